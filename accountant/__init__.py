@@ -1,4 +1,4 @@
 """The accountant: the ledger of GPU-hours and cost, its windows, statements and reports.
 
-Other stages import `accountant.wire` alone.
+Other packages import only `accountant.wire`.
 """

@@ -1,10 +1,10 @@
-"""Runs `gputally accountant` and imports a command only when it is called.
+"""Runs `gputally accountant`; a command's module is imported only when the command is called.
 
-`main(argv)` returns an exit code: 0 done, 1 could not (one clear line per fault on stderr, never a
-traceback), 2 called wrongly, 70 the database failed and the process has to be started again.
+`main(argv)` returns an exit code: 0 success, 1 failure (one clear line per fault on stderr, never a traceback), 2 wrong
+usage, 70 the database failed and the process has to be started again.
 
-A question to a running accountant must not wait for the accountant's own modules, four fifths of a start otherwise.
-Help and completion, which tell of every command, import all of them.
+A command that only calls a running accountant does not load the accountant's own modules, which would take four fifths
+of its start-up time. Help and completion, which list every command, import all of them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COMMANDS: Final = (
 
 
 class _LazyCommands(Mapping[str, Any]):
-    """A group's commands, which its library asks for by name or one after the other."""
+    """A mapping of command names to commands, which are imported on access."""
 
     def __init__(self) -> None:
         self._modules = {name: module for module, names in COMMANDS for name in names}
@@ -80,11 +80,11 @@ app = typer.Typer(
 
 @app.callback()
 def _commands() -> None:
-    """Nothing of its own."""
+    """The group has no options of its own."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Runs one command; returns its exit code."""
     try:
         app(args=list(sys.argv[1:] if argv is None else argv), prog_name="gputally accountant")
     except SystemExit as done:

@@ -1,9 +1,9 @@
 """Builds one running accountant from its settings: ledger, ingest, prices, inventory, HTTP application, optional
 listeners.
 
-The only place that knows all of them. `maintain` does what is due (files looked at, inventory read,
-write-ahead log folded in); `start` does it in a thread, while the demo and the tests call it
-themselves, at their own times. Closing is orderly: the ingest is flushed before the ledger is closed.
+`maintain` does everything that is due (checks files, reads the inventory, runs checkpoints); `start` calls it in a
+thread, while the demo and the tests call it themselves at chosen times. `close` flushes the ingest before it closes the
+ledger.
 """
 
 from __future__ import annotations
@@ -122,12 +122,12 @@ ROUTES = (
     + overview_pages.SIGN_IN_ROUTES
     + overview_pages.STATIC
 )
-"""Shared by all apps of the process: an `include_router` would derive every one anew for each app, half a second, and
-search 29 routers per request."""
+"""Shared by all apps of the process: `include_router` would copy every route for each app, which takes half a second,
+and search 29 routers per request."""
 
 
 class _App(FastAPI):
-    """Batches of agents go to `usage` past the framework."""
+    """Passes agents' batches to `usage` without the framework."""
 
     usage: ASGIApp
 
@@ -170,14 +170,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _PULSE_SECONDS = 1.0
-"""How often the thread looks whether something is due."""
+"""How often the thread checks whether something is due."""
 _DELIVERY_SECONDS = 60.0
-"""The same of reports and notices: asking what is due costs a question to the ledger."""
+"""How often reports and notices are checked, which needs a ledger query."""
 
 _DELIVERY_PATIENCE_S = 900.0
-"""Every report of a month is made and sent in one run."""
+"""One run makes and sends all reports of a month."""
 _AHEAD_SECONDS = 60.0
-"""The same of what the pages ask and takes long."""
+"""How often slow answers for the pages are computed ahead."""
 _PAGES_PATIENCE_S = 300.0
 
 
@@ -192,12 +192,11 @@ class Listener(NamedTuple):
 class Service:
     """Owns the ledger from construction to `close`.
 
-    listeners: applications of other programs' tongues (accountant.compat).
-    over: set when the process should end, of its own accord (`failure`: only a restart helps) or because it was set.
-    inventory, authenticator: None takes what the settings name. trial: the price book's file is tried out and not
-    recorded. fence: why nothing may be committed, "" while this replica leads. Raises AccountantError (CannotStart,
-    InventoryError, LedgerLocked, LedgerDamaged, LedgerUnavailable) and gputally.base.yaml_file.FileFault; nothing is
-    left open then."""
+    listeners: compatibility APIs (accountant.compat). over: set when the process should end, either after a failure
+    (`failure`: only a restart helps) or on request. inventory, authenticator: None: as in the settings. trial: the
+    price book's file is tried out and not recorded. fence: returns why nothing may be committed, "" while this replica
+    leads. Raises AccountantError (CannotStart, InventoryError, LedgerLocked, LedgerDamaged, LedgerUnavailable) and
+    gputally.base.yaml_file.FileFault; then nothing is left open."""
 
     def __init__(
         self,
@@ -279,7 +278,7 @@ class Service:
         self._routines = Routines(clock, [*self._refreshing(), *maintenance.routines()], self.tasks)
         self._lake_routines = Routines(clock, maintenance.lake_routines(), self.tasks)
         self._warmed = ""
-        """Version of the policy whose window was asked for."""
+        """Version of the policy whose window was last queried."""
 
     def book(self) -> PriceBook | None:
         """The price book in force."""
@@ -300,12 +299,12 @@ class Service:
         return tuple(found)
 
     def start(self) -> None:
-        """Maintain and deliver in threads, and watch the cluster, from now on, until `close`."""
+        """Starts the threads for maintenance, delivery and watching the cluster; they run until `close`."""
         if self._cluster is not None:
             self._cluster.start()
         begin = self._pulses.begin
         begin("windows", _PULSE_SECONDS, self.warm_windows)
-        begin("maintenance", _PULSE_SECONDS, self.maintain, math.inf)  # its routines have their own patience
+        begin("maintenance", _PULSE_SECONDS, self.maintain, math.inf)  # its routines have their own limits
         if self._publisher is not None:
             begin("publishing", _PULSE_SECONDS, self.publish, math.inf)  # as above
         if self.deliveries is not None:
@@ -313,7 +312,7 @@ class Service:
         begin("pages", _AHEAD_SECONDS, self.ask_ahead, _PAGES_PATIENCE_S)
 
     def warm_windows(self) -> None:
-        """Ask for the window of a policy that is new here, so that the ledger caches it. Raises AccountantError."""
+        """Queries the window of a policy that is new here, so that the ledger caches it. Raises AccountantError."""
         now = self._clock.wall_ms()
         version = background_tasks.in_force(self.ledger, now)
         if version is not None and version.version != self._warmed:
@@ -321,28 +320,28 @@ class Service:
             background_tasks.warm(self.ledger, version.policy, self.book(), now)
 
     def ask_ahead(self) -> None:
-        """Find what takes long on the pages before they are asked for. Raises AccountantError."""
+        """Computes slow answers for the pages before they are requested. Raises AccountantError."""
         prepared = self._deps.prepared
         if prepared.ahead_is_due:
             with prepared.ahead():
                 overview_pages.prepare_pages(self._deps)
 
     def maintain(self) -> None:
-        """Do what is due by now, everything even if something fails. Faults are logged; the running versions
-        stay in force. Raises LedgerFailed."""
+        """Does everything that is due; continues after failures. Faults are logged; the versions in force stay. Raises
+        LedgerFailed."""
         self._routines.do_due()
 
     def publish(self) -> None:
-        """Write to the lake what is due, and look after it. Faults are logged. Raises LedgerFailed."""
+        """Writes to the lake what is due, and maintains it. Faults are logged. Raises LedgerFailed."""
         self._lake_routines.do_due()
 
     def fail(self, failure: LedgerFailed) -> None:
-        """End the service: only another process can open the ledger again."""
+        """Ends the service, because only another process can open the ledger again."""
         self.failure = failure
         self.over.set()
 
     def close(self) -> None:
-        """Flush the ingest, fold the log into the file, let go of it. The app must be out of use."""
+        """Flushes the ingest, writes the log into the file and closes it. The app must not be used any more."""
         self._pulses.stop()
         if self._cluster is not None:
             self._cluster.close()
@@ -360,8 +359,8 @@ class Service:
         self.close()
 
     def _take_files(self) -> None:
-        """What the files and the inventory say, into the ledger, at the start. Where nothing can be written now, what
-        is in force already stays, and each is tried again by its routine."""
+        """Puts the files and the inventory into the ledger, at the start. If nothing can be written now, the present
+        versions stay in force, and the routines try again."""
         if self._book is not None:
             try:
                 self._take_prices(self._book.current)
@@ -382,7 +381,7 @@ class Service:
         self._stays(str(error))
 
     def _refreshing(self) -> list[Routine]:
-        """One routine for each thing that is read again: none keeps another from being read."""
+        """One routine for each file or source, so that a fault of one does not stop the others."""
         files = {
             "prices file": self._book,
             "policy file": self._policy,
@@ -421,7 +420,7 @@ class Service:
         self._log.info("policy_in_force", version=version.version)
 
     def _take_prices(self, book: PriceBook) -> None:
-        """The price book's file into force, where it says something new. Raises FileFault for one the books refuse."""
+        """Puts the price book's file in force if it changed. Raises FileFault if the bookkeeping refuses it."""
         path = str(self.settings.prices)
         try:
             if self._trial:
@@ -464,14 +463,14 @@ class Service:
         lake = self.settings.lake
         if lake is None:
             return None
-        # A third of a second and 40 MiB that an accountant without a lake does not spend.
+        # Imported only with a lake: it takes a third of a second and 40 MiB.
         from accountant.lake.catalog import Catalogue
         from accountant.lake.publisher import Publisher
 
         return Publisher(self.ledger, self.books, self.settings, self._clock, partial(Catalogue.connect, lake))
 
     def _refused(self) -> dict[str, bool]:
-        """File -> whether its newest version is not in force."""
+        """For each file, whether its newest version is not in force."""
         files = {"prices": self._book, "policy": self._policy, "deliveries": self._orders}
         return {
             **({"certificate": self.tls.refused} if self.tls is not None else {}),
@@ -480,7 +479,7 @@ class Service:
         }
 
     def _inventories(self, written: YamlInventory | None) -> Inventory:
-        """What an operator wrote, before what the cluster says."""
+        """The inventory file, which takes precedence, and the cluster's inventory."""
         kubernetes = self.settings.kubernetes
         if kubernetes.inventory:
             self._cluster = ClusterInventory(
@@ -498,7 +497,7 @@ class Service:
 
     def _api(self) -> Api:
         if self._connected is None:
-            # Half a second and 65 MiB that an accountant without a cluster does not spend.
+            # Imported only with a cluster: it takes half a second and 65 MiB.
             from gputally.kubernetes.api_client import KubernetesApi
 
             self._connected = KubernetesApi.connect(self.settings.kubernetes.kubeconfig)
@@ -509,7 +508,7 @@ class Service:
 
 
 def tls(settings: Settings) -> Tls | None:
-    """What the settings want to serve HTTPS with; None: plain HTTP."""
+    """The HTTPS identity in the settings; None: plain HTTP."""
     if settings.tls_cert is None or settings.tls_key is None:
         return None
     return Tls(Identity(settings.tls_cert, settings.tls_key, settings.tls_client_ca))

@@ -1,10 +1,10 @@
 """Authenticates requests, requires a scope per route, and limits callers to their own teams and nodes.
 
-A request is authenticated by a bearer token, Kubernetes TokenReview, a client certificate or a sign-in cookie. The
-files are looked at again on request; a broken new version changes nothing.
+A request is authenticated by a bearer token, Kubernetes TokenReview, a client certificate or a sign-in cookie.
+`CallersFile.look` reads changed files again; an invalid new version changes nothing.
 
-Authorisation stands in front of the body: a request that may not pass is answered before a byte of
-it is read. What a principal may see beyond its scope (teams, nodes) is asked of it by the routes.
+Authorisation precedes the body: a request without permission is answered before any byte of its body is read. Routes
+check further limits of a principal (teams, nodes) themselves.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ M = TypeVar("M")
 
 
 def require(scope: Scope) -> Callable[..., Awaitable[Principal]]:
-    """A dependency that lets only principals with `scope` pass."""
+    """A dependency that admits only principals with `scope`."""
 
     async def check(request: Request, deps: Annotated[Deps, Depends(deps_of)]) -> Principal:
         return await admit(request, deps, scope)
@@ -59,10 +59,10 @@ def require(scope: Scope) -> Callable[..., Awaitable[Principal]]:
 
 
 async def admit(request: Request, deps: Deps, scope: Scope, *, form: bool = False) -> Principal:
-    """Authenticate, bound the rate, authorise, in this order. form: the route takes a form of our pages, so a session
-    counts too, and the route checks the form's token (`check_form`). Raises Refusal."""
+    """Authenticates, limits the rate and authorises, in this order. form: the route receives a form of our pages, so a
+    session is accepted too, and the route checks the form's token (`check_form`). Raises Refusal."""
     address = request.client.host if request.client else ""
-    # A browser may send the token as the password of Basic, for reading only.
+    # A browser may send the token as the password of Basic authentication, for reading only.
     token = token_in(request.headers.get("authorization", ""), basic=request.method in ("GET", "HEAD"))
     principal = deps.certified(_certificate(request)) if token is None else None
     try:
@@ -85,13 +85,13 @@ async def admit(request: Request, deps: Deps, scope: Scope, *, form: bool = Fals
 
 
 def of_everyone(principal: Principal) -> None:
-    """For figures that are not those of one team. Raises Refusal."""
+    """Refuses principals of some teams, for figures that are not per team. Raises Refusal."""
     if principal.teams is not None:
         raise Refusal("forbidden", f"{principal.name!r} may see its own teams only")
 
 
 def team_for(principal: Principal, team: str | None) -> str | None:
-    """The team whose figures to show, None: all. A principal of one team needs not name it."""
+    """The team whose figures to show, None for all. A principal of one team need not name it."""
     if principal.teams is None:
         return team
     if team is None and len(principal.teams) == 1:
@@ -102,7 +102,7 @@ def team_for(principal: Principal, team: str | None) -> str | None:
 
 
 def teams_asked(principal: Principal, teams: tuple[str, ...]) -> dict[Dimension, tuple[str, ...]]:
-    """The filter that leaves these teams, or all that the principal may see where none is named. Raises Refusal."""
+    """The filter for these teams, or for all that the principal may see if none is named. Raises Refusal."""
     if principal.teams is None:
         return {"team": teams} if teams else {}
     if not set(teams) <= principal.teams:
@@ -111,19 +111,20 @@ def teams_asked(principal: Principal, teams: tuple[str, ...]) -> dict[Dimension,
 
 
 def bound_address(request: Request, deps: Deps) -> None:
-    """The rate of an unknown caller. Raises Refusal."""
+    """Limits the rate of an unknown caller. Raises Refusal."""
     _bound(deps, ("", request.client.host if request.client else ""))
 
 
 def check_form(request: Request, form_token: str) -> None:
-    """A form that a signed-in browser sends has to come from a page of its session. Raises Refusal."""
+    """Checks that a form from a signed-in browser comes from a page of its session. Raises Refusal."""
     person: Person | None = getattr(request.state, "person", None)
     if person is not None and not person.allows(form_token):
         raise Refusal("cross-site", "this form does not belong to this session")
 
 
 def _signed_in(request: Request, deps: Deps, *, form: bool) -> Principal | None:
-    """For reading and for our own forms: what a page of another site makes a browser send must change nothing."""
+    """The signed-in person's principal, for reading and for our own forms; other sites can make a browser send
+    requests, so these must not change anything."""
     people = deps.people() if form or request.method in ("GET", "HEAD") else None
     found: Person | None = people.person(request.cookies) if people is not None else None
     if found is None:
@@ -139,7 +140,7 @@ def _bound(deps: Deps, client: tuple[str, str]) -> None:
 
 
 def _certificate(request: Request) -> str:
-    """The common name of the verified client certificate; "" where the client showed none."""
+    """The common name of the verified client certificate; "" without one."""
     extensions = request.scope.get("extensions") or {}
     return str((extensions.get("tls") or {}).get("client_cert_name") or "")
 
@@ -160,7 +161,7 @@ Administering = Annotated[Principal, Depends(_REQUIRED["admin"])]
 
 
 def body(model: type[M] | TypeAdapter[M], scope: Scope = "admin") -> Any:
-    """A dependency that reads the request's body as the model, after the caller is known to have `scope`."""
+    """A dependency that reads the request's body as the model, after checking that the caller has `scope`."""
     admitted = Depends(_REQUIRED[scope])
 
     async def read(request: Request, deps: Annotated[Deps, Depends(deps_of)], _: Principal = admitted) -> M:
@@ -170,9 +171,9 @@ def body(model: type[M] | TypeAdapter[M], scope: Scope = "admin") -> Any:
 
 
 class CallersFile:
-    """report: called with the faults of a version that is not taken into force. api: the API server, asked
-    for only where the callers file wants it. teams: those that exist. Raises FileFault for a bad first file, and
-    CannotStart where people could not come back from signing in."""
+    """The tokens file and the callers file. report: called with the faults of a version that is not put in force. api:
+    the API server, used only if the callers file needs it. teams: returns the existing teams. Raises FileFault for an
+    invalid first file, and CannotStart if people could not return from signing in."""
 
     def __init__(
         self,
@@ -196,12 +197,12 @@ class CallersFile:
         self.authenticator: Authenticator = CurrentAuthenticator(lambda: self._way)
 
     def look(self) -> bool:
-        """Put the callers file in force if it changed; True where it did. Raises CannotStart, each time, for one that
-        cannot be."""
+        """Puts the callers file in force if it changed; returns whether it did. Raises CannotStart, on every call, for
+        a file that cannot be put in force."""
         return self._callers is not None and self._callers.look()
 
     def refused(self) -> dict[str, bool]:
-        """File -> whether its newest version is not in force."""
+        """For each file, whether its newest version is not in force."""
         files = {"tokens file": self._tokens, "callers file": self._callers}
         return {name: file.refused for name, file in files.items() if file is not None}
 
@@ -210,11 +211,11 @@ class CallersFile:
         self._way, self._people = way, people
 
     def people(self) -> SignInService | None:
-        """Return the sign-in for the pages; None where sign-in is not configured."""
+        """The sign-in for the pages; None if it is not configured."""
         return self._people
 
     def certified(self, common_name: str) -> Principal | None:
-        """Return the principal of a client certificate, None if unknown."""
+        """The principal of a client certificate, None if unknown."""
         if self._callers is None or not common_name:
             return None
         return self._callers.current.certified(common_name)

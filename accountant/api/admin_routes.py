@@ -1,6 +1,6 @@
-"""Answers backups, ledger checks, quarantine, deliveries, retired GPUs, the clock, health and metrics.
+"""Serves backups, ledger checks, quarantine, deliveries, retired GPUs, the clock, health and metrics.
 
-/v1/clock: whether the accountant's clock can be trusted, and what was dated wrongly while it could not.
+/v1/clock reports whether the accountant's clock can be trusted, and which items were misdated while it could not.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ BackupName = Annotated[str, Path(pattern=r"^ledger-[0-9TZ]{1,40}$", description=
 
 @backup_router.post("/v1/backups", summary="Copy the ledger, verified", responses=refuses("ledger-unavailable"))
 def make(deps: Given, _: Administering) -> Backup:
-    """To the configured place (`backups.to`), while the ledger goes on being written; beyond `backups.keep` the
-    oldest go."""
+    """Writes it to the configured place (`backups.to`) while the ledger continues; the oldest beyond `backups.keep` are
+    removed."""
 
     return deps.backups.make(deps.ledger, deps.clock.wall_ms())[0]
 
@@ -65,12 +65,12 @@ def fetch(name: BackupName, deps: Given, _: Administering) -> StreamingResponse:
 
 check_router = APIRouter(tags=["operation"])
 MOST_QUARANTINED = 10_000
-"""More are not counted and not shown: something is then very wrong with a node."""
+"""Upper limit of counted and listed records; a node with more has a serious fault."""
 _SHOWN = 100
 
 
 class QuarantinedRow(Model):
-    """A record as it was sent (`content`, JSON), with why it was not booked; its span is unmetered."""
+    """A record as it was sent (`content`, JSON), and why it was not booked; its span is unmetered."""
 
     cluster: str
     node: str
@@ -151,7 +151,7 @@ def deliveries(deps: Given, _: Administering) -> list[DeliveryState]:
 def deliver_again(
     asked: Annotated[DeliveryRetry, body(DeliveryRetry)], deps: Given, principal: Administering
 ) -> DeliveryState:
-    """What is `unsure` or `given-up` waits for this: it may have arrived, so only a person repeats it."""
+    """For `unsure` and `given-up` messages: they may have arrived, so only a person repeats them."""
     try:
         found = _dispatcher(deps).again(asked.key, principal.name, asked.reason)
     except UnknownDelivery as error:
@@ -178,7 +178,7 @@ DeviceId = Annotated[str, Field(max_length=1024)]
 
 
 class Retire(Model):
-    """These GPUs, or all of a node, or of a whole cluster. cluster: left out, the only one there is."""
+    """These GPUs, or all of a node, or of a whole cluster. cluster: may be left out if there is only one."""
 
     cluster: DeviceId = ""
     node: DeviceId = ""
@@ -194,7 +194,7 @@ class Retire(Model):
 
 
 class Move(Model):
-    """cluster: left out, the only one there is."""
+    """cluster: may be left out if there is only one."""
 
     cluster: DeviceId = ""
     node: Annotated[str, Field(min_length=1, max_length=1024, description="The new owner.")]
@@ -218,7 +218,7 @@ class OwnersParams(Params):
     limit: int = Field(default=1_000, ge=1, le=MOST_GPUS, description="GPUs of one answer.")
 
     def asks_for(self, one: GpuOwnership) -> bool:
-        """Whether the GPU is among those asked for."""
+        """Whether the GPU matches the filter."""
         return (
             self.cluster in ("", one.cluster)
             and self.gpu in ("", one.gpu_uuid)
@@ -228,7 +228,7 @@ class OwnersParams(Params):
 
 
 class GpuOwners(Model):
-    """The owners by cluster and UUID. next_after: ask for more with it; null at the end."""
+    """The owners by cluster and UUID. next_after: pass it as `after` for the next page; null at the end."""
 
     gpus: tuple[GpuOwnership, ...]
     next_after: str | None
@@ -236,8 +236,8 @@ class GpuOwners(Model):
 
 @gpu_router.get("/v1/gpus/owners", summary="Which node each GPU belonged to", responses=refuses("invalid-parameter"))
 def owners(asked: Annotated[OwnersParams, Query()], deps: Given, principal: Reading) -> GpuOwners:
-    """A GPU belongs to the node that first reported it, until it moves. What another node reports of it is quarantined
-    and stands here as a claim. Not for principals of some teams."""
+    """A GPU belongs to the node that first reported it, until it moves. Records of it from other nodes are quarantined
+    and listed here as claims. Not for principals of some teams."""
     of_everyone(principal)
     known = deps.ledger.gpu_owners()
     found = sorted((one for one in known if asked.asks_for(one) and _place(one) > asked.after), key=_place)
@@ -251,15 +251,15 @@ def owners(asked: Annotated[OwnersParams, Query()], deps: Given, principal: Read
     **takes(Move, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def move(asked: Annotated[Move, body(Move)], deps: Given, principal: Administering) -> list[GpuOwnership]:
-    """All or none. Without it another node has a GPU once its owner has been silent about it for `gpu_move_after`. What
-    was booked before stays the former owner's, and what was quarantined stays so."""
+    """All or none. Without this call another node owns a GPU after its owner has been silent about it for
+    `gpu_move_after`. Earlier records stay with the former owner, and quarantined records stay quarantined."""
     since = instant("since", asked.since, deps.settings.zone) if asked.since else None
     chosen = GpuMove(asked.node, asked.gpus, asked.cluster, since)
     return list(deps.ledger.move_gpus(chosen, deps.clock.wall_ms(), principal.name, asked.reason))
 
 
 def _place(one: GpuOwnership) -> str:
-    """Where the GPU stands in the order of the answer."""
+    """The sort key of the answer."""
     return f"{one.cluster}/{one.gpu_uuid}"
 
 
@@ -269,8 +269,8 @@ def _place(one: GpuOwnership) -> str:
     **takes(Retire, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def retire(asked: Annotated[Retire, body(Retire)], deps: Given, principal: Administering) -> list[RetiredDevice]:
-    """For machines that went for good and that nothing else says it of; all or none. One that reports again is
-    capacity again, what lay between unmetered."""
+    """For machines that were removed permanently and are in no cluster or inventory file; all or none. A GPU that
+    reports again is capacity again, and the time in between is unmetered."""
     now = deps.clock.wall_ms()
     at = instant("since", asked.since, deps.settings.zone) if asked.since else now
     chosen = Retirement(asked.cluster, asked.node, asked.gpus)
@@ -291,7 +291,7 @@ async def alive() -> State:
 
 @health_router.get("/leading", summary="This replica serves the ledger")
 async def leading() -> State:
-    """Whether this replica serves: of several, those that wait answer 503."""
+    """Whether this replica serves; waiting replicas answer 503."""
     return State()
 
 
@@ -301,12 +301,13 @@ async def leading() -> State:
     responses=refuses("ledger-unavailable", "task-failing"),
 )
 def ready(deps: Given) -> State:
-    """Refuses while the time is in doubt, too: by a clock that was set, the agents' clocks, or the newest record."""
+    """Also 503 while the clock is in doubt, because it was set, or disagrees with the agents' clocks or the newest
+    record."""
     if deps.guard is not None and (why := deps.guard.doubt):
         raise LedgerUnavailable(why)
     faults = deps.tasks.faults() if deps.tasks is not None else {}
     if faults:
-        # The reasons name files and hosts, and this route needs no token: they are in the log.
+        # The reasons name files and hosts, and this route needs no token, so they are only in the log.
         tasks = {name: fault.partition(":")[0] for name, fault in faults.items()}
         detail = "; ".join(f"{name} {fault}" for name, fault in tasks.items())
         raise Refusal("task-failing", f"{detail}: the log says why", tasks=tasks)
@@ -328,7 +329,7 @@ def ready(deps: Given) -> State:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def metrics(request: Request, deps: Given) -> Response:
-    """Without a token only what names no team, its people, namespaces, queues or jobs, unless `open_metrics: true`."""
+    """Without a token only series that name no team, user, namespace, queue or job, unless `open_metrics: true`."""
     naming = deps.settings.open_metrics
     if not naming:
         try:
@@ -345,7 +346,7 @@ router = APIRouter(tags=["operation"])
 
 
 class RedateReason(Model):
-    """Why, for the audit trail."""
+    """The reason, for the audit trail."""
 
     reason: str = Field(min_length=1, max_length=1000)
 
@@ -356,7 +357,8 @@ class RedateReason(Model):
     responses=refuses("ledger-unavailable"),
 )
 def clock(deps: Given, _: Administering) -> ClockReport:
-    """doubt: why nothing is dated now. misdated: what a clock that was ahead dated wrongly, by kind."""
+    """doubt: why nothing is given a timestamp at present. misdated: items dated in the future by a clock that was
+    ahead, by kind."""
     return _report(deps)
 
 
@@ -364,7 +366,7 @@ def clock(deps: Given, _: Administering) -> ClockReport:
     "/v1/clock/accept", summary="Take the clock of the machine for right", responses=refuses("ledger-unavailable")
 )
 def accept(deps: Given, _: Administering) -> ClockReport:
-    """For a clock that was set and is right now, where too few agents say so by themselves."""
+    """For a clock that was set and is now right, if too few agents confirm it."""
     if deps.guard is not None:
         deps.guard.accept()
     return _report(deps)
@@ -378,7 +380,8 @@ def accept(deps: Given, _: Administering) -> ClockReport:
 def heal(
     asked: Annotated[RedateReason, body(RedateReason)], deps: Given, principal: Administering
 ) -> list[MisdatedRecords]:
-    """What is named by `GET /v1/clock`, each kind as it says there; an act in the audit trail."""
+    """Corrects the items that `GET /v1/clock` lists, each kind as described there, and records it in the audit
+    trail."""
     return list(deps.ledger.redate(deps.clock.wall_ms(), principal.name, asked.reason))
 
 

@@ -1,29 +1,29 @@
-"""Caches answers of the API in memory, bounded in bytes: answers for HTML pages, and lists that clients fetch by pages.
+"""Caches answers of the API in memory, limited in bytes: answers for HTML pages, and lists that clients fetch by pages.
 
-`AnswerCache` keeps answers that take long to compute. A key holds the question and everything the answer depends on
-besides the records (who may see it, the price book, acts in the books); a mark is the version of the records.
+`AnswerCache` holds answers that take long to compute. A key identifies the query and everything the answer depends on
+besides the records (who may see it, the price book, the acts). A mark is a version of the records.
 
 Invariants:
-- An answer that is computed quickly is never kept: where the ledger is small, every page is current.
+- An answer that is computed quickly is not cached, so with a small ledger every page is current.
 - An answer with an equal mark is current, however old it is.
-- An answer without one says when it was computed. It is refreshed once it is older than a minute, or than twenty times
-  the time it took, whichever is longer, so the cost is a fraction of one core however many readers there are. An answer
-  older than an hour is not shown.
-- One answer is computed once at a time: concurrent callers with the same key wait for it.
-- Answers are computed ahead of readers, so that the first page view is as fast as the next. After an hour without
-  readers this happens every half an hour.
+- An answer without a mark shows when it was computed. It is refreshed once it is older than a minute, or than twenty
+  times its computing time, whichever is longer, so the cost is a fraction of one core for any number of readers. An
+  answer older than an hour is not shown.
+- Concurrent callers with the same key wait for one computation.
+- Answers are computed ahead of readers, so that the first page view is fast. After an hour without readers this happens
+  every half an hour.
 
-`AnswerPages` keeps long lists between the requests for their pages.
+`AnswerPages` holds long lists between the requests for their pages.
 
 Invariants:
 - All pages of a list come from one answer, whatever is committed meanwhile.
-- An answer that is no longer kept is computed again. If it is the same, byte by byte, its pages continue; otherwise the
-  page is refused. A page of another answer is never shown.
-- A question holds the teams that its caller may see, and a cursor finds only an answer to the same question.
-- Nothing is kept longer than KEPT_MS after its last page. An answer of one page is not kept.
+- An answer that is no longer cached is computed again. If it is equal, byte by byte, its pages continue; otherwise the
+  page is refused.
+- A query includes the teams that its caller may see, and a cursor is valid only for an answer to the same query.
+- An answer is dropped KEPT_MS after its last page. An answer of one page is not cached.
 
-Lines are kept as compressed JSON, less than a tenth of the memory that objects take. Of both caches the least recently
-used entries are evicted first.
+Lines are stored as compressed JSON, which takes less than a tenth of the memory of objects. Both caches evict the least
+recently used entries first.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 _log = structlog.get_logger("accountant.api.answer_cache")
 T = TypeVar("T")
 _PATIENCE_S: Final = 300.0
-"""One answer may take this long to be found."""
+"""How long a caller waits for an answer."""
 QUICK_S: Final = 0.15
-"""CPU time up to which an answer is found while the reader waits, every time."""
+"""CPU time up to which an answer is computed on every request."""
 FRESH_MS: Final = MS_PER_MINUTE
 TIMES_AS_OLD: Final = 20
-"""How many times what it took an answer may be old before it is computed again."""
+"""An answer is recomputed once it is older than this many times its own computing time."""
 STALEST_MS: Final = MS_PER_HOUR
 READING_MS: Final = MS_PER_HOUR
-"""How long after a reader's last question the next one is expected."""
+"""How long after the last request readers count as present."""
 AHEAD_MS: Final = STALEST_MS // 2
-"""How often answers are found while no readers are expected."""
+"""How often answers are computed while there are no readers."""
 MOST_BYTES: Final = 256 * 2**20
 UNSIZED_BYTES: Final = 1 * 2**20
-"""Assumed of an answer that does not tell how large it is."""
+"""Assumed size of an answer that does not state its size."""
 
 _NONE: Final = object()
 _Due: TypeAlias = tuple[Hashable, Callable[[], Any], Callable[[], Hashable] | None]
@@ -75,7 +75,7 @@ _Due: TypeAlias = tuple[Hashable, Callable[[], Any], Callable[[], Hashable] | No
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """as_of_ms: when a kept answer was found; None: now."""
+    """as_of_ms: when a cached answer was computed; None: now."""
 
     value: T
     as_of_ms: int | None
@@ -83,7 +83,7 @@ class Answer(Generic[T]):
 
 @runtime_checkable
 class SizedAnswer(Protocol):
-    """An answer of which not many may be kept. nbytes: of memory, about."""
+    """An answer with a known size. nbytes: approximate memory."""
 
     @property
     def nbytes(self) -> int: ...
@@ -106,7 +106,8 @@ class _CachedAnswer:
 
 
 class AnswerCache:
-    """Thread-safe. spent: CPU seconds of the calling thread so far. close: waits for what is being found."""
+    """Cached answers. Thread-safe. spent: returns the CPU seconds of the calling thread so far. close: waits for
+    computations in progress."""
 
     def __init__(
         self, clock: Clock, spent: Callable[[], float] = time.thread_time, tasks: BackgroundTasks | None = None
@@ -123,18 +124,19 @@ class AnswerCache:
         self._read_ms: int | None = None
         self._ahead_ms: int | None = None
         self._ahead_of_readers: int | None = None
-        """The thread that asks for them."""
+        """The thread that computes answers ahead of readers."""
 
     @property
     def ahead_is_due(self) -> bool:
-        """Whether it is time to ask `ahead` of readers again."""
+        """Whether answers should be computed ahead of readers again."""
         now = self._clock.wall_ms()
         expected = self._read_ms is not None and now - self._read_ms <= READING_MS
         return expected or self._ahead_ms is None or not 0 <= now - self._ahead_ms < AHEAD_MS
 
     @contextmanager
     def ahead(self) -> Iterator[None]:
-        """Within, this thread is no reader, and finds anew itself what is due. One thread at a time."""
+        """Inside this context the thread does not count as a reader and recomputes answers that are due. One thread at
+        a time."""
         self._ahead_ms, self._ahead_of_readers = self._clock.wall_ms(), threading.get_ident()
         try:
             yield
@@ -142,9 +144,10 @@ class AnswerCache:
             self._ahead_of_readers = None
 
     def ask(self, key: Hashable, find: Callable[[], T], mark: Callable[[], Hashable] | None = None) -> Answer[T]:
-        """find: from the ledger, as of now. mark: equal as long as it would find the same.
+        """Returns the answer of a key. find: computes it from the ledger. mark: returns a version of the records; while
+        it is unchanged, a cached answer is current.
 
-        Raises what `find` raises where there is nothing to show meanwhile."""
+        Raises what `find` raises if there is no older answer to show."""
         now, current = self._clock.wall_ms(), _NONE if mark is None else mark()
         reader = threading.get_ident() != self._ahead_of_readers
         if reader:
@@ -174,10 +177,10 @@ class AnswerCache:
         find: Callable[[], Sequence[Any]],
         mark: Callable[[], Hashable] | None = None,
     ) -> None:
-        """Find the answers of several keys at once, unless all are fresh, for later questions.
+        """Computes the answers of several keys at once, unless all are fresh, for later calls of `ask`.
 
-        find: an answer for each key, which `ask` with that key would find as well. As old as the whole took, each is
-        due. Raises what `find` raises."""
+        find: returns an answer per key, equal to what `ask` would compute. The computing time of each is taken to be
+        that of the whole batch, which decides when it is refreshed. Raises what `find` raises."""
         now, current = self._clock.wall_ms(), _NONE if mark is None else mark()
         together = tuple(keys)
         with self._lock:
@@ -190,7 +193,7 @@ class AnswerCache:
             with self._lock:
                 for key, value in zip(keys, values, strict=True):
                     self._keep(key, _CachedAnswer(value, now, took_s, current))
-                # Kept as well, so that several that do not fit are not computed again until they are due.
+                # Cached as well, so that answers that do not fit are not computed again until they are due.
                 self._keep(together, _CachedAnswer(None, now, took_s, current))
 
     def close(self) -> None:
@@ -205,7 +208,7 @@ class AnswerCache:
     def _find(self, key: Hashable, find: Callable[[], T], mark: Callable[[], Hashable] | None) -> T:
         at_ms, began = self._clock.wall_ms(), self._spent()
         try:
-            # Asked first: what is committed meanwhile makes the answer due again.
+            # Before `find`: a commit during the computation makes the answer due again.
             current = _NONE if mark is None else mark()
             value = find()
         except BaseException as error:
@@ -224,21 +227,21 @@ class AnswerCache:
             return self._finding.pop(key)
 
     def _keep(self, key: Hashable, kept: _CachedAnswer) -> None:
-        """Keep the answer unless it alone is larger than the bound. The caller holds the lock."""
+        """Caches the answer unless it alone exceeds the limit. The caller holds the lock."""
         self._kept.pop(key, None)
         with suppress(ValueError):
             self._kept[key] = kept
 
     @staticmethod
     def _is_fresh(kept: _CachedAnswer | None, now_ms: int, current: Hashable) -> bool:
-        """Whether the entry is served without being computed again."""
+        """Whether the entry can be served without computing it again."""
         if kept is None:
             return False
         unchanged = kept.mark is not _NONE and kept.mark == current
         return unchanged or (0 <= now_ms - kept.at_ms <= min(kept.fresh_ms, STALEST_MS))
 
     def _work(self) -> None:
-        """Start a worker thread where none runs. The caller holds the lock."""
+        """Starts the worker thread unless it runs. The caller holds the lock."""
         if self._worker is None:
             self._worker = threading.Thread(target=self._behind, name="prepared", daemon=True)
             self._task.watch(self._worker)
@@ -252,13 +255,13 @@ class AnswerCache:
             except Exception as error:  # noqa: BLE001 - counted; the next reader finds it, or is told why not
                 self._task.fail(error)
                 _log.error("failed", what="preparing", key=str(due[0]), reason=str(error))
-            self._task.succeed()  # of another page there is no fault left
+            self._task.succeed()  # an earlier fault of another answer is over
 
 
 A = TypeVar("A", UsageAnswer, CostAnswer, JobsAnswer)
 KEPT_MS: Final = 15 * MS_PER_MINUTE
 PACK_LINES: Final = 1_000
-"""Lines that are unpacked together: those of a page, unless another number is asked for."""
+"""Lines that are decompressed together: the default page size."""
 _LEVEL: Final = 1
 _HEAD_BYTES: Final = 4_096
 """Approximate size of an answer without its lines."""
@@ -266,7 +269,7 @@ _Key = tuple[str, int, int, int, str]
 
 
 class AnswerPages:
-    """Thread-safe. most_bytes: of all that is kept."""
+    """Cached lists. Thread-safe. most_bytes: limit of all entries."""
 
     def __init__(self, clock: Clock, most_bytes: int) -> None:
         self._lock = threading.Lock()
@@ -275,10 +278,11 @@ class AnswerPages:
         )
 
     def turn(self, page: Page, limit: int, find: Callable[[], A]) -> A:
-        """The lines of this page, at most `limit`, beside what is said of all of them. next_page None: it is the last.
+        """The lines of this page, at most `limit`, with the fields about the whole answer. next_page: None on the last
+        page.
 
-        find: the whole answer, its lines sorted, to the page's question over its span at its instant. Raises what it
-        raises, and Refusal for a page whose answer is gone. Takes time: call it in a thread."""
+        find: computes the whole answer, with sorted lines, for the page's query, span and instant. Raises what it
+        raises, and Refusal for a page whose answer has changed. Slow: call it in a thread."""
         packed: _Packed[A] | None = None
         if page.answer:
             with self._lock:
@@ -306,13 +310,13 @@ class AnswerPages:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the kept answers take."""
+        """Bytes that the cached answers take."""
         with self._lock:
             self._kept.expire()
             return int(self._kept.currsize)
 
     def _keep(self, key: _Key, packed: _Packed[Any]) -> None:
-        """From now on, as the one asked for last. One that is larger than all that may be kept is not."""
+        """Caches the answer as the most recently used one, unless it alone exceeds the limit."""
         with self._lock, suppress(ValueError):
             self._kept.pop(key, None)
             self._kept[key] = packed
@@ -320,7 +324,8 @@ class AnswerPages:
 
 @dataclass(frozen=True, slots=True)
 class _Packed(Generic[A]):
-    """An answer. head: without lines. packs: those, PACK_LINES in each but the last. digest: of all of it."""
+    """An answer. head: without lines. packs: the compressed lines, PACK_LINES in each but the last. digest: of the
+    whole."""
 
     head: A
     packs: tuple[bytes, ...]
@@ -329,7 +334,7 @@ class _Packed(Generic[A]):
 
     @property
     def nbytes(self) -> int:
-        """Approximate memory that it takes."""
+        """Approximate memory in bytes."""
         return _HEAD_BYTES + sum(map(len, self.packs))
 
     def page(self, page: Page, limit: int) -> A:

@@ -1,8 +1,8 @@
 """Defines the answers about months, credits, corrections, prices and deliveries, and the pod facts that other systems
 report.
 
-Frozen pydantic models; no HTTP, so that a command that asks loads nothing of what answers. Instants are UTC
-milliseconds, money is a decimal in the book's currency.
+Frozen pydantic models only: a command-line client can import them without importing the HTTP server. Instants are UTC
+milliseconds, money is a decimal in the price book's currency.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from gputally.server.config_models import Model
 
 
 class Balance(Model):
-    """imbalance_gpu_us: 0 when every GPU-microsecond stands in exactly one account and every sum equals its rows.
-    differences: in words, the first hundred. month_faults: closed months whose kept bytes are not their hash, or do not
-    name the month before. capacity_gpu_us: of the span; where it is 0 there is no `coverage`. lake_days: published days
-    that were compared with the ledger; null: not asked for. lake_differences: in words, the first hundred."""
+    """imbalance_gpu_us: 0 if every GPU-microsecond is in exactly one account and every sum equals its rows.
+    differences: descriptions, the first hundred. month_faults: closed months whose stored statement does not match its
+    hash, or does not name the hash of the month before. capacity_gpu_us: of the span; if it is 0 there is no
+    `coverage`. lake_days: published days that were compared with the ledger; null: not requested. lake_differences:
+    descriptions, the first hundred."""
 
     start_ms: int
     end_ms: int
@@ -41,7 +42,7 @@ class Balance(Model):
 
 
 class BookedAdjustment(Model):
-    """A credit (negative) or charge, due in `booked_in` with the lines of that month."""
+    """A credit (negative) or charge, due in `booked_in` in addition to the lines of that month."""
 
     id: str
     month: str
@@ -56,7 +57,8 @@ class BookedAdjustment(Model):
 
 
 class BookedCorrection(Model):
-    """What a late fact changed about the closed `month`. gpu_us and cost are differences; cost None: unpriced."""
+    """A correction of the closed `month` after late records. gpu_us and cost are differences; cost is null if
+    unpriced."""
 
     month: str
     booked_in: str
@@ -81,8 +83,8 @@ class ProposalEffect(Model):
 
 
 class WaitingProposal(Model):
-    """What arrived late for the closed `month`. Nothing is booked until it is taken up, in `booked_in`. id: of exactly
-    these differences; another one when more arrives."""
+    """Late changes of the closed `month`. They are booked, in `booked_in`, only when the proposal is accepted. id:
+    identifies exactly these differences; it changes when more records arrive."""
 
     month: str
     booked_in: str
@@ -101,7 +103,7 @@ class TeamCredit(Model):
 
 
 class Credit(Model):
-    """What a credit would be. Nothing is booked."""
+    """The preview of a credit. Nothing is booked."""
 
     cluster: str
     node: str
@@ -113,15 +115,15 @@ class Credit(Model):
 
 
 class ObjectionLine(Model):
-    """kind: what to acknowledge."""
+    """kind: the value for `acknowledge`."""
 
     kind: Objecting
     text: str
 
 
 class Period(Model):
-    """A month of the accountant's own time zone. hash, closed_ms, closed_by: once it is closed. objections: what a
-    close would have to acknowledge, asked for one month only."""
+    """A month of the accountant's time zone. hash, closed_ms, closed_by: once it is closed. objections: what a close
+    would have to acknowledge; only in answers about one month."""
 
     month: str
     start_ms: int
@@ -134,7 +136,8 @@ class Period(Model):
 
 
 class PriceVersion(Model):
-    """A price book that was in force from `at_ms` to the next one. who: the file, or who put it there."""
+    """A price book that was in force from `at_ms` until the next one. who: the file, or the caller that put it in
+    force."""
 
     version: str
     at_ms: int
@@ -146,15 +149,15 @@ class PriceVersion(Model):
 
 
 class RepricingResult(Model):
-    """difference: as it was shown before. corrections: lines booked for a closed month."""
+    """difference: as in the preview. corrections: lines booked for a closed month."""
 
     difference: PriceDiff
     corrections: int
 
 
 class DeliveryState(Model):
-    """tries: since the first, or since it was asked for again. next_ms: when it is tried again; null: never by
-    itself. detail: what the destination said."""
+    """tries: since the first, or since the last manual retry. next_ms: time of the next try; null: no further automatic
+    try. detail: the answer of the destination."""
 
     key: str
     outcome: Outcome
@@ -166,7 +169,7 @@ class DeliveryState(Model):
 
 
 class Reconciled(Model):
-    """before: the books as they stood. after, version: with the invoice's rates, where they were applied."""
+    """before: the comparison with the present bills. after, version: with the invoice's rates, if they were applied."""
 
     before: Reconciliation
     after: Reconciliation | None = None
@@ -175,13 +178,14 @@ class Reconciled(Model):
 
 
 class ObservedPods(Model):
-    """How many were taken in."""
+    """The number of stored observations."""
 
     pods: int
 
 
 class PodReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Facts of one cluster's holders; the newest observation of each counts, and none from the future."""
+    """Facts about holders of one cluster. Of each holder the newest observation counts; observations in the future are
+    refused."""
 
     cluster: str
     source: str

@@ -1,6 +1,6 @@
-"""Books credits, adjustments, corrections, price books and invoice reconciliations, and shows the audit trail.
+"""Serves credits, adjustments, corrections, price books, invoice reconciliations and the audit trail.
 
-Proposals are late changes to closed months, which an admin accepts or refuses.
+Proposals are late changes to closed months, which an administrator accepts or refuses.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class BookedParams(Params):
     "/v1/adjustments", summary="Approved credits and charges", responses=refuses("invalid-parameter")
 )
 def adjustments(asked: Annotated[BookedParams, Query()], deps: Given, principal: Reading) -> list[BookedAdjustment]:
-    """In the order of booking; of the caller's teams."""
+    """In the order of booking; only of the caller's teams."""
     return [
         BookedAdjustment.from_object(found)
         for found in deps.books.books().adjustments
@@ -67,7 +67,7 @@ def adjustments(asked: Annotated[BookedParams, Query()], deps: Given, principal:
 def adjust(
     new: Annotated[NewAdjustment, body(NewAdjustment)], deps: Given, principal: Administering
 ) -> BookedAdjustment:
-    """In the first open month. A person other than the caller has to approve it."""
+    """Books it in the first open month. A person other than the caller has to approve it."""
     return BookedAdjustment.from_object(deps.books.credits.adjust(new, principal.name))
 
 
@@ -75,7 +75,7 @@ def adjust(
     "/v1/corrections", summary="Corrections of closed months", responses=refuses("invalid-parameter")
 )
 def corrections(asked: Annotated[BookedParams, Query()], deps: Given, principal: Reading) -> list[BookedCorrection]:
-    """In the order of booking; of the caller's teams."""
+    """In the order of booking; only of the caller's teams."""
     return [
         corrected(found)
         for found in deps.books.books().corrections
@@ -87,7 +87,7 @@ def corrections(asked: Annotated[BookedParams, Query()], deps: Given, principal:
     "/v1/corrections", summary="Take up every proposal", responses=refuses("books-refuse", "ledger-unavailable")
 )
 def correct(deps: Given, principal: Administering) -> list[BookedCorrection]:
-    """All that arrived late for closed months and waits; the new lines."""
+    """Accepts all proposals for closed months; returns the new lines."""
     return [corrected(found) for found in deps.books.correct(principal.name)]
 
 
@@ -96,7 +96,7 @@ def _visible(principal: Principal, team: str) -> bool:
 
 
 def corrected(found: Correction) -> BookedCorrection:
-    """A correction as it is answered."""
+    """The API form of a correction."""
     line = found.line
     return BookedCorrection(
         month=found.month, booked_in=found.booked_in, reason=found.reason, team=line.team, account=line.account,
@@ -109,8 +109,8 @@ credit_router = APIRouter(tags=["periods"])
 
 
 class CreditedNode(Model):
-    """start, end: as in questions, of one calendar month. cluster: only where several have a node of that name.
-    share: of what was billed for it."""
+    """start, end: as in queries, within one calendar month. cluster: needed only if several have a node of that name.
+    share: of the billed amount."""
 
     node: str = Field(min_length=1, max_length=253)
     start: str = Field(min_length=1, max_length=64)
@@ -130,7 +130,7 @@ class NewCredit(CreditedNode):
     **takes(CreditedNode, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def preview_credit(asked: Annotated[CreditedNode, body(CreditedNode)], deps: Given) -> Credit:
-    """For each team, what was billed for the node's GPUs in the span. Time that was down was not billed."""
+    """For each team, what was billed for the node's GPUs in the span. Down time was not billed."""
     span, book = _span(asked, deps), deps.book()
     lines = tuple(TeamCredit.from_object(line) for line in deps.books.credits.preview(span))
     return Credit(
@@ -145,7 +145,7 @@ def preview_credit(asked: Annotated[CreditedNode, body(CreditedNode)], deps: Giv
     **takes(NewCredit, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def credit(new: Annotated[NewCredit, body(NewCredit)], deps: Given, principal: Administering) -> list[BookedAdjustment]:
-    """One adjustment per team, in the first open month, all or none. A span of a node is credited once."""
+    """One adjustment per team, in the first open month, all or none. A span of a node can be credited once."""
     booked = deps.books.credits.credit(_span(new, deps), principal.name, new.reason, new.approved_by)
     return [BookedAdjustment.from_object(adjustment) for adjustment in booked]
 
@@ -189,9 +189,9 @@ def reconcile(
     deps: Given,
     principal: Administering,
 ) -> Reconciled:
-    """invoice = teams + idle + unmatched, line by line. With `apply`, the price rows of that month get the
-    invoice's rates (an open month is priced by them, a closed one corrected) and the invoice is kept; with `keep`
-    it is kept alone."""
+    """invoice = teams + idle + unmatched, line by line. With `apply`, the price rows of that month get the invoice's
+    rates (an open month is priced by them, a closed one corrected) and the invoice is stored; with `keep` it is only
+    stored."""
     chosen = Month.parse(month)
     before = deps.books.reconcile(chosen, invoice)
     if asked.keep and not asked.apply:
@@ -261,7 +261,7 @@ def versions(deps: Given, _: Reading) -> list[PriceVersion]:
     responses=_PRICE_REFUSALS,
 )
 def preview_prices(asked: Annotated[RepriceParams, Query()], book: SentBook, deps: Given) -> PriceDiff:
-    """Nothing is taken into force."""
+    """Nothing is put in force."""
     return _difference(deps, asked.month, book)
 
 
@@ -274,7 +274,7 @@ def preview_prices(asked: Annotated[RepriceParams, Query()], book: SentBook, dep
 def apply(
     asked: Annotated[ApplyParams, Query()], book: SentBook, deps: Given, principal: Administering
 ) -> RepricingResult:
-    """For all open months; a closed `month` is corrected by it. The file takes over again when it changes."""
+    """Puts it in force for all open months; a closed `month` is corrected by it. A changed file takes over again."""
     shown = _difference(deps, asked.month, book)
     booked = deps.books.reprice(Month.parse(asked.month), book, principal.name, asked.reason)
     return RepricingResult(difference=shown, corrections=len(booked))
@@ -308,8 +308,8 @@ class AuditedAct(Model):
 
 
 class AuditTrail(Model):
-    """broken_at: the first entry of this page that is missing or not what was written. next_after: ask for
-    more with it; null at the end."""
+    """broken_at: the first entry of this page that is missing or was changed. next_after: pass it as `after` for the
+    next page; null at the end."""
 
     acts: tuple[AuditedAct, ...]
     broken_at: int | None
@@ -323,7 +323,7 @@ class AuditParams(Params):
 
 @audit_router.get("/v1/audit", summary="Administrative acts", responses=refuses("invalid-parameter"))
 def audit(asked: Annotated[AuditParams, Query()], deps: Given, _: Administering) -> AuditTrail:
-    # One entry before the page, so that the page is held against it.
+    # One entry before the page, to check that the page continues it.
     found = deps.ledger.trail(max(0, asked.after - 1), asked.limit + 1 + (asked.after > 0))
     if asked.after:
         before, page = found[:1], found[1:]
@@ -353,7 +353,7 @@ class RefuseReason(Model):
 
 @router.get("/v1/proposals", summary="What arrived late for closed months and waits", responses=refuses())
 def proposals(deps: Given, principal: Reading) -> list[WaitingProposal]:
-    """Oldest month first; of the caller's teams. Nothing of it is booked before an admin takes it up."""
+    """Oldest month first; only of the caller's teams. They are booked only when an administrator accepts them."""
     return _shown(deps, principal, deps.books.proposals())
 
 
@@ -361,7 +361,7 @@ def proposals(deps: Given, principal: Reading) -> list[WaitingProposal]:
     "/v1/periods/{month}/proposals", summary="What waits for one closed month", responses=refuses("invalid-parameter")
 )
 def of_month(month: InPath, deps: Given, principal: Reading) -> list[WaitingProposal]:
-    """One at most: what arrives later becomes part of it, under another id."""
+    """At most one: later records become part of it, under another id."""
     return _shown(deps, principal, deps.books.proposals(Month.parse(month)))
 
 
@@ -377,7 +377,7 @@ def take(
     deps: Given,
     principal: Administering,
 ) -> list[BookedCorrection]:
-    """It is booked as corrections in the first open month. Refused where more has arrived since it was shown."""
+    """Books it as corrections in the first open month. Refused if more records have arrived since it was shown."""
     booked = deps.books.take(Month.parse(month), proposal, principal.name, asked.reason)
     return [corrected(one) for one in booked]
 
@@ -394,7 +394,7 @@ def refuse(
     deps: Given,
     principal: Administering,
 ) -> WaitingProposal:
-    """The month stays as it was stated, and the same facts are not proposed again."""
+    """The month stays as stated, and the same changes are not proposed again."""
     done = deps.books.refuse(Month.parse(month), proposal, principal.name, asked.reason)
     return _shown(deps, principal, [done])[0]
 

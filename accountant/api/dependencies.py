@@ -1,4 +1,4 @@
-"""Holds what the routes need, built once per process."""
+"""Holds the objects that the routes need, built once per process."""
 
 from __future__ import annotations
 
@@ -41,88 +41,89 @@ from gputally.server.tokens_and_grants import Authenticator, Principal
 
 
 class Ingesting(Protocol):
-    """accountant.runtime.ingest.Ingest, as far as the routes use it."""
+    """The part of accountant.runtime.ingest.Ingest that the routes use."""
 
     def submit_batch(self, batch: Batch) -> Future[Receipt]:
-        """The same for a batch that is decoded already."""
+        """Like `submit`, for a batch that is already decoded."""
         ...
 
     def submit(self, raw: bytes) -> Future[Receipt]:
-        """Decode and queue. Raises accountant.core.errors.BadBatch at once; the future gives the Receipt after
-        the commit, or SequenceGap, or LedgerUnavailable."""
+        """Decodes and queues a batch. Raises accountant.core.errors.BadBatch at once; the future returns the Receipt
+        after the commit, or raises SequenceGap or LedgerUnavailable."""
         ...
 
 
 class LedgerSnapshot(JobQuestions, ReportQuestions, Protocol):
-    """One moment of the ledger (accountant.storage.snapshot)."""
+    """Read access to one commit (accountant.storage.snapshot)."""
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        """How many GPUs each node had for a part of the span, by cluster and node."""
+        """The number of GPUs of each node for any part of the span, by cluster and node."""
         ...
 
     def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
-        """Jobs (`Kind/name`) that pods of the namespace belonged to."""
+        """The jobs (`Kind/name`) of a namespace's pods."""
         ...
 
 
 class Checked(Ledger, Journal, Protocol):
-    """A ledger that can also say how it is (accountant.storage.DuckLedger)."""
+    """A ledger with checks and maintenance (accountant.storage.DuckLedger)."""
 
     def examine(self, start_ms: int, end_ms: int) -> Imbalance: ...
 
     def newest_end_ms(self) -> int:
-        """End of the newest booked record; 0 where there is none."""
+        """End of the newest booked record; 0 if there is none."""
         ...
 
     def misdated(self, now_ms: int) -> tuple[MisdatedRecords, ...]:
-        """What is dated later than `now_ms`, by kind."""
+        """The items dated later than `now_ms`, by kind."""
         ...
 
     def redate(self, now_ms: int, who: str, reason: str) -> tuple[MisdatedRecords, ...]:
-        """Heal it. Raises accountant.core.errors.CannotRedate."""
+        """Corrects them. Raises accountant.core.errors.CannotRedate."""
         ...
 
     def pods(
         self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
     ) -> list[KnownPod]:
-        """Those that existed in the span."""
+        """The pods that existed in the span."""
         ...
 
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[LedgerSnapshot]:
-        """Questions that are all answered from the same commit. start_ms, end_ms: where stretches that are asked
-        for begin or end inside an hour."""
+        """A snapshot: all its answers come from the same commit. start_ms, end_ms: a span whose rows may be needed
+        because queries begin or end inside an hour."""
         ...
 
     def mark(self, start_ms: int, end_ms: int) -> Hashable:
-        """A mark of the span's content: while it is equal, every question about the span has the same answer."""
+        """A value that changes with the span's content: while it is equal, every query about the span has the same
+        answer."""
         ...
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
-        """Newest first."""
+        """The quarantined records, newest first."""
         ...
 
     def holes(self, limit: int = 1000) -> list[Hole]:
-        """Numbers of outboxes that will never come."""
+        """Sequence numbers of outboxes that will never arrive."""
         ...
 
     def teams(self) -> frozenset[str]:
-        """Every team that a queue or a namespace names now."""
+        """Every team that a queue or a namespace names at present."""
         ...
 
     def wal_bytes(self) -> int: ...
 
     def room_bytes(self) -> int:
-        """Free space left before nothing is taken in any more."""
+        """Free disk space above the limit at which ingestion stops."""
         ...
 
     def copy_to(self, path: Path) -> int:
-        """A verified copy in a new file; its rows."""
+        """Writes a verified copy to a new file and returns its number of rows."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPicker:
-    """The ledgers that one server shows. current: whose pages these are, "" for those of all."""
+    """The ledgers that one server shows. current: the one of these pages, "" for all together."""
 
     current: str
     names: Sequence[str]
@@ -130,13 +131,12 @@ class ClusterPicker:
 
 @dataclass(frozen=True)
 class Deps:
-    """books: statements, months and what is booked beside the metered time. failed: told once nothing but
-    a restart helps any more. certified: agents by the common name of their client certificate; None: none.
-    deliveries: None where nothing is delivered by itself. people: those who sign in to the pages; None: sign-in is off.
-    tasks: what runs in the background, None where nothing does. spent: CPU seconds of the calling thread so far. guard:
-    the clock, where it notices that it was set. lake: what is published for a fleet; None: nothing is. bound: the rate
-    of all ledgers of one server; None: of this one alone. picker: the ledgers to choose from; None: there is this one.
-    """
+    """The objects of one server. books: statements, months and items booked besides metered time. failed: called when
+    only a restart helps. certified: the agent with that common name in its client certificate; None: unknown.
+    deliveries: None if nothing is sent automatically. people: sign-in for the pages; None: off. tasks: the background
+    tasks, None if there are none. spent: returns the CPU seconds of the calling thread so far. guard: detects changes
+    of the clock. lake: publishes for a fleet; None: nothing is published. bound: the rate limit of all ledgers of one
+    server; None: of this one only. picker: the ledgers to choose from; None: only this one."""
 
     settings: Settings
     clock: Clock
@@ -157,20 +157,20 @@ class Deps:
     picker: Callable[[], ClusterPicker | None] = lambda: None
 
     def book(self) -> PriceBook | None:
-        """The price book in force now, None where there is none."""
+        """The price book in force, None if there is none."""
         return self.books.prices.current
 
     def newest_ms(self) -> int:
-        """End of the newest record; 0 where nothing is booked."""
+        """End of the newest record; 0 if nothing is booked."""
         return self.ledger.extent()[1]
 
     def silence_note(self) -> str:
-        """Names the clusters that stopped reporting while others go on; else ""."""
+        """Names the clusters that stopped reporting while others continue; "" if there are none."""
         return silence_note(self.ledger.newest_by_cluster(), self.clock.wall_ms())
 
     @cached_property
     def backups(self) -> KeptBackups:
-        """Raises LedgerUnavailable where the settings do not lead to a place for them."""
+        """The accountant's backups. Raises LedgerUnavailable if the settings do not lead to a store."""
         wanted = self.settings
         return KeptBackups(open_store(wanted.backups_to, wanted.object_storage, wanted.data), wanted.backups.keep)
 
@@ -181,7 +181,7 @@ class Deps:
 
     @cached_property
     def prepared(self) -> AnswerCache:
-        """The cache of the pages; its builder closes it before the ledger."""
+        """The cache of the pages; it must be closed before the ledger."""
         return AnswerCache(self.clock, self.spent, self.tasks)
 
     @cached_property
@@ -189,7 +189,7 @@ class Deps:
         return AnswerPages(self.clock, self.settings.limits.pages_bytes)
 
     def page_lines(self, asked: int) -> int:
-        """How many lines a page has, of those that were asked for."""
+        """The number of lines of a page: `asked`, at most the limit."""
         return min(asked, self.settings.limits.page_lines)
 
     @cached_property
@@ -198,8 +198,8 @@ class Deps:
 
 
 async def deps_of(request: Request) -> Deps:
-    """The dependencies the app was built with. Async though it awaits nothing: FastAPI calls anything else in
-    a thread, and two hops between threads cost more than the rest of a small request."""
+    """The dependencies of the app. It is async, although it awaits nothing, because FastAPI runs other functions in a
+    thread, and switching threads twice takes longer than the rest of a small request."""
     return cast(Deps, request.app.state.deps)
 
 

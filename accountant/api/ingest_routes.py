@@ -1,10 +1,11 @@
 """Accepts usage batches from agents, imported history and pod facts from other systems.
 
-The body goes to the ingest as raw bytes: it is decoded once, by msgspec, and documented in OpenAPI
-by the JSON Schema of agent.wire. Nothing is answered 200 before the commit.
+The raw body is passed to the ingest, which decodes it once with msgspec; OpenAPI describes it by the JSON Schema of
+agent.wire. A 200 is sent only after the commit.
 
-What is sent here is an import's and nothing else: its epoch says so, and every row is of method `imported`, which
-yields to whatever an agent measured. So a token of this scope can add to the past, and change nothing that was metered.
+The import route accepts only batches whose epoch marks them as an import and whose rows all have the method `imported`;
+such rows yield to rows that an agent measured. So a token with this scope can add to the past, but not change metered
+time.
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ usage_router = APIRouter(tags=["usage"])
                                          "unknown-schema", "invalid-batch", "ledger-unavailable"),
 )  # fmt: skip
 async def report_usage(request: Request, deps: Given, principal: Ingesting) -> Response:
-    """One batch of one node's outbox, gzip or plain. Answers how far the node's numbers are committed.
+    """Accepts one batch of one node's outbox, gzip or plain. The answer says up to which number the node's records are
+    committed.
 
-    400 and 422 concern the content; 413 asks for smaller batches; 409 carries the `ack` to rewind to;
-    anything else means: keep the batch and try again."""
+    400 and 422 concern the content; 413 asks for smaller batches; 409 carries the `ack` to rewind to; after any other
+    status keep the batch and try again."""
     started = deps.clock.monotonic_ms()
     try:
         async with deps.intake.body(request) as raw:
@@ -67,15 +69,16 @@ async def report_usage(request: Request, deps: Given, principal: Ingesting) -> R
 
 
 def ingest_app(deps: Deps) -> ASGIApp:
-    """`report_usage` as an application of its own: what the framework does for a request costs several times what a
-    small batch does. The route above describes it."""
+    """`report_usage` as a separate ASGI application, because the framework takes several times as long per request as a
+    small batch. The route above describes it."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         try:
             answer = await report_usage(request, deps, await admit(request, deps, "ingest"))
         except Exception as error:
-            # Not a name of this frame: its traceback would keep the frames, and with them the body, until a collection.
+            # Not a local variable: its traceback would keep the frames, and with them the body, until a garbage
+            # collection.
             found = _refused(request, deps, error)
             if found is None:
                 raise
@@ -94,7 +97,7 @@ def _refused(request: Request, deps: Deps, error: Exception) -> Response | None:
 
 
 class _Origin(msgspec.Struct):
-    """The part of a Batch that a bound token is held against; the rest is skipped, not built."""
+    """The part of a Batch that is compared with a bound token; other fields are skipped."""
 
     cluster: str
     node: str
@@ -109,7 +112,7 @@ def _check_origin(principal: Principal, raw: bytes) -> None:
     try:
         origin = _origin.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return  # what cannot be decoded names no node; the ingest says why
+        return  # an undecodable body names no node; the ingest reports why
     for bound, told in ((principal.cluster, origin.cluster), (principal.node, origin.node)):
         if bound is not None and bound != told:
             raise Refusal("wrong-origin", f"the token {principal.name!r} is bound to {bound!r}, not {told!r}")
@@ -127,7 +130,7 @@ class ImportParams(Params):
     "/v1/imports", summary="How far an import came", responses=refuses("invalid-parameter", "wrong-origin")
 )
 def state(asked: Annotated[ImportParams, Query()], deps: Given, principal: Importing) -> ImportState:
-    """Chunks that are done, the marks of those that are not, and the node-spans that agents metered."""
+    """The finished chunks, the acknowledged numbers of unfinished ones, and the spans of nodes that agents metered."""
     _own_cluster(principal, asked.cluster)
     found = deps.ledger.imports(asked.cluster)
     noted = of_acts(deps.ledger.acts("imported", subject=_subject(asked.cluster, asked.source)))
@@ -153,7 +156,7 @@ def state(asked: Annotated[ImportParams, Query()], deps: Given, principal: Impor
                                          "unknown-schema", "invalid-batch", "ledger-unavailable"),
 )  # fmt: skip
 async def report_import(request: Request, deps: Given, principal: Importing) -> Response:
-    """Takes what POST /v1/usage takes, for a batch whose epoch is an import's and whose rows are all imported."""
+    """Like POST /v1/usage, for a batch with an import's epoch in which all rows are imported."""
     started = deps.clock.monotonic_ms()
     try:
         async with deps.intake.body(request) as raw:
@@ -178,7 +181,7 @@ async def report_import(request: Request, deps: Given, principal: Importing) -> 
 def note(
     chunk: Annotated[ImportedChunk, body(ImportedChunk, "import")], deps: Given, principal: Importing
 ) -> ChunkNote:
-    """Noted once, in the audit trail; the month's report says what was imported into it."""
+    """Recorded once, in the audit trail; the month's report lists what was imported into it."""
     _own_cluster(principal, chunk.cluster)
     if not is_import(chunk.epoch) or source_of(chunk.epoch) != chunk.source:
         raise Refusal("invalid-body", f"epoch {chunk.epoch[:100]!r} is none of an import from {chunk.source}")
@@ -226,7 +229,7 @@ _decoder = msgspec.json.Decoder(PodReport)
     responses=refuses("malformed-body", "too-large", "invalid-body", "ledger-unavailable"),
 )
 async def report_pods(request: Request, deps: Given, principal: Administering) -> ObservedPods:
-    """Labels open time anew; a closed month keeps its labels."""
+    """The labels are applied to open time too; a closed month keeps its labels."""
     async with deps.intake.body(request) as raw:
         try:
             told = await asyncio.to_thread(_decoder.decode, raw)

@@ -1,18 +1,15 @@
-"""Exports what the ledger knows as Prometheus metrics.
+"""Exports figures of the ledger as Prometheus metrics.
 
-The `gputally_month_…` families are what the ledger says of the current month in the configured time zone, up to
-`SETTLE_MS` ago. They are gauges: late rows take time out of `unmetered`, and a lower price makes a month cheaper. A
-counter would have to stay high, and to Prometheus it would begin anew, with all the month at once, where a
-restarted accountant tells the lower figure.
+The `gputally_month_…` families describe the current month in the configured time zone, up to `SETTLE_MS` ago. They are
+gauges, because they can fall: late rows reduce `unmetered`, and a lower price reduces the cost. Prometheus would take a
+falling counter for a restart and add the whole month again.
 
-A scrape costs a handful of questions over the rollups, however often it is asked. When the ledger
-cannot be read, its families are left out and `gputally_ledger_up` is 0.
+A scrape needs a few queries of the sums, and results are cached for `CACHE_MS`. If the ledger cannot be read, its
+families are left out and `gputally_ledger_up` is 0. Figures of the last quarter-hour use the last settled one, so that
+they do not depend on the second of the scrape.
 
-The quarter ends with the last settled one, so that a figure does not jump with the second at which it is asked.
-Series are bounded: per model and pool, per team, and per node only the MOST_NODES worst.
-
-Asks the ledger; keeps nothing. Series are bounded by the nodes that exist, the queues of the policy, and
-MOST_NAMESPACES.
+The number of series is limited by the GPU models and pools, teams, nodes of the inventory and queues of the policy, by
+MOST_NODES (the nodes with the most unmetered time) and by MOST_NAMESPACES.
 """
 
 from __future__ import annotations
@@ -44,14 +41,15 @@ from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND, US_PER_MS
 from gputally.server.logs_and_metrics import gauge
 
 MOST_NODES = 100
-"""Nodes with unmetered GPUs that are named."""
+"""Maximum number of nodes with unmetered GPUs that are named."""
 _QUARTERS_PER_HOUR = MS_PER_HOUR // BUCKET_MS
 _GPU_US = BUCKET_MS * US_PER_MS
 Key = TypeVar("Key", bound=tuple[str, ...])
 
 
 def families(ledger: Questions, book: PriceBook | None, settled_ms: int, timezone: str) -> Iterator[Metric]:
-    """settled_ms: up to which late rows are not waited for any more."""
+    """The figures of the last settled quarter-hour. settled_ms: the instant up to which all rows are expected to have
+    arrived."""
     start, end = settled_ms - BUCKET_MS, settled_ms
     found = charges(ledger, book, start, end, ("team",), None, timezone)
     capacity: Counter[tuple[str, str]] = Counter()
@@ -141,7 +139,7 @@ def _unmetered(ledger: Questions, start_ms: int, end_ms: int) -> dict[tuple[str]
 
 
 MOST_NAMESPACES = 500
-"""Pairs of team and namespace that are shown: those that held most."""
+"""Maximum number of pairs of team and namespace; those that held the most are shown."""
 
 
 def of_nodes(nodes: Iterable[NodeFacts], now_ms: int) -> Metric:
@@ -171,7 +169,7 @@ def of_queues(policy: Policy | None) -> Metric:
 
 
 def team_of(policy: Policy, name: str | None) -> str:
-    """The team that a queue or the nearest queue above it names; "" where none does."""
+    """The team of a queue or its nearest ancestor with a team; "" if there is none."""
     queues = {queue.name: queue for queue in policy.queues}
     while name is not None and name in queues:
         if queues[name].team is not None:
@@ -181,7 +179,7 @@ def team_of(policy: Policy, name: str | None) -> str:
 
 
 def of_namespaces(lines: Iterable[UsageLine]) -> Iterator[tuple[tuple[str, str], int]]:
-    """((team, namespace), GPU-µs held) of usage by both: those that held most, sorted by name."""
+    """((team, namespace), GPU-µs held): those that held the most, sorted by name."""
     held = {
         (line.key["team"], line.key["namespace"]): sum(
             getattr(line.accounts_gpu_us, each) for each in sorted(ALLOCATED)
@@ -194,16 +192,17 @@ def of_namespaces(lines: Iterable[UsageLine]) -> Iterator[tuple[tuple[str, str],
 
 
 CACHE_MS = 15_000
-"""How old a figure may be at a scrape."""
+"""Maximum age of a figure at a scrape."""
 SETTLE_MS = 5 * 60_000
-"""How long after its end an interval may take to arrive before it is seen as missing."""
+"""How long after its end an interval may arrive before it counts as missing."""
 _US_PER_SECOND = US_PER_MS * MS_PER_SECOND
 _WATERMARK_COVERAGE = 0.98
 _BUDGET = ("budget", "team", "queue")
 
 
 class LedgerCollector(Collector):
-    """book: the price book in force. Thread-safe; scrapes at the same time share one reading."""
+    """Collects all families. book: returns the price book in force. Thread-safe; concurrent scrapes share one
+    reading."""
 
     def __init__(self, ledger: Checked, book: Callable[[], PriceBook | None], settings: Settings, clock: Clock) -> None:
         self._ledger = ledger

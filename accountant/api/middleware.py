@@ -1,10 +1,11 @@
-"""Wraps every request: id, security headers, cross-site rules, body limits, ETags, one log line.
+"""Handles what all requests share: id, security headers, cross-site rules, body limits, ETags, one log line.
 
-Plain ASGI, so that it costs the ingest little and never touches a body. Logged are method, path,
-status, time, who and which problem: never a token, never a query string.
+Plain ASGI, so that it adds little to the ingest and never reads a body. The log has method, path, status, time, caller
+and problem, but no token and no query string.
 
-A body counts as far as it has arrived, so a slow one takes no place that a fast one needs. A compressed body is
-inflated by pieces and only up to the limit, so a small body that would become a huge one costs no more than the limit.
+A body counts against the limits as far as it has arrived, so a slow body does not take space from a fast one. A
+compressed body is decompressed in pieces and only up to the limit, so a small body that expands enormously costs no
+more than the limit.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from gputally.server.tokens_and_grants import is_loopback, names_this_machine
 HEADERS = page_layout.headers()
 _HEADERS = raw_headers(HEADERS)
 _QUIET = frozenset({"/leading", "/livez", "/readyz", "/metrics", "/v1/usage"})
-"""Asked every few seconds by machines: logged only at debug, unless something was wrong."""
+"""Requested every few seconds by machines: logged at debug level, unless there was an error."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class AccessMiddleware:
-    """Wraps the app. local_only: without tokens, only loopback names reach it (no DNS rebinding).
-    answered: told the status of every answer."""
+    """Wraps the app. local_only: without tokens, accept only loopback host names (against DNS rebinding). answered:
+    called with the status of every answer."""
 
     def __init__(
         self, app: ASGIApp, *, clock: Clock, local_only: bool, answered: Callable[[int], None] = lambda _: None
@@ -103,7 +104,7 @@ class AccessMiddleware:
 
 
 def _for_this_machine(scope: Scope, headers: Headers) -> bool:
-    """Whether the caller used a loopback name; who sends no Host used the address."""
+    """Whether the Host header is a loopback name; without a Host header the caller used the address."""
     host = headers.get("host")
     if host is None:
         server = scope.get("server")
@@ -112,25 +113,25 @@ def _for_this_machine(scope: Scope, headers: Headers) -> bool:
 
 
 INLINE_BYTES = 128 * 1024
-"""A body up to this size is handled on the event loop; a larger one in a thread."""
+"""Bodies up to this size are handled on the event loop, larger ones in a thread."""
 _GZIP = 16 + zlib.MAX_WBITS
 _HEAVY_AT_ONCE = 2
 _MOST_DIGITS = 18
-"""Digits that a Content-Length may have."""
+"""Maximum number of digits of Content-Length."""
 _CALLERS_SHARE = 4
-"""One caller has this part of what all bodies may hold."""
+"""One caller may use this fraction (1/4) of the memory for all bodies."""
 _PIECE_BYTES = 256 * 1024
-"""A body is inflated by pieces of this size."""
+"""Size of the pieces in which a body is decompressed."""
 _SHOWN_FAULTS = 20
 _ESCAPES = re.compile(rb"\\[ubfr]|[\x7f\xc2]")
-"""In every body whose texts have a control character that is neither a line feed nor a tab."""
+"""Occurs in every body with a control character in its texts, other than line feed and tab."""
 M = TypeVar("M")
 Caller = tuple[str, str]
 """Name of the principal, and address."""
 
 
 class _BodyBytes:
-    """What one body holds; it grows as the body arrives, never before."""
+    """The memory of one body, which grows as the body arrives."""
 
     def __init__(self, intake: BodyLimits, caller: Caller) -> None:
         self._intake = intake
@@ -138,25 +139,25 @@ class _BodyBytes:
         self._size = 0
 
     def grow(self, size: int) -> None:
-        """Raises Refusal (busy)."""
+        """Reserves memory. Raises Refusal (busy)."""
         self._intake.take(self._caller, size)
         self._size += size
 
     def shrink(self, size: int) -> None:
-        """Give back what is not needed any more."""
+        """Releases memory that is no longer needed."""
         self._intake.give_back(self._caller, size)
         self._size -= size
 
     def end(self) -> None:
-        """Give back the rest."""
+        """Releases all memory."""
         self.shrink(self._size)
 
 
 class BodyLimits:
-    """Bounds the bodies of all requests together, and of each caller. One per app, used from its event loop only."""
+    """Limits the bodies of all requests together, and of each caller. One per app, used from its event loop only."""
 
     GRACE_SECONDS: ClassVar = 5.0
-    """How long a body may take before its rate counts."""
+    """How long a body may arrive before its minimum rate applies."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -164,10 +165,10 @@ class BodyLimits:
         self._all = 0
         self._share = max(limits.inflight_bytes // _CALLERS_SHARE, limits.body_bytes + limits.decoded_bytes)
         self.heavy = asyncio.Semaphore(_HEAVY_AT_ONCE)
-        """For what takes long and much memory: a large body is inflated and decoded by few at once."""
+        """Limits how many large bodies are decompressed and decoded at a time."""
 
     def take(self, caller: Caller, size: int) -> None:
-        """Raises Refusal (busy)."""
+        """Reserves memory for a caller. Raises Refusal (busy)."""
         if self._all + size > self._limits.inflight_bytes:
             raise retry_later("busy", "too many bodies are being received at this moment", 1)
         if self._held[caller] + size > self._share:
@@ -183,7 +184,7 @@ class BodyLimits:
 
     @asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:
-        """The whole body, decompressed; counted against the bounds until the block ends.
+        """The whole body, decompressed; it counts against the limits until the context ends.
 
         Raises Refusal (too-large, slow-body, malformed-body, unsupported-encoding, busy)."""
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
@@ -251,7 +252,7 @@ class BodyLimits:
 
 
 def _declared(request: Request) -> int:
-    """The size that the client announces; 0 where it announces none. Raises Refusal."""
+    """The size in Content-Length; 0 without one. Raises Refusal."""
     text = request.headers.get("content-length", "0")
     if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
         raise Refusal("malformed-body", "Content-Length is not a number of bytes")
@@ -265,7 +266,7 @@ def _counted(pieces: Iterable[bytes], held: _BodyBytes) -> Iterator[bytes]:
 
 
 async def read_model(intake: BodyLimits, request: Request, model: type[M] | TypeAdapter[M]) -> M:
-    """The JSON body as a validated model. Raises Refusal, also for what breaks the schema."""
+    """The JSON body as a validated model. Raises Refusal, also if it violates the schema."""
     async with intake.body(request) as raw:
         try:
             if len(raw) <= INLINE_BYTES:
@@ -305,7 +306,7 @@ def _validated(raw: bytes, model: type[M] | TypeAdapter[M]) -> M:
 
 
 def decompressed(raw: bytes, limit: int) -> Iterator[bytes]:
-    """The content of one gzip member of at most `limit` bytes; a piece is made when the one before is taken.
+    """The content of one gzip member of at most `limit` bytes, decompressed piece by piece as it is consumed.
 
     Raises Refusal (too-large, malformed-body)."""
     stream = zlib.decompressobj(_GZIP)

@@ -1,4 +1,4 @@
-"""Accepts and answers the policy and the controller's decisions."""
+"""Serves the policy and the controller's decisions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _FAR_MS = 253_402_300_800_000
     responses=refuses("malformed-body", "too-large", "invalid-body", "ledger-unavailable"),
 )
 def put_policy(policy: Annotated[Policy, body(Policy, "policy")], deps: Given, principal: Governing) -> PolicyVersion:
-    """In force from now on; what came before keeps its dates. The version in force is answered unchanged."""
+    """Puts it in force from now on; earlier versions keep their dates. If it is already in force, its version is
+    returned unchanged."""
     return deps.ledger.put_policy(policy, deps.clock.wall_ms(), principal.name)
 
 
@@ -60,7 +61,7 @@ _DECISIONS = TypeAdapter(Annotated[tuple[Decision, ...], Field(max_length=MOST_D
 
 
 class Recorded(Model):
-    """How many of the decisions were new; those that are known are left as they are."""
+    """The number of new decisions; known ones are not changed."""
 
     recorded: int
     known: int
@@ -85,7 +86,7 @@ class DecisionParams(SpanParams):
     responses=refuses("malformed-body", "too-large", "invalid-body", "ledger-unavailable"),
 )
 def record(decisions: Annotated[tuple[Decision, ...], body(_DECISIONS, "policy")], deps: Given) -> Recorded:
-    """A list of decisions, idempotent by cluster, id and instant."""
+    """Stores a list of decisions, idempotent by cluster, id and instant."""
     new = deps.ledger.record_decisions(decisions, deps.clock.wall_ms())
     return Recorded(recorded=new, known=len(decisions) - new)
 
@@ -93,6 +94,6 @@ def record(decisions: Annotated[tuple[Decision, ...], body(_DECISIONS, "policy")
 @decision_router.get("/v1/decisions", summary="Decisions, newest first", responses=refuses("invalid-parameter"))
 def decisions(asked: Annotated[DecisionParams, Query()], deps: Given, principal: Reading) -> list[Decision]:
     of_everyone(principal)
-    # What was decided in this very millisecond belongs to "until now".
+    # "Until now" includes decisions of the current millisecond.
     start, end, _ = asked.span(deps.clock.wall_ms() + 1, deps.settings.timezone, deps.settings.limits)
     return deps.ledger.decisions(start, end, asked.limit, kind=asked.kind, subject=asked.subject, cluster=asked.cluster)

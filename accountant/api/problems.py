@@ -1,11 +1,11 @@
-"""Defines every refusal of the API as RFC 9457 problem+json, and completes the OpenAPI document with refusals and the
-agents' bodies.
+"""Defines every error answer of the API as RFC 9457 problem+json, and adds them and the agents' bodies to the OpenAPI
+document.
 
-`type` is agent.wire.PROBLEM plus a slug of the table and never changes its meaning; agents decide by
-status and type (413 is split, 400 and 422 are bisected, everything else is tried again later).
-`detail` is for people and may change. Members beyond the standard ones stand beside them.
+`type` is agent.wire.PROBLEM plus an identifier from the table, whose meaning never changes. Agents decide by status and
+type (413 is split, 400 and 422 are bisected, everything else is tried again later). `detail` is text for people and may
+change. Additional members are allowed.
 
-agent.wire is msgspec's, not pydantic's: its JSON Schema is generated and put beside the others.
+agent.wire uses msgspec instead of pydantic; its JSON Schema is generated and added to the others.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _RETRY_AFTER_SECONDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One way of refusing: what it means, and the status it always has."""
+    """A kind of error: its meaning and its status."""
 
     status: int
     title: str
@@ -88,7 +88,7 @@ PROBLEMS: Final[Mapping[str, Kind]] = {
 
 
 class Refusal(Exception):
-    """Raised anywhere below a route; becomes the answer."""
+    """An error answer, raised anywhere below a route."""
 
     def __init__(self, slug: str, detail: str, *, headers: Mapping[str, str] | None = None, **members: object) -> None:
         super().__init__(detail)
@@ -108,7 +108,7 @@ def retry_later(slug: str, detail: str, seconds: float = _RETRY_AFTER_SECONDS) -
 
 
 def answer(refusal: Refusal, instance: str) -> Response:
-    """The problem document. `instance` is the path that was asked for."""
+    """The problem document. instance: the requested path."""
     kind = refusal.kind
     body: dict[str, Any] = {
         "type": PROBLEM + refusal.slug,
@@ -123,7 +123,7 @@ def answer(refusal: Refusal, instance: str) -> Response:
 
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 Failed = Callable[[LedgerFailed], None]
-"""Told when the ledger needs a restart."""
+"""Called when the ledger needs a restart."""
 
 
 _BELOW: Final[Mapping[type[Exception], str]] = {
@@ -135,11 +135,11 @@ _BELOW: Final[Mapping[type[Exception], str]] = {
     CannotRender: "cannot-render",
     UnsupportedQuestion: "unsupported-question",
 }
-"""Errors whose own words are the answer."""
+"""Errors whose message becomes the `detail` of the answer."""
 
 
 def translated(error: Exception, failed: Failed) -> Refusal | None:
-    """What an error from below a route is to the caller; None: a defect."""
+    """The refusal for an error raised below a route; None if it is a defect."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, SequenceGap):
@@ -154,7 +154,7 @@ def translated(error: Exception, failed: Failed) -> Refusal | None:
 
 
 def install(app: FastAPI, failed: Failed, present: Callable[[Request, Refusal], Response] | None = None) -> None:
-    """Turn every way of failing into a problem. present: how pages for people show a refusal."""
+    """Turns every exception into a problem document. present: renders a refusal on pages for people."""
 
     def below(error: Exception) -> Refusal:
         refusal = translated(error, failed)
@@ -181,7 +181,7 @@ def install(app: FastAPI, failed: Failed, present: Callable[[Request, Refusal], 
 
 
 def _methods(request: Request) -> list[str]:
-    """What the address takes, of all its routes."""
+    """The methods that the path accepts, over all its routes."""
     found: set[str] = set()
     for route in request.app.router.routes:
         match, _ = route.matches(request.scope)
@@ -199,7 +199,7 @@ def _invalid(error: RequestValidationError) -> Refusal:
 
 
 def reason(fault: Mapping[str, Any]) -> str:
-    """One fault that pydantic found, for people."""
+    """Text for one fault found by pydantic."""
     if fault["type"] == "extra_forbidden":
         return "unknown name"
     cause = fault.get("ctx", {}).get("error")
@@ -210,7 +210,7 @@ _FRAMEWORK: Final = {400: "malformed-body", 404: "not-found", 405: "method-not-a
 
 
 def _http(error: Any) -> Refusal:
-    """The framework's own refusals: no such route, no such method, a body it cannot make sense of."""
+    """The framework's own errors: no such route, no such method, an unreadable body."""
     slug = _FRAMEWORK[error.status_code]
     return Refusal(slug, error.detail or HTTPStatus(error.status_code).phrase, headers=error.headers)
 
@@ -223,20 +223,20 @@ def _content(name: str, media_type: str = "application/json") -> dict[str, Any]:
 
 
 def answers(description: str, *media_types: str) -> dict[int | str, dict[str, Any]]:
-    """The 200 of a route whose content has no schema of ours."""
+    """The 200 response of a route whose content has no schema."""
     return {200: {"description": description, "content": {media_type: {} for media_type in media_types}}}
 
 
 WITHOUT_TOKEN: Final = frozenset({"/leading", "/livez", "/readyz"})
-"""What needs no token."""
+"""Routes that need no token."""
 OPEN: Final = WITHOUT_TOKEN | {"/metrics"}
-"""The same, and what says more to who shows one."""
+"""Routes that need no token, but show more with one."""
 AGENT_BATCH: Final[dict[str, Any]] = {"required": True, "content": _content("Batch")}
 AGENT_ACK: Final[dict[int | str, dict[str, Any]]] = {200: {"description": "Committed", "content": _content("Ack")}}
 
 
 def json_body(name: str, *, many: bool = False) -> dict[str, Any]:
-    """The request body of a route that reads and validates it itself, after letting the caller pass."""
+    """The request body of a route that reads and validates it itself, after authorisation."""
     one = {"$ref": _REF.format(name=name)}
     return {
         "required": True,
@@ -245,14 +245,14 @@ def json_body(name: str, *, many: bool = False) -> dict[str, Any]:
 
 
 def inline_body(model: type[BaseModel], *, at_most: int | None = None) -> dict[str, Any]:
-    """The same for a model that no answer shares; its schema stands where it is used. at_most: so many in a list."""
+    """Like `json_body`, for a model that no answer uses: its schema is inlined. at_most: maximum length of a list."""
     one = model.model_json_schema()
     many = {"type": "array", "items": one, "minItems": 1, "maxItems": at_most}
     return {"required": True, "content": {"application/json": {"schema": one if at_most is None else many}}}
 
 
 def text_body(media_type: str, description: str) -> dict[str, Any]:
-    """A request body that is text of its own form."""
+    """A request body that is text."""
     return {"required": True, "description": description, "content": {media_type: {"schema": {"type": "string"}}}}
 
 
@@ -284,7 +284,7 @@ PROBLEM_SCHEMA: Final[dict[str, Any]] = {
 
 
 def refuses(*slugs: str) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI responses of a route that may answer these problems, besides those any route may."""
+    """OpenAPI responses of a route for these problems, in addition to those of any route."""
     by_status: dict[int | str, list[str]] = defaultdict(list)
     for slug in (*slugs, "unauthenticated", "forbidden", "too-many-requests", "authority-unavailable"):
         by_status[PROBLEMS[slug].status].append(slug)
@@ -298,7 +298,7 @@ def refuses(*slugs: str) -> dict[int | str, dict[str, Any]]:
 
 
 def takes(model: type[BaseModel], *slugs: str, at_most: int | None = None) -> dict[str, Any]:
-    """Arguments of a route that reads a body of this model, and may answer these problems besides those of any body."""
+    """Arguments of a route that reads a body of this model, with these problems in addition to those of any body."""
     return {
         "openapi_extra": {"requestBody": inline_body(model, at_most=at_most)},
         "responses": refuses("malformed-body", "too-large", "invalid-body", *slugs),

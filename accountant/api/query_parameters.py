@@ -1,14 +1,14 @@
-"""Parses query strings and page cursors into exact values, and refuses questions that cost too much or name what the
-ledger has never heard of.
+"""Parses query strings and page cursors into exact values, and refuses queries that cost too much or name unknown teams
+and jobs.
 
-Instants are epoch milliseconds, RFC 3339 with an offset, or a plain date (its first instant in the
-asked time zone). An unknown parameter is a fault: a mistyped filter must not match everything.
+Instants are epoch milliseconds, RFC 3339 with an offset, or a plain date (its first instant in the requested time
+zone). An unknown parameter is an error, because a mistyped filter must not match everything.
 
-A cursor names its answer and how many of its lines were shown. It pins the span and the instant of the first page, so
-that "until now" means the same on every page, and carries a digest of the question, so that it cannot be used with
-another one. What pages promise about each other is kept by accountant.api.answer_cache.
+A cursor names its answer and the number of lines shown so far. It contains the span and the instant of the first page,
+so that "until now" is the same on every page, and a digest of the query, so that it cannot be used with another one.
+accountant.api.answer_cache guarantees that pages belong together.
 
-The estimated cost of a question is the GPU-hours of its span, times the dimensions that the answer is grouped by.
+The estimated cost of a query is the GPU-hours of its span times the number of dimensions of its groups.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _known_month(text: str) -> str:
 
 
 def _split(values: object) -> object:
-    """`by=team,node` and `by=team&by=node` mean the same."""
+    """`by=team,node` and `by=team&by=node` are equivalent."""
     texts = [values] if isinstance(values, str) else values
     if not isinstance(texts, Iterable):
         return values
@@ -94,7 +94,7 @@ Instant = Annotated[
 
 
 class Params(BaseModel):
-    """Query parameters: frozen, closed."""
+    """Query parameters: frozen; unknown names are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -104,8 +104,8 @@ def _where(dimension: Dimension) -> Any:
 
 
 class SpanParams(Params):
-    """Without start and end: the running month so far, or the last month that has records where the running one has
-    none. With one of them: start defaults to the beginning of the month that end is in, end to now."""
+    """Without start and end: the current month so far, or the last month with records if the current one has none.
+    start defaults to the beginning of the month of `end`, end to now."""
 
     start: Instant = None
     end: Instant = None
@@ -114,7 +114,7 @@ class SpanParams(Params):
     def span(
         self, now_ms: int, default_zone: str, limits: Limits, newest_ms: int | None = None
     ) -> tuple[int, int, str]:
-        """(start_ms, end_ms, time zone). newest_ms: end of the newest record, where the answer is made of records.
+        """(start_ms, end_ms, time zone). newest_ms: end of the newest record, for answers that are made of records.
         Raises Refusal."""
         name = self.timezone or default_zone
         zone = periods.zone(name)
@@ -132,8 +132,8 @@ class SpanParams(Params):
         return start, end, name
 
     def note(self, start_ms: int, now_ms: int, zone: str, newest_ms: int, silence: str = "") -> str:
-        """What is particular about the answer for the span that begins at start_ms, where the question named none: not
-        the running month, or made of old records. silence: names the clusters that stopped reporting. Else ""."""
+        """A note about a default span that begins at start_ms: that it is not the current month, or that the records
+        are old; otherwise "". silence: names the clusters that stopped reporting."""
         if not newest_ms:
             return "the ledger has no records yet"
         if self.start is not None or self.end is not None:
@@ -147,7 +147,7 @@ class SpanParams(Params):
 
 
 class GroupedParams(SpanParams):
-    """A grouped, filtered, paged question."""
+    """A grouped, filtered, paged query."""
 
     by: By = ("team",)
     page: str | None = Field(default=None, max_length=4096, description="`next_page` of the answer before.")
@@ -174,13 +174,13 @@ class GroupedParams(SpanParams):
 
     @property
     def where(self) -> Mapping[Dimension, tuple[str, ...]]:
-        """Only the filters that were given."""
+        """The given filters only."""
         given = {name: cast(tuple[str, ...], getattr(self, f"where_{name}")) for name in DIMENSIONS}
         return {name: values for name, values in given.items() if values}
 
 
 class UsageParams(GroupedParams):
-    """breakdown adds the sorts of idle time, and what of unused guarantees could have been had."""
+    """breakdown adds the kinds of idle time, and the part of unused guarantees that was available."""
 
     breakdown: bool = Field(default=False, description="Also the sorts of idle time, and unused guarantees.")
 
@@ -190,7 +190,7 @@ def instant(parameter: str, text: str, zone: ZoneInfo) -> int:
     if _EPOCH_MS.fullmatch(text):
         return int(text)
     try:
-        # In a query string an unescaped + is a space.
+        # In a query string an unescaped + is decoded as a space.
         return periods.parse_instant(_LOST_PLUS.sub(r"\1+\2", text), zone)
     except (ValueError, OverflowError) as error:
         raise invalid(parameter, f"{error}, or epoch milliseconds") from error
@@ -199,23 +199,23 @@ def instant(parameter: str, text: str, zone: ZoneInfo) -> int:
 def check_cost(
     fleet: Fleet, limits: Limits, start_ms: int, end_ms: int, width: int = 1, clusters: Sequence[str] = ()
 ) -> None:
-    """Raises Refusal for a question that adds up more than `limits.question_gpu_hours`, before it is begun."""
+    """Raises Refusal, before anything is computed, for a query that adds up more than `limits.question_gpu_hours`."""
     if reason := refusal(fleet, limits.question_gpu_hours, start_ms, end_ms, width, clusters):
         raise invalid("end", f"the question has {reason}")
 
 
 def invalid(parameter: str, reason: str) -> Refusal:
-    """A fault of one parameter, as every other of them is answered."""
+    """The refusal of one parameter."""
     return Refusal("invalid-parameter", f"{parameter}: {reason}", errors=[{"at": parameter, "reason": reason}])
 
 
 _MOST = 2**53
-"""Largest number in a cursor: a made-up cursor cannot hold one that is too large."""
+"""Largest number in a cursor, so that a forged cursor cannot contain a larger one."""
 _Ms = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)]
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True):
-    """Where the next page begins. answer: digest of what all pages together say. shown: lines of it so far."""
+    """Where the next page begins. answer: digest of the whole answer. shown: number of its lines shown so far."""
 
     question: str
     start_ms: _Ms
@@ -230,8 +230,8 @@ _cursor = msgspec.json.Decoder(Cursor)
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One question's paging: its digest, its pinned span and instant, and of which answer how much was shown; "": the
-    first page, whose answer is not known yet."""
+    """The paging of one query: its digest, its fixed span and instant, the digest of its answer ("" for the first page,
+    before it is known) and the number of lines shown."""
 
     question: str
     start_ms: int
@@ -247,10 +247,10 @@ class Page:
 
 
 def open_page(question: object, start_ms: int, end_ms: int, now_ms: int, page: str | None, *, span_days: int) -> Page:
-    """question: everything (as JSON) that makes the answer what it is, except span and limit. span_days: the longest
-    span of a question.
+    """Opens a page. question: everything (as JSON) that determines the answer, except span and limit. span_days: the
+    longest span of a query.
 
-    Raises Refusal for a page that this question's answers never gave."""
+    Raises Refusal for a cursor of another query."""
     digest = hashlib.sha256(msgspec.json.encode(question, order="sorted")).hexdigest()[:32]
     if page is None:
         return Page(digest, start_ms, end_ms, now_ms)
@@ -267,25 +267,25 @@ def open_page(question: object, start_ms: int, end_ms: int, now_ms: int, page: s
 
 
 REPORT_WIDTH: Final = 6
-"""How many groupings a statement or a report adds up, about."""
+"""Approximate number of groupings that a statement or a report adds up."""
 JOBS_WIDTH: Final = 4
-"""Dimensions that name a job and who pays it."""
+"""Dimensions that identify a job and its payer."""
 
 
 class Fleet(Protocol):
-    """What of a ledger the estimate needs (accountant.ledger.protocols)."""
+    """The part of a ledger that the estimate needs (accountant.ledger.protocols)."""
 
     def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int: ...
 
 
 def estimate(fleet: Fleet, start_ms: int, end_ms: int, width: int = 1, clusters: Sequence[str] = ()) -> int:
-    """GPU-hours that the question adds up. clusters: those it is limited to; all where it names none."""
+    """GPU-hours that the query adds up. clusters: those that it is limited to; empty: all."""
     hours = sum(fleet.gpu_hours(start_ms, end_ms, cluster) for cluster in set(clusters) or (None,))
     return hours * max(1, width)
 
 
 def refusal(fleet: Fleet, most: int, start_ms: int, end_ms: int, width: int = 1, clusters: Sequence[str] = ()) -> str:
-    """Why a question is too large, with how to ask for less; "" where it is answered."""
+    """Why a query is too large, and how to make it smaller; "" if it is allowed."""
     wanted = estimate(fleet, start_ms, end_ms, width, clusters)
     if wanted <= most:
         return ""
@@ -297,8 +297,8 @@ def refusal(fleet: Fleet, most: int, start_ms: int, end_ms: int, width: int = 1,
 
 
 def check_teams(deps: Deps, principal: Principal, teams: Iterable[str]) -> None:
-    """Raises Refusal for a team that no policy, namespace, record or adjustment names. A team that the principal is
-    bound to is known by that."""
+    """Raises Refusal for a team that no policy, namespace, record or adjustment names. A principal's own teams count as
+    known."""
     asked = set(teams) - {IDLE, UNASSIGNED} - (principal.teams or frozenset())
     if not asked or asked <= deps.ledger.teams():
         return
@@ -308,7 +308,7 @@ def check_teams(deps: Deps, principal: Principal, teams: Iterable[str]) -> None:
 
 
 def nearest_jobs(deps: Deps, principal: Principal, key: JobKey) -> str:
-    """The same of the jobs in the same namespace; nothing for a principal that may see only its own teams."""
+    """Suggestions among the jobs of the same namespace; empty for a principal of some teams only."""
     if principal.teams is not None:
         return ""
     start, end = _recorded(deps)
@@ -321,7 +321,7 @@ def nearest_jobs(deps: Deps, principal: Principal, key: JobKey) -> str:
 
 
 def _recorded(deps: Deps) -> tuple[int, int]:
-    """From the midnight before the first record until now: edges that a lake of whole hours has too."""
+    """From the midnight before the first record until now; a lake of whole hours has these boundaries too."""
     begun, newest = deps.ledger.extent()
     zone = deps.settings.zone
     return (periods.midnight_ms(periods.local_date(begun, zone), zone), deps.clock.wall_ms()) if newest else (0, 0)

@@ -1,7 +1,7 @@
-"""Answers statements and reports, and closes, reopens and publishes months.
+"""Serves statements and reports, and closes, reopens and publishes months.
 
-Both are computed from the ledger when asked, and carry an ETag of their content, so that a reader who
-has the same content is told so without sending it again.
+Statements and reports are computed on request and have an ETag of their content, so that a client with the same content
+gets 304 instead.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class ReportParams(StatementParams):
 
 @dataclass(frozen=True, slots=True)
 class StatementSpan:
-    """[start_ms, end_ms) in a time zone. month: where it is one of the accountant's own months, or its beginning."""
+    """[start_ms, end_ms) in a time zone. month: set if it is one of the accountant's months, or the beginning of
+    one."""
 
     start_ms: int
     end_ms: int
@@ -52,7 +53,7 @@ class StatementSpan:
 
 
 def statement_span(asked: StatementParams, deps: Deps) -> StatementSpan:
-    """A running month ends now. Raises Refusal."""
+    """The span of a request; the current month ends now. Raises Refusal."""
     now = deps.clock.wall_ms()
     if asked.month is None:
         start, end, name = asked.span(now, deps.settings.timezone, deps.settings.limits, deps.newest_ms())
@@ -101,7 +102,7 @@ def month_statement(
 def month_report(
     request: Request, asked: Annotated[ReportParams, Query()], deps: Given, principal: Reading
 ) -> Response:
-    """One self-contained page, or the same figures for paper, spreadsheets and programs.
+    """One self-contained page, or the same figures for printing, spreadsheets and programs.
 
     Equal records, prices and policies give equal bytes; the ETag is their SHA-256."""
     form = RENDERINGS[asked.format]
@@ -123,7 +124,7 @@ InPath = Annotated[MonthText, Path(description="A calendar month: 2026-10.")]
 
 
 class Close(Model):
-    """acknowledge: kinds of objections that shall not stand against closing; they need a reason."""
+    """acknowledge: kinds of objections to accept; this needs a reason."""
 
     reason: str = Field(default="", max_length=1000)
     acknowledge: tuple[Objecting, ...] = ()
@@ -140,7 +141,7 @@ _REFUSALS = refuses(
 
 @period_router.get("/v1/periods", summary="All months that are closed, and those that wait", responses=refuses())
 def list_periods(deps: Given, _: Reading) -> list[Period]:
-    """Oldest first, from the first closed one, or the first there is anything of; the current month is the last."""
+    """Oldest first, from the first closed month, or the first with records, to the current month."""
     books, now = deps.books.books(), deps.clock.wall_ms()
     current = Month.of(now, deps.settings.zone)
     known = [Month.parse(closed.month) for closed in books.closed]
@@ -162,7 +163,7 @@ def read_period(month: InPath, deps: Given, _: Reading) -> Period:
     **takes(Close, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def close(month: InPath, asked: Annotated[Close, body(Close)], deps: Given, principal: Administering) -> Period:
-    """Its statement never changes again; what comes later is corrected in the next month."""
+    """The statement does not change any more; later records are corrected in the next month."""
     deps.books.close(Month.parse(month), principal.name, asked.reason, asked.acknowledge)
     return _with_objections(deps, Month.parse(month))
 
@@ -188,7 +189,7 @@ def reopen(
 def publish(
     month: InPath, asked: Annotated[CloseReason, body(CloseReason)], deps: Given, principal: Administering
 ) -> Period:
-    """It cannot be opened again."""
+    """It cannot be reopened any more."""
     deps.books.publish(Month.parse(month), principal.name, asked.reason)
     return _with_objections(deps, Month.parse(month))
 

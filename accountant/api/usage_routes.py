@@ -1,6 +1,6 @@
-"""Answers usage, cost, windows, waits, budgets and jobs.
+"""Serves usage, cost, windows, waits, budgets and jobs.
 
-What a window is, is accountant.core.window_decay' word.
+Window boundaries and decay are defined in accountant.core.window_decay.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ REFUSALS = refuses("bad-page", "not-found", "page-gone", "invalid-parameter", "l
 
 @query_router.get("/v1/usage", summary="GPU time by account and group", responses=REFUSALS)
 def usage(asked: Broken, deps: Given, principal: Reading) -> UsageAnswer:
-    """GPU-microseconds of every account per group; over all groups they add up to the capacity. Pages that follow from
-    one another are of one answer and add up to it, whatever is booked meanwhile; `coverage` is that of all pages."""
+    """GPU-microseconds of every account per group; over all groups they add up to the capacity. Consecutive pages
+    belong to one answer and add up to it, whatever is booked meanwhile; `coverage` is that of all pages."""
     page, where, zone, note = _opened("usage", asked, deps, principal, asked.breakdown)
 
     def find() -> UsageAnswer:
@@ -80,7 +80,7 @@ def usage(asked: Broken, deps: Given, principal: Reading) -> UsageAnswer:
         check_cost(deps.ledger, deps.settings.limits, *span, len(asked.by), asked.where_cluster)
         with deps.ledger.moment(*span) as moment:
             lines = moment.usage(*span, asked.by, where, zone)
-            # Of all lines together it is the same whatever they are grouped by; some of them tell too little.
+            # The sum of all lines does not depend on the grouping, but filtered lines do not include all time.
             covered = moment.coverage(*span) if where else coverage(lines)
             if asked.breakdown:
                 lines = broken_down(moment, lines, *span, asked.by, where, zone)
@@ -94,10 +94,10 @@ def usage(asked: Broken, deps: Given, principal: Reading) -> UsageAnswer:
 
 @query_router.get("/v1/cost", summary="Exact cost by group", responses=REFUSALS)
 def costs(asked: Grouped, deps: Given, principal: Reading) -> CostAnswer:
-    """Billed GPU time and its cost per group. Pages that follow from one another are of one answer and add up to its
-    `total`, which every page shows, whatever is booked or priced anew meanwhile. Unpriced time is never zero: where
-    some of a group has no price its cost is null, and `unpriced_gpu_us` says how much. `total` is null too where
-    nothing of the span is metered."""
+    """Billed GPU time and its cost per group. Consecutive pages belong to one answer and add up to its `total`, which
+    every page shows, whatever is booked or repriced meanwhile. Unpriced time is never zero: if part of a group has no
+    price its cost is null, and `unpriced_gpu_us` says how much. `total` is also null if nothing of the span is
+    metered."""
     page, where, zone, note = _opened("cost", asked, deps, principal)
 
     def find() -> CostAnswer:
@@ -106,7 +106,7 @@ def costs(asked: Grouped, deps: Given, principal: Reading) -> CostAnswer:
         check_cost(deps.ledger, deps.settings.limits, *span, len(asked.by), asked.where_cluster)
         with deps.ledger.moment(*span) as moment:
             found = cost(moment, deps.book(), *span, asked.by, where, zone)
-            if not moment.coverage(*span):  # what it cost is not known
+            if not moment.coverage(*span):  # the cost is unknown
                 found = found.model_copy(update={"total": None})
         return found.model_copy(update={"note": note})
 
@@ -158,10 +158,10 @@ class WindowParams(Params):
     responses=refuses("invalid-parameter", "unsupported-question"),
 )
 def window(asked: Annotated[WindowParams, Query()], deps: Given, principal: Reading) -> UsageWindow:
-    """sliding: the last `size` seconds. tumbling: since the last boundary, a multiple of `size` after or before
-    `start` (1970 without it). cron: since the expression last fired. calendar: since the beginning of the month.
-    All end at `at` (default now); the caller decides whether watermark and coverage are good enough. A cost is that
-    of allocated time at the price book's rows, before commitments; time without a price is not covered."""
+    """sliding: the last `size` seconds. tumbling: since the last boundary, a multiple of `size` after or before `start`
+    (default 1970). cron: since the expression last fired. calendar: since the beginning of the month. All end at `at`
+    (default now); the caller decides whether watermark and coverage are sufficient. A cost is that of allocated time at
+    the price book's rows, before commitments; time without a price lowers the coverage."""
     of_everyone(principal)
     zone = periods.zone(deps.settings.timezone)
     at = deps.clock.wall_ms() if asked.at is None else instant("at", asked.at, zone)
@@ -189,7 +189,7 @@ def window(asked: Annotated[WindowParams, Query()], deps: Given, principal: Read
 
 
 def _check_cost(deps: Deps, spec: WindowSpec, begin_ms: int, at_ms: int, cluster: str | None) -> None:
-    """Before anything is added up: what the window has to add up, unless the controller needs it. Raises Refusal."""
+    """Checks the size of the window before anything is added up, unless the controller needs it. Raises Refusal."""
     most = deps.settings.limits.window_gpu_hours
     reason = query_parameters.refusal(
         deps.ledger, most, begin_ms, at_ms, clusters=() if cluster is None else (cluster,)
@@ -218,7 +218,7 @@ wait_router = APIRouter(tags=["usage"])
 
 
 class WaitSpread(Model):
-    """Seconds. pods: those of which the wait is known."""
+    """Seconds. pods: those whose wait is known."""
 
     pods: int
     median: float
@@ -227,8 +227,8 @@ class WaitSpread(Model):
 
 
 class WaitLine(Model):
-    """queued: created to scheduled. starting: scheduled to the first container. waiting: not scheduled yet;
-    their wait so far is among `queued`."""
+    """queued: created to scheduled. starting: scheduled to the first container. waiting: pods not scheduled yet; their
+    wait so far is part of `queued`."""
 
     key: str
     pods: int
@@ -246,7 +246,7 @@ class WaitParams(SpanParams):
 
 @wait_router.get("/v1/waits", summary="How long pods waited", responses=refuses("invalid-parameter"))
 def waits(asked: Annotated[WaitParams, Query()], deps: Given, principal: Reading) -> list[WaitLine]:
-    """How long pods waited that existed in the span and belong to the caller's teams."""
+    """Waiting times of pods that existed in the span and belong to the caller's teams."""
     now = deps.clock.wall_ms()
     start, end, _ = asked.span(now, deps.settings.timezone, deps.settings.limits)
     check_cost(
@@ -283,8 +283,7 @@ budget_router = APIRouter(tags=["figures"])
 
 @budget_router.get("/v1/budgets", summary="Budgets and what is spent of them", responses=refuses("ledger-unavailable"))
 def budgets(deps: Given, principal: Reading) -> list[BudgetState]:
-    """The budgets of the current month, in the policy's order; a caller of some teams sees those teams' budgets
-    only."""
+    """The budgets of the current month, in the policy's order; callers of some teams see only those of their teams."""
     now, settings = deps.clock.wall_ms(), deps.settings
     policies = deps.ledger.policies(now, now + 1)
     if not policies:
@@ -295,7 +294,7 @@ def budgets(deps: Given, principal: Reading) -> list[BudgetState]:
 
 job_router = APIRouter(tags=["jobs"])
 MOST_REPORTS = 1_000
-"""Reports that one request may hold."""
+"""Maximum number of reports in one request."""
 Id = Annotated[
     str, Path(max_length=4_096, description="CLUSTER~NAMESPACE~KIND~NAME, as GET /v1/jobs writes it (`id`).")
 ]
@@ -313,18 +312,18 @@ class JobsParams(SpanParams):
 
 
 class JobParams(SpanParams):
-    """start defaults to the beginning of the job, end to now."""
+    """start defaults to the job's first use of a GPU, end to now."""
 
 
 class EpochEnded(Model):
-    """An epoch that the job ended. at: when; the moment of the request without it."""
+    """An epoch that the job ended. at: when; defaults to the time of the request."""
 
     epoch: int = Field(ge=0, le=HIGHEST_EPOCH)
     at: Instant = None
 
 
 class ReportCount(Model):
-    """recorded: reports that said something new. known: those that repeated what was there."""
+    """recorded: new reports. known: repeated ones."""
 
     recorded: int
     known: int
@@ -339,9 +338,9 @@ _REPORTS = TypeAdapter(Annotated[tuple[EpochEnded, ...], Field(min_length=1, max
     responses=refuses("bad-page", "not-found", "page-gone", "invalid-parameter"),
 )
 def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: Reading) -> JobsAnswer:
-    """Jobs that held GPUs or had pods in the span, with what they did and cost in it; of the caller's teams. Pages that
-    follow from one another are of one answer and add up to its `total_cost`, which every page shows, whatever is booked
-    or priced anew meanwhile."""
+    """Jobs that held GPUs or had pods in the span, with their usage and cost in it; only of the caller's teams.
+    Consecutive pages belong to one answer and add up to its `total_cost`, which every page shows, whatever is booked or
+    repriced meanwhile."""
     now, limits, newest = deps.clock.wall_ms(), deps.settings.limits, deps.newest_ms()
     start, end, zone = asked.span(now, deps.settings.timezone, limits, newest)
     where = teams_asked(principal, asked.team)
@@ -380,7 +379,7 @@ def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: Readin
     responses=refuses("invalid-parameter", "not-found"),
 )
 def one(id: Id, asked: Annotated[JobParams, Query()], deps: Given, principal: Reading) -> JobAnswer:
-    """From its beginning until now, or the span asked for. Epochs, with what followed the last one, add up to the
+    """From its beginning until now, or the requested span. The epochs and the time after the last one add up to the
     job's cost exactly."""
     key, where = _key(id), teams_asked(principal, ())
     now = deps.clock.wall_ms()
@@ -408,8 +407,8 @@ def one(id: Id, asked: Annotated[JobParams, Query()], deps: Given, principal: Re
 def progress(
     id: Id, told: Annotated[tuple[EpochEnded, ...], body(_REPORTS, "progress")], deps: Given, principal: Progressing
 ) -> ReportCount:
-    """Idempotent by job and epoch: of several reports the earliest instant counts, in whatever order they come.
-    A job that the ledger has not heard of yet is not found; report again later."""
+    """Idempotent by job and epoch: of several reports the earliest instant counts, in whatever order they arrive. A job
+    that the ledger does not know yet is not found; report again later."""
     key = _key(id)
     now, zone = deps.clock.wall_ms(), periods.zone(deps.settings.timezone)
     reports = [EpochReport(key, one.epoch, _ended(one, now, zone), principal.name) for one in told]
@@ -427,7 +426,7 @@ def _record(deps: Deps, principal: Principal, key: JobKey, reports: list[EpochRe
 
 
 def _may_report(deps: Deps, moment: LedgerSnapshot, principal: Principal, key: JobKey) -> None:
-    """A pod reports for its own job, a team's token for jobs that the team pays. Raises Refusal."""
+    """A pod reports for its own job, a team's token for jobs that the team pays for. Raises Refusal."""
     if principal.pod is not None and principal.cluster is not None:
         if deps.ledger.job_of(principal.cluster, principal.pod) != key:
             raise Refusal("forbidden", f"{principal.name!r} may report the progress of its own job only")

@@ -1,10 +1,10 @@
 """Runs the commands for months, prices, corrections, credits, deliveries, retired GPUs and the provider's invoice.
 
-Each asks a running accountant (or, with --db, one on a stopped ledger), prints what stands then, and says in
-one line why the books refused.
+Each calls a running accountant (or, with --db, opens a stopped ledger), prints the resulting state, and shows in one
+line why the accountant refused.
 
-`reconcile` compares the provider's invoice with the books. The invoice is read here, where the file is; only sums per
-kind of item are sent. A small file says which GPU an instance type has, because no invoice says it:
+`reconcile` compares the provider's invoice with the bills. It reads the invoice locally and sends only sums per kind of
+item. A small file says which GPU an instance type has, because invoices do not:
 
     schema: 1
     instances:
@@ -54,7 +54,7 @@ Reason = Annotated[str, typer.Option(help="Why, for later readers of the books."
 @app.command()
 @with_option_groups
 def months(output: Printed = "table", *, at: ZonedLedger) -> None:
-    """Every month, whether it is open or closed, and its hash."""
+    """List every month with its status and hash."""
     with at.asking() as remote:
         found = remote.ask(tuple[Period, ...], "/v1/periods")
     answer(output, lambda: terminal_tables.periods(found), found)
@@ -73,7 +73,7 @@ def close(
     *,
     at: ZonedLedger,
 ) -> None:
-    """Close a month: its statement never changes again. Refused while something stands against it."""
+    """Close a month: its statement does not change any more. Refused while there are objections."""
     with at.asking() as remote:
         body = {"reason": reason, "acknowledge": acknowledge or []}
         done = remote.act(Period, f"/v1/periods/{month}/close", body)
@@ -89,7 +89,7 @@ def reopen(
     *,
     at: ZonedLedger,
 ) -> None:
-    """Open the newest closed month again, before it is published."""
+    """Reopen the newest closed month, before it is published."""
     with at.asking() as remote:
         done = remote.act(Period, f"/v1/periods/{month}/reopen", {"reason": reason})
     answer(output, lambda: terminal_tables.periods([done]), done)
@@ -104,7 +104,7 @@ def publish(
     *,
     at: ZonedLedger,
 ) -> None:
-    """A closed month goes out; it cannot be opened again."""
+    """Publish a closed month; it cannot be reopened any more."""
     with at.asking() as remote:
         done = remote.act(Period, f"/v1/periods/{month}/publish", {"reason": reason})
     answer(output, lambda: terminal_tables.periods([done]), done)
@@ -121,7 +121,7 @@ def proposals(
     *,
     at: ZonedLedger,
 ) -> None:
-    """What arrived late for closed months and waits, with its effect by team; take one up, or refuse it."""
+    """List late changes of closed months with their effect by team; accept (take) or refuse one."""
     if act != "list" and not (month and proposal):
         raise typer.BadParameter(f"{act} needs the month and the proposal's id, as `proposals` lists them")
     if act == "refuse" and not reason.strip():
@@ -144,7 +144,7 @@ def proposals(
 @app.command()
 @with_option_groups
 def correct(output: Printed = "table", *, at: ZonedLedger) -> None:
-    """Take up every proposal: book all that arrived late for closed months."""
+    """Accept every proposal: book all late changes of closed months."""
     with at.asking() as remote:
         done = remote.act(tuple[BookedCorrection, ...], "/v1/corrections", {})
     answer(output, lambda: terminal_tables.corrections(done), done)
@@ -158,7 +158,7 @@ def corrections(
     *,
     at: ZonedLedger,
 ) -> None:
-    """Corrections of closed months, with the month they are about and the one they are booked in."""
+    """List corrections of closed months, with the month they are about and the one they are booked in."""
     with at.asking() as remote:
         found = remote.ask(tuple[BookedCorrection, ...], "/v1/corrections", {"booked_in": month})
     answer(output, lambda: terminal_tables.corrections(found), found)
@@ -221,7 +221,7 @@ def adjustments(
     *,
     at: ZonedLedger,
 ) -> None:
-    """Approved credits and charges."""
+    """List approved credits and charges."""
     with at.asking() as remote:
         found = remote.ask(tuple[BookedAdjustment, ...], "/v1/adjustments", {"booked_in": month})
     answer(output, lambda: terminal_tables.adjustments(found), found)
@@ -238,7 +238,7 @@ def reprice(
     *,
     at: ZonedLedger,
 ) -> None:
-    """Show what another price book changes about a month; with --apply take it into force.
+    """Show what another price book changes about a month; with --apply put it in force.
 
     Open months are priced by it from then on; a closed month is corrected by it."""
     try:
@@ -262,7 +262,7 @@ def reprice(
 @app.command()
 @with_option_groups
 def prices(output: Printed = "table", *, at: ZonedLedger) -> None:
-    """Every price book that was in force, and who put it there."""
+    """List every price book that was in force, and who put it in force."""
     with at.asking() as remote:
         found = remote.ask(tuple[PriceVersion, ...], "/v1/prices/versions")
     answer(output, lambda: terminal_tables.price_versions(found, UTC), found)
@@ -293,7 +293,7 @@ def gpus(
     *,
     at: ZonedLedger,
 ) -> None:
-    """Which node each GPU belonged to; confirm that GPUs moved to another node."""
+    """Show which node each GPU belonged to; confirm that GPUs moved to another node."""
     named = gpu or []
     if act == "move":
         if not (node and named and reason.strip()):
@@ -328,7 +328,7 @@ def retire(
     *,
     at: ZonedLedger,
 ) -> None:
-    """Take GPUs that went for good out of the capacity; what they missed until then stays unmetered."""
+    """Retire GPUs that were removed permanently; their unmetered time until then stays unmetered."""
     body = {"cluster": cluster, "node": node, "gpus": gpu or [], "since": since, "reason": reason}
     with at.asking() as remote:
         done = remote.act(tuple[RetiredDevice, ...], "/v1/gpus/retire", body)
@@ -344,7 +344,7 @@ def deliveries(
     *,
     at: Server,
 ) -> None:
-    """Reports and notices that went out by themselves, newest first, and what became of each."""
+    """List automatic reports and notices, newest first, with the outcome of each delivery."""
     if again is not None and not reason:
         raise typer.BadParameter("--again needs a --reason")
     with at.asking() as remote:
@@ -355,21 +355,21 @@ def deliveries(
 
 
 class InstanceModel(Model):
-    """name: the instance type as the invoice writes it. model: as in the price book."""
+    """name: the instance type as in the invoice. model: as in the price book."""
 
     name: str = Field(min_length=1, max_length=200)
     model: str = Field(min_length=1, max_length=200)
 
 
 class InstanceMap(Model):
-    """Instance types and the GPUs in them; what stands nowhere is no GPU of ours."""
+    """Instance types with their GPUs; items that are not listed are not our GPUs."""
 
     schema_: Literal[1] = Field(alias="schema")
     instances: tuple[InstanceModel, ...] = Field(min_length=1)
 
 
 def lines(items: list[InvoiceItem], known: InstanceMap) -> tuple[InvoiceLine, ...]:
-    """The invoice's lines as the accountant takes them; what costs nothing is left out."""
+    """The invoice's lines in the form that the accountant accepts; lines without cost are left out."""
     models = {entry.name: entry.model for entry in known.instances}
     return tuple(
         InvoiceLine(
@@ -398,7 +398,8 @@ def reconcile(
     *,
     at: ZonedLedger,
 ) -> None:
-    """Invoice = teams + idle + unmatched, line by line; with --true-up the month's rates follow the invoice."""
+    """Compare an invoice line by line: invoice = teams + idle + unmatched; with --true-up price the month by its
+    rates."""
     from accountant.storage.invoice_file import read_invoice  # imports duckdb
 
     if apply and not reason.strip():

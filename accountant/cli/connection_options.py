@@ -1,6 +1,6 @@
-"""Defines the options of commands that ask a running accountant, or, with `--db`, a stopped ledger.
+"""Defines the options of commands that call a running accountant, or, with `--db`, open a stopped ledger.
 
-A command takes a `Server`, `Ledger`, `ZonedLedger` or `Priced` (`gputally.base.option_groups`).
+A command has a parameter of type `Server`, `Ledger`, `ZonedLedger` or `Priced` (`gputally.base.option_groups`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def answer(
     found: BaseModel | Iterable[BaseModel],
     records: Iterable[BaseModel] | None = None,
 ) -> None:
-    """Print what was found. records: its lines, for CSV; without them those of `found`."""
+    """Prints an answer. records: its rows for CSV; without them those of `found`."""
     several = [found] if isinstance(found, BaseModel) else list(found)
     lines = several if records is None else records
     document = found.model_dump(mode="json") if isinstance(found, BaseModel) else [_dumped(each) for each in several]
@@ -50,11 +50,10 @@ def _dumped(model: BaseModel) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _serve_offline(ledger: Path, **given: Any) -> Iterator[AccountantClient]:
-    """On a free loopback port, behind a token of its own, as a trial. given: further settings.
+    """Serves a stopped ledger on a free loopback port with a temporary token, as a trial. given: further settings.
 
-    Raises CannotStart where there is no ledger.
-    """
-    # A question to a running accountant shall not wait for the whole accountant's modules.
+    Raises CannotStart if there is no ledger."""
+    # Imported here, because a command to a running accountant should not wait for these modules.
     from accountant.composition import Service
     from accountant.core.settings import Settings
     from gputally.base.clock import SystemClock
@@ -76,7 +75,7 @@ def _serve_offline(ledger: Path, **given: Any) -> Iterator[AccountantClient]:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A running accountant."""
+    """Options for a running accountant."""
 
     url: Annotated[str, typer.Option(envvar="GPUTALLY_URL", help="A running accountant.")] = "http://127.0.0.1:8080"
     token_file: Annotated[Path | None, typer.Option(help="File with the bearer token for --url.")] = None
@@ -93,7 +92,7 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger(Server):
-    """The same, or one on a stopped ledger: on a free loopback port, behind a token of its own."""
+    """Options for a running accountant, or for a stopped ledger."""
 
     db: Annotated[Path | None, typer.Option(help="A ledger file that no accountant has open, instead of --url.")] = None
 
@@ -107,19 +106,19 @@ class Ledger(Server):
             yield remote
 
     def _settings(self) -> dict[str, Any]:
-        """What else the accountant on a stopped ledger is told."""
+        """Further settings for the accountant on a stopped ledger."""
         return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ZonedLedger(Ledger):
-    """For months and days, which are those of a zone."""
+    """Options for months and days, which depend on a time zone."""
 
     timezone: Timezone = None
 
     @property
     def zone(self) -> ZoneInfo:
-        """Raises ValueError for an unknown time zone."""
+        """The time zone. Raises ValueError if it is unknown."""
         return periods.zone(self.timezone or "UTC")
 
     def _settings(self) -> dict[str, Any]:
@@ -128,7 +127,7 @@ class ZonedLedger(Ledger):
 
 @dataclass(frozen=True, kw_only=True)
 class Priced(ZonedLedger):
-    """For money."""
+    """Options for amounts of money, which need a price book."""
 
     prices: Annotated[Path | None, typer.Option(help="Price book, with --db.")] = None
 

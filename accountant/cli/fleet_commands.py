@@ -1,4 +1,4 @@
-"""Runs `fleet`: usage, cost and reports of several clusters, from the lake in which they publish."""
+"""Runs `fleet`: usage, cost and reports of several clusters, from the lake to which they publish."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ RatesFile = Annotated[Path | None, typer.Option("--rates", help="Rates between c
 def clusters(
     lake: LakePlace, output: Printed = "table", engine: EngineOption = "duckdb", engine_url: EngineAddress = ""
 ) -> None:
-    """The ledgers that publish in the lake, and how far."""
+    """List the ledgers that publish to the lake, and how recent their data is."""
     with _opened(lake, engine, engine_url) as fleet:
         found = [member.status for member in fleet.members()]
 
@@ -88,7 +88,7 @@ def usage(
     engine: EngineOption = "duckdb",
     engine_url: EngineAddress = "",
 ) -> None:
-    """GPU-hours by account and group, added up over the clusters."""
+    """Show GPU-hours by account and group, added up over the clusters."""
     zone = timezone or "UTC"
     span, dimensions, chosen = _span(start, end, zone), _dimensions(by), _filters(where)
     with _opened(lake, engine, engine_url) as fleet, _progress() as told:
@@ -110,7 +110,7 @@ def cost(
     engine: EngineOption = "duckdb",
     engine_url: EngineAddress = "",
 ) -> None:
-    """Exact cost by group, each cluster's time at its own prices."""
+    """Show the exact cost by group, with each cluster's own prices."""
     zone = timezone or "UTC"
     span, dimensions, chosen = _span(start, end, zone), _dimensions(by), _filters(where)
     with _opened(lake, engine, engine_url, rates) as fleet, _progress() as told:
@@ -130,8 +130,8 @@ def windows(
     engine: EngineOption = "duckdb",
     engine_url: EngineAddress = "",
 ) -> None:
-    """Usage of each queue over the last days, added up over the clusters. Without --end up to the last full hour that
-    every cluster has published."""
+    """Show the usage of each queue over the last days, added up over the clusters. Without --end up to the last full
+    hour that every cluster has published."""
     try:
         spec = WindowSpec.model_validate({"size": size, "half_life": half_life})
     except ValidationError as error:
@@ -165,7 +165,8 @@ def report(
     engine: EngineOption = "duckdb",
     engine_url: EngineAddress = "",
 ) -> None:
-    """What a month cost in every cluster: a summary, the lines of all statements (CSV), and each cluster's report."""
+    """Show what a month cost in every cluster: a summary, the lines of all statements (CSV), and each cluster's
+    report."""
     asked = Month.parse(month)
     if to is not None and not to.is_dir():
         raise CannotStart(f"{to}: not a folder")
@@ -204,7 +205,7 @@ def serve(
     tokens: Annotated[Path | None, typer.Option(help="File of bearer tokens (hashed).")] = None,
     callers: Annotated[Path | None, typer.Option(help="Issuers and groups of people who sign in.")] = None,
 ) -> None:
-    """The pages and the API of every cluster, and of all together, read only, until SIGTERM or Ctrl-C."""
+    """Serve the read-only pages and API of every cluster, and of all together, until SIGTERM or Ctrl-C."""
     from accountant.fleet.fleet_server import FleetService, run
     from accountant.fleet.members import load_lake
 
@@ -254,7 +255,7 @@ def month_table(summary: FleetMonth) -> Table:
 
 @contextlib.contextmanager
 def _opened(lake: str | Lake, engine: EngineName, url: str, rates: Path | None = None) -> Iterator[Fleet]:
-    # Half a second of libraries that no other command needs.
+    # Imported here: half a second that no other command needs.
     from accountant.fleet.members import Fleet, Rates, load_lake
     from accountant.lake.engines import open_engine
 
@@ -267,7 +268,7 @@ def _opened(lake: str | Lake, engine: EngineName, url: str, rates: Path | None =
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Told]:
-    """A bar on standard error, where that is a terminal."""
+    """A progress bar on standard error, if that is a terminal."""
     console = Terminal(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
@@ -276,7 +277,7 @@ def _progress() -> Iterator[Told]:
 
 
 def _span(start: str | None, end: str | None, timezone: str) -> tuple[int, int]:
-    """Without an end: now; without a start: the month that the end is in."""
+    """The span; the end defaults to now, the start to the beginning of the end's month."""
     zone = periods.zone(timezone)
     end_ms = SystemClock().wall_ms() if end is None else periods.parse_instant(end, zone)
     start_ms = Month.of(end_ms - 1, zone).span(zone)[0] if start is None else periods.parse_instant(start, zone)

@@ -37,12 +37,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 import_app = typer.Typer(help="History from before any agent: Prometheus, or Slurm's accounting.", no_args_is_help=True)
 app.add_typer(import_app, name="import")
 _SETTLED_MS = 10 * MS_PER_MINUTE
-"""After which nothing more is scraped or sent for an instant."""
+"""After this time no more samples or records are expected for an instant."""
 _SHOWN_IMPORT = 20
 
 
 class CannotImport(AccountantError):
-    """What was asked for cannot be imported: one line with the place and the reason."""
+    """The history cannot be imported; a one-line message with the place and the reason."""
 
 
 @import_app.command("prometheus")
@@ -63,7 +63,8 @@ def from_prometheus(
     *,
     at: ZonedLedger,
 ) -> None:
-    """Import what dcgm-exporter and kube-state-metrics recorded. Interrupted it goes on, done twice it adds nothing."""
+    """Import the records of dcgm-exporter and kube-state-metrics. Can be interrupted and repeated without
+    duplicates."""
     now = SystemClock().wall_ms()
     end = _instant(until, at, now - _SETTLED_MS) // MS_PER_HOUR * MS_PER_HOUR
     wanted = _since(since, end, at), end
@@ -103,7 +104,7 @@ def from_slurm(
     *,
     at: ZonedLedger,
 ) -> None:
-    """Import allocations from Slurm's accounting. Interrupted it goes on, done twice it adds nothing."""
+    """Import allocations from Slurm's accounting. Can be interrupted and repeated without duplicates."""
     reading = slurm_accounting.read(_bytes(file), at.zone)
     complain = Terminal(stderr=True)
     offered, faults = offers(_bytes(nodes).decode("utf-8", "replace")) if nodes is not None else ({}, [])
@@ -137,7 +138,7 @@ def _import(to: Destination, read: Read, wanted: Span, chunk_ms: int) -> Summary
 
 @contextlib.contextmanager
 def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Drawn on a terminal, on stderr; elsewhere nothing is."""
+    """A progress bar on stderr, if that is a terminal."""
     console = Terminal(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
@@ -149,7 +150,7 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _tell(done: Sequence[tuple[Destination, Summary]], output: Output) -> None:
-    """What came of it, by cluster."""
+    """Prints the results by cluster."""
     records = [
         {
             "cluster": to.cluster, "source": to.source, "origin": to.origin, **asdict(summary),
@@ -161,13 +162,13 @@ def _tell(done: Sequence[tuple[Destination, Summary]], output: Output) -> None:
 
 
 def _coverage(summary: Summary) -> float | None:
-    """Part of what was known that was sent; None where nothing was."""
+    """The share of the known time that was sent; None if nothing was known."""
     whole = summary.sent_us + summary.missing_us
     return summary.sent_us / whole if whole else None
 
 
 def _summary_text(to: Destination, summary: Summary) -> Iterator[RenderableType]:
-    """For people."""
+    """The result as text for people."""
     if not summary.done:
         yield Text(f"{to.cluster}: everything up to there is imported already; nothing was sent")
         return
@@ -217,14 +218,14 @@ def _instant(text: str | None, at: ZonedLedger, otherwise: int) -> int:
 
 
 def _since(text: str, end_ms: int, at: ZonedLedger) -> int:
-    """A duration before the end, or an instant; at a whole hour."""
+    """A duration before the end, or an instant; rounded down to a whole hour."""
     back = duration_ms(text)
     start = _instant(text, at, 0) if back is None else end_ms - back
     return start // MS_PER_HOUR * MS_PER_HOUR
 
 
 def duration_ms(text: str) -> int | None:
-    """None for what is none."""
+    """The duration in milliseconds; None if the text is not one."""
     try:
         seconds = parse_duration(text)
     except ValueError:
@@ -256,12 +257,12 @@ def _model(text: str) -> tuple[str, str]:
 slurm_app = typer.Typer(help="Jobs of Slurm: who ran them, for which account.", no_args_is_help=True)
 app.add_typer(slurm_app, name="slurm")
 PART = 5_000
-"""Jobs sent at a time."""
+"""Number of jobs sent at a time."""
 _SHOWN_SLURM = 20
 
 
 class Unreadable(AccountantError):
-    """A file with nothing in it that could be taken."""
+    """A file from which nothing could be read."""
 
 
 @slurm_app.command("import")
@@ -272,7 +273,7 @@ def import_jobs(
     *,
     at: ZonedLedger,
 ) -> None:
-    """Name the jobs whose numbers the agents reported. Taking a file in twice changes nothing."""
+    """Send the names of the jobs that agents report by number. Repeating it changes nothing."""
     try:
         raw = file.read_bytes()
     except OSError as error:

@@ -1,9 +1,8 @@
-"""Makes the Secrets with bearer tokens that the chart mounts: `gputally install`.
+"""Creates the Secrets with bearer tokens that the chart mounts: `gputally install`.
 
-For people and programs outside the cluster, and for the chart's programs where the API server cannot review their
-service account tokens (the chart's value `kubernetesApi` of the accountant is false). Running it again changes nothing:
-a token whose Secret exists is kept, and entries of the token file that others wrote stay as they are. To replace a
-token, delete its Secret and run it again.
+The tokens are for people and programs outside the cluster, and for the chart's programs if the accountant cannot have
+their service account tokens reviewed (its chart value `kubernetesApi` is false). Repeating it changes nothing: existing
+tokens and token file entries are kept. To replace a token, delete its Secret and run the command again.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 SECRET = Kind("v1", "Secret", "secrets", namespaced=True, status=False)
 MANAGER = "gputally-install"
 TOKENS = "accountant-tokens"
-"""The Secret with the token file, behind the chart's name."""
+"""The Secret with the token file, after the chart's name."""
 _LABELS = {"app.kubernetes.io/part-of": "gputally", "app.kubernetes.io/managed-by": MANAGER}
 _PROGRAMS: Mapping[str, tuple[Scope, ...]] = {
     "fairshare": ("read", "policy"), "backup": ("admin",), "report": ("read",),
 }  # fmt: skip
-"""The chart's programs that ask the accountant, and what each may. Agents are bound to their node."""
+"""The chart's programs that call the accountant, with their scopes. Agents are bound to their node."""
 
 
 class Cluster(Protocol):
-    """What the installation asks of an API server."""
+    """The part of the API server that the installation uses."""
 
     def get(self, kind: Kind, name: str, namespace: str = "") -> Object: ...
     def create(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object: ...
@@ -52,8 +51,8 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which tokens there are to be. name: the chart's prefix of all names (`fullnameOverride`, else the release's).
-    node: of the one agent that shows a token of a Secret, with its cluster."""
+    """The tokens to create. name: the prefix of all names in the chart (`fullnameOverride`, or the release's name).
+    node: of the one agent that uses a token from a Secret, with its cluster."""
 
     name: str
     namespace: str
@@ -62,7 +61,7 @@ class Plan:
     cluster: str = "default"
 
     def holders(self) -> Mapping[str, tuple[Scope, ...]]:
-        """Who holds a token, and its scopes."""
+        """The holders of tokens, with their scopes."""
         found: dict[str, tuple[Scope, ...]] = {"admin": ("read", "policy", "admin")}
         if self.programs:
             found |= _PROGRAMS
@@ -72,8 +71,8 @@ class Plan:
 
 
 def manifests(plan: Plan, standing: Mapping[str, Mapping[str, str]]) -> list[Object]:
-    """The Secrets of a plan. standing: the content of those that are there, by name. Raises AccountantError where the
-    token file that stands cannot be read."""
+    """The Secrets of a plan. standing: the content of existing ones, by name. Raises AccountantError if the existing
+    token file cannot be read."""
     file = standing.get(f"{plan.name}-{TOKENS}", {}).get("tokens.yaml", "tokens: []\n")
     found = []
     for holder, scopes in plan.holders().items():
@@ -95,7 +94,7 @@ def manifests(plan: Plan, standing: Mapping[str, Mapping[str, str]]) -> list[Obj
 
 
 def install(plan: Plan, cluster: Cluster) -> dict[str, str]:
-    """Make what is missing; returns what happened to each Secret. Raises AccountantError."""
+    """Creates what is missing; returns the result for each Secret. Raises AccountantError."""
     standing = read(plan, cluster)
     done: dict[str, str] = {}
     for secret in manifests(plan, standing):
@@ -120,7 +119,7 @@ def install(plan: Plan, cluster: Cluster) -> dict[str, str]:
 
 
 def read(plan: Plan, cluster: Cluster) -> dict[str, dict[str, str]]:
-    """The content of a plan's Secrets that stand, by name. Raises AccountantError."""
+    """The content of the plan's Secrets that exist, by name. Raises AccountantError."""
     found = {}
     for name in (f"{plan.name}-{TOKENS}", *(f"{plan.name}-{holder}-token" for holder in plan.holders())):
         try:
@@ -134,7 +133,7 @@ def read(plan: Plan, cluster: Cluster) -> dict[str, dict[str, str]]:
 
 
 def _entries(text: str, plan: Plan) -> tuple[TokenEntry, ...]:
-    """Raises AccountantError with the place of each fault."""
+    """The entries of a token file. Raises AccountantError with the place of each fault."""
     where = f"Secret {plan.namespace}/{plan.name}-{TOKENS}: tokens.yaml"
     try:
         return validate(parse(text, where), TokenList).tokens
@@ -162,7 +161,7 @@ def command(
     kubeconfig: Annotated[Path | None, typer.Option(help="Another kubeconfig than the usual one.")] = None,
     output: Printed = "table",
 ) -> None:
-    """Make the Secrets with bearer tokens that the chart mounts; again, it changes nothing."""
+    """Create the Secrets with bearer tokens that the chart mounts. Repeating it changes nothing."""
     plan = Plan(name, namespace, programs, agent_node, cluster)
     if dry_run:
         typer.echo(yaml.safe_dump_all(manifests(plan, _standing(plan, kubeconfig)), sort_keys=False), nl=False)
@@ -178,7 +177,7 @@ def command(
 
 
 def _standing(plan: Plan, kubeconfig: Path | None) -> dict[str, dict[str, str]]:
-    """What stands, for a dry run; nothing, with a word about it, where no cluster answers."""
+    """The existing Secrets, for a dry run; empty, with a note, if no cluster answers."""
     try:
         return read(plan, KubernetesCluster.connect([SECRET], kubeconfig))
     except (ClusterError, AccountantError) as error:

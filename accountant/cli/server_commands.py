@@ -1,9 +1,9 @@
 """Runs `serve`, `backup`, `restore`, `token` and `clock`.
 
-The exit code: 0 ended as it was told to, 70 the database failed and the process has to be started again.
+`serve` exits with 0 after a requested stop, and with 70 if the database failed and the process has to be started again.
 
-The accountant reads the file again within a second of a change, so a revoked token ends with the next request. Only the
-entry's own lines are taken out: comments and the other entries stay as they were written.
+The accountant reads the token file again within a second of a change, so a revoked token is refused from the next
+request on. `token revoke` deletes only the lines of the entry; comments and other entries stay as they are.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ EXIT_FAILED = 70
 """EX_SOFTWARE of sysexits.h: a supervisor should start the process again."""
 
 RETRY_S = 1.0
-"""How long a caller of a waiting replica should wait before it asks again."""
+"""How long a client of a waiting replica should wait before the next request."""
 
 _GC_ALLOCATIONS = 50_000
-"""Between collections: a batch makes thousands of objects, hardly any of them in cycles."""
+"""Allocations between garbage collections: a batch creates thousands of objects, hardly any of them in cycles."""
 _SWITCH_S = 0.000_5
-"""How long a thread may compute before another one gets its turn. While the writer books a large group, every
-word on a socket would else wait the interpreter's 5 ms, several times per request."""
+"""How long a thread may run before another gets its turn. While the writer books a large group, each socket operation
+would otherwise wait the interpreter's default of 5 ms, several times per request."""
 
 
 @app.command()
@@ -90,7 +90,7 @@ def serve(
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings in force and stop.")] = False,
 ) -> None:
-    """Keep the ledger and serve it until SIGTERM or Ctrl-C."""
+    """Serve the ledger until SIGTERM or Ctrl-C."""
     given = {
         "data": data, "listen": listen, "auth": auth, "tokens": tokens, "prices": prices,
         "inventory": inventory, "policy": policy, "callers": callers, "tls_cert": tls_cert, "tls_key": tls_key,
@@ -108,7 +108,7 @@ def serve(
 
 
 def _lead(settings: Settings, leader: Leadership) -> int:
-    """Wait until this replica leads, and serve the ledger from then on; the exit code."""
+    """Waits until this replica leads, then serves the ledger; returns the exit code."""
     with contextlib.ExitStack() as waiting:
         if settings.leader_election is not None:
             stop, events = threading.Event(), structlog.get_logger("accountant")
@@ -122,14 +122,14 @@ def _lead(settings: Settings, leader: Leadership) -> int:
             events.info("leading", restored=None if restored is None else restored.name)
         clock = GuardedClock(SystemClock(), settings.data / "clock.json", boot_id())
         with Service(settings, clock, fence=leader.fence) as service:
-            waiting.close()  # the port is free for the service
+            waiting.close()  # the service needs the port
             with _signals(service.over):
                 leader.watch(service.fail, lambda: os._exit(EXIT_FAILED))
                 return run(service)
 
 
 def waiting_app(lease: str) -> ASGIApp:
-    """What a replica answers before it leads: it lives, and nothing can be asked of it."""
+    """The answers of a replica that does not lead yet: it is alive, and every other request gets 503."""
 
     async def app(scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -148,7 +148,7 @@ def waiting_app(lease: str) -> ASGIApp:
 
 @contextlib.contextmanager
 def _signals(over: threading.Event) -> Iterator[None]:
-    """SIGTERM and Ctrl-C set the event."""
+    """Lets SIGTERM and Ctrl-C set the event."""
     before = set_on_signals(over)
     try:
         yield
@@ -158,15 +158,16 @@ def _signals(over: threading.Event) -> Iterator[None]:
 
 
 def take_turns() -> None:
-    """Have the interpreter work as the accountant needs it."""
-    # What is loaded by now stays: a full collection need not walk all libraries while senders wait.
+    """Configures the interpreter for the accountant."""
+    # Objects loaded so far are excluded from full collections, which would otherwise scan all libraries while senders
+    # wait.
     gc.freeze()
     gc.set_threshold(_GC_ALLOCATIONS)
     sys.setswitchinterval(_SWITCH_S)
 
 
 def run(service: Service) -> int:
-    """Serve until the service is over; the exit code."""
+    """Serves until the service ends; returns the exit code."""
     events = structlog.get_logger("accountant")
     settings = service.settings
     take_turns()
@@ -216,7 +217,7 @@ def backup(
     *,
     at: Ledger,
 ) -> None:
-    """Copy the whole ledger and verify the copy; a running accountant goes on meanwhile."""
+    """Copy the whole ledger and verify the copy; a running accountant continues meanwhile."""
     if keep is not None and to is None:
         raise typer.BadParameter("--keep is about the folder of --to")
     if at.db is not None:
@@ -252,7 +253,7 @@ def _fetched(at: Server, to: Path | None) -> Backup:
 @app.command("backups")
 @with_option_groups
 def list_backups(output: Printed = "table", *, at: Server) -> None:
-    """The accountant's backups (`backups.to`), newest first."""
+    """List the accountant's backups (`backups.to`), newest first."""
     with at.asking() as remote:
         found = remote.ask(tuple[Backup, ...], "/v1/backups")
     answer(output, lambda: terminal_tables.backups(found), found)
@@ -268,7 +269,7 @@ def restore(
     object_storage: ObjectStore = None,
     output: Printed = "table",
 ) -> None:
-    """Rebuild a lost ledger from a backup, from the archive, or from both; and check the books.
+    """Rebuild a lost ledger from a backup, from the archive, or from both, and check that it balances.
 
     Agents send the rest when the accountant runs again."""
     if source is None and archive is None:
@@ -323,7 +324,7 @@ def list_tokens(file: File, output: Printed = "table") -> None:
 
 @token_app.command()
 def revoke(name: Annotated[str, typer.Argument(help="As `token list` shows it.")], file: File) -> None:
-    """Take a token out of the file: requests with it are refused within a second."""
+    """Remove a token from the file: requests with it are refused within a second."""
     if name not in {entry.name for entry in _entries(file)}:
         raise typer.BadParameter(f"{file}: no token is named {name!r}")
     try:
@@ -347,7 +348,7 @@ def new(
     ] = None,
     token_file: Annotated[Path | None, typer.Option(help="Write the token into this new file.")] = None,
 ) -> None:
-    """Make a token: printed once, or written into a file of its own; the token file keeps only its hash."""
+    """Create a token: printed once, or written to a file of its own; the token file stores only its hash."""
     if token_file is not None and token_file.exists():
         raise typer.BadParameter(f"{token_file} exists: its token would be lost; name another file, or remove it")
     if file is not None and file.exists() and name in {entry.name for entry in _entries(file)}:
@@ -376,8 +377,7 @@ def new(
 
 
 def with_entry(text: str, entry: str) -> str:
-    """The token file's text with one entry more, which becomes the last. Raises ValueError where it is written on one
-    line."""
+    """The token file's text with one more entry at the end. Raises ValueError if the list is written on one line."""
     document = yaml.compose(text, yaml.SafeLoader)
     assert isinstance(document, yaml.MappingNode)
     tokens = next((value for key, value in document.value if key.value == "tokens"), None)
@@ -388,7 +388,7 @@ def with_entry(text: str, entry: str) -> str:
 
 
 def bound(entry: TokenEntry) -> str:
-    """What an entry is bound to, in words."""
+    """What an entry is bound to, as text."""
     if entry.teams is not None:
         return "teams " + ", ".join(entry.teams)
     where = [f"{kind} {value}" for kind, value in (("cluster", entry.cluster), ("node", entry.node)) if value]
@@ -396,7 +396,7 @@ def bound(entry: TokenEntry) -> str:
 
 
 def without(text: str, name: str) -> str:
-    """The file's text without the entry of that name. Raises ValueError where entries share a line."""
+    """The file's text without the entry of that name. Raises ValueError if entries share a line."""
     document = yaml.compose(text, yaml.SafeLoader)
     assert isinstance(document, yaml.MappingNode)
     key, tokens = next((key, value) for key, value in document.value if key.value == "tokens")
@@ -411,8 +411,7 @@ def without(text: str, name: str) -> str:
 
 
 def _last_line(node: yaml.Node) -> int:
-    """The last line of the node's own text: where a block is said to end, comments that follow it are behind it
-    already."""
+    """The last line of the node's own text; the parser's end of a block includes comments that follow it."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style:
         children = [child for part in node.value for child in (part if isinstance(part, tuple) else (part,))]
         return max(_last_line(child) for child in children)
@@ -437,7 +436,7 @@ def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:
 @clock_app.command("show")
 @with_option_groups
 def show_clock(output: Printed = "table", *, at: ZonedLedger) -> None:
-    """Say whether the clock is trusted, and name what is dated later than now."""
+    """Show whether the clock is trusted, and what is dated in the future."""
     with at.asking() as remote:
         found = remote.ask(ClockReport, "/v1/clock")
     answer(output, lambda: terminal_tables.clock(found), found)
@@ -446,7 +445,7 @@ def show_clock(output: Printed = "table", *, at: ZonedLedger) -> None:
 @clock_app.command()
 @with_option_groups
 def accept(output: Printed = "table", *, at: ZonedLedger) -> None:
-    """Take the clock of the accountant's machine for right after it was set."""
+    """Accept the clock of the accountant's machine as right after it was set."""
     with at.asking() as remote:
         found = remote.act(ClockReport, "/v1/clock/accept", {})
     answer(output, lambda: terminal_tables.clock(found), found)
@@ -460,7 +459,7 @@ def heal(
     *,
     at: ZonedLedger,
 ) -> None:
-    """Heal what a clock that was ahead dated wrongly; the clock has to be right now."""
+    """Correct items that were misdated by a clock that was ahead; the clock must be right now."""
     with at.asking() as remote:
         done = remote.act(tuple[MisdatedRecords, ...], "/v1/clock/heal", {"reason": reason})
     answer(output, lambda: terminal_tables.misdated_table(done), done)

@@ -1,4 +1,4 @@
-"""Prints answers as tables with units and totals."""
+"""Formats answers as tables with units and totals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from accountant.storage.snapshot import Imbalance
 
 NAMES = {IDLE: "(unallocated)", UNASSIGNED: "(unassigned)", "": NOTHING}
-"""What people read for names that are none."""
+"""Text for the special names of teams and queues."""
 
 
 def instant(at_ms: int, zone: tzinfo) -> str:
@@ -144,14 +144,14 @@ def priced_by(version: str, *, unpriced: bool) -> str:
 
 
 def _metered(answer: UsageAnswer) -> str:
-    """The share that is metered; for a span without capacity it is not known."""
+    """The metered share as text; unknown for a span without capacity."""
     if answer.coverage is None:
         return "nothing is recorded of this time"
     return f"{percent(answer.coverage)} of the capacity is metered"
 
 
 def noted_caption(note: str, caption: str) -> str:
-    """A caption that begins with what is particular about the answer."""
+    """A caption that begins with the answer's note, if it has one."""
     return f"{note}\n{caption}" if note else caption
 
 
@@ -160,7 +160,7 @@ def _label(columns: int, text: str) -> tuple[str, ...]:
 
 
 def in_force(version: str, corrections: int) -> Text:
-    """After a price book was put there by hand."""
+    """The text after a price book was put in force by hand."""
     return Text(
         f"in force: {version}; {corrections} correction lines booked\n"
         "Open months keep these prices until the price book's file is changed: close them first, or write the prices "
@@ -169,7 +169,7 @@ def in_force(version: str, corrections: int) -> Text:
 
 
 def trued_up(version: str, corrections: int) -> Text:
-    """After a month was given an invoice's rates."""
+    """The text after a month was priced by an invoice's rates."""
     return Text(
         f"priced by: {version}; {corrections} correction lines booked\n"
         "The month keeps these rates when the price book's file is changed; to end that, reprice it by hand."
@@ -383,7 +383,7 @@ def price_versions(found: Sequence[PriceVersion], zone: tzinfo) -> Table:
 
 
 def _change(diff: PriceDiff, before: Decimal | None, after: Decimal | None) -> str:
-    """In minor units; none between two currencies."""
+    """The change in minor units; no figure between two currencies."""
     currency = diff.currency_after
     if before is None or after is None or currency is None or diff.currency_before not in (None, currency):
         return NOTHING

@@ -1,8 +1,7 @@
 """Runs `usage`, `cost`, `check`, `report` and `jobs`.
 
-A file appears whole or not at all, for something else may be waiting for it.
-
-A job may be called as the table prints it, or by the end of that; its id is needed only where that is not enough.
+Output files are written atomically, because another program may be waiting for them. A job can be named as the table
+shows it or by a suffix of that name; the full id is needed only if the suffix is ambiguous.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def usage(
     *,
     at: ZonedLedger,
 ) -> None:
-    """GPU-hours by account and group."""
+    """Show GPU-hours by account and group."""
     with at.asking() as remote:
         whole = remote.whole(UsageAnswer, "/v1/usage", _query(by, start, end, where, at.timezone))
     answer(output, lambda: terminal_tables.usage_table(whole, at.zone), whole, whole.lines)
@@ -80,7 +79,7 @@ def cost(
     *,
     at: Priced,
 ) -> None:
-    """Exact cost by group."""
+    """Show the exact cost by group."""
     with at.asking() as remote:
         whole = remote.whole(CostAnswer, "/v1/cost", _query(by, start, end, where, at.timezone))
     answer(output, lambda: terminal_tables.cost_table(whole, at.zone), whole, whole.lines)
@@ -94,7 +93,7 @@ def check(
     lake: Annotated[bool, typer.Option("--lake", help="Also compare the lake with the ledger.")] = False,
     at: Ledger,
 ) -> None:
-    """Recompute the books from the rows; exit 1 unless every GPU-microsecond stands in exactly one account."""
+    """Recompute the accounts from the rows; exit 1 unless every GPU-microsecond is in exactly one account."""
     with at.asking() as remote:
         balance = remote.ask(Balance, "/v1/check", {"lake": "true"} if lake else {})
     answer(output, lambda: terminal_tables.balance_table(balance), balance)
@@ -115,7 +114,7 @@ def _query(by: str, start: str | None, end: str | None, where: list[str] | None,
 
 
 LAST = "last"
-"""What stands for the calendar month before this one."""
+"""Stands for the calendar month before the current one."""
 
 
 @app.command()
@@ -133,7 +132,7 @@ def report(
     *,
     at: Priced,
 ) -> None:
-    """The report of a month (or of any span), as a page or as data."""
+    """Write the report of a month (or of any span), as a page or as data."""
     if (month is None) == (start is None and end is None):
         raise typer.BadParameter("give a month (2026-10), or --start and --end")
     if month == LAST:
@@ -156,7 +155,7 @@ def report(
 
 
 def before(at_ms: int, timezone: str) -> Month:
-    """The month that had ended at that instant, in UTC milliseconds. Raises ValueError for an unknown zone."""
+    """The last month that ended before that instant, in UTC milliseconds. Raises ValueError for an unknown zone."""
     return Month.of(at_ms, periods.zone(timezone)).previous
 
 
@@ -169,7 +168,7 @@ EPOCH_COLUMNS = ("id", "epoch", "start", "end", "gpu_hours", "currency", "cost",
 
 
 def jobs_table(answer: JobsAnswer, zone: ZoneInfo) -> Table:
-    """One job a line, in the answer's order, with totals."""
+    """One job per line, in the answer's order, with totals."""
     currency = answer.currency or ""
     several = len({job.cluster for job in answer.jobs}) > 1
     burning = [job.burn_per_hour for job in answer.jobs if job.state == "running"]
@@ -211,7 +210,7 @@ def jobs_table(answer: JobsAnswer, zone: ZoneInfo) -> Table:
 
 
 def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
-    """A job: what it is, its time by price, its epochs."""
+    """One job: description, time by price, epochs."""
     job, currency = answer.job, answer.currency
     cost = f"cost {currency or ''}"
     facts = table(
@@ -261,7 +260,7 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
 
 
 def job_rows(answer: JobsAnswer) -> list[tuple[object, ...]]:
-    """In JOB_COLUMNS; unknown is empty, names are safe for spreadsheets."""
+    """In the order of JOB_COLUMNS; unknown values are empty, names are safe for spreadsheets."""
     return [_job_row(job, answer.currency) for job in answer.jobs]
 
 
@@ -278,7 +277,7 @@ def _job_row(job: Job, currency: str | None) -> tuple[object, ...]:
 
 
 def epoch_rows(answer: JobAnswer) -> list[tuple[object, ...]]:
-    """In EPOCH_COLUMNS; what followed the last report has no epoch."""
+    """In the order of EPOCH_COLUMNS; time after the last report has no epoch."""
     return [_epoch_row(answer, line) for line in answer.epochs]
 
 
@@ -305,7 +304,7 @@ def _plain(value: object) -> str:
 
 
 _SHOWN = 5
-"""Jobs named in an error that lists what may be meant."""
+"""Number of candidates named in an error about an ambiguous job."""
 
 
 @app.command()
@@ -325,7 +324,7 @@ def jobs(
     *,
     at: Priced,
 ) -> None:
-    """Jobs with their GPU-hours, cost so far, burn rate and wait; the most costly first."""
+    """List jobs with their GPU-hours, cost so far, burn rate and wait; the highest cost first."""
     zone = at.zone
     span: Query = {"start": start, "end": end, "timezone": at.timezone}
     with at.asking() as remote:
@@ -355,7 +354,7 @@ def _called(name: str, remote: AccountantClient, span: Query) -> str:
 
 
 def jobs_named(jobs: Iterable[Job], name: str) -> list[Job]:
-    """Those whose CLUSTER/NAMESPACE/KIND/NAME ends with the name; the kind may be left out."""
+    """The jobs whose CLUSTER/NAMESPACE/KIND/NAME ends with the name; the kind may be left out."""
     end = f"/{name.strip('/')}"
     found = []
     for job in jobs:

@@ -1,5 +1,5 @@
-"""Answers the APIs of other programs (OpenCost, KAI) from the ledger.
+"""Implements the APIs of other programs (OpenCost, KAI) on the ledger.
 
-Each API has a port of its own and is off by default: its clients send no credentials, so the operator decides by a
-NetworkPolicy who reaches the port.
+Each API has a separate port and is off by default. Its clients send no credentials, so a NetworkPolicy must decide
+which clients reach the port.
 """

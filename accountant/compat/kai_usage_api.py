@@ -1,34 +1,31 @@
 """Serves the Prometheus queries that KAI-Scheduler's usage client sends.
 
-KAI's `connectionString` can then point here: exact, without duplicate series, with MIG and shared GPUs, and
-with a word about staleness that KAI itself only logs. Nothing else of PromQL is answered. GET and POST
-/api/v1/query; what Prometheus' operators look for first (/-/healthy, /-/ready, /api/v1/status/config).
+KAI's `connectionString` can point here instead of to Prometheus. The usage is exact, without duplicate series, includes
+MIG and shared GPUs, and is refused or marked when it is stale. No other PromQL is supported. Paths: GET and POST
+/api/v1/query, and the paths that Prometheus clients check first (/-/healthy, /-/ready, /api/v1/status/config).
 
-Every scheduling shard sends the same text, so each has an address of its own, `/shards/NAME` in front of the path:
-its usage and its capacity are those of its nodes. NAME is the shard's partition label value; `/shards` alone is the
-shard of nodes without one. The bare address is the whole cluster, for a KAI with one shard. Where several clusters
-share the ledger, `/clusters/NAME` goes in front.
+All scheduling shards send the same text, so each has a path prefix, `/shards/NAME`: its usage and capacity are those of
+its nodes. NAME is the shard's partition label value; `/shards` alone is the shard of nodes without one. Without the
+prefix the answer covers the whole cluster, for a KAI with one shard. If several clusters share the ledger,
+`/clusters/NAME` comes first.
 
-The window ends at the watermark, not at the present: a query that counted the last minute's capacity but not
-yet its usage would show every queue as frugal. Answers of one fetch come from one window.
+The window ends at the watermark, not at the present: if the last minute's capacity counted but not yet its usage, every
+queue would seem to use less than it does. All answers of one fetch use the same window.
 
-The text is parsed, never compared: its parts may be wrapped in parentheses and in aggregations such as
-`max by (queue_name) (...)`, which our rows, one per queue, do not need. What is not one of the six
-questions is refused with the part that is at fault.
+The query is parsed, not compared as text. Parentheses and aggregations such as `max by (queue_name) (...)` are accepted
+and have no effect, since there is one row per queue. A query that is not one of the six supported ones is refused with
+its unsupported part.
 
-Source of the form: KAI-Scheduler pkg/scheduler/cache/usagedb/prometheus/prometheus.go at v0.17:
-`sum_over_time((METRIC)[WINDOW:RESOLUTION])`, with a half-life
-`sum_over_time((((METRIC) * (0.5^((NOW - time()) / HALF_LIFE))))[WINDOW:RESOLUTION])`.
+Source of the queries: KAI-Scheduler pkg/scheduler/cache/usagedb/prometheus/prometheus.go at v0.17:
+`sum_over_time((METRIC)[WINDOW:RESOLUTION])`, with a half-life `sum_over_time((((METRIC) * (0.5^((NOW - time()) /
+HALF_LIFE))))[WINDOW:RESOLUTION])`.
 
-KAI divides: usage of a queue = row of the queue / capacity. Both are here the exact integral of GPUs over
-the window, expressed in the unit of the question (GPUs times steps of its resolution), so that they can be
-compared with what Prometheus would have answered. There is exactly one row per queue: KAI keeps the last of
-several instead of adding them up. Source: KAI-Scheduler pkg/scheduler/cache/usagedb/prometheus at v0.17.
+KAI divides usage of a queue by capacity. Both are the exact integral of GPUs over the window, in the unit of the query
+(GPUs times steps of its resolution), so that they can be compared with Prometheus. There is exactly one row per queue,
+because KAI keeps only the last of several rows.
 
-CPU and memory are not metered: their capacity is a positive constant and their usage empty, which makes
-the usage of every queue 0. A capacity of 0 would make it NaN, and no queue would get an over-quota share.
-
-Pure.
+CPU and memory are not metered: their capacity is a positive constant and their usage empty, so the usage of every queue
+is 0. A capacity of 0 would make it NaN, and no queue would get an over-quota share.
 """
 
 from __future__ import annotations
@@ -66,7 +63,7 @@ ALLOCATIONS: Mapping[str, Resource] = {
     "kai_queue_allocated_cpu_cores": "cpu",
     "kai_queue_allocated_memory_bytes": "memory",
 }
-"""Metrics of KAI's queue controller: what its default settings sum up."""
+"""Metrics of KAI's queue controller that its default settings sum."""
 CAPACITIES: Mapping[str, Resource] = {"nvidia_com_gpu": "gpu", "cpu": "cpu", "memory": "memory"}
 """Values of the label `resource` of kube_node_status_capacity, and of Run:ai's resources_per_nodepool."""
 POOL_LABEL = "nodepool"
@@ -79,15 +76,15 @@ _OPERATORS = {
 
 
 class UnknownQuery(ValueError):
-    """Not one of the questions of KAI's usage client: which part, and what was expected."""
+    """Not one of the queries of KAI's usage client; the message names the part and what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageQuestion:
-    """One of the six: allocation per queue, or capacity, of one resource over a sliding window.
+    """One of the six queries: allocation per queue, or capacity, of one resource over a sliding window.
 
-    Durations in seconds. reference_s: the instant (seconds since 1970) that decayed samples count fully
-    at; None without a half-life. pool: the node pool a capacity is restricted to, if it is."""
+    Durations in seconds. reference_s: the instant (seconds since 1970) at which decayed samples count fully; None
+    without a half-life. pool: the node pool of a capacity, if it is restricted to one."""
 
     resource: Resource
     of: Literal["allocation", "capacity"]
@@ -99,7 +96,7 @@ class UsageQuestion:
 
 
 def parse(text: str) -> UsageQuestion:
-    """The question in a query. Raises UnknownQuery."""
+    """Parses a query. Raises UnknownQuery."""
     if len(text) > MAX_QUERY_CHARACTERS:
         raise UnknownQuery(f"a query of more than {MAX_QUERY_CHARACTERS} characters")
     try:
@@ -187,8 +184,8 @@ def _bare(expression: promql.Expr) -> promql.Expr:
 
 
 State = Literal["usage", "stale", "plain"]
-"""usage: history counts. stale: an error, on which KAI keeps the usage it has. plain: so old that no
-history is better than that one: capacity without usage, hence the configured weights."""
+"""usage: the usage is current. stale: an error, on which KAI keeps its previous usage. plain: too old to be useful:
+capacity without usage, so that the configured weights apply."""
 QUEUE_LABEL = "queue_name"
 REF_PREFIX = "kai:"
 
@@ -200,17 +197,17 @@ class Row:
 
 
 def state_at(at_ms: int, watermark_ms: int | None, stale_after_s: int, plain_after_s: int) -> State:
-    """How far the ledger's knowledge may be used for a window that ends at `at_ms`."""
+    """Whether the ledger's usage is recent enough for a window that ends at `at_ms`."""
     if watermark_ms is None or at_ms - watermark_ms > plain_after_s * MS_PER_SECOND:
         return "plain"
     return "stale" if at_ms - watermark_ms > stale_after_s * MS_PER_SECOND else "usage"
 
 
 def rows(question: UsageQuestion, window: UsageWindow, policy: Policy, state: State) -> Sequence[Row]:
-    """The instant vector, by queue name. state is not `stale`.
+    """The instant vector, by queue name. state: not `stale`.
 
-    A policy's queue that stands for several of KAI's (refs) gives each of them its whole usage: in the
-    policy's eyes they are one queue. Usage of a queue contains that of its descendants, as in KAI."""
+    A policy's queue with several KAI queues (refs) gives each of them its whole usage, since the policy treats them as
+    one queue. Usage of a queue includes that of its descendants, as in KAI."""
     if question.of == "capacity":
         known = question.resource == "gpu" and window.capacity > 0
         value = _steps(question, window, window.capacity) if known else question.window_s / question.resolution_s
@@ -224,13 +221,13 @@ def rows(question: UsageQuestion, window: UsageWindow, policy: Policy, state: St
 
 
 def _named(policy: Policy) -> Mapping[str, QueuePolicy]:
-    """The policy's queues by the names KAI has for them."""
+    """The policy's queues by their names in KAI."""
     refs = [(ref, queue) for queue in policy.queues for ref in queue.refs if ref.startswith(REF_PREFIX)]
     return {ref.removeprefix(REF_PREFIX): queue for ref, queue in refs}
 
 
 def _steps(question: UsageQuestion, window: UsageWindow, quantity: int) -> float:
-    """A quantity of the window in GPUs times steps, decayed to the question's own reference."""
+    """A quantity of the window in GPUs times steps, decayed to the query's own reference."""
     value = quantity / (question.resolution_s * MS_PER_SECOND * US_PER_MS)
     if question.half_life_s is None or question.reference_s is None:
         return value
@@ -242,16 +239,16 @@ _MAX_BODY_BYTES = 4 * MAX_QUERY_CHARACTERS
 _REMEMBERED = 64
 _LIMITS = Limits()
 OF_SHARDS = "/shards"
-"""In front of the path of who asks for one shard: `/shards/NAME`, `/shards` for the one without a label."""
+"""Path prefix for one shard: `/shards/NAME`, `/shards` for nodes without the label."""
 OF_CLUSTERS = "/clusters"
-"""In front of that, of who asks for one cluster of several in the ledger: `/clusters/NAME`."""
+"""Path prefix, before that of a shard, for one of several clusters in the ledger: `/clusters/NAME`."""
 _GRAIN_MS = 15 * MS_PER_SECOND
-"""Questions of one fetch, a few milliseconds apart, see the same window."""
+"""Queries of one fetch, a few milliseconds apart, get the same window."""
 _MS_PER_YEAR = 366 * 86_400 * MS_PER_SECOND
 
 
 class Refused(Exception):
-    """status and errorType as in Prometheus' own answers; the text is the reason."""
+    """An error answer. status and errorType as in Prometheus; the text is the reason."""
 
     def __init__(self, status: int, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -260,7 +257,7 @@ class Refused(Exception):
 
 
 class KaiMetrics:
-    """What KAI was told, for Prometheus. One per registry."""
+    """Metrics about the answers to KAI. One per registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.answers = Counter(
@@ -288,7 +285,7 @@ class _CachedWindow:
 
 
 class KaiUsageSource:
-    """Answers KAI's questions. Thread-safe."""
+    """Answers KAI's queries. Thread-safe."""
 
     def __init__(
         self,
@@ -299,7 +296,7 @@ class KaiUsageSource:
         book: Callable[[], PriceBook | None] = lambda: None,
         limits: Limits = _LIMITS,
     ) -> None:
-        """book: the price book in force, for measure cost."""
+        """book: returns the price book in force, for measure cost."""
         self._most = limits.question_gpu_hours
         self._ledger = ledger
         self._book = book
@@ -314,8 +311,7 @@ class KaiUsageSource:
     def answer(
         self, query: str, time: str | None, shard: str | None = None, cluster: str | None = None
     ) -> Mapping[str, object]:
-        """The body of a successful answer. shard: to which one, None: of the whole cluster. cluster: None: of all there
-        are. Raises Refused."""
+        """The body of a successful answer. shard: None for the whole cluster. cluster: None for all. Raises Refused."""
         try:
             found = self._answer(query, time, shard, cluster)
         except Refused as refused:
@@ -363,7 +359,7 @@ class KaiUsageSource:
 
     def _read(self, question: UsageQuestion, at_ms: int, shard: str | None, cluster: str | None) -> _CachedWindow:
         key = (shard, cluster, question.window_s, question.half_life_s, at_ms // _GRAIN_MS)
-        with self._lock:  # one fetch asks six times: the first reads, the others wait for it
+        with self._lock:  # one fetch sends six queries: the first reads, the others wait for it
             known = self._known.get(key)
             if known is None:
                 known = self._known[key] = self._fresh(question, at_ms, shard, cluster)
@@ -392,7 +388,7 @@ class KaiUsageSource:
 
 
 def create_app(source: KaiUsageSource) -> FastAPI:
-    """The listener's application: no credentials, nothing to write, small bodies only."""
+    """The listener's application: no credentials, read-only, small bodies only."""
 
     async def query(request: Request, nameless: str | None) -> Response:
         try:

@@ -1,27 +1,23 @@
 """Serves OpenCost's HTTP API from the ledger.
 
-GET /allocation and /allocation/compute, their summaries, the nodes' GPUs as /assets, all with and without /model
-before them; the other addresses that those clients open get an empty answer of the right shape. Nothing can be written.
-Every client that reaches the port reads every team's cost: the port is one of its own, for a NetworkPolicy, and answers
-no other site's scripts.
+Supported are GET /allocation and /allocation/compute, their summaries, and the nodes' GPUs as /assets, each with and
+without the prefix /model. Other paths that OpenCost's clients open return an empty answer of the right shape. The API
+is read-only. Every client that reaches the port can read every team's cost, so it is a separate port for a
+NetworkPolicy, without CORS headers.
 
-GPU time without a price has cost 0 here, because OpenCost's clients cast every column to a number; the `warning`
-of the answer then names the models and hours, as it does for unmetered time.
+GPU time without a price has cost 0 here, because OpenCost's clients convert every column to a number; the `warning` of
+the answer then names the models and hours. Unmetered time has a warning too. An answer needs a few ledger queries, for
+any number of steps, and contains nothing after the present.
 
-A few questions to the ledger make a whole answer, however many steps it has. What cannot be told by a number is told
-by a warning: time without a price, and unmetered time. Nothing after the present is asked for.
+Allocations are computed from charges. Time is kept as integers per GPU model and price until it is displayed, so the
+parts of any step, key or share add up exactly: over one span the costs of all allocations and of `__idle__` equal the
+cost of the capacity that was up and metered. Idle is time without a holder. On request it is shared within its node or
+cluster by the cost of what was held there, before filters apply; idle time of a node or cluster without held time stays
+idle. Source of the order: OpenCost core/pkg/opencost/allocation.go (AggregateBy).
 
-Allocations are computed from charges. Time is kept as integers per GPU model and price until it is shown, so that the
-parts of any step, key or share add up to the whole exactly: over one span the costs of all allocations and of
-`__idle__` are the cost of the capacity that was up and metered. Idle is time without a holder. It is shared, where
-that is asked for, within its node or cluster by the cost of what was held there, before anything is filtered; idle of
-a node or cluster without any held time stays idle. Source of the order: OpenCost core/pkg/opencost/allocation.go
-(AggregateBy). Nothing is rounded before it is shown.
-
-Only the GPU figures say anything: CPU, memory, network, load balancers and volumes are not metered and 0. Times are
-RFC 3339 in UTC. Floats are the nearest ones to exact values, not rounded to five decimals.
-
-Source: OpenCost core/pkg/opencost/allocation_json.go and summaryallocation_json.go.
+Only GPU figures are metered; CPU, memory, network, load balancers and volumes are 0. Times are RFC 3339 in UTC. Floats
+are the nearest ones to the exact values, not rounded to five decimals. Source: OpenCost
+core/pkg/opencost/allocation_json.go and summaryallocation_json.go.
 """
 
 from __future__ import annotations
@@ -76,17 +72,17 @@ from gputally.base.untrusted_text import for_cell
 DIMENSIONS: Final[tuple[Dimension, ...]] = (
     "cluster", "node", "namespace", "pod", "container", "job", "team", "mig_profile", "gpu",
 )  # fmt: skip
-"""What charges have to be asked by; GPUs of one holder are put together."""
+"""The dimensions of the charges; GPUs of one holder are combined."""
 IDLE_NAME = "__idle__"
 UNALLOCATED = "__unallocated__"
 _MACHINE = re.compile(r"(?:aws|gce)://[^/]*/[^/]*/([^/]+)")
-"""A machine as its provider names it: OpenCost shows the last part for these two clouds, the whole for others."""
+"""A provider id; OpenCost shows the last part for these two clouds, the whole id for others."""
 _LONE = frozenset({"Pod", "Container", "Process", "Unattributed"})
-"""Beginnings of a job's name that say that nothing stands above the holder."""
+"""Beginnings of a job's name that show that the holder has no owner."""
 
 
 class CostGroup(NamedTuple):
-    """Time that costs the same. price None: without one. shared: idle time put on this allocation."""
+    """Time at one price. price: None if unpriced. shared: idle time that was added to this allocation."""
 
     model: str
     price: Decimal | None
@@ -99,8 +95,8 @@ PodName = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class PodSeen:
-    """What is known of the pods of one name: when they were bound and ended (None: not known), and the labels of
-    the newest. shares: it asked for a part of a GPU."""
+    """The known facts of pods with one name: when they were bound and ended (None: unknown), and the labels of the
+    newest. shares: it requested a part of a GPU."""
 
     start_ms: int | None = None
     end_ms: int | None = None
@@ -110,10 +106,10 @@ class PodSeen:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """GPU time of one holder, or of several put together, in [start_ms, end_ms).
+    """GPU time of one holder, or of several combined, in [start_ms, end_ms).
 
-    properties, labels: those that all of them have. known_us: of the held time, what utilisation is known for,
-    and busy_us what of that was busy. shared_gpu: some of it is a part of a GPU."""
+    properties, labels: those that all of them share. known_us: held time with known utilisation; busy_us: the busy part
+    of it. shared_gpu: some of it is a part of a GPU."""
 
     properties: Mapping[str, str]
     labels: Mapping[str, str]
@@ -128,12 +124,12 @@ class Allocation:
 
     @property
     def gpu_us(self) -> int:
-        """Held (or idle) time, without what was shared out onto it."""
+        """Held (or idle) time, without shared idle time."""
         return sum(gpu_us for slot, gpu_us in self.time.items() if not slot.shared)
 
     @property
     def cost(self) -> Fraction:
-        """The cost of all time that has a price, shared idle time included; currency of the price book."""
+        """The cost of all time with a price, including shared idle time; in the price book's currency."""
         return self._cost(self.time)
 
     @property
@@ -160,11 +156,11 @@ class Allocation:
 
     @property
     def efficiency(self) -> Fraction | None:
-        """Busy time of all devices over held time, as far as known; None where nothing is."""
+        """Busy time of all devices over held time, as far as known; None if unknown."""
         return Fraction(self.busy_us, self.known_us) if self.known_us else None
 
     def at_rate(self, rate: Decimal) -> Allocation:
-        """The same with every price multiplied, exactly."""
+        """A copy with every price multiplied by the rate, exactly."""
         if rate == 1:
             return self
         converted = {
@@ -187,7 +183,7 @@ SORTED_BY: Final[Mapping[str, Callable[[Allocation], Fraction]]] = {
     "totalEfficiency": lambda one: one.efficiency or Fraction(0),
     "minutes": lambda one: Fraction(one.end_ms - one.start_ms),
 }
-"""Figures by accountant.compat.opencost_query.FIGURES."""
+"""Figures of accountant.compat.opencost_query.FIGURES."""
 
 
 def allocations(
@@ -208,8 +204,8 @@ def allocations(
 
 
 def share_idle(found: Sequence[Allocation], *, by_node: bool) -> list[Allocation]:
-    """Idle time put on who held GPUs of the same node (or cluster), in proportion to the cost of that; by GPU
-    time where some of it has no price."""
+    """Adds idle time to the holders of the same node (or cluster), in proportion to the cost of what they held; by GPU
+    time if some of it has no price."""
     pools: dict[tuple[str, ...], list[int]] = defaultdict(list)
     free: dict[tuple[tuple[str, ...], CostGroup], int] = defaultdict(int)
     for at, one in enumerate(found):
@@ -238,7 +234,7 @@ def share_idle(found: Sequence[Allocation], *, by_node: bool) -> list[Allocation
 
 def aggregated(found: Iterable[Allocation], keys: Sequence[str], *, split_idle: str = "") -> dict[str, Allocation]:
     """The allocations grouped by name, sorted; a name is the values of the keys joined with a slash. split_idle: `node`
-    or `cluster` keeps idle time apart by it."""
+    or `cluster` keeps idle time separate per node or cluster."""
     groups: dict[str, list[Allocation]] = {}
     for one in found:
         name = _idle_name(one, split_idle) if one.idle else "/".join(value_of(one, key) for key in keys)
@@ -247,7 +243,7 @@ def aggregated(found: Iterable[Allocation], keys: Sequence[str], *, split_idle: 
 
 
 def accumulated(sets: Iterable[Mapping[str, Allocation]]) -> dict[str, Allocation]:
-    """Sets that follow one another, as one."""
+    """Consecutive sets combined into one."""
     groups: dict[str, list[Allocation]] = {}
     for one in sets:
         for name, allocation in one.items():
@@ -256,7 +252,7 @@ def accumulated(sets: Iterable[Mapping[str, Allocation]]) -> dict[str, Allocatio
 
 
 def merged(parts: Sequence[Allocation]) -> Allocation:
-    """Several allocations as one: times added, properties kept where all agree."""
+    """Several allocations combined: times are added, properties kept if all agree."""
     if len(parts) == 1:
         return parts[0]
     time: dict[CostGroup, int] = defaultdict(int)
@@ -278,7 +274,7 @@ def merged(parts: Sequence[Allocation]) -> Allocation:
 
 
 def value_of(one: Allocation, key: str) -> str:
-    """The value of a name that allocations can be aggregated by; UNALLOCATED where there is none."""
+    """The value of a property for aggregation; UNALLOCATED if there is none."""
     properties = one.properties
     kind, controller = properties.get("controllerKind", ""), properties.get("controller", "")
     if key == "all":
@@ -288,7 +284,7 @@ def value_of(one: Allocation, key: str) -> str:
     elif key in CONTROLLER_KINDS:
         value = controller if kind == key else ""
     elif key.startswith("annotation:"):
-        value = ""  # the ledger keeps none
+        value = ""  # the ledger does not store it
     elif key.startswith("label:"):
         value = one.labels.get(key.removeprefix("label:"), "")
     elif key in LABEL_OF:
@@ -299,7 +295,7 @@ def value_of(one: Allocation, key: str) -> str:
 
 
 def filtered_by(one: Allocation) -> Mapping[str, str]:
-    """An allocation's properties by the names that a filter has for them."""
+    """An allocation's properties by their names in filters."""
     labels = {f"label[{name}]": value for name, value in one.labels.items()}
     named = {name: one.labels.get(label, "") for name, label in LABEL_OF.items()}
     kind, controller = one.properties.get("controllerKind", ""), one.properties.get("controller", "")
@@ -347,8 +343,8 @@ def _allocation(
 
 
 def _lived(pod: PodSeen, start_ms: int, end_ms: int, longest_us: int) -> tuple[int, int]:
-    """When the pod was there, within the span; the whole span where that is not known, or cannot be true because
-    it held a GPU for longer."""
+    """When the pod existed, within the span; the whole span if that is unknown, or contradicts the longer time for
+    which it held a GPU."""
     begin = max(start_ms, pod.start_ms) if pod.start_ms is not None else start_ms
     end = min(end_ms, pod.end_ms) if pod.end_ms is not None else end_ms
     return (begin, end) if longest_us <= (end - begin) * US_PER_MS else (start_ms, end_ms)
@@ -395,7 +391,7 @@ def sets(found: Iterable[tuple[Span, Mapping[str, Allocation]]]) -> list[dict[st
 
 
 def summary(found: Iterable[tuple[Span, Mapping[str, Allocation]]], step_ms: int, whole: Span) -> dict[str, Any]:
-    """The `data` of a summary answer; step in nanoseconds, as Go writes durations."""
+    """The `data` of a summary answer; step in nanoseconds, as in Go."""
     return {
         "step": step_ms * _NS_PER_MS,
         "sets": [
@@ -476,7 +472,7 @@ def _node(cluster: str, node: str, total: NodeTotal, facts: NodeFacts, span: Spa
 
 
 def allocation(name: str, one: Allocation, span: Span) -> dict[str, Any]:
-    """One allocation. span: of the set it stands in."""
+    """One allocation as JSON. span: of its set."""
     cost, efficiency = float(one.cost), float(one.efficiency or 0)
     count = float(one.count)
     return {
@@ -522,7 +518,7 @@ def _properties(one: Allocation) -> dict[str, Any]:
 
 
 def _devices(one: Allocation) -> dict[str, Any]:
-    """The newer form of the GPU fields. Model and UUID only where there is one; unknown usage is null here."""
+    """The newer form of the GPU fields. Model and UUID only if there is exactly one; unknown usage is null."""
     usage = None if one.efficiency is None else float(one.count * one.efficiency)
     return {
         "gpuDevice": "",
@@ -551,27 +547,28 @@ def _summed(name: str, one: Allocation) -> dict[str, Any]:
 
 
 MAX_ALLOCATIONS = 200_000
-"""Allocations that one answer may hold, over all of its sets."""
+"""Maximum number of allocations in one answer, over all of its sets."""
 _STEPS_AT_ONCE = 31
 _SHARED = ("nvidia.com/gpu.shared", "nvidia.com/mig-")
-"""Beginnings of resources that are parts of a GPU."""
+"""Prefixes of resources that are parts of a GPU."""
 
 _FIELDS = {"controllerName": "controller"}
-"""Names of fields that are aggregated by under another."""
+"""Aggregation names of fields with another name."""
 
 Found = list[tuple[Span, dict[str, Allocation]]]
 
 
 class PodLedger(Ledger, Protocol):
-    """A ledger that also knows its pods (accountant.storage.DuckLedger)."""
+    """A ledger with pods (accountant.storage.DuckLedger)."""
 
     def pods(self, start_ms: int, end_ms: int, *, placed: bool) -> list[KnownPod]:
-        """Those that existed in the span; placed: also those of which only their placing was seen."""
+        """The pods that existed in the span; placed: including those of which only the placement was seen."""
         ...
 
 
 class AllocationSource:
-    """Answers questions about allocations. Thread-safe. cluster: this one's name, where no agent has told one yet."""
+    """Answers queries for allocations. Thread-safe. cluster: this cluster's name, used until an agent has reported
+    one."""
 
     def __init__(
         self, ledger: PodLedger, clock: Clock, book: Callable[[], PriceBook | None], cluster: str, limits: Limits
@@ -595,13 +592,13 @@ class AllocationSource:
     def nodes(self, query: str) -> Mapping[str, object]:
         """Each node's GPUs as an asset: held time on it, and time without a holder.
 
-        One map by name, as OpenCost answers; a list of one where `filterTypes` is given, as Kubecost does and as
-        `kubectl cost node` reads it. Raises as `answer` does."""
+        A map by name, as in OpenCost; with `filterTypes` a list with this map, as in Kubecost and as `kubectl cost
+        node` expects. Raises as `answer` does."""
         found, unpriced = self.assets(query)
         return _success([found] if parameters(query).get("filterTypes", "") else found, _unpriced(unpriced))
 
     def assets(self, query: str) -> tuple[dict[str, Any], dict[str, int]]:
-        """Each node's GPUs by OpenCost's key, and by model the GPU-µs without a price. Raises as `answer` does."""
+        """Each node's GPUs by OpenCost's key, and the GPU-µs without a price by model. Raises as `answer` does."""
         given = parameters(query)
         now = self._clock.wall_ms()
         asked = parse_query(urlencode({"window": given.get("window", "")}), now, self._longest_ms)
@@ -624,8 +621,8 @@ class AllocationSource:
         return node_assets(totals, known, (start, end)), unpriced
 
     def values(self, query: str) -> Mapping[str, object]:
-        """The values that allocations of the window have of `field` and that contain `search`, for a list to choose
-        from. Raises as `answer` does."""
+        """The values of `field` in the window's allocations that contain `search`, for a selection list. Raises as
+        `answer` does."""
         given = parameters(query)
         field = _FIELDS.get(given.get("field", ""), given.get("field", ""))
         asked = urlencode(
@@ -640,27 +637,27 @@ class AllocationSource:
         return _success(listed[: int(limit) if limit.isascii() and limit.isdigit() else None], [])
 
     def information(self) -> Mapping[str, object]:
-        """What /clusterInfo says: the clusters that allocations name, the one this accountant runs in first."""
+        """The body of /clusterInfo: the clusters that allocations name, this accountant's own first."""
         known = sorted(self.clusters(), key=lambda name: (name != self._cluster, name)) or [self._cluster]
         return _success(
             {"id": known[0], "name": ", ".join(known), "profile": "gputally", "provider": "", "version": ""}, []
         )
 
     def configuration(self) -> Mapping[str, object]:
-        """What /getConfigs says: the currency of every cost."""
+        """The body of /getConfigs: the currency of all costs."""
         return _success({"currencyCode": self.currency() or "", "clusterName": self._cluster}, [])
 
     def clusters(self) -> Collection[str]:
-        """Those of which anything is booked."""
+        """The clusters with booked records."""
         return self._ledger.clusters()
 
     def currency(self) -> str | None:
-        """The currency of every cost; None without a price book."""
+        """The currency of all costs; None without a price book."""
         book = self._book()
         return book.currency if book is not None else None
 
     def _check_cost(self, start_ms: int, end_ms: int, width: int) -> None:
-        """Raises BadQuestion, before anything is read."""
+        """Raises BadQuestion for a query that is too large, before anything is read."""
         if reason := query_parameters.refusal(self._ledger, self._most_gpu_hours, start_ms, end_ms, width):
             raise BadQuestion("window", reason)
 
@@ -675,8 +672,7 @@ class AllocationSource:
         return question, shown, warnings
 
     def groups(self, question: Question) -> tuple[Found, int]:
-        """Allocations by name of each set of the question, all of them, and the unmetered GPU-µs. Raises
-        BadQuestion."""
+        """For each set of the query, its allocations by name; and the unmetered GPU-µs. Raises BadQuestion."""
         now_ms = self._clock.wall_ms()
         self._check_cost(question.start_ms, min(question.end_ms, now_ms), len(question.aggregate))
         book = self._book()
@@ -698,7 +694,7 @@ class AllocationSource:
         return found, unmetered_us
 
     def _charges(self, steps: Sequence[Span], book: PriceBook | None, now_ms: int) -> Iterator[list[Charge]]:
-        """The charges of each step, none after now. The ledger is asked for many steps at once where whole hours part
+        """The charges of each step, none after now. If steps consist of whole hours, one ledger query covers many of
         them."""
         grain = _grain(steps)
         many = _STEPS_AT_ONCE if grain else 1
@@ -723,20 +719,20 @@ class ExchangeRates(Protocol):
     to: str
 
     def converted(self, amount: Decimal, currency: str) -> Decimal:
-        """The amount in `to`, exactly. Raises AccountantError where there is no rate."""
+        """The exact amount in `to`. Raises AccountantError if there is no rate."""
         ...
 
 
 class AllocationsOfLedgers(AllocationSource):
-    """Answers for several ledgers as one: allocations of one name are added up. ledgers: by name. rates: the
-    operator's; with them every cost is in their currency.
+    """Answers for several ledgers as one: allocations with the same name are added up. ledgers: by name. rates: the
+    operator's exchange rates; with them every cost is in their currency.
 
-    Without rates, costs in several currencies are not added up: such a question is refused."""
+    Without rates, a query that would add costs in several currencies is refused."""
 
     def __init__(
         self, ledgers: Mapping[str, AllocationSource], clock: Clock, limits: Limits, rates: ExchangeRates | None = None
     ) -> None:
-        # What reads one ledger is overridden.
+        # The methods that read one ledger are overridden.
         super().__init__(cast(PodLedger, None), clock, lambda: None, "", limits)
         self._ledgers = ledgers
         self._rates = rates
@@ -804,7 +800,7 @@ class AllocationsOfLedgers(AllocationSource):
 
 
 def _grain(steps: Sequence[Span]) -> Literal["hour", "day"] | None:
-    """The dimension by which one answer of the ledger can be divided into the steps; None where neither does."""
+    """The dimension by which one ledger answer can be divided into the steps; None if there is none."""
     edges = [end for _, end in steps[:-1]]
     if not edges:
         return None
@@ -815,7 +811,7 @@ def _grain(steps: Sequence[Span]) -> Literal["hour", "day"] | None:
 
 @lru_cache(maxsize=MAX_STEPS)
 def _instant(text: str) -> int:
-    """The start of a day or an hour as the ledger names it, in UTC."""
+    """The start of a day or an hour as named by the ledger, in UTC."""
     return round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * MS_PER_SECOND)
 
 
@@ -829,7 +825,7 @@ def _step(found: list[Allocation], question: Question) -> dict[str, Allocation]:
 
 
 def _chosen(named: dict[str, Allocation], question: Question) -> dict[str, Allocation]:
-    """Those of one set that are shown, in their order."""
+    """The displayed allocations of one set, in their order."""
     names = list(named)
     if question.sort:
         figure = SORTED_BY[question.sort]
@@ -845,7 +841,7 @@ def _success(data: object, warnings: Sequence[str]) -> Mapping[str, object]:
 
 
 def _seen(pods: Sequence[KnownPod]) -> Mapping[PodName, PodSeen]:
-    """The pods by name; several pods of one name have the time from the first to the last, and the newest one's
+    """The pods by name; several pods with one name have the time from the first to the last, and the newest one's
     labels."""
     found: dict[PodName, PodSeen] = {}
     for pod in sorted(
@@ -893,7 +889,7 @@ def _hours(gpu_us: int) -> str:
 
 
 _AT_ONCE = 2
-"""Questions that are read at one time; further ones wait."""
+"""Number of queries answered at a time; further ones wait."""
 _PLAIN = frozenset({"window", "aggregate"})
 """Parameters whose faults OpenCost answers as plain text."""
 _EMPTY: Mapping[str, object] = {
@@ -911,7 +907,7 @@ _EMPTY: Mapping[str, object] = {
 
 
 def create_app(source: AllocationSource) -> FastAPI:
-    """The listener's application: no credentials, nothing to write, a few questions at a time."""
+    """The listener's application: no credentials, read-only, a few queries at a time."""
     turns = asyncio.Semaphore(_AT_ONCE)
 
     def reading(read: Callable[[str], Mapping[str, object] | str]) -> Callable[[Request], Any]:

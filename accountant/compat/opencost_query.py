@@ -1,19 +1,16 @@
 """Parses OpenCost's query parameters: `window=`, `aggregate=`, `filter=`.
 
-The window is cut into steps, and at the edges of hours, days, weeks (from Sunday), months or quarters (UTC) where
-the answer is accumulated by them; each set of the answer is one or more of these spans. `resolution` is taken and
-not used: there is nothing to sample. What OpenCost ignores is ignored; a parameter that would change figures and has
-no meaning here is named in the answer's warning. An unknown filter is refused rather than ignored, since an answer for
-everything looks like the one that was asked for.
+The window is split by `step` and, with `accumulate`, at the boundaries of that unit (hours, days, weeks from Sunday,
+months or quarters, UTC); each AllocationSet of the answer covers one or more of these spans. `resolution` is accepted
+and not used, since nothing is sampled. Parameters that OpenCost ignores are ignored. A parameter that changes figures
+in OpenCost but is not supported here is named in the answer's `warning`. An unknown filter is refused, because an
+unfiltered answer would look like the requested one. Source: OpenCost pkg/costmodel/aggregation.go (the handlers'
+parameters), core/pkg/opencost/query.go.
 
-Source: OpenCost pkg/costmodel/aggregation.go (the handlers' parameters), core/pkg/opencost/query.go. Pure.
-
-Named windows (`today`, `lastweek`, ...), durations back from now (`7d`, `24h offset 14h`), and pairs of instants
-(`1790812800,1790899200`, with `-` too, or RFC 3339). As OpenCost does, durations end at the coming full hour,
-those of whole days or weeks at the coming midnight; weeks begin on Sunday; everything is UTC.
-
-Source: OpenCost core/pkg/opencost/window.go (parseWindow). It counts an offset in weeks as 24 weeks; here a
-week is a week.
+A window is a name (`today`, `lastweek`, ...), a duration back from now (`7d`, `24h offset 14h`), or a pair of instants
+(`1790812800,1790899200`, also with `-`, or RFC 3339). As in OpenCost, durations end at the next full hour, those of
+whole days or weeks at the next midnight; weeks begin on Sunday; everything is UTC. Source: OpenCost
+core/pkg/opencost/window.go (parseWindow). OpenCost counts an offset in weeks as 24 weeks; here a week is a week.
 
 filter = element (('+' | '|') element)*      + is and, | is or; both together only with parentheses
     element = '(' filter ')' | key operator value
@@ -21,9 +18,8 @@ filter = element (('+' | '|') element)*      + is and, | is or; both together on
     operator = ':' equals, '~:' contains, '<~:' starts with, '~>:' ends with; '!' before it negates
     value = "text" (',' "text")*                 one of them; negated: none of them
 
-Source: OpenCost core/pkg/filter/ast/parser.go and core/pkg/filter/allocation/parser.go. A key that this ledger
-does not know is refused rather than ignored: a filter that silently keeps everything shows other people's cost.
-`one_of` is a filter of version 1.
+Source: OpenCost core/pkg/filter/ast/parser.go and core/pkg/filter/allocation/parser.go. `one_of` is a filter of version
+1.
 """
 
 from __future__ import annotations
@@ -47,7 +43,7 @@ _RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 class NotAWindow(ValueError):
-    """The text is none of OpenCost's windows."""
+    """The text is not a valid window."""
 
 
 def parse_window(text: str, now_ms: int) -> tuple[int, int]:
@@ -121,7 +117,7 @@ def _ordered(start_ms: int, end_ms: int, text: str) -> tuple[int, int]:
 
 
 Properties = Mapping[str, str]
-"""The properties of one allocation by the filter's names; labels as label[NAME]."""
+"""The properties of one allocation by their names in filters; labels as label[NAME]."""
 Predicate = Callable[[Properties], bool]
 
 MAX_CHARACTERS = 4_096
@@ -138,7 +134,7 @@ _TESTS: Mapping[str, Callable[[str, str], bool]] = {
 
 
 class NotAFilter(ValueError):
-    """The text is no filter, or asks for a property there is not: the place and the reason."""
+    """The text is not a filter, or names an unknown property; the message has the place and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +145,8 @@ class _Token:
 
 
 def parse_filter(text: str, keys: frozenset[str]) -> Predicate:
-    """A test of an allocation's properties; without text it keeps everything. keys: those that may be asked,
-    among them `label` if any label may. Raises NotAFilter."""
+    """A test of an allocation's properties; without text it accepts everything. keys: the properties that are allowed;
+    include `label` to allow label[...]. Raises NotAFilter."""
     if len(text) > MAX_CHARACTERS:
         raise NotAFilter(f"a filter of more than {MAX_CHARACTERS} characters")
     if not text.strip():
@@ -162,7 +158,7 @@ def parse_filter(text: str, keys: frozenset[str]) -> Predicate:
 
 
 def one_of(key: str, names: Sequence[str]) -> Predicate:
-    """A test whether the property is one of the names; a name that ends with * matches what begins like it."""
+    """A test whether the property is one of the names; a name that ends with * is a prefix."""
     wanted = [name.strip() for name in names if name.strip()]
 
     def keeps(properties: Properties) -> bool:
@@ -173,7 +169,7 @@ def one_of(key: str, names: Sequence[str]) -> Predicate:
 
 
 def keys_of(text: str) -> frozenset[str]:
-    """The properties that a filter asks for, without what stands in brackets. Raises NotAFilter."""
+    """The properties that a filter uses, without the part in brackets. Raises NotAFilter."""
     return frozenset(token.text.partition("[")[0] for token in _tokens(text) if token.kind == "key")
 
 
@@ -190,7 +186,7 @@ def _tokens(text: str) -> list[_Token]:
 
 
 class _Parser:
-    """Recursive descent over the tokens."""
+    """A recursive descent parser."""
 
     def __init__(self, tokens: list[_Token], keys: frozenset[str]) -> None:
         self._tokens = tokens
@@ -270,16 +266,16 @@ Unit = Literal["hour", "day", "week", "month", "quarter", "all"]
 MAX_PARAMETERS = 64
 MAX_AGGREGATE = 12
 MAX_STEPS = 800
-"""Steps of one question: a month of hours fits."""
+"""Maximum number of steps of one query: enough for a month of hours."""
 DEFAULT_AGGREGATE = ("cluster", "node", "namespace", "pod", "container")
 CONTROLLER_KINDS = ("deployment", "statefulset", "daemonset", "job")
 LABEL_OF: Mapping[str, str] = {"department": "department", "environment": "env", "owner": "owner", "product": "app"}
-"""Names for labels, as OpenCost's default label configuration has them; `team` is the ledger's own."""
+"""Names for labels, as in OpenCost's default label configuration; `team` is the ledger's own."""
 KEYS = frozenset(
     {*DEFAULT_AGGREGATE, "controllerKind", "controller", *CONTROLLER_KINDS, "service", "team", *LABEL_OF, "all"}
 )
 NOT_KEPT = frozenset({"services", "annotation", "provider"})
-"""Properties that OpenCost has and the ledger does not keep: no allocation has a value of them."""
+"""Properties of OpenCost that the ledger does not store; no allocation has a value for them."""
 FILTER_KEYS = frozenset(
     {
         *DEFAULT_AGGREGATE,
@@ -294,7 +290,7 @@ FILTER_KEYS = frozenset(
     | NOT_KEPT
 )
 FIGURES = ("totalCost", "gpuCost", "gpuHours", "gpuCount", "gpuEfficiency", "totalEfficiency", "minutes")
-"""What the allocations of a set can be sorted by, beside their name."""
+"""The figures by which the allocations of a set can be sorted, besides their name."""
 
 _BOOLEANS = {"": False} | {
     spelled: word in ("1", "t", "true")
@@ -310,15 +306,15 @@ _WITHOUT_EFFECT = frozenset({
     "metrics", "external", "reconcile", "includeSharedCostBreakdown", "disableAdjustments", "shareTenancyCosts",
     "field", "search", "filterTypes", "_",
 })  # fmt: skip
-"""Parameters of OpenCost and its clients that no figure here depends on."""
+"""Parameters of OpenCost and its clients that do not affect any figure here."""
 _FILTERS: Mapping[str, str] = {
     "filterClusters": "cluster", "filterNodes": "node", "filterNamespaces": "namespace",
     "filterControllerKinds": "controllerKind", "filterControllers": "controllerName", "filterPods": "pod",
     "filterContainers": "container",
 }  # fmt: skip
-"""Filters of version 1, which `kubectl cost` sends: names separated by commas; a * at the end takes any ending."""
+"""Filters of version 1, which `kubectl cost` sends: names separated by commas; a * at the end matches any ending."""
 ASSET: Mapping[str, str] = {"type": "Node", "category": "Compute", "service": "Kubernetes"}
-"""What all assets here are: nodes."""
+"""Properties that all assets here share, since all are nodes."""
 _ASSET_KEYS = frozenset({*ASSET, "cluster", "name", "provider", "providerID", "account", "project", "label", "tag"})
 _LABEL = re.compile(r"(label|annotation):[A-Za-z0-9_./-]{1,317}")
 _SUNDAY_MS = 3 * MS_PER_DAY
@@ -335,7 +331,7 @@ class BadQuestion(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """sets: the spans of each set of the answer, in order; together they are the window."""
+    """A parsed query. sets: the spans of each set of the answer, in order; together they are the window."""
 
     start_ms: int
     end_ms: int
@@ -349,19 +345,19 @@ class Question:
     share_idle: bool
     format: Literal["json", "csv"] = "json"
     sort: str = ""
-    """"": by name; else one of FIGURES."""
+    """"": by name; otherwise one of FIGURES."""
     descending: bool = False
     offset: int = 0
     limit: int | None = None
-    """How many allocations of each set are shown, after sorting; None: all."""
+    """Maximum number of allocations of each set, after sorting; None: all."""
     ignored: tuple[str, ...] = ()
-    """Parameters that change no figure here, although they may elsewhere."""
+    """Parameters that change no figure here, although they may in OpenCost."""
     unkept: tuple[str, ...] = ()
-    """Properties of NOT_KEPT that the filter asks for."""
+    """Properties of NOT_KEPT that the filter uses."""
 
 
 def parse_query(query: str, now_ms: int, longest_ms: int) -> Question:
-    """The question in a query string. Raises BadQuestion."""
+    """Parses a query string. Raises BadQuestion."""
     given = parameters(query)
     start, end = _window(given, longest_ms, now_ms)
     unit = _unit(given)
@@ -395,7 +391,7 @@ def parse_query(query: str, now_ms: int, longest_ms: int) -> Question:
 
 
 def asset_filter(given: Mapping[str, str]) -> Predicate:
-    """The predicate of the filter and the types in a question for assets. Raises BadQuestion."""
+    """The predicate of the filter and the types in a query for assets. Raises BadQuestion."""
     try:
         keeps = parse_filter(given.get("filter", ""), _ASSET_KEYS)
     except NotAFilter as error:
@@ -487,7 +483,7 @@ def _format(given: Mapping[str, str]) -> Literal["json", "csv"]:
 
 
 def _order(given: Mapping[str, str]) -> tuple[str, bool]:
-    """What the allocations of a set are sorted by, and whether the largest comes first."""
+    """The figure by which the allocations of a set are sorted, and whether the largest comes first."""
     text = given.get("sortBy", "") or given.get("sort", "")
     direction = (given.get("sortByOrder", "") or given.get("sortOrder", "") or given.get("order", "")).lower()
     if text not in ("", "name", *FIGURES):
@@ -519,7 +515,7 @@ def _sets(start: int, end: int, step: int | None, unit: Unit | None) -> tuple[tu
 
 
 def _edges(start: int, end: int, unit: Unit | None) -> list[int]:
-    """Where a unit begins strictly inside the span."""
+    """The boundaries of a unit strictly inside the span."""
     if unit in ("month", "quarter"):
         first = datetime.fromtimestamp(start / MS_PER_SECOND, UTC)
         months = range(first.year * 12, (first.year + 1 + (end - start) // (365 * MS_PER_DAY) + 1) * 12)

@@ -1,1 +1,1 @@
-"""Answers questions about several ledgers of one lake, by the code that answers them on one machine."""
+"""Answers queries about several ledgers of one lake, with the same code as for a single ledger."""

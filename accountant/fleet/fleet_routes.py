@@ -1,4 +1,4 @@
-"""Answers what is asked of all ledgers of a lake: the overview, a team's page, usage, cost and months.
+"""Serves the pages and the API about all ledgers of a lake: the overview, a team's page, usage, cost and months.
 
 Each ledger answers with its own time zone, price book and policies (accountant.fleet.members).
 """
@@ -48,7 +48,8 @@ Chosen = Annotated[
 
 @dataclass
 class FleetState:
-    """The ledgers that are served now, and what a page of all of them asks of a ledger: its extent, clusters, teams."""
+    """The ledgers served at present. It offers the part of the ledger interface (extent, clusters, teams) that the
+    shared page code needs."""
 
     fleet: Fleet
     settings: Settings
@@ -56,18 +57,18 @@ class FleetState:
     members: Sequence[Member] = field(default=())
 
     def take(self, members: Sequence[Member]) -> None:
-        """Serve these from now on."""
+        """Replaces the served ledgers."""
         self.members = tuple(members)
 
     def chosen(self, names: Collection[str] = ()) -> list[Member]:
-        """These ledgers by name; all without names. Raises Refusal."""
+        """The ledgers with these names; all without names. Raises Refusal."""
         missing = sorted(set(names) - {member.name for member in self.members})
         if missing:
             raise invalid("ledger", f"no ledger {missing[0]!r} publishes in this lake")
         return [member for member in self.members if not names or member.name in names]
 
     def mark(self) -> tuple[object, ...]:
-        """Equal as long as every question has the same answer."""
+        """A value that changes when any ledger publishes."""
         return tuple((member.name, member.status.until_ms, member.status.newest_ms) for member in self.members)
 
     def teams(self) -> frozenset[str]:
@@ -82,7 +83,7 @@ class FleetState:
 
     @property
     def no_books(self) -> Bookkeeper:
-        """Prices are each ledger's own."""
+        """An empty stand-in without a price book, because each ledger of a fleet has its own."""
         return cast(Bookkeeper, SimpleNamespace(prices=SimpleNamespace(current=None), waiting=()))
 
 
@@ -123,7 +124,7 @@ async def metrics(deps: Given, _: Reading) -> Response:
 
 @router.get("/v1/ledgers", summary="The ledgers of the lake")
 async def ledgers(request: Request, principal: Reading) -> Response:
-    """The ledgers by name, and up to when the figures of each are published."""
+    """The ledgers by name, and the instant up to which each has published figures."""
     of_everyone(principal)
     found = [
         {
@@ -139,7 +140,7 @@ async def ledgers(request: Request, principal: Reading) -> Response:
 async def usage(
     request: Request, asked: Annotated[FleetGrouped, Query()], deps: Given, principal: Reading
 ) -> UsageAnswer:
-    """The same as the accountant's route; `note` names the ledgers whose figures end before the span does."""
+    """Like the accountant's route; `note` names the ledgers whose published figures end before the span."""
     state = _state(request)
     start, end, zone = asked.span(deps.clock.wall_ms(), "UTC", deps.settings.limits, deps.newest_ms())
     where = dict(asked.where)
@@ -158,7 +159,7 @@ async def usage(
 async def costs(
     request: Request, asked: Annotated[FleetGrouped, Query()], deps: Given, principal: Reading
 ) -> CostAnswer:
-    """The same as the accountant's route. Amounts of several currencies are refused, unless the operator gave rates."""
+    """Like the accountant's route. Amounts in several currencies are refused, unless the operator configured rates."""
     state = _state(request)
     start, end, zone = asked.span(deps.clock.wall_ms(), "UTC", deps.settings.limits, deps.newest_ms())
     where = dict(asked.where)
@@ -175,7 +176,8 @@ async def costs(
 
 @router.get("/v1/report", summary="A month of every ledger")
 async def report(request: Request, asked: Annotated[FleetReport, Query()], deps: Given, principal: Reading) -> Response:
-    """What each ledger states for a month of its own time zone: a summary by ledger and team, or every line."""
+    """The statements of all ledgers for a month of their own time zones: a summary by ledger and team, or every
+    line."""
     of_everyone(principal)
     found = (await asyncio.to_thread(_months, request, deps, asked)).value
     if asked.format == "json":
@@ -196,7 +198,7 @@ class _Stated:
 
 
 def _months(request: Request, deps: Given, asked: MonthParams) -> Answer[_Stated]:
-    """Raises Refusal and SeveralCurrencies."""
+    """The summary of a month. Raises Refusal and SeveralCurrencies."""
     state = _state(request)
     members = state.chosen(asked.ledger)
     month = _month(state, asked.month)
@@ -208,7 +210,7 @@ def _months(request: Request, deps: Given, asked: MonthParams) -> Answer[_Stated
 
 
 def _month(state: FleetState, text: str | None) -> Month:
-    """The one that is named, else the newest that any ledger has records of."""
+    """The named month, otherwise the newest one with records in any ledger."""
     if text is not None:
         return overview_pages.asked_month(text, state.clock.wall_ms(), periods.zone("UTC"))
     return periods.month_with_records(state.clock.wall_ms(), state.extent()[1], periods.zone("UTC"))
@@ -283,12 +285,12 @@ class _TeamRow:
 
 
 def _until_text(row: LedgerMonth) -> str:
-    """Up to when a ledger's figures are published, in its own time."""
+    """The instant up to which a ledger has published figures, in its own time zone."""
     return f"{datetime.fromtimestamp(row.until_ms / MS_PER_SECOND, periods.zone(row.timezone)):%-d %b %H:%M}"
 
 
 def _teams(rows: Sequence[TeamMonth]) -> list[_TeamRow]:
-    """Those that held most first; what no team held stands last."""
+    """The team that held the most first; time without a team last."""
     by_team: dict[str, list[TeamMonth]] = {}
     for row in rows:
         by_team.setdefault(row.team, []).append(row)
@@ -300,7 +302,7 @@ def _teams(rows: Sequence[TeamMonth]) -> list[_TeamRow]:
 
 
 def _owed(rows: Sequence[TeamMonth]) -> list[tuple[str, Any]]:
-    """Amounts of one currency added up."""
+    """The amounts added up per currency."""
     currencies = sorted({one.currency for one in rows if one.currency})
     return [
         (currency, exact_sum(one.due for one in rows if one.currency == currency and one.due is not None))
@@ -309,7 +311,7 @@ def _owed(rows: Sequence[TeamMonth]) -> list[tuple[str, Any]]:
 
 
 def _neighbours(state: FleetState, month: str) -> tuple[Month | None, Month | None]:
-    """The months before and after, where there can be records of them."""
+    """The months before and after, if they can have records."""
     shown, zone = Month.parse(month), periods.zone("UTC")
     begun, _ = state.extent()
     before = shown.previous if begun and shown.span(zone)[0] > begun else None

@@ -1,8 +1,9 @@
-"""Serves the pages and the API of every ledger of a lake, read only, and of all of them together.
+"""Serves read-only pages and an API for every ledger of a lake, and for all of them together.
 
 Each ledger has the accountant's own application under `/clusters/NAME/`, with its own time zone, price book and
-policies; its clock stands where its published figures end. What is asked of all ledgers is in
-accountant.fleet.fleet_routes. Nothing is kept but what can be read again, so any number of replicas may run.
+policies; its clock shows the end of its published figures. Pages and API of all ledgers are in
+accountant.fleet.fleet_routes. The server is stateless (everything can be read from the lake again), so any number of
+replicas may run.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from gputally.server.request_handling import RateBound
 
 PREFIX: Final = "/clusters/"
 _OPENCOST: Final = "opencost"
-"""Below a ledger's address, and of all ledgers below the fleet's, as OpenCost's clients ask."""
+"""Path segment of the OpenCost API, below a ledger's path, and below the fleet's for all ledgers."""
 _OF_THE_ACCOUNTANT: Final = frozenset(
     {
         "backups",
@@ -65,10 +66,10 @@ _OF_THE_ACCOUNTANT: Final = frozenset(
         "metrics",
     }
 )
-"""What only a cluster's own accountant answers, below `/v1/` or by itself: it is not published."""
+"""Paths that only a cluster's own accountant serves, because their data is not published."""
 _PATIENCE_S: Final = 300.0
 _OWN_LINK: Final = re.compile(rb'((?:href|action|src)=")/(?!static/|sign-|fleet|clusters/|favicon)')
-"""A link of a ledger's page to another one of the same ledger."""
+"""A link from a ledger's page to another page of the same ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class _Served:
 
 
 class PublishedCollector(Collector):
-    """Metrics of what the ledgers of the lake have published. state: the ledgers that are served now."""
+    """Metrics about the published figures of the ledgers. state: the ledgers served at present."""
 
     def __init__(self, state: FleetState) -> None:
         self._state = state
@@ -98,8 +99,9 @@ class PublishedCollector(Collector):
 
 
 class FleetService:
-    """settings: the accountant's, of which callers, limits and what `/metrics` names hold here. fleet: read again every
-    `refresh_seconds`, and closed by its owner. Raises CannotStart, FileFault and LakeUnavailable."""
+    """The server. settings: accountant settings, of which only callers, limits and the metrics options are used here.
+    fleet: read again every `refresh_seconds`, and closed by its owner. Raises CannotStart, FileFault and
+    LakeUnavailable."""
 
     def __init__(self, settings: Settings, fleet: Fleet, clock: Clock) -> None:
         self.settings = settings
@@ -119,12 +121,11 @@ class FleetService:
         self.app: ASGIApp = self._composed()
 
     def start(self) -> None:
-        """Read again what is published, on a thread, until `over` is set."""
+        """Starts a thread that reads the lake again until `over` is set."""
         self.tasks.start("lake", self._keep_looking, self.over, self._failed, _PATIENCE_S)
 
     def look(self) -> None:
-        """Take what is published now. A ledger whose figures did not change goes on as it is. Raises
-        LakeUnavailable."""
+        """Reads what is published now. Ledgers without new figures keep their application. Raises LakeUnavailable."""
         known, published = self._served, self._state.fleet.statuses()
         kept = {name: one for name, one in known.items() if one.member.status == published.get(name)}
         changed = sorted(published.keys() - kept.keys())
@@ -139,7 +140,7 @@ class FleetService:
             known[name].deps.prepared.close()
 
     def names(self) -> Sequence[str]:
-        """The names of the ledgers that are served now."""
+        """The names of the ledgers served at present."""
         return tuple(self._served)
 
     def _keep_looking(self, stop: threading.Event, task: BackgroundTask) -> None:
@@ -181,7 +182,7 @@ class FleetService:
             if served is not None and slash and refusal is None and rest.partition("/")[0] != _OPENCOST:
                 await _under(served.pages, f"{PREFIX}{name}", scope, receive, send)
                 return
-            # Nothing here asks who calls, so it is asked first.
+            # OpenCost's routes do not authenticate, so it is done here.
             answering: ASGIApp
             if served is None:
                 answering = answer(Refusal("not-found", f"no ledger {name!r} is published in this lake"), path)
@@ -197,7 +198,7 @@ class FleetService:
         return routed
 
     def _admitted(self, app: ASGIApp) -> ASGIApp:
-        """The app, for those who may read the figures of all teams."""
+        """The app, restricted to callers who may read the figures of all teams."""
 
         async def checked(scope: Scope, receive: Receive, send: Send) -> None:
             try:
@@ -225,7 +226,7 @@ class FleetService:
             settings or self.settings,
             clock,
             ledger,
-            cast(Ingesting, None),  # nothing but GET and HEAD reaches a ledger
+            cast(Ingesting, None),  # only GET and HEAD reach a ledger
             self._callers.authenticator,
             self._metrics,
             books,
@@ -238,12 +239,12 @@ class FleetService:
         )
 
     def _never(self, failure: LedgerFailed) -> None:
-        """A lake is never opened for writing, so no restart helps it."""
+        """Only logs the failure: a lake is never opened for writing, so a restart does not help."""
         self._log.error("ledger_failed", reason=str(failure))
 
 
 def run(service: FleetService) -> None:
-    """Serve until the service is over, or a signal asks to end."""
+    """Serves until the service ends, or a signal stops it."""
     settings, events = service.settings, structlog.get_logger("accountant.fleet")
     tls = composition.tls(settings)
     set_on_signals(service.over)
@@ -260,7 +261,7 @@ def _no_cluster() -> Api:
 
 
 def _refusal(method: str, rest: str, name: str) -> Refusal | None:
-    """Why a ledger's application is not asked for this. rest: the path below the ledger's address."""
+    """Why a request is not passed to a ledger's application; None if it is. rest: the path below the ledger's path."""
     if method not in ("GET", "HEAD"):
         detail = f"the fleet's pages only read: book this at the accountant of {name}"
         return Refusal("method-not-allowed", detail, headers={"Allow": "GET, HEAD"})
@@ -271,7 +272,7 @@ def _refusal(method: str, rest: str, name: str) -> Refusal | None:
 
 
 def _at(prefix: str, app: ASGIApp) -> ASGIApp:
-    """The app, as if it were at `prefix`."""
+    """The app, mounted at `prefix`."""
 
     async def moved(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, "root_path": scope.get("root_path", "") + prefix}, receive, send)
@@ -280,7 +281,7 @@ def _at(prefix: str, app: ASGIApp) -> ASGIApp:
 
 
 async def _under(app: ASGIApp, prefix: str, scope: Scope, receive: Receive, send: Send) -> None:
-    """Have the app answer as if it were at `prefix`: its pages link to themselves by absolute paths."""
+    """Calls the app and rewrites its absolute links, so that it appears to be mounted at `prefix`."""
     start: Message | None = None
     parts: list[bytes] = []
 

@@ -1,8 +1,8 @@
 """Opens the ledgers of a lake as members of a fleet, and adds up their answers.
 
-Each member answers for itself, with its own price book, policies and time zone, as its accountant does. What is added
-up over members are whole GPU-microseconds and exact amounts of one currency. Amounts of several currencies are added
-only where the operator gives rates; nothing is converted otherwise.
+Each member computes its own answers, with its own price book, policies and time zone, like its accountant. Only
+GPU-microseconds and exact amounts of one currency are added. Amounts in several currencies are converted and added only
+if the operator gives rates.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from gputally.server.config_models import Exact, Model
 
 Where = Mapping[Dimension, Collection[str]]
 Told = Callable[[str, int, int], None]
-"""Takes progress: the member that was asked, how many are done, and of how many."""
+"""Called with progress: the ledger, the number done and the total."""
 
 
 class SeveralCurrencies(AccountantError):
-    """Amounts of several currencies cannot be added up."""
+    """Amounts in several currencies cannot be added."""
 
 
 class Rates(Model):
-    """What one unit of each currency is worth in `to`. Amounts in a currency that is missing here are refused."""
+    """The value of one unit of each currency in `to`. Amounts in other currencies are refused."""
 
     to: str = Field(min_length=3, max_length=3)
     rates: dict[str, Annotated[Decimal, Field(gt=0)]] = Field(default={}, max_length=200)
 
     def converted(self, amount: Decimal, currency: str) -> Decimal:
-        """The amount in `to`, exactly. Raises SeveralCurrencies."""
+        """The exact amount in `to`. Raises SeveralCurrencies."""
         if currency == self.to:
             return amount
         if currency not in self.rates:
@@ -62,7 +62,7 @@ class Rates(Model):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A ledger of the lake with its books. clock: stands where its published figures end."""
+    """A ledger of the lake with its bookkeeping. clock: shows the end of its published figures."""
 
     status: LedgerStatus
     ledger: LakeLedger
@@ -74,11 +74,11 @@ class Member:
         return self.status.ledger
 
     def statement(self, month: Month) -> Statement:
-        """The statement of a month as its accountant published it."""
+        """The statement of a month as published by its accountant, otherwise computed from the lake."""
         return self.ledger.statement(month) or self.books.month(month)
 
     def report(self, month: Month, team: str | None = None, issuer: Issuer | None = None) -> Report:
-        """The month's report, as the ledger's own accountant makes it. issuer: for forms that list every charge."""
+        """The month's report, as its own accountant makes it. issuer: needed for formats that list every charge."""
         tz = periods.zone(self.status.timezone)
         start_ms, end_ms = month.span(tz)
         end_ms = max(start_ms + 1, min(end_ms, self.clock.wall_ms()))
@@ -88,8 +88,8 @@ class Member:
 
 
 class LedgerMonth(Model):
-    """A month of one ledger. accounts_gpu_us: its whole capacity. payable, due: None without a price book. until_ms: up
-    to when its figures are published."""
+    """A month of one ledger. accounts_gpu_us: its whole capacity. payable, due: None without a price book. until_ms:
+    the end of its published figures."""
 
     ledger: str
     timezone: str
@@ -114,8 +114,8 @@ class TeamMonth(Model):
 
 
 class FleetMonth(Model):
-    """A month of several ledgers. totals: due by currency; converted: all of it in one, where the operator gave
-    rates."""
+    """A month of several ledgers. totals: amounts due by currency; converted: all of them in one currency, if the
+    operator gave rates."""
 
     month: str
     ledgers: tuple[LedgerMonth, ...]
@@ -142,7 +142,7 @@ class Fleet:
         return ledgers(self._engine)
 
     def members(self, names: Collection[str] = ()) -> list[Member]:
-        """These ledgers, by name; all without names. Raises LakeUnavailable where one is not in the lake."""
+        """The ledgers with these names; all without names. Raises LakeUnavailable if one is not in the lake."""
         known = ledgers(self._engine)
         missing = sorted(set(names) - set(known))
         if missing:
@@ -190,7 +190,7 @@ class Fleet:
     ) -> UsageWindow:
         """Usage of each queue over a sliding window that ends at `at_ms`, added up over the members.
 
-        coverage and watermark_ms are those of the member that is worst off. Raises UnsupportedQuestion."""
+        coverage and watermark_ms are the lowest of all members. Raises UnsupportedQuestion."""
         windows: list[UsageWindow] = []
         for number, member in enumerate(members, 1):
             windows.append(member.ledger.window(spec, at_ms, measure, 0.0))
@@ -223,7 +223,7 @@ class Fleet:
         timezone: str = "UTC",
         told: Told = lambda *_: None,
     ) -> CostAnswer:
-        """Exact cost per group, each ledger's time at its own prices. Raises SeveralCurrencies."""
+        """The exact cost per group, with each ledger's own prices. Raises SeveralCurrencies."""
         answers = []
         for number, member in enumerate(members, 1):
             book = member.books.prices.current
@@ -258,7 +258,7 @@ class Fleet:
     def month(
         self, members: Sequence[Member], month: Month, told: Told = lambda *_: None
     ) -> tuple[FleetMonth, Mapping[str, Statement]]:
-        """The month's summary, and the statement of each member that it is made of. Raises SeveralCurrencies."""
+        """The month's summary, and the statements of the members that it sums. Raises SeveralCurrencies."""
         stated: dict[str, Statement] = {}
         of_ledgers: list[LedgerMonth] = []
         teams: list[TeamMonth] = []
@@ -284,8 +284,8 @@ class Fleet:
 
 
 def load_lake(path_or_warehouse: str) -> Lake:
-    """A settings file (YAML, the keys of `lake` in the accountant's settings), or the place of a warehouse whose
-    catalog is a SQLite file in it. Raises gputally.base.yaml_file.FileFault."""
+    """The lake described by a settings file (YAML, the keys of `lake` in the accountant's settings), or a warehouse
+    whose catalog is a SQLite file in it. Raises gputally.base.yaml_file.FileFault."""
     path = Path(path_or_warehouse)
     if path.suffix in {".yaml", ".yml"} or path.is_file():
         return config_models.load_yaml(path, Lake)
@@ -293,7 +293,7 @@ def load_lake(path_or_warehouse: str) -> Lake:
 
 
 def statement_lines(stated: Mapping[str, Statement]) -> Iterator[dict[str, object]]:
-    """The lines of the ledgers' statements, one below the other, as a table's rows."""
+    """The lines of all ledgers' statements, as rows of one table."""
     for ledger, one in stated.items():
         for line in one.every_line:
             yield {
@@ -310,7 +310,7 @@ def _until(member: Member, end_ms: int) -> int:
 
 
 def _note(members: Sequence[Member], end_ms: int) -> str:
-    """Names the ledgers whose figures end before the span does."""
+    """Names the ledgers whose published figures end before the span."""
     behind = [
         f"{member.name} {periods.utc(member.clock.wall_ms())}" for member in members if member.clock.wall_ms() < end_ms
     ]

@@ -1,4 +1,4 @@
-"""Imports usage from before the first agent: what other systems recorded, as intervals of method `imported`.
+"""Imports usage from before the first agent: records of other systems, as intervals with method `imported`.
 
-Nothing here writes to the ledger except through the accountant's HTTP API.
+Imports write to the ledger only through the accountant's HTTP API.
 """

@@ -1,23 +1,22 @@
-"""Assigns requests to GPUs without double use, and cuts the holds into ledger rows.
+"""Assigns requests to GPUs without double use, and divides the holds into ledger rows.
 
 A GPU has parts (itself, or its MIG instances), a part has slots (one, or as many as it is time-sliced into), and a hold
-is one holder's time on one slot. The holds of one slot never overlap: `rows` relies on it, `placing` sees to it.
+is one holder's time on one slot. The holds of one slot never overlap: `place` ensures it, and `rows` relies on it.
 
-The kube-scheduler's books say who held how many GPUs of a node, not which; the exporter's labels say which, and may
-be missing or late. So a demand first gets slots of the devices that were labelled with it, then free ones without
-another label, then any. Where an end is only known to within the tolerance, the next holder ends it.
+The kube-scheduler's records say how many GPUs of a node a pod held, but not which; the exporter's labels say which, but
+may be missing or late. So `place` first assigns slots of the devices that were labelled with the pod, then free ones
+without another label, then any. If the end of a hold is known only to within the tolerance, the next holder's start
+ends it. A request without a free slot is counted as unplaced, so no GPU has more than its time.
 
-What finds no slot is counted, not forced: no slot is ever held twice, so no GPU has more than its time.
+In Prometheus the value at an instant t describes (t - step, t]; here a cell is [t - step, t). A figure is an integer
+per cell (parts per million, MiB, milliwatts) or None if nothing was recorded: unknown is not zero.
 
-The value asked for at an instant t stands for the cell (t - step, t]; here a cell is [t - step, t). A figure is a whole
-number per cell (parts per million, MiB, milliwatts) or None where nothing was recorded: unknown is not zero.
+`rows` splits every GPU at quarter-hours, at each change of its holds, and where its recorded time begins or ends. For
+each piece the rows add up to the piece exactly: parts and slots by largest remainder, unheld time in separate rows. A
+piece in which the holder of some slot is unknown has no rows and stays unmetered.
 
-Every GPU is cut at quarter-hours, at each change of its holds, and where what is known of it begins or ends. For each
-piece the rows add up to the piece exactly: parts and slots by largest remainder, unheld time in rows of its own
-(law of conservation). A piece in which it is not known who holds a slot has no rows: it stays unmetered.
-
-Busy time of a part goes to its only holder. Where several share it, its holder is unknown: theirs is unknown, and
-the part's busy time stands in a row of its own that holds nothing.
+Busy time of a part belongs to its only holder. If several share the part, their busy time is unknown, and the part's
+busy time is in a separate row without a holder.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from gputally.base.units import BUCKET_MS, MS_PER_SECOND, US_PER_MS, apportion
 
 @dataclass(frozen=True, slots=True)
 class TimeGrid:
-    """Cells of `step_ms` from start_ms on, up to end_ms; the span is a whole number of them."""
+    """Cells of `step_ms` from start_ms to end_ms; the span is a whole number of cells."""
 
     start_ms: int
     end_ms: int
@@ -50,11 +49,11 @@ class TimeGrid:
         return (self.end_ms - self.start_ms) // self.step_ms
 
     def span(self, first: int, last: int) -> Span:
-        """From the beginning of cell `first` to the end of cell `last`."""
+        """From the start of cell `first` to the end of cell `last`."""
         return self.start_ms + first * self.step_ms, self.start_ms + (last + 1) * self.step_ms
 
     def spans(self, cells: Iterable[int]) -> tuple[Span, ...]:
-        """Runs of cells as spans."""
+        """Runs of consecutive cells as spans."""
         return tuple(self.span(first, last) for first, last in runs(cells))
 
 
@@ -70,7 +69,7 @@ def runs(cells: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def bridge_gaps(cells: Collection[int], silent: Collection[int]) -> set[int]:
-    """With the stretches between two of the cells in which no source was there."""
+    """The cells, with gaps added in which no source was scraped."""
     found = set(cells)
     for (_, last), (first, _) in pairwise(runs(found)):
         between = range(last + 1, first)
@@ -90,7 +89,7 @@ class FigureSeries:
         self._values = values
 
     def over(self, start_ms: int, end_ms: int) -> tuple[int, list[Span]]:
-        """(the integral over time: figure x ms, the parts of [start, end) for which there is none)."""
+        """(the integral over time: figure x ms; the parts of [start, end) without a value)."""
         grid, step = self._grid, self._grid.step_ms
         total, gaps = 0, list[Span]()
         at = start_ms
@@ -115,8 +114,8 @@ _COMPUTE_SLICES, _COMPUTE_SLICES_OF = 7, {"A30": 4}
 
 @dataclass(frozen=True, slots=True)
 class GpuPart:
-    """slice: None for the whole GPU. slots: equal parts that it is time-sliced into, else 1. busy: parts per million
-    of it; memory: MiB used of it."""
+    """slice: None for the whole GPU. slots: number of equal parts that it is time-sliced into, otherwise 1. busy: parts
+    per million of it; memory: used MiB of it."""
 
     slice: Slice | None = None
     slots: int = 1
@@ -126,8 +125,8 @@ class GpuPart:
 
 @dataclass(frozen=True, slots=True)
 class GpuLayout:
-    """known: when it is known of every slot whether it is held. lost: when its node could not be used.
-    power: milliwatts of the whole GPU."""
+    """known: time in which the holder of every slot is known. lost: time in which its node could not be used. power:
+    milliwatts of the whole GPU."""
 
     uuid: str
     model: str
@@ -138,7 +137,7 @@ class GpuLayout:
 
     @property
     def weights(self) -> list[int]:
-        """The weights of the parts, and of what belongs to none of them (nothing, where the GPU is one part)."""
+        """The weights of the parts, and of the rest of the GPU outside all parts (0 if the GPU is one part)."""
         slices = [part.slice for part in self.parts if part.slice is not None]
         if not slices:
             return [1, 0]
@@ -148,7 +147,7 @@ class GpuLayout:
 
 @dataclass(frozen=True, slots=True)
 class SlotHold:
-    """A hold of one slot; part, slot: positions in the layout of the GPU."""
+    """A hold of one slot. part, slot: indices in the layout of the GPU."""
 
     gpu: str
     part: int
@@ -159,7 +158,7 @@ class SlotHold:
 
 
 def mig_slice(profile: str, gi: int, gpu_model: str) -> Slice | None:
-    """The instance of a profile as `1g.10gb` or `1c.3g.40gb+me`; None where it cannot be read.
+    """The instance of a profile such as `1g.10gb` or `1c.3g.40gb+me`; None if it cannot be parsed.
 
     Source of the geometry: NVIDIA MIG user guide (seven compute slices, four on an A30)."""
     match = _PROFILE.fullmatch(profile)
@@ -178,7 +177,7 @@ def mig_slice(profile: str, gi: int, gpu_model: str) -> Slice | None:
 
 
 def by_slot(holds: Sequence[SlotHold]) -> dict[tuple[int, int], list[SlotHold]]:
-    """Ascending, by (part, slot)."""
+    """The holds in order of time, by (part, slot)."""
     found: dict[tuple[int, int], list[SlotHold]] = {}
     for hold in sorted(holds, key=lambda one: (one.part, one.slot, one.start_ms)):
         found.setdefault((hold.part, hold.slot), []).append(hold)
@@ -186,7 +185,7 @@ def by_slot(holds: Sequence[SlotHold]) -> dict[tuple[int, int], list[SlotHold]]:
 
 
 Device = tuple[str, int]
-"""(GPU uuid, position of the part)."""
+"""(GPU uuid, index of the part)."""
 Slot = tuple[str, int, int]
 
 
@@ -204,7 +203,7 @@ class Demand:
 
 @dataclass(slots=True)
 class PlacedHolds:
-    """unplaced_us: time of slots that were held by the books and do not exist."""
+    """unplaced_us: time for which the records name more slots than exist."""
 
     holds: list[SlotHold] = field(default_factory=list)
     unplaced_us: int = 0
@@ -266,7 +265,7 @@ _UNREAD = "not recorded"
 
 @dataclass(slots=True)
 class ImportedTime:
-    """GPU-microseconds of the rows made: capacity, of it held, of it held with unknown use."""
+    """GPU-microseconds of the rows: capacity, held time, held time with unknown use."""
 
     sent_us: int = 0
     held_us: int = 0
@@ -274,7 +273,7 @@ class ImportedTime:
 
 
 def rows(gpu: GpuLayout, holds: Sequence[SlotHold], span: Span, allowed: Iterable[Span]) -> list[UsageInterval]:
-    """The rows of one GPU inside `span`, ascending; `seq` is 0. allowed: the time that may be imported at all."""
+    """The rows of one GPU inside `span`, ascending; `seq` is 0. allowed: the time that may be imported."""
     slots = by_slot(holds)
     edges = {span[0], span[1], *range(span[0] - span[0] % BUCKET_MS + BUCKET_MS, span[1], BUCKET_MS)}
     permitted = union(allowed)
@@ -322,7 +321,7 @@ def _inside(start_ms: int, end_ms: int, spans: Sequence[Span]) -> bool:
 def _holder(
     ordered: Sequence[SlotHold], cursor: dict[tuple[int, int], int], key: tuple[int, int], at: int
 ) -> Holder | None:
-    """Who holds a slot at an instant; instants ascend."""
+    """The holder of a slot at an instant; calls must have ascending instants."""
     place = cursor[key]
     while place < len(ordered) and ordered[place].end_ms <= at:
         place += 1
@@ -333,7 +332,7 @@ def _holder(
 def _set(
     gpu: GpuLayout, holders: dict[tuple[int, int], Holder | None], start: int, end: int, *, lost: bool
 ) -> list[UsageInterval]:
-    """The rows of one GPU over one piece; all of them together are the piece."""
+    """The rows of one GPU over one piece; they add up to the piece."""
     weights = gpu.weights
     shares = apportion((end - start) * US_PER_MS, weights)
     drafts: list[_Draft] = []
@@ -385,7 +384,7 @@ def _of_part(
     start: int,
     end: int,
 ) -> Iterator[_Draft]:
-    """One row per holder, one for the slots without a holder, and the unattributed busy time."""
+    """One row per holder, one for the slots without a holder, and one for unattributed busy time."""
     held: dict[Holder | None, int] = {}
     for slot, us in enumerate(apportion(share_us, [1] * part.slots)):
         holder = holders.get((number, slot))
@@ -408,7 +407,7 @@ def _of_part(
 
 
 def _figure(track: FigureSeries | None, start: int, end: int) -> tuple[int | None, list[Span]]:
-    """(integral, gaps); None where nothing at all is known."""
+    """(integral, gaps); None if nothing is known."""
     if track is None:
         return None, []
     total, gaps = track.over(start, end)
@@ -416,7 +415,7 @@ def _figure(track: FigureSeries | None, start: int, end: int) -> tuple[int | Non
 
 
 def _energy(power: FigureSeries | None, capacities: Sequence[int], start: int, end: int) -> list[int | None]:
-    """Milliwatts times milliseconds are microjoules; divided by capacity."""
+    """Energy in microjoules (milliwatts times milliseconds), divided by capacity."""
     total, gaps = _figure(power, start, end)
     if total is None or gaps:
         return [None] * len(capacities)

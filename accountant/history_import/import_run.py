@@ -1,18 +1,19 @@
-"""Runs one import: plans the chunks, sends what the ledger lacks, notes what is done.
+"""Runs one import: plans the chunks, sends what the ledger lacks, records finished chunks.
 
-Interrupted anywhere it goes on where it stopped: finished chunks are noted in the ledger, and of the one that was under
-way each node's mark says how far it came. Nothing is kept on this side.
+An interrupted import continues where it stopped, without local state: finished chunks are recorded in the ledger, and
+in the unfinished chunk the acknowledged number of each node says how far it came.
 
-An import has one outbox per node, and its sequence numbers are times: the records of a chunk that begins at T are
-numbered from `first_seq(T)` on, and equal chunks give equal records. So a node's mark is the instant up to which that
-node is imported; after a kill the same chunk is made again and only what lies above the mark is sent. Numbers that
-no record has between two chunks are no loss, and the ledger does not record them as one.
+An import has one outbox per node, and its sequence numbers represent times: the records of a chunk that begins at T are
+numbered from `first_seq(T)` on, and equal chunks give equal records. The acknowledged number of a node therefore says
+up to which instant it is imported. After a crash the chunk is rebuilt and only records above that number are sent.
+Unused numbers between two chunks are not recorded as lost.
 
-The epoch says that it is an import, from what, and where the run of chunks began. It sorts after every agent's (a
-UUIDv7 begins with a hexadecimal digit).
+The epoch names the source and the start of the run of chunks. Its prefix `import:` sorts after every agent's epoch,
+because a UUIDv7 begins with a hexadecimal digit.
 
-The note is an act of the journal, so it is part of the audit trail, of the archive and of every backup. `said_of`
-prorates notes at the edges of a span: it describes where figures come from and decides none.
+A finished chunk is recorded as an act (`ImportedChunk`), so it is part of the audit trail, of the archive and of every
+backup. `said_of` prorates chunks at the edges of a span; its result is shown as the source of figures and never used to
+compute them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from gputally.server.config_models import Model
 Source = Literal["prometheus", "slurm"]
 _PREFIX = "import:"
 _PER_MINUTE = 1_000_000
-"""Numbers per minute of a chunk: more than the most GPUs of a node could need."""
+"""Numbers per minute of a chunk; more than any node's GPUs need."""
 
 
 def epoch(source: Source, first_ms: int) -> str:
@@ -53,7 +54,7 @@ def is_import(epoch_of: str) -> bool:
 
 
 def source_of(epoch_of: str) -> str:
-    """`prometheus` or `slurm`; "" for an epoch that is no import's."""
+    """`prometheus` or `slurm`; "" if the epoch is not that of an import."""
     return epoch_of.split(":")[1] if is_import(epoch_of) else ""
 
 
@@ -64,7 +65,7 @@ def first_seq(chunk_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A stretch that is asked for, cut, sent and noted as a whole. epoch: of its outboxes."""
+    """A span that is queried, sent and recorded as a unit. epoch: of its outboxes."""
 
     epoch: str
     start_ms: int
@@ -72,10 +73,10 @@ class Chunk:
 
 
 def chunks(wanted: Span, done: Mapping[str, Sequence[Span]], source: Source, length_ms: int) -> list[Chunk]:
-    """What of `wanted` is left to do, oldest first, cut at multiples of `length_ms` since 1970.
+    """The parts of `wanted` that are not done, oldest first, split at multiples of `length_ms` since 1970.
 
-    done: the spans that were noted, by epoch. A stretch that begins where an epoch ends goes on with that epoch, as
-    its numbers ascend; any other is an epoch of its own. Edges of `wanted` lie on whole hours."""
+    done: the recorded spans, by epoch. A span that begins where an epoch ends continues that epoch, since its numbers
+    ascend; any other gets a new epoch. `wanted` begins and ends at whole hours."""
     start, end = wanted
     if start % MS_PER_HOUR or end % MS_PER_HOUR or length_ms % MS_PER_HOUR:
         raise ValueError("an import begins and ends at whole hours, and so do its chunks")
@@ -91,7 +92,7 @@ def chunks(wanted: Span, done: Mapping[str, Sequence[Span]], source: Source, len
 
 
 def without(span: Span, taken: Iterable[Span]) -> list[Span]:
-    """`span` without what agents metered of it."""
+    """`span` without the time that agents metered."""
     return subtract(span, union(taken))
 
 
@@ -107,14 +108,15 @@ KNOWN_LIMITS: Final[dict[Source, tuple[str, ...]]] = {
         "unallocated time is up to the GPUs that a node is said to have, or was seen to use at once",
     ),
 }
-"""Distortions that come with a source, for people."""
+"""Known distortions of each source, as text for reports."""
 
 
 class ImportedChunk(Model):
     """One chunk that was sent completely. Times are UTC ms; *_us are GPU-microseconds.
 
-    origin: where from, without credentials. sent_us: capacity of the rows; held_us: of it, held; unknown_us: held,
-    and how busy is not known. metered_us: left to agents, who metered it. missing_us: of known GPUs, unrecorded."""
+    origin: the source's address, without credentials. sent_us: capacity of the rows; held_us: the held part of it;
+    unknown_us: held time with unknown use. metered_us: left out because agents metered it. missing_us: time of known
+    GPUs without records."""
 
     cluster: Annotated[str, AfterValidator(known_name)] = Field(min_length=1)
     source: Source
@@ -143,7 +145,7 @@ class ImportedChunk(Model):
 
 @dataclass(frozen=True, slots=True)
 class ImportRow:
-    """What was imported into a span from one place, of one cluster. Figures as of `ImportedChunk`."""
+    """What was imported into a span from one source, for one cluster. Figures as in `ImportedChunk`."""
 
     cluster: str
     source: Source
@@ -158,7 +160,7 @@ class ImportRow:
 
     @property
     def coverage(self) -> float:
-        """The share of the unmetered time of known GPUs for which there was a record."""
+        """The recorded share of the otherwise unmetered time of known GPUs."""
         whole = self.sent_us + self.missing_us
         return self.sent_us / whole if whole else 1.0
 
@@ -168,7 +170,7 @@ class ImportRow:
 
 
 def of_acts(acts: Iterable[Act]) -> list[ImportedChunk]:
-    """The notes among the acts, in their order; of one chunk, one."""
+    """The chunks recorded in the acts, in their order, each once."""
     noted = [ImportedChunk.model_validate_json(act.content) for act in acts if act.kind == "imported"]
     return list({(one.cluster, one.source, one.span): one for one in noted}.values())
 
@@ -204,13 +206,13 @@ def _row(key: tuple[str, Source, str], chunks: Sequence[ImportedChunk], start_ms
 
 
 RECORDS = 10_000
-"""Records in one batch, unless a set of rows is larger."""
+"""Maximum number of records in one batch, unless a set of rows is larger."""
 _SENDERS = 4
 Read = Callable[[Chunk], Sequence[NodeHistory]]
 
 
 class Acknowledged(Model):
-    """An agent.wire.Ack."""
+    """Mirrors agent.wire.Ack."""
 
     epoch: str
     durable_seq: int
@@ -221,7 +223,7 @@ class Acknowledged(Model):
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where to and as what. origin: for people, without credentials."""
+    """The accountant and cluster to send to. origin: the source's address for display, without credentials."""
 
     remote: AccountantClient
     cluster: str
@@ -231,8 +233,8 @@ class Destination:
 
 @dataclass(slots=True)
 class Summary:
-    """chunks: (done before, done now); *_us: GPU-microseconds, see ImportedChunk; unplaced_us: held time for which
-    there was no GPU."""
+    """chunks: (done before, done now); *_us: GPU-microseconds, see ImportedChunk; unplaced_us: held time without a
+    GPU."""
 
     before: int = 0
     done: int = 0
@@ -257,7 +259,7 @@ class Summary:
 
 
 def run(to: Destination, read: Read, wanted: Span, chunk_ms: int, progress: Callable[[int, int], None]) -> Summary:
-    """Import [start, end), whole hours. progress hears of (chunks done, chunks in all)."""
+    """Imports [start, end), whole hours. progress: called with (chunks done, chunks in all)."""
     state = to.remote.ask(ImportState, "/v1/imports", {"cluster": to.cluster, "source": to.source})
     done: dict[str, list[Span]] = {}
     for one in state.done:
@@ -283,7 +285,7 @@ def run(to: Destination, read: Read, wanted: Span, chunk_ms: int, progress: Call
 
 @dataclass(frozen=True, slots=True)
 class _NodeChunk:
-    """One node's part of a chunk, in the order in which it is numbered."""
+    """One node's part of a chunk, in the order of its numbers."""
 
     node: str
     gpus: int
@@ -320,7 +322,7 @@ class _NodeChunk:
         )
 
     def batches(self, to: Destination, chunk: Chunk, mark: int) -> Iterator[Batch]:
-        """What lies above the mark, in batches that split no set."""
+        """The records above the mark, in batches that split no set."""
         seq = first_seq(chunk.start_ms)
         facts = tuple(msgspec.structs.replace(fact, seq=seq + n) for n, fact in enumerate(self.facts))
         seq += len(facts)
@@ -345,7 +347,7 @@ class _NodeChunk:
 
 
 def _edge(numbered: Sequence[UsageInterval], room: int) -> int:
-    """The largest number of rows, at most `room` where that is possible, after which a set ends; at least one set."""
+    """The largest number of rows, at most `room` if possible, after which a set ends; at least one set."""
     edges = [
         n
         for n in range(1, len(numbered))
@@ -381,5 +383,5 @@ def _note(to: Destination, chunk: Chunk, made: Sequence[_NodeChunk]) -> Imported
 
 
 def _length(spans: Iterator[Span] | Sequence[Span]) -> int:
-    """In microseconds of one GPU."""
+    """The total length in microseconds of one GPU."""
     return sum(end - start for start, end in spans) * US_PER_MS

@@ -1,17 +1,17 @@
 """Reconstructs which pods held how many GPUs of which node, and when.
 
-Two witnesses: kube-state-metrics knows which containers asked for how many GPUs of which node, and when the pod began
-and ended; dcgm-exporter knows the devices, how busy they were, and mostly which pod each was given to. Where only one
-of them was scraped the other's part is inferred: without the first, a labelled device is a held one; without the
-second, a node has as many GPUs as it says it can allocate, under makeshift names, and nothing is known of their use.
+There are two sources. kube-state-metrics knows which containers requested how many GPUs on which node, and when a pod
+began and ended. dcgm-exporter knows the devices, their utilisation, and mostly the pod that each was assigned to. If
+only one of them was scraped, the other's information is inferred: without the first, a labelled device counts as held;
+without the second, a node has as many GPUs as it says it can allocate, with placeholder names and unknown use.
 
-Names of labels come without their punctuation; those that may say whose a pod is are known, and written back
-(`accountant.history_import.prometheus_series.pod_label_names`). A queue counts under the same rule as everywhere
-(gputally.base.pod_queue_labels).
+kube-state-metrics replaces punctuation in label names; the names of labels that may identify a pod's owner are known
+and restored (`accountant.history_import.prometheus_series.pod_label_names`). Queue labels follow the rule in
+gputally.base.pod_queue_labels.
 
-A pod holds its GPUs while its requests are listed with a node and its phase is not over. Listing is known to the
-scrape: an instant that kube-state-metrics tells itself (start, completion) counts where it fits the listing, else the
-middle of what is possible.
+A pod holds its GPUs while its requests are listed with a node and its phase is not over. The listing is exact only to
+the scrape interval; an instant reported by kube-state-metrics (start, completion) is used if it fits the listing,
+otherwise the middle of the possible range.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from gputally.base.pod_queue_labels import queue_ref
 from gputally.base.units import MS_PER_SECOND
 
 _ABOVE = (("ReplicaSet", "replicaset"), ("Job", "job_name"))
-"""Kinds that kube-state-metrics knows the owner of, and the label that names them."""
+"""Kinds whose owners kube-state-metrics reports, and the label that names them."""
 
 
 def facts_of(
@@ -53,7 +53,7 @@ def facts_of(
     scheduler: str,
     team_labels: Sequence[str] = (),
 ) -> tuple[PodFacts, ...]:
-    """The facts of the pods that held something of a node in this chunk, by uid; `seq` is 0.
+    """The facts of the pods that held GPUs of a node in this chunk, by uid; `seq` is 0.
 
     team_labels: further labels to keep."""
     index = _PodTables(seen, team_labels)
@@ -69,7 +69,7 @@ def facts_of(
 
 
 class _PodTables:
-    """The tables of names, by pod."""
+    """Series with names, by pod."""
 
     def __init__(self, seen: Observed, team_labels: Sequence[str]) -> None:
         self._names = pod_label_names(team_labels)
@@ -132,7 +132,7 @@ def _by_pod(table: Sequence[Labels]) -> dict[tuple[PodName, str], Labels]:
 
 
 def _owner(labels: Labels) -> Owner | None:
-    """The controller that a series of owners names; `<none>` is kube-state-metrics' word for none."""
+    """The controller that a series of owners names; None for `<none>`."""
     kind, name = of(labels, "owner_kind"), of(labels, "owner_name")
     if not kind or not name or kind == "<none>" or of(labels, "owner_is_controller") == "false":
         return None
@@ -145,7 +145,7 @@ def _created_by(labels: Labels) -> Owner | None:
 
 
 def of_requests(containers: Sequence[Container], devices: Sequence[Device], seen: Observed) -> list[Demand]:
-    """The demands of one node, on the devices that were labelled with the pod."""
+    """The demands of one node, with the devices that were labelled with each pod."""
     starts = {(pod_of(labels), of(labels, "uid")): round(value * MS_PER_SECOND) for labels, value in seen.starts}
     ends = {(pod_of(labels), of(labels, "uid")): round(value * MS_PER_SECOND) for labels, value in seen.ends}
     on: dict[PodName, set[tuple[str, int]]] = {}
@@ -170,11 +170,11 @@ def _instant_of(instants: Mapping[tuple[PodName, str], int], one: Container) -> 
 def _edges(
     first: int, last: int, seen: Observed, started: int | None, ended: int | None, *, over: bool = False
 ) -> tuple[int, int]:
-    """When it began and ended, for the first and last cell in which it was listed. over: what ended it was a sample
-    that said so, in the next cell.
+    """When a container began and ended, from the first and last cell in which it was listed. over: its end was shown by
+    a sample in the next cell.
 
-    A sample at s counts for the instants from s to s + window. So the first sample lies in the first cell, the last
-    one `window - step` before the last cell, and the pod lived half a scrape longer on both sides on average."""
+    A sample at s counts for the instants from s to s + window. So the first sample lies in the first cell, the last one
+    `window - step` before the last cell, and on average the pod lived half a scrape interval longer on both sides."""
     grid = seen.grid
     low, high = grid.span(first, last)
     margin = grid.step_ms + seen.scrape_ms
@@ -193,7 +193,7 @@ def _edges(
 
 
 def of_labels(devices: Sequence[Device], asked: PodSeries, seen: Observed) -> list[Demand]:
-    """Where kube-state-metrics was never heard: a labelled device is held by the pod it is labelled with."""
+    """The demands if kube-state-metrics was never scraped: a labelled device is held by the pod in its label."""
     found = []
     for device in devices:
         for (part, pod), cells in sorted(device.labelled.items(), key=lambda one: one[0]):
@@ -208,12 +208,12 @@ def of_labels(devices: Sequence[Device], asked: PodSeries, seen: Observed) -> li
 
 
 def labelled_pool(uuid: str, part: int) -> str:
-    """The pool that one part of a device is, where labels alone tell."""
+    """The pool of one part of a device, if only labels are known."""
     return f"{uuid}/{part}"
 
 
 def sharers(device: Device, part: int) -> int:
-    """How many pods a part was labelled with at once, and not only while one followed another; at least 1."""
+    """With how many pods a part was labelled at once, not counting pods that followed one another; at least 1."""
     of_pods = [cells for (number, _), cells in device.labelled.items() if number == part]
     together: dict[int, int] = {}
     for cells in of_pods:
@@ -228,7 +228,7 @@ WHOLE = "nvidia.com/gpu"
 
 @dataclass(frozen=True, slots=True)
 class NodeHistory:
-    """One node in one chunk. blind: by GPU, the time in which it was not watched. unplaced_us: see Placed."""
+    """One node in one chunk. blind: by GPU, the time without records. unplaced_us: see PlacedHolds."""
 
     node: str
     gpus: tuple[GpuLayout, ...]
@@ -239,8 +239,8 @@ class NodeHistory:
 
 
 def histories(seen: Observed, *, scheduler: str = "", team_labels: Sequence[str] = ()) -> list[NodeHistory]:
-    """The history of each node, ascending. scheduler: who places pods of which kube-state-metrics does not say it.
-    team_labels: labels of pods to keep."""
+    """The history of each node, ascending. scheduler: the assumed scheduler of pods for which kube-state-metrics
+    reports none. team_labels: labels of pods to keep."""
     asked = asked_for(seen)
     found = devices_of(seen, {name: pod.node for name, pod in asked.pods.items()}, asked.listed)
     nodes = sorted({device.node for device in found} | {one.node for one in asked.containers} | asked.offered.keys())
@@ -300,8 +300,8 @@ def _labelled(own: Sequence[Device]) -> tuple[dict[str, list[int]], dict[str, li
 def _pools(
     own: Sequence[Device], offered: Mapping[str, int], wanted: Sequence[Demand]
 ) -> tuple[dict[str, list[int]], dict[str, list[Slot]]]:
-    """(slots by GPU and part, slots by resource). Instances are the pool of their profile, or of whole GPUs where the
-    node offers them as such; the other GPUs are divided between the resources that the node offers."""
+    """(slots by GPU and part, slots by resource). MIG instances are in the pool of their profile, or of whole GPUs if
+    the node offers them as such; the other GPUs are divided between the resources that the node offers."""
     names = offered.keys() | {demand.pool for demand in wanted}
     parts: dict[str, list[tuple[str, int]]] = {}
     plain: list[Device] = []
@@ -319,7 +319,7 @@ def _pools(
         each = max(1, -(-offered.get(name, 0) // len(places)) if places else 1)
         for uuid, part in places:
             slots[uuid][part] = each
-        # Round by round, so that the first pods have a device each.
+        # One slot of each device in turn, so that the first pods get separate devices.
         pools[name] = [(uuid, part, slot) for slot in range(each) for uuid, part in places]
     return slots, pools
 
@@ -327,8 +327,8 @@ def _pools(
 def _divided(
     plain: Sequence[Device], names: Sequence[str], offered: Mapping[str, int], wanted: Sequence[Demand]
 ) -> dict[str, list[Device]]:
-    """GPUs that are not partitioned, by the resource that they are offered as. Whole ones are offered once each; what
-    is left over is shared. Labels say which, where there are any."""
+    """GPUs without MIG, by the resource that they are offered as. Whole GPUs are offered once each; the rest is shared.
+    Labels say which, if there are any."""
     if len(names) < 2:
         return {name: list(plain) for name in names}
     labelled: dict[str, set[str]] = {}

@@ -1,16 +1,15 @@
 """Reads the series of dcgm-exporter and kube-state-metrics: labels, devices, activity and GPU requests.
 
-A scraped label that meets one of the target's own is renamed `exported_…`, unless the scrape honours labels. So the
-`exported_` name counts where there is one. A series of dcgm-exporter without a holder has none even then, and
-`pod` is the exporter itself: who really asked for a GPU is told by kube-state-metrics, and where that is missing the
-exporter is known by its name.
+Prometheus renames a scraped label that conflicts with one of the target to `exported_…`, unless the scrape honours
+labels. So the `exported_` name takes precedence. In a series of dcgm-exporter without a holder, `pod` is the exporter
+itself; kube-state-metrics shows which pod requested the GPU, and without it the exporter is recognised by its name.
 
-A device that several pods share is listed several times, as copies of the whole: the largest value is the device's.
-Where utilisation is known as time with a kernel running and as engine activity, the first counts for a whole GPU; an
-instance has the second alone, as a part of the instance. Its node is the one whose pods it was labelled with, or the
-name that the series carries and Kubernetes knows.
+A device that several pods share is listed several times with the values of the whole device; the largest value is used.
+If utilisation is available both as time with a running kernel and as engine activity, the first is used for a whole
+GPU; a MIG instance has only the second, as a part of the instance. A device's node is the one whose pods it was
+labelled with, or a name in the series that Kubernetes knows.
 
-Between scrapes, a pod that was there before and after was there.
+A pod that is listed before and after a missing scrape is taken to have existed in between.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _KEPT = QUEUE_KEYS | {mark.label for mark in MARKS} | {
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """times: epoch ms, ascending; values: as many."""
+    """times: epoch ms, ascending; values: one per time."""
 
     labels: Labels
     times: Sequence[int]
@@ -49,7 +48,7 @@ class Series:
 
     def cells(self, grid: TimeGrid) -> dict[int, float]:
         """Finite values by cell of the grid."""
-        start, step, count = grid.start_ms, grid.step_ms, grid.count  # a million of these in a chunk
+        start, step, count = grid.start_ms, grid.step_ms, grid.count  # a chunk has a million of these
         return {
             (at - start) // step - 1: value
             for at, value in zip(self.times, self.values, strict=True)
@@ -59,11 +58,11 @@ class Series:
 
 @dataclass(frozen=True)
 class Observed:
-    """One chunk's answers. Series over the grid: `requests` (value: count), `over` (pods that have ended), `nodes`
-    (listed), `unready`, `busy` (0 to 1), `memory` (MiB), `power` (W). The rest is one value per series: `devices` seen
-    lately, `allocatable`, `starts`, `ends` (epoch s), and names.
+    """The query results of one chunk. Series over the grid: `requests` (value: count), `over` (pods that have ended),
+    `nodes` (listed), `unready`, `busy` (0 to 1), `memory` (MiB), `power` (W). Others have one value per series:
+    `devices` seen recently, `allocatable`, `starts`, `ends` (epoch s), and names.
 
-    window_ms: samples of so long before an instant count for it. scrape_ms: between two samples of
+    window_ms: how long before an instant a sample counts for it. scrape_ms: interval between samples of
     kube-state-metrics."""
 
     grid: TimeGrid
@@ -89,7 +88,7 @@ class Observed:
 
 
 def of(labels: Labels, name: str) -> str:
-    """A label under its own name, an older one, or behind `exported_`."""
+    """A label by its own name, an older name, or with the prefix `exported_`."""
     for known in (name, *_OLD_NAMES.get(name, ())):
         if value := labels.get(f"exported_{known}") or labels.get(known):
             return value
@@ -101,7 +100,7 @@ def pod_of(labels: Labels) -> PodName:
 
 
 def device_of(labels: Labels) -> tuple[str, int | None] | None:
-    """(GPU uuid, GPU instance or None) of a series of dcgm-exporter; None where it names no GPU."""
+    """(GPU uuid, GPU instance or None) of a series of dcgm-exporter; None if it names no GPU."""
     uuid = labels.get("UUID") or labels.get("uuid") or ""
     instance = labels.get("GPU_I_ID", "")
     if not uuid:
@@ -110,7 +109,7 @@ def device_of(labels: Labels) -> tuple[str, int | None] | None:
 
 
 def labelled_pod(labels: Labels) -> PodName | None:
-    """The pod that a series of dcgm-exporter names, None for none and for the exporter itself."""
+    """The pod that a series of dcgm-exporter names; None if there is none, or it is the exporter itself."""
     name = pod_of(labels)
     renamed = "exported_pod" in labels or "exported_pod_name" in labels
     if not name[1] or (not renamed and (_EXPORTER.search(name[1]) or _EXPORTER.search(labels.get("container", "")))):
@@ -119,7 +118,7 @@ def labelled_pod(labels: Labels) -> PodName | None:
 
 
 def resource(text: str) -> str:
-    """`nvidia_com_mig_1g_10gb` as Kubernetes writes it, `nvidia.com/mig-1g.10gb`; "" for what is no GPU."""
+    """`nvidia_com_mig_1g_10gb` as Kubernetes writes it, `nvidia.com/mig-1g.10gb`; "" if it is not a GPU."""
     match = _RESOURCE.fullmatch(text)
     if match is None:
         return ""
@@ -131,14 +130,14 @@ def resource(text: str) -> str:
 
 
 def pod_label_names(extra: Iterable[str] = ()) -> dict[str, str]:
-    """The labels that may name a pod's owner, by the names that kube-state-metrics gives them."""
+    """The labels that may name a pod's owner, by their names in kube-state-metrics."""
     return {f"label_{re.sub(r'[^a-zA-Z0-9_]', '_', key)}": key for key in sorted({*_KEPT, *extra})}
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container that asked for `count` of a resource. runs: (first, last) cells in which it did; over: cells in which
-    its pod was said to be over."""
+    """A container that requested `count` of a resource. runs: (first, last) cells in which it did; over: cells in which
+    its pod was reported as ended."""
 
     pod: PodName
     uid: str
@@ -152,7 +151,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class PodInfo:
-    """A pod as kube_pod_info has it."""
+    """A pod as in kube_pod_info."""
 
     uid: str
     node: str
@@ -161,7 +160,7 @@ class PodInfo:
 @dataclass(frozen=True)
 class PodSeries:
     """heard: cells in which kube-state-metrics was scraped; listed, unready: cells by node. offered: what each node can
-    allocate. deaf: kube-state-metrics was never heard."""
+    allocate. deaf: kube-state-metrics was never scraped."""
 
     containers: tuple[Container, ...]
     pods: Mapping[PodName, PodInfo]
@@ -180,7 +179,7 @@ class PodSeries:
 
 
 def asked_for(seen: Observed) -> PodSeries:
-    """Everything that kube-state-metrics says of GPUs."""
+    """All GPU information of kube-state-metrics."""
     nodes = _by_node(seen.nodes, seen)
     requests = [one for one in seen.requests if resource(of(one.labels, "resource"))]
     heard = {cell for cells in nodes.values() for cell in cells} | {
@@ -227,7 +226,7 @@ def _containers(
         told = of(labels, "uid")
         node = of(labels, "node") or known.node
         if not node:
-            continue  # it waits
+            continue  # the pod is still waiting
         ended = over.get((pod, told), set())
         key = (pod, told or known.uid, told, of(labels, "container"), node, resource(of(labels, "resource")))
         for cell, value in one.cells(seen.grid).items():
@@ -242,7 +241,7 @@ def _containers(
 
 
 def makeshift_uid(pod: PodName) -> str:
-    """Return a uid for a pod whose uid is not recorded."""
+    """A uid for a pod whose uid is not recorded."""
     return f"imported:{pod[0]}/{pod[1]}"
 
 
@@ -250,15 +249,15 @@ _NODE_LABELS = ("Hostname", "hostname", "node", "exported_node", "kubernetes_nod
 _MILLION, _MILLI = 1_000_000, 1_000
 _MOST_RATIO, _MOST_MIB, _MOST_WATTS = 1.0, 2**24, 100_000
 MAKESHIFT = "imported:"
-"""Begins the name of a GPU that was never listed."""
+"""Prefix of the name of a GPU that was never listed."""
 _MIG_RESOURCE = "nvidia.com/mig-"
 Place = tuple[str, int | None]
 
 
 @dataclass(frozen=True, eq=False)
 class Device:
-    """order: its place among the GPUs of its node. slices: its MIG instances, by id. sampled: cells in which the
-    exporter listed it. labelled: cells by part and pod. Tracks are by part, power is of the GPU."""
+    """order: its index among the GPUs of its node. slices: its MIG instances, by id. sampled: cells in which the
+    exporter listed it. labelled: cells by part and pod. Figures are by part; power is that of the GPU."""
 
     uuid: str
     model: str
@@ -272,7 +271,7 @@ class Device:
     power: FigureSeries | None = None
 
     def layout(self, slots: Sequence[int], known: tuple[Span, ...], lost: tuple[Span, ...]) -> GpuLayout:
-        """slots: by part."""
+        """The device as parts and slots. slots: number of slots by part."""
         parts = tuple(
             GpuPart(one, slots[number], self.busy.get(number), self.memory.get(number))
             for number, one in enumerate(self.slices or (None,))
@@ -281,7 +280,7 @@ class Device:
 
 
 def devices_of(seen: Observed, nodes_of: Mapping[PodName, str], listed: Mapping[str, object]) -> list[Device]:
-    """The devices by node and order. nodes_of: where each pod was; listed: the nodes that Kubernetes knows."""
+    """The devices by node and order. nodes_of: the node of each pod; listed: the nodes that Kubernetes knows."""
     about: dict[str, list[Labels]] = {}
     every = [*seen.devices, *(one.labels for table in (seen.busy, seen.memory, seen.power) for one in table)]
     for labels in every:
@@ -338,7 +337,7 @@ def _device(
 
 
 def _by_place(table: Sequence[Series], grid: TimeGrid) -> dict[Place, dict[int, float]]:
-    """The largest value of each cell, by place."""
+    """The largest value of each cell, by device and part."""
     found: dict[Place, dict[int, float]] = {}
     for one in table:
         place = device_of(one.labels)
@@ -352,7 +351,7 @@ def _by_place(table: Sequence[Series], grid: TimeGrid) -> dict[Place, dict[int, 
 def _tracks(
     table: Mapping[Place, Mapping[int, float]], places: Sequence[Place], grid: TimeGrid, times: int, most: float
 ) -> dict[int, FigureSeries]:
-    """In whole numbers. A value below 0 is none; one above what can be is the most that can be."""
+    """Figures as integers. A negative value is dropped; one above the possible maximum is limited to it."""
     return {
         number: FigureSeries(
             grid, {cell: round(min(value, most) * times) for cell, value in table[place].items() if value >= 0}
@@ -373,8 +372,8 @@ def _labelled(seen: Observed) -> dict[str, dict[tuple[int | None, PodName], set[
 
 
 def _node(about: Sequence[Labels], nodes_of: Mapping[PodName, str], listed: Mapping[str, object]) -> str:
-    """A name it carries, if Kubernetes knows that; else the node of most pods it was labelled with, the exporter's own
-    among them; else the first name it carries."""
+    """A node name in the series that Kubernetes knows; otherwise the node of most pods that the device was labelled
+    with, including the exporter's own; otherwise the first node name in the series."""
     votes: Counter[str] = Counter()
     for labels in about:
         for pod in (pod_of(labels), (labels.get("namespace", ""), labels.get("pod", ""))):
@@ -394,7 +393,7 @@ def _node(about: Sequence[Labels], nodes_of: Mapping[PodName, str], listed: Mapp
 def assumed_devices(
     node: str, offered: Mapping[str, int], containers: Sequence[Container], labels: Mapping[str, str]
 ) -> list[Device]:
-    """Devices for as many GPUs as a node offers, or was seen to need, where no exporter ever listed them. labels: the
+    """Devices for as many GPUs as a node offers, or was seen to need, if no exporter listed them. labels: the
     node's."""
     model = labels.get("label_nvidia_com_gpu_product", "")
     replicas = labels.get("label_nvidia_com_gpu_replicas", "")
@@ -415,7 +414,7 @@ def assumed_devices(
 
 
 def _partitioned(node: str, model: str, profiles: Sequence[str], first: int) -> list[Device]:
-    """Instances put into as few GPUs as hold them, the largest first."""
+    """Instances placed on as few GPUs as possible, the largest first."""
     bins: list[list[Slice]] = []
     read = [one for gi, profile in enumerate(profiles) if (one := mig_slice(profile, gi, model)) is not None]
     for one in sorted(read, key=lambda part: (-part.compute, part.gi)):

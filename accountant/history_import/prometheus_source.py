@@ -1,8 +1,8 @@
-"""Asks a Prometheus for the series of one chunk.
+"""Queries a Prometheus server for the series of one chunk.
 
-Every selector is asked over a window that ends at the instant (`last_over_time(x[w])`), so nothing depends on how long
-the server lets a value linger: what was scraped in the window is there, what was not is not. The window is a step, or
-two scrapes where those are far apart. Metrics under both generations of names; labels are read by `series`.
+Every selector has a window that ends at the instant (`last_over_time(x[w])`), so the result does not depend on the
+server's staleness rules. The window is one step, or two scrape intervals if these are longer. Metrics are queried by
+their old and new names; labels are read by `prometheus_series`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_S
 
 
 class PrometheusFailed(AccountantError):
-    """No usable answer: the address, and what it said or why it could not."""
+    """No usable answer; the message has the address and the reason."""
 
 
 STEP_MS = MS_PER_MINUTE
@@ -36,11 +36,11 @@ _GPU: Final = 'resource=~"nvidia_com_.+|nvidia[.]com/.+"'
 _PERCENT, _OVERSHOOT = 100.0, 2.0
 _RATE_MS = 10 * MS_PER_MINUTE
 _CELLS = 1_000_000
-"""Cells of all devices in one chunk: bounds what is in memory."""
+"""Cells of all devices in one chunk, to limit memory."""
 
 
 class History:
-    """The past as a Prometheus knows it. match: further label matchers, as `cluster="prod"`."""
+    """The history in a Prometheus server. match: further label matchers, such as `cluster="prod"`."""
 
     def __init__(
         self, server: Prometheus, *, match: str = "", scheduler: str = "", team_labels: Sequence[str] = ()
@@ -55,8 +55,8 @@ class History:
         return self._server.origin
 
     def chunk_ms(self, at_ms: int) -> int:
-        """How much is asked for at a time: less, the more devices there are. Raises PrometheusFailed where there is
-        nothing of a GPU in the day before `at_ms`."""
+        """The length of a chunk: shorter with more devices. Raises PrometheusFailed if there are no GPU series in the
+        day before `at_ms`."""
         alternatives = " or ".join(
             f"count(last_over_time({self._of(name)}[1d]))" for name in (*_UTIL, *_ENGINE, *_MEMORY)
         )
@@ -72,11 +72,11 @@ class History:
         return next((h for h in (24, 12, 8, 6, 4, 3, 2) if h <= hours), 1) * MS_PER_HOUR
 
     def read(self, chunk: Chunk) -> list[NodeHistory]:
-        """Everything of one chunk, by node."""
+        """The history of one chunk, by node."""
         return histories(self.observe(chunk), scheduler=self._scheduler, team_labels=self._team_labels)
 
     def observe(self, chunk: Chunk) -> Observed:
-        """The answers of one chunk."""
+        """The query results of one chunk."""
         whole = f"{(chunk.end_ms - chunk.start_ms) // MS_PER_SECOND}s"
         grid = TimeGrid(chunk.start_ms, chunk.end_ms, STEP_MS)
         known = self._known(chunk, whole)
@@ -114,14 +114,14 @@ class History:
         return selector(name, matchers, self._match)
 
     def _known(self, chunk: Chunk, whole: str) -> set[str]:
-        """Which of the metrics were scraped in the chunk."""
+        """The metrics that were scraped in the chunk."""
         names = "|".join((*_DCGM, *_KSM))
         text = selector("", f'__name__=~"{names}"', self._match)
         found = read_values(self._server, f"count by (__name__) (last_over_time({text}[{whole}]))", chunk.end_ms)
         return {labels.get("__name__", "") for labels, _ in found}
 
     def _scrape_ms(self, chunk: Chunk, names: set[str]) -> int:
-        """Between two samples, from the most that there were in ten minutes."""
+        """The scrape interval, from the largest number of samples in ten minutes."""
         every = f"{min(chunk.end_ms - chunk.start_ms, MS_PER_DAY) // MS_PER_SECOND}s:10m"
         for name in sorted(names):
             text = f"max(max_over_time(count_over_time({self._of(name)}[10m])[{every}]))"
@@ -131,7 +131,7 @@ class History:
         return STEP_MS // 2
 
     def _devices(self, chunk: Chunk) -> tuple[Labels, ...]:
-        """Listed in the chunk or in the day before it: a GPU is not gone because its exporter is."""
+        """Devices listed in the chunk or in the day before, because a GPU may exist while its exporter is missing."""
         found: list[Labels] = []
         back = f"{(chunk.end_ms - chunk.start_ms + MS_PER_DAY) // MS_PER_SECOND}s"
         for name in (*_UTIL, *_ENGINE, *_MEMORY):
@@ -143,7 +143,7 @@ class History:
 
 
 class _ChunkQueries:
-    """Questions about one chunk."""
+    """The queries of one chunk."""
 
     def __init__(self, server: Prometheus, chunk: Chunk, match: str) -> None:
         self._server = server
@@ -173,12 +173,12 @@ class _ChunkQueries:
 
 
 def read_values(server: Prometheus, query: str, at_ms: int) -> list[tuple[Labels, float]]:
-    """What the query gives at an instant. Raises PrometheusFailed."""
+    """The result of a query at an instant. Raises PrometheusFailed."""
     return [(one.metric, number(one.value[1])) for one in server.instant(query, at_ms) if one.value is not None]
 
 
 def read_series(server: Prometheus, query: str, start_ms: int, end_ms: int, step_ms: int) -> list[Series]:
-    """Values at start, start + step, … up to end, both included. Raises PrometheusFailed."""
+    """Values at start, start + step, … up to and including end. Raises PrometheusFailed."""
     found = []
     for one in server.range(query, start_ms, end_ms, step_ms):
         times = array("q", (round(at * MS_PER_SECOND) for at, _ in one.values))
@@ -196,7 +196,7 @@ def _ratios(values: Sequence[float], *, percent: bool) -> list[float]:
 
 
 def _busy(util: Sequence[Series], engine: Sequence[Series]) -> tuple[Series, ...]:
-    """Time with a kernel running counts for a whole GPU, engine activity for instances and where there is no other."""
+    """Time with a running kernel for whole GPUs; engine activity for MIG instances, and if there is nothing else."""
     timed = {place for one in util if (place := device_of(one.labels)) is not None and place[1] is None}
     return (
         *(one for one in util if (place := device_of(one.labels)) is not None and place[1] is None),

@@ -1,1 +1,1 @@
-"""Collects what is known of nodes, namespaces and pods from files, the API server and Slurm."""
+"""Collects facts about nodes, namespaces and pods from files, the API server and Slurm."""

@@ -1,7 +1,7 @@
 """Reads nodes and namespaces from a YAML file.
 
-The file is read again when it changes. A faulty file raises and leaves the ledger with what it knew;
-nothing is merged from half a file. Times are UTC dates, or date-times with their offset.
+The file is read again when it changes. A file with a fault raises an error and changes nothing in the ledger. Times are
+UTC dates, or date-times with their offset.
 
     schema: 1
     cluster: prod
@@ -41,7 +41,7 @@ UTC = zone("UTC")
 
 
 class InventoryFault(ValueError):
-    """A fault of one entry: `path` says where in the document it stands."""
+    """A fault of one entry. `path`: its place in the document."""
 
     def __init__(self, path: tuple[Key, ...], message: str) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class InventoryFault(ValueError):
 
 
 class DownEntry(Model):
-    """A span in which the node could not be used. Without `end` it still cannot."""
+    """A span in which the node could not be used; it lasts if `end` is missing."""
 
     start: str
     end: str | None = None
@@ -57,15 +57,15 @@ class DownEntry(Model):
 
 
 class _Named(Model):
-    """`cluster` only where it differs from the file's."""
+    """`cluster`: only if it differs from the file's."""
 
     name: str = Field(min_length=1, max_length=253)
     cluster: str | None = None
 
 
 class NodeEntry(_Named):
-    """A node. deleted: since then its GPUs are no capacity. since: from when on its labels hold; without it,
-    from when they are first read."""
+    """A node. deleted: the instant from which its GPUs are no capacity. since: the instant from which its labels are
+    valid; without it, from the first reading."""
 
     pool: str = ""
     region: str = ""
@@ -80,8 +80,8 @@ class NodeEntry(_Named):
 
 
 class NamespaceEntry(_Named):
-    """The team that a namespace belongs to; label, teams: which pod label may name which teams instead.
-    since: from when on; without it, from when it is first read."""
+    """The team that a namespace belongs to. label, teams: the pod label by which pods may choose one of these teams
+    instead. since: the instant from which this is valid; without it, from the first reading."""
 
     team: str = Field(default="", max_length=253)
     label: str = Field(default="", max_length=253)
@@ -90,7 +90,7 @@ class NamespaceEntry(_Named):
 
 
 class MaintenanceEntry(Model):
-    """Planned down time of the nodes with one of these names (`*` and `?` stand for any) or pools.
+    """Planned down time of nodes with these names (with `*` and `?` as wildcards) or pools.
 
     Once from `start` to `end`; or with `every` (cron) and `for`, repeatedly from `start` (to `end`)."""
 
@@ -105,7 +105,7 @@ class MaintenanceEntry(Model):
     reason: str = Field(default="maintenance", min_length=1, max_length=200)
 
     def planned(self, cluster: str) -> PlannedMaintenance:
-        """Raises ValueError."""
+        """The entry with parsed times. Raises ValueError."""
         end = parse_instant(self.end, UTC) if self.end else None
         return PlannedMaintenance(
             self.cluster or cluster, self.nodes, self.pools, parse_instant(self.start, UTC), end, self.reason,
@@ -157,7 +157,7 @@ class InventoryFile(Model):
         return Calendar(tuple(entry.planned(self.cluster) for entry in self.maintenance))
 
     def facts(self) -> Facts:
-        """The facts in the form that the ledger takes, sorted by cluster and name."""
+        """The facts in the ledger's form, sorted by cluster and name."""
         nodes = [
             NodeFacts(
                 cluster=node.cluster or self.cluster,
@@ -198,7 +198,7 @@ class InventoryFile(Model):
 
 
 class YamlInventory:
-    """accountant.ledger.protocols.Inventory over one file."""
+    """Implements accountant.ledger.protocols.Inventory for one file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -207,7 +207,7 @@ class YamlInventory:
         self._calendar = Calendar()
 
     def read(self, now_ms: int) -> Facts:  # noqa: ARG002  (a file says the same at any time)
-        """What the file says; parsed again only when it has changed. Raises InventoryError (file:line)."""
+        """The facts in the file, which is parsed again only if it has changed. Raises InventoryError (file:line)."""
         try:
             seen = stamp_of(self._path.stat())
         except OSError as error:
@@ -223,16 +223,16 @@ class YamlInventory:
 
     @property
     def calendar(self) -> Calendar:
-        """The maintenance of the last reading."""
+        """The maintenance entries of the last reading."""
         return self._calendar
 
     def taken(self) -> None:
-        """Every reading is whole."""
+        """Does nothing, since every reading is complete."""
 
 
 class MergedInventory:
-    """Several inventories as one: what the first says of a node or namespace counts, and each adds what the
-    ones before it leave open. Down time of a node is what any of them says."""
+    """Combines several inventories: the first one takes precedence, and each adds what the ones before it leave open. A
+    node was down whenever any of them says so."""
 
     def __init__(self, inventories: Sequence[Inventory], calendar: Callable[[], Calendar] = Calendar) -> None:
         self._inventories = tuple(inventories)

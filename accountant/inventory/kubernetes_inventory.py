@@ -1,8 +1,8 @@
 """Builds the inventory from an API server by list and watch.
 
-Reflectors, each in a thread of its own, hold what is trimmed; `read` makes facts of it. A pod is told
-again until a reading with it was taken, and its chain of owners is looked up once. A server that does not
-answer leaves everything as it was: the books go on, and what the agents saw is billed all the same.
+Reflectors, each in a thread of its own, hold reduced objects; `read` makes facts of them. The facts of a pod are
+repeated until a reading with them is confirmed (`taken`), and its chain of owners is looked up once. If the server does
+not answer, the previous state stays, and time reported by agents is still billed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _OWN_REASONS = frozenset({NOT_READY, CORDONED})
 
 @dataclass(frozen=True, slots=True)
 class KindSeen:
-    """heard_ms: when the server last answered about this kind. failures: times it did not."""
+    """The state of the watch of one kind. heard_ms: time of the last answer. failures: number of failures."""
 
     kind: str
     heard_ms: int | None
@@ -54,10 +54,10 @@ class KindSeen:
 
 
 class ClusterInventory:
-    """accountant.ledger.protocols.Inventory over one API server.
+    """Implements accountant.ledger.protocols.Inventory for one API server.
 
-    cluster: its name in the ledger. known: the nodes as the ledger has them, whose histories go on.
-    team_keys: further namespace labels that name a team."""
+    cluster: its name in the ledger. known: the nodes in the ledger, whose histories continue. team_keys: further
+    namespace labels that name a team."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class ClusterInventory:
         )
 
     def start(self) -> None:
-        """Keep up to date in threads, until `close`."""
+        """Starts the watch threads, which run until `close`."""
         for reflector in self._every:
             name = f"watch {reflector.path}"
             task = self._tasks.add(name)
@@ -115,14 +115,14 @@ class ClusterInventory:
             self._threads.append(thread)
 
     def sync(self) -> None:
-        """See everything once, in this thread. Raises ClusterError."""
+        """Lists everything once, in this thread. Raises ClusterError."""
         for reflector in (self._spaces, self._nodes, self._pods):
             reflector.sync()
         for optional in self._queuing.reflectors:
             _unless_absent(optional, optional.sync)
 
     def follow(self) -> None:
-        """One watch of each kind, in this thread. Raises ClusterError."""
+        """Runs one watch of each kind, in this thread. Raises ClusterError."""
         for reflector in (self._spaces, self._nodes, self._pods):
             reflector.follow()
         for optional in self._queuing.reflectors:
@@ -130,14 +130,14 @@ class ClusterInventory:
                 optional.follow()
 
     def close(self) -> None:
-        """Let the watches end. They are read in daemon threads: a silent server does not hold up the exit."""
+        """Ends the watches. They run in daemon threads, so a server that does not answer does not delay the exit."""
         self._stop.set()
         for task in self._watching:
             task.end()
 
     @property
     def kinds(self) -> tuple[KindSeen, ...]:
-        """How each kind of object is kept up with."""
+        """The state of the watch of each kind of object."""
         return tuple(
             KindSeen(
                 reflector.path.rpartition("/")[2] + _group_of(reflector.path), reflector.heard_ms, reflector.failures
@@ -151,7 +151,7 @@ class ClusterInventory:
 
     @property
     def synced(self) -> bool:
-        """Whether everything has been seen at least once."""
+        """Whether everything has been listed at least once."""
         return self._spaces.synced and self._nodes.synced and self._pods.synced
 
     def read(self, now_ms: int) -> Facts:
@@ -184,13 +184,13 @@ class ClusterInventory:
             known[name] = node_facts.deleted_node(known[name], now_ms)
 
     def _to_tell(self) -> tuple[tuple[tuple[str, PodFacts], ...], tuple[EpochReport, ...]]:
-        """Pods that say something new, and the epochs that they said their jobs ended."""
+        """The pods with new facts, and the epochs that their annotations report."""
         with self._dirty_lock:
             waiting, epochs = dict(self._dirty), dict(self._epochs)
         try:
             self._owners.learn(pod.owner for pod in waiting.values() if pod.owner is not None)
         except ClusterError as error:
-            # Told with what is known, and again when all of it is; an epoch needs the name of its job.
+            # Their known facts are sent now, and again when the owners are known; an epoch needs the job's name.
             self._log.warning("owners_not_read", reason=str(error))
             told: dict[str, PodSighting] = {}
             epochs = {}
@@ -211,11 +211,11 @@ class ClusterInventory:
         return structs.replace(facts, queue_ref=self._queuing.ref(pod, chain, facts.queue_ref))
 
     def _queue_told(self, link: Link) -> None:
-        """Pods whose queue may have become known are told again."""
+        """Marks pods whose queue may have become known, so that they are sent again."""
         with self._dirty_lock:
             for uid in self._linked.get(link, ()):
                 if uid in self._last:
-                    # A new object, so that what is being told of it meanwhile does not count as this.
+                    # A new object, so that a reading in progress does not confirm it.
                     self._dirty[uid] = replace(self._last[uid])
 
     def _pod_changed(self, uid: str, pod: PodSighting | None) -> None:
@@ -234,7 +234,7 @@ class ClusterInventory:
                 self._linked.get(link, set()).discard(uid)
                 if not self._linked.get(link):
                     self._linked.pop(link, None)
-            # Deleted: unless it said when it ended, it ended by now.
+            # Deleted: unless its end was reported, it ended by now.
             now = self._clock.wall_ms()
             ended = last.facts.ended_ms if last.facts.ended_ms is not None else now
             self._dirty[uid] = replace(last, facts=structs.replace(last.facts, ended_ms=ended, observed_ms=now))
@@ -244,7 +244,7 @@ class ClusterInventory:
         known = self._last.get(pod.metadata.uid)
         if found and known and known.facts.scheduled_ms is not None:
             found = replace(found, marks=as_placed(found.marks, known.marks))
-        # Seen again unchanged: the same observation, not a newer one.
+        # Unchanged, so it is the same observation, not a newer one.
         if found and known and found.epoch == known.epoch:
             same = structs.replace(found.facts, observed_ms=known.facts.observed_ms) == known.facts
             return known if same else found
@@ -281,7 +281,7 @@ def _job_key(cluster: str, fact: PodFacts) -> JobKey:
 
 
 def _unless_absent(reflector: Reflector[Any, Any], act: Callable[[], None]) -> None:
-    """Whatever version of an optional kind the server has, or none of them."""
+    """Runs `act`, and ignores that the server does not serve an optional kind."""
     for _ in range(reflector.places):
         try:
             act()
@@ -293,6 +293,6 @@ def _unless_absent(reflector: Reflector[Any, Any], act: Callable[[], None]) -> N
 
 
 def _group_of(path: str) -> str:
-    """`.GROUP` of a path; "" of the core's."""
+    """`.GROUP` of an API path; "" for the core group."""
     parts = path.split("/")
     return f".{parts[2]}" if parts[1] == "apis" else ""

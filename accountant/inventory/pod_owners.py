@@ -1,8 +1,8 @@
 """Follows the owner references above a pod.
 
-An owner is asked for once and remembered by uid; many unknown owners of one kind are fetched as one paged
-list, which names all that there are. What may not be read, or is gone, ends the chain: the job is then named by what
-is known.
+An owner is requested once and cached by uid. Many unknown owners of one kind are fetched as one paged list, which names
+all that exist. An owner that may not be read, or no longer exists, ends the chain; the job is then named by the known
+part.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from gputally.kubernetes.list_watch import PAGE, ListMetadata, Metadata, NamedOb
 from gputally.kubernetes.objects import Api
 
 MANY = 20
-"""Unknown owners of one kind above which all of the kind are listed."""
+"""If there are more unknown owners of one kind than this, the whole kind is listed."""
 REMEMBERED = 200_000
 DEPTH = 16
-"""Longest chain that is followed: owner references may, by mistake, form a circle."""
+"""Longest chain that is followed; owner references can form a cycle by mistake."""
 _KINDS = {"Job": "jobs", "CronJob": "cronjobs", "ReplicaSet": "replicasets", "Deployment": "deployments",
           "StatefulSet": "statefulsets", "DaemonSet": "daemonsets"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """An owner reference, with the namespace of who has it."""
+    """An owner reference, with the namespace of the object that has it."""
 
     api_version: str
     kind: str
@@ -42,7 +42,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class OwnerFacts:
-    """What is known of an owner: who owns it, and which queue it asks for."""
+    """The facts of an owner: its own owner, and the queue that it names."""
 
     parent: Ref | None = None
     labels: tuple[tuple[str, str], ...] = ()
@@ -50,7 +50,7 @@ class OwnerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """owners: nearest first. labels: the queue labels along it, the nearest owner's first."""
+    """owners: nearest first. labels: the queue labels along the chain, the nearest owner's first."""
 
     owners: tuple[Owner, ...]
     labels: Mapping[str, str]
@@ -75,7 +75,7 @@ _resources = msgspec.json.Decoder(_Resources)
 
 
 class Owners:
-    """Chains over one API server. Not thread-safe."""
+    """Chains from one API server. Not thread-safe."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -85,7 +85,7 @@ class Owners:
         self._one = msgspec.json.Decoder(NamedObject)
 
     def learn(self, refs: Iterable[Ref]) -> None:
-        """Fetch what the chains above `refs` need, level by level. Raises ClusterError."""
+        """Fetches what the chains above `refs` need, level by level. Raises ClusterError."""
         level = {ref.uid: ref for ref in refs}
         for _ in range(DEPTH):
             missing = [ref for ref in level.values() if ref.uid not in self._known]
@@ -93,7 +93,7 @@ class Owners:
             whole = {kind for kind, count in counts.items() if count > MANY and self._list(*kind)}
             for ref in missing:
                 if ref.uid not in self._known:
-                    # One that a whole list does not name is gone.
+                    # An owner that a complete list does not contain no longer exists.
                     gone = (ref.api_version, ref.kind) in whole
                     self._known[ref.uid] = OwnerFacts() if gone else self._get(ref)
             level = {
@@ -105,7 +105,7 @@ class Owners:
                 return
 
     def chain(self, ref: Ref | None) -> Chain:
-        """From what is known already."""
+        """The chain from cached owners."""
         owners: list[Owner] = []
         labels: dict[str, str] = {}
         while ref is not None and len(owners) < DEPTH:
@@ -125,11 +125,11 @@ class Owners:
             return OwnerFacts()
         except msgspec.MsgspecError as error:
             raise Unavailable(f"{path}: not what an API server answers: {error}") from error
-        # Another object may by now have the name.
+        # The name may belong to another object by now.
         return owner_facts(found.metadata) if found.metadata.uid == ref.uid else OwnerFacts()
 
     def _list(self, api_version: str, kind: str) -> bool:
-        """Learn all of a kind. Whether what is unknown afterwards does not exist."""
+        """Caches all owners of a kind. Returns whether owners that are still unknown do not exist."""
         path = self._path(api_version, kind)
         token = ""
         while path is not None:
@@ -144,11 +144,11 @@ class Owners:
                 self._known[item.metadata.uid] = owner_facts(item.metadata)
             token = page.metadata.continue_ or ""
             if not token:
-                return len(self._known) < REMEMBERED  # else some of it may have been forgotten again
+                return len(self._known) < REMEMBERED  # otherwise some of it may have been evicted
         return False
 
     def _path(self, api_version: str, kind: str, namespace: str = "", name: str = "") -> str | None:
-        """None for a kind that this server does not serve, or that may not be read."""
+        """The API path; None for a kind that this server does not serve, or that may not be read."""
         group = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
         plural, namespaced = _KINDS.get(kind) if api_version in ("batch/v1", "apps/v1") else None, True
         if plural is None:
@@ -172,7 +172,7 @@ class Owners:
 
 
 def nearest(references: Sequence[OwnerReference] | None, namespace: str) -> Ref | None:
-    """The controlling owner, else the first."""
+    """The controlling owner, otherwise the first."""
     if not references:
         return None
     one = next((ref for ref in references if ref.controller), references[0])
@@ -180,6 +180,6 @@ def nearest(references: Sequence[OwnerReference] | None, namespace: str) -> Ref 
 
 
 def owner_facts(metadata: Metadata) -> OwnerFacts:
-    """What an object's metadata tell about what is above it."""
+    """The owner and queue labels in an object's metadata."""
     labels = tuple(sorted((k, v) for k, v in (metadata.labels or {}).items() if k in QUEUE_KEYS))
     return OwnerFacts(nearest(metadata.owner_references, metadata.namespace), labels)

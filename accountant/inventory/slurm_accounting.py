@@ -1,11 +1,11 @@
 """Reads Slurm jobs from sacct or slurmdbd as pod facts.
 
-An agent on a Slurm node knows a job by its number alone; who submitted it, for which account and under which
-name, Slurm's accounting knows. `queue_ref` is `slurm:ACCOUNT`; the account stands in for the namespace, so
-that an inventory can give it a team. What cannot be read becomes a `Fault` with its place, never a guess.
+An agent on a Slurm node knows only a job's number; Slurm's accounting has its user, account and name. `queue_ref` is
+`slurm:ACCOUNT`; the account is used as the namespace, so that an inventory can assign it to a team. A record that
+cannot be read becomes a `Fault` with its place.
 
-sacct: `SLURM_TIME_FORMAT=%s sacct --parsable2 --allusers --format=JobIDRaw,JobID,JobName,Account,User,…`;
-columns are found by their heading, times are epoch seconds, or local times in the zone that is given.
+sacct: `SLURM_TIME_FORMAT=%s sacct --parsable2 --allusers --format=JobIDRaw,JobID,JobName,Account,User,…`; columns are
+found by their heading, times are epoch seconds, or local times in the given zone.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from agent.wire import PodFacts
 from gputally.base.units import MS_PER_SECOND
 
 MOST_STEPS = 64
-"""Names of steps kept of a job."""
+"""Maximum number of step names stored per job."""
 _NEVER = frozenset({"", "Unknown", "None", "N/A", "0"})
 _NEEDED = ("JobIDRaw", "Account")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A record that was left out: line of the file (or place in the JSON) and why."""
+    """A record that was left out: its line in the file (or place in the JSON) and the reason."""
 
     place: str
     reason: str
@@ -39,8 +39,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """array: number of the whole array, where the job is one of its tasks. steps: id -> name. types: GPUs by type, as
-    far as Slurm says it. cluster: Slurm's, where the file has a column of that name."""
+    """array: number of the array, if the job is one of its tasks. steps: id -> name. types: GPUs by type, as far as
+    known. cluster: the column Cluster, if the file has one."""
 
     id: str
     name: str
@@ -61,8 +61,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """jobs: one per number, the last of the file; runs: all records of jobs, also of those that were requeued. Both in
-    the order of the file."""
+    """jobs: one per number, the last one in the file; runs: all records of jobs, including those of requeued ones. Both
+    in the order of the file."""
 
     jobs: tuple[Job, ...]
     faults: tuple[Fault, ...]
@@ -70,7 +70,7 @@ class Reading:
 
 
 def facts(job: Job, observed_ms: int) -> PodFacts:
-    """The facts in the form that the ledger takes; `uid` is the number by which agents know the job."""
+    """The facts in the ledger's form; `uid` is the number by which agents know the job."""
     labels = {"slurm/user": job.user, "slurm/partition": job.partition}
     labels |= {f"slurm/step.{step}": name for step, name in list(job.steps.items())[:MOST_STEPS]}
     return PodFacts(
@@ -93,12 +93,13 @@ def facts(job: Job, observed_ms: int) -> PodFacts:
 
 
 def read(raw: bytes, zone: ZoneInfo) -> Reading:
-    """Either form, told apart by its first character."""
+    """Reads either format, which the first character identifies."""
     return from_rest(raw) if raw.lstrip()[:1] in (b"{", b"[") else from_sacct(raw, zone)
 
 
 def from_rest(raw: bytes) -> Reading:
-    """The answer of slurmrestd's `/slurmdb/…/jobs`, whose numbers are plain or `{set, infinite, number}`."""
+    """Reads the answer of slurmrestd's `/slurmdb/…/jobs`, in which a number is either plain or an object {set,
+    infinite, number}."""
     try:
         document: Any = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -118,7 +119,7 @@ def from_rest(raw: bytes) -> Reading:
 
 
 def from_sacct(raw: bytes, zone: ZoneInfo) -> Reading:
-    """`sacct --parsable2` with a heading. Steps (`123.batch`) give their names to their job."""
+    """Reads `sacct --parsable2` with a heading. Steps (`123.batch`) give their names to their job."""
     text = raw.decode("utf-8", "replace")
     rows = csv.reader(io.StringIO(text.replace("\0", "")), delimiter="|", quoting=csv.QUOTE_NONE)
     runs: list[Job] = []
@@ -176,7 +177,7 @@ def _sacct_job(row: Mapping[str, str], zone: ZoneInfo) -> Job:
 
 
 def _gpus_of(parts: Iterable[str]) -> tuple[int, dict[str, int]]:
-    """(`gres/gpu=4`, by type: `gres/gpu:a100=4`), which say the same twice; often only one of them is there."""
+    """(total from `gres/gpu=4`, by type from `gres/gpu:a100=4`); often only one of the two forms is present."""
     total, types = 0, dict[str, int]()
     for part in parts:
         name, _, count = part.partition("=")
@@ -190,7 +191,7 @@ def _gpus_of(parts: Iterable[str]) -> tuple[int, dict[str, int]]:
 
 
 def _time(text: str, zone: ZoneInfo) -> int | None:
-    """Epoch seconds, or local time. Raises ValueError."""
+    """Parses epoch seconds or a local time. Raises ValueError."""
     if text in _NEVER:
         return None
     if text.isascii() and text.isdigit() and len(text) <= 11:
@@ -251,7 +252,7 @@ def _text(value: object) -> str:
 
 
 def _number(value: object) -> int | None:
-    """A plain number, or Slurm's `{set, infinite, number}`; None where it is not set."""
+    """A plain number, or Slurm's `{set, infinite, number}`; None if it is not set."""
     if isinstance(value, dict):
         value = value.get("number") if value.get("set", True) and not value.get("infinite") else None
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None

@@ -1,1 +1,1 @@
-"""Publishes the ledger's settled figures as Apache Iceberg tables, and answers the ledger's questions from them."""
+"""Publishes the ledger's settled figures as Apache Iceberg tables, and answers the ledger's queries from them."""

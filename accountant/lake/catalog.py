@@ -1,7 +1,7 @@
 """Opens the lake's Iceberg catalog and replaces whole partitions of its tables.
 
-A commit of Iceberg is the swap of one pointer. Writers of other partitions commit side by side: the library validates
-and repeats the commit. A commit whose outcome is not known is decided by its own id, which the snapshot carries.
+A commit of Iceberg replaces one pointer. Writers of other partitions can commit at the same time: the library validates
+and repeats the commit. If the outcome of a commit is unknown, its id, which the snapshot contains, decides.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
 
     from pyiceberg.types import IcebergType
 
-# A partition's first rows replace none, of which the library warns.
+# The first rows of a partition replace none, and the library warns about that.
 warnings.filterwarnings("ignore", message="Delete operation did not match any records", category=UserWarning)
 
 NAMESPACE: Final = "gputally"
 BATCH: Final = "gputally.batch-id"
-"""Property of a snapshot: names the commit, so that one whose outcome is not known can be looked up."""
+"""Property of a snapshot that identifies the commit, so that its outcome can be looked up."""
 _TRIES: Final = 8
-"""How often a commit is tried, beyond the library's own retries."""
+"""Number of tries of a commit, beyond the library's own retries."""
 _ICEBERG: Final[dict[ColumnType, IcebergType]] = {
     "string": StringType(),
     "long": LongType(),
@@ -77,7 +77,7 @@ _PROPERTIES: Final = {
 
 
 class Catalogue:
-    """The lake's tables. Raises LakeUnavailable, which names the place and the reason."""
+    """The lake's tables. Methods raise LakeUnavailable with the place and the reason."""
 
     def __init__(self, catalog: Catalog, place: str) -> None:
         self._catalog = catalog
@@ -85,7 +85,7 @@ class Catalogue:
 
     @classmethod
     def connect(cls, settings: Lake) -> Catalogue:
-        """The catalog that the settings name; its tables are created where they are missing."""
+        """The catalog in the settings; missing tables are created."""
         secrets = secret_properties(settings.secrets)
         properties = {**settings.catalog.properties, **secrets, "warehouse": settings.warehouse}
         uri = settings.catalog.uri or f"sqlite:///{settings.warehouse}/catalog.db"
@@ -98,15 +98,15 @@ class Catalogue:
         return cls(catalog, place)
 
     def close(self) -> None:
-        """Give back the connections; the next question opens others."""
+        """Closes the connections; the next query opens others."""
         self._catalog.close()
 
     def reachable(self) -> AbstractContextManager[None]:
-        """Whatever the library raises inside becomes LakeUnavailable."""
+        """Turns exceptions of the library inside the context into LakeUnavailable."""
         return _reachable(self.place)
 
     def create_missing(self) -> None:
-        """Create every table that is missing."""
+        """Creates every missing table."""
         for table in TABLES:
             self.open(table)
 
@@ -125,8 +125,8 @@ class Catalogue:
                     return self._catalog.load_table(name)
 
     def replace(self, table: LakeTable, rows: pa.Table, partition: Mapping[str, object | Sequence[object]]) -> None:
-        """Make these rows all that the partitions have; twice is as good as once. partition: by column its value, or
-        several."""
+        """Replaces the content of the partitions with these rows; idempotent. partition: by column, its value or
+        values."""
         rows = rows.cast(table.arrow)
         chosen = rows_where(partition)
         batch = str(uuid.uuid4())
@@ -138,7 +138,7 @@ class Catalogue:
             try:
                 found.overwrite(rows, chosen, snapshot_properties={BATCH: batch})
             except (CommitFailedException, CommitStateUnknownException, ValidationException) as error:
-                failure = error  # another writer was faster, or the outcome is not known: look again
+                failure = error  # another writer was faster, or the outcome is unknown: check
             except Exception as error:
                 if failure is not None:
                     raise LakeUnavailable(f"{self.place}: {table.name} was not written: {described(error)}") from error
@@ -148,7 +148,7 @@ class Catalogue:
         raise LakeUnavailable(f"{self.place}: {table.name} was not written: {described(failure)}") from failure
 
     def tag(self, table: LakeTable, name: str) -> None:
-        """Name the newest version of a table for good; a name that is there already stays as it is."""
+        """Tags the newest version of a table permanently; an existing tag is not changed."""
         with _reachable(self.place):
             found = self.open(table)
             snapshot = found.current_snapshot()
@@ -165,7 +165,7 @@ class Catalogue:
 def rows_where(
     values: Mapping[str, object | Sequence[object]], between: Mapping[str, tuple[object, object]] = {}
 ) -> BooleanExpression:
-    """values: by column its value, or several. between: by column the first and the last."""
+    """A filter. values: by column, its value or values. between: by column, the first and the last value."""
     equal, among, least, most = (cast(Any, one) for one in (EqualTo, In, GreaterThanOrEqual, LessThanOrEqual))
     found: list[BooleanExpression] = [
         among(name, set(value)) if isinstance(value, (list, tuple)) else equal(name, value)
@@ -180,7 +180,7 @@ def rows_where(
 
 
 def committed(table: Table, batch: str) -> bool:
-    """Whether a snapshot of the table carries this id."""
+    """Whether a snapshot of the table has this id."""
     return any(snapshot.summary is not None and snapshot.summary.get(BATCH) == batch for snapshot in table.snapshots())
 
 
@@ -189,7 +189,7 @@ def without_password(uri: str) -> str:
 
 
 def described(error: BaseException | None) -> str:
-    """The first line of what a library says, bounded and without a password."""
+    """The first line of a library's message, shortened and without passwords."""
     return without_password(str(error).partition("\n")[0])[:300] or type(error).__name__
 
 

@@ -25,7 +25,7 @@ _CENT: Final = Decimal("0.005")
 
 @dataclass(frozen=True, slots=True)
 class LakeComparison:
-    """days: how many were compared. differences: one line for each, "" for none; in the order of the days."""
+    """days: number of compared days. differences: one line per day, "" if there is none, in the order of the days."""
 
     days: int
     differences: tuple[str, ...]
@@ -38,8 +38,8 @@ def compare(
     days: Sequence[tuple[date, PriceBook | None]],
     timezone: ZoneInfo,
 ) -> LakeComparison:
-    """Compare the published days of a ledger with what it says now. days: those that are looked at, with the price book
-    of each; one that begins after the last publication is passed over. Raises LakeUnavailable."""
+    """Compares the published days of a ledger with its present records. days: the days to compare, with the price book
+    of each; days that begin after the last publication are skipped. Raises LakeUnavailable."""
     if not days:
         return LakeComparison(0, ())
     asked = [day for day, _ in days]
@@ -67,8 +67,8 @@ def compare(
 
 
 def compare_charges(engine: Engine, name: str, stated: Sequence[Statement]) -> list[str]:
-    """Compare the table `focus` with statements of months that are over: what each team owes. A month without charges
-    in the lake is passed over. Raises LakeUnavailable."""
+    """Compares the table `focus` with statements of past months: what each team owes. Months without charges in the
+    lake are skipped. Raises LakeUnavailable."""
     due = exp.cast(exp.func("sum", exp.column("BilledCost")), "DECIMAL(38, 9)").as_("due")
     question = exp.select("month", "SubAccountId", due).from_("focus").group_by("month", "SubAccountId")
     there: dict[str, dict[str, Decimal]] = {}

@@ -1,7 +1,7 @@
-"""Runs a question of one SQL dialect on an engine over the lake's tables.
+"""Runs SQLGlot queries on a query engine (DuckDB here, others in remote_engines) over the lake's tables.
 
-Questions are SQLGlot expressions, rendered into the engine's dialect. Engines sum whole numbers and compare names;
-nothing is divided, priced or rounded there.
+Engines only add integers and filter by name. Dividing, pricing and rounding are done in Python, so every engine gives
+the same figures.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from accountant.lake.tables import ARROW, TABLES, LakeTable
 
 _BY_NAME: Final = {table.name: table for table in TABLES}
 _PLANS: Final = 64
-"""Plans that are kept: a question reads three tables at most, of up to twenty ledgers in turn."""
+"""Number of cached plans: a query reads at most three tables, of up to twenty ledgers in turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Which partitions a question is about. days: first and last, both inclusive; None: all."""
+    """The partitions that a query concerns. days: first and last, both inclusive; None: all."""
 
     ledgers: tuple[str, ...]
     days: tuple[date, date] | None = None
@@ -42,7 +42,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The files of a version of a table that a question needs."""
+    """The files of a table version that a query needs."""
 
     files: Sequence[str]
     has_deletes: bool
@@ -61,7 +61,7 @@ class Engine(Protocol):
 
 
 class DuckDbEngine:
-    """DuckDB in this process. PyIceberg plans which files a question needs, DuckDB reads them."""
+    """DuckDB in this process. PyIceberg determines which files a query needs, DuckDB reads them."""
 
     name = "duckdb"
 
@@ -97,7 +97,8 @@ class DuckDbEngine:
     def _register(self, cursor: duckdb.DuckDBPyConnection, table: LakeTable, bounds: Bounds) -> None:
         found = self._catalogue.open(table)
         scan = found.scan(row_filter=_filter(table, bounds))
-        # A version of a table never changes, and planning a month of days takes longer than reading some of them.
+        # Cached, because a table version never changes, and planning a month takes longer than reading some of its
+        # days.
         version = found.metadata_location, bounds
         plan = self._plans.get(version)
         if plan is None:
@@ -141,7 +142,7 @@ def _remote(table: Table, files: Sequence[str], lake_table: LakeTable) -> ds.Dat
 
 
 def open_engine(name: str, lake: Lake, url: str = "") -> Engine:
-    """The engine of that name over a lake. url: where it is, for those that run elsewhere. Raises LakeUnavailable."""
+    """The engine of that name over a lake. url: address of a remote engine. Raises LakeUnavailable."""
     if name == "duckdb":
         return DuckDbEngine(Catalogue.connect(lake))
     from accountant.lake import remote_engines

@@ -1,7 +1,7 @@
 """Makes the rows of the table `focus` from a month's report: Cost and Usage of FOCUS 1.4.
 
-The cells are those of the FOCUS export (accountant.reports.focus_export). An exact amount may have more decimals than a
-column: amounts are rounded along each team's charges, so that they add up to what the team owes.
+The cells are those of the FOCUS export (accountant.reports.focus_export). An exact amount may have more decimals than
+the column, so amounts are rounded cumulatively within each team's charges and add up to what the team owes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from accountant.reports.focus_export import charges, rows
 from accountant.reports.report_model import Report
 
 _CHUNK: Final = 20_000
-"""Rows that exist as dictionaries at one time."""
+"""Number of rows that exist as dictionaries at one time."""
 _QUANTUM: Final = Decimal(1).scaleb(-DECIMALS)
 _AMOUNTS: Final = ("BilledCost", "ContractedCost", "EffectiveCost", "ListCost")
 
 
 def focus_rows(ledger: str, month: str, report: Report) -> pa.Table:
-    """The charges of a month as rows of accountant.lake.tables.FOCUS. Raises CannotRender where there is no price
-    book."""
+    """The charges of a month as rows of accountant.lake.tables.FOCUS. Raises CannotRender without a price book."""
     cells = rows(report, charges(report))
     sums: dict[tuple[str, str], Decimal] = {}
     chunks = []
@@ -38,7 +37,7 @@ def focus_rows(ledger: str, month: str, report: Report) -> pa.Table:
 
 
 def _typed(row: dict[str, str], sums: dict[tuple[str, str], Decimal]) -> dict[str, Any]:
-    """The cells in the columns' types; empty ones are null. sums: exact amounts so far, by team and column."""
+    """The cells in the columns' types; empty ones are null. sums: exact running totals, by team and column."""
     found: dict[str, Any] = {}
     for column in FOCUS.columns:
         text = row.get(column.name, "")

@@ -1,7 +1,7 @@
-"""Answers the ledger's questions from the lake, for one ledger or for several as one.
+"""Answers the ledger's queries from the lake, for one ledger or for several combined.
 
-The engine adds up whole numbers by name; everything else is the code that also answers on one machine. The lake holds
-whole local hours, cut at price changes: a question that begins or ends inside such a stretch is refused.
+The query engine only sums integers grouped by name; all further computing uses the same code as the DuckDB ledger. The
+lake holds whole local hours, split at price changes: a query that begins or ends inside such a piece is refused.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def ledgers(engine: Engine) -> dict[str, LedgerStatus]:
 
 
 class LakeLedger:
-    """accountant.ledger.protocols.Ledger as far as it is read, and accountant.ledger.journal.Journal. status: of the
-    ledger that is asked; engine: runs the questions."""
+    """The reading part of accountant.ledger.protocols.Ledger and accountant.ledger.journal.Journal. status: of the
+    queried ledger; engine: runs the queries."""
 
     def __init__(self, engine: Engine, status: LedgerStatus) -> None:
         self._engine = engine
@@ -113,7 +113,7 @@ class LakeLedger:
     def usage_between(
         self, edges: Sequence[int], by: Sequence[Dimension], where: Where | None = None, timezone: str = "UTC"
     ) -> list[list[UsageLine]]:
-        """`usage` of each stretch between two neighbouring edges, which ascend."""
+        """`usage` of each span between two neighbouring edges, which ascend."""
         found = self._grouped(edges, by, where, timezone)
         lines: list[list[UsageLine]] = [[] for _ in pairwise(edges)]
         keyed = sorted(zip(found.stretch.tolist(), found.keys, found.figures(), strict=True), key=lambda row: row[:2])
@@ -155,14 +155,14 @@ class LakeLedger:
         by: Sequence[Dimension],  # noqa: ARG002
         timezone: str = "UTC",  # noqa: ARG002
     ) -> list[LentTime]:
-        """Not in the lake. Raises UnsupportedQuestion."""
+        """Always raises UnsupportedQuestion, because the lake has no figures per quarter-hour."""
         raise UnsupportedQuestion(
             f"{self.status.ledger}: its price book bills shared GPUs by busy time (billing.shared_gpus: busy), which "
             "the lake's hours do not tell: ask the accountant itself, or read the table statement_lines"
         )
 
     def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
-        """What `usage` says by team, queue and hour, as columns."""
+        """The held time by team, queue and local hour, as columns."""
         lines = self.usage(start_ms, end_ms, ("team", "queue", "hour"), None, timezone) if start_ms < end_ms else []
         names = sorted({line.key["hour"] for line in lines})
         number = {name: at for at, name in enumerate(names)}
@@ -182,7 +182,7 @@ class LakeLedger:
     def peaks(
         self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"
     ) -> dict[JobName, Peak]:
-        """The most that these jobs, by namespace and name, held and used in any one hour."""
+        """The maximum that these jobs, by namespace and name, held and used in one hour."""
         if not jobs or start_ms >= end_ms:
             return {}
         where: Where = {"namespace": {name for name, _ in jobs}, "job": {job for _, job in jobs}}
@@ -210,8 +210,8 @@ class LakeLedger:
     ) -> UsageWindow:
         """The usage of each queue over whole hours; see accountant.ledger.protocols.Ledger.window.
 
-        Without a half-life it is the ledger's own answer, to the microsecond. With one, usage spreads evenly over each
-        hour. watermark_ms: up to when every cluster has records. Raises UnsupportedQuestion."""
+        Without a half-life it equals the ledger's own answer, to the microsecond. With one, usage is spread evenly over
+        each hour. watermark_ms: the instant up to which every cluster has records. Raises UnsupportedQuestion."""
         if measure not in ("allocated", "busy") or shard is not None or spec.gpu_weights or spec.decay == "slurm":
             raise UnsupportedQuestion(
                 "a lake's windows are of allocated or busy time, without shards, weights of models and Slurm's decay: "
@@ -263,14 +263,14 @@ class LakeLedger:
         return coverage(self.usage(start_ms, end_ms, ()))
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        """How many GPUs each node had for a part of the span, by cluster and node."""
+        """The number of GPUs of each node for any part of the span, by cluster and node."""
         counted = exp.func("count", exp.Distinct(expressions=[exp.column("gpu")])).as_("gpus")
         asked = exp.select("cluster", "node", counted).from_("usage_hourly").where(*self._span(start_ms, end_ms))
         rows = self._ask(asked.group_by("cluster", "node"), start_ms, end_ms)
         return {(row["cluster"], row["node"]): row["gpus"] for row in rows}
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
-        """When these jobs held anything, over all time, rounded outwards to the hour."""
+        """When these jobs held GPUs, over all time, rounded outwards to the hour."""
         if not keys:
             return {}
         held = exp.func("min", exp.column("start_ms")).as_("first"), exp.func("max", exp.column("end_ms")).as_("last")
@@ -291,7 +291,7 @@ class LakeLedger:
     # --- statements ---------------------------------------------------------------------------
 
     def statement(self, month: Month) -> Statement | None:
-        """The month's statement as the ledger's accountant published it last; None where it published none."""
+        """The month's statement as last published; None if there is none."""
         asked = exp.select("canonical").from_("statements").where(self._own(), _among("month", {str(month)}))
         rows = self._ask(asked)
         return from_canonical(rows[0]["canonical"].encode()) if rows else None
@@ -339,7 +339,7 @@ class LakeLedger:
         return sorted(chosen, key=lambda pod: (pod.cluster, pod.facts.uid))
 
     def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
-        """Jobs (`Kind/name`) that pods of the namespace belonged to."""
+        """The jobs (`Kind/name`) of a namespace's pods."""
         asked = (
             exp.select("job")
             .distinct()
@@ -349,11 +349,12 @@ class LakeLedger:
         return frozenset(row["job"] for row in self._ask(asked))
 
     def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]:  # noqa: ARG002 - always empty
-        """None: an epoch ends inside an hour, and the lake cannot say what it cost. The table `epochs` lists them."""
+        """Always empty: the lake stores whole hours, so it cannot tell the cost of an epoch. The table `epochs` lists
+        them."""
         return []
 
     def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:  # noqa: ARG002 - always empty
-        """None; see `epochs`."""
+        """Always empty; see `epochs`."""
         return []
 
     def nodes(self) -> tuple[NodeFacts, ...]:
@@ -413,7 +414,7 @@ class LakeLedger:
         return self.status.teams
 
     def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:  # noqa: ARG002 - an upper bound
-        """The GPU-hours of the ledger's published days."""
+        """The GPU-hours of the ledger's published days that overlap the span."""
         asked = exp.select(_sum(" + ".join(ACCOUNT_COLUMNS[:6])).as_("gpu_us")).from_("days")
         (row,) = self._ask(asked.where(self._own(), f"end_ms > {int(start_ms)}", f"start_ms < {int(end_ms)}"))
         return int(row["gpu_us"] or 0) // (MS_PER_HOUR * 1_000)
@@ -434,18 +435,18 @@ class LakeLedger:
         return acts[-1].number if acts else 0
 
     def record(self, acts: Sequence[NewAct], seen: int) -> list[Act]:  # noqa: ARG002 - nothing is ever recorded here
-        """Never: the lake is written by its accountants. Raises LedgerUnavailable."""
+        """Always raises LedgerUnavailable, because only accountants write to the lake."""
         raise LedgerUnavailable(f"the lake is read only: book this at the accountant of {self.status.ledger}")
 
     # --- a ledger for pages -------------------------------------------------------------------
 
     @contextmanager
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[LakeLedger]:  # noqa: ARG002 - always the same
-        """Itself: the rows of a ledger change when it publishes."""
+        """Yields this object: no snapshot is needed, since published rows change only with a new publication."""
         yield self
 
     def mark(self, start_ms: int, end_ms: int) -> int:  # noqa: ARG002 - of all spans
-        """A mark of the span's content: while it is equal, every question about the span has the same answer."""
+        """A value that changes with the published data; it is the same for all spans."""
         return self.status.newest_ms
 
     def watermark(
@@ -455,20 +456,20 @@ class LakeLedger:
         shard: str | None = None,  # noqa: ARG002
         cluster: str | None = None,
     ) -> int | None:
-        """Up to where records reach, at most `at_ms`; None where there are none."""
+        """The end of the newest record, at most `at_ms`; None if there are no records."""
         newest = self.status.newest_ms if cluster is None else self.status.clusters.get(cluster, 0)
         return min(newest, at_ms) or None
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:  # noqa: ARG002
-        """Raises UnsupportedQuestion: what was not booked is not published."""
+        """Always raises UnsupportedQuestion: the quarantine is not published."""
         raise self._not_published("records in quarantine")
 
     def holes(self, limit: int = 1000) -> list[Hole]:  # noqa: ARG002
-        """Raises UnsupportedQuestion: outboxes are not published."""
+        """Always raises UnsupportedQuestion: outboxes are not published."""
         raise self._not_published("missing records")
 
     def gpu_owners(self) -> tuple[GpuOwnership, ...]:
-        """None: the register of owners is not published, and no page of a lake shows which GPUs were moved."""
+        """Always empty: the register of owners is not published."""
         return ()
 
     # --- inside -------------------------------------------------------------------------------
@@ -484,10 +485,10 @@ class LakeLedger:
         timezone: str,
         figures: Sequence[str] = _FIGURES,
     ) -> _Grouped:
-        """Sums of these figures by stretch and dimensions. Raises UnsupportedQuestion."""
+        """Sums of these figures by span and dimensions. Raises UnsupportedQuestion."""
         where = where or {}
         start_ms, end_ms = edges[0], edges[-1]
-        # Days and hours are chosen here, all else by the engine.
+        # Filters by day and hour are applied here, others by the engine.
         of_time = {name: frozenset(values) for name, values in where.items() if name in OF_TIME}
         wanted = tuple(dict.fromkeys((*by, *of_time)))
         table = self._sums(edges, wanted, where, figures) if start_ms < end_ms else None
@@ -508,7 +509,7 @@ class LakeLedger:
     def _sums(
         self, edges: Sequence[int], wanted: Sequence[Dimension], where: Where, figures: Sequence[str]
     ) -> pa.Table:
-        """What the engine adds up, by the dimensions, and by the rows' own stretches where the answer tells these."""
+        """The engine's sums, by the dimensions, and by the rows' own time if the answer needs it."""
         start_ms, end_ms = edges[0], edges[-1]
         columns = [exp.column(column_of(name)) for name in wanted if name not in OF_TIME]
         bounds: list[Any] = [exp.column("start_ms"), exp.column("end_ms")]
@@ -533,7 +534,7 @@ class LakeLedger:
         return {"day": [hours[number].day for number in at], "hour": [hours[number].hour for number in at]}
 
     def _placed(self, edges: Whole, begins: Whole, ends: Whole) -> Whole:
-        """The stretch between two edges that each [begin, end) lies in. Raises UnsupportedQuestion."""
+        """For each [begin, end), the index of the span between edges that contains it. Raises UnsupportedQuestion."""
         at = np.searchsorted(edges, begins, side="right") - 1
         inside = (at >= 0) & (at < len(edges) - 1)
         inside &= ends <= edges[np.clip(at + 1, 0, len(edges) - 1)]
@@ -594,7 +595,7 @@ class LakeLedger:
 
 @dataclass(frozen=True, slots=True)
 class _Grouped:
-    """Rows of an answer: the stretch, the key, and the figures in the order of _FIGURES, by column."""
+    """Rows of an answer: the span, the key, and the figures in the order of _FIGURES, as columns."""
 
     keys: Sequence[tuple[str, ...]]
     stretch: Whole
@@ -602,7 +603,7 @@ class _Grouped:
 
     @classmethod
     def of(cls, keys: Sequence[tuple[str, ...]], stretch: Whole, columns: Sequence[Sequence[Any]]) -> _Grouped:
-        """Equal stretches and keys added up."""
+        """Adds up rows with equal span and key."""
         if len(set(zip(stretch.tolist(), keys, strict=True))) == len(keys):
             return cls(keys, stretch, [[int(value) for value in column] for column in columns])
         sums: dict[tuple[int, tuple[str, ...]], list[int]] = {}
@@ -634,7 +635,7 @@ def _line(key: dict[str, str], figures: tuple[int, ...]) -> UsageLine:
 
 
 def _sum(name: str) -> exp.Expression:
-    """The sum of a figure or an expression of figures; decimal(38, 0) reads the same from every engine."""
+    """The sum of a figure or an expression of figures, as decimal(38, 0), which all engines return alike."""
     column: exp.Expression = exp.maybe_parse(name)
     if name in _WIDE:
         column = exp.cast(column, "DECIMAL(38, 0)")

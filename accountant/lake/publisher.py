@@ -1,8 +1,8 @@
-"""Writes the ledger's settled figures into the lake, day by day, and its registers.
+"""Writes the ledger's settled figures to the lake, day by day, and its registers.
 
-A day is written as a whole, in one commit with other days of the ledger; the control totals of the table `days` follow
-in a second commit. A crash between the two leaves a day whose digest is not the one in `days`, and the next run writes
-that day again: writing twice changes nothing. What did not change since the last run is not even read.
+A day is written as a whole, in one commit with other days of the ledger; a second commit writes the control totals to
+the table `days`. After a crash between the two, a day's digest differs from that in `days`, and the next run writes the
+day again, which is idempotent. Data that has not changed since the last run is not read.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Published:
 
 @dataclass(slots=True)
 class _Seen:
-    """What the last run found of a thing: while it is equal, nothing about it changed."""
+    """The marks seen by the last run; an equal mark means that nothing changed."""
 
     of: dict[Hashable, Hashable] = field(default_factory=dict)
 
@@ -65,7 +65,7 @@ class _Seen:
 
 
 class Publisher:
-    """One ledger's part of the lake. catalogue: the lake, opened when it is first needed."""
+    """Publishes one ledger. catalogue: opens the lake on first use."""
 
     def __init__(
         self,
@@ -87,13 +87,14 @@ class Publisher:
         """The rows of the table `registers`; None: not read yet."""
         self._turn = 0
         self.published_ms: int | None = None
-        """When the last run that succeeded began."""
+        """Start of the last successful run."""
         self.compared: LakeComparison | None = None
-        """What the last comparison found."""
+        """Result of the last comparison."""
         self._log = structlog.get_logger("accountant.lake")
 
     def publish(self, told: Callable[[str, int, int], None] = lambda *_: None) -> Published:
-        """Write what changed. told: what is written, how many of how many are done. Raises AccountantError."""
+        """Writes what changed. told: called with a description, the number done, and the total. Raises
+        AccountantError."""
         now = self._clock.wall_ms()
         days = self._publish_days(now, told)
         months = self._publish_statements(now)
@@ -105,13 +106,13 @@ class Publisher:
         return found
 
     def keep_small(self) -> Removed:
-        """Remove old versions and the files that only they needed. Raises LakeUnavailable."""
+        """Removes old versions and the files that only they need. Raises LakeUnavailable."""
         return upkeep.keep_small(self._catalogue, self._clock.wall_ms(), self._lake.keep_snapshots)
 
     def compare(self) -> LakeComparison:
-        """The lake beside the ledger, over the last `days_back` days and as many older ones, each day of the calendar
-        others, and over the months of these that are over. What changed since it was published is passed over: the next
-        run writes it. Raises LakeUnavailable."""
+        """Compares the lake with the ledger, over the last `days_back` days, as many older days, which change every
+        day, and the past months of these days. Data that changed since its publication is skipped, because the next run
+        writes it. Raises LakeUnavailable."""
         now = self._clock.wall_ms()
         engine = DuckDbEngine(self._catalogue)
         compared = 0
@@ -133,13 +134,13 @@ class Publisher:
     # --- days ---------------------------------------------------------------------------------
 
     def days_to_look_at(self, now_ms: int) -> list[date]:
-        """The last `days_back` days, and of the older ones one, in its turn."""
+        """The last `days_back` days, and one of the older days, in rotation."""
         every = self._every_day(now_ms)
         older, lately = every[: -self._lake.days_back], every[-self._lake.days_back :]
         return [*older[self._turn % len(older) :][:1], *lately] if older else lately
 
     def _days_to_compare(self, now_ms: int) -> list[list[date]]:
-        """The last `days_back` days, and one of the stretches of that length before them: tomorrow the next one."""
+        """The last `days_back` days, and one of the spans of that length before them, in rotation."""
         every, length = self._every_day(now_ms), self._lake.days_back
         older = every[:-length]
         stretches = [older[at : at + length] for at in range(0, len(older), length)]
@@ -147,7 +148,7 @@ class Publisher:
         return [every[-length:], *([stretches[turn % len(stretches)]] if stretches else [])]
 
     def _day_mark(self, day: date) -> tuple[Hashable, ...]:
-        """Equal as long as nothing changed that the rows of a day follow from, but how far the day has run."""
+        """A value that changes with everything that determines the rows of a day, except how far the day has run."""
         return self._ledger.mark(*day_span(day, self._zone)), *(found.version for found in self._books.prices.versions)
 
     def _day_waits(self, day: date) -> bool:
@@ -168,7 +169,7 @@ class Publisher:
     def _publish_days(self, now_ms: int, told: Callable[[str, int, int], None]) -> tuple[date, ...]:
         known: dict[date, dict[str, Any]] | None = None
         asked = self.days_to_look_at(now_ms)
-        if self.published_ms is None and asked:  # days that no run has written yet, however old
+        if self.published_ms is None and asked:  # days that no run has written yet, of any age
             known = self._known_days()
             asked = sorted({*asked, *(day for day in self._every_day(now_ms) if day not in known)})
         changed = []
@@ -204,7 +205,7 @@ class Publisher:
             return day_rows(self.name, moment, book, day, self._zone, now_ms, changes)
 
     def _book_of(self, day: date) -> PriceBook | None:
-        """The price book of its month."""
+        """The price book of the day's month."""
         return self._books.priced_by(self._books.kept(Month(day.year, day.month)))
 
     def _write_days(self, days: Sequence[DayRows], known: dict[date, dict[str, Any]], now_ms: int) -> list[date]:
@@ -274,7 +275,7 @@ class Publisher:
             if closed is not None:
                 for table in (tables.USAGE_HOURLY, tables.STATEMENT_LINES, tables.FOCUS):
                     self._catalogue.tag(table, f"{self.name}-{one}-{closed.hash[:12]}")
-        # Last: what an earlier process wrote as a whole is known by this table.
+        # Last, because this table shows what an earlier process wrote completely.
         self._replace(tables.STATEMENTS, rows)
         for one, (mark, _) in lines.items():
             self._seen.note(("statement", one), mark)
@@ -282,7 +283,7 @@ class Publisher:
         return tuple(written)
 
     def _month_mark(self, month: Month, now_ms: int, books: ClosedMonths) -> Hashable:
-        """Equal as long as nothing changed that a month's statement follows from."""
+        """A value that changes with everything that determines a month's statement."""
         closed, status = books.of(str(month)), self._books.status(month, books)
         if closed is not None:
             return closed.hash, status
@@ -298,7 +299,8 @@ class Publisher:
         )
 
     def _publish_focus(self, month: Month, mark: Hashable, now_ms: int) -> None:
-        """The charges of a month that changed; those of the running month once a day, as there are many."""
+        """Publishes the charges of a month that changed; those of the current month once a day, because there are
+        many."""
         start_ms, end_ms = month.span(self._zone)
         if now_ms < end_ms:
             mark = local_date(now_ms, self._zone)
@@ -317,7 +319,8 @@ class Publisher:
     # --- registers ----------------------------------------------------------------------------
 
     def _publish_registers(self, now_ms: int) -> tuple[str, ...]:
-        """The parts of registers whose digest is not the one in the table `registers`, and that table after them."""
+        """Publishes the parts of registers whose digest differs from that in the table `registers`, and then updates
+        this table."""
         if self._parts is None:
             self._parts = {(row["register"], row["part"]): row for row in self._read(tables.REGISTERS)}
         known, written = self._parts, []
@@ -346,7 +349,7 @@ class Publisher:
         return (*written, *self._publish_status(now_ms))
 
     def _publish_status(self, now_ms: int) -> tuple[str, ...]:
-        """The ledger's row in the table `ledgers`: last, so that nothing is told that is not there."""
+        """Publishes the ledger's row in the table `ledgers`; last, so that it only describes published data."""
         first_ms, newest_ms = self._ledger.extent()
         row = {
             "ledger": self.name, "timezone": self._timezone, "grace_days": self._grace_days, "first_ms": first_ms,
@@ -362,7 +365,7 @@ class Publisher:
         return (tables.LEDGERS.name,)
 
     def _registers(self) -> Iterator[tuple[tables.LakeTable, str, list[dict[str, Any]]]]:
-        """Each register, the column that divides it into parts ("": it is one), and its rows."""
+        """Each register, the column that divides it into parts ("": one part), and its rows."""
         name = self.name
         yield tables.POLICIES, "", [
             {
@@ -450,7 +453,7 @@ class Publisher:
         return self._catalogue.read(table, self.name)
 
     def _replace(self, table: tables.LakeTable, rows: list[dict[str, Any]]) -> None:
-        """All rows of this ledger in a table."""
+        """Replaces all rows of this ledger in a table."""
         self._catalogue.replace(table, table.of_rows(rows), {"ledger": self.name})
 
 

@@ -1,8 +1,8 @@
-"""Runs questions on engines beside this process: Spark, Trino and ClickHouse.
+"""Runs queries on remote engines: Spark, Trino and ClickHouse.
 
-Each reads the tables itself: Spark and Trino through a catalog that is set up there (`GPUTALLY_ENGINE_CATALOG`), by
-default named `lake`; ClickHouse from the tables' folders. Their clients are not among gputally's dependencies; an
-engine that lacks its client says what to install.
+Each reads the tables itself: Spark and Trino through a catalog configured there (`GPUTALLY_ENGINE_CATALOG`, default
+`lake`), ClickHouse from the tables' folders. Their clients are not dependencies of gputally; if one is missing, the
+error says what to install.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from accountant.lake.engines import Bounds, Engine
 from accountant.lake.tables import TABLES
 
 CATALOG_VARIABLE: Final = "GPUTALLY_ENGINE_CATALOG"
-"""Name of the Iceberg catalog in Spark or Trino; `lake` without it."""
+"""Name of the Iceberg catalog in Spark or Trino; default `lake`."""
 _BY_NAME: Final = {table.name: table for table in TABLES}
 _PATIENCE_S: Final = 600.0
 
 
 def connect(name: str, lake: Lake, url: str) -> Engine:
-    """The engine of that name. Raises LakeUnavailable."""
+    """Connects to the engine of that name. Raises LakeUnavailable."""
     if name == "spark":
         return SparkEngine.connect(url)
     if name == "trino":
@@ -123,7 +123,7 @@ class ClickHouseEngine:
         text = asked.sql(dialect="clickhouse") + " SETTINGS aggregate_functions_null_for_empty = 1"
         try:
             if self._local is not None:
-                with contextlib.chdir("/"):  # it reads no file outside the working directory
+                with contextlib.chdir("/"):  # it reads only files inside the working directory
                     content = self._local.query(text, "ArrowStream").bytes()
             else:
                 answer = httpx2.post(self._url, content=text + " FORMAT ArrowStream", timeout=_PATIENCE_S)

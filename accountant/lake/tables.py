@@ -1,9 +1,9 @@
 """Defines the tables of the lake: columns, units, keys, partitions and order.
 
-Every table has the column `ledger`: the name under which one accountant publishes. A row is written again by its own
-ledger alone, as part of a whole partition. All columns may be null in the format; a null means "not known" or "does not
-apply", never zero. Instants are `timestamptz` in UTC, and also whole milliseconds since 1970 (`…_ms`), which are equal
-in every engine. Amounts are decimal(38,9).
+Every table has the column `ledger`: the name under which one accountant publishes. Only this accountant replaces the
+row, as part of a whole partition. All columns are nullable; null means "unknown" or "not applicable", never zero.
+Instants are `timestamptz` in UTC, and also integer milliseconds since 1970 (`…_ms`), which all engines treat alike.
+Amounts are decimal(38,9).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _QUANTUM: Final = Decimal(1).scaleb(-DECIMALS)
 
 
 class Column(NamedTuple):
-    """text: what it holds, with its unit."""
+    """text: its content, with the unit."""
 
     name: str
     type: ColumnType
@@ -44,8 +44,8 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LakeTable:
-    """partition: columns whose values a partition's rows share; a partition is written as a whole. key: columns that no
-    two rows share. order: how the rows of a file are sorted."""
+    """partition: columns that all rows of a partition share; a partition is written as a whole. key: columns that
+    identify a row. order: sort order of the rows in a file."""
 
     name: str
     text: str
@@ -70,7 +70,7 @@ class LakeTable:
 
 
 _CHUNK: Final = 50_000
-"""Rows that are hashed at one time."""
+"""Number of rows that are hashed at one time."""
 
 
 def digest(rows: pa.Table) -> str:
@@ -82,7 +82,7 @@ def digest(rows: pa.Table) -> str:
 
 
 class _Hash:
-    """A file that is only hashed."""
+    """A file object that only computes a hash."""
 
     closed = False
 
@@ -94,18 +94,18 @@ class _Hash:
         return len(content)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Does nothing; there is no buffer."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing; there is no file."""
 
 
 HOLDERS: Final[tuple[Dimension, ...]] = ("team", "queue", "namespace", "job", "pod", "container", "user")
 DEVICES: Final[tuple[Dimension, ...]] = ("cluster", "node", "gpu", "mig_profile", "zone", "instance_type")
 DIMENSIONS: Final[tuple[Dimension, ...]] = (*HOLDERS, *DEVICES)
-"""What tells rows of `usage_hourly` apart, beside PRICED_BY, the hour and the price."""
+"""The dimensions of rows of `usage_hourly`, besides PRICED_BY, the hour and the price."""
 COLUMN_OF: Final[dict[Dimension, str]] = {"user": "user_name"}
-"""Dimensions whose column has another name, since `user` is a reserved word of SQL."""
+"""Dimensions whose column has another name, because `user` is a reserved word in SQL."""
 ACCOUNT_COLUMNS: Final = tuple(f"{name}_us" for name in COLUMNS)
 MEMO_COLUMNS: Final = (
     "node_down_us", "borrowed_busy_us", "unattributed_busy_us", "memory_mib_s", "memory_unknown_us", "energy_uj",

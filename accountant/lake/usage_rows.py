@@ -1,7 +1,7 @@
 """Makes the rows of one day of `usage_hourly` from the ledger.
 
-The time of a day is cut at local hours and where any price changes, so that every stretch has one price. The amounts of
-a day are rounded along the day's rows, one price after the other, so that they add up to the exact amount to 10⁻⁹.
+The time of a day is split at local hours and where any price changes, so that every piece has one price. Within a day
+and price, amounts are rounded cumulatively (running total), so that their sum equals the exact cost to 10⁻⁹.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BILLED = [account in BILLED for account in ACCOUNTS]
 
 
 class DayQuestions(Questions, Protocol):
-    """What a day is made from: accountant.storage.snapshot.Snapshot."""
+    """The part of accountant.storage.snapshot.Snapshot that is needed to build a day's rows."""
 
     def usage_columns(
         self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC", *, memos: bool = False
@@ -79,7 +79,7 @@ def day_rows(
     until_ms: int,
     price_changes: Sequence[int] = (),
 ) -> DayRows:
-    """The rows of a local day, up to `until_ms` where it is running. price_changes: instants at which a price of any
+    """The rows of a local day; for the current day up to `until_ms`. price_changes: instants at which a price of any
     price book of the ledger changes."""
     start_ms, end_ms = day_span(day, timezone)
     end_ms = max(start_ms, min(end_ms, until_ms))
@@ -129,7 +129,7 @@ def _columns_of(keys: Sequence[tuple[str, ...]], width: int) -> list[pa.Array]:
 
 @dataclass(frozen=True, slots=True)
 class _Priced:
-    """For each row its price (None: none, or several) and what it costs (None: not known)."""
+    """For each row its price (None: none, or several) and its cost (None: unknown)."""
 
     prices: Sequence[Price | None]
     costs: Sequence[Decimal | None]
@@ -180,7 +180,7 @@ class _Priced:
         place: Whole,
         timezone: str,
     ) -> _Priced:
-        """Where a price needs more than a place and an instant: a commitment, a part of a MIG GPU, lent time."""
+        """Prices that depend on more than place and instant: commitments, parts of a MIG GPU, lent time."""
         prices: dict[tuple[int, tuple[str, ...], Place], Price | None] = {}
         costs: dict[tuple[int, tuple[str, ...], Place], Decimal | None] = {}
         for number, (begin, end) in enumerate(pairwise(edges)):
@@ -212,6 +212,6 @@ class _Priced:
 
 
 def _amount(price: Price, gpu_us: int) -> Decimal:
-    """What so much time costs, rounded down to DECIMALS."""
+    """The cost of an amount of time, rounded down to DECIMALS."""
     numerator, denominator = price.price.as_integer_ratio()
     return Decimal(gpu_us * numerator * 10**DECIMALS // (_US_PER_HOUR * denominator)).scaleb(-DECIMALS)

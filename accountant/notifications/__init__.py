@@ -1,6 +1,6 @@
-"""Delivers reports and notices without being asked: as files, by mail, in a chat.
+"""Delivers reports and notices automatically: as files, by mail, in a chat.
 
-`subscriptions` holds what an operator wants, `triggers` what is due, `messages` the text for each medium, `channels`
-how it is sent, `delivery_attempts` the outcome. Nothing is sent twice: an attempt with an unknown outcome is shown to a
-person and not repeated.
+`subscriptions` reads what the operator wants and records delivery attempts, `triggers` decides what is due, `messages`
+composes the text for each medium, `channels` sends it, `dispatcher` combines these. A message is not sent twice
+automatically: an attempt with an unknown outcome is shown to a person instead of being repeated.
 """

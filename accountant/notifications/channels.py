@@ -1,7 +1,8 @@
 """Delivers a message to a folder, a mail server or a webhook.
 
-A carrier says one of three things: it arrived (a word about it), `Refused` (it did not, and may be tried again), or
-`DeliveryUncertain` (it was handed over, and no answer came). Nothing here retries. No secret is ever in what it says.
+A channel has one of three outcomes: it returns a short text after delivery, raises `Refused` (not delivered, may be
+tried again), or raises `DeliveryUncertain` (handed over, but no answer came). It does not retry, and its texts contain
+no secrets.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ _MOST_SECRET = 4_096
 
 
 class Refused(AccountantError):
-    """It did not arrive."""
+    """The message was not delivered."""
 
 
 class DeliveryUncertain(AccountantError):
-    """It may have arrived."""
+    """The message may have been delivered."""
 
 
 class Carrier(Protocol):
     def carry(self, letter: Message) -> str:
-        """Deliver; a word about it. Raises Refused, Unsure."""
+        """Delivers a message; returns a short text about it. Raises Refused, DeliveryUncertain."""
         ...
 
 
 def carrier(destination: Destination) -> Carrier:
-    """The carrier of a destination."""
+    """The channel of a destination."""
     if destination.folder is not None:
         return Folder(destination.folder)
     if destination.smtp is not None:
@@ -59,7 +60,7 @@ def carrier(destination: Destination) -> Carrier:
 
 
 class Folder:
-    """A letter's files, each whole or not at all; a letter without any becomes a text file."""
+    """Writes a message's files, each atomically; a message without files becomes a text file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -77,7 +78,7 @@ class Folder:
 
 
 class Mail:
-    """One message for all addressees, with a Message-ID that is the same for every attempt."""
+    """Sends one mail to all recipients, with a Message-ID that is the same for every attempt."""
 
     def __init__(self, smtp: Smtp) -> None:
         self._smtp = smtp
@@ -93,7 +94,7 @@ class Mail:
                 raise
         except (smtplib.SMTPException, OSError, ValueError) as error:
             raise Refused(f"{self._smtp.server}: {_said(error)}") from error
-        with contextlib.suppress(smtplib.SMTPException, OSError):  # the letter is theirs, however we part
+        with contextlib.suppress(smtplib.SMTPException, OSError):  # the message is accepted already
             server.quit()
         return taken
 
@@ -157,7 +158,7 @@ class Mail:
 
 
 class Webhook:
-    """A JSON body to the URL in a file. body: the letter's form."""
+    """Posts a JSON body to the URL in a file. body: makes it from the message."""
 
     def __init__(
         self,

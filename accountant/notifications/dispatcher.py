@@ -1,9 +1,9 @@
-"""Sends what is due exactly once, and records the outcome of each delivery.
+"""Sends each due message at most once automatically, and records the outcome of each delivery.
 
-It is asked every minute whether something is due, and asks the ledger itself far more seldom: what teams had GPU time
-in a span, and how far budgets are used, is good for ten minutes; for a day where every report of those teams was sent,
-or every budget is past its last threshold. One thread at a time sends. What was recorded as `sending` by a process that
-died is `unsure` from then on. A letter that cannot be made or carried harms no other.
+`run` is called every minute, but it queries the ledger less often. The lists of teams with GPU time and of budget
+states are cached for ten minutes, or for a day once all reports of those teams were sent or every budget has passed its
+last threshold. Only one thread sends. If a process dies while sending, the recorded outcome `sending` becomes `unsure`.
+A message that cannot be rendered or delivered does not stop the others.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from gputally.base.units import MS_PER_DAY, MS_PER_SECOND
 
 _TEAMS = "teams"
 ANEW_MS = 10 * 60 * MS_PER_SECOND
-"""How long an answer of the ledger is good enough to say that nothing is due."""
+"""How long a cached answer of the ledger may be used to decide that nothing is due."""
 T = TypeVar("T")
 
 
 class ReportLedger(BookkeepingLedger, Protocol):
-    """A ledger that reports are made from."""
+    """A ledger with the snapshots that reports need."""
 
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[ReportQuestions]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """An answer of the ledger. until_ms: how long it is good enough."""
+    """A cached answer of the ledger. until_ms: how long it may be used."""
 
     asked_ms: int
     until_ms: int
@@ -59,11 +59,12 @@ class _Answer:
 
 
 class UnknownDelivery(AccountantError):
-    """Nothing of that key was ever due."""
+    """There never was a delivery with that key."""
 
 
 class Dispatcher:
-    """orders: as in force now. carriers: the way to a destination. Thread-safe; `run` is for one thread."""
+    """Sends messages. orders: returns the subscriptions in force. carriers: returns the channel of a destination.
+    Thread-safe, but `run` must be called from one thread."""
 
     def __init__(
         self,
@@ -95,12 +96,12 @@ class Dispatcher:
                 self._record(delivery, "unsure", "the accountant ended meanwhile")
 
     def run(self) -> None:
-        """Send everything that is due by now."""
+        """Sends everything that is due now."""
         for occasion in self.due():
             self._send(occasion)
 
     def due(self) -> list[Occasion]:
-        """What is to be sent now, each key once."""
+        """The messages to send now, each key once."""
         now, orders = self._clock.wall_ms(), self._orders()
         found: dict[str, Occasion] = {}
         for occasion in self._occasions(orders, now):
@@ -112,18 +113,18 @@ class Dispatcher:
         return wanted
 
     def _rest(self) -> None:
-        """Every report was sent: only late records could bring a team that had none, and they may wait for a day."""
+        """After all reports were sent, only late records can add a team, so the list of teams is reused for a day."""
         for question, answer in self._answers.items():
             if question[0] == _TEAMS:
                 self._answers[question] = replace(answer, until_ms=answer.asked_ms + MS_PER_DAY)
 
     def known(self) -> list[Delivery]:
-        """Everything that was ever tried, newest first."""
+        """All deliveries, newest first."""
         with self._lock:
             return sorted(self._known.values(), key=lambda one: (-one.last_ms, one.key))
 
     def again(self, key: str, who: str, reason: str) -> Delivery:
-        """Have it sent once more, though it may have arrived. Raises UnknownDelivery."""
+        """Requests that a message is sent again, though it may have been delivered. Raises UnknownDelivery."""
         with self._lock:
             before = self._known.get(key)
         if before is None:
@@ -148,8 +149,7 @@ class Dispatcher:
         return self._lately((_TEAMS, start_ms, end_ms), lambda: self._teams_now(start_ms, end_ms))
 
     def _teams_now(self, start_ms: int, end_ms: int) -> list[str]:
-        """Those that held anything, those that pay for time without a holder, and those with something booked
-        beside."""
+        """The teams that held GPUs, that pay for time without a holder, or that have other booked items."""
         month = Month.spanning(start_ms, end_ms, self._tz)
         kept = self._books.kept(month) if month is not None else None
         book = self._books.priced_by(kept)
@@ -161,8 +161,8 @@ class Dispatcher:
         return sorted(teams - {IDLE, UNASSIGNED, ""})
 
     def _budgets(self, now_ms: int) -> list[BudgetState]:
-        """The budgets of this month, and of the one before while its late records are expected: what was used up in its
-        last hours, or while nothing could be sent, is sent then."""
+        """The budgets of this month, and of the previous one while its late records are expected, so that thresholds
+        reached in its last hours, or while nothing could be sent, are reported too."""
         this = Month.of(now_ms, self._tz)
         lately = Month.of(now_ms - self._grace_ms, self._tz)
         return [state for month in dict.fromkeys((lately, this)) for state in self._budgets_of(month, now_ms)]
@@ -187,7 +187,7 @@ class Dispatcher:
     def _lately(
         self, question: tuple[Hashable, ...], ask: Callable[[], T], final: Callable[[T], bool] = lambda _: False
     ) -> T:
-        """The answer to a question, of the last minutes; of the last day where it is final."""
+        """The answer to a query, from the cache if it is recent enough; a final answer is cached for a day."""
         now = self._clock.wall_ms()
         answer = self._answers.get(question)
         if answer is not None and answer.until_ms > now:
@@ -198,7 +198,7 @@ class Dispatcher:
         return found
 
     def _anomalies(self, now_ms: int) -> Sequence[triggers.Anomaly]:
-        """Anomalies of the last settled days; they are looked for once a day."""
+        """Anomalies of the last settled days; computed once a day."""
         day = local_date(now_ms - triggers.SETTLED_MS, self._tz) - timedelta(days=1)
         if day != self._looked:
             looked_at = [day - timedelta(days=back) for back in reversed(range(triggers.LOOKED_AGAIN))]
@@ -234,7 +234,7 @@ class Dispatcher:
         except DeliveryUncertain as error:
             self._record(begun, "unsure", str(error))
             self._log.warning("delivery_unsure", key=occasion.key, reason=str(error))
-        except AccountantError as error:  # nothing was handed over: the ledger could not be asked
+        except AccountantError as error:  # nothing was sent: the ledger could not be queried
             self._record(begun, "refused", str(error))
             self._log.warning("delivery_refused", key=occasion.key, reason=str(error), given_up=False)
         else:

@@ -1,7 +1,7 @@
 """Composes a message and renders it for mail, Slack and Microsoft Teams.
 
-Names in it come from users of the cluster. In no medium are they more than text: mail's HTML is escaped, Slack's blocks
-are `plain_text`, Teams' cards are text runs, which know no Markdown. A subject is one line.
+Names in a message come from users of the cluster, so no medium interprets them: the HTML of mails is escaped, Slack's
+blocks are `plain_text`, and Teams' cards use text runs without Markdown. A subject is one line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gputally.base.untrusted_text import escaped
 _HEADER = 150
 _FIELD = 2_000
 _FIELDS = 10
-"""Bounds of Slack's header block, of a field's text and of a section's fields (Slack's Block Kit reference)."""
+"""Limits of Slack's header block, of a field's text and of a section's fields (Slack's Block Kit reference)."""
 _STYLE = "font:15px/1.5 system-ui,sans-serif;color:#1b1f24"
 
 
@@ -41,8 +41,8 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """key: what is sent where, the same for every attempt. at_ms: when it was first sent. facts: label and value, in
-    order. link: a label, and where to read on."""
+    """A message. key: identifies content and destination, the same for every attempt. at_ms: time of the first attempt.
+    facts: labels and values, in order. link: a label and a URL."""
 
     key: str
     at_ms: int
@@ -54,17 +54,17 @@ class Message:
 
     @property
     def title(self) -> str:
-        """The subject on one line, whatever a name in it holds."""
+        """The subject on one line, whatever names it contains."""
         return one_line(self.subject)
 
 
 def one_line(text: str) -> str:
-    """On one line, without characters that steer what shows it."""
+    """The text on one line, without control characters."""
     return escaped(" ".join(text.split()))
 
 
 def plain(letter: Message) -> str:
-    """The letter as a text file, or as the text part of a mail."""
+    """The message as a text file, or as the text part of a mail."""
     width = max((len(label) for label, _ in letter.facts), default=0)
     facts = [f"{label:<{width}}  {one_line(value)}" for label, value in letter.facts]
     link = [f"{letter.link[0]}: {letter.link[1]}"] if letter.link is not None else []
@@ -99,7 +99,7 @@ def slack(letter: Message) -> dict[str, Any]:
     if letter.link is not None:
         button = {"type": "button", "text": _slack_text(letter.link[0], 75), "url": letter.link[1]}
         blocks.append({"type": "actions", "elements": [button]})
-    # `text` is what notifications show, and the one part that Slack would read its own signs in.
+    # `text` is shown in notifications; it is the only part in which Slack interprets markup.
     return {"text": _shortened(escape(letter.title, quote=False), _FIELD), "blocks": blocks}
 
 
@@ -142,9 +142,10 @@ _TEAMS_NAMED = 5
 
 
 def compose(occasion: Occasion, at_ms: int, report: Reporting, link: str | None, *, files: bool) -> Message:
-    """report: makes it. link: where the pages are. files: whether the medium takes any.
+    """Composes the message of an occasion. report: makes its report. link: URL of the pages. files: whether the medium
+    accepts files.
 
-    Raises accountant.core.errors.CannotRender where this machine cannot make a form."""
+    Raises accountant.core.errors.CannotRender if a format is not available here."""
     if isinstance(occasion, ReportDue):
         return _report(occasion, at_ms, report(occasion), link, files=files)
     if isinstance(occasion, BudgetDue):

@@ -1,7 +1,7 @@
 """Reads which reports and notices the operator wants and where they go, and records each attempt to deliver one.
 
 schema: 1
-link: https://gputally.example.com           # where the pages are (default: public_url)
+link: https://gputally.example.com           # URL of the pages (default: public_url)
 destinations:
   archive: {folder: /var/lib/gputally/reports}
   finance: {smtp: {server: mail.example.com:587, from: gputally@example.com, to: [finance@example.com],
@@ -15,9 +15,9 @@ reports:
 notices:
   - {about: [budgets, anomalies], teams: [vision], to: [vision]}
 
-Before anything is sent an act says so, and afterwards another says how it ended. An attempt that is known to have
-failed is repeated, later and later. One whose end is not known (the process died, the connection broke after the letter
-was handed over) is not: it may have arrived. A person may order it `again`.
+An act is recorded before a message is sent, and another with the outcome afterwards. An attempt that failed is repeated
+at growing intervals. An attempt with an unknown outcome (the process died, or the connection broke after the message
+was handed over) is not repeated, because the message may have arrived; a person can request it `again`.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ Team = Annotated[str, Field(min_length=1, max_length=253)]
 
 
 class Smtp(Model):
-    """A mail server that takes mail from us. The password is read from its file at every use."""
+    """A mail server. The password is read from its file at every use."""
 
     server: str = Field(pattern=r"^[^\s/@:]+:[0-9]{1,5}$")
     """host:port"""
     tls: Annotated[Literal["starttls", "tls", "off"], BeforeValidator(bare_off)] = "starttls"
-    """`off` sends everything, a password too, readable on the way."""
+    """`off` sends everything, including a password, unencrypted."""
     sender: Address = Field(alias="from")
     to: tuple[Address, ...] = Field(min_length=1, max_length=100)
     user: str | None = Field(default=None, max_length=254)
     password_file: Path | None = None
     ca_file: Path | None = None
-    """Authorities (PEM) trusted for it instead of the system's."""
+    """CA certificates (PEM) to trust instead of the system's."""
 
     @model_validator(mode="after")
     def _whole(self) -> Smtp:
@@ -62,16 +62,17 @@ class Smtp(Model):
 
 
 class Webhook(Model):
-    """An incoming webhook. Its URL is a secret: who knows it can write there. So it has a file of its own."""
+    """An incoming webhook. Its URL is a secret, because it is enough to post messages, so it is in a file of its
+    own."""
 
     url_file: Path
 
 
 class Destination(Model):
-    """One of them."""
+    """A destination of exactly one kind."""
 
     folder: Path | None = None
-    """Files in a folder of the accountant's machine."""
+    """A folder of the accountant's machine."""
     smtp: Smtp | None = None
     slack: Webhook | None = None
     msteams: Webhook | None = None
@@ -85,20 +86,21 @@ class Destination(Model):
 
     @property
     def takes_files(self) -> bool:
-        """A chat gets the headline and a link instead."""
+        """Whether it accepts files; a chat gets the headline and a link instead."""
         return self.folder is not None or self.smtp is not None
 
 
 class ReportOrder(Model):
-    """A report after every month or week."""
+    """A subscription to a report of every month or week."""
 
     of: Literal["month", "week"] = "month"
     when: Literal["closed", "ended"] = "closed"
-    """A month's: once it is closed, or as soon as its grace is over. A week's comes when it ended, either way."""
+    """When a month's report is sent: once the month is closed, or after its grace period. A week's report is sent after
+    its end in both cases."""
     team: Team | None = None
-    """None: the whole cluster's."""
+    """None: the report of the whole cluster."""
     each_team: bool = False
-    """One for every team that had GPU time in the span."""
+    """One report for every team that had GPU time in the span."""
     forms: tuple[Form, ...] = Field(default=("pdf",), min_length=1)
     to: tuple[Name, ...] = Field(min_length=1)
 
@@ -113,11 +115,11 @@ class ReportOrder(Model):
 
 
 class NoticeOrder(Model):
-    """A word when a budget's threshold is reached, or a day is unlike the days before."""
+    """A subscription to notices: a budget reached a threshold, or a day differs from the days before."""
 
     about: tuple[Literal["budgets", "anomalies"], ...] = Field(min_length=1)
     teams: tuple[Team, ...] | None = None
-    """None: about all teams, and queues' budgets too."""
+    """None: about all teams, and about budgets of queues too."""
     to: tuple[Name, ...] = Field(min_length=1)
 
 
@@ -150,15 +152,15 @@ Outcome = Literal["sending", "delivered", "refused", "unsure", "given-up", "agai
 FIRST_PAUSE_MS: Final = 60 * MS_PER_SECOND
 LONGEST_PAUSE_MS: Final = 6 * MS_PER_HOUR
 PATIENCE_MS: Final = 3 * MS_PER_DAY
-"""How long a delivery is tried before a person has to look."""
+"""How long a delivery is tried before it is given up and a person has to decide."""
 WHO: Final = "accountant"
 _MOST_DETAIL = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """key: what is sent where, the same for every attempt. tries: since the first, or since it was asked for
-    `again`."""
+    """One message to one destination. key: identifies it, the same for every attempt. tries: since the first attempt,
+    or since the last `again`."""
 
     key: str
     outcome: Outcome
@@ -169,7 +171,7 @@ class Delivery:
 
     @property
     def due_ms(self) -> int | None:
-        """When it is tried again; None: never by itself."""
+        """The time of the next attempt; None: no further automatic attempt."""
         if self.outcome == "again":
             return self.last_ms
         if self.outcome != "refused":
@@ -178,7 +180,7 @@ class Delivery:
 
 
 def next_attempt(before: Delivery | None, key: str, outcome: Outcome, at_ms: int, detail: str = "") -> Delivery:
-    """The delivery once this happened to it."""
+    """The delivery after an attempt with this outcome."""
     if before is None or outcome == "again":
         return Delivery(key, outcome, int(outcome != "again"), at_ms, at_ms, detail)
     tries = before.tries + (outcome == "sending")
@@ -187,7 +189,7 @@ def next_attempt(before: Delivery | None, key: str, outcome: Outcome, at_ms: int
 
 
 def ended_how(before: Delivery, at_ms: int) -> Outcome:
-    """The outcome of a refused attempt: whether another one is worth it."""
+    """The outcome of a refused attempt: `refused` if it is tried again, otherwise `given-up`."""
     return "given-up" if at_ms - before.first_ms >= PATIENCE_MS else "refused"
 
 

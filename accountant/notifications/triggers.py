@@ -1,14 +1,14 @@
 """Decides which reports, budget notices and anomaly notices are due.
 
-Every occasion has a key that is the same whenever it is asked for: it is by the key that nothing is sent twice. What
-ended long ago is no news, so a new order does not send the past.
+Every occasion has a key, which is always the same for the same occasion, so that nothing is sent twice. Occasions that
+ended long ago are ignored, so a new subscription does not send old reports.
 
-The usual is the median of those of the four weeks before on which the team held anything, its spread the median
-absolute deviation, scaled so that it equals the standard deviation of a normal distribution (Leys et al., "Detecting
-outliers", J. Exp. Soc. Psychology 49, 2013). One wild day in those weeks moves neither. A day without use says nothing
-of how much a team uses when it does: counted as 0 it would make every day odd for a ledger, or a team, of two weeks,
-and for who works on some days of the week only. Nor is a Saturday odd after two Saturdays with as much: that is a
-rhythm. Less than usual is no cause for a notice.
+An anomaly is a day far above the usual. The usual value is the median of the days in the previous four weeks on which
+the team held anything, the spread their median absolute deviation, scaled to equal the standard deviation of a normal
+distribution (Leys et al., "Detecting outliers", J. Exp. Soc. Psychology 49, 2013). So one extreme day changes neither.
+Days without use are not counted as 0, otherwise every day would be unusual for a new ledger or team, or for teams that
+work on some weekdays only. If two of the same weekdays were as high, the day is part of a weekly rhythm and no anomaly.
+Less use than usual is never reported.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR
 
 DAYS: Final = 28
 FEWEST_DAYS: Final = 8
-"""Days of use, below which nothing is usual yet."""
+"""With fewer days of use there is no usual value yet."""
 LOOKED_AGAIN: Final = 4
-"""Days that are looked at every morning: agents may have told late of the older ones, or the accountant was away."""
+"""Days that are checked every morning, because records can be late, or the accountant was not running."""
 _WEEK: Final = 7
 _RHYTHM: Final = 2
-"""On so many of the same weekdays there was as much: a rhythm."""
+"""If so many of the same weekdays were as high, it is a weekly rhythm."""
 _SPREADS: Final = 4.0
 _NORMAL: Final = 1.4826
 _LEAST_RATIO: Final = 1.5
 LEAST_US: Final = 24 * US_PER_HOUR
-"""How far above the usual a day has to be at least."""
+"""The minimum excess over the usual value."""
 
 What = Literal["held", "idle"]
 
@@ -65,7 +65,7 @@ class Anomaly:
 
 
 def unusual(before: Sequence[int], value: int) -> int | None:
-    """The usual value of the days of use before, where this one is far above it; else None."""
+    """The usual value of the days of use before, if this value is far above it; otherwise None."""
     if len(before) < FEWEST_DAYS:
         return None
     usual = median(before)
@@ -75,7 +75,8 @@ def unusual(before: Sequence[int], value: int) -> int | None:
 
 
 def of_day(days: Mapping[str, Mapping[date, TeamDay]], day: date) -> list[Anomaly]:
-    """The anomalies of every team, by name. days: per team what each day had; a day without an entry had nothing."""
+    """The anomalies of all teams, by name. days: by team, the figures of each day; a day without an entry had no
+    use."""
     past = {day - timedelta(days=back) for back in range(1, DAYS + 1)}
     found: list[Anomaly] = []
     for team in sorted(days):
@@ -94,20 +95,21 @@ def of_day(days: Mapping[str, Mapping[date, TeamDay]], day: date) -> list[Anomal
 
 
 def _weekly(earlier: Mapping[date, int], day: date, value: int) -> bool:
-    """Whether days like this one came as high before, by the same measure as a day has to be higher than usual."""
+    """Whether enough of the same weekdays before were as high, within the ratio that a day must exceed the usual by."""
     alike = [one for when, one in earlier.items() if (day - when).days % _WEEK == 0]
     return sum(value <= one * _LEAST_RATIO for one in alike) >= _RHYTHM
 
 
 NEWS_MS: Final = 31 * MS_PER_DAY
-"""How long after it was closed, or ended, a month's report is still sent."""
+"""How long after its close, or its end, a month's report is still sent."""
 SETTLED_MS: Final = 6 * MS_PER_HOUR
 """How long after its end a week or a day waits for late records."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportDue:
-    """name: of the span, as `2026-10` or `2026-W43`. edition: of a closed month; closed anew, it is sent anew."""
+    """A report to send. name: of the span, such as `2026-10` or `2026-W43`. edition: of a closed month; closing it
+    again sends it again."""
 
     destination: str
     name: str
@@ -131,7 +133,7 @@ class BudgetDue:
 
     @property
     def key(self) -> str:
-        # A budget that was raised reaches its thresholds anew.
+        # After its limit was raised, a budget reports its thresholds again.
         limit = plain(self.budget.limit.normalize())
         what = self.budget.month, f"{self.budget.threshold}", limit, self.destination, self.budget.name
         return "/".join(("budget", *what))
@@ -170,7 +172,8 @@ def reports(
     grace_ms: int,
     teams: Callable[[int, int], Collection[str]],
 ) -> list[ReportDue]:
-    """In the order of the file. closed: months, oldest first. teams: those that had GPU time in a span."""
+    """The due reports in the order of the file. closed: months, oldest first. teams: returns the teams with GPU time in
+    a span."""
     found: list[ReportDue] = []
     for order in orders.reports:
         for ended in _ended(order, closed, now_ms, tz, grace_ms):

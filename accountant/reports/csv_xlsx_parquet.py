@@ -1,16 +1,16 @@
-"""Writes a report's money as CSV, XLSX and Parquet.
+"""Writes a report's amounts as CSV, XLSX and Parquet.
 
-The records of accountant.reports.report_tables, with a total behind the lines, the payable and the due amounts.
-Unpriced is empty, never 0. Text that a spreadsheet would take for a formula gets a leading apostrophe (CWE-1236);
-numbers are plain decimals.
+All three contain the records of accountant.reports.report_tables. CSV has a total after the lines, the payable and the
+due amounts. Unpriced is empty, never 0.
 
-Every text cell is written as text, whatever it begins with, and marked so that editing it does not make a formula of
-it (CWE-1236). The bytes depend on the report alone: instants that the writer puts in are taken out again.
+Text that a spreadsheet would interpret as a formula gets a leading apostrophe in CSV. In XLSX every text cell is stored
+as text and marked so that editing it does not make it a formula (CWE-1236). Creation times written by the library are
+removed, so equal reports give equal bytes.
 
-GPU-hours are DECIMAL(38, 9); unit prices DECIMAL(38, 12), all a price book may write; money DECIMAL(38, 21), so that
-price × hours fits without rounding; instants are UTC microseconds. Totals and the statement's hash stand in the file's
-metadata, so that no row is a sum of others. One row group, no statistics that depend on a version: equal reports give
-equal bytes with the same Arrow.
+In Parquet, GPU-hours are DECIMAL(38, 9), unit prices DECIMAL(38, 12), the precision of a price book, and money
+DECIMAL(38, 21), so that price × hours fits without rounding; instants are UTC microseconds. Totals and the statement's
+hash are in the file's metadata, so that no row is a sum of others. There is one row group without version-dependent
+statistics: equal reports give equal bytes with the same version of Arrow.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TOTALS = {"line": "total", "payable": "payable total", "due": "due total"}
 
 
 def render_csv(report: Report) -> str:
-    """CRLF-terminated lines, the header first. For one team: its own."""
+    """CSV lines with CRLF, the header first. For one team: its own lines."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\r\n")
     writer.writeheader()
@@ -109,7 +109,7 @@ _CORE, _INSTANT = "docProps/core.xml", re.compile(rb"(<dcterms:\w+[^>]*>)[^<]*(<
 
 
 def render_xlsx(report: Report) -> bytes:
-    """An .xlsx file. Tables of nothing have no sheet."""
+    """An .xlsx file. Empty tables have no sheet."""
     book = Workbook()
     book.remove(book.worksheets[0])
     for table in report_tables.tables(report):
@@ -148,13 +148,13 @@ def _sheet(book: Workbook, table: report_tables.Table, currency: str | None) -> 
 
 
 def _heading(table: report_tables.Table, name: str, kind: report_tables.ColumnKind, currency: str | None) -> str:
-    """With the currency, where every amount of the column is in the report's."""
+    """The column's heading, with the currency if all its amounts are in the report's currency."""
     words = name.replace("_", " ")
     return f"{words} {currency}" if kind in ("money", "price") and currency and not _has_units(table) else words
 
 
 def _has_units(table: report_tables.Table) -> bool:
-    """Whether each row says of what its amounts are, as budgets of money and of GPU-hours do."""
+    """Whether each row states the unit of its amounts, as budgets in money and GPU-hours do."""
     return (report_tables.UNIT, "text") in table.columns
 
 
@@ -163,7 +163,7 @@ def _unit(table: report_tables.Table, row: tuple[report_tables.Cell, ...], curre
 
 
 def _format(kind: report_tables.ColumnKind, unit: str | None) -> str:
-    """Money with the decimals of its own currency: a yen has none, a dinar has three."""
+    """The number format; for money, with the decimals of its currency: a yen has none, a dinar has three."""
     if kind != "money":
         return _FORMATS[kind]
     places = minor_places(unit or "")
@@ -180,13 +180,13 @@ def _put(cell: Cell | MergedCell, value: report_tables.Cell, number_format: str)
         cell.number_format = _FORMATS["text"]
         cell.quotePrefix = True
         return
-    # A workbook knows no zones: instants are UTC, and their format says so.
+    # Workbooks have no time zones: instants are UTC, and their format says so.
     cell.value = value.replace(tzinfo=None) if isinstance(value, datetime) else value
     cell.number_format = number_format
 
 
 def _shown(cell: Cell | MergedCell) -> int:
-    """Roughly how many characters the cell takes."""
+    """Approximate number of characters that the cell displays."""
     if cell.value is None:
         return 0
     if cell.data_type == "s":
@@ -210,7 +210,7 @@ SCHEMA = pa.schema(
 
 
 def render_parquet(report: Report) -> bytes:
-    """A Parquet file, its metadata `gputally.*` included."""
+    """A Parquet file with metadata `gputally.*`."""
     found = list(records(report))
     start, end = instant(report.start_ms), instant(report.end_ms)
     columns: dict[str, list[object]] = {

@@ -1,17 +1,14 @@
-"""Cuts a statement into FOCUS charges that add up to it exactly.
+"""Divides a statement into FOCUS charges that add up to it exactly.
 
-`charges` cuts a statement into charges, `bundle` writes them as FOCUS 1.4's three data sets, `projection` as the one
-table of FOCUS 1.2. What stands in which column: docs/reports.md.
+accountant.reports.focus_export writes them as FOCUS files; docs/reports.md describes the columns.
 
 Invariants:
-- The charges of a statement line add up to its hours to the last nano-GPU-hour, and each costs its unit price times
-  its hours, exactly: nothing here is rounded. What rounding to cents makes of a team's sum is one charge of its own.
-- So a team's charges add up to what the statement says is due from it, and all to the statement's total.
-- Who held what on which day is what the ledger says now; of a closed month it only divides the kept lines, whose
+- The charges of a statement line add up to its hours to the last nano-GPU-hour, and each costs exactly its unit price
+  times its hours. The difference from rounding a team's sum to cents is a charge of its own.
+- So a team's charges add up to its amount due in the statement, and all charges to the statement's total.
+- Who held what on which day comes from the present records. For a closed month they only divide the stored lines, whose
   amounts never change.
-- Time without a price, unmetered time and time that was down is no charge (accountant.reports.focus_export names it).
-
-Pure.
+- Time without a price, unmetered time and down time is no charge (accountant.reports.focus_export lists it).
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ from gputally.base.units import apportion
 BY: Final[tuple[Dimension, ...]] = (
     "team", "day", "cluster", "zone", "namespace", "pod", "job", "user", "queue",
 )  # fmt: skip
-"""What a statement line is divided by, beside the place of the GPU."""
+"""The dimensions that divide a statement line, besides the place of the GPU."""
 
 Kind = Literal["usage", "commitment", "correction", "credit", "rounding"]
 _KEY_DIGITS = 24
@@ -48,7 +45,8 @@ _KEY_DIGITS = 24
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What a report needs to be written as charges. charges: the bills by BY; prices: the book's rows by id."""
+    """The data that FOCUS files need in addition to the report. charges: the bills by BY; prices: the book's rows by
+    id."""
 
     charges: tuple[Charge, ...]
     prices: Mapping[str, Price]
@@ -58,14 +56,14 @@ class Details:
     def asked(
         cls, ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str, issuer: Issuer
     ) -> Details:
-        """From the ledger, for [start_ms, end_ms)."""
+        """Reads the data for [start_ms, end_ms) from the ledger."""
         rows = {price.id: price for price in book.prices} if book is not None else {}
         return cls(tuple(bills(ledger, book, start_ms, end_ms, BY, timezone)), rows, issuer)
 
 
 class ChargeUse(NamedTuple):
-    """Who used, where: BY without the team and the day. All "" where the GPU had no holder, or the holder is
-    unknown."""
+    """The user and workload of a charge: the dimensions of BY except team and day. All are "" if the GPU had no holder,
+    or the holder is unknown."""
 
     cluster: str = ""
     zone: str = ""
@@ -85,9 +83,9 @@ NO_USE: Final = ChargeUse()
 class FocusCharge:
     """One row of Cost and Usage. [start_ms, end_ms): when it was used.
 
-    key: equal for the same charge in every rendering, and unique. line: that of the statement it is a part of.
-    hours: GPU-hours, None where it is none of metered time. list_price: per GPU-hour, before discounts. about: the
-    month it corrects, or is about, where that is another."""
+    key: unique, and equal for the same charge in every rendering. line: the statement line it is part of. hours:
+    GPU-hours, None if it is not metered time. list_price: per GPU-hour, before discounts. about: the month that it
+    corrects or is about, if that is another one."""
 
     key: str
     kind: Kind
@@ -112,7 +110,7 @@ def of_lines(month: Month, tz: ZoneInfo, lines: Iterable[StatementLine], details
     for line in lines:
         if line.cost is None or line.unit_price is None or not line.gpu_us:
             continue
-        # A line of which the ledger knows no part any more (it was kept at the close) stays in one piece.
+        # A line of a closed month for which the ledger has no records any more stays in one piece.
         of_line = parts.get(_identity(line)) or {("", NO_USE): line.gpu_us}
         nano = int(line.gpu_hours.scaleb(HOUR_PLACES))
         price = details.prices.get(line.price_row or "")
@@ -137,7 +135,7 @@ def of_lines(month: Month, tz: ZoneInfo, lines: Iterable[StatementLine], details
 
 
 def rounding(month: Month, tz: ZoneInfo, due: Mapping[str, Decimal], found: Sequence[FocusCharge]) -> list[FocusCharge]:
-    """What makes each team's charges the amount that is due from it, where they are not that already."""
+    """The charges for the difference between each team's charges and its amount due, if there is one."""
     sums = dict.fromkeys(due, Decimal(0))
     for charge in found:
         sums[charge.team] = exact_sum([sums[charge.team], charge.billed])
@@ -150,7 +148,7 @@ def rounding(month: Month, tz: ZoneInfo, due: Mapping[str, Decimal], found: Sequ
 
 
 def beside_key(month: Month, kind: Kind, number: int, *names: str) -> str:
-    """The key of a correction or credit. number: its place among equal ones."""
+    """The key of a correction or credit. number: its index among equal ones."""
     return _key(month, kind, str(number), *names)
 
 

@@ -1,16 +1,17 @@
-"""Fills the columns of FOCUS from each charge of a month, and writes FOCUS 1.4 and 1.2 files.
+"""Fills the FOCUS columns of each charge of a month, and writes FOCUS 1.4 and 1.2 files.
 
-An invoice line sums up a team's charges of one category, which add up to it exactly. What rounds the invoice to whole
-cents is a line of its own, since FOCUS wants a charge and its line to be of one category. `notes.json` names the time
-that is no charge (unpriced, unmetered, down) and what the figures were made from, so that a bundle is not taken for
-more than it is. Equal reports give equal bytes.
+`render_bundle` writes the three data sets of FOCUS 1.4. An invoice line is the sum of a team's charges of one category.
+The rounding of the invoice to whole cents is a separate line, since in FOCUS a charge and its invoice line have the
+same category. `notes.json` lists the GPU time that is in no charge (unpriced, unmetered, down) and the versions on
+which the figures are based, so that a reader sees what the files leave out. Equal reports give equal bytes.
 
-1.2 knows neither Invoice Detail nor Billing Period, calls ServiceProviderName ProviderName and asks for PublisherName;
-prices and costs stand in the pricing currency too, which is the billing currency.
+`render_projection` writes the one table of FOCUS 1.2, which has no Invoice Detail or Billing Period, calls
+ServiceProviderName ProviderName and requires PublisherName; prices and costs are also given in the pricing currency,
+which equals the billing currency.
 
-Rules that decide the form (FOCUS 1.4, columns and attributes): a period is half-open, in UTC; null is an empty cell;
-numbers are plain decimals; own columns begin with `x_` and stand last; where there is no SkuPriceId there is no unit
-price, quantity or pricing category. Pure.
+Rules for the format (FOCUS 1.4, columns and attributes): a period is half-open, in UTC; null is an empty cell; numbers
+are plain decimals; custom columns begin with `x_` and come last; without a SkuPriceId there is no unit price, quantity
+or pricing category.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from gputally.base.untrusted_text import for_cell
 
 
 def month_of(report: Report) -> Month:
-    """The calendar month that the report is, or is the beginning of. Raises CannotRender for any other span."""
+    """The calendar month that the report covers, or whose beginning it covers. Raises CannotRender for any other
+    span."""
     month = Month.of(report.start_ms, report.tz)
     begin, stop = month.span(report.tz)
     if begin != report.start_ms or report.end_ms > stop:
@@ -45,7 +47,7 @@ def month_of(report: Report) -> Month:
 
 
 def details_of(report: Report) -> Details:
-    """Raises CannotRender where the report was made without them."""
+    """The report's details. Raises CannotRender if it was built without them."""
     if report.details is None:
         raise CannotRender("FOCUS files need the report's charges by day and pod, and it was made without them")
     return report.details
@@ -56,14 +58,14 @@ def issuer_of(report: Report) -> Issuer:
 
 
 def currency_of(report: Report) -> str:
-    """Raises CannotRender where there is no price book."""
+    """The report's currency. Raises CannotRender without a price book."""
     if report.currency is None:
         raise CannotRender("FOCUS files are of money, and there is no price book (prices: FILE)")
     return report.currency
 
 
 def charges(report: Report) -> list[FocusCharge]:
-    """They add up, team by team, to what the statement says is due. In the statement's order."""
+    """All charges of the month in the statement's order; per team they add up to the amount due."""
     month, details = month_of(report), details_of(report)
     found = [
         *of_lines(month, report.tz, (*report.lines, *report.commitments), details),
@@ -137,14 +139,14 @@ INVOICE_DETAIL: Final = (
 CATEGORIES: Final[dict[Kind, str]] = {
     "usage": "Usage", "commitment": "Usage", "correction": "Usage", "credit": "Credit", "rounding": "Adjustment",
 }  # fmt: skip
-"""ChargeCategory. An additional payment (a credit above zero) is an Adjustment."""
+"""ChargeCategory of each kind. An additional payment (a positive credit) is an Adjustment."""
 INVOICE_LINES: Final[dict[Kind, str]] = {
     "usage": "usage", "commitment": "usage", "rounding": "rounding", "correction": "correction", "credit": "credit",
 }  # fmt: skip
-"""What of a team's charges one line of its invoice sums up: charges of one ChargeCategory, as FOCUS links them."""
+"""The invoice line that sums each kind of a team's charges; they have one ChargeCategory, as FOCUS requires."""
 _UNIT = "GPU-Hours"
 _RESOURCES = {"Slurm": "Slurm Job", "Container": "Container", "Process": "Process"}
-"""Resource types by the job's kind, as the ledger names what is no pod."""
+"""Resource types by the kind of a job that is not a Kubernetes workload."""
 _USES = {
     "busy": "GPU time used", "allocated_idle": "GPU time held and idle", "allocated_unknown": "GPU time held",
     "unallocated": "Unheld GPU time", "unused_commitment": "Committed GPU time not used",
@@ -156,7 +158,7 @@ _DETAILS = {
 
 
 def number(value: Decimal) -> str:
-    """A plain decimal that every reader takes for one: readers that guess types read `3` as an integer."""
+    """A plain decimal with a point, because readers that guess types would read `3` as an integer."""
     text = plain(value)
     return text if "." in text else f"{text}.0"
 
@@ -170,7 +172,7 @@ def category(charge: FocusCharge) -> str:
 
 
 def invoice_line(month: Month, charge: FocusCharge) -> str:
-    """InvoiceDetailId; credits and charges on top are lines of their own."""
+    """InvoiceDetailId; credits and additional charges have lines of their own."""
     name = INVOICE_LINES[charge.kind]
     if charge.kind == "credit" and charge.billed > 0:
         name = "charge"
@@ -229,7 +231,7 @@ def rows(report: Report, charges: Iterable[FocusCharge]) -> Iterator[Row]:
 
 
 def _of_line(charge: FocusCharge, line: StatementLine) -> Row:
-    """The cells of a charge about GPU time; a correction has differences of hours, and no price."""
+    """The cells of a charge for GPU time; a correction has a difference of hours, and no price."""
     hours = charge.hours if charge.hours is not None else line.gpu_hours
     found = {
         "SkuId": _sku(line),
@@ -263,7 +265,7 @@ def _priced(charge: FocusCharge, line: StatementLine, hours: Decimal) -> Row:
         "RegionId": use.region,
         "RegionName": use.region,
         "SkuPriceDetails": _json({"GpuCount": 1, "x_GpuModel": line.gpu_model}),
-        # A price row may hold for several models; a SKU price belongs to one SKU.
+        # A price row may apply to several models, but a SKU price belongs to one SKU.
         "SkuPriceId": f"{_sku(line)}@{line.price_row}",
     }
     unused = charge.kind == "commitment"
@@ -331,11 +333,11 @@ def _json(content: Mapping[str, object]) -> str:
 
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The earliest instant the format knows."""
+"""The earliest instant that the zip format supports."""
 
 
 def pack(members: Mapping[str, bytes]) -> bytes:
-    """In the order given, without instants, owners or permissions."""
+    """A zip archive in the given order, without times, owners or permissions."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
@@ -346,7 +348,7 @@ def pack(members: Mapping[str, bytes]) -> bytes:
 
 
 def unpack(packed: bytes) -> dict[str, bytes]:
-    """Raises zipfile.BadZipFile."""
+    """The members of a zip archive. Raises zipfile.BadZipFile."""
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
@@ -360,7 +362,7 @@ NUMBERS = frozenset(
         "x_GpuHoursIdle", "x_GpuHoursUsed",
     }
 )  # fmt: skip
-"""Columns of numbers."""
+"""Numeric columns."""
 _INVOICE_LINES = {
     "usage": ("Usage", "GPU time"),
     "correction": ("Usage", "Corrections of earlier months"),
@@ -385,7 +387,7 @@ def render_bundle(report: Report) -> bytes:
 
 
 def table(header: Sequence[str], rows: Iterable[Row]) -> str:
-    """CSV with a header, CRLF; text that a spreadsheet would take for a formula gets an apostrophe."""
+    """CSV with a header and CRLF; text that a spreadsheet would interpret as a formula gets an apostrophe."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
     writer.writerow(header)
@@ -400,7 +402,7 @@ def _closed(report: Report) -> bool:
 
 
 def _updated_ms(report: Report) -> int:
-    """When what the month says was last changed: its close, else the newest time that it knows."""
+    """When the month last changed: the time of its close, otherwise the end of the report."""
     closing = report.statement.closing
     return closing.at_ms if closing is not None else report.end_ms
 
@@ -498,7 +500,7 @@ COLUMNS: Final = (
 
 
 def render_projection(report: Report) -> str:
-    """One CSV. Raises CannotRender."""
+    """The table as CSV. Raises CannotRender."""
     currency = currency_of(report)
     return table(COLUMNS, (_projected(row, currency) for row in rows(report, charges(report))))
 

@@ -1,13 +1,13 @@
 """Renders a report as one self-contained HTML page with charts, and as PDF.
 
-Names of teams, pods and jobs come from users: everything passes jinja2's autoescape, charts are built as element
-trees, and a content security policy in the page forbids whatever would still slip through.
+Names of teams, pods and jobs come from users. So all text passes jinja2's autoescape, charts are built as element
+trees, and the page's content security policy forbids scripts and external content.
 
-Colours are CSS classes (`s0`, `s1`, …; `a-busy`, …) that the page defines for light, dark and paper. Every
-chart carries a title and a description. Built as an element tree, so that no name can break out of its text. Pure.
+Chart colours are CSS classes (`s0`, `s1`, …; `a-busy`, …) that the page defines for light and dark display and for
+print. Every chart has a title and a description.
 
-WeasyPrint is imported when the first page is asked for: it needs Pango, which an accountant without PDFs does not.
-Nothing is fetched: whatever the page would load is refused. Equal reports give equal bytes with equal fonts.
+WeasyPrint is imported only when the first PDF is requested, because it needs Pango, which may be missing. It must not
+fetch anything: every request for a URL is refused. Equal reports give equal bytes with equal fonts.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from gputally.base.units import US_PER_HOUR
 from gputally.server.page_layout import rect, root, shown, text
 
 SERIES = 7
-"""Colours of the palette; what does not fit is one grey series."""
+"""Colours of the palette; further teams share one grey series."""
 _WIDTH, _HEIGHT = 1040, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 8, 12, 28
 _COLUMN_PX = 72
-"""Widest column: few days do not become walls."""
+"""Widest column, so that a chart of few days stays readable."""
 _LABEL_PX = 24
-"""Narrowest column that gets its own label."""
+"""Narrowest column with a label of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChartSeries:
-    """One colour of the daily chart. teams: those it stands for."""
+    """One colour of the daily chart. teams: the teams in it."""
 
     css: str
     name: str
@@ -53,7 +53,7 @@ class ChartSeries:
 
 
 def series(days: Sequence[DayRow]) -> tuple[ChartSeries, ...]:
-    """The teams by GPU time, most first; the smallest share one series if there are more than colours."""
+    """The teams by GPU time, largest first; if there are more teams than colours, the smallest share one series."""
     sums: dict[str, int] = {}
     for day in days:
         for team, gpu_us in day.allocated_us.items():
@@ -68,7 +68,7 @@ def series(days: Sequence[DayRow]) -> tuple[ChartSeries, ...]:
 
 
 def daily(days: Sequence[DayRow], title: str, *, capacity: bool = True) -> str:
-    """Stacked columns of allocated GPU-hours a day; with `capacity`, the day's capacity as a line above them."""
+    """Stacked columns of allocated GPU-hours per day; with `capacity`, the day's capacity as a line."""
     stacks = series(days)
     levels = [max(day.capacity_us if capacity else 0, sum(day.allocated_us.values())) for day in days]
     top = _nice(max(levels, default=0) / US_PER_HOUR)
@@ -112,7 +112,7 @@ def daily(days: Sequence[DayRow], title: str, *, capacity: bool = True) -> str:
 
 
 def accounts(rows: Sequence[AccountRow], title: str) -> str:
-    """One bar of the whole capacity, its accounts side by side."""
+    """One bar of the whole capacity, divided into its accounts."""
     width, height = 1040, 36
     parts = [row for row in rows if row.gpu_us]
     parted = "; ".join(f"{report_text.ACCOUNT_NAMES[row.account]} {report_text.percent(row.share)}" for row in parts)
@@ -132,7 +132,7 @@ def accounts(rows: Sequence[AccountRow], title: str) -> str:
 
 
 def hours(found: HourlyUse, title: str) -> str:
-    """A column per hour of the day: the share of the capacity that was held, and inside it what was busy."""
+    """A column per hour of the day: the held share of the capacity, and the busy part of it."""
     width, height, left, bottom = 1040, 190, 58, 26
     rows = found.hours
     most = max((row.held or 0.0 for row in rows), default=0.0)
@@ -195,7 +195,7 @@ def _day_text(day: DayRow, stacks: Sequence[ChartSeries], capacity: bool) -> str
 
 
 def _nice(value: float) -> float:
-    """The next of 1, 2, 4, 6, 8 times a power of ten that a quarter of still reads well."""
+    """The next of 1, 2, 4, 6, 8 times a power of ten, whose quarters are round numbers too."""
     if value <= 0:
         return 4.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -215,8 +215,8 @@ class JobNamed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Where figures lead, on a page that has other pages beside it: addresses of the lines of a figure (by team,
-    account, GPU model, …), of a job, of a team, and of whatever was booked beside the month's own time."""
+    """Where figures link to, on a page beside other pages: URLs of a figure's lines (by team, account, GPU model, …),
+    of a job, of a team, and of an act that was booked besides metered time."""
 
     lines: Callable[..., str]
     job: Callable[[JobNamed], str]
@@ -227,7 +227,7 @@ class Links:
 
 
 def render_html(report: Report, links: Links | None = None) -> str:
-    """A whole HTML document. links: None for a file, which stands alone."""
+    """A complete HTML document. links: None for a file."""
     title = f"Allocated GPU-hours by day, {report_text.span(report)}"
     return (
         _environment()
@@ -273,7 +273,7 @@ _FOOTER = """
 
 
 def render_pdf(report: Report) -> bytes:
-    """A PDF document. Raises CannotRender, in one line, where WeasyPrint or Pango is missing."""
+    """A PDF document. Raises CannotRender, with a one-line message, if WeasyPrint or Pango is missing."""
     try:
         import weasyprint
     except ImportError as error:
@@ -293,8 +293,8 @@ def render_pdf(report: Report) -> bytes:
 
 @cache
 def _chart_style() -> str:
-    """The page's rules for charts with their colours written out: to WeasyPrint a chart is a document of its own,
-    which sees neither the page's rules nor its variables."""
+    """The page's rules for charts with literal colours, because WeasyPrint treats a chart as a separate document
+    without the page's rules and variables."""
     css = (resources.files("accountant.reports") / "templates" / "report.css").read_text(encoding="utf-8")
     colours = dict(re.findall(r"(--[\w-]+): (#[0-9a-f]+)", css.partition("@media")[0]))
     rules = re.findall(r"((?:svg )?\.(?:s\d|s-rest|a-\w+|grid|capacity|tick|end|mid) \{[^}]*\})", css)

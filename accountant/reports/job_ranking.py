@@ -1,11 +1,11 @@
 """Ranks jobs and users by cost, and lists the cost of epochs.
 
-They are ranked by the columns of the bill: GPU-microseconds times the price in its smallest unit, exactly. Objects
-are made of those that are shown. Each job is quantified by itself (gputally.base.money), so its cost is the same
-wherever it is told; a rounding of 1.8 µs never decides which jobs are shown, only what they are shown with. Pure.
+The ranking uses the columns of the bill: GPU-microseconds times the price in its smallest unit, exactly. Objects are
+created only for displayed jobs. Each job is quantified separately (gputally.base.money), so its cost is the same
+everywhere; rounding affects the displayed figures, not which jobs are displayed.
 
-An epoch that began before the span counts with its part inside. Costs are exact and of the job's own time, before
-billing policy moves any of it. Asks the ledger for the few jobs that are shown.
+If an epoch began before the span, only its part inside counts. Costs are exact and for the job's own time, before the
+billing policy moves any of it. Epochs are read from the ledger for the displayed jobs only.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _ALLOCATED = [LINE_ACCOUNTS.index(account) for account in sorted(ALLOCATED)]
 _IDLE, _UNKNOWN = LINE_ACCOUNTS.index("allocated_idle"), LINE_ACCOUNTS.index("allocated_unknown")
 MOST_SAVING = 100
 _MORE = 4
-"""Times as many are looked at as are shown, for those whose rank only their rounded cost decides."""
+"""Times as many jobs are considered as are displayed, because jobs may differ only after rounding of their cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """All jobs of a scope: (team, namespace, job, cluster). Lists are by job, in order of their names; a job's rows of
-    `billed` are those from starts[n] to starts[n + 1]. cost, idle_cost: GPU-microseconds times units of price."""
+    """All jobs of a scope: (team, namespace, job, cluster). Lists are by job, in order of their names; the rows of job
+    n in `billed` are starts[n] to starts[n + 1]. cost, idle_cost: GPU-microseconds times units of price."""
 
     billed: ChargeColumns
     starts: Sequence[int]
@@ -56,17 +56,17 @@ class Ranking:
         return len(self.allocated)
 
     def dearest(self, most: int) -> list[JobRow]:
-        """The highest cost first, then the most time, then by name."""
+        """The jobs with the highest cost first, then by time, then by name."""
         found = self._rows(self._first(most, range(len(self)), self.cost, self.allocated))
         key = by_name
         return sorted(found, key=lambda job: (-job.figures.cost, -job.figures.accounts.allocated, key(job)))[:most]
 
     def wasteful(self, most: int) -> list[JobRow]:
-        """Those that left GPU time idle, the most costly first."""
+        """The jobs that left GPU time idle, the most costly first."""
         return self._wasteful(most, [number for number, idle_us in enumerate(self.idle) if idle_us])
 
     def hardly_used(self, most: int) -> list[JobRow]:
-        """Those among them that nearly did nothing."""
+        """The jobs whose GPUs were hardly used, the most costly first."""
         chosen = [number for number, idle_us in enumerate(self.idle) if idle_us and self._hardly_used(number)]
         return self._wasteful(most, chosen)
 
@@ -76,13 +76,13 @@ class Ranking:
         return self._rows([number for number, key in enumerate(jobs) if self.billed.keys[key][1:3] in names])
 
     def users(self) -> list[UserRow]:
-        """Who held GPUs, the largest cost first; see accountant.reports.report_sections.users."""
+        """The users who held GPUs, the largest cost first; see accountant.reports.report_sections.users."""
         keys = np.unique(self.billed.table[:, KEY]).tolist()
         named = any(self.billed.keys[key][3] for key in keys)
         return report_sections.users(_charges(self.billed), None) if named else []
 
     def candidates(self, book: PriceBook | None, at_ms: int) -> tuple[SpotRow, ...]:
-        """See accountant.reports.savings_hints: of the jobs that could save the most."""
+        """See accountant.reports.savings_hints; only the jobs that could save the most."""
         places, prices = self.billed.places, self.billed.prices
         saves = {} if book is None else savings_hints.savings(book, places, prices, at_ms)
         if not saves:
@@ -127,7 +127,7 @@ class Ranking:
 
 
 def _charges(billed: ChargeColumns) -> list[Charge]:
-    """Equal ones as one, without the details of idle time."""
+    """Equal charges added up, without the details of idle time."""
     table = billed.table.copy()
     table[:, DETAIL] = 0
     return replace(billed, table=table).charges()
@@ -135,8 +135,8 @@ def _charges(billed: ChargeColumns) -> list[Charge]:
 
 @dataclass(frozen=True, slots=True)
 class BilledJobs:
-    """What holders are billed, by sections.BY_JOB. names: (team, namespace, job, cluster), which ascend. job: of each
-    row of `billed`, ascending too."""
+    """The bills of holders, by BY_JOB. names: (team, namespace, job, cluster), sorted. job: the index of each row of
+    `billed`, ascending."""
 
     billed: ChargeColumns
     names: Sequence[JobName]
@@ -144,7 +144,7 @@ class BilledJobs:
 
     @classmethod
     def of(cls, billed: ChargeColumns) -> BilledJobs:
-        """Ranks the jobs of all charges by sections.BY_JOB."""
+        """Groups charges by BY_JOB into jobs."""
         held = np.isin(billed.table[:, ACCOUNT], _ALLOCATED)
         held &= np.array([bool(key[2]) for key in billed.keys], dtype=bool)[billed.table[:, KEY]]
         names, number = numbered([(key[0], key[1], key[2], key[4]) for key in billed.keys])
@@ -155,11 +155,11 @@ class BilledJobs:
 
     @property
     def teams(self) -> set[str]:
-        """Those that held anything."""
+        """The teams that held anything."""
         return {self.names[number][0] for number in np.unique(self.job).tolist()}
 
     def ranked(self, team: str | None) -> Ranking:
-        """Jobs by what they are billed. team: its jobs alone."""
+        """The ranking of all jobs, or of a team's jobs."""
         first, last = (0, len(self.names)) if team is None else (
             bisect_left(self.names, team, key=itemgetter(0)), bisect_right(self.names, team, key=itemgetter(0))
         )  # fmt: skip
@@ -179,7 +179,7 @@ class BilledJobs:
 
 
 def _units(prices: Sequence[Decimal | None]) -> list[int]:
-    """The prices as whole numbers of the smallest unit that any of them needs; 0 where there is none."""
+    """The prices as integers of the smallest unit that any of them needs; 0 for no price."""
     places = max((-int(price.as_tuple().exponent) for price in prices if price is not None), default=0)
     return [0 if price is None else int(price.scaleb(places)) for price in prices]
 
@@ -196,9 +196,8 @@ def _summed(per_us: Sequence[int], gpu_us: Whole, starts: Sequence[int]) -> list
 
 @dataclass(frozen=True, slots=True)
 class EpochRow:
-    """The epochs of one job. cluster: where it ran. epochs: how many ended in the span; last: the number of the newest.
-    gpu_us, cost: of all of them; rest_us, rest_cost: since the last of them. Costs are None where some of the time has
-    no price."""
+    """The epochs of one job. epochs: how many ended in the span; last: the number of the newest. gpu_us, cost: of all
+    of them; rest_us, rest_cost: since the last one ended. Costs are None if some of the time has no price."""
 
     cluster: str
     namespace: str
@@ -212,7 +211,7 @@ class EpochRow:
 
     @property
     def mean_cost(self) -> Decimal | None:
-        """The mean cost of an epoch, rounded to the places of the cost's own: for people."""
+        """The mean cost of an epoch, rounded to the decimals of `cost`; for display."""
         if self.cost is None:
             return None
         exponent = self.cost.as_tuple().exponent
@@ -230,8 +229,8 @@ def rows(
     timezone: str,
     most: int,
 ) -> tuple[EpochRow, ...]:
-    """The epochs of the jobs with the highest cost that ended an epoch in the span; at most `most`. team: their part
-    alone. reported: in the span. jobs: those of some namespaces and names."""
+    """The epochs of the jobs with the highest cost that ended an epoch in the span; at most `most`. team: only its
+    part. reported: the reports of the span. jobs: returns the rows of jobs with given namespaces and names."""
     reports: dict[JobKey, list[EpochReport]] = defaultdict(list)
     for report in reported:
         reports[report.key].append(report)

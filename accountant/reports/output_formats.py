@@ -1,7 +1,7 @@
 """Lists the file formats of a report with their media types and file names.
 
-Equal reports give equal bytes in every form. What a form needs beyond the standard library is imported when the form
-is first asked for, so that unused forms cost neither time nor an installation.
+Equal reports give equal bytes in every format. The libraries of a format are imported on its first use, so unused
+formats cost no time and need not be installed.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 Form = Literal["html", "pdf", "csv", "xlsx", "parquet", "json", "focus", "focus-1.2"]
 BINARY: Final = frozenset[Form](("pdf", "xlsx", "parquet", "focus"))
-"""Forms that no terminal shows."""
+"""Binary formats, which are not written to a terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """render: the bytes. Raises accountant.core.errors.CannotRender where something is missing."""
+    """One format. render: returns the bytes; raises accountant.core.errors.CannotRender if something is missing."""
 
     render: Callable[[Report], bytes]
     media_type: str
     extension: str
     inline: bool = False
-    """Whether a browser shows it; else it is offered as a file."""
+    """Whether a browser displays it; otherwise it is offered as a download."""
     charges: bool = False
-    """Whether it lists every charge of a calendar month, for which the report has to be built with an issuer."""
+    """Whether it lists every charge of a calendar month; the report must then be built with an issuer."""
 
 
 def _html(report: Report) -> bytes:
@@ -92,13 +92,14 @@ RENDERINGS: Final[dict[Form, Rendering]] = {
 }
 
 _LONGEST: Final = 180
-"""Characters: with a digest and the longest extension it stays below what a file system takes."""
+"""Maximum length in characters; with a digest and the longest extension it is below the limit of file systems."""
 
 
 def file_name(extension: str, *parts: str | None) -> str:
     """The file name of a report: `gputally-2026-10-vision.pdf`; only letters, digits, `-`, `_` and `.`.
 
-    A name that this changes ends in a digest of what it was: two teams never share a file."""
+    If characters had to be replaced, the name ends in a digest of the original, so that two teams never share a
+    file."""
     name = "-".join(part for part in ("gputally", *parts) if part)
     safe = "".join(char if char.isascii() and (char.isalnum() or char in "-_.") else "_" for char in name)[:_LONGEST]
     if safe != name:

@@ -1,14 +1,12 @@
-"""Defines the report of a span for the cluster or one team, and builds it from the data and the books.
+"""Defines the report of a span for the cluster or one team, and builds it from the ledger and the bookkeeping.
 
-It is computed from the ledger's integers and the statement of the whole cluster, so a team's page and the
-cluster's page never differ by a cent. Renderings add nothing but form.
+A report is computed from the ledger's integers and the statement of the whole cluster, so the figures of a team's page
+and of the cluster's page are equal. Renderers only format them.
 
-`read_data` reads everything that a report needs from the ledger, once for all teams, by a handful of questions,
-whatever the cluster's size. A report of one team asks nothing that the cluster's does not: `made_of` makes the reports
-of every scope from the same data, and `build` reads and makes one report.
+`read_data` reads everything that reports need from the ledger, once for all teams, with a few queries for any size of
+cluster. `made_of` builds the report of any scope from this data; `build` reads and builds one report.
 
-There is no clock: the same ledger, price book and span give the same report.
-Ask a snapshot, so that all questions are answered from the same moment.
+The same ledger, price book and span give the same report. Pass a snapshot, so that all queries see the same commit.
 """
 
 from __future__ import annotations
@@ -57,41 +55,41 @@ from accountant.wire.usage_models import BudgetState, Dimension
 from gputally.base.money import exact_sum
 
 CANDIDATES = 25
-"""Jobs of a scope that are looked at hour by hour: those that left the most GPU time idle."""
+"""Jobs per scope whose hourly peaks are read: those that left the most GPU time idle."""
 _AT_ONCE = 1_000
-"""Jobs that are looked at hour by hour together: a month of them is some ten MiB."""
+"""Jobs whose hourly peaks are read together; a month of them takes about ten MiB."""
 _ROW_BYTES = 150
-"""Approximate size of a job or of a row of held time."""
+"""Approximate size of a job or of a row of held time, in bytes."""
 _BY_TEAM: tuple[Dimension, ...] = ("team",)
 
 
 class ReportQuestions(EpochQuestions, Protocol):
-    """What a report is made from: accountant.storage.snapshot.Snapshot."""
+    """The queries of a report: accountant.storage.snapshot.Snapshot."""
 
     def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
-        """What `usage` says by team, queue and hour, as columns."""
+        """The held time by team, queue and local hour, as columns."""
         ...
 
     def peaks(
         self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"
     ) -> dict[JobName, Peak]:
-        """The most that these jobs, by namespace and name, held and used in any one hour."""
+        """The maximum that these jobs, by namespace and name, held and used in one hour."""
         ...
 
     def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
-        """Those that existed in the span."""
+        """The pods that existed in the span."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """[start_ms, end_ms) of the ledger, at a price book. before_ms: the span that it is compared with, at book_before.
+    """The data of [start_ms, end_ms), at a price book. before_ms: the span of comparison, at book_before.
 
-    month: the calendar month that the span is, or begins; since_ms: where the ledger begins. by_day: charges by team,
-    queue and day (accountant.billing.budget_forecast.BY), where there is a month. billed, earlier: bills by team of
-    the span and of the one before; unused: commitments. waits: of every team's queues. epochs: what jobs reported in
-    the span.
-    peaks: of the jobs that a report of one of `scopes` looks at; None among them stands for the whole cluster."""
+    month: the calendar month that the span is, or begins; since_ms: the ledger's first record. by_day: charges by team,
+    queue and day (accountant.billing.budget_forecast.BY), if there is a month. billed, earlier: bills by team of the
+    span and of the one before; unused: unused commitments. waits: of all teams' queues. epochs: the epochs reported in
+    the span. peaks: of the jobs that a report of one of `scopes` needs; None in `scopes` stands for the whole
+    cluster."""
 
     start_ms: int
     end_ms: int
@@ -116,7 +114,7 @@ class Readings:
 
     @property
     def nbytes(self) -> int:
-        """Approximate memory that it takes: nearly all of it is who held what."""
+        """Approximate memory in bytes; most of it is held time."""
         return sum(_ROW_BYTES * (len(one.job) + len(one.names)) for one in (self.jobs, self.jobs_before))
 
     @property
@@ -133,8 +131,8 @@ def read_data(
     scopes: Collection[str | None] | None = None,
     book_before: PriceBook | None = None,
 ) -> Readings:
-    """What reports of these scopes are made of; None: of the cluster and every team that held anything. book_before:
-    of the span before, where that is another.
+    """Reads the data for reports of these scopes; None: of the cluster and every team that held anything. book_before:
+    the price book of the span before, if it differs.
 
     Raises ValueError for an empty span or an unknown time zone."""
     if start_ms >= end_ms:
@@ -171,7 +169,8 @@ def read_data(
 
 
 def span_before(start_ms: int, end_ms: int, tz: ZoneInfo) -> tuple[int, int]:
-    """For a month the one before, for the beginning of a month the same stretch of that, else the same length."""
+    """The span to compare with: for a month the previous one, for the beginning of a month the same part of the
+    previous one, otherwise the same length before."""
     month = Month.of(start_ms, tz)
     first, last = month.span(tz)
     if start_ms == first and end_ms <= last:
@@ -197,25 +196,24 @@ def _peaks(
 
 
 TOP = 5
-"""Jobs of a ranking."""
+"""Number of jobs in a ranking."""
 TOP_USERS = 15
 EPOCH_JOBS = 10
-"""Jobs that report their progress."""
+"""Number of jobs listed with their epochs."""
 HINTS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """See the sections of the module's renderings, which stand in this order.
+    """A report. Its fields are in the order of the sections.
 
-    team None: the whole cluster. period: accountant.bookkeeping.month_closing.Status. before: the headline of the
-    span before, None where the ledger has nothing of it; before_ms: that span. budgets, outlook: of the month that
-    the span is or begins. late: records that came after the close are in the breakdowns, and not in the statement.
-    users,
-    unnamed_users: the largest, and how many more. imports: what of the cluster's time no agent measured.
-    details: charges by day and pod, where they were asked for. later: what is booked about the month in others.
-    by_memory: what is billed counts MIG instances by their memory slices; what is read beside it, by compute slices.
-    example_prices: the price book has rows that are examples."""
+    team: None for the whole cluster. period: accountant.bookkeeping.month_closing.Status. before: the headline of the
+    span before, None if the ledger has no records of it; before_ms: that span. budgets, outlook: of the month that the
+    span is or begins. late: records arrived after the close; they are in the breakdowns, but not in the statement.
+    users, unnamed_users: the largest users, and how many more there are. imports: imported time of the cluster.
+    details: charges by day and pod, if requested. later: items about this month that are booked in others. by_memory:
+    bills count MIG instances by memory slices, other figures by compute slices. example_prices: the price book has
+    example rows."""
 
     statement: Statement
     team: str | None
@@ -262,7 +260,7 @@ class Report:
 
     @property
     def commitments(self) -> tuple[StatementLine, ...]:
-        """GPU time paid for in advance and not used, within the scope: in no total but what is due."""
+        """Unused commitments within the scope; of all totals only the amount due includes them."""
         return tuple(line for line in self.statement.commitments if self.team in (None, line.team))
 
     @property
@@ -277,7 +275,7 @@ class Report:
 
     @property
     def restated(self) -> dict[str, tuple[int, Decimal]]:
-        """For each month of booking, how many corrections, credits and charges about this one, and their sum,
+        """For each month of booking, the number of corrections, credits and charges about this month, and their sum,
         within the scope."""
         found: dict[str, tuple[int, Decimal]] = {}
         booked = [(one.line.team, one.booked_in, one.amount) for one in self.later.corrections]
@@ -295,7 +293,7 @@ class Report:
 
     @property
     def due(self) -> dict[str, Decimal]:
-        """Payable with corrections and adjustments, by team within the scope."""
+        """Payable plus corrections and adjustments, by team within the scope."""
         return {team: amount for team, amount in self.statement.due.items() if self.team in (None, team)}
 
 
@@ -359,8 +357,8 @@ def made_of(
     booked: MonthBooks = NO_BOOKS,
     details: Details | None = None,
 ) -> Report:
-    """The report of the readings' span; see `build`. ledger: asked for the epochs of jobs that reported any, of which
-    ten are shown. Raises ValueError for a team that the readings are not of."""
+    """Builds the report from data that was read before; see `build`. ledger: queried for the epochs of the ten jobs
+    that are displayed. Raises ValueError for a team that the data does not include."""
     if team not in found.scopes and team in found.jobs.teams:
         raise ValueError(f"the readings are not those of {team}")
     start_ms, end_ms, timezone, tz, book = found.start_ms, found.end_ms, found.timezone, found.tz, found.book
@@ -423,7 +421,8 @@ class SnapshotLedger(Protocol):
         ...
 
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[ReportQuestions]:
-        """Questions that are all answered from the same commit. start_ms, end_ms: of which rows may be asked for."""
+        """A snapshot: all its answers come from the same commit. start_ms, end_ms: the span whose rows may be
+        needed."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Sums report rows and compares them with the period before.
 
-Everything is a sum of integers and of exact costs; shares and utilisation are ratios taken at the very end, and
-None where there is nothing to divide by. Pure.
+Sums are of integers and exact costs; shares and utilisation are computed from the sums, and are None if the divisor is
+0.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class TimeAndCost:
-    """GPU time and cost of anything: a team, a job, a kind of GPU.
+    """GPU time and cost of a team, a job, a kind of GPU or another group.
 
-    cost: of all that is billed and has a price, in payable minor units where it is a sum of statement lines, else
-    (jobs) exact; idle_cost: the allocated-idle part of it. unpriced_us: billed time that is in no cost;
-    idle_unpriced_us: the allocated-idle part of that."""
+    cost: of all billed time with a price; in payable minor units for sums of statement lines, exact for jobs.
+    idle_cost: its allocated-idle part. unpriced_us: billed time without a price; idle_unpriced_us: its allocated-idle
+    part."""
 
     accounts: Accounts
     cost: Decimal
@@ -42,7 +42,7 @@ class TimeAndCost:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Against the span before; relative None where there was nothing."""
+    """The change from the span before. relative: None if the earlier value was 0."""
 
     absolute: Decimal
     relative: float | None
@@ -50,8 +50,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class TeamRow:
-    """rank: by allocated GPU time, 1 is the most. share: of the cluster's allocated GPU time. change: of the cost
-    against the span before, None without one, or where some time of either has no price."""
+    """rank: by allocated GPU time, 1 is the most. share: of the cluster's allocated GPU time. change: of the cost from
+    the span before; None if there is none, or if some time of either span has no price."""
 
     team: str
     figures: TimeAndCost
@@ -73,8 +73,8 @@ class AccountRow:
 
 @dataclass(frozen=True, slots=True)
 class KindRow:
-    """One GPU model in one capacity type; unit_prices: those that applied, by row id; of nothing
-    where no time of it was billed, or none has a price."""
+    """One GPU model of one capacity type. unit_prices: the prices that applied, by row id; empty if nothing was billed,
+    or nothing has a price."""
 
     gpu_model: str
     capacity_type: str
@@ -95,7 +95,7 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class UserRow:
-    """Who ran jobs, as the jobs say; "" of those that say nothing."""
+    """A user who ran jobs, as named by the jobs; "" for jobs without a user."""
 
     user: str
     jobs: int
@@ -104,7 +104,7 @@ class UserRow:
 
 @dataclass(frozen=True, slots=True)
 class DayRow:
-    """One local day (clipped to the span): allocated GPU-µs by team, and what the capacity was, without down."""
+    """One local day (cut to the span): allocated GPU-µs by team, and the capacity without down time."""
 
     day: date
     start_ms: int
@@ -115,7 +115,7 @@ class DayRow:
 
 @dataclass(frozen=True, slots=True)
 class UnpricedRow:
-    """GPUs that no row of the price book matches."""
+    """GPUs that match no row of the price book."""
 
     gpu_model: str
     pool: str
@@ -125,7 +125,7 @@ class UnpricedRow:
 
 
 def share(part: int, whole: int) -> float | None:
-    """part / whole; None of nothing."""
+    """part / whole; None if whole is 0."""
     return part / whole if whole else None
 
 
@@ -134,7 +134,7 @@ def change(now: Decimal, before: Decimal) -> Difference:
 
 
 def part_entries(parts: Mapping[tuple[str, ...], Iterable[PricedTime]]) -> list[tuple[tuple[str, ...], Entry]]:
-    """Groups whose last element is the account -> (group without it, entry)."""
+    """Turns groups whose last element is the account into pairs (group without it, entry)."""
     return [
         (group[:-1], (cast(Account, group[-1]), part.gpu_us, part.cost))
         for group, several in parts.items()
@@ -143,7 +143,7 @@ def part_entries(parts: Mapping[tuple[str, ...], Iterable[PricedTime]]) -> list[
 
 
 def add_up(entries: Iterable[Entry]) -> TimeAndCost:
-    """The sum."""
+    """The sum of all entries."""
     sums: dict[str, int] = {}
     costs: list[Decimal] = []
     idle: list[Decimal] = []
@@ -161,7 +161,7 @@ def add_up(entries: Iterable[Entry]) -> TimeAndCost:
 
 
 def group_by(entries: Iterable[tuple[K, Entry]]) -> dict[K, TimeAndCost]:
-    """Figures per group, in order of first appearance."""
+    """The sum per group, in order of first appearance."""
     groups: dict[K, list[Entry]] = {}
     for group, entry in entries:
         groups.setdefault(group, []).append(entry)

@@ -1,7 +1,7 @@
 """Computes the tables of a report: headline, accounts, teams, GPU kinds, days, hours.
 
-Tables of statement lines are sums of the same payable amounts, so rows and columns of all of them meet to the last
-cent. Jobs and users are finer than a statement: their costs are exact. Pure.
+Tables of statement lines are sums of the same payable amounts, so their rows and columns agree to the cent. Jobs and
+users are finer than statement lines; their costs are exact.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ Lines: TypeAlias = Sequence[tuple[StatementLine, Entry]]
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """figures: of the scope (all accounts for the cluster): teams and platform together. cost: what the scope's
-    teams pay; unpriced_us: what is not in it. platform: what is billed to no team (nothing for a team): unallocated
-    capacity, and start-up time where the price book leaves that to the cluster. Costs are payable. jobs: workloads
-    that held a GPU."""
+    """The report's totals. figures: all time of the scope (for the cluster: all accounts, teams and platform together).
+    cost: what the scope's teams pay; unpriced_us: billed time that is not in it. platform: what no team pays (0 for a
+    team): unallocated capacity, and start-up time that the price book assigns to the cluster. Costs are payable. jobs:
+    workloads that held a GPU."""
 
     figures: TimeAndCost
     cost: Decimal
@@ -61,7 +61,7 @@ class Headline:
 
     @property
     def unallocated_cost(self) -> Decimal:
-        """Return the cost of capacity that had no holder and no payer."""
+        """The cost of capacity without holder and payer."""
         return exact_sum([self.platform.cost, -self.platform.idle_cost])
 
     @property
@@ -89,8 +89,8 @@ def accounts(lines: Lines, team: str | None) -> tuple[AccountRow, ...]:
 
 
 def teams(lines: Lines, earlier: Lines, team: str | None) -> tuple[TeamRow, ...]:
-    """All teams that held or pay for anything for the cluster, the one for a team (its rank and share are of the
-    cluster all the same)."""
+    """For the cluster all teams that held or pay for anything, for a team only that one; rank and share always refer to
+    the whole cluster."""
     by_team = group_by((line.team, entry) for line, entry in lines)
     before = group_by((line.team, entry) for line, entry in earlier)
     held = {
@@ -114,7 +114,7 @@ def teams(lines: Lines, earlier: Lines, team: str | None) -> tuple[TeamRow, ...]
 
 
 def _change(now: TimeAndCost, before: TimeAndCost | None) -> Difference | None:
-    """The change of the cost; None where there is nothing to compare, or one of them is not known in full."""
+    """The change of the cost; None if there is no earlier value, or one of the costs is incomplete."""
     if before is None or now.unpriced_us or before.unpriced_us:
         return None
     return change(now.cost, before.cost)
@@ -138,7 +138,7 @@ def kinds(lines: Lines, team: str | None) -> tuple[KindRow, ...]:
 
 
 def jobs(found: Iterable[Charge], team: str | None) -> list[JobRow]:
-    """Workloads that held a GPU, in order of their names; found: charges BY_JOB."""
+    """Workloads that held a GPU, in order of their names. found: charges by BY_JOB."""
     parts = quantify(((*charge.key[:3], charge.key[4], charge.account), charge) for charge in found)
     return [
         JobRow(name, namespace, job, figures, cluster)
@@ -148,7 +148,7 @@ def jobs(found: Iterable[Charge], team: str | None) -> list[JobRow]:
 
 
 def users(found: Iterable[Charge], team: str | None) -> list[UserRow]:
-    """Who held GPUs, the largest cost first; without a user where none is known. "": held by an unknown user."""
+    """The users who held GPUs, the largest cost first; empty if no user is known. "": held by an unknown user."""
     held = [charge for charge in found if charge.account in ALLOCATED and team in (None, charge.key[0])]
     if not any(charge.key[3] for charge in held):
         return []
@@ -191,8 +191,8 @@ def unpriced(found: Iterable[Charge], team: str | None) -> tuple[UnpricedRow, ..
 
 @dataclass(frozen=True, slots=True)
 class HourRow:
-    """GPU-µs. capacity_us: of the cluster without what was down; the rest of the scope. known_us: held time whose
-    use is known."""
+    """One hour of the day, in GPU-µs. capacity_us: of the cluster without down time; the other figures are of the
+    scope. known_us: held time whose use is known."""
 
     hour: int
     capacity_us: int
@@ -212,8 +212,8 @@ class HourRow:
 
 @dataclass(frozen=True, slots=True)
 class HourlyUse:
-    """hours: 0 to 23, local. busiest: the one local hour of the span, "2026-10-05T14", in which most GPUs were held;
-    None where nothing ever was. Its row is of one hour, also where the clocks repeat it: then it is their mean."""
+    """hours: 0 to 23, local. busiest: the local hour of the span, "2026-10-05T14", in which most GPUs were held; None
+    if none were. Its row covers one hour; for an hour that occurs twice it is the mean."""
 
     hours: tuple[HourRow, ...]
     busiest: str | None
@@ -227,13 +227,14 @@ class HourlyUse:
 
     @property
     def trough(self) -> HourRow | None:
-        """The hour of the day in which least is held, where any hour differs."""
+        """The hour of the day in which least is held."""
         known = [row for row in self.hours if row.capacity_us]
         return min(known, key=lambda row: (row.held or 0, row.hour), default=None)
 
 
 def hourly_use(hourly: Hours, team: str | None, longer_ms: Mapping[str, int]) -> HourlyUse:
-    """hourly: of the whole cluster. longer_ms: accountant.ledger.usage_columns.repeated of the span."""
+    """Sums by hour of the day. hourly: of the whole cluster. longer_ms: accountant.ledger.usage_columns.repeated of the
+    span."""
     mine = np.array([team in (None, name) for name, _ in hourly.owners], dtype=bool)[hourly.owner]
     busy, idle, unknown = (column[mine] for column in (hourly.busy_us, hourly.idle_us, hourly.unknown_us))
     held = np.zeros((len(hourly.hours), 3), dtype=np.int64)

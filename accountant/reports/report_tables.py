@@ -1,12 +1,11 @@
-"""Turns the report into plain tables, records and one JSON document.
+"""Converts the report to plain tables, records and one JSON document.
 
-Figures are exact where the report's are: GPU-hours with nine decimals, money as the statement has it, instants in UTC.
-Ratios are fractions, not percent. None is unknown or unpriced, never 0. Pure.
+Figures are as exact as in the report: GPU-hours with nine decimals, money as in the statement, instants in UTC. Ratios
+are fractions, not percentages. None is unknown or unpriced, never 0.
 
-One record per statement line, per team's payable amount, per commitment not used, per correction of an earlier
-month, per credit or charge, and per team's amount due. `record` tells them apart, so that a total is not added to its
-parts. Lines carry exact figures: hours with nine decimals, cost = unit price × hours in full; what is unpriced is None,
-never 0. Pure.
+`records` yields one record per statement line, per team's payable amount, per unused commitment, per correction of an
+earlier month, per credit or charge, and per team's amount due; the field `record` distinguishes them, so that a total
+is not added to its parts. Costs of lines are exact: unit price × hours.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ RecordKind = Literal["line", "payable", "commitment", "correction", "adjustment"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """about: the month of a correction or adjustment, "" for the period's own. unit_price: per GPU-hour.
+    """One record. about: the month of a correction or adjustment, "" for the report's own. unit_price: per GPU-hour.
 
-    cost: of a line and a commitment exact, of everything else in minor units."""
+    cost: exact for lines and commitments, otherwise in minor units."""
 
     record: RecordKind
     team: str
@@ -49,7 +48,7 @@ class Record:
 
 
 def records(report: Report) -> Iterator[Record]:
-    """In the order of the fields of `Kind`; lines and teams in the statement's own order."""
+    """The records in the order of `RecordKind`; lines and teams in the statement's order."""
     for line in report.lines:
         yield _of_line("line", line, line.cost)
     for team, amount in report.payable.items():
@@ -90,7 +89,7 @@ ColumnKind = Literal["text", "count", "hours", "money", "price", "ratio", "numbe
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """columns: (name, kind). total: a last row that adds up the others, where they do; it is not among `rows`."""
+    """columns: (name, kind). total: a last row with the sums, if there is one; it is not in `rows`."""
 
     name: str
     title: str
@@ -100,7 +99,7 @@ class Table:
 
 
 UNIT = "unit"
-"""The column that says of what a row's amounts are, where they are not all in the report's currency."""
+"""The column with the unit of a row's amounts, if they are not all in the report's currency."""
 _USE: tuple[tuple[str, ColumnKind], ...] = (
     ("allocated_gpu_hours", "hours"), ("busy_gpu_hours", "hours"), ("idle_gpu_hours", "hours"),
     ("unknown_gpu_hours", "hours"), ("utilisation", "ratio"), ("idle_cost", "money"), ("cost", "money"),
@@ -116,7 +115,7 @@ _JOB: tuple[tuple[str, ColumnKind], ...] = (
 
 
 def tables(report: Report) -> tuple[Table, ...]:
-    """In the order of the page; tables of nothing are kept, so that every report has the same ones."""
+    """All tables in the order of the page. Empty tables are included, so that every report has the same ones."""
     return (
         _summary(report),
         *_money(report),
@@ -274,7 +273,7 @@ def _table(
     rows: Iterable[tuple[Cell, ...]],
     total: tuple[Cell, ...] | None = None,
 ) -> Table:
-    """columns: also as `name:kind name:kind`."""
+    """Makes a table. columns: may also be text of the form `name:kind name:kind`."""
     if isinstance(columns, str):
         columns = tuple((part.partition(":")[0], _kind(part.partition(":")[2])) for part in columns.split())
     return Table(name, title, columns, tuple(rows), total)
@@ -289,7 +288,7 @@ def _kind(text: str) -> ColumnKind:
 
 
 def _summary(report: Report) -> Table:
-    """The summary; a span of which nothing is metered has no figures."""
+    """The summary; without figures if nothing of the span is metered."""
     stated, head = report.statement, report.headline
     priced = report.currency is not None and stated.metered
     use = _use(head.figures)[:5] if stated.metered else (None,) * 5
@@ -322,7 +321,7 @@ def _summary(report: Report) -> Table:
 
 
 def _money(report: Report) -> Iterator[Table]:
-    """The statement's lines, what is payable, what is booked beside, and what is due with it."""
+    """The statement's lines, payable amounts, other booked items, and amounts due."""
     found = list(records(report))
     lines = [record for record in found if record.record == "line"]
     yield _table(
@@ -351,21 +350,21 @@ def _money(report: Report) -> Iterator[Table]:
 
 
 def sum_of_lines(report: Report, lines: Iterable[Record]) -> Decimal | None:
-    """What the statement's priced lines cost together; None where no billed time has a price, or no time is metered."""
+    """The cost of the statement's priced lines; None if no billed time has a price, or no time is metered."""
     if not report.statement.metered:
         return None
     return _known(exact_sum(line.cost for line in lines if line.cost is not None), report.statement.unpriced_gpu_us)
 
 
 def _by_team(record: str, title: str, found: Iterable[Record]) -> Table:
-    """What records of one sort come to, team by team."""
+    """Amounts of one kind of record by team."""
     amounts = [(r.team, r.cost) for r in found if r.record == record]
     total = exact_sum(amount for _, amount in amounts if amount is not None)
     return _table(record, title, "team:text amount:money", amounts, ("total", total))
 
 
 def _imports(report: Report) -> Table:
-    """What no agent measured; how much of it is the cluster's, and not one team's business."""
+    """Imported time; it concerns the whole cluster and not a single team."""
     return _table(
         "imports",
         "Imported history",
@@ -436,7 +435,7 @@ def _use(figures: TimeAndCost) -> tuple[Cell, ...]:
 
 
 def _known(cost: Decimal, unpriced_us: int) -> Decimal | None:
-    """What has a price; None where nothing of it has."""
+    """The cost; None if nothing has a price."""
     return None if unpriced_us and not cost else cost
 
 
@@ -448,7 +447,7 @@ SCHEMA = 1
 
 
 def render(report: Report) -> str:
-    """`{schema, tables: {name: [{column: value}]}}`; instants RFC 3339 in UTC, unknown null."""
+    """`{schema, tables: {name: [{column: value}]}}`; instants are RFC 3339 in UTC, unknown values null."""
     found = {
         table.name: [
             {name: _plain(cell) for (name, _), cell in zip(table.columns, row, strict=True)} for row in table.rows

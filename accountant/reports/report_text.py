@@ -1,6 +1,6 @@
-"""Formats a report's figures as text, and says how old the newest record is.
+"""Formats a report's figures as text, and describes the age of the newest record.
 
-Rounding here is for the eye alone; files for machines (csv, canonical JSON) never pass through. Pure.
+Rounding here is for display only; files for programs (CSV, canonical JSON) do not use it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR, MS_PER_SECON
 if TYPE_CHECKING:
     from accountant.reports.report_model import Report
 
-# templates call it
+# used by templates
 
 
 IMPORTED_FROM = {"prometheus": "dcgm-exporter and kube-state-metrics", "slurm": "Slurm's accounting"}
@@ -55,21 +55,21 @@ _SPECIAL_NAMES = {IDLE: "Not held (unallocated)", UNASSIGNED: "Not assigned to a
 
 
 def money(amount: Decimal | None, currency: str | None) -> str:
-    """An amount in minor units without the currency, which stands in the heading: `1,234.56`."""
+    """An amount in minor units without the currency, which is in the heading: `1,234.56`."""
     if amount is None or currency is None:
         return NOTHING
     return number(Money(amount, currency).rounded().amount, minor_places(currency))
 
 
 def priced(amount: Decimal, unpriced_us: int, currency: str | None) -> str:
-    """What time cost of which some has no price: `unpriced`, or `12.00 + unpriced`; never a smaller amount alone."""
+    """A cost of time that is partly unpriced: `unpriced`, or `12.00 + unpriced`."""
     if currency is None or not unpriced_us:
         return money(amount, currency)
     return f"{money(amount, currency)} + unpriced" if amount else "unpriced"
 
 
 def large_money(amount: Decimal, currency: str | None) -> str:
-    """Formats an amount like `money`, without cents where they only cost room."""
+    """Formats an amount like `money`, but large ones without cents."""
     return number(amount, 0) if abs(amount) >= 10_000 else money(amount, currency)
 
 
@@ -87,14 +87,14 @@ def points(now: float | None, before: float | None) -> str:
 
 
 def relative(difference: Difference | None) -> str:
-    """`+12.3 %` against the span before."""
+    """The change from the span before: `+12.3 %`."""
     if difference is None or difference.relative is None:
         return NOTHING
     return f"{signed(f'{difference.relative * 100:+,.1f}')} %"
 
 
 def relative_of(now: Decimal | int | None, before: Decimal | int | None) -> str:
-    """`+12.3 %` of two totals."""
+    """The change between two totals: `+12.3 %`."""
     return NOTHING if now is None or before is None else relative(change(Decimal(now), Decimal(before)))
 
 
@@ -105,17 +105,17 @@ def signed_money(amount: Decimal, currency: str | None) -> str:
 
 
 def name(value: str) -> str:
-    """A team, the ledger's special names in words."""
+    """A team's name; the ledger's special names as words."""
     return _SPECIAL_NAMES.get(value, value)
 
 
 def queue(value: str) -> str:
-    """The same of a queue."""
+    """A queue's name; the ledger's special names as words."""
     return "No queue" if value == UNASSIGNED else name(value)
 
 
 def advice(hint: Hint) -> str:
-    """One sentence: what was seen, and what would have done."""
+    """One sentence: what was observed, and what would have been enough."""
     held = f"{hours(hint.job.figures.accounts.allocated)} GPU-hours held"
     used = f"{percent(hint.job.figures.utilisation)} busy"
     if hint.kind == "idle":
@@ -132,7 +132,7 @@ def advice(hint: Hint) -> str:
 
 
 def duration(ms: int) -> str:
-    """`45 s`, `3.2 min`, `5.4 h`, `2.1 d`: the unit in which it is at least one."""
+    """`45 s`, `3.2 min`, `5.4 h`, `2.1 d`: in the largest unit of which it has at least one."""
     for length, unit, places in ((MS_PER_DAY, "d", 1), (MS_PER_HOUR, "h", 1), (60 * MS_PER_SECOND, "min", 1)):
         if ms >= length:
             return f"{number(Decimal(ms) / length, places)} {unit}"
@@ -140,7 +140,7 @@ def duration(ms: int) -> str:
 
 
 def budgeted(amount: Decimal | float | None, unit: str) -> str:
-    """An amount of a budget: money to its minor unit, GPU-hours to tenths."""
+    """An amount of a budget: money in minor units, GPU-hours with one decimal."""
     if amount is None:
         return NOTHING
     value = Decimal(str(round(amount, 6))) if isinstance(amount, float) else amount
@@ -148,18 +148,19 @@ def budgeted(amount: Decimal | float | None, unit: str) -> str:
 
 
 def hours_of(value: Decimal) -> str:
-    """GPU-hours that are hours already: `12,345.6`."""
+    """GPU-hours: `12,345.6`."""
     return number(value, 1)
 
 
 def exact_hours(value: Decimal) -> tuple[str, str]:
-    """GPU-hours with all nine decimals, in what is read and what only adds up: `12,345.6`, `78901234`; `0` has none."""
+    """GPU-hours with all nine decimals, divided into the readable part and the rest: `12,345.6`, `78901234`; `0` has no
+    rest."""
     hours, point, rest = number(value, HOUR_PLACES).partition(".")
     return hours + point + rest[:1], rest[1:]
 
 
 def used_up(state: BudgetState, tz: ZoneInfo) -> str:
-    """When a budget is: `23 October`, in the local day; what else the interval has, behind it."""
+    """When a budget is used up: `23 October`, as a local day, followed by the rest of the interval."""
     if state.exhausted_ms is None:
         early = state.exhausted_earliest_ms
         return NOTHING if early is None else f"perhaps from {_day(early, tz)}"
@@ -170,7 +171,7 @@ def used_up(state: BudgetState, tz: ZoneInfo) -> str:
 
 
 def budget_of(state: BudgetState) -> str:
-    """Whose budget it is."""
+    """The owner of a budget."""
     return f"team {name(state.team)}" if state.team is not None else f"queue {state.queue}"
 
 
@@ -185,17 +186,17 @@ def clock(hour: int) -> str:
 
 
 def span(report: Report) -> str:
-    """`October 2026`, `1–3 October 2026`, or both instants."""
+    """The span as `October 2026`, `1–3 October 2026`, or two instants."""
     return _span(report.start_ms, report.end_ms, report.tz)
 
 
 def before(report: Report) -> str:
-    """What the changes compare with, in the same form."""
+    """The span of comparison, in the same format."""
     return _span(*report.before_ms, report.tz)
 
 
 def before_short(report: Report) -> str:
-    """The same where there is little room: `September 2026`, `same part of September 2026`, `the span before`."""
+    """The span of comparison in short: `September 2026`, `same part of September 2026`, `the span before`."""
     start, end = report.before_ms
     if Month.spanning(start, end, report.tz):
         return before(report)
@@ -206,7 +207,7 @@ def before_short(report: Report) -> str:
 
 
 def length(start_ms: int, end_ms: int) -> str:
-    """Hours of a span: `744 h`."""
+    """Length of a span in hours: `744 h`."""
     return f"{number(Decimal(end_ms - start_ms) / MS_PER_HOUR, 1).removesuffix('.0')} h"
 
 
@@ -230,22 +231,23 @@ def _day(at_ms: int, tz: ZoneInfo) -> str:
 
 
 OLD_MS: Final = 3 * BUCKET_MS
-"""A few intervals of the longest length that agents may have, a quarter of an hour."""
+"""Three intervals of the longest length that agents use, a quarter of an hour."""
 
 
 def is_old(newest_ms: int, now_ms: int) -> bool:
-    """Whether there are records and the newest says nothing about the present. newest_ms: 0 where there is none."""
+    """Whether there are records, but the newest one is too old to describe the present. newest_ms: 0 if there are
+    none."""
     return 0 < newest_ms < now_ms - OLD_MS
 
 
 def silent_clusters(newest_by_cluster: Mapping[str, int], now_ms: int) -> dict[str, int]:
-    """The clusters that stopped reporting while others go on: the end of the newest record of each, by name."""
+    """The clusters that stopped reporting while others continue, with the end of their newest record."""
     silent = {name: newest_ms for name, newest_ms in sorted(newest_by_cluster.items()) if is_old(newest_ms, now_ms)}
     return silent if len(silent) < len(newest_by_cluster) else {}
 
 
 def silence_note(newest_by_cluster: Mapping[str, int], now_ms: int) -> str:
-    """Names the clusters that stopped reporting while others go on; else ""."""
+    """Names the clusters that stopped reporting while others continue; "" if there are none."""
     return "; ".join(
         f"cluster {name!r} has not reported for {duration(now_ms - newest_ms)} (since {utc(newest_ms)})"
         for name, newest_ms in silent_clusters(newest_by_cluster, now_ms).items()
@@ -253,7 +255,7 @@ def silence_note(newest_by_cluster: Mapping[str, int], now_ms: int) -> str:
 
 
 def age_note(newest_ms: int, now_ms: int) -> str:
-    """How old the newest record is, where it is old; else ""."""
+    """The age of the newest record if it is old; otherwise ""."""
     if not is_old(newest_ms, now_ms):
         return ""
     return f"the newest record is {duration(now_ms - newest_ms)} old ({utc(newest_ms)})"

@@ -1,14 +1,14 @@
-"""Derives advice: idle GPUs, right-sizing, spot capacity.
+"""Derives hints: idle GPUs, smaller allocations, spot capacity.
 
-Advice is given only where the use of the GPUs is known well enough, and says what was observed: never
-above so many busy GPUs in any hour, so busy over so many hours. A slice is advised to who held a whole GPU: of who
-holds a part of one, or a GPU for a part of each hour, an hour does not tell how much of it is needed. GPU memory is not
-looked at: check that the model still fits before following an advice.
+A hint is given only if enough of a job's GPU use is known, and states what was observed: the largest number of busy
+GPUs in any hour, or the utilisation over the observed hours. A MIG slice is suggested only for holders of a whole GPU,
+because hourly figures do not show how much of a partial GPU is needed. GPU memory is not considered: check that the
+model still fits before following a hint.
 
-A candidate for spot capacity is a batch job (its kind runs to an end and may be started again) that held GPUs of
-another capacity type for which the book has a spot price of the same model and region. Whether it keeps checkpoints,
-and how often spot capacity is taken away, the ledger does not know: the saving is what the same GPU-hours would have
-cost less, before any work that has to be done twice. Pure.
+A candidate for spot capacity is a batch job (a kind that ends and can be restarted) on another capacity type, if the
+price book has a spot price of the same model and region. The ledger does not know whether the job writes checkpoints or
+how often spot capacity is withdrawn; the saving is the difference in price for the same GPU-hours, without repeated
+work.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from gputally.base.money import exact_product, exact_sum, gpu_hours
 from gputally.base.units import US_PER_HOUR
 
 MIN_HINT_GPU_HOURS = 8
-"""Below this no advice is worth reading."""
+"""Jobs with fewer GPU-hours get no hint."""
 MAX_UNKNOWN = 0.1
-"""Share of a job's allocated time whose use may be unknown."""
+"""Maximum share of a job's allocated time whose use is unknown."""
 HARDLY_USED = 0.05
 """Utilisation below which a holder counts as idle."""
 SLICE_AT = 0.5
-"""Peak use of a single GPU up to which a slice of it would do."""
+"""Peak use of a single GPU up to which a slice of it is suggested."""
 WHOLE = 0.95
-"""GPU-hours held in one hour from which it was a whole GPU: an instance has at most 6 slices of 7."""
+"""GPU-hours held in one hour from which it counts as a whole GPU; an instance has at most 6 of 7 slices."""
 SLICES = 7
 """Compute slices of a MIG-capable GPU."""
 
@@ -45,11 +45,11 @@ Kind = Literal["idle", "fewer", "slice"]
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """kind idle: hardly used at all; fewer: never needed so many GPUs; slice: part of one GPU would do.
+    """kind: idle: hardly used at all; fewer: never needed so many GPUs; slice: a part of one GPU would be enough.
 
-    held, peak_busy: GPUs, the most of any hour. needed: GPUs that would have done (sevenths of one for a
-    slice). saving: cost of the time that was held beyond that, at most, and never more than of what stood idle; None
-    where it has no price."""
+    held, peak_busy: GPUs, the maximum of any hour. needed: GPUs that would have been enough (sevenths of one for a
+    slice). saving: upper bound: the cost of the time held beyond that, at most the cost of the idle time; None if it
+    has no price."""
 
     kind: Kind
     job: JobRow
@@ -60,18 +60,18 @@ class Hint:
 
 
 def savings_hints(jobs: Iterable[JobRow], peak_of: Mapping[JobName, Peak]) -> tuple[Hint, ...]:
-    """At most one per job, the largest saving first."""
+    """At most one hint per job, the largest saving first."""
     found = [hint for job in jobs if (hint := _hint(job, peak_of.get(by_name(job), Peak())))]
     return tuple(sorted(found, key=lambda hint: (-(hint.saving or 0), *by_name(hint.job))))
 
 
 def by_name(job: JobRow) -> JobName:
-    """What jobs are sorted by."""
+    """The sort key of jobs."""
     return job.team, job.namespace, job.job, job.cluster
 
 
 def known_well(accounts: Accounts) -> bool:
-    """Whether enough is known of the use to speak about it."""
+    """Whether enough of the use is known for a hint."""
     return accounts.allocated > 0 and accounts.allocated_unknown <= MAX_UNKNOWN * accounts.allocated
 
 
@@ -97,7 +97,7 @@ def _hint(job: JobRow, peak: Peak) -> Hint | None:
 
 
 def _saving(kind: Kind, job: JobRow, held: float, needed: Decimal) -> Decimal | None:
-    """Part of the job's cost, to be rounded where it is shown: an estimate, never booked."""
+    """An estimated part of the job's cost; not rounded, never booked."""
     if job.figures.unpriced_us:
         return None
     if kind == "idle":
@@ -114,16 +114,16 @@ BATCH = frozenset(
         "Workflow", "XGBoostJob",
     }
 )  # fmt: skip
-"""Kinds that run to an end: of Kubernetes, Kubeflow, Ray, Spark, Argo, Tekton, Run:ai, and Slurm's jobs."""
+"""Batch kinds of Kubernetes, Kubeflow, Ray, Spark, Argo, Tekton, Run:ai, and Slurm."""
 MIN_SPOT_GPU_HOURS = 8
-"""Below this no candidate is worth reading."""
+"""Jobs with fewer GPU-hours are not candidates."""
 SPOT = "spot"
 
 
 @dataclass(frozen=True, slots=True)
 class SpotRow:
-    """The spot saving of one job in one cluster. gpu_us: held on other than spot capacity and with a spot price. cost:
-    of it; saving: at most, both exact."""
+    """The spot saving of one job in one cluster. gpu_us: held on other than spot capacity, with a spot price. cost: of
+    it; saving: upper bound, both exact."""
 
     team: str
     namespace: str
@@ -135,9 +135,8 @@ class SpotRow:
 
 
 def candidates(found: Iterable[Charge], book: PriceBook | None, team: str | None, at_ms: int) -> tuple[SpotRow, ...]:
-    """found: charges by accountant.reports.report_sections.BY_JOB. at_ms: whose spot prices count.
-
-    The largest saving first."""
+    """The candidates for spot capacity, the largest saving first. found: charges by
+    accountant.reports.report_sections.BY_JOB. at_ms: instant of the spot prices."""
     if book is None:
         return ()
     spot: dict[Place, Price | None] = {}
@@ -174,7 +173,7 @@ def candidates(found: Iterable[Charge], book: PriceBook | None, team: str | None
 def savings(
     book: PriceBook, places: Sequence[Place], prices: Sequence[Price | None], at_ms: int
 ) -> dict[tuple[int, int], Decimal]:
-    """What an hour would cost less, by price and place, where it would."""
+    """The saving per hour, by price and place, where there is one."""
     found: dict[tuple[int, int], Decimal] = {}
     for number, place in enumerate(places):
         cheaper = None if place.capacity_type == SPOT else _spot_price(book, place, at_ms)
@@ -185,8 +184,8 @@ def savings(
 
 
 def _spot_price(book: PriceBook, place: Place, at_ms: int) -> Price | None:
-    """The spot price of the same pool, else of any pool; only a row that is a spot row: one that names no capacity type
-    is no spot price."""
+    """The spot price of the same pool, otherwise of any pool. Rows without a capacity type do not count as spot
+    prices."""
     for pool in (place.pool, ""):
         found = book.unit_price(place.gpu_model, at_ms, pool, place.region, SPOT)
         if found is not None and found.row.capacity_type == SPOT:

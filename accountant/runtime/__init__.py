@@ -1,1 +1,1 @@
-"""Runs the background tasks of a serving accountant and exposes the ledger's metrics to Prometheus."""
+"""Runs the background tasks of a serving accountant and exports the ledger's metrics to Prometheus."""

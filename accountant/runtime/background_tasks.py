@@ -1,10 +1,9 @@
-"""Runs the recurring tasks: checkpoint, backup, archive, retention, inventory, file reloads, closing, window refresh.
+"""Runs the recurring tasks: checkpoint, backup, archive, retention, inventory, file reloads, closing, window warm-up.
 
-A routine that fails is logged, counted and tried again within a minute; the others go on. Only a ledger that failed
-ends the process. Nothing here decides about the books.
+A routine that fails is logged, counted and tried again within a minute; the others continue. Only a failed ledger ends
+the process.
 
-The policy's windows are queried once after the start, so that the controller's first query is fast. A window answers
-the same without it, only later.
+The policy's windows are queried once after the start, so that the controller's first query is fast.
 """
 
 from __future__ import annotations
@@ -36,23 +35,23 @@ if TYPE_CHECKING:  # an accountant without a lake does not load its libraries
 RESENDABLE: Final[frozenset[ActKind]] = frozenset({"imported", "pods"})
 """Acts whose content the sender can send again; all others exist only in the ledger."""
 RETRY_SECONDS: Final = 60
-"""A routine that failed is due again after this time at the latest."""
+"""A routine that failed is tried again after at most this time."""
 RETENTION_SECONDS: Final = 3600
-"""How often what is older than its retention is removed."""
+"""How often data older than its retention is removed."""
 ARCHIVE_PATIENCE_S: Final = 900.0
 LAKE_UPKEEP_SECONDS: Final = 86_400
-"""How often old versions leave the lake, and it is compared with the ledger."""
+"""How often old versions are removed from the lake, and the lake is compared with the ledger."""
 LAKE_PATIENCE_S: Final = 3600.0
-"""The first run publishes all that the ledger has."""
+"""The first run publishes everything in the ledger."""
 MOST_DIFFERENCES: Final = 20
-"""Between lake and ledger that are logged."""
+"""Maximum number of differences between lake and ledger that are logged."""
 BACKUP_PATIENCE_S: Final = 3600.0
-"""A backup copies and reads back the whole ledger."""
+"""A backup copies the whole ledger and reads it back."""
 
 
 class LakePublisher(Protocol):
-    """accountant.lake.publisher.Publisher. published_ms: when the last run that succeeded began; compared: what the
-    last comparison found. Each method raises LakeUnavailable."""
+    """accountant.lake.publisher.Publisher. published_ms: start of the last successful run; compared: result of the last
+    comparison. Each method raises LakeUnavailable."""
 
     @property
     def published_ms(self) -> int | None: ...
@@ -69,8 +68,8 @@ class LakePublisher(Protocol):
 
 @dataclass(frozen=True)
 class Routine:
-    """Something done every so many seconds. early: whether it is due before its time; asked every time. patience_s:
-    how long one run may take."""
+    """A task with an interval in seconds. early: returns whether it is due before its time; called on every check.
+    patience_s: how long one run may take."""
 
     name: str
     seconds: int
@@ -80,7 +79,7 @@ class Routine:
 
 
 class Routines:
-    """Runs what is due, in the given order."""
+    """Runs routines that are due, in the given order."""
 
     def __init__(self, clock: Clock, routines: Sequence[Routine], tasks: BackgroundTasks | None = None) -> None:
         self._clock = clock
@@ -91,7 +90,7 @@ class Routines:
         self._due = {routine: now + routine.seconds * MS_PER_SECOND for routine in routines}
 
     def do_due(self) -> None:
-        """Everything that is due by now, whatever fails of it. Raises LedgerFailed."""
+        """Runs everything that is due; continues after failures. Raises LedgerFailed."""
         for routine, task in self._routines.items():
             try:
                 if self._is_due(routine, task):
@@ -114,7 +113,7 @@ class Routines:
 
 
 class PeriodicTasks:
-    """Threads that do something every so many seconds until `stop`, whatever it raises.
+    """Threads that call a function at an interval until `stop`, and continue after exceptions.
 
     failed: called with a LedgerFailed, which ends the thread."""
 
@@ -145,7 +144,7 @@ class PeriodicTasks:
         thread.start()
 
     def stop(self) -> None:
-        """Nothing more begins; `join` waits for what is under way."""
+        """Starts no further calls; `join` waits for calls in progress."""
         self._over.set()
         for _, task in self._threads:
             task.end()
@@ -156,7 +155,7 @@ class PeriodicTasks:
 
 
 class Maintenance:
-    """What keeps books and ledger as they should be without being asked."""
+    """The routines that maintain ledger, archive, lake and backups."""
 
     def __init__(
         self,
@@ -172,7 +171,7 @@ class Maintenance:
         self._publisher = publisher
         self._log = structlog.get_logger("accountant.composition")
         self._checked_act = -1
-        """The newest act when the archive was compared with the journal last."""
+        """The newest act at the last comparison of archive and journal."""
 
     def routines(self) -> list[Routine]:
         settings = self._settings
@@ -190,8 +189,8 @@ class Maintenance:
         return found
 
     def lake_routines(self) -> list[Routine]:
-        """What is written elsewhere and can take long. Each is done soon after a start, or an accountant that is often
-        started again would never do it."""
+        """Routines that write elsewhere and can take long. Each runs soon after a start, so that it also runs in an
+        accountant that is often restarted."""
         publisher, lake = self._publisher, self._settings.lake
         if publisher is None or lake is None:
             return []
@@ -218,7 +217,7 @@ class Maintenance:
         archived = self._ledger.archived_act()
         new = self._ledger.trail(archived, last - archived) if last > archived else []
         if any(act.kind not in RESENDABLE for act in new):
-            return True  # and again until a part has them
+            return True  # stays true until a part contains them
         self._checked_act = last
         return False
 
@@ -260,7 +259,7 @@ def _log_failure(log: structlog.stdlib.BoundLogger, event: str, what: str, error
 
 
 class WarmupLedger(Protocol):
-    """What is asked: accountant.storage.DuckLedger."""
+    """The part of accountant.storage.DuckLedger that is needed here."""
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]: ...
 
@@ -280,12 +279,13 @@ class WarmupLedger(Protocol):
 
 
 def in_force(ledger: WarmupLedger, now_ms: int) -> PolicyVersion | None:
-    """The policy whose window the controller asks for."""
+    """The policy whose window the controller will query."""
     return next(reversed(ledger.policies(now_ms, now_ms + 1)), None)
 
 
 def warm(ledger: WarmupLedger, policy: Policy, book: PriceBook | None, now_ms: int) -> None:
-    """Ask as controllers will, of everything and of each cluster: up to this minute, and up to where the records reach.
+    """Queries the windows that controllers will query, for everything and for each cluster: up to this minute, and up
+    to the newest record.
 
     Raises AccountantError as `window` does."""
     asked = (policy.measure, policy.min_coverage)

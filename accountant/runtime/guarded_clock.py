@@ -1,9 +1,9 @@
-"""The accountant's clock, which notices that it was set and says so before anything is dated.
+"""The accountant's clock, which detects that the machine's clock was set, before anything gets a wrong timestamp.
 
-Time goes on with the monotonic clock; while the wall clock contradicts it, `doubt` says why and `wall_ms` follows the
-monotonic clock, so nothing is dated in the jump. A jump is over when the wall clock is back; when the senders' clocks
-agree with the new time, it was a correction and is taken over; else an administrator says which is right (`accept`).
-The senders are believed against a clock that did not jump too: one that was wrong when the accountant began.
+Time advances with the monotonic clock. While the wall clock contradicts it, `doubt` returns the reason, and `wall_ms`
+follows the monotonic clock, so nothing gets a timestamp from the jump. A jump ends when the wall clock is back; when
+the senders' clocks agree with the new time, which is then adopted; or when an administrator accepts it (`accept`). The
+senders' clocks can also contradict a clock that did not jump, because it was wrong when the accountant started.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
 JUMP_MS: Final = 30 * MS_PER_SECOND
-"""A wall clock that moved by more than this against the monotonic one was set."""
+"""If the wall clock moved by more than this against the monotonic one, it was set."""
 AGREE_MS: Final = 2 * MS_PER_MINUTE
-"""So close are clocks of machines that agree: a batch may be half a minute on its way."""
+"""Maximum difference of clocks that agree; a batch may be under way for half a minute."""
 SKEW_MS: Final = 5 * MS_PER_MINUTE
-"""So far the senders' clocks may be from ours before ours is doubted."""
+"""If the senders' clocks differ from ours by more than this, ours is in doubt."""
 HEARD_MS: Final = 15 * MS_PER_MINUTE
-"""So long the word of a sender counts."""
+"""How long the time reported by a sender counts."""
 LONG_MS: Final = 15 * MS_PER_MINUTE
-"""So long a jump lasts before the word of a single sender is enough; it may be the same machine's clock."""
+"""How long a jump must last before one agreeing sender is enough; it may run on the same machine."""
 MOST_SENDERS: Final = 100_000
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
 class ClockState:
-    """doubt: why nothing may be dated; "" where all is well. wall_ms: what the machine's clock says; told_ms: what is
-    taken for the time; ahead_ms: the one less the other. senders: who said in the last minutes what time it is;
-    agreeing: of them, those that agree with the machine's clock."""
+    """doubt: why nothing may be given a timestamp, "" if the clock is trusted. wall_ms: the machine's clock; told_ms:
+    the time that is used; ahead_ms: wall_ms - told_ms. senders: number of senders in the last minutes; agreeing: how
+    many of them agree with the machine's clock."""
 
     doubt: str
     wall_ms: int
@@ -49,7 +49,7 @@ class ClockState:
 
 
 class _Anchor(msgspec.Struct, frozen=True):
-    """What the wall clock was ahead of the monotonic one, in a boot of the machine."""
+    """The difference between wall clock and monotonic clock, during one boot of the machine."""
 
     boot_id: str
     line_ms: int
@@ -59,8 +59,8 @@ _anchor = msgspec.json.Decoder(_Anchor)
 
 
 class GuardedClock:
-    """`gputally.base.clock.Clock`. Thread-safe. kept: a file that lets a restart within one boot notice a jump; None:
-    none."""
+    """Implements `gputally.base.clock.Clock`. Thread-safe. kept: a file that lets a restart within one boot detect a
+    jump; None: no file."""
 
     def __init__(self, inner: Clock, kept: Path | None = None, boot_id: str = "") -> None:
         self._inner = inner
@@ -70,14 +70,14 @@ class GuardedClock:
         self._lock = threading.Lock()
         self._line_ms = self._read() if kept is not None else self._wall_line()
         self._since_ms: int | None = None
-        """Since when a jump lasts, on the monotonic clock."""
+        """Start of the present jump, on the monotonic clock."""
         self._contradicted = False
         self._looked_ms: int | None = None
-        """When the senders were compared last, on the monotonic clock."""
+        """Time of the last comparison with the senders, on the monotonic clock."""
         self._accepted_ms: int | None = None
-        """The line that an administrator accepted, whatever the senders say."""
+        """The difference that an administrator accepted; it overrides the senders."""
         self._senders: dict[tuple[str, str], tuple[int, int]] = {}
-        """The line of each sender and when it was heard, by cluster and node."""
+        """The difference of each sender and when it was received, by cluster and node."""
 
     def wall_ms(self) -> int:
         with self._lock:
@@ -91,7 +91,7 @@ class GuardedClock:
 
     @property
     def doubt(self) -> str:
-        """Why nothing may be dated now; "" where all is well."""
+        """Why nothing may be given a timestamp now; "" if the clock is trusted."""
         with self._lock:
             self._told_ms()
             if self._since_ms is None and not self._contradicted:
@@ -99,7 +99,7 @@ class GuardedClock:
         return self.state().doubt
 
     def state(self) -> ClockState:
-        """What the clocks say, for readiness and people."""
+        """The state of the clocks, for readiness and administrators."""
         with self._lock:
             told = self._told_ms()
             wall = self._inner.wall_ms()
@@ -120,7 +120,7 @@ class GuardedClock:
             return ClockState(doubt, wall, told, wall - told, len(lines), agreeing)
 
     def heard(self, cluster: str, node: str, sent_ms: int | None) -> None:
-        """What time it was by a sender's clock as it sent; None: it did not say."""
+        """Records the time of a sender's clock when it sent a batch; None: the sender did not report it."""
         if sent_ms is None:
             return
         with self._lock:
@@ -130,7 +130,7 @@ class GuardedClock:
             self._senders[cluster, node] = sent_ms - now, now
             self._told_ms()
             if self._looked_ms is not None and now - self._looked_ms < MS_PER_SECOND and len(self._senders) > 100:
-                return  # they are compared all at once, which takes a while where they are many
+                return  # with many senders the comparison takes a while, so it runs at most once a second
             self._looked_ms = now
             was = self._contradicted
             self._contradicted = self._since_ms is None and self._is_contradicted()
@@ -140,7 +140,7 @@ class GuardedClock:
                 self._log.info("clock_agrees_again")
 
     def accept(self) -> None:
-        """The wall clock is right, whatever the others say."""
+        """Accepts the wall clock as right, even if the senders disagree."""
         with self._lock:
             self._contradicted = False
             self._accepted_ms = self._wall_line()
@@ -148,7 +148,7 @@ class GuardedClock:
         self.keep()
 
     def keep(self) -> None:
-        """Write down what a restart within this boot has to know."""
+        """Saves the state that a restart within this boot needs."""
         if self._kept is None or not self._boot_id:
             return
         with self._lock:
@@ -160,7 +160,7 @@ class GuardedClock:
             self._log.warning("clock_not_kept", reason=str(error))
 
     def _told_ms(self) -> int:
-        """The time that is taken for right. Notices what happened to the clock."""
+        """The time that is used. Detects and ends jumps."""
         now, line = self._inner.monotonic_ms(), self._wall_line()
         if abs(line - self._line_ms) <= JUMP_MS:
             if self._since_ms is not None:
@@ -182,7 +182,7 @@ class GuardedClock:
         self._line_ms = self._wall_line()
 
     def _wall_line(self) -> int:
-        """How far the wall clock is ahead of the monotonic one: constant while it is not set."""
+        """How far the wall clock is ahead of the monotonic one; constant unless the wall clock is set."""
         return self._inner.wall_ms() - self._inner.monotonic_ms()
 
     def _heard(self) -> list[int]:
@@ -191,12 +191,12 @@ class GuardedClock:
 
     def _is_vouched_for(self, line: int, lasted_ms: int) -> bool:
         since = self._inner.monotonic_ms() - lasted_ms
-        lines = [one for one, at in self._senders.values() if at >= since]  # they were asked after the jump
+        lines = [one for one, at in self._senders.values() if at >= since]  # only those received after the jump
         agreeing = sum(abs(one - line) <= AGREE_MS for one in lines)
         return 3 * agreeing > 2 * len(lines) and agreeing >= (1 if lasted_ms >= LONG_MS else 2)
 
     def _is_contradicted(self) -> bool:
-        """More than two thirds of them, at least two, agree on another time."""
+        """Whether more than two thirds of the senders, at least two, agree on another time."""
         lines = sorted(self._heard())
         accepted = self._accepted_ms is not None and abs(self._line_ms - self._accepted_ms) <= JUMP_MS
         if len(lines) < 2 or accepted:
@@ -206,7 +206,7 @@ class GuardedClock:
         return abs(middle - self._line_ms) > SKEW_MS and 3 * alike > 2 * len(lines)
 
     def _read(self) -> int:
-        """The line of an earlier process of this boot, else that of now."""
+        """The difference saved by an earlier process of this boot, otherwise the present one."""
         assert self._kept is not None
         try:
             kept = _anchor.decode(self._kept.read_bytes())
@@ -216,7 +216,7 @@ class GuardedClock:
 
 
 def boot_id() -> str:
-    """The boot id of the machine; "" where it has none."""
+    """The boot id of the machine; "" if it has none."""
     try:
         return BOOT_ID.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

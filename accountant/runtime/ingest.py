@@ -1,11 +1,9 @@
 """Decodes request bodies and commits all waiting batches in one transaction.
 
-A commit costs one sync of the log however many batches it holds, so one thread takes everything that
-has come in meanwhile and books it in one transaction. It lingers for more only while batches do come
-from several sides at once, and only until as many are there as there were senders of late: who waits for
-an answer sends nothing. A sender that has been alone for two commits is not kept waiting. A future is
-resolved after the commit, never before.
-Knows neither HTTP nor the engine.
+A commit costs one sync of the log for any number of batches, so one thread takes all waiting batches and books them
+together. It waits for more batches only while several senders are active, and only until as many have arrived as there
+were senders recently, because a sender waits for its answer before it sends again. After two commits with a single
+sender it does not wait any more. A future is resolved only after the commit.
 """
 
 from __future__ import annotations
@@ -29,21 +27,21 @@ from gputally.base.errors import AccountantError
 from gputally.base.untrusted_text import unprintable
 
 MOST_RECORDS = 20_000
-"""Records of one batch; more have to be split."""
+"""Maximum number of records in one batch; larger ones have to be split."""
 MOST_REASON = 1_000
-"""Characters that are kept of why a number was skipped."""
+"""Maximum length of the stored reason why a number was skipped."""
 MOST_BATCHES = 4_000
-"""Batches of one transaction."""
+"""Maximum number of batches in one transaction."""
 MOST_ROWS = 2_500
-"""Rows of one transaction: a group that reaches it takes no further batch. While rows are judged, questions wait for
-the interpreter's lock: with four times as many a row costs a tenth less, and one question in a hundred takes up to four
+"""Rows of one transaction: a group that reaches it takes no further batch. While rows are checked, queries wait for the
+interpreter's lock. With four times as many rows, a row costs a tenth less, but one query in a hundred takes up to four
 times as long."""
 MOST_WAITING = 10_000
-"""Batches that may wait; further ones are refused until the writer has caught up."""
+"""Maximum number of waiting batches; further ones are refused until the writer has caught up."""
 
 
 class _Head(msgspec.Struct):
-    """What says whether the rest could have been read."""
+    """The field that says whether the rest can be decoded."""
 
     schema: int = SCHEMA
 
@@ -67,7 +65,7 @@ def _records(batch: Batch) -> int:
 
 
 def decode(raw: bytes) -> Batch:
-    """The batch in a body. Raises BadBatch: malformed-batch, unknown-schema, too-large or invalid-batch."""
+    """Decodes a body. Raises BadBatch: malformed-batch, unknown-schema, too-large or invalid-batch."""
     try:
         batch = _batch.decode(raw)
     except msgspec.ValidationError as error:
@@ -83,8 +81,8 @@ def decode(raw: bytes) -> Batch:
 
 
 def _printable(batch: Batch) -> Batch:
-    """The batch without labels and requests that have control characters: the author of a pod's annotations must not
-    keep the node's facts out of the books."""
+    """The batch without labels and requests that contain control characters, so that the author of a pod's annotations
+    cannot have the node's facts refused."""
     if not any(unprintable([fact.labels, fact.requests]) for fact in batch.facts):
         return batch
     facts = tuple(
@@ -99,7 +97,7 @@ def _printable_labels(texts: Labels) -> Labels:
 
 
 def _shortened(batch: Batch) -> Batch:
-    """The batch with reasons that can be kept: one that is too long must not keep the node out for ever."""
+    """The batch with shortened reasons, so that a long one does not get the node refused forever."""
     if all(len(one.reason) <= MOST_REASON for one in batch.skipped):
         return batch
     skipped = tuple(msgspec.structs.replace(one, reason=one.reason[:MOST_REASON]) for one in batch.skipped)
@@ -107,7 +105,7 @@ def _shortened(batch: Batch) -> Batch:
 
 
 def _schema(raw: bytes) -> int:
-    """The schema version that a body names which is no valid batch."""
+    """The schema version in a body that is not a valid batch."""
     try:
         return _head.decode(raw).schema
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -119,10 +117,9 @@ def _unknown(schema: int) -> BadBatch:
 
 
 class Ingest:
-    """The one writer of usage. fatal: told once the engine is no longer usable (only a restart helps).
-
-    heard: told the cluster, the node and its clock of every
-    batch, taken or not. linger_ms: how long to wait for more batches once several came together."""
+    """The only writer of usage. fatal: called when the engine is no longer usable (only a restart helps). heard: called
+    with cluster, node and clock of every batch, accepted or not. linger_ms: how long to wait for more batches when
+    several arrive together."""
 
     def __init__(
         self,
@@ -149,15 +146,15 @@ class Ingest:
         self._thread.start()
 
     def submit(self, raw: bytes) -> Future[Receipt]:
-        """Decode and queue. Raises BadBatch at once; the future gives the Receipt after the commit, or
-        BadBatch, SequenceGap, LedgerUnavailable or LedgerFailed."""
+        """Decodes and queues a batch. Raises BadBatch at once; the future returns the Receipt after the commit, or
+        raises BadBatch, SequenceGap, LedgerUnavailable or LedgerFailed."""
         batch = decode(raw)
         if is_import(batch.epoch):
             raise BadBatch("invalid-batch", "an epoch of an import, which is sent to /v1/imports/usage")
         return self.submit_batch(batch)
 
     def submit_batch(self, batch: Batch) -> Future[Receipt]:
-        """The same for a batch that is decoded already."""
+        """Like `submit`, for a batch that is already decoded."""
         if self._heard is not None:
             self._heard(batch.cluster, batch.node, batch.sent_ms)
         waiting = _Waiting(batch)
@@ -174,7 +171,7 @@ class Ingest:
         return waiting.future
 
     def close(self) -> None:
-        """Book what waits, then stop. Idempotent."""
+        """Books the waiting batches and stops. Idempotent."""
         with self._closing:
             first = not self._closed
             self._closed = True
@@ -192,12 +189,12 @@ class Ingest:
                 self._task.begin()
                 self._book(group)
                 self._task.succeed()
-            # Those that came while this group was booked could have been in it: else two halves that missed each
-            # other once would be booked apart for ever.
+            # Batches that arrived during the commit count as concurrent; otherwise two alternating groups of senders
+            # would be booked separately forever.
             before, senders = senders, len(group) + self._queue.qsize()
 
     def _gather(self, crowd: int) -> tuple[list[_Waiting], bool]:
-        """The next group, and whether there will be another. crowd: batches that may be expected."""
+        """The next group, and whether there will be another one. crowd: number of expected batches."""
         group: list[_Waiting] = []
         rows = 0
         until: float | None = None

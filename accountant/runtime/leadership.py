@@ -1,8 +1,8 @@
 """Lets one of several replicas of the accountant serve the ledger; the others wait for the Lease.
 
-A replica that waits answers every request with 503, so that agents spool and ask again. One that can no longer renew
-the Lease commits nothing more and ends before another one may begin. Replicas with volumes of their own rebuild the
-ledger from the newest backup and the archive, unless no other replica led since they did.
+A waiting replica answers every request with 503, so agents keep records in their spools and send them again. A replica
+that cannot renew the Lease commits nothing more and ends before another one may start. Replicas with volumes of their
+own rebuild the ledger from the newest backup and the archive, unless no other replica led since they did.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from accountant.storage.backups import Backup
 
 LOOK_S: Final = 0.2
-"""Between two looks at whether this replica leads."""
+"""Interval at which a replica checks whether it leads."""
 LOST: Final = "this replica no longer holds the Lease: another one serves, or will"
 END_S: Final = 4.0
-"""A leader that lost the Lease has so long to end by itself: less than the Lease outlasts the last renewal that counts
+"""A leader that lost the Lease has this long to end; less than the Lease outlasts its last renewal
 (gputally.kubernetes.leader_election.LeaseTimes)."""
 
 
@@ -48,8 +48,8 @@ class Elected(Protocol):
 
 
 class Leadership:
-    """Whether this replica leads. election: None where there is one replica, which always does. tasks: where its
-    threads are listed."""
+    """Whether this replica leads. election: None for a single replica, which always leads. tasks: list for its
+    threads."""
 
     def __init__(self, election: Elected | None, clock: Clock, tasks: BackgroundTasks | None = None) -> None:
         self._election = election
@@ -60,7 +60,8 @@ class Leadership:
 
     @contextmanager
     def standing(self) -> Iterator[None]:
-        """Stand for election within; at the end the Lease is given back. What is in the block has closed the ledger."""
+        """Takes part in the election inside the context, and gives the Lease back at the end. The ledger must be closed
+        before the context ends."""
         if self._election is None:
             yield
             return
@@ -72,7 +73,7 @@ class Leadership:
             thread.join()
 
     def wait(self, stop: threading.Event) -> bool:
-        """Until this replica leads; False where `stop` was set before."""
+        """Waits until this replica leads; False if `stop` was set before."""
         while not stop.is_set():
             if self._election is None or self._election.leading():
                 return True
@@ -86,7 +87,7 @@ class Leadership:
         return LOST
 
     def watch(self, lost: Callable[[LedgerFailed], None], end: Callable[[], None]) -> None:
-        """Call `lost` when this replica leads no more, and `end` where the process is still there `END_S` later."""
+        """Calls `lost` when this replica no longer leads, and `end` if the process still runs `END_S` later."""
         if self._election is None:
             return
 
@@ -109,11 +110,11 @@ class Leadership:
 
 
 def leadership(settings: Settings, clock: Clock) -> Leadership:
-    """The leadership that the settings ask for."""
+    """The leadership configured in the settings."""
     wanted = settings.leader_election
     if wanted is None:
         return Leadership(None, clock)
-    from gputally.kubernetes.leader_election import Election  # the asynchronous client: half a second
+    from gputally.kubernetes.leader_election import Election  # the asynchronous client takes half a second to import
 
     election = Election(
         wanted.lease, wanted.namespace, identity(wanted), clock, kubeconfig=settings.kubernetes.kubeconfig
@@ -122,16 +123,15 @@ def leadership(settings: Settings, clock: Clock) -> Leadership:
 
 
 def identity(wanted: LeaderElection) -> str:
-    """What the Lease calls this replica."""
+    """This replica's name in the Lease."""
     return wanted.identity or f"{socket.gethostname()}-{os.getpid()}"
 
 
 def take_over(settings: Settings, clock: Clock) -> Backup | None:
-    """Bring a ledger on a volume of its own up to where the last leader was: keep it where no other replica led since,
-    else set it aside and put the newest backup in its place. What the archive has beyond it is taken over when it is
-    opened.
+    """Brings a ledger on a volume of its own up to the state of the last leader: keeps it if no other replica led
+    since, otherwise sets it aside and restores the newest backup. Opening the ledger then replays the archive.
 
-    Returns the backup that was restored. Raises as `open_ledger` and `backups.restore` do."""
+    Returns the restored backup. Raises as `open_ledger` and `backups.restore` do."""
     if settings.leader_election is None or not settings.leader_election.own_volume:
         return None
     assert settings.archive is not None
@@ -155,7 +155,8 @@ def _parts_of(ledger: Path, clock: Clock) -> int:
 
 
 def _set_aside(ledger: Path) -> None:
-    """Another replica wrote since: what only this file has, agents send again. The newest one is kept, for people."""
+    """Moves the ledger aside after another replica wrote; records that only this file has are sent again by agents. The
+    newest one set aside is kept for inspection."""
     aside = ledger.parent / "set-aside"
     aside.mkdir(exist_ok=True)
     for place in sorted(ledger.parent.glob(f"{ledger.name}*")):

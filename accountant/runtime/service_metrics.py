@@ -1,12 +1,12 @@
 """Exports jobs, tasks, deliveries, inventory and request counts to Prometheus.
 
-A second view for people: bills and weights come from the ledger alone. Its figures are read at the
-scrape by accountant.api.ledger_metrics.
+These metrics are for dashboards and alerts only, not for bills or weights. The ledger's own figures are exported by
+accountant.api.ledger_metrics.
 
-Costs are of a job's whole life so far, as `GET /v1/jobs/{id}` tells them; a job without a price has no series. The
-number of jobs is up to those who submit them, so it is bounded: those that burn the most stay, and how many were left
-out is a figure of its own. Whole lives take longer to read than other figures: at most a twentieth of the time is spent
-on it, and between two readings a scrape shows the last one.
+Costs of jobs are lifetime costs as in `GET /v1/jobs/{id}`; a job without a price has no series. Users determine the
+number of jobs, so it is limited to those with the highest burn rate; another series says how many are left out.
+Lifetime costs are slow to compute, so at most a twentieth of the time is spent on them; in between a scrape shows the
+previous result.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ NAMELESS = frozenset(
         "version",
     }
 )
-"""Labels of which no value names a team, its people, its namespaces, its queues or its jobs."""
+"""Labels that never identify a team, user, namespace, queue or job."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _COMMIT_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
 class Metrics:
-    """The registry of one accountant. Thread-safe."""
+    """The metrics registry of one accountant. Thread-safe."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -91,33 +91,33 @@ class Metrics:
         self.registry.register(_Build())
 
     def booked(self, receipt: Receipt, seconds: float) -> None:
-        """A batch was committed `seconds` after its arrival."""
+        """Records that a batch was committed `seconds` after its arrival."""
         self._rows.labels("stored").inc(receipt.stored)
         self._rows.labels("duplicate").inc(receipt.duplicates)
         self._rows.labels("quarantined").inc(receipt.quarantined)
         self._commit.observe(seconds)
 
     def rows(self) -> dict[str, int]:
-        """Rows of the agents' batches so far, by what became of them."""
+        """Rows of the agents' batches so far, by result."""
         samples = (sample for family in self._rows.collect() for sample in family.samples)
         return {sample.labels["result"]: int(sample.value) for sample in samples if sample.name.endswith("_total")}
 
     def answered(self, status: int) -> None:
-        """A batch was answered with `status`; other than 200, nothing of it was stored."""
+        """Records the status of the answer to a batch; unless it is 200, nothing was stored."""
         self._batches.labels(str(status)).inc()
 
     def watch(self, collector: Collector) -> None:
-        """Add the figures of a ledger (accountant.api.ledger_metrics). Once per registry."""
+        """Adds the figures of a ledger (accountant.api.ledger_metrics). Once per registry."""
         self.registry.register(collector)
 
     def exposition(self, *, naming: bool = True) -> bytes:
-        """The text format. Reads the ledger: call it in a thread. naming: also what names a team, or a user or an
-        object of one."""
+        """The metrics as text. Reads the ledger: call it in a thread. naming: include series that name a team, or a
+        user or an object of one."""
         return generate_latest(self.registry if naming else _WithoutTeams(self.registry))
 
 
 class _WithoutTeams(Collector):
-    """What a registry has, without the families that name a team."""
+    """The registry without the families that name a team."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -136,27 +136,27 @@ class _Build(Collector):
 
 
 EVERY_MS: Final = 60_000
-"""How old the figures may be, where reading them is quick …"""
+"""Maximum age of the figures if reading them is quick."""
 IDLE_PER_BUSY: Final = 20
-"""… and how many times as long as it took the last one is waited for, where it is not."""
+"""If reading is slow, the pause is this many times the duration of the last reading."""
 
 
 class SnapshotLedger(Protocol):
-    """A ledger that can be asked about one moment."""
+    """A ledger with snapshots."""
 
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[JobQuestions]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _JobCost:
-    """A job with what its life cost, by GPU model."""
+    """A job with its lifetime cost by GPU model."""
 
     job: Job
     cost: Mapping[str, Decimal]
 
 
 class JobCollector(Collector):
-    """book: the price book in force. Thread-safe; scrapes at the same time share one reading."""
+    """Costs of jobs. book: returns the price book in force. Thread-safe; concurrent scrapes share one reading."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class JobCollector(Collector):
         return (cost, omitted, *usd)
 
     def _jobs(self, book: PriceBook) -> tuple[list[_JobCost], int]:
-        """Those to show, and how many more there are."""
+        """The jobs to show, and the number of others."""
         now = self._clock.wall_ms()
         kept_since = now - self._settings.keep * MS_PER_SECOND
         since = min(kept_since, now - EVERY_MS)
@@ -245,7 +245,8 @@ class JobCollector(Collector):
 
 
 class UpkeepCollector(Collector):
-    """refused: file -> whether its newest version is not in force. backups: those there are, newest first."""
+    """Background tasks, files and backups. refused: by file, whether its newest version is not in force. backups:
+    returns the backups, newest first."""
 
     def __init__(
         self, tasks: BackgroundTasks, refused: Callable[[], Mapping[str, bool]], backups: Callable[[], list[Backup]]
@@ -275,7 +276,7 @@ class UpkeepCollector(Collector):
         try:
             known = self._backups()
         except AccountantError:
-            known = []  # the task says so, and a place that cannot be read has no newest one
+            known = []  # the task reports it; the newest backup is unknown
         number.add_metric([], len(known))
         if known:
             newest.add_metric([], known[0].at_ms / MS_PER_SECOND)
@@ -283,7 +284,7 @@ class UpkeepCollector(Collector):
 
 
 class LakeCollector(Collector):
-    """Metrics of what this accountant publishes in the lake."""
+    """Metrics of this accountant's publications in the lake."""
 
     def __init__(self, publisher: LakePublisher) -> None:
         self._publisher = publisher
@@ -325,7 +326,7 @@ class DeliveryCollector(Collector):
 
 
 class InventoryCollector(Collector):
-    """Metrics of one inventory, as it is at the scrape."""
+    """Metrics of one inventory, as of the scrape."""
 
     def __init__(self, inventory: ClusterInventory, clock: Clock) -> None:
         self._inventory = inventory
@@ -349,7 +350,7 @@ class InventoryCollector(Collector):
 
 
 class BooksCollector(Collector):
-    """waiting: the proposals that were found when closed months were looked at last."""
+    """Closed months. waiting: returns the proposals found at the last check."""
 
     def __init__(self, waiting: Callable[[], Sequence[Proposal]]) -> None:
         self._waiting = waiting

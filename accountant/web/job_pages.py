@@ -1,8 +1,8 @@
 """Serves the job pages, with the decisions that concern a job.
 
-`<job>`, or `<job>-<what they add>`; KAI puts `pg-` before it, Kueue the kind of the job. A name that merely begins
-alike is another job's. A victim's record lists its pods, which tells exactly; what claims GPUs has none yet, and is
-taken for the job with the longest name that fits. Pure.
+Decisions name gangs, whose names are `<job>` or `<job>-<suffix>`; KAI adds the prefix `pg-`, Kueue the kind of the job.
+A record about a victim lists its pods, which identify the job exactly. A record about a workload that claims GPUs has
+no pods yet; it is assigned to the job with the longest matching name.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from gputally.base.units import MS_PER_DAY
 
 
 def gangs_of(key: JobKey) -> tuple[str, ...]:
-    """How the names of its gangs begin: namespace/name."""
+    """The beginnings of the names of the job's gangs: namespace/name."""
     return tuple(f"{key.namespace}/{name}" for name in _names(key.job))
 
 
 def decisions_about_job(
     decisions: Iterable[Decision], key: JobKey, pods: Collection[str], siblings: Collection[str]
 ) -> list[Decision]:
-    """Those about the job, in their order. pods: the names of its own. siblings: jobs of its cluster and namespace, as
-    keys have them."""
+    """The decisions about the job, in their order. pods: names of its pods. siblings: jobs of the same cluster and
+    namespace, as in JobKey."""
     mine = {f"{key.namespace}/{name}" for name in pods}
     jobs = sorted({key.job, *siblings}, key=lambda job: (-len(_name(job)), job != key.job, job))
     return [one for one in decisions if _is_about(one, key, mine, jobs)]
@@ -72,7 +72,7 @@ def _names(job: str) -> tuple[str, ...]:
 
 
 def _name(job: str) -> str:
-    """Without its kind."""
+    """The name without the kind."""
     return job.partition("/")[2] or job
 
 
@@ -80,7 +80,7 @@ router = APIRouter(include_in_schema=False)
 JOBS_A_PAGE = 100
 MOST_DECISIONS = 500
 _TIMELINE_MS = 31 * MS_PER_DAY
-"""Longest timeline; of a job that runs for longer it shows the end."""
+"""Longest timeline; for a longer job the timeline shows the last part."""
 
 
 class JobsParams(Params):
@@ -150,7 +150,7 @@ def _job_page(
     *,
     everyone: bool,
 ) -> Response:
-    """everyone: the reader may see what is said of other teams, so the decisions' own pages too."""
+    """everyone: the reader may see other teams, and so the pages of decisions."""
     title = f"What each GPU did for {found.job.job}"
     return overview_pages.page(
         request, "/jobs", "job.html", deps, found=found, job=found.job, strips=strips, decided=decided, shares=shares,
@@ -161,7 +161,7 @@ def _job_page(
 
 
 def _shown_span(job: Job, start_ms: int, now_ms: int) -> tuple[int, int]:
-    """The span of the timeline: the job's life, or the end of a long one."""
+    """The span of the timeline: the job's life, or its last part if it is long."""
     end = job.held_until_ms if job.state == "ended" and job.held_until_ms is not None else now_ms
     end = max(end, start_ms + 1)
     return max(start_ms, end - _TIMELINE_MS), end

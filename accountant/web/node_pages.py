@@ -1,7 +1,4 @@
-"""Serves the node pages, with the timeline of each GPU.
-
-Asks a snapshot for what is drawn and no more; has no clock.
-"""
+"""Serves the node pages, with the timeline of each GPU."""
 
 from __future__ import annotations
 
@@ -41,12 +38,12 @@ _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 1040, 190, 8, 6, 26
 _ROW, _GAP = 26, 8
 _LABELS = 6
 _SHORT = 18
-"""Characters of a device's name that have room."""
+"""Maximum number of characters of a device's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuTimeline:
-    """One GPU. cells: what it did in each cell of the timeline, in GPU-µs."""
+    """One GPU. cells: its accounts in each cell of the timeline, in GPU-µs."""
 
     name: str
     detail: str
@@ -59,7 +56,7 @@ class GpuTimeline:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """starts: local begins of the cells, each `hours` long. more: GPUs that are not shown."""
+    """starts: local starts of the cells, each `hours` long. more: number of GPUs that are not shown."""
 
     starts: tuple[datetime, ...]
     hours: int
@@ -68,8 +65,8 @@ class Timeline:
 
 
 class AccountVector(NamedTuple):
-    """starts: local begins of the cells of a span, each `hours` long. edges: the instants between which no cell ends;
-    of each stretch between two of them, places has the number of its cell. Where clocks are set back, two stretches
+    """The cells of a span. starts: their local starts, each `hours` long. edges: instants that split the span so that
+    each piece lies in one cell; places: for each piece, the index of its cell. When clocks are set back, two pieces
     belong to one cell."""
 
     starts: tuple[datetime, ...]
@@ -79,7 +76,7 @@ class AccountVector(NamedTuple):
 
 
 def cells(start_ms: int, end_ms: int, tz: ZoneInfo) -> AccountVector:
-    """At most 97 of [start_ms, end_ms), by whole local hours."""
+    """Divides [start_ms, end_ms) into at most 97 cells of whole local hours."""
     first = _local(start_ms, tz)
     span = max(1, math.ceil((end_ms - start_ms) / MS_PER_HOUR) + 1)
     hours = next(
@@ -95,7 +92,7 @@ def cells(start_ms: int, end_ms: int, tz: ZoneInfo) -> AccountVector:
             edges.append(at)
         if not places or places[-1] != place:
             places.append(place)
-        # Zones are set by whole quarters of an hour.
+        # Offsets of time zones are multiples of a quarter of an hour.
         at = at - at % BUCKET_MS + BUCKET_MS
     edges.append(max(start_ms, end_ms))
     starts = tuple(first + timedelta(hours=hours * i) for i in range(count))
@@ -105,10 +102,10 @@ def cells(start_ms: int, end_ms: int, tz: ZoneInfo) -> AccountVector:
 def timeline(
     ledger: EpochQuestions, start_ms: int, end_ms: int, where: Where, timezone: str
 ) -> tuple[Timeline, list[UsageLine]]:
-    """The GPUs that a filter leaves, over [start_ms, end_ms), and the usage of each GPU over all of it. Of too many,
-    those with the most allocated time are shown; by node and name.
+    """The GPUs that match a filter, over [start_ms, end_ms), and the usage of each GPU over the whole span. If there
+    are too many, those with the most allocated time are shown; by node and name.
 
-    Two questions, and as many figures as there are cells to draw, however long the span is."""
+    Needs two queries, and as many figures as cells, for a span of any length."""
     tz = zone(timezone)
     of_gpus = ledger.usage(start_ms, end_ms, _OF_GPUS, where, timezone)
     shown = sorted(of_gpus, key=lambda line: -line.accounts_gpu_us.allocated)[:MOST_STRIPS]
@@ -133,13 +130,13 @@ def timeline(
 
 
 def _local(at_ms: int, tz: ZoneInfo) -> datetime:
-    """The begin of its local hour."""
+    """The start of its local hour."""
     local = datetime.fromtimestamp(at_ms // MS_PER_SECOND, tz)
     return local.replace(minute=0, second=0, microsecond=0, tzinfo=None, fold=0)
 
 
 def timeline_svg(found: Timeline, title: str) -> str:
-    """A row per GPU, a column per cell; in a column the accounts, busy at the bottom. SVG."""
+    """An SVG with a row per GPU and a column per cell; a column shows the accounts, busy at the bottom."""
     height = _TOP + len(found.strips) * (_ROW + _GAP) + _BOTTOM
     svg = root("timeline", _WIDTH, height, title, _described(found))
     pitch = (_WIDTH - _LEFT - _RIGHT) / max(1, len(found.starts))
@@ -179,7 +176,7 @@ def _shares(accounts: Accounts) -> str:
 
 
 def _short(gpu: str) -> str:
-    """Enough of a UUID to tell it from the others of a cluster; MIG rows keep their instance."""
+    """The beginning of a UUID, long enough to be distinct in a cluster; MIG rows keep their instance."""
     head, slash, rest = gpu.partition("/")
     return (head if len(head) <= _SHORT else "-".join(head.split("-")[:2])[:_SHORT]) + slash + rest
 
@@ -237,7 +234,7 @@ def one(
 
 @router.post("/node/{cluster}/{node}/gpus")
 async def move(request: Request, cluster: str, node: str, deps: Given) -> Response:
-    """The form of the node's page: a GPU moved to this node. An admin's act."""
+    """Moves a GPU to this node, from the form on the node's page, on behalf of an administrator."""
     principal = await admit(request, deps, "admin", form=True)
     fields = await overview_pages.read_form(request)
     check_form(request, fields.pop("form_token", ""))

@@ -1,7 +1,7 @@
 """Serves the home, month, team, prices, coverage, decisions, late-change proposal and sign-in pages.
 
-Names come from users: everything passes jinja2's autoescape. No scripts, nothing from elsewhere. The
-report pages are the report's own rendering with the navigation put on top.
+Names come from users, so all text passes jinja2's autoescape. There are no scripts and no external content. The report
+pages are the HTML report with the navigation on top.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ NAVIGATION = (("/", "Overview"), ("/month", "Month"), ("/jobs", "Jobs"), ("/node
 
 @dataclass(frozen=True, slots=True)
 class StaleLedger:
-    """The newest record, where it is too old to speak of the present. age: in words. cluster: the one that stopped
-    reporting while others go on; empty where all records are old."""
+    """The newest record, if it is too old to describe the present. age: as text. cluster: the one that stopped
+    reporting while others continue; empty if all records are old."""
 
     newest_ms: int
     age: str
@@ -135,7 +135,7 @@ def coverage_page(request: Request, deps: Given, principal: Reading) -> Response
     at = deps.clock.wall_ms()
     month = Month.of(at - 1, periods.zone(deps.settings.timezone))
     start = month.span(periods.zone(deps.settings.timezone))[0]
-    whole = deps.picker() is None  # a lake holds what was booked and nothing else
+    whole = deps.picker() is None  # a lake has no quarantine and no missing records
     nodes = page_queries.coverage(deps, month)
     return page(
         request,
@@ -160,11 +160,11 @@ STATIC = static_routes(
         "/favicon.ico": (page_layout.ICON, page_layout.ICON_TYPE),
     }
 )
-"""The reports' sheet with what the pages add to it; and the icon, which browsers ask for by themselves."""
+"""The stylesheet of reports and pages; and the icon, which browsers request automatically."""
 
 
 def present(request: Request, refusal: Refusal) -> Response:
-    """A refusal as a page where a person is looking at pages, as a problem document everywhere else."""
+    """A refusal as an HTML page for browsers, and as a problem document for other clients."""
     wants_page = "text/html" in request.headers.get("accept", "")
     if not wants_page or request.url.path.startswith("/v1/"):
         return answer(refusal, request.url.path)
@@ -177,7 +177,7 @@ def present(request: Request, refusal: Refusal) -> Response:
 
 
 def asked_month(text: str, at_ms: int, tz: ZoneInfo) -> Month:
-    """The month that a page was asked for. Raises Refusal for what is none, and for one to come."""
+    """The month in a page's URL. Raises Refusal for an invalid or future month."""
     try:
         month = Month.parse(text)
     except ValueError as error:
@@ -188,7 +188,7 @@ def asked_month(text: str, at_ms: int, tz: ZoneInfo) -> Month:
 
 
 def _report(request: Request, deps: Deps, month: str, team: str | None) -> Response:
-    """The report's own page under the navigation."""
+    """The HTML report with the navigation."""
     at, timezone = deps.clock.wall_ms(), deps.settings.timezone
     chosen = asked_month(month, at, periods.zone(timezone))
     kept = report_of(deps, chosen, team)
@@ -208,22 +208,23 @@ def _report(request: Request, deps: Deps, month: str, team: str | None) -> Respo
 
 
 def report_of(deps: Deps, month: Month, team: str | None) -> Answer[str]:
-    """A month's report as a page, team None: of the whole cluster."""
+    """The HTML report of a month; team: None for the whole cluster."""
     found = page_queries.readings_of(deps, month)
 
     def rendered() -> str:
         report = report_model.report_of(deps.ledger, deps.books, found.value.readings, month, team)
         return html_and_pdf.render_html(report, _links(deps, month, team))
 
-    # Nothing else makes a report, so what was made of these readings once is made of them.
+    # Pages depend only on this key: what was rendered from the same readings is reused.
     key = ("report", month, team, deps.books.status(month), page_queries.books(deps), found.value.found_ms)
     return Answer(deps.prepared.ask(key, rendered, lambda: None).value, found.as_of_ms)
 
 
 def prepare_pages(deps: Deps) -> None:
-    """Everything that most readers will look at and that takes long, asked before they do. Raises AccountantError.
+    """Computes the pages that most readers will open and that take long, before they do. Raises AccountantError.
 
-    The month before is what bills are sent for: found once, and again only where something came late for it."""
+    The previous month is included, because its bills are sent; it is computed again only when late records arrive for
+    it."""
     page_layout.make_ready(_environment(), "accountant.web")
     timezone = periods.zone(deps.settings.timezone)
     running = Month.of(deps.clock.wall_ms() - 1, timezone)
@@ -235,7 +236,7 @@ def prepare_pages(deps: Deps) -> None:
 
 
 def _links(deps: Deps, month: Month, team: str | None) -> html_and_pdf.Links:
-    """Where the figures of a month's report lead. On a team's page to that team's own pages."""
+    """Where the figures of a month's report link to. On a team's page, to that team's own pages."""
     booked = correcting(deps.ledger)
 
     def act(one: Correction | Adjustment) -> str:
@@ -261,7 +262,7 @@ def page(request: Request, current: str, template: str, deps: Deps, **values: An
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """The fields of a form of ours, each once. Raises Refusal."""
+    """The fields of a form, each at most once. Raises Refusal."""
     body = b""
     async for part in request.stream():
         body += part
@@ -271,7 +272,7 @@ async def read_form(request: Request) -> dict[str, str]:
 
 
 def person_of(request: Request) -> Person | None:
-    """Who signed in, for the navigation; None for a token, or where all pages are open."""
+    """The signed-in person, for the navigation; None for a token, or if all pages are open."""
     found: Person | None = getattr(request.state, "person", None)
     return found
 
@@ -302,12 +303,12 @@ def _environment() -> Environment:
 
 
 def _job_id(row: page_rows.HeldWorkload | page_rows.NodeHold) -> str:
-    """In the address of the job's page."""
+    """The job's id in page URLs."""
     return JobKey(row.cluster, row.namespace, row.job).id
 
 
 def _count(gpus: float | None) -> str:
-    """The number of GPUs in a posted decision; no figure where none can be shown."""
+    """A number of GPUs in a posted decision; no figure if there is none to show."""
     return decision_text.of_gpus(gpus)
 
 
@@ -316,18 +317,18 @@ def _instant_text(at_ms: int, zone: ZoneInfo) -> str:
 
 
 def _figure(value: float | None) -> str:
-    """A weight: four significant digits."""
+    """A weight with four significant digits."""
     return report_text.NOTHING if value is None else f"{value:.4g}"
 
 
 decision_router = APIRouter(include_in_schema=False)
 SHOWN = 200
 LOOKED_AT = 10_000
-"""Decisions of the span that a choice is made from, newest first."""
+"""Decisions of the span among which the page selects, newest first."""
 
 
 class DecisionsParams(Params):
-    """subject: a queue or a workload, by its whole name."""
+    """subject: the full name of a queue or a workload."""
 
     kind: Literal["weight", "preemption", "hold"] | None = None
     subject: str | None = Field(default=None, max_length=500)
@@ -335,7 +336,7 @@ class DecisionsParams(Params):
 
 
 def address(decision: Decision) -> str:
-    """The address of a decision's page: the instant leads to the cycle, the id to the decision."""
+    """The URL of a decision's page: the instant identifies the cycle, the id the decision."""
     return f"/decisions/{decision.at_ms}/{quote(decision.id, safe='/')}"
 
 
@@ -382,7 +383,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/proposals")
 def proposals(request: Request, deps: Given, principal: Reading) -> Response:
-    """A team lead sees the effect on the own teams."""
+    """A team lead sees the effect on their own teams."""
     found = [(one, one.effects(principal.teams)) for one in deps.books.proposals()]
     book = deps.book()
     rows = [(one, effect) for one, effects in found for effect in effects]
@@ -394,7 +395,7 @@ def proposals(request: Request, deps: Given, principal: Reading) -> Response:
 
 
 class _SignInSite:
-    """gputally.server.sign_in.SignInSite"""
+    """Implements gputally.server.sign_in.SignInSite."""
 
     def people(self, request: Request) -> SignInService:
         deps = _deps(request)

@@ -1,10 +1,11 @@
-"""Asks the ledger for what the pages show, through the answer cache.
+"""Queries the ledger for the data of the pages, through the answer cache.
 
 Invariants:
-- A key holds everything an answer depends on besides the records: the span, who may see it, and the books.
-- Answers are cut to what a page can show before they are kept: a month of a large fleet has tens of thousands of jobs.
+- A key contains everything an answer depends on besides the records: the span, who may see it, prices and acts.
+- Answers are cut to what a page can show before they are cached: a month of a large fleet has tens of thousands of
+  jobs.
 
-It renders nothing. What is quick is asked by the pages themselves.
+Quick queries are made by the page modules directly.
 """
 
 from __future__ import annotations
@@ -36,15 +37,14 @@ NODES_DAYS = 7
 
 
 _LOOK_BACK_MS = 7 * MS_PER_DAY
-"""How old the newest record of a queue's share may be."""
+"""Maximum age of the newest record about a queue's share."""
 _RECORDS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is known of who wants GPUs. watched: the cluster whose pods an API server tells this accountant, "" for
-    none; only of that one `waiting` is complete. asks: of the queues that hold no others, as the controller last
-    recorded them."""
+    """The known demand for GPUs. watched: the cluster that this accountant watches through an API server, "" for none;
+    `waiting` is complete only for it. asks: demand of the leaf queues, as last recorded by the controller."""
 
     watched: str
     waiting: tuple[page_rows.Waiting, ...]
@@ -57,20 +57,20 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class CurrentDemand:
-    """Who holds what, and who waits."""
+    """The present use of GPUs and the waiting pods."""
 
     held: page_rows.CurrentUse
     demand: Demand
 
 
 def records(ledger: Ledger, at_ms: int) -> list[Decision]:
-    """The newest records of what was decided about queues until an instant, for `reasons.shares`."""
+    """The newest decision records about queues before an instant, for `decision_text.shares`."""
     since = at_ms - _LOOK_BACK_MS
     return ledger.decisions(since, at_ms + 1, _RECORDS, kind="weight", subject=decision_text.EVERYTHING)
 
 
 def demand(deps: Deps, waiting: tuple[page_rows.Waiting, ...], at_ms: int) -> Demand:
-    """What the accountant's own watches and the controller's records say."""
+    """The demand from the accountant's own watches and the controller's records."""
     kubernetes = deps.settings.kubernetes
     policies = deps.ledger.policies(at_ms, at_ms + 1)
     queues = policies[-1].policy.queues if policies else ()
@@ -82,7 +82,7 @@ def demand(deps: Deps, waiting: tuple[page_rows.Waiting, ...], at_ms: int) -> De
 
 
 def current_demand(deps: Deps) -> Answer[CurrentDemand]:
-    """The newest settled quarter of an hour (of a lake: hour); where little is metered, the last one there was."""
+    """The newest settled quarter of an hour (from a lake: hour); if little of it is metered, the last one that is."""
 
     def find() -> CurrentDemand:
         at = deps.clock.wall_ms()
@@ -98,14 +98,14 @@ def current_demand(deps: Deps) -> Answer[CurrentDemand]:
 
 
 def recorded_of(deps: Deps, month: Month) -> bool:
-    """Whether the records reach into the month; without any there are no figures of it, and no zeros either."""
+    """Whether there are records of the month; without any its figures are unknown, not zero."""
     begun, newest = deps.ledger.extent()
     start, end = month.span(periods.zone(deps.settings.timezone))
     return newest > start and begun < end
 
 
 def month_so_far(deps: Deps, month: Month) -> Answer[page_rows.MonthSoFar]:
-    """month: the running one."""
+    """month: the current one."""
 
     def find() -> page_rows.MonthSoFar:
         return page_rows.month_so_far(deps.ledger, deps.book(), deps.clock.wall_ms(), deps.settings.timezone)
@@ -114,7 +114,7 @@ def month_so_far(deps: Deps, month: Month) -> Answer[page_rows.MonthSoFar]:
 
 
 def jobs_of(deps: Deps, month: Month, where: Where) -> Answer[dict[JobState | None, page_rows.Jobs]]:
-    """The jobs by state, all of them under None; the dearest MOST_JOBS of each."""
+    """The jobs by state, and all of them under None; the most expensive MOST_JOBS of each."""
 
     def find() -> dict[JobState | None, page_rows.Jobs]:
         at, timezone = deps.clock.wall_ms(), deps.settings.timezone
@@ -128,7 +128,7 @@ def jobs_of(deps: Deps, month: Month, where: Where) -> Answer[dict[JobState | No
 
 
 def machines(deps: Deps, days: int) -> tuple[tuple[page_rows.Machine, ...], Accounts, int | None]:
-    """The nodes of the last days, all of them together, and of when that is."""
+    """The nodes of the last days, their sum, and the time of the answer."""
 
     def find() -> tuple[tuple[page_rows.Machine, ...], Accounts]:
         at = deps.clock.wall_ms()
@@ -147,7 +147,7 @@ def gpus_of(deps: Deps, cluster: str, node: str) -> tuple[GpuOwnership, ...]:
 
 
 def coverage(deps: Deps, month: Month) -> Answer[tuple[page_rows.NodeCoverage, ...]]:
-    """The coverage of each node in the running month."""
+    """The coverage of each node in the current month."""
 
     def find() -> tuple[page_rows.NodeCoverage, ...]:
         start = month.span(periods.zone(deps.settings.timezone))[0]
@@ -158,7 +158,7 @@ def coverage(deps: Deps, month: Month) -> Answer[tuple[page_rows.NodeCoverage, .
 
 @dataclass(frozen=True, slots=True)
 class MonthReadings:
-    """What a month's reports are made of, the cluster's and every team's. found_ms: when it was read."""
+    """The data of a month's reports, for the cluster and all teams. found_ms: when it was read."""
 
     found_ms: int
     readings: Readings
@@ -169,7 +169,7 @@ class MonthReadings:
 
 
 def readings_of(deps: Deps, month: Month) -> Answer[MonthReadings]:
-    """One reading for all teams: the next report's page does not wait for the ledger."""
+    """Reads the data once for all teams, so that the next report page does not wait for the ledger."""
     timezone = deps.settings.timezone
     start, whole_end = month.span(periods.zone(timezone))
 
@@ -186,8 +186,8 @@ def readings_of(deps: Deps, month: Month) -> Answer[MonthReadings]:
 
 @dataclass(frozen=True, slots=True)
 class Bills:
-    """A month's, cut by job, node or whatever: what every figure of its pages is itemised from. found_ms: when they
-    were found. stated: the statement that they make, without what is booked beside."""
+    """The bills of a month by job, node or another grouping, from which the figures of its pages are itemised.
+    found_ms: when they were computed. stated: the statement of these bills, without other booked items."""
 
     found_ms: int
     stated: Statement
@@ -199,30 +199,27 @@ class Bills:
 
 
 def bills_of(deps: Deps, month: Month, by: Cut) -> Answer[Bills]:
-    """The bills of a month from its records, at the prices that the books have for it."""
+    """The bills of a month from its records, at the month's prices."""
     (key,), mark = _bills_keys(deps, month, (by,))
     return deps.prepared.ask(key, lambda: _bills(deps, month, (by,))[0], mark)
 
 
 def all_bills_of(deps: Deps, month: Month) -> None:
-    """All cuts of a month's bills, asked for together: one moment of the ledger, and what they share is found
-    once."""
+    """The bills of a month in all groupings, computed together from one snapshot with shared intermediate results."""
     cuts = tuple(statement_items.DIMENSIONS)
     keys, mark = _bills_keys(deps, month, cuts)
     deps.prepared.together(keys, lambda: _bills(deps, month, cuts), mark)
 
 
 def _bills_keys(deps: Deps, month: Month, cuts: Sequence[Cut]) -> tuple[list[Hashable], Callable[[], Hashable] | None]:
-    """What each cut's bills depend on besides the records, and what tells of a month that is over that these are the
-    same."""
+    """The cache key of each grouping, and the mark of a past month."""
     start, whole_end = month.span(periods.zone(deps.settings.timezone))
     told = deps.books.status(month), prices_and_policy(deps)
     return [("bills", month, by, *told) for by in cuts], _unchanged(deps, start, whole_end)
 
 
 def _unchanged(deps: Deps, start_ms: int, end_ms: int) -> Callable[[], Hashable] | None:
-    """What tells that answers about a span that is over are still the same. None for one that runs, which has another
-    end every instant."""
+    """The mark of a span in the past. None for a current span, whose end changes with every instant."""
     return (lambda: deps.ledger.mark(start_ms, end_ms)) if end_ms <= deps.clock.wall_ms() else None
 
 
@@ -239,7 +236,7 @@ def _bills(deps: Deps, month: Month, cuts: Sequence[Cut]) -> list[Bills]:
 
 
 def prepare_answers(deps: Deps, month: Month) -> None:
-    """What most readers will look at besides reports, asked before they do. month: the running one. Raises
+    """Computes what most readers will open besides reports, before they do. month: the current one. Raises
     AccountantError."""
     current_demand(deps)
     month_so_far(deps, month)
@@ -249,12 +246,12 @@ def prepare_answers(deps: Deps, month: Month) -> None:
 
 
 def books(deps: Deps) -> Hashable:
-    """What tells one state of price book, policy and acts from another."""
+    """A value that changes with the price book, the policy or the acts."""
     return prices_and_policy(deps), deps.ledger.last_act()
 
 
 def prices_and_policy(deps: Deps) -> Hashable:
-    """The same without the acts."""
+    """A value that changes with the price book or the policy."""
     book = deps.book()
     at = deps.clock.wall_ms()
     policies = deps.ledger.policies(at, at + 1)

@@ -1,6 +1,6 @@
 """Computes the rows, totals and links that the pages show, and divides long lists into pages.
 
-Rendering (accountant.web.overview_pages) adds nothing but form. No clock and no HTTP: the instant is an argument.
+Templates (accountant.web.overview_pages) only format them. The present instant is an argument.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from gputally.base.units import MS_PER_HOUR, US_PER_MS
 
 _OF_HOLDING: Final[tuple[Dimension, ...]] = ("cluster", "team", "namespace", "job", "gpu_model")
 TRUSTED = 0.98
-"""Coverage from which on a span counts as known."""
+"""Minimum coverage for a span to count as known."""
 MOST_HOLDERS = 40
 
 
 class MachineQuestions(Questions, Protocol):
-    """What is asked about machines: accountant.storage.snapshot.Snapshot."""
+    """The queries about machines: accountant.storage.snapshot.Snapshot."""
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        """How many GPUs each node had for a part of the span, by cluster and node."""
+        """The number of GPUs of each node for any part of the span, by cluster and node."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HeldWorkload:
-    """A workload and the GPUs it holds on average over the span shown."""
+    """A workload and the GPUs that it holds on average over the displayed span."""
 
     cluster: str
     team: str
@@ -59,9 +59,9 @@ class HeldWorkload:
 
 @dataclass(frozen=True, slots=True)
 class CurrentUse:
-    """The newest quarter of an hour that is metered: [start_ms, end_ms). starting_us, gang_waiting_us: of its idle
-    time. burn_per_hour: what an hour like it costs, of what has a price; None without a price book. unpriced_gpus: of
-    those held."""
+    """The newest metered quarter of an hour: [start_ms, end_ms). starting_us, gang_waiting_us: parts of its idle time.
+    burn_per_hour: cost of an hour at this rate, without unpriced time; None without a price book. unpriced_gpus: held
+    GPUs without a price."""
 
     start_ms: int
     end_ms: int
@@ -78,8 +78,8 @@ class CurrentUse:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Pods of a queue that ask for GPUs and are on no node. gpus: devices asked for, MIG instances and replicas among
-    them. longest_ms: since the oldest was made."""
+    """Pods of a queue that request GPUs and are on no node. gpus: requested devices, including MIG instances and
+    replicas. longest_ms: since the oldest was created."""
 
     team: str
     queue: str
@@ -90,7 +90,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class TeamSoFar:
-    """A team's month so far. cost: payable, of what has a price; None without a price book."""
+    """A team's month so far. cost: payable, without unpriced time; None without a price book."""
 
     team: str
     allocated_us: int
@@ -102,8 +102,8 @@ class TeamSoFar:
 
 @dataclass(frozen=True, slots=True)
 class MonthSoFar:
-    """The running month. total: what the teams' lines add up to; None without a price book. recorded: any record is of
-    this month; without one there are no figures, and no zeros either."""
+    """The current month. total: sum of the teams' lines; None without a price book. recorded: whether there is any
+    record of this month; without one the figures are unknown, not zero."""
 
     month: Month
     teams: tuple[TeamSoFar, ...]
@@ -118,7 +118,7 @@ class MonthSoFar:
 
 @dataclass(frozen=True, slots=True)
 class NodeCoverage:
-    """One node's month so far. capacity without what was down."""
+    """One node's month so far. capacity without down time."""
 
     cluster: str
     node: str
@@ -133,7 +133,7 @@ class NodeCoverage:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A node over a span, and what it is as far as known. down: why, where it cannot be used now."""
+    """A node during a span, with its known facts. down: why it cannot be used now, "" if it can."""
 
     cluster: str
     name: str
@@ -151,7 +151,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """Jobs in one state, or all. dearest: the most expensive of `count`. total: of what has a price."""
+    """Jobs in one state, or all. dearest: the most expensive of `count`. total: of the time with a price."""
 
     dearest: tuple[Job, ...]
     count: int
@@ -204,7 +204,8 @@ def machines(ledger: MachineQuestions, facts: Iterable[NodeFacts], start_ms: int
 
 
 def jobs_by_state(found: Iterable[Job], most: int) -> dict[JobState | None, Jobs]:
-    """All under None, and those of each state that has any; the dearest first. most: that are kept of each."""
+    """All jobs under None, and those of each state that occurs; the most expensive first. most: maximum number per
+    state."""
     ordered = sorted(found, key=lambda one: (-(one.cost or 0), -one.accounts_gpu_us.allocated, one.id))
     by_state: dict[JobState | None, list[Job]] = {None: ordered}
     for one in ordered:
@@ -225,7 +226,7 @@ def _jobs(ordered: Sequence[Job], most: int) -> Jobs:
 
 
 def held_by(lines: Iterable[UsageLine]) -> list[NodeHold]:
-    """Who held anything, most first."""
+    """Workloads that held GPUs, the largest first."""
     found = [
         NodeHold(line.key["team"], line.key["cluster"], line.key["namespace"], line.key["job"], line.accounts_gpu_us)
         for line in lines
@@ -251,7 +252,7 @@ def waiting(pods: Iterable[KnownPod], at_ms: int) -> tuple[Waiting, ...]:
 
 
 def current_use(ledger: Questions, book: PriceBook | None, start: int, end: int, timezone: str) -> CurrentUse:
-    """On average over [start, end) in epoch ms: the newest stretch that is settled."""
+    """Averages over [start, end) in epoch ms: the newest settled span."""
     gpu_us = (end - start) * US_PER_MS
     finest = ledger.usage(start, end, (*_OF_HOLDING, *PRICED_BY), None, timezone)
     sums = summed(finest)
@@ -282,7 +283,7 @@ def current_use(ledger: Questions, book: PriceBook | None, start: int, end: int,
 
 
 def gpus_asked(facts: PodFacts) -> int:
-    """Devices that a pod asks for; a quantity that is no whole number is one."""
+    """The number of devices that a pod requests; a quantity that is not an integer counts as one."""
     asked = [amount for name, amount in facts.requests.items() if is_gpu_resource(name)]
     return sum(int(amount) if amount.isdecimal() else 1 for amount in asked)
 
@@ -290,8 +291,8 @@ def gpus_asked(facts: PodFacts) -> int:
 def burn_per_hour(
     ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str
 ) -> tuple[Decimal | None, int]:
-    """What an hour at the rate of [start_ms, end_ms) costs those who hold GPUs, and the GPU-µs that have no price and
-    are not in it; None without a price book."""
+    """The cost of an hour at the rate of [start_ms, end_ms) to those who hold GPUs, None without a price book; and the
+    GPU-µs without a price, which are not in it."""
     if book is None:
         return None, 0
     held = [one for one in charges(ledger, book, start_ms, end_ms, (), None, timezone) if one.account in ALLOCATED]
@@ -301,8 +302,7 @@ def burn_per_hour(
 
 
 def month_so_far(ledger: Ledger, book: PriceBook | None, at_ms: int, timezone: str) -> MonthSoFar:
-    """Every team that held or pays for anything this month, the largest first; amounts as a statement of today would
-    bill them."""
+    """Every team that held or pays for anything this month, the largest first; amounts as on a statement of today."""
     month = Month.of(at_ms - 1, zone(timezone))
     stated = statement(ledger, book, month.span(zone(timezone))[0], at_ms, timezone)
     by_team: dict[str, dict[str, int]] = {}
@@ -354,7 +354,7 @@ def by_node(ledger: Ledger, start_ms: int, end_ms: int) -> tuple[NodeCoverage, .
 
 
 def total_coverage(nodes: Iterable[NodeCoverage]) -> NodeCoverage:
-    """All of them as one."""
+    """The sum of all nodes."""
     listed = list(nodes)
     return NodeCoverage(
         "",
@@ -366,7 +366,7 @@ def total_coverage(nodes: Iterable[NodeCoverage]) -> NodeCoverage:
 
 
 def account_rows(accounts: Accounts) -> tuple[AccountRow, ...]:
-    """All accounts in their order, with their share of the capacity; costs are not looked at here."""
+    """All accounts in their order, with their share of the capacity; without costs."""
     values: dict[Account, int] = {name: getattr(accounts, name) for name in ACCOUNTS}
     return tuple(AccountRow(name, gpu_us, share(gpu_us, accounts.total), Decimal(0)) for name, gpu_us in values.items())
 
@@ -377,12 +377,12 @@ def utilisation(accounts: Accounts) -> float | None:
 
 
 def summed(lines: Sequence[UsageLine]) -> Accounts:
-    """The accounts of all lines together."""
+    """The sum of the accounts of all lines."""
     return added(line.accounts_gpu_us for line in lines)
 
 
 def added(several: Iterable[Accounts]) -> Accounts:
-    """Account by account."""
+    """The sum, account by account."""
     listed = list(several)
     if len(listed) == 1:
         return listed[0]
@@ -394,7 +394,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
-    """rows: of `count`, the first of them with number `first` (from 1). previous, following: addresses."""
+    """rows: of `count`, the first one with number `first` (from 1). previous, following: URLs."""
 
     rows: Sequence[T]
     first: int
@@ -413,8 +413,8 @@ class Page(Generic[T]):
 
 
 def paged(rows: Sequence[T], number: int, size: int, address: str, count: int | None = None) -> Page[T]:
-    """The page with that number, from 1; behind the end the last one. address: of a page, but for its number.
-    count: of all rows, where not all of them are at hand."""
+    """The page with that number, from 1; beyond the end, the last one. address: URL of a page without its number.
+    count: of all rows, if `rows` is not complete."""
     pages = max(1, -(-len(rows) // size))
     number = min(number, pages)
     first = (number - 1) * size
@@ -432,7 +432,7 @@ _ADJUSTMENT = TypeAdapter(Adjustment)
 
 
 def to_lines(month: Month, team: str | None) -> Callable[..., str]:
-    """The address of a figure's lines, for the month's page, or one team's."""
+    """Returns a function that makes the URL of a figure's lines, for the month's page or one team's."""
 
     def address(**chosen: object) -> str:
         return of_lines(month, chosen | ({"team": team} if team is not None else {}))
@@ -441,7 +441,7 @@ def to_lines(month: Month, team: str | None) -> Callable[..., str]:
 
 
 def of_lines(month: Month, query: Mapping[str, object], ending: str = "") -> str:
-    """What is None or False is not asked for. ending: of a file's address."""
+    """The URL of a figure's lines. query: None and False values are left out. ending: of a file's URL."""
     given = {
         name: "true" if value is True else str(value)
         for name, value in query.items()
@@ -451,17 +451,17 @@ def of_lines(month: Month, query: Mapping[str, object], ending: str = "") -> str
 
 
 def booked(act: Act) -> tuple[tuple[Correction, ...], tuple[Adjustment, ...]]:
-    """What an act brought beside the metered time."""
+    """The corrections and adjustments that an act booked."""
     if act.kind == "corrected":
         return _CORRECTIONS.validate_json(act.content), ()
     return (), (_ADJUSTMENT.validate_json(act.content),) if act.kind == "adjusted" else ()
 
 
 def correcting(journal: Journal) -> Mapping[Correction, int]:
-    """The act that booked each correction; of equal ones the last."""
+    """The number of the act that booked each correction; of equal ones the last."""
     return {one: act.number for act in journal.acts("corrected") for one in booked(act)[0]}
 
 
 def adjusting(adjustment: Adjustment) -> int:
-    """The act that booked an adjustment: its id ends with the number."""
+    """The number of the act that booked an adjustment: its id ends with it."""
     return int(adjustment.id.rpartition("-")[2])

@@ -1,11 +1,11 @@
 """Serves the pages behind a figure: statement lines, journal entries, the provider's invoice.
 
-Every figure of the month's and the team's page links here with the choice of statement lines that it sums up. The
-last row is the figure; nothing is left out of it, also where only the largest rows are shown.
+Every figure of the month's and the team's page links here with the selection of statement lines that it sums. The last
+row is the figure; it includes everything, even if only the largest rows are shown.
 
-A team lead sees the lines of the own teams, and no act that has none of them.
+A team lead sees the lines of their own teams, and only acts that concern these.
 
-The invoice is the newest one that was kept (`gputally accountant reconcile --keep`, or a true-up).
+The invoice is the newest stored one (`gputally accountant reconcile --keep`, or a true-up).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Choice = Literal[Capacity, "allocated", ""]
 
 
 class LinesParams(Params):
-    """by None: by team where the figure is of several, by node where it had no holder, else by job."""
+    """by: None: by team if the figure covers several, by node if it had no holder, otherwise by job."""
 
     team: str | None = Field(default=None, max_length=253)
     account: Choice = ""
@@ -94,7 +94,7 @@ def lines(
     figure, cut = asked.figure(team), page_queries.bills_of(deps, chosen, by)
     kept = deps.books.kept(chosen)
     book = deps.books.priced_by(kept)
-    # Nothing else makes a figure, so what was made of these bills once is made of them.
+    # Lines depend only on this key: what was rendered from the same bills is reused.
     key = ("lines", chosen, figure, by, books(deps), cut.value.found_ms)
     found = deps.prepared.ask(key, lambda: _shown(kept, figure, cut.value), lambda: None).value
     query = asked.model_dump(exclude_none=True, exclude_defaults=True) | ({"team": team} if team else {})
@@ -114,7 +114,7 @@ def lines(
 def lines_file(
     request: Request, month: str, asked: Annotated[LinesParams, Query()], deps: Given, principal: Reading
 ) -> Response:
-    """Every item, none left out: exact hours and costs beside the payable minor units."""
+    """Every item: exact hours and costs, and the payable minor units."""
     team, chosen, by = _chosen(month, asked, deps, principal)
     kept, cut = deps.books.kept(chosen), page_queries.bills_of(deps, chosen, by).value
     stated = kept or cut.stated
@@ -125,7 +125,7 @@ def lines_file(
 
 @dataclass(frozen=True, slots=True)
 class _ShownLines:
-    """What the page shows of a figure. rows: the dearest; rest: the `more` others as one."""
+    """The displayed part of a figure. rows: the most expensive; rest: the `more` others as one row."""
 
     lines: Sequence[tuple[StatementLine, ItemAmount]]
     whole: ItemAmount
@@ -135,7 +135,7 @@ class _ShownLines:
 
 
 def _shown(kept: Statement | None, figure: LineFilter, cut: Bills) -> _ShownLines:
-    """kept: of a closed month the statement that the books have."""
+    """kept: the stored statement of a closed month."""
     found = itemise(kept or cut.stated, figure, cut.groups)
     return _ShownLines(found.lines, found.whole, *found.dearest(MOST_ROWS))
 
@@ -153,7 +153,7 @@ def _fitting(asked: LinesParams, team: str | None) -> Cut:
 
 
 def _named(by: Cut, key: tuple[str, ...]) -> tuple[str, str, str | None]:
-    """What to call an item, what to say beneath, and the page that it has."""
+    """The name of an item, the text below it, and the URL of its page, None without one."""
     if key == LATE:
         return LATE_TEXT, "", None
     names = dict(zip(DIMENSIONS[by], key, strict=True))
@@ -249,7 +249,7 @@ PARTS = ("invoice", "teams", "idle", "unused_commitments", "unmatched")
 
 
 class InvoiceParams(Params):
-    """model: of the invoice's lines, as the price book writes it."""
+    """model: of the invoice's lines, as in the price book."""
 
     show: Show = "all"
     model: str | None = Field(default=None, max_length=200)
@@ -262,7 +262,7 @@ class InvoiceParams(Params):
 
 @invoice_router.get("/invoice")
 def newest(deps: Given, principal: Reading) -> Response:
-    """To the newest month with an invoice; without any, to the month before this one."""
+    """Redirects to the newest month with an invoice; without any, to the previous month."""
     of_everyone(principal)
     kept = deps.ledger.acts("invoiced")
     before = Month.of(deps.clock.wall_ms() - 1, periods.zone(deps.settings.timezone)).previous

@@ -1,8 +1,7 @@
 """Explains a recorded decision in words and numbers, for the pages of both servers.
 
-Everything is read from the decision itself and from those of the same cycle, as the controller posted them; nothing is
-decided again. A posted decision is JSON from outside: whatever is missing, or is no number, is left out and never
-guessed. Pure.
+All values come from the decision itself and from those of the same cycle, as the controller posted them. A posted
+decision is external JSON, so missing values and values that are not numbers are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from accountant.wire.policy_models import Decision
 from gputally.base.number_format import MINUS, NOTHING, gpus, hours, percent
 
 _MOST: Final = 10**20
-"""No figure of a decision is as large; not-a-number is not smaller."""
+"""Larger numbers, and NaN, are not shown."""
 
 
 def amount(value: float | None, unit: str) -> str:
@@ -27,7 +26,7 @@ def amount(value: float | None, unit: str) -> str:
 
 
 def limit(value: Any) -> str:
-    """GPUs, of which -1 are without end."""
+    """A number of GPUs; -1 is unlimited."""
     found = number(value)
     return "unlimited" if found == -1 else of_gpus(value)
 
@@ -39,41 +38,41 @@ def of_gpus(value: Any) -> str:
 
 
 def one_decimal(value: Any) -> str:
-    """With one decimal."""
+    """A number with one decimal."""
     found = number(value)
     return NOTHING if found is None else f"{Decimal(str(found)):,.1f}"
 
 
 def four_digits(value: float) -> str:
-    """Four significant digits: a weight, a share of the law's own."""
+    """A number with four significant digits: a weight, or a share computed by a law."""
     return f"{value:.4g}"
 
 
 def sentence(text: str) -> str:
-    """With a capital and a full stop."""
+    """The text with a capital letter and a full stop."""
     text = text.strip()
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) or not text else ".")
 
 
 def text_of(value: Any) -> str:
-    """The value as text; the sign for nothing where there is none."""
+    """The value as text; a dash if there is none."""
     return NOTHING if value is None or value == "" else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def number(value: Any) -> float | None:
-    """A figure that can be shown, None for anything else."""
+    """A number that can be shown, None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _MOST:
         return None
     return float(value)
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """Empty where it is none."""
+    """The value if it is a mapping, otherwise an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
 def as_list(value: Any) -> Sequence[Any]:
-    """Empty where it is none."""
+    """The value if it is a list, otherwise an empty one."""
     return value if isinstance(value, list | tuple) else ()
 
 
@@ -116,7 +115,7 @@ _DONE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """A table. text: how many of the first columns are words. strong: rows that are about the decision's subject."""
+    """A table. text: number of leading columns that contain words. strong: rows about the decision's subject."""
 
     title: str
     lead: str
@@ -128,7 +127,7 @@ class TextTable:
 
 @dataclass(frozen=True, slots=True)
 class DecisionText:
-    """title: the question that is answered. related: other decisions of the cycle, each with what it is."""
+    """title: the question that the text answers. related: other decisions of the cycle, each with a label."""
 
     title: str
     sentences: tuple[str, ...]
@@ -139,7 +138,7 @@ class DecisionText:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a queue had when a cycle was last recorded, in GPUs. used: of the window's capacity. cycle: the record."""
+    """A queue's share in the last recorded cycle, in GPUs. used: share of the window's capacity. cycle: the record."""
 
     queue: str
     cycle: Decision
@@ -151,12 +150,12 @@ class Share:
 
     @property
     def left(self) -> float | None:
-        """GPUs that it is due and does not hold; negative where it holds more."""
+        """GPUs that the queue is entitled to and does not hold; negative if it holds more."""
         return None if self.due is None or self.holds is None else self.due - self.holds
 
 
 def decision_text(decision: Decision, cycle: Sequence[Decision]) -> DecisionText:
-    """cycle: the decisions of the same instant, this one among them or not."""
+    """The explanation of a decision. cycle: the decisions of the same instant, with or without this one."""
     inputs = decision.inputs
     if decision.kind == "hold":
         return DecisionText(
@@ -175,7 +174,7 @@ def decision_text(decision: Decision, cycle: Sequence[Decision]) -> DecisionText
 
 
 def shares(decisions: Iterable[Decision], queues: Sequence[str]) -> list[Share]:
-    """The shares of these queues, from the newest record of each target that knows them. decisions: newest first."""
+    """The shares of these queues, from the newest record of each target that contains them. decisions: newest first."""
     found: dict[tuple[str, str], Share] = {}
     for decision in decisions:
         if decision.kind == "weight" and decision.subject == EVERYTHING:
@@ -186,7 +185,7 @@ def shares(decisions: Iterable[Decision], queues: Sequence[str]) -> list[Share]:
 
 
 def is_record(decision: Decision) -> bool:
-    """A cycle's inputs: what other decisions refer to, and none of its own."""
+    """Whether this is the record of a cycle's inputs, to which other decisions refer."""
     return decision.subject == EVERYTHING and decision.kind != "hold"
 
 
@@ -253,7 +252,7 @@ def _weight(decision: Decision, record: Decision | None) -> DecisionText:
 
 
 def _change(change: Mapping[str, Any], value: float | None) -> TextTable:
-    """The parts of a weight's change since the decision before; they add up to it."""
+    """The contributions to a weight's change since the previous decision; they add up to it."""
     before = number(change.get("before"))
     rows: list[tuple[str, ...]] = []
     if before is not None and value is not None:
@@ -272,7 +271,7 @@ def _change(change: Mapping[str, Any], value: float | None) -> TextTable:
 
 
 def _of_kai(parts: Mapping[str, Any]) -> str:
-    """KAI's own formula with its numbers; "" under another law."""
+    """KAI's own formula with its numbers; "" for another law."""
     n, u, k = (number(parts.get(name)) for name in ("n", "u", "k"))
     if parts.get("law", "kai") != "kai" or n is None or u is None or k is None:
         return ""
@@ -347,7 +346,7 @@ def _victim(decision: Decision, cycle: Sequence[Decision]) -> DecisionText:
 
 
 def _others(decision: Decision, cycle: Sequence[Decision]) -> tuple[tuple[str, Decision], ...]:
-    """What was decided in the same cycle, the record last."""
+    """The other decisions of the same cycle, the record last."""
     mine = [one for one in cycle if one.id != decision.id and (one.id + "/").startswith(_cycle_id(decision) + "/")]
     named = [(f"{one.subject}: {one.reason}", one) for one in mine if not is_record(one)]
     return (*named, *(("the whole cycle", one) for one in mine if is_record(one)))
@@ -363,7 +362,7 @@ def _cycle_id(decision: Decision) -> str:
 
 
 def _queues(record: Decision | None, subject: str | None) -> list[TextTable]:
-    """What every queue used, asked, held and was due."""
+    """What every queue used, requested, held and was entitled to."""
     if record is None:
         return []
     names = sorted(mapping(record.inputs.get("standings")))
@@ -413,7 +412,7 @@ def _window(record: Decision | None) -> tuple[tuple[str, str], ...]:
 
 
 def _accounts(inputs: Mapping[str, Any], queue: str = "") -> tuple[TextTable, ...]:
-    """GPUs of every queue in a situation."""
+    """The GPUs of every queue in a situation."""
     names, rows = [], []
     for name, account in sorted(mapping(mapping(inputs.get("situation")).get("accounts")).items()):
         for stock in map(mapping, mapping(mapping(account).get("stocks")).values()):

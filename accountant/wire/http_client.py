@@ -1,6 +1,6 @@
-"""Calls the accountant's HTTP API with a token file and a CA bundle; every failure is one line.
+"""Calls the accountant's HTTP API with a token file and a CA bundle; errors are one line.
 
-It follows no redirect and never prints the token.
+It follows no redirects and never prints the token.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Query = Mapping[str, str | Sequence[str] | None]
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """status: HTTP. reason: its words where it is not 200. date_ms: what time the other side says it is, in whole
-    seconds; None where it does not."""
+    """status: HTTP status. reason: the server's message unless the status is 200. date_ms: the server's time, in whole
+    seconds; None if it sends none."""
 
     status: int
     reason: str
@@ -39,7 +39,8 @@ class ProbeResult:
 
 
 class Unanswered(AccountantError):
-    """No usable answer: the address, and what it said or why it could not. status: HTTP, None without an answer."""
+    """There was no usable answer; the message has the address and the reason. status: HTTP status, None without an
+    answer."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -47,12 +48,12 @@ class Unanswered(AccountantError):
 
 
 class AccountantClient:
-    """The accountant at `url` (http or https). As a context manager it reuses connections; otherwise each call has its
-    own. Every method raises Unanswered, also for an address that is none, or a file that holds no certificate.
+    """The accountant at `url` (http or https). As a context manager it reuses connections; otherwise each call opens
+    its own. Every method raises Unanswered, also for an invalid URL or certificate file.
 
-    token_file: read at each call, as tokens rotate. ca_file: authorities trusted instead of the system's, PEM; loaded
-    again when it changed, and those trusted until then stay so. proxies: those that environment variables name are
-    used. transport: instead of the network."""
+    token_file: read at each call, because tokens rotate. ca_file: PEM file of the CAs to trust instead of the system's;
+    read again when it changes, and CAs trusted before remain trusted. proxies: whether to use the proxies named in
+    environment variables. transport: replaces the network."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class AccountantClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connections that are reused."""
+        """Closes reused connections."""
         if self._reused is not None:
             self._reused.close()
             self._reused = None
@@ -104,7 +105,7 @@ class AccountantClient:
     def send(
         self, model: type[M], path: str, body: bytes, media_type: str, query: Query | None = None, encoding: str = ""
     ) -> M:
-        """POST a body; the JSON answer as a model. encoding: of the body, `gzip` or none."""
+        """POSTs a body; returns the JSON answer as a model. encoding: of the body, `gzip` or ""."""
         return self._as(model, path, self.send_body("POST", path, body, media_type, query, encoding))
 
     def send_body(
@@ -117,18 +118,18 @@ class AccountantClient:
             return response.read()
 
     def act(self, model: type[M], path: str, content: Mapping[str, object]) -> M:
-        """POST JSON; the JSON answer as a model."""
+        """POSTs JSON; returns the JSON answer as a model."""
         return self.send(model, path, json.dumps(content).encode(), "application/json")
 
     def knock(self, path: str) -> ProbeResult:
-        """What a GET is answered with, refusals included. Raises Unanswered without an answer."""
+        """The answer to a GET, including error statuses. Raises Unanswered without an answer."""
         with self._opened("GET", path) as response:
             response.read()
             words = "" if response.status_code == 200 else problem(response)
             return ProbeResult(response.status_code, words, _date_ms(response.headers.get("Date", "")))
 
     def save(self, path: str, to: Path) -> None:
-        """The body of a 200 answer into a file, however large."""
+        """Writes the body of a 200 answer of any size to a file."""
         try:
             to.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file.replacing(to) as file, self._answered("GET", path) as response:
@@ -139,7 +140,7 @@ class AccountantClient:
 
     @contextlib.contextmanager
     def _answered(self, method: str, path: str, **request: Any) -> Iterator[httpx2.Response]:
-        """A successful answer, open."""
+        """An open successful response."""
         with self._opened(method, path, **request) as response:
             if not response.is_success:
                 response.read()
@@ -151,7 +152,7 @@ class AccountantClient:
     def _opened(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, **request: Any
     ) -> Iterator[httpx2.Response]:
-        """Whatever is answered, open."""
+        """An open response with any status."""
         headers = {**self._authorization(), **(headers or {})}
         self._trust_renewed()
         try:
@@ -172,7 +173,7 @@ class AccountantClient:
         return atomic_file.stamp(self._ca_file) if self._ca_file is not None else None
 
     def _trust_renewed(self) -> None:
-        """Load the authorities again if their file changed; half of a renewal changes nothing."""
+        """Reads the CA file again if it changed; an incomplete file changes nothing."""
         seen = self._ca_stamp()
         if seen != self._ca_seen:
             with contextlib.suppress(OSError):
@@ -190,7 +191,7 @@ class AccountantClient:
             raise Unanswered(f"{self.url}{path}: not the answer of an accountant of this release") from error
 
     def pages(self, model: type[Paged], path: str, query: Query) -> Iterator[Paged]:
-        """An answer page by page, to the last; there is at least one."""
+        """All pages of an answer, at least one."""
         following: str | None = None
         while True:
             answer = self.ask(model, path, query if following is None else {**query, "page": following})
@@ -215,7 +216,7 @@ def _date_ms(text: str) -> int | None:
 
 
 def problem(response: httpx2.Response) -> str:
-    """Why a response that was read is a refusal, in the accountant's words where it gives them."""
+    """Why a response is an error, in the accountant's words if it has any."""
     try:
         found = json.loads(response.content)
         return f"{found['title']}: {found['detail']}"

@@ -1,13 +1,10 @@
 """Defines the policy file: queues, targets, laws, budgets and preemption rules.
 
-Frozen pydantic models, FastAPI's own tongue. Integers carry their unit in the name; money is a
-decimal string with a currency. Unknown keys are refused.
+Frozen pydantic models. Integers have their unit in the name; money is a decimal string with a currency. Unknown keys
+are refused.
 
-Frozen pydantic models, part of `accountant.wire.policy_models.Policy`. How a weight becomes a field of a scheduler's
-objects is `fairshare.targets`'; here is only what can be written down.
-
-Frozen pydantic models, part of `accountant.wire.policy_models.Policy`. What they mean for one workload decides
-`fairshare.preemption.victim_selection`; here is only what can be written down.
+The models only define what can be written. `fairshare.targets` writes weights into the objects of schedulers, and
+`fairshare.preemption.victim_selection` applies the preemption rules.
 """
 
 from __future__ import annotations
@@ -35,13 +32,14 @@ from gputally.server.config_models import parse_duration as parse_duration
 from gputally.server.config_models import parse_seconds as parse_seconds
 
 Apply = Literal["dry-run", "enforce"]
-"""dry-run: ask the API server what it would say, and write nothing."""
+"""dry-run: send requests to the API server as dry runs, which change nothing."""
 
 
 class KaiTarget(Model):
-    """mode weight: publish `overQuotaWeight`; the shard's kValue has to be 0. usage: KAI reads its history from
-    the accountant, weights are left alone. off: leave KAI alone. Never both: history counts once.
-    endpoint: where KAI should ask for usage, held against its shards' `connectionString` in mode usage."""
+    """mode weight: publish `overQuotaWeight`; requires the shard's kValue to be 0. usage: KAI reads its history from
+    the accountant, weights are not changed. off: change nothing. weight and usage are exclusive, since history would
+    count twice. endpoint: URL at which KAI should query usage; compared with its shards' `connectionString` in mode
+    usage."""
 
     mode: Annotated[Literal["weight", "usage", "off"], BeforeValidator(bare_off)] = "weight"
     apply: Apply = "dry-run"
@@ -49,8 +47,8 @@ class KaiTarget(Model):
 
 
 class KueueTarget(Model):
-    """mode weight: publish `fairSharing.weight`. config: namespace/name of the ConfigMap with Kueue's own
-    configuration, read to know whether it listens to weights."""
+    """mode weight: publish `fairSharing.weight`. config: namespace/name of the ConfigMap with Kueue's configuration,
+    which shows whether Kueue uses weights."""
 
     mode: Annotated[Literal["weight", "off"], BeforeValidator(bare_off)] = "weight"
     apply: Apply = "dry-run"
@@ -58,8 +56,8 @@ class KueueTarget(Model):
 
 
 class VolcanoTarget(Model):
-    """mode: what Volcano's active plugin reads. weight: proportion. deserved: capacity. hierarchy: drf with
-    hierarchy. config: namespace/name of the scheduler's ConfigMap, read to know which plugin is active."""
+    """mode: the object that Volcano's active plugin reads. weight: proportion. deserved: capacity. hierarchy: drf with
+    hierarchy. config: namespace/name of the scheduler's ConfigMap, which shows the active plugin."""
 
     mode: Annotated[Literal["weight", "deserved", "hierarchy", "off"], BeforeValidator(bare_off)] = "weight"
     apply: Apply = "dry-run"
@@ -67,14 +65,15 @@ class VolcanoTarget(Model):
 
 
 class KubeSchedulerTarget(Model):
-    """mode extender: shares of queues with `policy:` refs act through the extender. off: leave those out."""
+    """mode extender: the shares of queues with `policy:` refs take effect through the extender. off: ignore these
+    queues."""
 
     mode: Annotated[Literal["extender", "off"], BeforeValidator(bare_off)] = "extender"
 
 
 class RunaiTarget(Model):
-    """mode weight: publish `overQuotaWeight` of projects and departments through Run:ai's API. url: its control
-    plane. node_pool: of refs that name none. cluster: Run:ai's id of the cluster; None: it has but one."""
+    """mode weight: publish `overQuotaWeight` of projects and departments through Run:ai's API. url: its control plane.
+    node_pool: for refs without one. cluster: Run:ai's id of the cluster; None: it has only one."""
 
     mode: Annotated[Literal["weight", "off"], BeforeValidator(bare_off)] = "weight"
     apply: Apply = "dry-run"
@@ -84,7 +83,8 @@ class RunaiTarget(Model):
 
 
 class Targets(Model):
-    """Where weights go. A target that no queue's refs name is left alone, whatever its mode."""
+    """The schedulers to which weights are published. A target without refs in any queue is not changed, whatever its
+    mode."""
 
     kai: KaiTarget = KaiTarget()
     kueue: KueueTarget = KueueTarget()
@@ -94,7 +94,7 @@ class Targets(Model):
 
 
 class PriorityClassPolicy(Model):
-    """A priority class by its value. preempts: False is `preemptionPolicy: Never`, it only waits."""
+    """A priority class by its value. preempts: False means `preemptionPolicy: Never`: its pods only wait."""
 
     name: str = Field(min_length=1, max_length=253)
     value: int = Field(ge=-2_147_483_648, le=1_000_000_000)
@@ -105,7 +105,7 @@ Mode = Annotated[Literal["off", "dry-run", "enforce"], BeforeValidator(bare_off)
 
 
 class PreemptionModes(Model):
-    """Per target; None: as the whole."""
+    """Modes per target; None: as `mode`."""
 
     kai: Mode | None = None
     kueue: Mode | None = None
@@ -114,10 +114,11 @@ class PreemptionModes(Model):
 
 
 class SloPolicy(Model):
-    """A latency that must not stay above `above` (seconds) for longer than `sustained`; what then waits of the
-    queue, or of the one workload (namespace/name), may take what others borrow.
+    """A latency objective: if the latency stays above `above` (seconds) for longer than `sustained`, pending workloads
+    of the queue, or the named one (namespace/name), may preempt those that borrow.
 
-    query: PromQL; the largest of its values, in seconds, counts. gpus: freed where nothing of it waits."""
+    query: PromQL; the largest of its values, in seconds, counts. gpus: number to free if none of its workloads is
+    pending."""
 
     name: str = Field(min_length=1, max_length=253)
     queue: str | None = None
@@ -135,8 +136,8 @@ class SloPolicy(Model):
 
 
 class IdleExemptions(Model):
-    """Which workloads the idle rule exempts. namespaces: shell patterns. labels, annotations: of the pod, by name and
-    value (`*`: any). priority: of this and above."""
+    """Workloads that idle reclaim exempts. namespaces: shell patterns. labels, annotations: of the pod, by name and
+    value (`*`: any). priority: this value and above."""
 
     namespaces: tuple[str, ...] = ()
     labels: dict[str, str] = Field(default_factory=dict)
@@ -145,10 +146,10 @@ class IdleExemptions(Model):
 
 
 class IdleReclaimPolicy(Model):
-    """GPUs that are held and not used: the owner is warned, and after `grace` they are reclaimed.
+    """Reclaims GPUs that are held but not used: the owner is warned, and after `grace` they are reclaimed.
 
-    mode: at most what the target's own mode allows. below: part of the time that a pod's GPUs were busy, over
-    `sustained` and again over `grace`; time of which nothing is known counts as busy."""
+    mode: limited by the target's own mode. below: the share of time in which a pod's GPUs were busy, over `sustained`
+    and again over `grace`; time with unknown use counts as busy."""
 
     mode: Mode = "dry-run"
     below: float = Field(default=0.05, gt=0, le=1)
@@ -158,14 +159,14 @@ class IdleReclaimPolicy(Model):
 
 
 class PreemptionPolicy(Model):
-    """When running work gives way, and how much of it at most.
+    """When running workloads may be preempted, and how many at most.
 
-    mode: dry-run decides and records, and stops no workload. quota: for queues within their deserved quota.
-    over_share: for queues below their fair share, from those above theirs; never for a lower priority.
-    saturation: KAI's multiplier, how much more saturated the others must stay. wait: how long a workload
-    waits before it may take. min_runtime: left alone after a start. cool_down: left alone after having been
-    preempted. per_team, per_cluster: workloads stopped in an hour. lost_gpu_hours: work lost in a day.
-    idle: None: idle reclaim is disabled."""
+    mode: dry-run decides and records, but stops no workload. quota: for queues within their deserved quota. over_share:
+    for queues below their fair share, from those above theirs; never for a lower priority. saturation: KAI's
+    multiplier: how much more saturated the others must remain. wait: how long a workload must be pending before it may
+    preempt. min_runtime: protection after a start. cool_down: protection after a preemption. per_team, per_cluster:
+    maximum number of workloads stopped per hour. lost_gpu_hours: maximum lost work per day. idle: None: idle reclaim is
+    disabled."""
 
     mode: Mode = "dry-run"
     targets: PreemptionModes = PreemptionModes()
@@ -193,7 +194,7 @@ IDLE = "__idle__"
 
 _CRON = re.compile(r"[0-9A-Za-z*/,#-]+( [0-9A-Za-z*/,#-]+){4}")
 _RANDOM = re.compile(r"\b[RrHh]\b")
-"""croniter's own letters for an instant drawn by chance or by a hash: not the same at every look."""
+"""croniter's letters for random or hashed times, which differ from one evaluation to the next."""
 
 
 GpuName = Annotated[str, Field(min_length=1, max_length=200)]
@@ -203,15 +204,15 @@ GpuWeight = Annotated[Decimal, Field(ge=0, le=1_000_000, max_digits=13, decimal_
 
 
 class WindowSpec(Model):
-    """Over which past the usage of a queue is measured. half_life None: every second weighs the same.
+    """The past time over which the usage of a queue is measured. half_life: None: no decay.
 
-    sliding: the last `size` seconds. tumbling: since the last boundary, a multiple of `size` after (or before)
-    `start`, 1970 UTC without one. cron: since the last firing of the expression `cron`. calendar: since the
-    beginning of the month. cron and calendar go by the accountant's time zone and have no size.
+    sliding: the last `size` seconds. tumbling: since the last boundary, a multiple of `size` after (or before) `start`,
+    by default 1970 UTC. cron: since the expression `cron` last fired. calendar: since the beginning of the month. cron
+    and calendar use the accountant's time zone and have no size.
 
-    decay: exact is the integral; slurm is what Slurm makes of the same half-life, period by period of `calc_period`
-    (PriorityCalcPeriod), for comparing with its figures. gpu_weights: by the name of a GPU model, how much a
-    GPU-second of it counts (as TRESBillingWeights do); models that are not named count 1."""
+    decay: exact is the integral; slurm is Slurm's calculation for the same half-life, per period of `calc_period`
+    (PriorityCalcPeriod), for comparison with its figures. gpu_weights: by name of a GPU model, the weight of a
+    GPU-second (like TRESBillingWeights); other models have weight 1."""
 
     kind: WindowKind = "sliding"
     size: Duration = Field(default=604_800, gt=0)
@@ -238,8 +239,8 @@ class WindowSpec(Model):
 
 
 def known_cron(expression: str) -> str:
-    """The expression itself where it has five fields and fires at all. Raises ValueError."""
-    from croniter import croniter  # read with a policy that has one, not with every policy
+    """Returns the expression if it has five fields and ever fires. Raises ValueError."""
+    from croniter import croniter  # imported only for policies with a cron expression
 
     reason = "write minute hour day month weekday, for example 0 0 * * 1"
     if not _CRON.fullmatch(expression) or _RANDOM.search(expression):
@@ -255,8 +256,8 @@ ClusterName = Annotated[str, Field(min_length=1, max_length=253)]
 
 
 class UsagePolicy(Model):
-    """Whose usage counts. clusters: by the names their agents report, those whose usage counts together; the
-    controller's own counts whether it is listed or not. Empty: usage of the controller's own cluster alone."""
+    """The clusters whose usage counts. clusters: names as reported by agents; their usage is added up; the controller's
+    own cluster always counts. Empty: only the controller's own cluster."""
 
     clusters: tuple[ClusterName, ...] = Field(default=(), max_length=1_000)
 
@@ -269,16 +270,16 @@ class UsagePolicy(Model):
 
 
 def _counts_one_cluster(usage: object) -> bool:
-    """A policy without other clusters keeps the version that it had before there was `usage`."""
+    """Keeps the version of a policy without other clusters equal to that of releases without `usage`."""
     return usage == UsagePolicy()
 
 
 class Bounds(Model):
-    """How far and how fast published weights may move away from the configured ones.
+    """Limits how far and how fast published weights move away from the configured ones.
 
-    min_multiplier/max_multiplier: of the configured weight. max_step: largest relative change per
-    cycle. deadband: relative change below which nothing is published. hold_down: seconds a
-    published weight stays before it may reverse direction."""
+    min_multiplier/max_multiplier: of the configured weight. max_step: largest relative change per cycle. deadband:
+    smaller relative changes are not published. hold_down: seconds for which a published weight must stay before it may
+    reverse direction."""
 
     min_multiplier: float = Field(default=0.1, gt=0, le=1)
     max_multiplier: float = Field(default=4.0, ge=1)
@@ -290,12 +291,12 @@ class Bounds(Model):
 class DeficitPolicy(Model):
     """How the `deficit` law repays what queues are owed.
 
-    repay: time in which a debt would be repaid at once. rate: most GPUs, as a part of the pool times the
-    root of the target share, by which a queue of average size is moved off its fair share for it. horizon: how far
-    ahead pending work counts as demand. gain, smoothing: how strongly, and averaged over which time, a
-    queue off its due moves its weight. reclaim_price: largest log-weight taken from who has others
-    preempted; price_knee: evictions per GPU-hour at which half of it is taken. quiet: absolute share below
-    which the weight of a queue of average size does not move."""
+    repay: time constant of repayment. rate: maximum number of GPUs, as a share of the pool times the root of the target
+    share, by which a queue of average size is moved off its fair share. horizon: how far ahead pending work counts as
+    demand. gain, smoothing: how strongly, and averaged over which time, a deviation from its due changes a queue's
+    weight. reclaim_price: largest log-weight taken from queues that cause preemptions; price_knee: evictions per
+    GPU-hour at which half of it is taken. quiet: deviation, as an absolute share, below which the weight of a queue of
+    average size does not change."""
 
     repay: Duration = Field(default=72_000, gt=0)
     rate: float = Field(default=0.1, ge=0, le=1)
@@ -308,9 +309,9 @@ class DeficitPolicy(Model):
 
 
 class TurnPolicy(Model):
-    """Turns for gangs that no share admits. min_turn: how long a turn lasts at least. ratio: most that the
-    weight of the queue whose turn it is may be of the others'; 0 switches turns off. lump: part of the
-    pool from which on a gang may have a turn."""
+    """Turns for gangs that no share admits. min_turn: minimum length of a turn. ratio: maximum weight of the queue
+    whose turn it is, relative to the others; 0 disables turns. lump: share of the pool from which on a gang may have a
+    turn."""
 
     min_turn: Duration = Field(default=14_400, gt=0)
     ratio: float = Field(default=1000.0, ge=0)
@@ -318,16 +319,16 @@ class TurnPolicy(Model):
 
 
 MOST = 1e15
-"""GPUs of a quota, and the weight of a queue: more is a slip, and sums of more may overflow."""
+"""Maximum for GPUs of a quota and for weights; more is a mistake, and sums might overflow."""
 
 Quota = Annotated[float, Field(ge=-1, le=MOST)]
 """GPUs; -1: unlimited."""
 
 
 class QueuePolicy(Model):
-    """One queue of the tree. GPUs: deserved quota and limit (-1 unlimited), over-quota weight,
-    priority (higher first). refs: the schedulers' names that belong to it: `kai:vision`, `kueue:team` (a
-    ClusterQueue), `kueue-cohort:dept`, `kueue:namespace/local`, `volcano:team`, `policy:label`, `runai:project`,
+    """One queue of the tree. Deserved quota and limit are in GPUs (-1: unlimited); over-quota weight; priority (higher
+    first). refs: the schedulers' names that belong to it: `kai:vision`, `kueue:team` (a ClusterQueue),
+    `kueue-cohort:dept`, `kueue:namespace/local`, `volcano:team`, `policy:label`, `runai:project`,
     `runai-department:dept`."""
 
     name: str = Field(min_length=1, max_length=253)
@@ -342,9 +343,9 @@ class QueuePolicy(Model):
 
 class Budget(Model):
     """What a queue (with its descendants) or a team may use in a calendar month: money (with its currency) or
-    GPU-hours. thresholds: shares of the limit that are worth telling. exhausted: what a budget that is used up
-    does. tell: nothing but that. no-over-quota: its queues get their deserved quota and nothing over it until the
-    month ends; a spend that is unknown never does."""
+    GPU-hours. thresholds: shares of the limit that are reported. exhausted: the effect when the budget is used up.
+    tell: only a notice. no-over-quota: its queues get only their deserved quota until the month ends; unknown spend
+    never has this effect."""
 
     name: str = Field(min_length=1, max_length=253)
     queue: str | None = None
@@ -362,7 +363,7 @@ class Budget(Model):
 
 
 class Policy(Model):
-    """Queue tree, feedback and targets: one file, owned by fairshare, dated by the accountant."""
+    """Queue tree, feedback and targets: one file, written for fairshare, dated by the accountant."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     window: WindowSpec = WindowSpec()
@@ -384,7 +385,7 @@ class Policy(Model):
 
     @model_validator(mode="after")
     def _tree(self) -> Policy:
-        # Not min_length: pydantic would add that the list is empty to the fault of a single faulty queue.
+        # Not min_length: pydantic would add the fault "list is empty" to that of a single faulty queue.
         if not self.queues:
             raise PolicyError(0, "name", "a policy needs at least one queue")
         by_name: dict[str, QueuePolicy] = {}
@@ -426,12 +427,13 @@ class Policy(Model):
         return self
 
     def version(self) -> str:
-        """First 16 hex digits of the SHA-256 of the canonical JSON: equal content, equal version."""
+        """First 16 hex digits of the SHA-256 of the canonical JSON; equal content has an equal version."""
         return _digest(self.model_dump(mode="json", by_alias=True))
 
     def counting(self) -> str:
-        """The same of what the accountant's answers to a controller depend on: what each queue is called and made of,
-        and budgets. Policies that differ in laws, shares or targets alone count alike."""
+        """Like `version`, but only of the parts on which the accountant's answers to a controller depend: names,
+        parents, teams and refs of queues, and budgets. Policies that differ only in laws, shares or targets have equal
+        values."""
         queues = [queue.model_dump(mode="json", include={"name", "parent", "team", "refs"}) for queue in self.queues]
         budgets = [budget.model_dump(mode="json") for budget in self.budgets]
         by_name = [sorted(each, key=itemgetter("name")) for each in (queues, budgets)]
@@ -444,7 +446,7 @@ def _digest(document: object) -> str:
 
 
 def _one_way_to_runai(policy: Policy) -> None:
-    """Raise PolicyError where history would reach Run:ai's scheduler twice, or there is no address."""
+    """Raises PolicyError if history would reach Run:ai's scheduler twice, or there is no address."""
     if policy.targets.runai.mode == "off":
         return
     for i, queue in enumerate(policy.queues):
@@ -458,7 +460,7 @@ def _one_way_to_runai(policy: Policy) -> None:
 
 
 def _one_cluster_for_kai(policy: Policy) -> None:
-    """Raise PolicyError where KAI itself would read a history that has no other cluster in it."""
+    """Raises PolicyError if KAI reads its own usage, which includes no other cluster."""
     if not policy.usage.clusters or policy.targets.kai.mode != "usage":
         return
     for i, queue in enumerate(policy.queues):
@@ -471,7 +473,7 @@ def _one_cluster_for_kai(policy: Policy) -> None:
 
 
 def _known_preemption(rules: PreemptionPolicy, queues: Mapping[str, QueuePolicy]) -> None:
-    """Raise PolicyError for classes and SLOs that are named twice, or are of no queue."""
+    """Raises PolicyError for duplicate priority classes and SLOs, and for SLOs of unknown queues."""
     named = {"classes": [each.name for each in rules.classes], "slos": [each.name for each in rules.slos]}
     for section, names in named.items():
         for i, name in enumerate(names):
@@ -485,16 +487,16 @@ def _known_preemption(rules: PreemptionPolicy, queues: Mapping[str, QueuePolicy]
 
 
 class PolicyError(ValueError):
-    """A fault of one entry of a list: `path` says where in the document it stands."""
+    """A fault of one entry of a list. `path`: its place in the document."""
 
     def __init__(self, index: int, key: str, message: str, *section: str) -> None:
-        """section: where the list stands; without one, the queues."""
+        """section: the path of the list; default: the queues."""
         super().__init__(message)
         self.path: tuple[str | int, ...] = (*(section or ("queues",)), index, key)
 
 
 class PolicyVersion(Model):
-    """A stored policy and since when it is in force."""
+    """A stored policy and the instant since which it is in force."""
 
     version: str
     effective_ms: int
@@ -505,24 +507,22 @@ class PolicyVersion(Model):
 
 
 def _untold(value: object) -> bool:
-    """A field that callers who do not ask for it have never heard of: they refuse keys they do not know."""
+    """Leaves out an empty field, because older callers refuse unknown keys."""
     return not value
 
 
 class UsageWindow(Model):
-    """Usage per key over a window, with everything a caller needs to decide whether to trust it.
+    """Usage per key over a window, with the figures that show whether it can be trusted.
 
-    usage, capacity: integers in `unit` (decayed figures are rounded to whole units once, at the end);
-    capacity leaves out `down`. `unassigned` is usage that belongs to no queue (not in `usage`).
-    watermark_ms: latest instant up to which at least the asked `min_coverage` is metered.
-    coverage: metered share of the window's capacity, 0..1 (for busy and energy unknown is uncovered, for cost what
-    has no price is). unit: gpu_us, weighted_gpu_us (by `gpu_weights`), uj, or for costs `1e-9 CUR`, at the prices
-    of `price_book_version`. shard, cluster: of whose nodes alone; None: all.
-    policy_counting: `Policy.counting` of the policy that counted; told, as `cluster` is, where a cluster was asked for.
-    lost_ms: end of the newest stretch, a quarter-hour or less, of the window in which a GPU was lost; 0: in none;
-    None: not told.
-    since_ms: where the books begin: at start_ms, or in a young ledger with the first record of any GPU, at the
-    latest at end_ms; None: not told."""
+    usage, capacity: integers in `unit` (decayed figures are rounded to integers once, at the end); capacity excludes
+    `down`. `unassigned` is usage outside all queues (not in `usage`). watermark_ms: latest instant up to which at least
+    the requested `min_coverage` is metered. coverage: metered share of the window's capacity, 0..1 (time with unknown
+    use or energy, or without a price, is not covered for busy, energy and cost). unit: gpu_us, weighted_gpu_us (by
+    `gpu_weights`), uj, or for costs `1e-9 CUR`, at the prices of `price_book_version`. shard, cluster: only of their
+    nodes; None: all. policy_counting: `Policy.counting` of the policy; set, like `cluster`, if a cluster was requested.
+    lost_ms: end of the newest part of the window, at most a quarter-hour long, in which a GPU was lost; 0: none; None:
+    not stated. since_ms: the beginning of the records: start_ms, or in a young ledger the first record of any GPU, at
+    most end_ms; None: not stated."""
 
     kind: WindowKind
     start_ms: int
@@ -548,8 +548,8 @@ class UsageWindow(Model):
 
 
 class Decision(Model):
-    """One thing the controller decided, with all it needs to be replayed bit for bit. cluster: whose controller; "":
-    one that was not told the name of its cluster."""
+    """One decision of the controller, with everything needed to replay it bit for bit. cluster: of the controller; ""
+    if it was not given its cluster's name."""
 
     id: str = Field(min_length=1, max_length=200)
     at_ms: int = Field(ge=0, lt=2**53)

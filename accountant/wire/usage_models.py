@@ -1,10 +1,7 @@
 """Defines the answers about usage, cost, windows, budgets, jobs and decisions.
 
-Frozen pydantic models. Integers carry their unit in the name; money is a decimal string with a currency. Others
-import these names from `accountant.wire.policy_models`.
-
-Frozen pydantic models. Integers carry their unit in the name; money is an exact decimal in the book's currency. A
-cost is None where some of the time has no price; `unpriced_gpu_us` says how much.
+Frozen pydantic models. Integers have their unit in the name; money is an exact decimal in the price book's currency. A
+cost is None if some of the time has no price; `unpriced_gpu_us` says how much.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ Dimension = Literal[
 
 
 class Accounts(Model):
-    """GPU-microseconds by account: exactly one account each, adding up to the capacity."""
+    """GPU-microseconds by account; each is in exactly one account, so they add up to the capacity."""
 
     busy: int = 0
     allocated_idle: int = 0
@@ -41,17 +38,17 @@ class Accounts(Model):
 
 
 class UsageLine(Model):
-    """One group of an answer. Memos stand outside the accounts' sum.
+    """One group of an answer. The other figures are not part of the accounts' sum.
 
-    node_down_us: the part of `down` for which the GPU's node was out of service; the rest a GPU was lost on a node
-    that served. None: not told apart.
+    node_down_us: the part of `down` in which the GPU's node was out of service; in the rest a GPU was lost on a working
+    node. None: not distinguished.
 
-    memory_mib_s: of allocated time whose memory is known; None where none is. memory_unknown_us: the allocated time
-    whose memory is unknown.
+    memory_mib_s: of allocated time with known memory; None if there is none. memory_unknown_us: allocated time with
+    unknown memory.
 
-    starting_us, gang_waiting_us, running_idle_us: the sorts of `allocated_idle`, adding up to it. reserved_unused_us:
-    unallocated time that this queue (or team) was guaranteed and did not use. All four only where a breakdown was
-    asked for."""
+    starting_us, gang_waiting_us, running_idle_us: the kinds of `allocated_idle`, adding up to it. reserved_unused_us:
+    unallocated time that this queue (or team) was guaranteed and did not use. These four are set only if a breakdown
+    was requested."""
 
     key: dict[str, str]
     accounts_gpu_us: Accounts = Accounts()
@@ -68,12 +65,12 @@ class UsageLine(Model):
 
 
 def known_memory(mib_s: int, unknown_us: int, allocated_us: int) -> int | None:
-    """The memory of a sum; None where that of all of its allocated time is unknown."""
+    """The memory of a sum; None if it is unknown for all of its allocated time."""
     return None if unknown_us and unknown_us >= allocated_us else mib_s
 
 
 def coverage(lines: Sequence[UsageLine]) -> float | None:
-    """Metered share of the capacity without `down`, of lines that are all of a span's; None where there is none."""
+    """Metered share of the capacity without `down`, for the complete lines of a span; None if there is no capacity."""
     total = sum(line.accounts_gpu_us.total - line.accounts_gpu_us.down for line in lines)
     unmetered = sum(line.accounts_gpu_us.unmetered for line in lines)
     return (total - unmetered) / total if total else None
@@ -86,13 +83,13 @@ class UsageAnswer(Model):
     lines: tuple[UsageLine, ...]
     next_page: str | None = None
     coverage: float | None
-    """Metered share of the capacity without `down`; None where no capacity of the span is known."""
+    """Metered share of the capacity without `down`; None if the span has no known capacity."""
     note: str = ""
-    """Why the span is not the one that a reader expects; "" where it is."""
+    """Why the span is not the one that a reader expects; "" if it is."""
 
 
 class CostLine(Model):
-    """cost None: some of this group's GPU time has no price; `unpriced_gpu_us` says how much."""
+    """cost: None if some of this group's GPU time has no price; `unpriced_gpu_us` says how much."""
 
     key: dict[str, str]
     gpu_us: int
@@ -114,13 +111,13 @@ class CostAnswer(Model):
 
 
 class BudgetState(Model):
-    """A budget of the policy in force and what the month has used of it, up to as_of_ms. spent and ratio None:
-    unknown, because some of the time has no price. threshold: the highest that is reached. forecast: for the whole
-    month at the rate of its days so far, with the bounds of the middle 80 %; None while days are few.
+    """A budget of the policy in force and what the month has used of it, up to as_of_ms. spent and ratio: None if
+    unknown, because some of the time has no price. threshold: the highest one reached. forecast: for the whole month at
+    the rate of its days so far, with the bounds of the middle 80 %; None after too few days.
 
-    exhausted_ms: when it was used up, or will be at that rate; None where that is not in this month.
-    exhausted_earliest_ms, exhausted_latest_ms: the bounds of the middle 80 %, None where a bound lies beyond the
-    month; all three the same where it is used up already."""
+    exhausted_ms: when it was used up, or will be at that rate; None if not in this month. exhausted_earliest_ms,
+    exhausted_latest_ms: the bounds of the middle 80 %, None beyond the month; all three are equal if it is already used
+    up."""
 
     name: str
     queue: str | None
@@ -144,13 +141,14 @@ JobState = Literal["waiting", "running", "ended"]
 
 
 class Job(Model):
-    """A workload and what it did in the span that was asked for.
+    """A workload and its usage in the requested span.
 
-    state: waiting, no pod of it was ever on a node; ended, all are over (of holders that are no pods: it holds nothing
-    any more). teams: who pays, by the policy in force at the time. created_ms, ended_ms: of the first and the last of
-    its pods; held_from_ms, held_until_ms: of holding GPUs, ended hours rounded outwards. waited_ms: the longest that
-    one of its pods was in its queue, so far. accounts_gpu_us: of held time. gpus, burn_per_hour: what it holds, and
-    costs an hour, over the last minutes on record. epochs: how many it reported."""
+    state: waiting: none of its pods was ever on a node; ended: all are over (for holders that are not pods: it holds
+    nothing any more). teams: the payers, by the policy in force at the time. created_ms, ended_ms: of the first and the
+    last of its pods; held_from_ms, held_until_ms: of holding GPUs, rounded outwards for hours that only have sums.
+    waited_ms: the longest wait of one of its pods in its queue, so far. accounts_gpu_us: of held time. gpus,
+    burn_per_hour: GPUs held, and their cost per hour, over the last minutes on record. epochs: number of reported
+    epochs."""
 
     id: str
     cluster: str
@@ -177,7 +175,7 @@ class Job(Model):
 
 
 class JobsAnswer(Model):
-    """total_cost: exact sum of the jobs' costs, of all pages; None as soon as one is unknown."""
+    """total_cost: exact sum of the jobs' costs, over all pages; None if any is unknown."""
 
     start_ms: int
     end_ms: int
@@ -191,7 +189,7 @@ class JobsAnswer(Model):
 
 
 class JobPart(Model):
-    """A job's time at one price. unit_price None: it has none."""
+    """A job's time at one price. unit_price: None if it has none."""
 
     gpu_model: str
     capacity_type: str
@@ -202,9 +200,9 @@ class JobPart(Model):
 
 
 class EpochLine(Model):
-    """What a job used and cost from the report before to this one, [start_ms, end_ms).
+    """A job's usage and cost from the previous report to this one, [start_ms, end_ms).
 
-    epoch None: what came after the last report, which no epoch has yet."""
+    epoch: None for the time after the last report, which belongs to no epoch yet."""
 
     epoch: int | None
     start_ms: int
@@ -215,7 +213,7 @@ class EpochLine(Model):
 
 
 class JobAnswer(Model):
-    """One job over its whole life, or the span that was asked for. parts and epochs each add up to it exactly."""
+    """One job over its whole life, or the requested span. parts and epochs each add up to it exactly."""
 
     start_ms: int
     end_ms: int
@@ -227,7 +225,7 @@ class JobAnswer(Model):
 
 
 class DoneSpan(Model):
-    """A chunk that was noted."""
+    """A finished chunk."""
 
     epoch: str
     start_ms: int
@@ -235,7 +233,7 @@ class DoneSpan(Model):
 
 
 class MeteredSpan(Model):
-    """Agents booked records of this node from start_ms to end_ms: an import leaves the whole span alone."""
+    """The span of a node's records booked by agents; an import leaves all of it out."""
 
     node: str
     start_ms: int
@@ -243,7 +241,7 @@ class MeteredSpan(Model):
 
 
 class ImportMark(Model):
-    """The highest number of a node's import that is committed."""
+    """The highest committed number of a node's import."""
 
     node: str
     epoch: str
@@ -251,7 +249,7 @@ class ImportMark(Model):
 
 
 class ImportState(Model):
-    """How far an import came, and what it leaves alone."""
+    """The progress of an import, and the time it leaves out."""
 
     done: tuple[DoneSpan, ...]
     marks: tuple[ImportMark, ...]
@@ -259,6 +257,6 @@ class ImportState(Model):
 
 
 class ChunkNote(Model):
-    """new: false where this chunk was noted before."""
+    """new: false if this chunk was recorded before."""
 
     new: bool
