@@ -1,1 +1,1 @@
-"""The fairshare controller: usage history in, effective queue weights and preemptions out."""
+"""The fairshare controller: computes queue weights and preemptions from usage history."""

@@ -331,7 +331,7 @@ def shard(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Runs one command; returns its exit code."""
     try:
         app(args=list(sys.argv[1:] if argv is None else argv), prog_name="gputally fairshare")
     except SystemExit as done:

@@ -169,7 +169,7 @@ def open_cluster(name: str, kubeconfig: Path | None) -> Cluster:
         return MemoryCluster(KINDS, load_objects(Path(name), KINDS))
     from gputally.kubernetes.api_client import (
         KubernetesCluster,
-    )  # half a second, and 60 MiB, that `divide` need not pay
+    )  # takes half a second and 60 MiB, which `divide` does not need
 
     return KubernetesCluster.connect(KINDS, kubeconfig)
 
@@ -178,7 +178,7 @@ def _election(settings: Settings, clock: Clock) -> LeaderStatus | None:
     """Return the leader election; None without a cluster or if it is switched off."""
     if settings.cluster != "kubernetes" or not settings.lease or not settings.status_namespace:
         return None
-    from gputally.kubernetes.leader_election import Election  # the asynchronous client: another half second
+    from gputally.kubernetes.leader_election import Election  # the asynchronous client takes another half a second
 
     identity = settings.identity or f"{socket.gethostname()}-{os.getpid()}"
     return Election(settings.lease, settings.status_namespace, identity, clock, kubeconfig=settings.kubeconfig)

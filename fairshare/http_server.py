@@ -65,7 +65,7 @@ def serve(
     metrics: Callable[[], bytes],
     tasks: BackgroundTasks | None = None,
 ) -> Iterator[str]:
-    """Serve in a thread until the context ends; yields the base URL. port 0: any free one. Raises CannotStart."""
+    """Serves in a thread until the context ends; yields the base URL. port: 0 for any free one. Raises CannotStart."""
 
     def exposition(_: Request) -> Response:
         return Response(metrics(), media_type="text/plain; version=0.0.4")

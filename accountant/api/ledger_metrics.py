@@ -282,7 +282,7 @@ class LedgerCollector(Collector):
         )
 
     def _budgets(self, policy: Policy | None, month: Month, settled_ms: int) -> Iterator[Metric]:
-        """Absent without budgets; a budget whose spend is unknown has no share. team: of the budget or its queue."""
+        """Empty without budgets; a budget with unknown spend has no share. team: of the budget or its queue."""
         found = []
         if policy is not None:
             zone = self._settings.timezone

@@ -220,7 +220,7 @@ def serve(
 
 
 def month_table(summary: FleetMonth) -> Table:
-    """A month of every ledger, dearest first, and what teams owe in all of them."""
+    """A month of every ledger, the highest cost first, and what teams owe in all of them."""
     drawn = table(
         f"The fleet in {summary.month}",
         ["ledger", "month",

@@ -308,7 +308,7 @@ File = Annotated[Path, typer.Option("--file", help="The token file.")]
 
 @token_app.command("list")
 def list_tokens(file: File, output: Printed = "table") -> None:
-    """Who holds a token, for what, and until when."""
+    """List the holders of tokens, with scopes and expiry."""
     rows: list[tuple[str, ...]] = []
     records: list[dict[str, object]] = []
     now = datetime.now(UTC)

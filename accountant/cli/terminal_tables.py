@@ -49,7 +49,7 @@ def instant(at_ms: int, zone: tzinfo) -> str:
 
 
 def usage_table(answer: UsageAnswer, zone: ZoneInfo) -> Table:
-    """GPU-hours per group and account, largest allocation first, with totals."""
+    """GPU-hours per group and account, the largest allocation first, with totals."""
     shown = [account for account in ACCOUNTS if any(getattr(line.accounts_gpu_us, account) for line in answer.lines)]
 
     def time(accounts: Sequence[Accounts]) -> list[str]:
@@ -68,7 +68,7 @@ def usage_table(answer: UsageAnswer, zone: ZoneInfo) -> Table:
 
 
 def window_table(window: UsageWindow) -> Table:
-    """Usage per queue, own plus descendants, largest first, with its share of the capacity."""
+    """Usage per queue including descendants, largest first, with its share of the capacity."""
     shown = sorted(window.usage.items(), key=lambda item: (-item[1], item[0]))
     if window.unassigned:
         shown.append((UNASSIGNED, window.unassigned))
@@ -87,7 +87,7 @@ def window_table(window: UsageWindow) -> Table:
 
 
 def cost_table(answer: CostAnswer, zone: ZoneInfo) -> Table:
-    """Billed GPU-hours and cost per group, dearest first, with totals."""
+    """Billed GPU-hours and cost per group, the highest cost first, with totals."""
     currency, unpriced = answer.currency, answer.unpriced_gpu_us > 0
 
     def figures_of(gpu_us: int, cost: Decimal | None, unpriced_us: int) -> list[str]:
@@ -108,7 +108,7 @@ def cost_table(answer: CostAnswer, zone: ZoneInfo) -> Table:
 
 
 def balance_table(balance: Balance) -> Table:
-    """The ledger's health, one figure a line."""
+    """The result of a ledger check, one figure per line."""
     off, faults = balance.imbalance_gpu_us, len(balance.month_faults)
     chain = (f"{faults} faults", "red") if faults else "chain holds"
     rows: list[tuple[str, RenderableType]] = [
@@ -177,7 +177,7 @@ def trued_up(version: str, corrections: int) -> Text:
 
 
 def periods(found: Sequence[Period]) -> Table:
-    """One month a line, with what stands against closing it."""
+    """One month per line, with the objections to closing it."""
     rows: list[tuple[RenderableType, ...]] = []
     for period in found:
         rows.append((period.month, period.status, period.closed_by or NOTHING, (period.hash or NOTHING)[:16]))
@@ -186,7 +186,7 @@ def periods(found: Sequence[Period]) -> Table:
 
 
 def backups(found: Sequence[Backup]) -> Table:
-    """One a line, newest first, with its SHA-256."""
+    """One backup per line, newest first, with its SHA-256."""
     return table(
         "Backups",
         ["name", "made (UTC)", *figures("MiB", "rows"), "SHA-256"],
@@ -198,7 +198,7 @@ def backups(found: Sequence[Backup]) -> Table:
 
 
 def retired(found: Sequence[RetiredDevice]) -> Table:
-    """One GPU a line, by node."""
+    """One GPU per line, by node."""
     return table(
         "Retired GPUs",
         ["node", "GPU", "model", "last record (UTC)", "no capacity from (UTC)"],
@@ -207,7 +207,7 @@ def retired(found: Sequence[RetiredDevice]) -> Table:
 
 
 def gpu_owners(found: Sequence[GpuOwnership]) -> Table:
-    """One owner of a GPU a line, the present one last; then the nodes that claim it."""
+    """One owner of a GPU per line, the present one last; then the nodes that claim it."""
     rows: list[tuple[str, ...]] = []
     for one in found:
         for owner in one.owners:
@@ -221,7 +221,7 @@ def gpu_owners(found: Sequence[GpuOwnership]) -> Table:
 
 
 def clock(found: ClockReport) -> Table:
-    """Whether the clock is trusted, then what is dated later than now."""
+    """Whether the clock is trusted, then the items dated in the future."""
     says = found.doubt or "the clock is trusted"
     agree = f"{found.agreeing} of {found.senders} agents agree with it"
     told = f"machine: {_instant(found.wall_ms)}, taken for right: {_instant(found.told_ms)}; {agree}"
@@ -229,7 +229,7 @@ def clock(found: ClockReport) -> Table:
 
 
 def misdated_table(found: Sequence[MisdatedRecords], caption: str = "") -> Table:
-    """One kind a line."""
+    """One kind per line."""
     return table(
         "Dated later than now",
         ["what", *figures("how many"), *_unbroken("from (UTC)", "to (UTC)"), *_folded("which", "healing")],
@@ -243,7 +243,7 @@ def misdated_table(found: Sequence[MisdatedRecords], caption: str = "") -> Table
 
 
 def deliveries(found: Sequence[DeliveryState]) -> Table:
-    """One a line, newest first."""
+    """One delivery per line, newest first."""
     rows = []
     for one in found:
         outcome = Text(one.outcome, "yellow" if one.outcome in ("unsure", "given-up") else "")
@@ -262,7 +262,7 @@ def _folded(*headings: str) -> list[Column]:
 
 
 def restored(ledger: Path, start_ms: int, end_ms: int, act: Act | None, found: Imbalance) -> Group:
-    """What is in a ledger that was rebuilt, and whether its books balance. act: the newest that it knows."""
+    """The content of a rebuilt ledger, and whether it balances. act: the newest act in it."""
     rows: list[tuple[RenderableType, ...]] = [
         (str(ledger), _instant(start_ms), _instant(end_ms), f"{found.total_us:,}"),
         *((Text(str(line), "yellow"),) for line in found.lines),
@@ -306,7 +306,7 @@ def proposals(found: Sequence[WaitingProposal], *, refused: bool = False) -> Tab
 
 
 def adjustments(found: Sequence[BookedAdjustment]) -> Table:
-    """In their order, with who approved them."""
+    """In their order, with the approvers."""
     return table(
         "Credits and charges",
         ["about", "booked in", "team", "reason", "by", "approved by", *figures("amount", style="bold")],
@@ -333,7 +333,7 @@ def credit(found: Credit) -> Table:
 
 
 def price_diff(diff: PriceDiff) -> Table:
-    """What changes, largest first, and the totals."""
+    """The changes, largest first, and the totals."""
     before, after = diff.currency_before, diff.currency_after
     totals = money(diff.total_before, before), money(diff.total_after, after)
     return table(
@@ -351,7 +351,7 @@ def price_diff(diff: PriceDiff) -> Table:
 
 
 def reconciliation(found: Reconciliation) -> Table:
-    """One kind of GPU, or item that is none, a line; every line and the totals add up."""
+    """One line per kind of GPU, or other item; all lines and totals add up."""
 
     def amounts(of: Reconciliation | ReconciledLine) -> list[str]:
         values = of.invoice, of.teams, of.idle, of.unused_commitments, of.unmatched

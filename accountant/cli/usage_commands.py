@@ -341,7 +341,7 @@ def jobs(
 
 
 def _called(name: str, remote: AccountantClient, span: Query) -> str:
-    """The id of the one job of the span that is called so. Raises Unanswered, with those that may be meant."""
+    """The id of the one job of the span with that name. Raises Unanswered, with the candidates."""
     known = remote.whole(JobsAnswer, "/v1/jobs", span).jobs
     found = sorted(job.id for job in jobs_named(known, name))
     if len(found) == 1:

@@ -437,10 +437,10 @@ def report(
     team: str | None = None,
     issuer: Issuer | None = None,
 ) -> Report:
-    """month: the accountant's own month that the span is, or begins; closed, it says what its statement said.
-    issuer: for forms that list every charge."""
+    """Reads and builds the report of a span. month: the accountant's month that the span is, or begins; if it is
+    closed, the report uses its statement. issuer: for formats that list every charge."""
     booked = MonthBooks.of(ledger, books, month, start_ms, end_ms)
-    # The report compares with the span before: rows of both may be asked for.
+    # The report compares with the span before, so rows of both may be needed.
     with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
         return build(
             moment, books.priced_by(booked.kept), start_ms, end_ms, timezone, team=team, booked=booked,
@@ -451,14 +451,14 @@ def report(
 def readings(
     ledger: SnapshotLedger, books: Bookkeeper, start_ms: int, end_ms: int, timezone: str, month: Month
 ) -> Readings:
-    """What the reports of the cluster and of every team are made of. month: as in `report`."""
+    """Reads the data for the reports of the cluster and of every team. month: as in `report`."""
     book, book_before = books.priced_by(books.kept(month)), _book_before(books, books.kept(month.previous))
     with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
         return read_data(moment, book, start_ms, end_ms, timezone, book_before=book_before)
 
 
 def report_of(ledger: SnapshotLedger, books: Bookkeeper, found: Readings, month: Month, team: str | None) -> Report:
-    """What `report` makes, of readings of that month."""
+    """Builds the report of a scope from data of that month."""
     booked = MonthBooks.of(ledger, books, month, found.start_ms, found.end_ms)
     with ledger.moment(found.start_ms, found.end_ms) as moment:
         return made_of(found, moment, team=team, booked=booked)

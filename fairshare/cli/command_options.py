@@ -88,7 +88,7 @@ class FleetOptions(AccountantOptions):
     ] = None
 
     def others(self) -> OtherClusters:
-        """Raises FileFault."""
+        """The accountants of other clusters. Raises FileFault."""
         return other_clusters(self.accountants, self.cluster_name)
 
 
@@ -109,7 +109,7 @@ class ClusterOptions:
         return StatusObject.named(self.status)
 
     def open(self) -> Cluster:
-        """Raises Unavailable or FileFault."""
+        """The cluster's API. Raises Unavailable or FileFault."""
         return composition.open_cluster(self.cluster, self.kubeconfig)
 
 

@@ -304,7 +304,7 @@ def _explanation_input(
     except AccountantUnavailable:
         if report.hold is None:
             raise
-        past, budgets = [], []  # the report says already that no accountant answers
+        past, budgets = [], []  # the report already says that the accountant does not answer
     modes = {adapter.name: adapter.mode(policy) for adapter in ADAPTERS}
     return _ExplanationInput(policy, report, pods, budgets, past, modes)
 

@@ -1,4 +1,4 @@
-"""Runs `preempt`: make room for one workload by hand."""
+"""Runs `preempt`: preempts manually for one workload."""
 
 from __future__ import annotations
 

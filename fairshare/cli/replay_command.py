@@ -166,7 +166,7 @@ def _reason(cycle: Decision, release: str) -> str:
 
 
 MOST_SHOWN = 50
-"""Differences that are printed; JSON has all of them."""
+"""Number of differences that are printed; JSON contains all."""
 _DECISION = re.compile(r"[0-9a-f]{16}/(\d{1,15})/.+")
 
 

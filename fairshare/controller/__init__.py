@@ -1,1 +1,1 @@
-"""Runs the control loop: applies planned weights, takes over objects and restores them."""
+"""Runs the control loop: computes and applies weights, adopts fields and restores base weights."""

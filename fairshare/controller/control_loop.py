@@ -80,16 +80,15 @@ class Controller:
         acts: Mapping[str, Callable[[], Condition]] | None = None,
         others: OtherClusters = NO_OTHER_CLUSTERS,
     ) -> None:
-        """clusters: by adapter, for a target that is not written through `cluster`. pods: those that ask for
-        GPUs, as last seen. unseen: why they may not be relied upon now; None: they may. status_object: where
-        conditions are kept; None: only in reports and events.
-        reload: asked before every cycle of `run` for a new policy; may raise FileFault. observe: is told of every
-        report, in the controller's thread.
-        silent: send nothing to the accountant or the cluster about policy, conditions and decisions.
-        leading: whether this instance acts; a standby looks and decides, but writes and tells nothing.
-        memory: what the laws remember at the start, by target, where no status object says it.
-        calls: queues for which a latency asks for room. acts: by target, what is known in this process of whether its
-        shares act, which goes before what its objects say. others: clusters whose usage the policy may count."""
+        """clusters: by adapter, for a target that is not written through `cluster`. pods: returns the pods that request
+        GPUs, as last seen. unseen: returns why these pods may be incomplete; None: they are complete. status_object:
+        where conditions are stored; None: only in reports and events. reload: called before every cycle of `run`,
+        returns a new policy or None; may raise FileFault. observe: called with every report, in the controller's
+        thread. silent: send nothing to the accountant or the cluster about policy, conditions and decisions. leading:
+        whether this instance acts; a standby only reads and decides. memory: the laws' initial memory by target, used
+        without a status object. calls: returns queues for which a latency objective is violated. acts: by target, this
+        process's knowledge of whether its shares take effect, which overrides what its objects say. others: clusters
+        whose usage the policy may count."""
         self._policy = policy
         self._accountant = accountant
         self._cluster = cluster
@@ -209,7 +208,7 @@ class Controller:
         report = replace(report, events=(*events, *self._telling.turned(self._last, report)))
         if not quiet:
             memory = {target.target: self._memory.get(target.target, {}) for target in targets}
-            # Who has lost the lease meanwhile would overwrite what the new leader keeps in mind.
+            # A replica that lost the Lease meanwhile would overwrite the new leader's state.
             state = status_conditions.remember(memory, version) | self._preemptions.state() if self._leading() else None
             self._telling.say(report, state)
             self._telling.deliver(decisions, away=window is None)
@@ -230,7 +229,7 @@ class Controller:
         except Unavailable:
             return False
         except ClusterError:
-            return True  # not there yet, or not for us to read, now or ever
+            return True  # it does not exist yet, or we are never allowed to read it
         self._memory |= status_conditions.memories(standing)
         self._telling.resume(standing)
         self._preemptions.restore(standing)
@@ -266,7 +265,7 @@ class Controller:
         spent: frozenset[str],
         version: str,
     ) -> tuple[TargetReport, list[Event]]:
-        """Read one target and, with a usable window, decide and write."""
+        """Reads one target and, with a usable window, decides and writes."""
         mode = adapter.mode(self._policy)
         report = TargetReport(adapter.name, mode)
         if mode == "off":
@@ -302,7 +301,7 @@ class Controller:
         if adapter.publishes(self._policy):
             actions = plan(adapter, weighing.weights, values, observation, version, now_ms)
         else:
-            # Weights of an earlier mode would count history a second time.
+            # Weights of an earlier mode would count history twice.
             weighing = replace(weighing, weights=())
             actions = (*release(adapter, observation), *plan(adapter, (), {}, observation, "", now_ms))
         applies = [action for action in actions if isinstance(action, Apply)]

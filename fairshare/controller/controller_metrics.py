@@ -30,7 +30,7 @@ from gputally.server.logs_and_metrics import TaskMetrics
 
 
 def families(report: CycleReport, now_ms: int) -> Iterator[Metric]:
-    """Sorted by target and queue, so that equal reports give equal text."""
+    """All families about queues, sorted by target and queue, so that equal reports give equal text."""
     yield from _due(report)
     yield from _weights(report)
     yield from _waiting(report, now_ms)
@@ -101,7 +101,7 @@ def _waiting(report: CycleReport, now_ms: int) -> Iterator[Metric]:
     since: dict[str, int] = {}
     gangs = [gang for target in report.targets for gang in target.gangs]
     for queue in (queue for target in report.targets for queue in target.standings):
-        lacking[queue], workloads[queue] = 0.0, 0  # none waits: that is known too
+        lacking[queue], workloads[queue] = 0.0, 0  # 0 is known too: nothing waits
     for gang in gangs:
         lacking[gang.queue] = lacking.get(gang.queue, 0.0) + gang.waits
         workloads[gang.queue] = workloads.get(gang.queue, 0) + (gang.waits > 0)
@@ -132,7 +132,7 @@ _BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Metrics(Collector):
-    """Hand `observe` to the Controller and `render` to the server. interval_s: from one pass to the next."""
+    """The metrics: pass `observe` to the Controller and `render` to the server. interval_s: time between cycles."""
 
     def __init__(self, clock: Clock, interval_s: float = 60.0, tasks: BackgroundTasks | None = None) -> None:
         self._clock = clock
@@ -177,13 +177,13 @@ class Metrics(Collector):
             self._registry.register(TaskMetrics(tasks))
 
     def watch(self, alarms: Alarms | None, leading: Callable[[], bool] = lambda: True) -> None:
-        """Show these latencies too. leading: whether this replica may act at the moment it is asked, however long its
-        last cycle takes."""
+        """Adds these latencies. leading: whether this replica holds the Lease at the time of the scrape, also while a
+        cycle is still running."""
         self._alarms = alarms
         self._leading = leading
 
     def observe(self, report: CycleReport) -> None:
-        """Take the latest report."""
+        """Takes the latest report."""
         self._report = report
         self._cycles.observe(report.duration_ms / MS_PER_SECOND)
         for target in report.targets:
@@ -208,11 +208,11 @@ class Metrics(Collector):
             self._moves.labels(weight.queue, target.target, "turned").inc(before == (-1 if up else 1))
 
     def answered(self, verb: str, seconds: float, result: str) -> None:
-        """One question of the kube-scheduler."""
+        """Counts one request of the kube-scheduler."""
         self._extender.labels(verb, result).observe(seconds)
 
     def render(self) -> bytes:
-        """The text exposition."""
+        """The metrics as text."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:

@@ -1,24 +1,24 @@
-"""Answers the kube-scheduler's `prioritize` and `preempt`: scores nodes and vetoes unfair victims.
+"""Answers the kube-scheduler's `prioritize` and `preempt` requests: scores nodes and vetoes unfair victims.
 
-Answers come from memory within `DEADLINE_MS`; the scheduler is to be told `ignorable: true` and a
-`httpTimeout` of 1 s, so that it goes on without us. Whatever we do not know, we do not decide: without a
-view of the cluster every node scores the same and every preemption stands.
+Answers come from memory within `DEADLINE_MS`. Configure the scheduler with `ignorable: true` and a `httpTimeout` of 1
+s, so that it continues without the extender. Without a view of the cluster every node has the same score and every
+preemption is allowed.
 
-Pods that have just been given a node are not in the view yet. A member of a gang must not be placed as if
-the one before it were nowhere: the node that we liked best is taken as the pod's for `ASSUME_MS`, unless
-the view says better.
+Pods that have just been placed are not in the view yet. So for `ASSUME_MS` the node with the best score is assumed to
+be the pod's node, unless the view shows another one; otherwise members of a gang would be placed as if the previous one
+were nowhere.
 
-JSON keys are Go's field names, capitalised; embedded pods and nodes are plain Kubernetes objects.
-Source: k8s.io/kube-scheduler/extender/v1 and kubernetes pkg/scheduler/extender.go.
+JSON keys are Go's field names, capitalised; embedded pods and nodes are Kubernetes objects. Source:
+k8s.io/kube-scheduler/extender/v1 and kubernetes pkg/scheduler/extender.go.
 
-Best fit: a node is the better the fewer GPUs it has left afterwards, so that whole nodes stay free for
-gangs that need them; one that cannot take the pod scores nothing. Among equal fits, pods of queues above
-their share gather (a later reclaim then frees whole nodes), and pods within their share keep away from them.
+Scores use best fit: the fewer GPUs a node has left afterwards, the better, so that whole nodes stay free for gangs; a
+node without room scores 0. Among equal fits, pods of queues above their share are placed together (a later reclaim then
+frees whole nodes), apart from pods within their share.
 
-Preemption can be vetoed or narrowed here, never started. A victim is fair game if its queue holds more than
-its share, or is the preemptor's own; pods of no known queue are not ours to protect. No preemption across queues helps
-a queue that would itself be above its share. Of the nodes that remain, those with the least loss are kept: a victim
-takes its whole gang with it.
+`preempt` can veto or narrow a preemption, but not start one. A pod may be a victim if its queue holds more than its
+share or is the preemptor's own; pods of unknown queues are not protected. A preemption across queues must not lift a
+queue above its share. Of the remaining nodes, those with the least loss are kept, where a victim counts with its whole
+gang.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ExtenderView:
 
 
 def used(room: ExtenderView) -> dict[str, list[Pod]]:
-    """Pods by the node that has them."""
+    """Pods by their node."""
     on: dict[str, list[Pod]] = {}
     for pod in room.pods.values():
         if pod.node:
@@ -133,8 +133,8 @@ def _company(borrows: bool | None, there: Sequence[Pod], room: ExtenderView) -> 
 
 
 def fair_nodes(pod: Pod, victims: Mapping[str, Sequence[str]], room: ExtenderView) -> tuple[str, ...]:
-    """The nodes (with the uids of their victims) where preempting is fair and costs least. Without a view of the shares
-    every node stays."""
+    """The nodes (given with the uids of their victims) where preemption is fair and costs least. Without known shares
+    all nodes stay."""
     if not room.shares:
         return tuple(sorted(victims))
     room = room.asked_by(pod)
@@ -190,7 +190,7 @@ class Answer:
 
 
 class Extender:
-    """Answers the scheduler's questions. May be called from any thread."""
+    """Answers the scheduler's requests. Thread-safe."""
 
     def __init__(
         self, room: Callable[[], ExtenderView | None], clock: Clock, *, deadline_ms: int = DEADLINE_MS
@@ -227,7 +227,8 @@ class Extender:
             found = scores(pod, nodes, seen, lambda: self._clock.monotonic_ms() > until)
             best = max(found, key=lambda node: (found[node], node), default=None)
             if best is not None and found[best] > 0:
-                # One node alone at the top: the scheduler breaks ties by chance, and we could not know how.
+                # Only one node may have the top score: the scheduler breaks ties at random, and we would not know the
+                # result.
                 found = {node: score - (score == found[best] and node != best) for node, score in found.items()}
                 self._assumed[pod.uid] = (replace(pod, node=best, held=True), self._clock.monotonic_ms() + ASSUME_MS)
         late = self._clock.monotonic_ms() > until
@@ -401,7 +402,7 @@ def _with_newcomers(
     seen = {pod.uid for gang in target.gangs for pod in gang.pods}
     asked: dict[str, float] = {}
     for pod in pods.values():
-        # Of pods in a scheduler's own queue its objects say what is asked.
+        # For pods in a scheduler's own queue, the scheduler's objects already include their request.
         queue = queue_of(pod) if pod.ref.startswith(f"{LABELLED}:") else None
         if queue is None or queue not in target.standings:
             continue

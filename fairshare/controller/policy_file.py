@@ -53,7 +53,7 @@ class PolicyFile:
 
     @property
     def policy(self) -> Policy:
-        """The policy of the file's last good version."""
+        """The last valid policy of the file."""
         return self._file.current
 
     def changed(self) -> Policy | None:
@@ -76,7 +76,7 @@ def load(path: Path, others: OtherClusters | None = None) -> tuple[Policy, Docum
 
 
 def loaded(document: Document) -> Policy:
-    """The policy that a document holds. Raises FileFault, a line per fault."""
+    """The policy in a document. Raises FileFault, a line per fault."""
     if document.data is None:
         raise FileFault([f"{document.place(())}: the file is empty"])
     policy = validate(document, Policy)
@@ -91,7 +91,7 @@ def loaded(document: Document) -> Policy:
         for at, queue in enumerate(policy.queues)
         if not queue.name.isprintable() or queue.name != queue.name.strip()
     ]
-    if faults:  # not in the model: what the books hold from before must stay readable
+    if faults:  # not checked in the model, because policies stored earlier must stay readable
         raise FileFault(faults)
     return policy
 
@@ -219,7 +219,7 @@ KEY = "policy.yaml"
 
 
 class PolicyNotWritten(FairshareError):
-    """The policy could not be written, and why."""
+    """The policy could not be written; the message says why."""
 
 
 class PolicyFileChanged(PolicyNotWritten):
@@ -269,11 +269,11 @@ class PolicyLocation:
         return str(self._path)
 
     def read(self) -> str:
-        """Raises NotKept."""
+        """The content. Raises PolicyNotWritten."""
         return _read(self._path)
 
     def write(self, text: str, before: str) -> None:
-        """Writes the policy, one at a time. Raises NotKept."""
+        """Saves the policy, one save at a time. Raises PolicyNotWritten."""
         if self._keeper is None:
             raise PolicyNotWritten("pages do not write the policy here: commit the file instead")
         with self._lock:
@@ -292,7 +292,7 @@ class PolicyFileWriter:
         if digest(_read(self._path)) != before:
             raise PolicyFileChanged(f"{self._path} has changed since the form was opened: open it again")
         try:
-            # A link stays one: what it leads to is replaced.
+            # For a symbolic link, its target is replaced.
             atomic_file.write(self._path.resolve(), text.encode())
         except OSError as error:
             raise PolicyNotWritten(f"{self._path}: {error.strerror or error}") from error

@@ -37,7 +37,7 @@ from gputally.kubernetes.objects import (
 )
 
 MOST_WRITES = 500
-"""Writes of one target in one cycle."""
+"""Maximum number of writes of one target in one cycle."""
 MOST_WRITES_AT: Mapping[str, int] = {"runai": 60}
 """The limit if every write is two requests to a remote service."""
 WELL: frozenset[Result] = frozenset({"applied", "would-apply", "deferred"})

@@ -1,7 +1,7 @@
 """Defines queues, demand, entitlements and weights.
 
-Frozen values without behaviour beyond small derived properties. GPUs are floats in units of one
-physical GPU, as the schedulers write them; -1 means unlimited. No clock, no I/O.
+Frozen values with small derived properties. GPUs are floats in units of one physical GPU, as in the schedulers; -1
+means unlimited.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Function = Literal["setResourceShare", "divideOverQuotaResource", "hierarchy"]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One queue's part in a division, in units of the resource.
+    """One queue's claim in a division, in units of the resource.
 
-    deserved, limit: -1 unlimited. weight: over-quota weight, >= 0. usage: history, normalised by the
-    capacity of the same window. creation: rank, lower = older. parent None: a root. initial: share held
-    before the over-quota phase, read by `divideOverQuotaResource` alone."""
+    deserved, limit: -1 unlimited. weight: over-quota weight, >= 0. usage: history, as a share of the capacity of the
+    same window. creation: rank, lower is older. parent: None for a root. initial: share held before the over-quota
+    phase, used only by `divideOverQuotaResource`."""
 
     name: str
     request: float
@@ -70,7 +70,7 @@ class RoundOffer:
 
 @dataclass(frozen=True, slots=True)
 class DivisionRound:
-    """One round of the over-quota phase among the siblings under `parent` that have `priority`."""
+    """One round of the over-quota phase among the siblings under `parent` with `priority`."""
 
     parent: str | None
     priority: int
@@ -308,10 +308,10 @@ class TargetQueue:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """GPUs that a target admits work to: one node of its tree of quotas (a ClusterQueue, a Cohort).
+    """GPUs to which a target limits admission: one node of its tree of quotas (a ClusterQueue, a Cohort).
 
-    parent: the node it borrows from, "" for a root. nominal: its own quota. used: by its own work, children excluded.
-    borrows, lends: at most, -1 unlimited."""
+    parent: the node it borrows from, "" for a root. nominal: its own quota. used: by its own work, without children.
+    borrows, lends: maximum, -1 unlimited."""
 
     parent: str
     nominal: float
@@ -383,8 +383,8 @@ class Observation:
 
 
 class FleetWindow(UsageWindow):
-    """The windows of several clusters, added up. usage, unassigned and capacity are sums of whole numbers; coverage and
-    watermark_ms are the lowest of any cluster; lost_ms is the newest and since_ms the earliest.
+    """The sum of the windows of several clusters. usage, unassigned and capacity are exact sums; coverage and
+    watermark_ms are the lowest of all clusters; lost_ms is the newest and since_ms the earliest.
 
     clusters: by name, the controller's own first. own: the window of the controller's own cluster."""
 

@@ -56,7 +56,7 @@ def read_pod(obj: Object) -> Pod | None:
         return None
     scheduler = spec.get("schedulerName") or ""
     placer = placed_by(scheduler)
-    whole = request(spec)  # an annotation takes nothing off it
+    whole = request(spec)  # not reduced by an annotation
     part = fraction(annotations) if placer == "kai" and not whole else 0.0
     amount = whole or part
     memory = memory_mib(annotations) if placer == "kai" and not amount else 0.0
@@ -239,7 +239,7 @@ def labelled(policy: Policy, pods: Iterable[Pod]) -> tuple[Gang, ...]:
         found.sort(key=_age)
         kind, namespace, name = key.split("/", 2)
         asked = fsum(pod.gpus for pod in found)
-        # A label says that pods start together; a mere controller's pods each start on their own.
+        # A gang label means that pods start together; pods that only share a controller start individually.
         together = kind in ("Gang", "Pod", "PodGroup", "Workload")
         blank = Gang(
             queue,

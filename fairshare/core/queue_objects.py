@@ -140,7 +140,7 @@ class WeightAnnotations:
     weight: float | None = None
 
     def annotations(self) -> dict[str, str]:
-        """The annotations as they stand on the object."""
+        """The annotations as on the object."""
         return {
             BASE: UNSET if self.base is None else _text(self.base),
             PUBLISHED: _text(self.published),

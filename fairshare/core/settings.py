@@ -30,77 +30,78 @@ class Settings(Model):
     """The controller's settings. Paths are relative to the working directory."""
 
     policy: Path
-    """The policy file; read again when it changes. A faulty one leaves the running one in force."""
+    """The policy file; read again when it changes. A faulty version leaves the previous one in force."""
     accountant: str = "http://127.0.0.1:8080"
     """Base URL of the accountant."""
     token_file: Path | None = None
     """File with the bearer token for the accountant; read at every request."""
     ca_file: Path | None = None
-    """PEM file of the authorities the accountant's certificate may come from; none: the system's."""
+    """PEM file of the CAs to trust for the accountant's certificate; none: the system's."""
     accountants: Path | None = None
-    """File with the accountants of other clusters, whose usage the policy may count (`usage.clusters`); read at the
-    start. Needs `cluster_name`."""
+    """File with the accountants of other clusters whose usage the policy may count (`usage.clusters`); read at the
+    start. Requires `cluster_name`."""
     cluster: str = "kubernetes"
-    """`kubernetes`, or a YAML file of objects to play with."""
+    """`kubernetes`, or a YAML file with objects, for trying things out."""
     cluster_name: str = Field(default="", max_length=253)
-    """Name of this cluster in the ledger, as its agents report it: usage of others that share the accountant does not
-    count. Empty: everything in the ledger is of this cluster."""
+    """Name of this cluster in the ledger, as reported by its agents: usage of other clusters in the same accountant
+    does not count. Empty: everything in the ledger belongs to this cluster."""
     kubeconfig: Path | None = None
-    """Instead of the pod's own account and the default kubeconfig."""
+    """A kubeconfig file to use instead of the pod's service account and the default kubeconfig."""
     dry_run: bool = False
-    """True: publish no weight, whatever the policy says; conditions and events are still kept."""
+    """True: publish no weight, whatever the policy says; conditions and events are still written."""
     interval: Duration = Field(default=60, ge=1)
     """Time between two cycles."""
     listen: str = "0.0.0.0:9402"
-    """host:port of /livez, /readyz and /metrics; port 0 takes a free one."""
+    """host:port of /livez, /readyz and /metrics; port 0 uses a free port."""
     extender_listen: str = ""
-    """host:port of the kube-scheduler's extender, for example 0.0.0.0:9403; empty: none is served."""
+    """host:port of the kube-scheduler's extender, for example 0.0.0.0:9403; empty: none."""
     extender_certificate: Path | None = None
-    """Serve the extender with TLS: the certificate (PEM), with `extender_key`."""
+    """Certificate (PEM) to serve the extender with TLS, together with `extender_key`."""
     extender_key: Path | None = None
     extender_client_authority: Path | None = None
-    """Answer only who shows a certificate of this authority (PEM)."""
+    """CA (PEM): the extender answers only clients with a certificate of it."""
     pages_listen: str = ""
-    """host:port of the pages for people, for example 0.0.0.0:9404; empty: none are served."""
+    """host:port of the HTML pages, for example 0.0.0.0:9404; empty: none."""
     pages_tokens: Path | None = None
-    """File of bearer tokens (hashed, as the accountant's) that open the pages: `read` to look, `policy` to change.
-    Without it and `pages_callers` only a loopback address may be listened on."""
+    """File with hashed bearer tokens (like the accountant's) for the pages: scope `read` to view, `policy` to change.
+    Without it and `pages_callers`, the pages may only listen on a loopback address."""
     pages_callers: Path | None = None
-    """Callers file, as the accountant's; both may read the same. People sign in to the pages with those of its issuers
-    that have a `login`, and its grants say who may: `read` to look, `policy` to change. With `pages_public_url` and
-    `pages_session_key`."""
+    """Callers file, like the accountant's; both may use the same one. People sign in to the pages through its issuers
+    with a `login`, and its grants determine permissions: `read` to view, `policy` to change. Requires
+    `pages_public_url` and `pages_session_key`."""
     pages_public_url: str = Field(default="", pattern=r"^(https?://[^\s?#]+)?$")
-    """Where browsers reach the pages: people come back from signing in to `/sign-in/done` below it."""
+    """Public URL of the pages; sign-in returns to `/sign-in/done` below it."""
     pages_session: Duration = Field(default=8 * 3_600, ge=60)
-    """How long a sign-in lasts."""
+    """How long a sign-in is valid."""
     pages_session_key: Path | None = None
-    """Secret that sessions are signed with, 32 bytes or more, the same for all replicas."""
+    """File with the secret that signs sessions, 32 bytes or more, the same for all replicas."""
     pages_certificate: Path | None = None
-    """Serve the pages with TLS: the certificate (PEM), with `pages_key`."""
+    """Certificate (PEM) to serve the pages with TLS, together with `pages_key`."""
     pages_key: Path | None = None
     pages_apply: str = Field(default="", pattern="^(file|configmap:[a-z0-9.-]+/[a-z0-9.-]+)?$")
-    """Where the form may write the policy: `file`, or `configmap:NAMESPACE/NAME` from which the file is mounted. Empty:
-    nowhere; leave it so where the policy comes from version control."""
+    """Where the form may save the policy: `file`, or `configmap:NAMESPACE/NAME`, mounted as the file. Empty: nowhere;
+    leave it empty if the policy is in version control."""
     pages_memory_mib: int = Field(default=768, ge=128)
-    """Memory of a preview's process; one at a time."""
+    """Memory of a preview's process; one preview runs at a time."""
     pages_accountant: str = ""
-    """Address of the accountant's pages as a browser reaches them, to link to."""
+    """URL of the accountant's pages as a browser reaches them, for links."""
     prometheus: str = ""
-    """Base URL of the Prometheus that knows the latencies of the policy's `slos`; empty: none is watched."""
+    """Base URL of the Prometheus server with the latencies of the policy's `slos`; empty: none is watched."""
     prometheus_token_file: Path | None = None
-    """File with the bearer token for it; read at every request."""
+    """File with its bearer token; read at every request."""
     runai_credentials: Path | None = None
-    """Folder with the files `client-id` and `client-secret` of a service account of Run:ai; read for every token."""
+    """Folder with the files `client-id` and `client-secret` of a Run:ai service account; read for every token
+    request."""
     runai_ca_file: Path | None = None
-    """Authorities (PEM) trusted for Run:ai instead of the system's."""
+    """PEM file of the CAs to trust for Run:ai instead of the system's."""
     watch_pods: bool = True
-    """Keep pods that ask for GPUs in memory: sizes of gangs, label queues and the extender need them."""
+    """Watch pods that request GPUs: sizes of gangs, label queues and the extender need them."""
     lease: str = "gputally-fairshare"
-    """Name of the Lease, in `status_namespace`, that decides which of several replicas acts; empty: no election."""
+    """Name of the Lease, in `status_namespace`, for the leader election among replicas; empty: no election."""
     identity: str = ""
-    """What this replica calls itself in the Lease; empty: its host name and process."""
+    """Name of this replica in the Lease; empty: host name and process id."""
     status_namespace: str = "gputally"
-    """Namespace of the ConfigMap that carries the conditions; empty: none is written."""
+    """Namespace of the ConfigMap with the conditions; empty: none is written."""
     status_name: str = "gputally-fairshare"
     log_level: Level = "info"
 
@@ -144,14 +145,14 @@ class Settings(Model):
 
 
 def address(text: str) -> tuple[str, int]:
-    """host and port of a checked `host:port`."""
+    """Host and port of a valid `host:port`."""
     host, _, port = text.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Settings:
-    """Read and merge the three layers (`gputally.server.config_models`); flags: only those the user gave. Raises
-    SettingsFault."""
+    """Reads and merges settings file, environment and flags (`gputally.server.config_models`). flags: only those given
+    by the user. Raises SettingsFault."""
     try:
         return config_models.load_settings(Settings, ENV_PREFIX, path, environ, flags)
     except errors.SettingsFault as fault:

@@ -1,1 +1,1 @@
-"""Explains decisions: why a queue has its weight, a past decision recomputed, and one policy compared with another."""
+"""Explains decisions: why a queue has its weight, a past decision computed again, one policy compared with another."""

@@ -164,7 +164,7 @@ def report_view(report: CycleReport) -> RenderableType:
         parts += [plan_table(target) for target in report.targets if target.weights]
     for scope, condition in report.scoped_conditions():
         told = condition.status == "False" or (condition.status, condition.type) == ("Unknown", "Effective")
-        if told and condition.type != USAGE_FRESH:  # a hold has been said already
+        if told and condition.type != USAGE_FRESH:  # a hold has already been shown
             what = f"{scope + ' ' if scope else ''}{condition.type}={condition.status} {condition.reason}"
             parts.append(Text(f"{what}: {condition.message}", "yellow"))
             if condition.remedy:
@@ -173,7 +173,7 @@ def report_view(report: CycleReport) -> RenderableType:
 
 
 def outcomes_table(outcomes: Sequence[Outcome]) -> RenderableType:
-    """Plain writes, for `release`."""
+    """The writes of `release`."""
     table = _table("")
     for heading in ("target", "queue", "object"):
         table.add_column(heading)

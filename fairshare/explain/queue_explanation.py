@@ -342,7 +342,7 @@ def _at(
         key=lambda g: (-g.priority, g.created_ms or report.at_ms, g.namespace, g.name),
     )
     free = max(0.0, target.gpus - fsum(e.allocated for e in target.entitlements if e.parent is None))
-    if report.free_by_node:  # others than the target's queues hold GPUs too
+    if report.free_by_node:  # pods outside the target's queues hold GPUs too
         free = min(free, fsum(max(0.0, amount) for amount in report.free_by_node.values()))
     account = QueueAccount(
         target.target,

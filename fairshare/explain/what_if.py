@@ -34,8 +34,8 @@ HOUR_S = 3600
 
 @dataclass(frozen=True, slots=True)
 class ReplayedQueue:
-    """One queue in [from_s, end) of a replay. Waits in hours, of jobs submitted in it; those that never started
-    have waited until the end."""
+    """One queue in [from_s, end) of a replay. Waits in hours, of jobs submitted in it; those that never started have
+    waited until the end."""
 
     queue: str
     gpu_hours: float
@@ -76,7 +76,7 @@ def bounded_together(policy: Policy) -> list[str]:
 def replay_under(
     policy: Policy, workload: Workload, gpus: int, end_s: int, progress: Callable[[float], None] | None = None
 ) -> Record:
-    """Replay `workload` under `policy` on `gpus` GPUs. The workload's queues are the policy's leaves, in order."""
+    """Replays `workload` under `policy` on `gpus` GPUs. The workload's queues are the policy's leaves, in order."""
     one_level = flat(policy)
     targets = static_parts(one_level, float(gpus))
     pool = Pool(

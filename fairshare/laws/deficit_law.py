@@ -1,35 +1,33 @@
 """Defines the deficit law: what a queue is owed is repaid over a set time.
 
-In words: *what a queue should have had over the window, against work it really had, less what it used, is
-owed to it; it is repaid over the next days at a rate that other queues hardly notice; weights move only when they
-must; who causes many preemptions pays a little; a gang that fits no share gets a turn.*
+In words: a queue is owed the usage it should have had over the window, given its real demand, minus its actual usage.
+This is repaid over the next days at a rate that affects other queues little. Weights change only when necessary; a
+queue that causes many preemptions pays a small price; a gang that fits no share gets a turn.
 
     ledger     e = fill(Σ used, used + horizon · pending; targets) - used                [GPU-hours]
     catch-up   r = clip(e / repay, ± rate · pool · √mean · size), upwards no more than it waits for  [GPUs]
     error      x = low-pass(fair + r - held, smoothing), fair: instantaneous share by targets  [GPUs]
     pressure   v = gain · x / (target · pool) - price                          [log of the weight]
     price      reclaim_price · q / (q + 1), q = evictions for its sake per GPU-hour used / price_knee
-    common     c = ln of what the pressures together would make of the sum of the weights
-    quiet      the weight in force stands while |ln(weight) - (v - c)| <= quiet / (target · size), or none waits
+    common     c = ln of the factor by which the pressures together would change the sum of the weights
+    quiet      the weight in force stays while |ln(weight) - (v - c)| <= quiet / (target · size), or nothing waits
 
-mean: of the siblings' targets. size = (target / mean) ^ 0.3: that of an average queue is 1.
+mean: of the siblings' targets. size = (target / mean) ^ 0.3, which is 1 for an average queue.
 
-Weights act only against each other: what moves all of them alike, as prices do, moves none (`common`).
+Only the proportions of weights matter: a change common to all, such as prices, has no effect (`common`).
 
-What a queue holds scatters about its due, so a catch-up of that order costs the others little on the day. Jobs are
-lumps of the same sizes in queues large and small, so it scatters less than in proportion to the target: hence `size`,
-by which small queues are moved further and left in peace longer.
+A queue's held GPUs fluctuate around its share, so a catch-up of that magnitude costs the others little per day. Jobs
+have the same sizes in large and small queues, so the fluctuation grows less than in proportion to the target; hence
+`size`, by which small queues move further and have a wider quiet zone.
 
-Whose turn it is goes by `credit`: what is owed, and on top the plain integral of fair share less held, so
-that turns are right on the long run however short the window's memory.
+Turns are given by `credit`: the amount owed plus the plain integral of fair share minus held GPUs, so that turns are
+right in the long run even if the window is short.
 
-An empty queue's feasible demand is what it used, so it is owed nothing: credit exists only against real
-work, and no clamp has to say so. Without gain and rate the configured weights stand. Memory: x, and the
-leaky sums behind the price. Units: GPUs, hours inside. Pure.
+The feasible demand of an empty queue equals its usage, so it is owed nothing: credit exists only for real work. Without
+gain and rate the configured weights apply. Memory: x, and the leaky sums for the price. Units: GPUs, hours internally.
 
-It is stored as a `Memory` like any other: numbers by name, by queue, which survive JSON. The law that finds
-its own columns takes them as they are; from anything else (a status object, a decision, the cycle of a turn) it reads
-them by name. Frozen; no clock, no I/O.
+`DeficitState` is a `Memory`: numbers by name and queue, which survive JSON. The law reuses the columns of its own
+state; any other mapping (from a status object, a decision, the cycle of a turn) is read by name.
 """
 
 from __future__ import annotations
@@ -119,7 +117,7 @@ class Deficit:
             return replace(verdict, names=as_given, wanted=[by_name[name] for name in as_given])
         names, weights, targets, usage, asked, held, _, _, _, _, reclaims = siblings.columns
         pool, settings, now_ms = siblings.pool, self.settings, siblings.now_ms
-        if pool <= 0:  # what is above them may have nothing, so that none of them has more or less than his part
+        if pool <= 0:  # their parent may have nothing, so none has more or less than its part
             kept = DeficitState.of(memory, siblings)
             return LawResult(names, list(weights), {}, dict.fromkeys(names, "there is nothing to divide here"), kept)
         gain, price, knee = settings.gain, settings.reclaim_price, settings.price_knee
@@ -137,7 +135,7 @@ class Deficit:
         for (x_then, caused, had, lacked, then_ms), due, mine, ask, has, evicted, (most, scale) in zip(
             before.rows, fair, owed, asked, held, reclaims, bounds, strict=True
         ):
-            if then_ms != seen_ms:  # mostly the same for all of them
+            if then_ms != seen_ms:  # usually the same for all
                 seen_ms, hours = then_ms, _elapsed_h(then_ms, now_ms)
                 fades, nearer = max(0.0, 1.0 - hours / _PRICE_MEMORY_H), min(1.0, hours * 3600 / settings.smoothing)
             rate = mine / repay_h

@@ -1,23 +1,21 @@
 """Divides GPUs among sibling queues in KAI's two phases, and by water-filling.
 
-Two phases: every queue gets its deserved quota; what is left goes, priority by priority, to the
-unsatisfied in proportion to P = max(0, n + k (n - U)), n being the weight normalised among them and
-U the usage. Each round hands out whole units; fractions are settled afterwards, largest first.
+First every queue gets its deserved quota. The rest goes, priority by priority, to unsatisfied queues in proportion to P
+= max(0, n + k (n - U)), where n is the weight normalised among them and U the usage. Each round gives whole units;
+fractions are settled afterwards, largest first.
 
-`kai_compat=True` equals the scheduler, rounding quirks included, except where its own answer depends on
-the iteration order of a Go map: its sums and differences are taken one by one, in the order of priority, creation and
-name. By default sums are `math.fsum` (exact, so they do not depend on the order of the queues). In both modes ties go
-by (creation, name); the result depends on the claims alone and never on the order in which they were given.
+`kai_compat=True` equals the scheduler including its rounding, except where its own result depends on the iteration
+order of a Go map: sums and differences are computed one by one, in the order of priority, creation and name. By default
+sums are `math.fsum` (exact, so they do not depend on the order of the queues). In both modes ties are broken by
+(creation, name), and the result depends only on the claims, not on their order.
 
-With `kai_compat` the remainder rule may lift a queue above its request and limit by less than one unit; when every P is
-0 the pool is not divided; and the fractions of a high priority are settled only after the rounds of the low ones. By
-default no queue gets more than its limit, the configured weights decide where no P does, and a priority is served to
-the end before the next. Neither scales quotas down that exceed the total. To predict what KAI will do, ask for
-compatibility; what a queue is due, and our own schedulers, go by the default.
+With `kai_compat` the remainder rule may lift a queue above its request and limit by less than one unit; if every P is 0
+the pool is not divided; and fractions of a high priority are settled only after the rounds of the low ones. By default
+no queue exceeds its limit, the configured weights decide if no P does, and each priority is finished before the next.
+Neither mode scales down quotas that exceed the total. Use compatibility to predict KAI; entitlements and our own
+simulated schedulers use the default.
 
-Source: KAI-Scheduler pkg/scheduler/plugins/proportion/resource_division, commit d5bc503a. Pure.
-
-The order of the queues decides nothing but the last bit; callers keep it fixed.
+Source: KAI-Scheduler pkg/scheduler/plugins/proportion/resource_division, commit d5bc503a.
 """
 
 from __future__ import annotations
@@ -133,7 +131,7 @@ class Siblings:
         self._levels = [(priorities[0], 0, size)] if claims else []
         if len(set(priorities)) > 1 or ages != sorted(ages):
             priority = np.array(priorities)
-            order = self._order = np.lexsort((np.array(ages), -priority))  # stable: equals stay by name
+            order = self._order = np.lexsort((np.array(ages), -priority))  # stable: equal ones stay sorted by name
             request, deserved, limit, weight, usage = (
                 column.take(order) for column in (request, deserved, limit, weight, usage)
             )
@@ -227,7 +225,7 @@ class Siblings:
             offered *= pool
             want = cap - share
             met = want <= offered
-            # A fraction of an earlier round survives an offer of whole units; a satisfied queue is owed none.
+            # A fraction of an earlier round stays after an offer of whole units; a satisfied queue has none.
             given = np.floor(offered)
             part = offered - given
             np.copyto(fraction, part, where=part != 0)

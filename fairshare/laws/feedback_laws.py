@@ -70,7 +70,7 @@ class LawColumns(NamedTuple):
 
     @classmethod
     def of(cls, members: Sequence[LawQueue]) -> Self:
-        """At least one."""
+        """From at least one queue."""
         return cls(*zip(*members, strict=True))
 
 
@@ -221,7 +221,7 @@ def fair_share_factor(usage: float, shares: float, dampening: float = 1.0) -> fl
 
 @dataclass(frozen=True, slots=True)
 class Multifactor:
-    """The classic factor as weights: the configured part times 2^(-U/n), never zero."""
+    """The classic factor as weights: the configured share times 2^(-U/n), never zero."""
 
     dampening: float = 1.0
     relative = True

@@ -72,7 +72,7 @@ def turn_now(
         holders = [owed[m.name] for m in siblings.members if m.name != member.name and m.allocated > 0]
         lead = _LEAD * member.gang * policy.min_turn / 3600
         if owed[member.name] <= 0 or (holders and owed[member.name] <= min(holders) + lead):
-            return None  # who is owed less has no better claim
+            return None  # a queue that is owed less has no better claim
         others = _boost(siblings, weights, member.name, wanted, policy.ratio)
         if others is not None:
             until_ms = siblings.now_ms + policy.min_turn * 1000

@@ -1,27 +1,25 @@
 """Computes entitlements and weights for the whole queue tree, and applies budgets that are used up.
 
-The policy's law (`fairshare.laws.feedback_laws`) says what every set of siblings should be divided by. What it asks
-for is then kept within the policy's bounds: multipliers of the configured weight, largest step,
-hold-down, deadband; only a turn passes them. Every number of the way is in the Explanation.
+The policy's law (`fairshare.laws.feedback_laws`) returns the weights for every set of siblings. They are then limited
+by the policy's bounds: multipliers of the configured weight, largest step, hold-down, deadband; only a turn exceeds
+them. Every intermediate value is kept in `Explanation`. Equal inputs give equal weights, in any order.
 
-Same inputs, same weights, whatever the order. Pure: `now_ms` and the law's memory are arguments.
+Two deliberate corrections of KAI's arithmetic:
 
-Two repairs of KAI's own arithmetic live here, on purpose:
+- U of a child is relative to its parent's part of the cluster, not to the whole cluster, so that history corrects
+  inside a small department as much as among the roots;
+- U is never relative to less than the siblings' total usage. So Σ U <= 1 and Σ P >= 1: the case in which KAI does not
+  divide the pool cannot occur while any weight is positive.
 
-- U of a child is relative to its parent's part of the cluster, not to the whole cluster, so that
-  history corrects inside a small department as much as among the roots;
-- U is never relative to less than what the siblings used together. Σ U <= 1 then holds, and so Σ P >= 1:
-  the case in which KAI does not divide the pool cannot arise while any weight is positive.
+A budget whose spend is unknown (time without a price) has no effect. A used-up budget removes only the over-quota
+weight; the deserved quota is a guarantee and stays.
 
-Unknown is not exhausted: a budget whose spend has no price stays without effect. Only the over-quota weight
-goes; the deserved quota is a guarantee and stays.
+Step, deadband and hold-down determine how far a weight moves in one cycle from the weight in force. Without them a
+scheduler that preempts at every change would thrash.
 
-The law says where a weight should be; step, deadband and hold-down say how far it goes now, from the weight in force.
-Without them a scheduler that preempts at every change would thrash.
-
-`weigh_pools` does so once for each part of a cluster that its scheduler keeps apart: KAI's scheduling shards. A shard's
-queues divide the GPUs of its nodes alone, less what pods of other schedulers hold there. History enters as a part of
-the shard's share of the cluster's capacity.
+`weigh_pools` computes weights separately for each part of a cluster that its scheduler keeps apart: KAI's scheduling
+shards. A shard's queues divide only the GPUs of its nodes, minus those held by pods of other schedulers. History is
+taken relative to the shard's share of the cluster's capacity.
 """
 
 from __future__ import annotations
@@ -151,7 +149,7 @@ def rescale(configured: Sequence[float], wanted: Sequence[float], bounds: Bounds
     def summed(c: float) -> float:
         return fsum([min(max(c * part, low), high) for part, low, high in rows])
 
-    # The sum grows with c, in straight pieces between the points where a queue meets a bound.
+    # The sum grows with c, linearly between the points where a queue reaches a bound.
     corners = sorted({bound / part for part, *both in rows if part > 0 for bound in both} | {0.0})
     first, last = 0, len(corners) - 1
     while first < last:
@@ -283,12 +281,11 @@ def calculate_weights(
     exhausted: frozenset[str] = frozenset(),
     devices: float | None = None,
 ) -> WeightResult:
-    """standings: by policy queue, of those the target knows. gpus: what there is to divide, > 0. memory:
-    of the cycle before; None or empty at the first. exhausted: queues that get their quota and nothing
-    over it (`fairshare.laws.weight_calculation`). devices: physical GPUs behind `gpus`, which are listed several times
-    where they are shared by replicas; None: as many.
+    """standings: by policy queue, of those with an object in the target. gpus: to divide, > 0. memory: of the previous
+    cycle; None or empty at first. exhausted: queues whose budget is used up; they get their quota only. devices:
+    physical GPUs behind `gpus`, if replicas of shared GPUs are listed several times; None: equal.
 
-    window.usage of a queue contains its descendants'."""
+    window.usage of a queue includes its descendants'."""
     queues = {
         queue.name: _as_it_stands(queue, standings.get(queue.name), exhausted)
         for queue in sorted(policy.queues, key=lambda queue: queue.name)
@@ -370,10 +367,10 @@ def law_of(policy: Policy) -> Law:
 
 
 def _span_s(spec: WindowSpec, window: UsageWindow, ratio: UsageRatio, gpus: float) -> float:
-    """Seconds by which U of `gpus` GPUs is the GPU time that was used. A window reaches no further back than the
-    books, and the cluster may have had another size in it: what was possible says how long it is. Where that is not
-    counted in GPU time: as if both were as they are now. Of several clusters' usage this one answers for the part
-    that its own capacity is of theirs: each repays its part of a debt, and together they repay it once."""
+    """The number of seconds for which U of `gpus` GPUs equals the used GPU time. It is derived from the window's
+    capacity, because a window reaches back only to the first record, and the cluster may have had another size. If the
+    window is not in GPU time, the present size and the full window are assumed. With usage of several clusters, this
+    cluster repays the part of a debt that its capacity has of their sum; together they repay it once."""
     if window.unit != "gpu_us" or gpus <= 0:
         return effective_s(spec.size, spec.half_life)
     part = window.own.capacity / window.capacity if isinstance(window, FleetWindow) else 1.0
@@ -383,10 +380,10 @@ def _span_s(spec: WindowSpec, window: UsageWindow, ratio: UsageRatio, gpus: floa
 def wanted_weight(
     law: Law, siblings: LawQueues, policy: Policy, memory: Memory
 ) -> tuple[dict[str, WantedWeight], Memory]:
-    """What the law wants for every sibling within the policy's multipliers, before pace; and its memory.
+    """The weight that the law wants for every sibling within the policy's multipliers, before pace; and its memory.
 
-    A queue that does not compete gets from a relative law the weight it would have if all did: the scheduler may
-    need it before the next cycle."""
+    A queue that does not compete gets from a relative law the weight that it would have if all competed, because the
+    scheduler may need it before the next cycle."""
     wants_more = dict(zip(siblings.columns.names, competing(siblings), strict=True))
     wishes: dict[str, WantedWeight] = {}
     kept: dict[str, Mapping[str, float]] = {}
@@ -511,7 +508,7 @@ def _explain(
     zero = "its budget is exhausted: nothing over its quota" if exhausted else "weight 0 in the policy stays 0"
     move = PacedWeight(0.0, 0.0, (zero,))
     if queue.weight > 0:
-        move = PacedWeight(wanted.weight, wanted.weight)  # half of a turn admits no gang
+        move = PacedWeight(wanted.weight, wanted.weight)  # half of a turn would not admit the gang
         if not wanted.turn:
             move = pace(wanted.weight, standing, bounds, now_ms)
         if wanted.n == 1:

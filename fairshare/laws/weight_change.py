@@ -51,7 +51,7 @@ class WeightChange:
 def changes(
     decided: Mapping[str, DecidedWeight], now: WeightInputs, weights: Iterable[Weight]
 ) -> dict[str, WeightChange]:
-    """What changed each weight of `now` that differs from what was decided; at most MOST of them."""
+    """The causes of change of each weight in `now` that differs from the decided one; at most MOST weights."""
     moved = [
         (decided[one.queue], one)
         for one in sorted(weights, key=lambda one: one.queue)
@@ -81,7 +81,7 @@ def _since(before: WeightInputs, now: WeightInputs, moved: Iterable[tuple[float,
         way = [each.get(queue) for each in (*steps, _answers(usage), _answers(demand), *last)]
         known = [answer for answer in way if answer is not None]
         if len(known) < len(way):
-            continue  # a queue that was not there before
+            continue  # a queue that did not exist before
         parts = {cause: after - answer for (cause, _), answer, after in zip(CAUSES, known, known[1:], strict=False)}
         parts["pace"] = weight.value - decided - fsum(parts.values())
         found[queue] = WeightChange(decided, parts)
