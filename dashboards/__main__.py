@@ -1,12 +1,13 @@
-"""Runs `gputally dashboards build, check, push`: writes the JSON and YAML files and compares them with the code.
+"""Runs `gputally dashboards build, check, push`: writes the JSON and YAML files, compares them with the code, uploads
+them.
 
-The files live twice: in `dashboards/generated/`, for Grafana's import and provisioning and for a plain
-Prometheus, and inside the Helm chart, because a chart can only carry files of its own. Neither is edited by hand.
+The files exist twice: in `dashboards/generated/`, for Grafana's import and provisioning and for a plain Prometheus, and
+inside the Helm chart, because a chart can only contain files of its own. Do not edit them by hand.
 
-A push is idempotent: a dashboard that is there as we would write it is left alone, so that a second push changes
-nothing and makes no version. Only our own folder and our own uids are written. The token is never shown.
+A push is idempotent: a dashboard in Grafana that already equals ours is not written, so a second push creates no new
+version. Only our own folder and uids are written. The token is never shown.
 
-Source of the calls: Grafana's HTTP API reference (`/api/folders`, `/api/dashboards`), which Grafana 9 to 13 answer.
+Source of the calls: Grafana's HTTP API reference (`/api/folders`, `/api/dashboards`), valid for Grafana 9 to 13.
 """
 
 from __future__ import annotations
@@ -36,25 +37,25 @@ from gputally.base.command_output import OUTPUTS, show
 
 TIMEOUT_S = 30.0
 MOST_BYTES = 16 << 20
-"""Largest answer."""
+"""Maximum size of an answer."""
 _REASONS = {
     401: "the token is not known there, or has expired",
     403: "the token may not do this; a service account with the role Editor may",
     412: "it was changed meanwhile",
 }
 _SERVERS_OWN = ("id", "version")
-"""What Grafana adds to a dashboard."""
+"""Fields that Grafana adds to a dashboard."""
 
 Change = Literal["created", "replaced", "unchanged"]
 
 
 class GrafanaError(Exception):
-    """Grafana did not do as it was asked: one line with what, and why."""
+    """A request to Grafana failed; a one-line message says which, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class PushResult:
-    """What became of one dashboard."""
+    """The result for one dashboard."""
 
     title: str
     change: Change
@@ -62,22 +63,22 @@ class PushResult:
 
 
 class Grafana:
-    """One server. url: its root, a path below included. token: of a service account."""
+    """One Grafana server. url: its root, including a path. token: of a service account."""
 
     def __init__(self, url: str, token: str, ca_file: Path | None = None) -> None:
-        """Raises GrafanaError for an address that is none, or an authority file that cannot be read."""
+        """Raises GrafanaError for an invalid URL, or a CA file that cannot be read."""
         parsed = http_calls.address(url, "https://grafana.example", GrafanaError)
         self._url = url.rstrip("/")
         self._token = token
         self._trusted = http_calls.trusting_for(parsed, ca_file, GrafanaError)
 
     def push(self, dashboards: Iterable[dict[str, Any]], folder: str) -> list[PushResult]:
-        """Have every dashboard stand in `folder` (its title). Raises GrafanaError at the first that cannot be."""
+        """Uploads every dashboard to `folder` (its title). Raises GrafanaError at the first failure."""
         uid = self._folder(folder)
         return [self._push(dashboard, uid) for dashboard in dashboards]
 
     def _folder(self, title: str) -> str:
-        """The uid of the folder, made if there is none of this title."""
+        """The uid of the folder with this title, which is created if it does not exist."""
         for known in self._ask("GET", "/api/folders?limit=1000"):
             if known.get("title") == title:
                 return str(known["uid"])
@@ -124,7 +125,7 @@ def _plain(dashboard: dict[str, Any]) -> dict[str, Any]:
 
 
 def _words(body: bytes, phrase: str) -> str:
-    """Grafana's own words, as one line."""
+    """Grafana's error message, as one line."""
     try:
         message = json.loads(body)["message"]
     except (ValueError, KeyError, TypeError):
@@ -139,7 +140,7 @@ DASHBOARDS: Mapping[str, Callable[[], str]] = {
     "fairshare": fairshare_dashboard.render,
     "health": health_dashboard.render,
 }
-"""Name of the file without its ending -> what goes into it."""
+"""File name without extension -> function that renders the content."""
 
 RULES = "rules.yaml"
 GENERATED = Path(__file__).parent / "generated"
@@ -147,17 +148,17 @@ CHART = Path(__file__).parent.parent / "helm" / "gputally"
 
 
 def files() -> dict[str, str]:
-    """Name -> text of everything that is generated."""
+    """Name -> text of every generated file."""
     return {f"{name}.json": render() for name, render in DASHBOARDS.items()} | {RULES: prometheus_rules.render_rules()}
 
 
 def folders() -> list[Path]:
-    """Where the files belong: this package, and the chart where there is a checkout around it."""
+    """The folders of the files: this package, and the chart in a checkout."""
     return [GENERATED] + ([CHART / "dashboards"] if (CHART / "Chart.yaml").is_file() else [])
 
 
 def build(folder: Path) -> list[Path]:
-    """Write everything into `folder`, creating it; returns the files. Raises OSError."""
+    """Writes all files into `folder`, creating it; returns the files. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, text in files().items():
@@ -168,8 +169,8 @@ def build(folder: Path) -> list[Path]:
 
 
 def stale_files(folder: Path) -> list[str]:
-    """How `folder` differs from what the code gives, one line per file. Raises OSError where a file
-    cannot be read for another reason than being absent."""
+    """The differences between `folder` and the code, one line per file. Raises OSError if a file cannot be read for
+    another reason than being absent."""
     faults = []
     wanted = files()
     for name, text in wanted.items():
@@ -185,7 +186,7 @@ def stale_files(folder: Path) -> list[str]:
 
 
 def check() -> list[str]:
-    """Everything wrong with the dashboards and with the committed files, one line per fault."""
+    """All faults of the dashboards and of the committed files, one line each."""
     faults = [f"{name}: {fault}" for name, render in DASHBOARDS.items() for fault in lint.faults(json.loads(render()))]
     for folder in folders():
         faults += stale_files(folder)
@@ -193,7 +194,7 @@ def check() -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
+    """The command's arguments."""
     top = argparse.ArgumentParser(
         prog="gputally dashboards", description="Build, check and push dashboards and alerts."
     )
@@ -211,8 +212,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command. Returns 0; 1 for faults found by `check`, a folder that cannot be used, or a Grafana that
-    does not do as it is asked; 2 for a wrong call."""
+    """Runs one command. Returns 0; 1 for faults found by `check`, an unusable folder, or a failed request to Grafana; 2
+    for wrong usage."""
     try:
         arguments = parser().parse_args(argv)
     except SystemExit as done:

@@ -1,8 +1,8 @@
-"""Builds the dashboard "Cluster": use, cost, waiting and trust, with its panels by model, pool and namespace.
+"""Builds the dashboard "Cluster": use, cost, waiting and data quality, by model, pool and namespace.
 
-Two sources, named in every description: *live* figures come from the agents and follow the GPUs
-within an interval (a minute); *booked* figures come from the accountant's ledger and are what bills
-and weights are made of. They trail by the minutes that rows may take to arrive.
+There are two sources, named in every description. *Live* figures come from the agents and follow the GPUs within an
+interval (a minute). *Booked* figures come from the accountant's ledger, from which bills and weights are computed; they
+lag by the minutes that rows may take to arrive.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dashboards.layout import (
 DEVICES = promql.devices()
 ALLOCATED = promql.of_device(promql.metered(promql.rate("gpu_allocated_seconds_total")))
 HELD = promql.of_device(promql.metered(promql.rate("pod_gpu_allocated_seconds_total")))
-"""Held GPUs by pod. A counter that begins with its pod lacks the pod's first interval, so sums over devices use
+"""Held GPUs by pod. A counter that starts with its pod lacks the pod's first interval, so sums over devices use
 ALLOCATED."""
 BUSY = promql.of_device(promql.metered(promql.rate("gpu_busy_seconds_total")))
 HELD_BY = ("cluster", "gpu_uuid", "mig_uuid", "namespace", "pod", "container")
@@ -39,12 +39,12 @@ IDLE_ANYWHERE = promql.metered(
     + ", 0)"
 )
 IDLE = promql.of_device(IDLE_ANYWHERE)
-"""GPUs held while nothing runs on them; a holder whose use is not known is none."""
+"""GPUs that are held while nothing runs on them; holders whose utilisation is unknown are not counted."""
 GPU_UID = "gputally-gpu"
 
 
 def by_model_and_pool() -> list[TimeSeries | BarGauge]:
-    """Utilisation and memory of each model, and how full each pool is."""
+    """Utilisation and memory of each model, and the allocation of each pool."""
     by_model = promql.ratio(promql.total(BUSY, "gpu_model"), promql.total(DEVICES, "gpu_model"))
     memory = promql.ratio(
         promql.total(promql.of_device(promql.series("gpu_memory_used_bytes")), "gpu_model"),
@@ -82,7 +82,7 @@ def by_model_and_pool() -> list[TimeSeries | BarGauge]:
 
 
 def namespaces() -> list[Table | BarGauge]:
-    """Who holds what, and who holds it while GPUs are contended."""
+    """GPUs held by namespace, and idle holders while GPUs are scarce."""
     held = promql.total(HELD, "namespace")
     busy = promql.total(promql.of_device(promql.metered(promql.rate("pod_gpu_busy_seconds_total"))), "namespace")
     columns = {
@@ -160,7 +160,7 @@ PEAK_FROM, PEAK_TO = 8, 18
 
 
 def render() -> str:
-    """The dashboard as the JSON text that is committed."""
+    """The committed JSON text of the dashboard."""
     return dashboard(
         uid=UID,
         title="gputally / Cluster",

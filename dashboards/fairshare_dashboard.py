@@ -1,7 +1,7 @@
-"""Builds the dashboard "Fairshare": what each queue is entitled to, has and asks for.
+"""Builds the dashboard "Fairshare": what each queue is entitled to, holds and requests.
 
-Everything here is from the controller. While it holds the last good weights (usage too old, or not enough of it
-metered), shares and entitlements have no figure: an old one shown as new would lie.
+All figures come from the controller. While it keeps the last good weights (usage too old, or not enough of it metered),
+shares and entitlements have no figure, because old ones would look current.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ UID = "gputally-fairshare"
 SHARE: Json = {"unit": "percentunit", "decimals": 0}
 DASHED: Json = {"custom.lineStyle": {"fill": "dash", "dash": [8, 6]}}
 STALE_S = 900
-"""Usage older than this moves no weight, by the default policy."""
+"""Older usage changes no weight, by the default policy."""
 
 
 def render() -> str:
-    """The dashboard as the JSON text that is committed."""
+    """The committed JSON text of the dashboard."""
     return dashboard(
         uid=UID,
         title="gputally / Fairshare",
@@ -49,12 +49,12 @@ def render() -> str:
 
 
 def _of(metric: str) -> str:
-    """A queue's figure, of the chosen queues and schedulers. Two replicas show the same; one counts."""
+    """A queue's figure, for the chosen queues and schedulers. Two replicas export the same series; one counts."""
     return promql.max_by(promql.series(metric, queue="=~$queue", target="=~$target"), "queue", "target")
 
 
 def _gpus(metric: str) -> str:
-    """GPUs of the chosen queues, of several clusters together."""
+    """GPUs of the chosen queues, added up over clusters."""
     shown = promql.series(metric, queue="=~$queue", target="=~$target")
     return promql.total(promql.of_clusters(shown, "queue", "target"), "queue", "target")
 

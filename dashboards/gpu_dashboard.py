@@ -1,6 +1,6 @@
-"""Builds the dashboard "GPU and pod": one device or one pod in full.
+"""Builds the dashboard "GPU and pod": all details of one device or one pod.
 
-A choice of many GPUs is drawn as the twenty largest: the panels are made for a node, a GPU, a pod.
+If many GPUs are selected, only the twenty largest series are drawn; the panels are meant for one node, GPU or pod.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _pod_rate(what: str) -> str:
 
 
 def holders() -> Table:
-    """A row per holder."""
+    """One row per holder."""
     columns = {
         "Share": promql.total(promql.of_device(promql.series("pod_gpu_share_ratio", **POD)), *BY),
         "Busy": promql.total(_pod_rate("busy"), *BY),
@@ -39,7 +39,7 @@ def holders() -> Table:
 
 
 def busy() -> list[TimeSeries]:
-    """The devices' busy time, by holder and by how it was come by."""
+    """The devices' busy time, by holder and by measuring method."""
     return [
         timeseries(
             "Busy, by holder",
@@ -133,7 +133,7 @@ HEALTH_MOST = 50
 
 
 def render() -> str:
-    """The dashboard as the JSON text that is committed."""
+    """The committed JSON text of the dashboard."""
     return dashboard(
         uid=UID,
         title="gputally / GPU and pod",

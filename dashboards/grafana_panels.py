@@ -1,15 +1,13 @@
-"""Defines Grafana panels and colours on top of grafanalib; its only importer.
+"""Defines Grafana panels and colours on top of grafanalib; the only module that imports grafanalib.
 
-grafanalib writes the schema of Grafana 4 to 8. The classes here keep its models and override what
-they emit: references to data sources are `{type, uid}` with a variable, options and field
-configuration are those of schema version 42. Dashboards are written with `dashboards.layout`, not with
-these classes. No PromQL, no metric name and no layout belongs here.
+grafanalib writes the schema of Grafana 4 to 8. The classes here keep its models and override their JSON: references to
+data sources are `{type, uid}` with a variable, and options and field configuration follow schema version 42. Dashboards
+are written with `dashboards.layout`, not with these classes. This module contains no PromQL, metric names or layout.
+Source of the JSON: the types of npm @grafana/schema 13.2.3.
 
-Source of the shapes: the types of npm @grafana/schema 13.2.3.
-
-The eight of Okabe and Ito, "Color Universal Design" (2008). A thing has one colour in every panel.
-Where names are not known in advance (queues, namespaces) a name's first or last character decides; what
-begins otherwise is drawn on the Cividis scale, made for the same purpose (Nuñez, Anderton, Renslow, PLOS ONE 2018).
+The colours are the eight of Okabe and Ito, "Color Universal Design" (2008). A thing has the same colour in every panel.
+If names are not known in advance (queues, namespaces), a name's first or last character determines the colour; others
+use the Cividis scale, which has the same purpose (Nuñez, Anderton, Renslow, PLOS ONE 2018).
 """
 
 from __future__ import annotations
@@ -35,9 +33,9 @@ _LETTERS = ("ahov07", "bipw18", "cjqx29", "dkry3", "elz4", "fms5", "gntu6_")
 _NAMED = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, GREY)
 FIRST = {f"^[{letters}{letters.upper()}]": color for letters, color in zip(_LETTERS, _NAMED, strict=True)}
 LAST = {f"[{letters}{letters.upper()}]$": color for letters, color in zip(_LETTERS, _NAMED, strict=True)}
-"""Regular expression of names -> colour, by their first or last character: so that a name keeps its colour whatever
-its value is, and neighbours in a legend mostly differ. Without yellow, which is faint on white. Grafana has no
-colour-blind safe palette by name of its own."""
+"""Regular expression of names -> colour, by their first or last character, so that a name keeps its colour for any
+value, and neighbours in a legend mostly differ. Without yellow, which is faint on white. Grafana has no named palette
+that is safe for colour blindness."""
 
 GOOD, WARNING, BAD = GREEN, ORANGE, VERMILION
 
@@ -49,7 +47,7 @@ ACCOUNTS = {
     "unmetered": GREY,
     "down": VERMILION,
 }
-"""The accounts of a GPU-microsecond, in the order in which they are stacked."""
+"""The accounts of a GPU-microsecond, in the order of stacking."""
 
 MODELS = {
     "B200": VERMILION,
@@ -60,7 +58,7 @@ MODELS = {
     "V100": YELLOW,
     "T4": PURPLE,
 }
-"""Families of GPU models, by a part of the name that the driver gives; others are drawn open-ended."""
+"""Families of GPU models, by a part of the driver's name; others use the open-ended scale."""
 
 # grafanalib ships no types, so its classes are Any to mypy.
 # mypy: disable-error-code="misc"
@@ -91,14 +89,15 @@ class Target(core.Target):
 
 
 class Threshold(core.Threshold):
-    """The first step has the value null, which stands for minus infinity."""
+    """The first step has the value null, which means minus infinity."""
 
     def to_json_data(self) -> Json:
         return {"color": self.color, "value": None if self.index == 0 else self.value}
 
 
 class Variable(core.Template):
-    """query_kind: how Grafana's Prometheus source reads the query (1 label values, 3 the series of an expression)."""
+    """query_kind: how Grafana's Prometheus source interprets the query (1 label values, 3 the series of an
+    expression)."""
 
     def __init__(self, query_kind: int = 1, **fields: Any) -> None:
         super().__init__(**fields)
@@ -127,7 +126,7 @@ class Variable(core.Template):
 
 
 class Link(core.DashboardLink):
-    """To all dashboards that have one of its tags, with the choices and the time of this one."""
+    """A link to all dashboards with one of its tags, keeping the variables and the time range."""
 
     def to_json_data(self) -> Json:
         return {
@@ -288,7 +287,7 @@ class Dashboard(core.Dashboard):
 
 
 def _panel(panel: Any, kind: str, defaults: Json, options: Json) -> Json:
-    """The parts that all panels have. Of grafanalib's own output only what Grafana still reads is kept."""
+    """The parts that all panels share. Of grafanalib's own output only what Grafana still reads is kept."""
     old = panel.panel_json({})
     return {
         "id": panel.id,

@@ -1,4 +1,4 @@
-"""Builds the dashboard "Health": agents, ingest, ledger and controller."""
+"""Builds the dashboard "Health": agents, ingest, ledger, lake and controller."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UID = "gputally-health"
 
 
 def render() -> str:
-    """The dashboard as the JSON text that is committed."""
+    """The committed JSON text of the dashboard."""
     return dashboard(
         uid=UID,
         title="gputally / Health",

@@ -1,11 +1,11 @@
 """Lays out panels, sections and variables with common units, and emits the JSON of a dashboard.
 
-Every choice of style is made here once (palette, legends, axes, sizes), so that a dashboard states
-only what it shows. No PromQL and no metric name belongs here; no null leaves but the one that thresholds begin with.
+All style choices (palette, legends, axes, sizes) are made here, so that a dashboard module states only what it shows.
+This module contains no PromQL and no metric names. The JSON contains no null except that of a threshold's first step.
 
-Data source → cluster → job → pool → GPU model → node → GPU → namespace → pod; team → queue; target. A dashboard
-takes those that its panels use. A cluster without pools in its inventory still has nodes: a node is left out
-only where it is known to be in another pool.
+Variables depend on each other in this order: data source, cluster, job, pool, GPU model, node, GPU, namespace, pod; and
+team, queue; and target. A dashboard includes those that its panels use. A cluster without pools in its inventory still
+has nodes: a node is left out only if it is known to be in another pool.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ COLUMNS = 24
 """Width of Grafana's grid; at 1440 px a column is about 57 px."""
 
 LEAST_STEP = "1m"
-"""Smallest step of every query. Grafana's `$__rate_interval` is then four minutes at least, however short the scrape
-interval is of the data source: agents count by intervals, and in shorter windows none may end."""
+"""Minimum step of every query. Grafana's `$__rate_interval` is then at least four minutes, however short the data
+source's scrape interval is. Agents count by intervals, and in a shorter window none may end."""
 
 TAG = "gputally"
 """Tag of all dashboards, by which they link to each other."""
@@ -43,7 +43,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Step:
-    """From `value` upwards things look `color`."""
+    """From `value` upwards the colour is `color`."""
 
     value: float
     color: str
@@ -51,26 +51,26 @@ class Step:
 
 @dataclass(frozen=True)
 class Levels:
-    """The colours of a figure: `base`, then each step's from its value upwards."""
+    """The colours of a figure: `base`, then each step's colour from its value upwards."""
 
     base: str = grafana_panels.BLUE
     steps: Sequence[Step] = ()
 
     @classmethod
     def good_above(cls, good: float, *, warning: float | None = None) -> Levels:
-        """Bad below. warning: from there it is no longer bad, and not yet good."""
+        """Bad below `good`. warning: a value from which it is no longer bad, but not yet good."""
         steps = [Step(good, grafana_panels.GOOD)]
         return cls(grafana_panels.BAD, steps if warning is None else [Step(warning, grafana_panels.WARNING), *steps])
 
     @classmethod
     def bad_above(cls, bad: float, *, warning: float | None = None) -> Levels:
-        """Good below. warning: from there it is no longer good, and not yet bad."""
+        """Good below `bad`. warning: a value from which it is no longer good, but not yet bad."""
         steps = [Step(bad, grafana_panels.BAD)]
         return cls(grafana_panels.GOOD, steps if warning is None else [Step(warning, grafana_panels.WARNING), *steps])
 
     @classmethod
     def warning_above(cls, at: float) -> Levels:
-        """Good below, and never bad."""
+        """Good below, warning above, never bad."""
         return cls(grafana_panels.GOOD, [Step(at, grafana_panels.WARNING)])
 
 
@@ -79,8 +79,8 @@ _UNMARKED = Levels(grafana_panels.GOOD)
 
 @dataclass(frozen=True)
 class Section:
-    """Panels side by side under a heading ("": without one). height: of each, in grid units. widths: of each,
-    in columns; empty: all equal, so that their number has to divide 24."""
+    """Panels side by side under a heading ("": without one). height: of each panel, in grid units. widths: of each, in
+    columns; empty: all equal, so their number must divide 24."""
 
     title: str
     height: int
@@ -97,7 +97,7 @@ def stat(
     decimals: int | None = None,
     looks: Mapping[str, Json] = {},
 ) -> grafana_panels.Stat:
-    """One figure, with the line of its past behind it. looks: regular expression of names -> properties."""
+    """One figure, with a line of its past values behind it. looks: regular expression of names -> properties."""
     return grafana_panels.Stat(
         title=title,
         description=description,
@@ -115,8 +115,8 @@ def stat(
 def bars(
     title: str, description: str, query: Query, unit: str, decimals: int | None = None, looks: Mapping[str, Json] = {}
 ) -> grafana_panels.BarGauge:
-    """One horizontal bar per series, as of now: the largest at every instant of the past would be many more.
-    looks: regular expression of names -> properties."""
+    """One horizontal bar per series, with present values only: the largest series at every past instant would be too
+    many. looks: regular expression of names -> properties."""
     return grafana_panels.BarGauge(
         title=title,
         description=description,
@@ -144,9 +144,9 @@ def timeseries(
     looks: Mapping[str, Json] = {},
     names: Mapping[str, str] = grafana_panels.FIRST,
 ) -> grafana_panels.TimeSeries:
-    """Lines over time, or areas on top of each other. share: the axis is 0 to 100 %. floor: where it begins;
-    None: by the data. `levels` are drawn as dashed lines. looks: regular expression of series names -> properties.
-    names: the same -> colour, where looks says none."""
+    """Lines over time, or stacked areas. share: the axis is 0 to 100 %. floor: start of the axis; None: by the data.
+    `levels` are drawn as dashed lines. looks: regular expression of series names -> properties. names: likewise ->
+    colour, unless `looks` sets it."""
     return grafana_panels.TimeSeries(
         title=title,
         description=description,
@@ -180,8 +180,8 @@ def table(
     descending: str,
     decimals: int | None = None,
 ) -> grafana_panels.Table:
-    """One row per value of the labels `by`, one column per (heading, query). columns: heading -> properties.
-    decimals: of every number that has none of its own."""
+    """One row per value of the labels `by`, one column per (heading, query). columns: heading -> properties. decimals:
+    of numbers without decimals of their own."""
     targets = _targets([query for _, query in queries])
     for target in targets:
         target.format = "table"
@@ -210,7 +210,7 @@ def table(
         ],
         sortBy=[grafana_panels.SortBy(displayName=descending, desc=True)],
         overrides=[
-            # A label is text, also where it looks like a number: an XID of 119 is not two minutes.
+            # A label is text even if it looks like a number: an XID of 119 is not two minutes.
             *(_override("byName", heading_of(label), {"unit": "string"}) for label in by),
             *(_override("byName", name, properties) for name, properties in columns.items()),
         ],
@@ -218,19 +218,19 @@ def table(
 
 
 def heading_of(label: str) -> str:
-    """A label as a table's heading: `gpu_uuid` is "GPU", `mig_uuid` "MIG instance"."""
+    """A label as a table heading: `gpu_uuid` is "GPU", `mig_uuid` "MIG instance"."""
     return _HEADINGS.get(label, label.replace("_", " ").capitalize())
 
 
 def link_to(uid: str, title: str, choice: str) -> Json:
-    """Properties of a column whose cells lead to another dashboard, where the cell's value is then chosen."""
+    """Properties of a column whose cells link to another dashboard with the cell's value selected."""
     kept = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}"
     url = f"/d/{uid}?{kept}&var-{choice}=${{__value.raw}}"
     return {"links": [{"title": title, "url": url, "targetBlank": False}]}
 
 
 def fixed_colour(color: str) -> Json:
-    """Properties of a series that is always drawn in one colour."""
+    """Properties of a series with a fixed colour."""
     return {"color": {"mode": "fixed", "fixedColor": color}}
 
 
@@ -243,7 +243,7 @@ def dashboard(
 ) -> str:
     """The JSON text of a dashboard; equal input gives equal bytes.
 
-    Raises ValueError where the panels of a section do not fill the width."""
+    Raises ValueError if the panels of a section do not fill the width."""
     placed: list[Any] = []
     y = 0
     for section in sections:
@@ -321,7 +321,7 @@ def _override(matcher: str, name: str, properties: Json) -> Json:
 
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        if value.keys() == {"color", "value"}:  # a threshold: its null means minus infinity
+        if value.keys() == {"color", "value"}:  # a threshold: null means minus infinity
             return value
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):
@@ -331,18 +331,18 @@ def _without_nulls(value: Any) -> Any:
 
 REFRESH_ON_TIME_RANGE_CHANGE = 2
 LABEL_VALUES, QUERY_RESULT = 1, 3
-"""Grafana's names for the two ways in which its Prometheus source reads a variable."""
+"""Grafana's two ways of reading a variable from Prometheus."""
 
 PROGRAMS = '{__name__=~"gputally_.+_build_info"}'
 
 
 def datasource() -> grafana_panels.Variable:
-    """Which Prometheus is asked; every other variable and every panel refers to it."""
+    """The Prometheus data source, to which every other variable and every panel refers."""
     return grafana_panels.Variable(name="datasource", label="Data source", type="datasource", query="prometheus")
 
 
 def scope() -> list[grafana_panels.Variable]:
-    """What every dashboard begins with."""
+    """The variables that every dashboard begins with."""
     return [
         datasource(),
         _chained("cluster", "Cluster", promql.values("cluster", PROGRAMS)),
@@ -360,7 +360,7 @@ def devices() -> list[grafana_panels.Variable]:
 
 
 def node() -> grafana_panels.Variable:
-    """Nodes with GPUs of the chosen model, but those of other pools."""
+    """Nodes with GPUs of the chosen model, without those known to be in other pools."""
     ours = promql.grouped(promql.series("gpu_info", gpu_model="=~$gpu_model"), "cluster", "node")
     return _chained("node", "Node", f"query_result({promql.not_elsewhere(ours)})", QUERY_RESULT, '/node="([^"]+)"/')
 
@@ -383,7 +383,7 @@ def pod() -> grafana_panels.Variable:
 
 
 def team() -> grafana_panels.Variable:
-    """Teams that used anything this month."""
+    """Teams with usage this month."""
     return _chained("team", "Team", promql.values("team", promql.series("month_team_gpu_seconds")))
 
 
@@ -393,7 +393,7 @@ def queue_of_team() -> grafana_panels.Variable:
 
 
 def target() -> grafana_panels.Variable:
-    """Schedulers that the controller writes to."""
+    """Schedulers to which the controller writes."""
     return _chained("target", "Scheduler", promql.values("target", promql.series("queue_weight")))
 
 
@@ -403,12 +403,12 @@ def queue_of_target() -> grafana_panels.Variable:
 
 
 def hour(name: str, label: str, value: int) -> grafana_panels.Variable:
-    """An hour of the day, UTC, that people may type in."""
+    """An hour of the day, UTC, as an editable text field."""
     return grafana_panels.Variable(name=name, label=label, type="textbox", query=str(value))
 
 
 def _chained(name: str, label: str, query: str, kind: int = LABEL_VALUES, regex: str = "") -> grafana_panels.Variable:
-    """Several or all of a list that is read again when the time range moves."""
+    """A list with multiple selection, which is read again when the time range changes."""
     return grafana_panels.Variable(
         name=name,
         label=label,
@@ -431,7 +431,7 @@ CURRENCIES = ("USD", "EUR", "GBP", "CHF", "JPY")
 MODELS: dict[str, Json] = {name: fixed_colour(color) for name, color in grafana_panels.MODELS.items()}
 ACCOUNTS: dict[str, Json] = {f"^{name}$": fixed_colour(color) for name, color in grafana_panels.ACCOUNTS.items()}
 MONEY: dict[str, Json] = {f"{code}$": {"unit": f"currency{code}"} for code in CURRENCIES}
-"""A series whose name ends in a currency has its sign."""
+"""A series whose name ends in a currency is shown with its sign."""
 CAPACITY: dict[str, Json] = {
     "^capacity$": fixed_colour(grafana_panels.GREY),
     "^allocated$": fixed_colour(grafana_panels.ORANGE),

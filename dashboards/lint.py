@@ -1,9 +1,8 @@
-"""Checks every finished dashboard against the rules that all keep.
+"""Checks every finished dashboard against common rules.
 
-A rule is a pure function from a dashboard to faults, each naming the panel and the reason. The rules
-follow grafana/dashboard-linter; our `node` variable takes the place of its `instance`, because people
-know nodes and not scrape addresses. Expressions are looked at as text here; that they parse and name
-existing metrics is proven by the tests.
+A rule is a function from a dashboard to faults, each with the panel and the reason. The rules follow
+grafana/dashboard-linter; our `node` variable replaces its `instance`, because people know nodes and not scrape
+addresses. Expressions are checked as text here; the tests prove that they parse and name existing metrics.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Rule = Callable[[Json], Iterator[str]]
 
 WINDOWS = {"$__rate_interval", "$__range", PEAK_WINDOW}
 SMALLEST = {"stat": (4, 3), "bargauge": (6, 6), "table": (8, 6), "timeseries": (8, 7)}
-"""Least width and height in grid units at which a panel is legible on a page 1440 px wide."""
+"""Minimum width and height in grid units at which a panel is legible on a page 1440 px wide."""
 
 _SELECTOR = re.compile(r"\bgputally_(\w+)(\{[^}]*\})?(\[[^\]]*\])?")
 _WINDOW = re.compile(r"\[([^\]]*)\]")
@@ -29,12 +28,12 @@ _COLOR = re.compile(r"#[0-9A-Fa-f]{6}")
 
 
 def faults(dashboard: Json) -> list[str]:
-    """Everything wrong with a dashboard, one line per fault; empty when all rules hold."""
+    """All faults of a dashboard, one line each; empty if there are none."""
     return [f"{rule.__name__.replace('_', '-')}: {fault}" for rule in RULES for fault in rule(dashboard)]
 
 
 def panels(dashboard: Json) -> list[Json]:
-    """The panels that show data, without the rows between them."""
+    """The panels that show data, without rows."""
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
@@ -87,7 +86,7 @@ def declared_choices(dashboard: Json) -> Iterator[str]:
 
 
 def linked(dashboard: Json) -> Iterator[str]:
-    """Every dashboard leads to every other, with the same choices and time."""
+    """Every dashboard links to all others, keeping variables and time range."""
     if TAG not in dashboard["tags"]:
         yield f"the tag {TAG!r}, by which dashboards find each other, is missing"
     for link in dashboard["links"]:
@@ -144,7 +143,7 @@ def least_step(dashboard: Json) -> Iterator[str]:
 
 
 def counted_by_intervals(dashboard: Json) -> Iterator[str]:
-    """A counter of the agents' closed intervals is read over the time that was metered."""
+    """A counter of the agents' closed intervals is divided by the metered time."""
     for title, expr in expressions(dashboard):
         read = re.findall(r"\brate\(gputally_(?:pod_)?gpu_\w+_(?:seconds|joules)_total", expr)
         if read and "gputally_gpu_unallocated_seconds_total" not in expr:

@@ -1,11 +1,11 @@
 """Defines recording rules and alerts, and writes them as a Prometheus rule file.
 
-An alert waits (`for`) long enough that a roll-out, a restart or one lost scrape is none. Every expression keeps the
-label `cluster`: of several clusters in one Prometheus none speaks for another, and where there is no such label there
-is one cluster. What died has no series any more: what was there within a day and is not now is missed. Values and
-labels in texts are Prometheus' own templates.
+An alert waits (`for`) long enough to ignore a roll-out, a restart or one lost scrape. Every expression keeps the label
+`cluster`, so that clusters in one Prometheus are evaluated separately; without this label there is one cluster. A
+component that died has no series, so alerts look for series that existed within the last day and do not now. Values and
+labels in texts are Prometheus templates.
 
-Names of records are level:metric:operation (prometheus.io/docs/practices/rules). No metric and no Grafana here.
+Names of records are level:metric:operation (prometheus.io/docs/practices/rules).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal
 import yaml
 
 Severity = Literal["critical", "warning", "info"]
-"""critical: money or measurements are being lost. warning: they will be, or a queue waits. info: money to save."""
+"""critical: money or measurements are being lost. warning: they will be, or a queue waits. info: money can be saved."""
 
 RUNBOOKS = "https://gputally.dev/docs/runbooks"
 INTERVAL = "1m"
@@ -25,7 +25,7 @@ INTERVAL = "1m"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A series that is computed once for all who ask."""
+    """A series that is computed once for all queries."""
 
     name: str
     expr: str
@@ -33,7 +33,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """`summary` and `description` may use the labels and the value of the alert, as Prometheus' templates do."""
+    """`summary` and `description` may use the labels and the value of the alert as Prometheus templates."""
 
     name: str
     expr: str
@@ -49,7 +49,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Evaluated together, in order."""
+    """Rules that are evaluated together, in order."""
 
     name: str
     rules: tuple[Record | Alert, ...]
@@ -85,7 +85,7 @@ def _of_device(series: str) -> str:
 
 
 def _by_model(series: str) -> str:
-    """Over the time that was metered: a counter moves by a whole interval at once (see dashboards.promql)."""
+    """Relative to the metered time, because a counter moves by a whole interval at once (see dashboards.promql)."""
     held, free = (
         _of_device("gputally_gpu_allocated_seconds_total"),
         _of_device("gputally_gpu_unallocated_seconds_total"),
@@ -126,7 +126,7 @@ AGENT = "max by (cluster, instance, node) (gputally_agent_build_info)"
 
 
 def _of_agent(by_instance: str) -> str:
-    """A figure by cluster and instance, with the agent's node: an address says nothing to people."""
+    """A figure by cluster and instance, with the agent's node, because the instance is only an address."""
     return f"{by_instance} * on (cluster, instance) group_left (node) {AGENT}"
 
 
@@ -136,7 +136,7 @@ def _of_gpu(by_gpu: str) -> str:
 
 
 def _missed(series: str) -> str:
-    """Clusters that had `series` within a day and have none now; and that there is none at all."""
+    """Clusters that had `series` within the last day and have none now, or a series if no cluster has it."""
     lately = f"last_over_time({series}[1d])"
     return f"group by (cluster) ({lately}) unless on (cluster) {series} or absent({lately})"
 
@@ -495,5 +495,5 @@ RECORDS = tuple(rule for group in GROUPS for rule in group.rules if isinstance(r
 
 
 def render_rules() -> str:
-    """The rule file that is committed."""
+    """The committed rule file."""
     return render_groups(GROUPS)

@@ -1,10 +1,9 @@
-"""Composes PromQL expressions from a few shapes.
+"""Composes PromQL expressions from a few patterns.
 
-Invariants: every selector carries the dashboard's variables; a counter is read through `rate` or
-`increase` and summed only afterwards; the window of a rate is `$__rate_interval`, so that it fits
-the scrape interval and the zoom; what an agent counts by closed intervals is read over the time that
-was metered meanwhile. Text in, text out: no knowledge of Grafana, no validation (the
-tests parse every expression).
+Invariants: every selector contains the dashboard's variables; a counter is read through `rate` or `increase` and summed
+only afterwards; the window of a rate is `$__rate_interval`, so that it fits the scrape interval and the zoom; counters
+of the agents' closed intervals are divided by the time metered in the same window. The functions only compose text; the
+tests parse every expression.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from collections.abc import Sequence
 
 PREFIX = "gputally_"
 SCOPE = {"cluster": "=~$cluster", "job": "=~$job"}
-"""What every selector is limited to. Prometheus treats a missing label as "", which the `.*` of
-"All" matches: a single cluster without a `cluster` label works."""
+"""Limits of every selector. Prometheus treats a missing label as "", which the `.*` of "All" matches, so a single
+cluster without a `cluster` label works."""
 
 
 PEAK_WINDOW = "$__range:15m"
-"""Window of a subquery over the shown time: a sample every quarter of an hour, as the ledger keeps its sums."""
+"""Window of a subquery over the displayed time: a sample every quarter of an hour, as in the ledger's sums."""
 
 
 def series(metric: str, **labels: str) -> str:
-    """An instant selector of one of our metrics. A value `=~x`, `!=x` or `!~x` names its operator."""
+    """An instant selector of one of our metrics. A value `=~x`, `!=x` or `!~x` includes its operator."""
     matchers = []
     for label, value in {**SCOPE, **labels}.items():
         operator = next((o for o in ("=~", "!=", "!~") if value.startswith(o)), "=")
@@ -31,16 +30,16 @@ def series(metric: str, **labels: str) -> str:
 
 
 def rate(metric: str, **labels: str) -> str:
-    """Per-second growth of a counter: of GPU-seconds it is a number of GPUs, of joules it is watts."""
+    """Growth of a counter per second: of GPU-seconds it is a number of GPUs, of joules it is watts."""
     return f"rate({series(metric, **labels)}[$__rate_interval])"
 
 
 def metered(growth: str) -> str:
-    """Growth of what agents count by closed intervals, per second that was metered in the same window.
+    """Growth of a counter of the agents' closed intervals, per second metered in the same window.
 
-    These counters move by a whole interval at once, and `rate` sees as many steps as fall between the scrapes it meets:
-    with intervals of 60 s and scrapes every 30 s a GPU that is held all the time has 0.86 or 1.14. The GPU's whole time
-    takes the same steps."""
+    These counters move by a whole interval at once, and `rate` counts the steps between scrapes: with 60 s intervals
+    and 30 s scrapes, `rate` alone shows 0.86 or 1.14 GPUs for a GPU that is held all the time. The GPU's total time has
+    the same steps."""
     whole = f"({rate('gpu_allocated_seconds_total')} + {rate('gpu_unallocated_seconds_total')})"
     return f"({growth} / on (cluster, gpu_uuid) group_left () {total(whole, 'cluster', 'gpu_uuid')})"
 
@@ -71,7 +70,7 @@ def top(count: int, expression: str) -> str:
 
 
 def of_clusters(gauge: str, *by: str) -> str:
-    """A controller's figure, of several clusters together. Of two replicas that show the same one counts."""
+    """A controller's figure, combined over clusters. Of two replicas with the same series one counts."""
     return max_by(gauge, "cluster", *by)
 
 
@@ -81,8 +80,7 @@ def grouped(expression: str, *by: str) -> str:
 
 
 def not_elsewhere(of_nodes: str) -> str:
-    """Without the nodes that are known to be in another pool than the chosen ones; a node of which the
-    inventory knows no pool stays."""
+    """Leaves out nodes that are known to be in other pools than the chosen ones; a node without a known pool stays."""
     elsewhere = grouped(series("node_info", pool="!~$pool"), "cluster", "node")
     return f"({of_nodes} unless on (cluster, node) {elsewhere})"
 
@@ -90,36 +88,36 @@ def not_elsewhere(of_nodes: str) -> str:
 def devices() -> str:
     """One series of value 1 per physical GPU of the chosen pools, nodes and models.
 
-    `max` merges the series that an agent's old and new pod leave side by side for some minutes
-    after a roll-out; without it the join of `of_device` would be ambiguous."""
+    `max` merges the series of an agent's old and new pod, which overlap for some minutes after a roll-out; without it
+    the join of `of_device` would be ambiguous."""
     info = series("gpu_info", node="=~$node", gpu_model="=~$gpu_model")
     return not_elsewhere(max_by(info, "cluster", "gpu_uuid", "gpu_model", "node"))
 
 
 def of_device(expression: str, chosen: str = "") -> str:
-    """Give series that know only `gpu_uuid` the labels `gpu_model` and `node` of their GPU, and drop
-    those of GPUs that are not chosen. chosen: other devices than all of the choice."""
+    """Adds the labels `gpu_model` and `node` of their GPU to series that have only `gpu_uuid`, and drops GPUs that are
+    not chosen. chosen: the devices, if not all of the selection."""
     return f"{expression} * on (cluster, gpu_uuid) group_left (gpu_model, node) {chosen or devices()}"
 
 
 def with_pool(of_nodes: str) -> str:
-    """Give series with a `node` the label `pool`; nodes of which the inventory knows none are dropped."""
+    """Adds the label `pool` to series with a `node`; nodes without a known pool are dropped."""
     pools = max_by(series("node_info", pool="=~$pool"), "cluster", "node", "pool")
     return f"{of_nodes} * on (cluster, node) group_left (pool) {pools}"
 
 
 def named(expression: str, label: str, name: str) -> str:
-    """With `name` as the value of `label` where it has none."""
+    """Sets `label` to `name` in series without it."""
     return f'label_replace({expression}, "{label}", "{name}", "{label}", "")'
 
 
 def where(expression: str, labels: str, known: str) -> str:
-    """Only those series whose `labels` some series of `known` has too."""
+    """Only series whose `labels` match a series of `known`."""
     return f"{expression} and on ({labels}) {known}"
 
 
 def at_peak(gauge: str) -> str:
-    """Mean over the shown time, of the hours of the day from $peak_from up to $peak_to (UTC) only."""
+    """The mean over the displayed time, only of the hours of the day from $peak_from up to $peak_to (UTC)."""
     hours_of_day = f"({gauge} and on () (hour() >= $peak_from < $peak_to))"
     return f"avg_over_time({hours_of_day}[{PEAK_WINDOW}])"
 

@@ -1,7 +1,7 @@
-"""Builds the dashboard "Team": what a team used and cost against its budgets.
+"""Builds the dashboard "Team": a team's usage and cost compared with its budgets.
 
-Month figures are booked. What runs now is live and known by namespace: a namespace is shown where the team held
-anything in it this month, so that one that two teams share is shown to both.
+Month figures are booked. Present usage is live and known by namespace: a namespace is shown if the team held anything
+in it this month, so a namespace of two teams is shown for both.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ UID = "gputally-team"
 TEAM = "=~$team"
 QUEUE = "=~$queue"
 AMONG_TEAMS = "=~(.*,)?($team)(,.*)?"
-"""A job of several teams names them all, with commas."""
+"""A job of several teams lists them with commas."""
 HELD = "=~busy|allocated_idle|allocated_unknown"
-"""The accounts of a team's GPU time: it has been given out, used or not."""
+"""The accounts of GPU time that a team holds, used or not."""
 
 OURS = promql.grouped(promql.series("month_namespace_gpu_seconds", team=TEAM), "cluster", "namespace")
 WORKLOADS = promql.max_by(promql.series("pod_info"), "cluster", "namespace", "pod", "workload")
 
 
 def render() -> str:
-    """The dashboard as the JSON text that is committed."""
+    """The committed JSON text of the dashboard."""
     return dashboard(
         uid=UID,
         title="gputally / Team",
@@ -41,7 +41,7 @@ def render() -> str:
 
 
 def of_ours(expression: str) -> str:
-    """Only of namespaces in which the chosen teams held anything this month."""
+    """Restricts an expression to namespaces in which the chosen teams held anything this month."""
     return promql.where(expression, "cluster, namespace", OURS)
 
 
@@ -109,7 +109,7 @@ def _month() -> list[Stat]:
 
 
 def _with_unit(metric: str) -> str:
-    """A figure of each budget with the budget's unit, so that it stands in the row of its limit."""
+    """A figure of each budget with the budget's unit, so that it is in the same row as its limit."""
     units = promql.grouped(promql.series("budget_limit", team=TEAM), "budget", "team", "queue", "unit")
     known = promql.max_by(promql.series(metric, team=TEAM), "budget", "team", "queue")
     return promql.max_by(f"{known} * on (budget, team, queue) group_left (unit) {units}", "budget", "unit")
