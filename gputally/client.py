@@ -7,27 +7,29 @@ is complete, or an exception is raised.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
-from pydantic import TypeAdapter, ValidationError
 
-from accountant.billing.statements import from_canonical
-from accountant.wire.http_client import AccountantClient, Query, Unanswered
-from accountant.wire.policy_models import Decision, Measure, UsageWindow, WindowKind
-from accountant.wire.usage_models import Accounts, CostAnswer, JobsAnswer, JobState, UsageAnswer
+from gputally.base.accountant_api import AccountantConnection, Query, Unanswered
 
 Instant = str | int | date | datetime | pd.Timestamp
 """RFC 3339 text, UTC milliseconds (numpy's integers too), an aware datetime, or a date, which stands for its local
 midnight.
 """
 
-_ACCOUNTS = {name: f"{name}_gpu_us" for name in Accounts.model_fields}
+_ACCOUNTS = {
+    name: f"{name}_gpu_us"
+    for name in ("busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down")
+}
 _MEMOS = ("borrowed_busy_us", "unattributed_busy_us", "memory_mib_s", "memory_unknown_us", "energy_uj")
 _BREAKDOWN = ("starting_us", "gang_waiting_us", "running_idle_us", "reserved_unused_us")
 _OF_LINE = ("team", "account", "detail", "gpu_model", "capacity_type", "price_row")
@@ -38,7 +40,14 @@ _JOB_TYPES = {
     "cost": "object", "burn_per_hour": "object",
 }  # fmt: skip
 _HELD = {name: f"{name}_gpu_us" for name in ("busy", "allocated_idle", "allocated_unknown")}
-_DECISIONS = TypeAdapter(list[Decision])
+_DECIMALS_OF_LINE = ("unit_price", "gpu_hours", "cost")
+_DECIMALS_OF_JOB = ("gpus", "cost", "burn_per_hour")
+_OF_STATEMENT = (
+    "cost", "due", "due_total", "currency", "status", "hash", "coverage", "unpriced_gpu_us", "price_book_version",
+)  # fmt: skip
+_OF_DECISION = (
+    "id", "kind", "target", "subject", "mode", "value", "previous", "reason", "policy_version", "inputs", "cluster",
+)  # fmt: skip
 
 
 def connect(url: str, token: str | None = None, *, ca_file: str | Path | None = None) -> Client:
@@ -46,15 +55,14 @@ def connect(url: str, token: str | None = None, *, ca_file: str | Path | None = 
 
     ca_file: PEM file of the authorities for https, instead of the system's.
     """
-    return Client(AccountantClient(url, token, Path(ca_file) if ca_file is not None else None))
+    return Client(AccountantConnection(url, token, Path(ca_file) if ca_file is not None else None))
 
 
 class Client:
-    """A client of the accountant. Every method raises accountant.wire.http_client.Unanswered with a one-line message if
-    there is no valid answer.
-    """
+    """A client of the accountant. Every method raises Unanswered (gputally.base.accountant_api) with a one-line message
+    if there is no valid answer."""
 
-    def __init__(self, remote: AccountantClient) -> None:
+    def __init__(self, remote: AccountantConnection) -> None:
         self._remote = remote
 
     def usage(
@@ -75,16 +83,18 @@ class Client:
         (adding up to allocated_idle) and `reserved_unused_us`. `attrs["coverage"]`: metered share, 0..1."""
         query = _grouped(start, end, by, where, timezone) | ({"breakdown": "true"} if breakdown else {})
         memos = (*_MEMOS, *(_BREAKDOWN if breakdown else ()))
-        whole = self._remote.whole(UsageAnswer, "/v1/usage", query)
-        rows = (
-            {**line.key}
-            | {column: getattr(line.accounts_gpu_us, name) for name, column in _ACCOUNTS.items()}
-            | {memo: getattr(line, memo) for memo in memos}
-            for line in whole.lines
-        )
         types = dict.fromkeys([*_ACCOUNTS.values(), *memos], "int64") | {"memory_mib_s": "Int64"}  # may be unknown
-        frame = _frame(rows, by, types)
-        frame.attrs["coverage"] = whole.coverage
+        with _understood("/v1/usage"):
+            pages = self._pages("/v1/usage", query)
+            rows = (
+                line["key"]
+                | {column: line["accounts_gpu_us"][name] for name, column in _ACCOUNTS.items()}
+                | {memo: line[memo] for memo in memos}
+                for page in pages
+                for line in page["lines"]
+            )
+            frame = _frame(rows, by, types)
+            frame.attrs["coverage"] = pages[-1]["coverage"]
         return frame
 
     def cost(
@@ -97,17 +107,14 @@ class Client:
     ) -> pd.DataFrame:
         """Billed GPU time and its exact cost per group, as Decimal; None if some of it has no price.
 
-        `attrs["total"]` (None while any time is unpriced) and `attrs["price_book_version"]` accompany the rows.
-        """
-        whole = self._remote.whole(CostAnswer, "/v1/cost", _grouped(start, end, by, where, timezone))
-        rows = (
-            {**line.key, "gpu_us": line.gpu_us, "cost": line.cost, "unpriced_gpu_us": line.unpriced_gpu_us}
-            for line in whole.lines
-        )
-        frame = _frame(rows, by, {"gpu_us": "int64", "cost": "object", "unpriced_gpu_us": "int64"})
-        frame["currency"] = pd.Series([whole.currency] * len(frame), dtype="str")
-        frame.attrs["total"] = whole.total
-        frame.attrs["price_book_version"] = whole.price_book_version
+        `attrs["total"]` (None while any time is unpriced) and `attrs["price_book_version"]` accompany the rows."""
+        with _understood("/v1/cost"):
+            pages = self._pages("/v1/cost", _grouped(start, end, by, where, timezone))
+            rows = (_exact(line["key"] | line, ["cost"]) for page in pages for line in page["lines"])
+            frame = _frame(rows, by, {"gpu_us": "int64", "cost": "object", "unpriced_gpu_us": "int64"})
+            last = _exact(pages[-1], ["total"])
+            frame["currency"] = pd.Series([last["currency"]] * len(frame), dtype="str")
+            frame.attrs.update({name: last[name] for name in ("total", "price_book_version")})
         return frame
 
     def statement(self, month: str, team: str | None = None) -> pd.DataFrame:
@@ -117,21 +124,16 @@ class Client:
         `gpu_us` is integer, `gpu_hours`, `unit_price` and `cost` are Decimal (None: no price). The gpu_us of the lines
         add up to the capacity, their costs to attrs["cost"]; attrs["due"] is what each team owes, in whole minor units,
         with commitments, corrections and credits. attrs: cost, due, due_total, currency, status, hash, coverage,
-        unpriced_gpu_us, price_book_version.
-        """
-        path = "/v1/statement"
-        try:
-            found = from_canonical(self._remote.get(path, {"month": month, "team": team}))
-        except ValueError as error:
-            raise Unanswered(f"{path}: not the answer of an accountant of this release") from error
-        rows = ({name: getattr(line, name) for name in (*_OF_LINE, *_LINE_TYPES)} for line in found.lines)
-        frame = _frame(rows, (), _LINE_TYPES, columns=(*_OF_LINE, *_LINE_TYPES))
-        frame.insert(0, "month", pd.Series([month] * len(frame), dtype="str"))
-        for name in (
-            "cost", "due", "due_total", "currency", "status", "hash", "coverage", "unpriced_gpu_us",
-            "price_book_version",
-        ):  # fmt: skip
-            frame.attrs[name] = getattr(found, name)
+        unpriced_gpu_us, price_book_version."""
+        with _understood("/v1/statement"):
+            content = self._remote.get("/v1/statement", {"month": month, "team": team})
+            found = {**json.loads(content), "hash": hashlib.sha256(content).hexdigest()}
+            rows = (_exact(line, _DECIMALS_OF_LINE) for line in found["lines"])
+            frame = _frame(rows, (), _LINE_TYPES, columns=(*_OF_LINE, *_LINE_TYPES))
+            frame.insert(0, "month", pd.Series([month] * len(frame), dtype="str"))
+            due = {"due": {team: Decimal(amount) for team, amount in found["due"].items()}}
+            stated = _exact(found, ["cost", "due_total"]) | due
+            frame.attrs.update({name: stated[name] for name in _OF_STATEMENT})
         return frame
 
     def jobs(
@@ -139,7 +141,7 @@ class Client:
         start: Instant | None = None,
         end: Instant | None = None,
         team: Sequence[str] = (),
-        state: JobState | None = None,
+        state: Literal["waiting", "running", "ended"] | None = None,
         timezone: str | None = None,
     ) -> pd.DataFrame:
         """Jobs with what they did in the span, one a row: names (several joined by `;`), `state`, `pods`, `epochs`,
@@ -148,25 +150,27 @@ class Client:
         query: Query = {
             "start": _instant(start), "end": _instant(end), "team": list(team), "state": state, "timezone": timezone,
         }  # fmt: skip
-        whole = self._remote.whole(JobsAnswer, "/v1/jobs", query)
-        rows = (
-            {name: getattr(one, name) for name in (*_OF_JOB, *_JOB_TYPES) if hasattr(one, name)}
-            | {name: ";".join(getattr(one, name)) for name in ("teams", "queues", "users", "gpu_models")}
-            | {column: getattr(one.accounts_gpu_us, name) for name, column in _HELD.items()}
-            for one in whole.jobs
-        )
-        frame = _frame(rows, _OF_JOB, {**_JOB_TYPES, **dict.fromkeys(_HELD.values(), "int64")})
-        for name in ("currency", "total_cost", "price_book_version"):
-            frame.attrs[name] = getattr(whole, name)
+        with _understood("/v1/jobs"):
+            pages = self._pages("/v1/jobs", query)
+            rows = (
+                _exact(job, _DECIMALS_OF_JOB)
+                | {name: ";".join(job[name]) for name in ("teams", "queues", "users", "gpu_models")}
+                | {column: job["accounts_gpu_us"][name] for name, column in _HELD.items()}
+                for page in pages
+                for job in page["jobs"]
+            )
+            frame = _frame(rows, _OF_JOB, {**_JOB_TYPES, **dict.fromkeys(_HELD.values(), "int64")})
+            last = _exact(pages[-1], ["total_cost"])
+            frame.attrs.update({name: last[name] for name in ("currency", "total_cost", "price_book_version")})
         return frame
 
     def window(
         self,
         size: str = "7d",
         half_life: str | None = None,
-        measure: Measure = "allocated",
+        measure: Literal["allocated", "busy", "cost", "energy"] = "allocated",
         at: Instant | None = None,
-        kind: WindowKind = "sliding",
+        kind: Literal["sliding", "tumbling", "cron", "calendar"] = "sliding",
         start: Instant | None = None,
         cron: str | None = None,
         gpu_weights: Mapping[str, Decimal | int] | None = None,
@@ -182,33 +186,50 @@ class Client:
             "start": _instant(start), "cron": cron, "cluster": cluster,
             "gpu_weight": [f"{model}:{weight}" for model, weight in (gpu_weights or {}).items()],
         }  # fmt: skip
-        answer = self._remote.ask(UsageWindow, "/v1/windows", query)
-        rows = ({"queue": queue, "usage": usage} for queue, usage in sorted(answer.usage.items()))
-        frame = _frame(rows, ("queue",), {"usage": "int64"})
-        frame["share"] = frame.usage / answer.capacity if answer.capacity else float("nan")
-        frame.attrs.update(
-            start=pd.Timestamp(answer.start_ms, unit="ms", tz="UTC"),
-            unit=answer.unit,
-            capacity=answer.capacity,
-            unassigned=answer.unassigned,
-            coverage=answer.coverage,
-            watermark=None if answer.watermark_ms is None else pd.Timestamp(answer.watermark_ms, unit="ms", tz="UTC"),
-        )
+        with _understood("/v1/windows"):
+            answer = json.loads(self._remote.get("/v1/windows", query))
+            rows = ({"queue": queue, "usage": usage} for queue, usage in sorted(answer["usage"].items()))
+            frame = _frame(rows, ("queue",), {"usage": "int64"})
+            frame["share"] = frame.usage / answer["capacity"] if answer["capacity"] else float("nan")
+            watermark = answer["watermark_ms"]
+            frame.attrs.update(
+                start=pd.Timestamp(answer["start_ms"], unit="ms", tz="UTC"),
+                watermark=None if watermark is None else pd.Timestamp(watermark, unit="ms", tz="UTC"),
+                **{name: answer[name] for name in ("unit", "capacity", "unassigned", "coverage")},
+            )
         return frame
 
     def decisions(self, start: Instant | None = None, end: Instant | None = None, limit: int = 1000) -> pd.DataFrame:
         """Published weights, holds and preemptions, newest first, with `at` as UTC timestamps."""
-        path = "/v1/decisions"
-        body = self._remote.get(path, {"start": _instant(start), "end": _instant(end), "limit": str(limit)})
-        try:
-            found = _DECISIONS.validate_json(body)
-        except ValidationError as error:
-            raise Unanswered(f"{path}: not the answer of an accountant of this release") from error
-        fields = [name for name in Decision.model_fields if name != "at_ms"]
-        rows = ({name: getattr(decision, name) for name in fields} for decision in found)
-        frame = _frame(rows, (), {"value": "float64", "previous": "float64"}, columns=fields)
-        frame.insert(1, "at", pd.to_datetime([decision.at_ms for decision in found], unit="ms", utc=True))
+        query = {"start": _instant(start), "end": _instant(end), "limit": str(limit)}
+        with _understood("/v1/decisions"):
+            found = [{"cluster": "", **decision} for decision in json.loads(self._remote.get("/v1/decisions", query))]
+            frame = _frame(found, (), {"value": "float64", "previous": "float64"}, columns=_OF_DECISION)
+            instants = [decision["at_ms"] for decision in found]
+            frame.insert(1, "at", pd.to_datetime(instants, unit="ms", utc=True))
         return frame
+
+    def _pages(self, path: str, query: Query) -> list[dict[str, Any]]:
+        """All pages of an answer; there is at least one."""
+        pages: list[dict[str, Any]] = []
+        while not pages or pages[-1]["next_page"] is not None:
+            following = {"page": pages[-1]["next_page"]} if pages else {}
+            pages.append(json.loads(self._remote.get(path, {**query, **following})))
+        return pages
+
+
+@contextlib.contextmanager
+def _understood(path: str) -> Iterator[None]:
+    """Raises Unanswered where the answer read within is not of the shape that this release knows."""
+    try:
+        yield
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise Unanswered(f"{path}: not the answer of an accountant of this release") from error
+
+
+def _exact(found: Mapping[str, Any], amounts: Iterable[str]) -> dict[str, Any]:
+    """The fields of an object, these of them as decimals; an amount that is null stays None."""
+    return {**found} | {name: None if found[name] is None else Decimal(found[name]) for name in amounts}
 
 
 def _grouped(

@@ -42,8 +42,8 @@ from accountant.storage import backups
 from accountant.storage.backups import Backup
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.storage.file_store import FileStore, in_folder, open_store, sha256
-from accountant.wire.http_client import Unanswered
 from gputally.base import atomic_file
+from gputally.base.accountant_api import Unanswered
 from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import show

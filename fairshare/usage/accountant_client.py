@@ -21,13 +21,14 @@ from typing import Any, Protocol, TypeVar
 import httpx2
 from pydantic import Field, TypeAdapter, ValidationError
 
-from accountant.wire.http_client import AccountantClient, Query, Unanswered
+from accountant.wire.http_client import AccountantClient
 from accountant.wire.policy_models import ClusterName, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_models import Accounts, BudgetState, Dimension, UsageAnswer, UsageLine
 from fairshare.core.queue_objects import instant
 from fairshare.laws import weight_calculation
 from fairshare.usage.cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
 from fairshare.usage.stale_usage_hold import UsageHold, usage_gate
+from gputally.base.accountant_api import Query, Unanswered
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantRefused, AccountantUnavailable
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND

@@ -69,7 +69,7 @@ class Window:
 
 
 class LedgerQuestions:
-    """The queries to the accountant. Every method raises accountant.wire.http_client.Unanswered with a one-line
+    """The queries to the accountant. Every method raises gputally.base.accountant_api.Unanswered with a one-line
     message.
     """
 

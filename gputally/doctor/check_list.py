@@ -126,7 +126,7 @@ def _clock(sources: Sources) -> CheckResult:
 
 
 def _accountant(sources: Sources) -> CheckResult:
-    from accountant.wire.http_client import Unanswered
+    from gputally.base.accountant_api import Unanswered
     from gputally.doctor.accountant_checks import AccountantProbe, accountant
 
     url = sources.options.url

@@ -15,10 +15,9 @@ import pytest
 
 import gputally
 from accountant.core.settings import Settings
-from accountant.wire.http_client import Unanswered
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy
-from accountant.wire.usage_models import UsageAnswer
 from agent.wire import Batch
+from gputally.base.accountant_api import Unanswered
 from gputally.base.clock import VirtualClock
 from gputally.client import Client
 from tests.usage_records import QUARTER_MS, batch, interval, pod_facts, pod_holder, running_accountant
@@ -72,9 +71,9 @@ def test_usage_adds_up_and_is_typed(client: Client) -> None:
 def test_pages_are_hidden(client: Client) -> None:
     whole = client.usage(START_MS, START_MS + HOUR_MS, by=["pod"])
     query = {"start": str(START_MS), "end": str(START_MS + HOUR_MS), "by": ["pod"], "limit": "1"}
-    pages = list(client._remote.pages(UsageAnswer, "/v1/usage", query))
-    assert [len(page.lines) for page in pages] == [1] * len(whole)
-    assert [line.key["pod"] for page in pages for line in page.lines] == list(whole.pod)
+    pages = client._pages("/v1/usage", query)
+    assert [len(page["lines"]) for page in pages] == [1] * len(whole)
+    assert [line["key"]["pod"] for page in pages for line in page["lines"]] == list(whole.pod)
 
 
 def test_filters_and_aware_instants(client: Client) -> None:

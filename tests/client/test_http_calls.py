@@ -7,8 +7,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from accountant.wire.http_client import AccountantClient, Unanswered
+from accountant.wire.http_client import AccountantClient
 from gputally.base import http_calls
+from gputally.base.accountant_api import Unanswered
 
 
 class Fault(Exception):

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from accountant.composition import Service
-from accountant.wire.http_client import AccountantClient, Unanswered
+from accountant.wire.http_client import AccountantClient
 from accountant.wire.policy_models import Policy
 from agent.holders.kubelet_client import KubeletAnswer
 from agent.wire import Batch, Holder
 from fairshare.targets.kai import QUEUE, SHARD
+from gputally.base.accountant_api import Unanswered
 from gputally.base.clock import VirtualClock
 from gputally.doctor.__main__ import CALLED_WRONGLY, examine, main
 from gputally.doctor.check_list import CHECKS, make_all
