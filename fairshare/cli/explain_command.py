@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -23,7 +22,7 @@ from fairshare.cli.command_options import FleetOptions, PolicyOrInForce, Printed
 from fairshare.controller import policy_file as policies
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.core.model import UNLIMITED, Gang, Pod
-from fairshare.explain.plan_tables import indented, lost_words, number
+from fairshare.explain.plan_tables import indented, lost_words, number, titled_table
 from fairshare.explain.queue_explanation import (
     PodAccount,
     QueueAccount,
@@ -94,7 +93,7 @@ def queue_json(account: QueueAccount) -> dict[str, Any]:
         "published": asdict(account.published),
         "waiting": [_gang_json(gang) for gang in account.gangs],
         "budgets": [budget.model_dump(mode="json") for budget in account.budgets],
-        "past": [_decision_json(decision) for decision in account.past],
+        "past": [decision.model_dump(mode="json") for decision in account.past],
     }
 
 
@@ -108,16 +107,14 @@ def pod_json(account: PodAccount) -> dict[str, Any]:
         "gang": _gang_json(account.gang) if account.gang is not None else None,
         "sentences": list(account.sentences),
         "would_change_it": list(account.cures),
-        "past": [_decision_json(decision) for decision in account.past],
+        "past": [decision.model_dump(mode="json") for decision in account.past],
         "queue": queue_json(account.queue) if account.queue is not None else None,
     }
 
 
 def _shares(levels: Sequence[QueueLevel]) -> Table:
-    table = _table("Share, GPUs")
-    table.add_column("queue")
-    for heading in ("guaranteed", "limit", "weight", "without history", "due", "holds", "asks", "left"):
-        table.add_column(heading, justify="right")
+    figures = ("guaranteed", "limit", "weight", "without history", "due", "holds", "asks", "left")
+    table = titled_table("\nShare, GPUs", ("queue",), figures)
     for depth, level in enumerate(levels):
         e, q = level.entitlement, level.queue
         table.add_row(
@@ -129,11 +126,8 @@ def _shares(levels: Sequence[QueueLevel]) -> Table:
 
 
 def _arithmetic(levels: Sequence[QueueLevel]) -> Table:
-    table = _table("History into weight")
-    table.add_column("queue")
-    for heading in ("share n", "used U", "law's answer", "bounds", "in force", "after step", "new weight"):
-        table.add_column(heading, justify="right")
-    table.add_column("why", overflow="fold", ratio=1)
+    figures = ("share n", "used U", "law's answer", "bounds", "in force", "after step", "new weight")
+    table = titled_table("\nHistory into weight", ("queue",), figures, folded="why")
     for depth, level in enumerate(levels):
         if level.weight is None:
             table.add_row(indented(depth, level.queue.name), *[""] * 7, "the target has no object for it")
@@ -167,11 +161,8 @@ def _publication(account: QueueAccount) -> Iterator[str]:
 
 def _gangs(gangs: Sequence[Gang]) -> Table:
     more = f", {MOST_GANGS} of {len(gangs)}" if len(gangs) > MOST_GANGS else ""
-    table = _table(f"Waiting{more}, next first")
-    table.add_column("workload")
-    table.add_column("queue")
-    for heading in ("priority", "needs", "holds", "since"):
-        table.add_column(heading, justify="right")
+    title = f"\nWaiting{more}, next first"
+    table = titled_table(title, ("workload", "queue"), ("priority", "needs", "holds", "since"))
     for gang in gangs[:MOST_GANGS]:
         table.add_row(
             f"{gang.namespace}/{gang.name}", gang.queue, str(gang.priority), number(gang.minimum, 1),
@@ -222,23 +213,8 @@ def _gang_json(gang: Gang) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _decision_json(decision: Decision) -> dict[str, Any]:
-    return decision.model_dump(mode="json")
-
-
 def _instant(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def _table(title: str) -> Table:
-    return Table(
-        title=f"\n{title}",
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        header_style="",
-    )
 
 
 class ExplainError(FairshareError):

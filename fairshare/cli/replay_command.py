@@ -16,15 +16,14 @@ from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from accountant.wire.policy_models import Decision, Policy
 from fairshare.cli.command_options import AccountantOptions, Printed
 from fairshare.controller import cycle_report
 from fairshare.controller.cycle_report import EVERYTHING, INPUTS, plain, with_change
+from fairshare.explain.plan_tables import titled_table
 from fairshare.laws.weight_calculation import WeightResult
 from fairshare.laws.weight_change import WeightChange
 from fairshare.preemption import preemption_types, target_preemption
@@ -228,12 +227,7 @@ def _nothing(found: Sequence[Decision], wanted: str | None) -> str:
 
 
 def _view(counts: Sequence[CycleReplay]) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("cycle", "target", "decided", "policy"):
-        table.add_column(heading)
-    for heading in ("numbers", "differ"):
-        table.add_column(heading, justify="right")
-    table.add_column("result", overflow="fold")
+    table = titled_table("", ("cycle", "target", "decided", "policy"), ("numbers", "differ"), folded="result")
     for count in counts:
         told = count.fault or count.reason or "the same, bit for bit"
         bad = bool(count.fault or count.differences)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Group
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -25,6 +24,7 @@ from fairshare.cli.command_options import AccountantOptions
 from fairshare.cli.explain_command import duration
 from fairshare.controller import policy_file as policies
 from fairshare.explain import what_if as comparing
+from fairshare.explain.plan_tables import titled_table
 from fairshare.explain.what_if import (
     HOUR_S,
     ComparedQueue,
@@ -248,16 +248,11 @@ def _replay(policy: Policy, past: ReplayHistory, name: str) -> Record:
 
 def _table(rows: Sequence[ComparedQueue], past: ReplayHistory, name: str) -> Table:
     days = (past.end_s - past.from_s) / 86_400
-    table = Table(
-        title=f"{days:g} days, {past.gpus:,} GPUs, {len(past.workload.submit_s):,} jobs; GPU-hours, waits in hours",
-        title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
-        caption=f"now: the policy in force, replayed. then: {name}, replayed.", caption_justify="left",
-    )  # fmt: skip
-    table.add_column("queue")
     booked = past.had is not None
-    headings = [*(["had"] if booked else []), "now", "then", "change", "of cluster"]
-    for heading in (*headings, "wait now", "then", "preempted now", "then"):
-        table.add_column(heading, justify="right")
+    title = f"{days:g} days, {past.gpus:,} GPUs, {len(past.workload.submit_s):,} jobs; GPU-hours, waits in hours"
+    hours = [*(["had"] if booked else []), "now", "then", "change", "of cluster"]
+    table = titled_table(title, ("queue",), (*hours, "wait now", "then", "preempted now", "then"))
+    table.caption, table.caption_justify = f"now: the policy in force, replayed. then: {name}, replayed.", "left"
     possible = past.gpus * (past.end_s - past.from_s) / HOUR_S
     for row in rows:
         change = row.then.gpu_hours - row.now.gpu_hours

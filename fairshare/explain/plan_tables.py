@@ -42,10 +42,8 @@ def number(value: Value | None, digits: int = 3) -> str:
 def division_table(case: DivisionProblem, division: Division) -> RenderableType:
     """Render the shares of one case; children are indented under their parents."""
     k = number(case.k)
-    table = _table(f"{case.name}   {number(case.total)} {case.resource}, k {k}")
-    table.add_column("queue")
-    for heading in ("priority", "deserved", "weight", "usage", "request", "limit", "share", "of total"):
-        table.add_column(heading, justify="right")
+    figures = ("priority", "deserved", "weight", "usage", "request", "limit", "share", "of total")
+    table = titled_table(f"{case.name}   {number(case.total)} {case.resource}, k {k}", ("queue",), figures)
     tree = case.function == "hierarchy"
     claims = {claim.name: claim for claim in case.claims}
     for depth, name in _in_tree({name: claim.parent if tree else None for name, claim in claims.items()}):
@@ -72,11 +70,7 @@ def division_table(case: DivisionProblem, division: Division) -> RenderableType:
 
 def steps_table(division: Division) -> RenderableType:
     """Render every round of the over-quota phase with its numbers, then the remainders."""
-    table = _table("")
-    for heading in ("round", "queue"):
-        table.add_column(heading)
-    for heading in ("n", "U", "P", "offered", "given", "fraction"):
-        table.add_column(heading, justify="right")
+    table = titled_table("", ("round", "queue"), ("n", "U", "P", "offered", "given", "fraction"))
     for step in division.steps:
         where = f"{step.parent or 'roots'}, priority {step.priority}"
         if isinstance(step, DivisionRound):
@@ -112,15 +106,9 @@ def plan_table(target: TargetReport) -> RenderableType:
     """Render every weight of a target with its inputs and, below, what blocks it."""
     outcomes = {outcome.apply.queue: outcome for outcome in target.outcomes}
     due = {entitlement.queue: entitlement for entitlement in target.entitlements}
-    table = _table(f"{target.target}, {target.mode}, {number(target.gpus, 1)} GPUs{lost_words(target.lost)}")
-    table.add_column("queue")
-    for heading in ("configured", "n", "U", "P", "now", "new"):
-        table.add_column(heading, justify="right")
-    table.add_column("asks", justify="right")
-    table.add_column("has", justify="right")
-    table.add_column("due", justify="right")
-    table.add_column("result")
-    table.add_column("why", overflow="fold", ratio=1)
+    title = f"{target.target}, {target.mode}, {number(target.gpus, 1)} GPUs{lost_words(target.lost)}"
+    figures = ("configured", "n", "U", "P", "now", "new", "asks", "has", "due")
+    table = titled_table(title, ("queue",), figures, ("result",), "why")
     weights = {weight.queue: weight for weight in target.weights}
     parents = {name: parent if (parent := due[name].parent) in weights else None for name in weights}
     for depth, name in _in_tree(parents):
@@ -174,13 +162,7 @@ def report_view(report: CycleReport) -> RenderableType:
 
 def outcomes_table(outcomes: Sequence[Outcome]) -> RenderableType:
     """The writes of `release`."""
-    table = _table("")
-    for heading in ("target", "queue", "object"):
-        table.add_column(heading)
-    table.add_column("now", justify="right")
-    table.add_column("new", justify="right")
-    table.add_column("result")
-    table.add_column("why", overflow="fold")
+    table = titled_table("", ("target", "queue", "object"), ("now", "new"), ("result",), "why")
     for outcome in outcomes:
         apply = outcome.apply
         table.add_row(
@@ -192,10 +174,7 @@ def outcomes_table(outcomes: Sequence[Outcome]) -> RenderableType:
 
 def adoptions_table(adoptions: Sequence[Adoption]) -> RenderableType:
     """Fields taken over, and their former owners."""
-    table = _table("")
-    for heading in ("target", "queue", "object", "field", "owned by", "result"):
-        table.add_column(heading)
-    table.add_column("why", overflow="fold")
+    table = titled_table("", ("target", "queue", "object", "field", "owned by", "result"), folded="why")
     for each in adoptions:
         table.add_row(
             each.target, each.queue, f"{each.kind} {each.name}", each.field, ", ".join(each.owners),
@@ -258,8 +237,21 @@ def _in_tree(parents: Mapping[str, str | None]) -> Iterator[tuple[int, str]]:
         pending += [(depth + 1, child) for child in children.get(name, [])]
 
 
-def _table(title: str) -> Table:
-    return Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+def titled_table(
+    title: str, names: Sequence[str], figures: Sequence[str] = (), more: Sequence[str] = (), folded: str = ""
+) -> Table:
+    """An empty table. names, figures, more: headings in this order, those of figures on the right. folded: of a last
+    column of texts that may take several lines."""
+    table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in names:
+        table.add_column(heading)
+    for heading in figures:
+        table.add_column(heading, justify="right")
+    for heading in more:
+        table.add_column(heading)
+    if folded:
+        table.add_column(folded, overflow="fold")
+    return table
 
 
 def plan_document(report: CycleReport) -> dict[str, Any]:

@@ -344,28 +344,17 @@ def _at(
     free = max(0.0, target.gpus - fsum(e.allocated for e in target.entitlements if e.parent is None))
     if report.free_by_node:  # pods outside the target's queues hold GPUs too
         free = min(free, fsum(max(0.0, amount) for amount in report.free_by_node.values()))
-    account = QueueAccount(
-        target.target,
-        target.gpus,
-        target.lost,
-        free,
-        levels,
-        _published(target, report, name, modes),
-        tuple(waiting),
-        tuple(b for b in budgets if b.queue in {q.name for q in path} or (b.team and b.team == path[-1].team)),
-        (),
-        (),
-        tuple(d for d in past if d.target == target.target and d.subject == name)[:MOST_PAST],
-    )
-    sentences = [standing(account.own), *budget_words(account.budgets)]
+    mine = tuple(b for b in budgets if b.queue in {q.name for q in path} or (b.team and b.team == path[-1].team))
+    sentences = [standing(levels[-1]), *budget_words(mine)]
     cures: tuple[str, ...] = ()
     if waiting:
         least = min(waiting, key=lambda gang: gang.waits)
         why, cures = verdict(policy, levels, target.gpus, free, least.waits, least.minimum)
         sentences += [f"its smallest waiting gang: {text}" for text in why]
+    told = tuple(d for d in past if d.target == target.target and d.subject == name)[:MOST_PAST]
     return QueueAccount(
-        account.target, account.gpus, account.lost, free, levels, account.published, account.gangs, account.budgets,
-        tuple(sentences), cures, account.past,
+        target.target, target.gpus, target.lost, free, levels, _published(target, report, name, modes),
+        tuple(waiting), mine, tuple(sentences), cures, told,
     )  # fmt: skip
 
 
