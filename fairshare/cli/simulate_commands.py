@@ -19,31 +19,22 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from accountant.wire.policy_models import Policy
 from fairshare.cli.command_options import AccountantOptions
 from fairshare.cli.explain_command import duration
 from fairshare.controller import policy_file as policies
 from fairshare.explain import what_if as comparing
 from fairshare.explain.plan_tables import titled_table
-from fairshare.explain.what_if import (
-    HOUR_S,
-    ComparedQueue,
-    ReplayedQueue,
-    ReplayHistory,
-    WhatIfError,
-    daily,
-    of_books,
-    of_trace,
-)
+from fairshare.explain.what_if import ComparedQueue, Comparison, ReplayedQueue, WhatIfError, of_books, of_trace
 from fairshare.simulator import comparison, job_traces, kai_scenario_file, scheduling_policies
 from fairshare.simulator.comparison import Result, players
 from fairshare.simulator.job_traces import teams_of
-from fairshare.simulator.simulation_model import Record, Workload, columns
+from fairshare.simulator.simulation_model import Workload, columns
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output, show
 from gputally.base.errors import DivisionError, FairshareError
 from gputally.base.option_groups import with_option_groups
 from gputally.base.terminal import Terminal
+from gputally.base.units import MS_PER_DAY
 from gputally.base.untrusted_text import for_cell
 from gputally.base.yaml_file import read
 from gputally.server.config_models import parse_duration
@@ -216,7 +207,7 @@ def what_if(
     """
     if plots is not None:
         comparison.available()
-    other = policies.load(policy)[0]
+    other, now_ms = policies.load(policy)[0], SystemClock().wall_ms()
     if trace is not None:
         if against is None or capacity is None:
             raise WhatIfError("--trace needs --against and --capacity: a trace knows neither policy nor cluster")
@@ -225,35 +216,30 @@ def what_if(
     else:
         with at.client(timeout_s=300.0) as client:
             now = policies.load(against)[0] if against is not None else client.policy()
-            past = of_books(client, other, duration(since, "--since"), capacity, SystemClock().wall_ms())
-    leaves = comparing.leaves(other)
-    told = comparing.assumptions(past, now, other)
-    before, after = _replay(now, past, "as it is"), _replay(other, past, str(policy))
-    rows = comparing.rows(leaves, past, before, after)
-    assumed = [Text(f"  assumed: {line}", overflow="fold") for line in told]
-    drawn = Group(_table(rows, past, str(policy)), *assumed)
-    show(format, lambda: drawn, _plain(rows, past, told), (asdict(row) for row in rows))
+            past = of_books(client, other, duration(since, "--since"), capacity, now_ms)
+    with _progress_bar() as bar:
+        task = bar.add_task("replaying", total=1.0)
+        found = comparing.compare(
+            now, other, past, now_ms, lambda part, doing: bar.update(task, completed=part, description=doing)
+        )
+    assumed = [Text(f"  assumed: {line}", overflow="fold") for line in found.told]
+    drawn = Group(_table(found, str(policy)), *assumed)
+    show(format, lambda: drawn, _plain(found), (asdict(row) for row in found.rows))
     if output is not None:
-        _write_comparison(output, rows)
+        _write_comparison(output, found.rows)
     if plots is not None:
-        path = _draw(plots, leaves, past, before, after, policy.name)
+        path = _draw(plots, found, policy.name)
         Terminal().print(f"wrote {path}", soft_wrap=True)
 
 
-def _replay(policy: Policy, past: ReplayHistory, name: str) -> Record:
-    with _progress_bar() as bar:
-        task = bar.add_task(f"replaying {name}", total=1.0)
-        return comparing.replayed(policy, past, lambda part: bar.update(task, completed=part))
-
-
-def _table(rows: Sequence[ComparedQueue], past: ReplayHistory, name: str) -> Table:
-    days = (past.end_s - past.from_s) / 86_400
-    booked = past.had is not None
-    title = f"{days:g} days, {past.gpus:,} GPUs, {len(past.workload.submit_s):,} jobs; GPU-hours, waits in hours"
+def _table(found: Comparison, name: str) -> Table:
+    rows = found.rows
+    booked = rows[0].had is not None
+    title = f"{_days(found):g} days, {found.gpus:,} GPUs, {found.jobs:,} jobs; GPU-hours, waits in hours"
     hours = [*(["had"] if booked else []), "now", "then", "change", "of cluster"]
     table = titled_table(title, ("queue",), (*hours, "wait now", "then", "preempted now", "then"))
     table.caption, table.caption_justify = f"now: the policy in force, replayed. then: {name}, replayed.", "left"
-    possible = past.gpus * (past.end_s - past.from_s) / HOUR_S
+    possible = found.gpus * _days(found) * 24
     for row in rows:
         change = row.then.gpu_hours - row.now.gpu_hours
         table.add_row(
@@ -272,13 +258,17 @@ def _table(rows: Sequence[ComparedQueue], past: ReplayHistory, name: str) -> Tab
     return table
 
 
-def _plain(rows: Sequence[ComparedQueue], past: ReplayHistory, told: Sequence[str]) -> dict[str, object]:
+def _days(found: Comparison) -> float:
+    return (found.end_ms - found.start_ms) / MS_PER_DAY
+
+
+def _plain(found: Comparison) -> dict[str, object]:
     return {
-        "gpus": past.gpus,
-        "days": (past.end_s - past.from_s) / 86_400,
-        "jobs": len(past.workload.submit_s),
-        "assumed": list(told),
-        "queues": [asdict(row) for row in rows],
+        "gpus": found.gpus,
+        "days": _days(found),
+        "jobs": found.jobs,
+        "assumed": list(found.told),
+        "queues": [asdict(row) for row in found.rows],
     }
 
 
@@ -294,16 +284,11 @@ def _write_comparison(path: Path, rows: Sequence[ComparedQueue]) -> None:
     _write_csv(path, header, cells)
 
 
-def _draw(folder: Path, leaves: Sequence[str], past: ReplayHistory, before: Record, after: Record, name: str) -> Path:
-    """Draw one panel per queue, the largest first: GPUs held day by day, recorded and under both policies."""
-    place = {queue: q for q, queue in enumerate(before.workload.queues)}
-    then, now = daily(after, past.from_s), daily(before, past.from_s)
-    panels = []
-    for q in sorted(range(len(leaves)), key=lambda q: -fsum(values[q] for _, values in then)):
-        lines = {f"under {name}": [(at, values[q]) for at, values in then]}
-        if leaves[q] in place:
-            lines["the policy in force, replayed"] = [(at, values[place[leaves[q]]]) for at, values in now]
-        if past.days is not None:
-            lines["as it was"] = [(at, values[q]) for at, values in past.days]
-        panels.append((leaves[q], lines))
+def _draw(folder: Path, found: Comparison, name: str) -> Path:
+    """One panel per queue, the largest first: GPUs held day by day as it was, now and then."""
+    labels = {"then": f"under {name}", "now": "the policy in force, replayed", "had": "as it was"}
+    panels = [
+        (queue, {label: cases[case] for case, label in labels.items() if cases[case]})
+        for queue, cases in sorted(found.series.items(), key=lambda item: -fsum(held for _, held in item[1]["then"]))
+    ]
     return comparison.draw_days(folder, panels)

@@ -164,12 +164,10 @@ def release_weights(
     Raises ClusterError if a target cannot be read.
     """
     planned: list[tuple[Objects, Sequence[Apply]]] = []
-    for adapter in adapters:
-        if has_ref(policy, *adapter.prefixes):
-            there = (clusters or {}).get(adapter.name, cluster)
-            theirs = {object_key(held) for other in others for held in look_at(adapter, other, there).held.values()}
-            applies = release(adapter, look_at(adapter, policy, there), left_behind=left_behind, theirs=theirs)
-            planned.append((there, applies))
+    for adapter, there in _of_policy(policy, adapters, clusters, cluster):
+        theirs = {object_key(held) for other in others for held in look_at(adapter, other, there).held.values()}
+        applies = release(adapter, look_at(adapter, policy, there), left_behind=left_behind, theirs=theirs)
+        planned.append((there, applies))
     return tuple(each for there, applies in planned for each in carry_out(there, applies, dry_run=dry_run))
 
 
@@ -219,14 +217,21 @@ def adopt(
     Raises ClusterError if a target cannot be read.
     """
     found: list[Adoption] = []
-    for adapter in adapters:
-        if has_ref(policy, *adapter.prefixes) and adapter.mode(policy) != "off" and adapter.publishes(policy):
-            there = (clusters or {}).get(adapter.name, cluster)
-            observation = look_at(adapter, policy, there)
-            for name, held in sorted(observation.held.items()):
+    for adapter, there in _of_policy(policy, adapters, clusters, cluster):
+        if adapter.mode(policy) != "off" and adapter.publishes(policy):
+            for name, held in sorted(look_at(adapter, policy, there).held.items()):
                 if queue in (None, name) and held.weight is not None:
                     found += _take_over(adapter, there, name, held, dry_run)
     return tuple(found)
+
+
+def _of_policy(
+    policy: Policy, adapters: Sequence[Adapter], clusters: Mapping[str, Objects] | None, cluster: Objects
+) -> Iterator[tuple[Adapter, Objects]]:
+    """The adapters of the targets that the policy refers to, and where their objects are."""
+    for adapter in adapters:
+        if has_ref(policy, *adapter.prefixes):
+            yield adapter, (clusters or {}).get(adapter.name, cluster)
 
 
 def _take_over(adapter: Adapter, cluster: Objects, queue: str, held: TargetQueue, dry_run: bool) -> Iterator[Adoption]:

@@ -9,7 +9,7 @@ own, and priorities between queues are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import fsum
@@ -27,7 +27,7 @@ from fairshare.simulator.scheduling_policies import Feedback
 from fairshare.simulator.simulation_model import CONTROL_S, Pool, Record, Workload, columns
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.errors import FairshareError
-from gputally.base.units import MS_PER_HOUR
+from gputally.base.units import MS_PER_HOUR, MS_PER_SECOND
 
 HOUR_S = 3600
 
@@ -271,3 +271,47 @@ def rows(names: Sequence[str], past: ReplayHistory, before: Record, after: Recor
         ComparedQueue(name, past.had[q] if past.had is not None else None, now.get(name, nothing), each)
         for q, (name, each) in enumerate(zip(names, replayed_queue(after, past.from_s), strict=True))
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The past under two policies. series: by queue and "had" (from the books), "now" and "then": (day, mean GPUs
+    held), empty where nothing is known. told: what was assumed."""
+
+    gpus: int
+    jobs: int
+    start_ms: int
+    end_ms: int
+    rows: tuple[ComparedQueue, ...]
+    series: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]
+    told: tuple[str, ...]
+
+
+def compare(
+    now: Policy, then: Policy, past: ReplayHistory, end_ms: int, told: Callable[[float, str], None]
+) -> Comparison:
+    """Replay the past, which ends at `end_ms`, under both. told: called with the finished part, 0..1, and what is being
+    done."""
+    doing = "replaying the policy in force"
+    told(0.0, doing)
+    before = replayed(now, past, lambda part: told(part / 2, doing))
+    told(0.5, "replaying the draft")
+    after = replayed(then, past, lambda part: told(0.5 + part / 2, "replaying the draft"))
+    names = leaves(then)
+    days: dict[str, tuple[list[str], Days]] = {
+        "now": (leaves(now), daily(before, past.from_s)),
+        "then": (names, daily(after, past.from_s)),
+        "had": (names, past.days or []),
+    }
+    series = {
+        name: {
+            case: [(at, values[queues.index(name)]) for at, values in found] if name in queues else []
+            for case, (queues, found) in days.items()
+        }
+        for name in names
+    }
+    start_ms = end_ms - (past.end_s - past.from_s) * MS_PER_SECOND
+    compared = tuple(rows(names, past, before, after))
+    return Comparison(
+        past.gpus, len(past.workload.submit_s), start_ms, end_ms, compared, series, assumptions(past, now, then)
+    )

@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import resource
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -25,7 +25,7 @@ from cachetools import LRUCache
 
 from accountant.wire.policy_models import Policy
 from fairshare.explain import what_if
-from fairshare.explain.what_if import ComparedQueue, Days, daily, of_books
+from fairshare.explain.what_if import Comparison, of_books
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.errors import FairshareError
 from gputally.base.units import MS_PER_HOUR
@@ -59,19 +59,6 @@ class PreviewOrder:
         """Return a key that is equal for equal orders within an hour, on every replica."""
         parts = f"{self.now.version()} {self.then.version()} {self.days} {self.at_ms // MS_PER_HOUR}"
         return hashlib.sha256(parts.encode()).hexdigest()[:16]
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The result of a preview. series: by queue and "had" (from the books), "now" and "then": (day, mean GPUs held)."""
-
-    gpus: int
-    jobs: int
-    start_ms: int
-    end_ms: int
-    rows: tuple[ComparedQueue, ...]
-    series: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]
-    told: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,28 +150,8 @@ def compare(order: PreviewOrder, client: AccountantApi, told: Told) -> Compariso
     """Run a preview. Raises WhatIfError and AccountantUnavailable."""
     told(0.0, "reading the books")
     past = of_books(client, order.then, order.days * 86_400, None, order.at_ms)
-    told(0.1, "replaying the policy in force")
-    before = what_if.replayed(order.now, past, lambda part: told(0.1 + 0.45 * part, "replaying the policy in force"))
-    told(0.55, "replaying the draft")
-    after = what_if.replayed(order.then, past, lambda part: told(0.55 + 0.45 * part, "replaying the draft"))
-    names = what_if.leaves(order.then)
-    days: dict[str, tuple[list[str], Days]] = {
-        "now": (what_if.leaves(order.now), daily(before, past.from_s)),
-        "then": (names, daily(after, past.from_s)),
-        "had": (names, past.days or []),
-    }
-    series = {
-        name: {
-            case: [(at, values[queues.index(name)]) for at, values in found] if name in queues else []
-            for case, (queues, found) in days.items()
-        }
-        for name in names
-    }
     end_ms = order.at_ms // MS_PER_HOUR * MS_PER_HOUR
-    start_ms = end_ms - (past.end_s - past.from_s) * 1000
-    rows = tuple(what_if.rows(names, past, before, after))
-    told_ = what_if.assumptions(past, order.now, order.then)
-    return Comparison(past.gpus, len(past.workload.submit_s), start_ms, end_ms, rows, series, told_)
+    return what_if.compare(order.now, order.then, past, end_ms, lambda part, doing: told(0.1 + 0.9 * part, doing))
 
 
 MIB = 1024 * 1024

@@ -7,8 +7,9 @@ import threading
 import pytest
 
 from fairshare.controller import policy_file as policies
+from fairshare.explain.what_if import Comparison
 from fairshare.usage.accountant_client import AccountantApi
-from fairshare.web.what_if_previews import Cancelled, Comparison, PreviewFailed, PreviewOrder, Source, Told, Worker
+from fairshare.web.what_if_previews import Cancelled, PreviewFailed, PreviewOrder, Source, Told, Worker
 from gputally.base.errors import FairshareError
 from tests.fairshare.conftest import NOW_MS
 from tests.fairshare.web.staging import sample

@@ -22,13 +22,13 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.policy_file import PolicyFileWriter, PolicyLocation
 from fairshare.core.model import Pod
 from fairshare.explain import what_if
-from fairshare.explain.what_if import ReplayedQueue
+from fairshare.explain.what_if import Comparison, ReplayedQueue
 from fairshare.targets import KINDS
 from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.page_context import PageContext, PagesApp
 from fairshare.web.policy_pages import ROUTES
 from fairshare.web.queue_history import History, ReportCache
-from fairshare.web.what_if_previews import Comparison, Preview, PreviewOrder, Previews, Told
+from fairshare.web.what_if_previews import Preview, PreviewOrder, Previews, Told
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable
 from gputally.base.units import MS_PER_HOUR, US_PER_HOUR

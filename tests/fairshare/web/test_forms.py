@@ -13,7 +13,8 @@ import structlog
 
 from fairshare.controller import policy_file as policies
 from fairshare.controller.policy_file import digest
-from fairshare.web.what_if_previews import Cancelled, Comparison, PreviewOrder, Told
+from fairshare.explain.what_if import Comparison
+from fairshare.web.what_if_previews import Cancelled, PreviewOrder, Told
 from gputally.base.yaml_file import parse
 from gputally.server.sign_in import MARK
 from tests.fairshare.web.staging import Stage, quick, settled, stage, text
