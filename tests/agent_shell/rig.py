@@ -106,6 +106,23 @@ class Rig:
         self.wait(milliseconds)
         return self.look()
 
+    def run(self, seconds: int, fault: str = "", during: range = range(20, 30)) -> None:
+        """A reading a second, to the end. fault: of the first GPU, from some of these seconds to others."""
+        self.look()
+        for second in range(seconds):
+            if fault:
+                self.fake.tell("clear")
+                if second in during:
+                    self.fake.tell("on 0", fault)
+            self.tick()
+        self.close()
+
+    def let_go(self, reason: str = "test") -> None:
+        """The driver is let go for a second and taken again, which the next reading sees."""
+        self.gpus.release(reason)
+        self.tick()
+        self.gpus.reacquire(reason)
+
     def close(self) -> None:
         self.closed += self.meter.flush(self.now_ms)
         self.source.close()
@@ -113,9 +130,12 @@ class Rig:
     def rows(self) -> list[UsageInterval]:
         return [row for closed in self.closed for row in closed.rows]
 
+    def rows_of(self, pod: int) -> list[UsageInterval]:
+        return [row for row in self.rows() if row.holder and row.holder.uid == self.uid(pod)]
+
     def metered_us(self, pod: int) -> int:
         """What the rows say a pod was busy."""
-        return sum(row.busy_us or 0 for row in self.rows() if row.holder and row.holder.uid == self.uid(pod))
+        return sum(row.busy_us or 0 for row in self.rows_of(pod))
 
     def truth_us(self, pod: int) -> int:
         """What it was busy, on its GPU or instance."""

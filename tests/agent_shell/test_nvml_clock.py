@@ -55,8 +55,7 @@ def test_a_clock_that_is_set_does_not_stop_the_busy_time(
         rig.tick()
     rig.close()
     for pod, busy_us in ((1, 600_000), (2, 300_000)):
-        second_half = [row for row in rig.rows() if row.start_ms >= T0 + 60_000]
-        (row,) = [row for row in second_half if row.holder and row.holder.uid == rig.uid(pod)]
+        (row,) = [row for row in rig.rows_of(pod) if row.start_ms >= T0 + 60_000]
         unknown_s = sum(gap.end_ms - gap.start_ms for gap in row.gaps) / 1_000
         assert unknown_s <= (RING_MS / 1_000 + 2 if by_ms < 0 else 1)
         assert bool(row.gaps) or by_ms > 0, "what passed while the clock was set is not made up"
@@ -72,6 +71,6 @@ def test_a_gpu_to_itself_misses_one_step(fake_nvml: FakeNvml, tmp_path: Path) ->
             rig.set_clock(-3_600_000)
         rig.tick()
     rig.close()
-    (row,) = [row for row in rig.rows() if row.holder and row.holder.uid == rig.uid(1)]
+    (row,) = rig.rows_of(1)
     assert [(gap.end_ms - gap.start_ms, gap.reason) for gap in row.gaps] == [(1_000, "samples missed")]
     assert row.busy_us == pytest.approx(59 * 600_000, rel=0.02)

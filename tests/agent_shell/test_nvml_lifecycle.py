@@ -51,9 +51,7 @@ def test_errors_are_counted_at_once_and_survive_the_driver(rig: Rig) -> None:
     assert first.condition.xids == ()
     assert second.condition.xids == (XidCount(31, 2, T0 + 1_000), XidCount(79, 1, T0 + 1_000))
     rig.fake.tell("on 1", "lost")
-    rig.gpus.release("driver upgrade")
-    rig.tick()
-    rig.gpus.reacquire("driver upgrade")
+    rig.let_go("driver upgrade")
     rig.fake.tell("on 1", "found")
     rig.tick()
     rig.fake.tell("on 1", "xid 31")
@@ -80,9 +78,7 @@ def test_an_error_that_makes_a_gpu_unusable_loses_it_until_the_driver_is_let_go(
     assert (first.health, first.condition.recoveries) == ("ok", ())
     assert (second.health, second.condition.recoveries) == ("lost", (Recovery(action, f"xid {xid}"),))
     assert [d.health for d in rig.tick(CONDITION_EVERY_MS).devices] == ["ok", "lost"]
-    rig.gpus.release("reset")
-    rig.tick()
-    rig.gpus.reacquire("reset")
+    rig.let_go("reset")
     assert [d.health for d in rig.tick().devices] == ["ok", "ok"]
 
 
@@ -138,9 +134,7 @@ def test_what_the_driver_asks_for_outlasts_a_new_start(rig: Rig, code: int, acti
     rig.fake.tell("on 1", f"recovery {code}")
     reading = rig.look().devices[1]
     assert (reading.health, reading.condition.recoveries) == ("lost", (Recovery(action, "driver"),))
-    rig.gpus.release("upgrade")
-    rig.tick()
-    rig.gpus.reacquire("upgrade")
+    rig.let_go("upgrade")
     assert rig.tick().devices[1].health == "lost"
     rig.fake.tell("on 1", "recovery 0")
     assert rig.tick(CONDITION_EVERY_MS).devices[1].health == "ok"

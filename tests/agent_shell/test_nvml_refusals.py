@@ -132,10 +132,7 @@ def test_compute_instances_of_one_gpu_instance_are_unknown_and_never_idle(
     node = Rig(fake_nvml, tmp_path / "proc", setup=["migmode 1", *MIG], **access)
     node.start(1, 0, 900_000, mig="MIG-3", gi=3)
     node.pods.claims["idle"] = Allocation("GPU-0", Holder(kind="pod", uid="idle"), "MIG-4")
-    node.look()
-    for _ in range(60):
-        node.tick()
-    node.close()
+    node.run(60)
     inside = [row for row in node.rows() if row.slice and row.slice.gi == 3]
     reason = "GPM: shares its GPU instance" if access.get("gpm", True) else "GPM is not allowed"
     assert [(row.busy_us, row.method, *{gap.reason for gap in row.gaps}) for row in inside] == [
@@ -170,15 +167,9 @@ def test_a_gpu_whose_processes_were_never_listed_is_not_booked_unheld(
 def test_a_holder_whose_process_is_not_listed_for_a_while_holds_on(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     node = Standalone(fake_nvml, tmp_path / "proc")
     node.start(1, 0, 900_000, allocate=False)
-    node.look()
-    for second in range(60):
-        fake_nvml.tell("clear")
-        if 20 <= second < 30:
-            fake_nvml.tell("on 0", "fail nvmlDeviceGetComputeRunningProcesses_v3 10")
-        node.tick()
-    node.close()
+    node.run(60, "fail nvmlDeviceGetComputeRunningProcesses_v3 10")
     assert all(row.holder for row in node.rows()), "never unheld"
-    (row,) = [row for row in node.rows() if row.holder and row.holder.uid == node.uid(1)]
+    (row,) = node.rows_of(1)
     assert (row.allocated_us, row.busy_us) == (60_000_000, pytest.approx(49 * 900_000, rel=0.02))
     assert sum(gap.end_ms - gap.start_ms for gap in row.gaps) == 11_000
     assert {gap.reason.split(": ")[-1] for gap in row.gaps} == {"timeout (nvmlDeviceGetComputeRunningProcesses_v3, 10)"}
@@ -188,13 +179,7 @@ def test_an_unheld_gpu_whose_processes_cannot_be_listed_any_more_is_unmetered(
     fake_nvml: FakeNvml, tmp_path: Path
 ) -> None:
     node = Standalone(fake_nvml, tmp_path / "proc")
-    node.look()
-    for second in range(60):
-        fake_nvml.tell("clear")
-        if 20 <= second < 30:
-            fake_nvml.tell("on 0", "fail nvmlDeviceGetComputeRunningProcesses_v3 10")
-        node.tick()
-    node.close()
+    node.run(60, "fail nvmlDeviceGetComputeRunningProcesses_v3 10")
     assert [(row.holder, row.start_ms - T0, row.end_ms - T0) for row in node.rows()] == [
         (None, 0, 21_000), (None, 31_000, 60_000),
     ]  # fmt: skip
@@ -206,12 +191,9 @@ def test_what_draws_on_a_workstation_holds_its_gpu(fake_nvml: FakeNvml, tmp_path
     fake_nvml.tell("on 0", "draw 1001 1")
     node.start(2, 0, 500_000, allocate=False)
     fake_nvml.tell("on 0", "draw 1002 2")
-    node.look()
-    for _ in range(60):
-        node.tick()
-    node.close()
+    node.run(60)
     for pod, ppm in ((1, 300_000), (2, 500_000)):
-        (row,) = [row for row in node.rows() if row.holder and row.holder.uid == node.uid(pod)]
+        (row,) = node.rows_of(pod)
         assert row.allocated_us == 30_000_000
         assert row.busy_us == pytest.approx(60 * ppm, rel=0.03)
         assert row.memory_mib_s == 60 * 1024, "once, although both lists have it"
@@ -235,15 +217,9 @@ def test_a_holder_that_draws_holds_on_while_its_list_is_refused(fake_nvml: FakeN
     node = Standalone(fake_nvml, tmp_path / "proc")
     node.start(1, 0, 900_000, allocate=False)
     fake_nvml.tell("on 0", "draw 1001 1")
-    node.look()
-    for second in range(60):
-        fake_nvml.tell("clear")
-        if 20 <= second < 30:
-            fake_nvml.tell("on 0", f"fail nvmlDeviceGetGraphicsRunningProcesses_v3 {code}")
-        node.tick()
-    node.close()
+    node.run(60, f"fail nvmlDeviceGetGraphicsRunningProcesses_v3 {code}")
     assert all(row.holder for row in node.rows()), "never unheld"
-    (row,) = [row for row in node.rows() if row.holder and row.holder.uid == node.uid(1)]
+    (row,) = node.rows_of(1)
     assert row.allocated_us == 60_000_000
     assert sum(gap.end_ms - gap.start_ms for gap in row.gaps) == 11_000
     assert all(f"(nvmlDeviceGetGraphicsRunningProcesses_v3, {code})" in gap.reason for gap in row.gaps)
@@ -257,14 +233,8 @@ def test_beside_a_stranger_a_refusal_leaves_the_holder_unknown(
     node = Rig(fake_nvml, tmp_path / "proc")
     node.start(1, 0, 300_000)
     node.start(2, 0, 600_000, allocate=False)
-    node.look()
-    for second in range(60):
-        fake_nvml.tell("clear")
-        if 20 <= second < 30:
-            fake_nvml.tell("on 0", f"fail {function} 4")
-        node.tick()
-    node.close()
-    (row,) = [row for row in node.rows() if row.holder and row.holder.uid == node.uid(1)]
+    node.run(60, f"fail {function} 4")
+    (row,) = node.rows_of(1)
     assert row.busy_us == pytest.approx(49 * 300_000, rel=0.05)
     assert [(gap.end_ms - gap.start_ms, gap.reason.endswith(f"no permission ({function}, 4)")) for gap in row.gaps] == [
         (11_000, True)
@@ -304,5 +274,5 @@ def test_a_sum_that_was_refused_for_a_while_is_not_booked_in_one_step(fake_nvml:
             node.load(2, 900_000)
         node.tick()
     node.close()
-    late = [row for row in node.rows() if row.start_ms >= T0 + 15_000 and row.holder and row.holder.uid == node.uid(1)]
+    late = [row for row in node.rows_of(1) if row.start_ms >= T0 + 15_000]
     assert [(row.busy_us or 0) <= SAMPLE_US for row in late] == [True] * 5

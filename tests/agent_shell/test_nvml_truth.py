@@ -93,7 +93,7 @@ def test_pods_on_mig_instances_are_seen_by_gpm(fake_nvml: FakeNvml, tmp_path: Pa
     rig.close()
     for pod, (_, compute) in enumerate(slices.values()):
         assert abs(rig.metered_us(pod) - rig.truth_us(pod) * compute / 7) <= MOST_WRONG * DEVICE_US
-        mine = [row for row in rig.rows() if row.holder and row.holder.uid == rig.uid(pod)]
+        mine = rig.rows_of(pod)
         assert {(row.method, row.slice.compute if row.slice else 0) for row in mine} == {("gpm", compute)}
         sm, tensor = sum(row.sm_active_us or 0 for row in mine), sum(row.tensor_active_us or 0 for row in mine)
         assert abs(sm - rig.metered_us(pod) * 0.8) < 0.001 * DEVICE_US
@@ -105,10 +105,7 @@ def test_a_gpu_to_itself_has_its_activity_beside_its_busy_time(fake_nvml: FakeNv
     """A hung collective keeps the GPU busy and its multiprocessors idle."""
     rig = Rig(fake_nvml, tmp_path / "proc", setup=["shares 20000 0"])
     rig.start(1, 0, 1_000_000)
-    rig.look()
-    for _ in range(60):
-        rig.tick()
-    rig.close()
+    rig.run(60)
     (row,) = rig.rows()
     assert (row.busy_us, row.tensor_active_us) == (pytest.approx(60_000_000, rel=0.01), 0)
     assert row.sm_active_us == pytest.approx(1_200_000, rel=0.01)

@@ -167,20 +167,24 @@ def test_a_full_disk_loses_no_number_and_nothing_stored(open_outbox: Open, tmp_p
     assert pending_seqs(open_outbox()) == [1, 2]
 
 
-def test_what_was_appended_survives_the_death_of_the_process(tmp_path: Path, open_outbox: Open) -> None:
+def in_a_process(path: Path, *lines: str) -> subprocess.CompletedProcess[str]:
+    """Runs these lines, for which `box` is the outbox and `row` an interval."""
     script = (
         "import os, sys; from pathlib import Path\n"
         "from gputally.base.clock import VirtualClock; from agent.metering.meter import ClosedSet\n"
         "from agent.upload.spool import Outbox\n"
-        "from agent.wire import UsageInterval\n"
-        "row = UsageInterval(seq=0, start_ms=0, end_ms=1, gpu_uuid='G', gpu_model='M', capacity_us=1000,"
-        " allocated_us=0, method='device')\n"
-        "box = Outbox(Path(sys.argv[1]), VirtualClock(1))\n"
-        "box.append([ClosedSet((row, row)), ClosedSet((row,))], [], b'held')\n"
-        "os.kill(os.getpid(), 9)\n"
+        "from tests.agent_shell.outboxes import make_row\n"
+        "row, box = make_row(0), Outbox(Path(sys.argv[1]), VirtualClock(1))\n"
     )
+    command = [sys.executable, "-c", script + "\n".join(lines), str(path)]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+def test_what_was_appended_survives_the_death_of_the_process(tmp_path: Path, open_outbox: Open) -> None:
     path = tmp_path / "outbox.sqlite"
-    done = subprocess.run([sys.executable, "-c", script, str(path)], check=False, capture_output=True, text=True)
+    done = in_a_process(
+        path, "box.append([ClosedSet((row, row)), ClosedSet((row,))], [], b'held')", "os.kill(os.getpid(), 9)"
+    )
     assert (done.returncode, done.stderr) == (-9, "")
     outbox = open_outbox()
     assert pending_seqs(outbox) == [1, 2, 3]
@@ -275,18 +279,10 @@ def test_where_the_volume_has_little_room_what_was_sent_is_removed_step_by_step(
 
 def test_no_file_that_another_program_shortens_ends_the_process(tmp_path: Path) -> None:
     """A log's index in a mapped file ends the process by SIGBUS."""
-    script = (
-        "import os, sys; from pathlib import Path\n"
-        "from gputally.base.clock import VirtualClock; from agent.metering.meter import ClosedSet\n"
-        "from agent.upload.spool import Outbox\n"
-        "from agent.wire import UsageInterval\n"
-        "row = UsageInterval(seq=0, start_ms=0, end_ms=1, gpu_uuid='G', gpu_model='M', capacity_us=1000,"
-        " allocated_us=0, method='device')\n"
-        "box = Outbox(Path(sys.argv[1]), VirtualClock(1))\n"
-        "box.append([ClosedSet((row,))], [], None)\n"
-        "for index in Path(sys.argv[1]).parent.glob('*-shm'): os.truncate(index, 0)\n"
-        "print(box.append([ClosedSet((row,))], [], None).last_seq)\n"
+    done = in_a_process(
+        tmp_path / "outbox.sqlite",
+        "box.append([ClosedSet((row,))], [], None)",
+        "for index in Path(sys.argv[1]).parent.glob('*-shm'): os.truncate(index, 0)",
+        "print(box.append([ClosedSet((row,))], [], None).last_seq)",
     )
-    command = [sys.executable, "-c", script, str(tmp_path / "outbox.sqlite")]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
