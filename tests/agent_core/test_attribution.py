@@ -13,15 +13,12 @@ from agent.metering.busy_time_attribution import (
     lay_out,
 )
 from agent.simulation.simulated_node import A100, H100, make_gpu
-from agent.wire import Holder, Sharing
+from agent.wire import Sharing
+from tests.agent_core.metering import pod
 
 GPU = make_gpu("GPU-0", 0, H100)
 MIG = make_gpu("GPU-1", 1, A100, ["3g.40gb", "2g.20gb", "1g.10gb"])
 MINUTE_US = 60_000_000
-
-
-def pod(name: str) -> Holder:
-    return Holder(kind="pod", uid=name, namespace="ns", name=name, container="main")
 
 
 def sliced(name: str, replicas: int = 1, of: int = 4, mig_uuid: str = "") -> Allocation:

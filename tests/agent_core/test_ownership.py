@@ -12,14 +12,11 @@ from agent.core.readings import Allocation
 from agent.holders.device_allocations import limited_ppm, settle
 from agent.simulation.simulated_node import H100, make_gpu
 from agent.wire import Holder, SharingMode
+from tests.agent_core.metering import pod
 
 GPU = make_gpu("GPU-0", 0, H100)
 GPUS = {"GPU-0": GPU}
 RESERVATION = Holder(kind="pod", uid="r", namespace="kai-resource-reservation", name="gpu-reservation-1")
-
-
-def pod(name: str) -> Holder:
-    return Holder(kind="pod", uid=name, namespace="ns", name=name, container="main")
 
 
 def shares(found: tuple[Allocation, ...]) -> list[tuple[str, str | None, int | None]]:

@@ -4,14 +4,11 @@ from agent.core.readings import SOLE, Allocation, DeviceReading, ProcessReading,
 from agent.holders.node_source import STRANGER, HolderCounters, Owned
 from agent.simulation.simulated_node import H100, make_gpu
 from agent.wire import Holder
+from tests.agent_core.metering import pod
 
 GPU = make_gpu("GPU-0", 0, H100)
 SILENT = Unavailable("not supported")
 SERVER = Holder(kind="process", uid="1:1", name="nvidia-cuda-mps-server")
-
-
-def pod(name: str) -> Holder:
-    return Holder(kind="pod", uid=name, namespace="ns", name=name, container="main")
 
 
 def claims(*names: str, mode: bool = True) -> list[Allocation]:

@@ -6,15 +6,12 @@ import pytest
 
 from agent.core.readings import Allocation, DeviceReading, HolderReading, Unavailable
 from agent.simulation.simulated_node import A100, H100, Event, NodeOffline, SimulatedNode, SimulatedSource, make_gpu
-from agent.wire import Holder, PodFacts
+from agent.wire import PodFacts
+from tests.agent_core.metering import pod
 
 T = 1_790_812_800_000
 GPU = make_gpu("GPU-0", 0, H100)
 MIG = make_gpu("GPU-1", 1, A100, ["3g.40gb", "1g.10gb"])
-
-
-def pod(name: str) -> Holder:
-    return Holder(kind="pod", uid=name, namespace="ns", name=name, container="main")
 
 
 def node(**more: bool) -> SimulatedNode:
