@@ -15,6 +15,7 @@ from typing import IO
 import pytest
 
 from gputally.server.tokens_and_grants import sha256
+from tests.price_books import price_book_text
 
 ROLES = {
     "lead": "scopes: [read], teams: [vision]",
@@ -26,10 +27,7 @@ ROLES = {
     "admin": "scopes: [admin]",
 }
 """The token of each is its name."""
-PRICES = (
-    "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.5, per: gpu-hour, valid_from: 2026-01-01,"
-    " source: contract, as_of: 2026-01-01, basis: gpu-only}\n"
-)
+PRICES = price_book_text(H100="2.5")
 _URL = re.compile(rb"http://127\.0\.0\.1:\d+")
 
 

@@ -13,6 +13,7 @@ from agent.wire import Batch
 from fairshare.explain.what_if import WhatIfError, of_books
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
+from tests.price_books import price_book_text
 from tests.usage_records import QUARTER_MS, batch, interval, pod_facts, pod_holder, running_accountant
 
 START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
@@ -26,10 +27,7 @@ POLICY = Policy.model_validate(
 )
 
 
-PRICES = (
-    "schema: 1\ncurrency: EUR\nrows:\n  - {id: h, model: H100, price: '2.5', per: gpu-hour, valid_from: 2026-01-01,"
-    " source: s, as_of: 2026-01-01, basis: gpu-only}\n"
-)
+PRICES = price_book_text(H100="2.5")
 
 
 def _holder(hour: int, gpu: int) -> str | None:

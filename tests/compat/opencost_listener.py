@@ -16,6 +16,7 @@ from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from agent.wire import Batch, Holder, Owner, PodFacts, Slice, UsageInterval
 from gputally.base.clock import VirtualClock
 from tests.compat.opencost_day import START_MS
+from tests.price_books import price_book_text
 
 HOUR_MS = 3_600_000
 HOUR_US = HOUR_MS * 1_000
@@ -83,15 +84,8 @@ def fill(ledger: DuckLedger) -> None:
         assert receipt.quarantined == 0
 
 
-BOOK = (
-    "schema: 1\ncurrency: EUR\nrows:\n"
-    "  - {id: h100, model: H100, price: 2.5, per: gpu-hour, valid_from: 2026-01-01, source: c, as_of: 2026-01-01,"
-    " basis: gpu-only}\n"
-)
-WITH_A100 = BOOK + (
-    "  - {id: a100, model: A100, price: 1.25, per: gpu-hour, valid_from: 2026-01-01, source: c, as_of: 2026-01-01,"
-    " basis: gpu-only}\n"
-)
+BOOK = price_book_text(H100=2.5)
+WITH_A100 = price_book_text(H100=2.5, A100=1.25)
 
 
 class Port:

@@ -16,6 +16,7 @@ from accountant.prices.price_book import load
 from tests.compat.conftest import Site, book, vectors
 from tests.compat.opencost_day import START_MS
 from tests.compat.sampling import Sampling, integral
+from tests.price_books import price_book_text
 from tests.usage_records import batch, deliver, interval, pod_facts, pod_holder
 
 GPU_CAPACITY = 'sum_over_time((sum(kube_node_status_capacity{resource="nvidia_com_gpu"}))[10m:1m0s])'
@@ -253,13 +254,7 @@ def test_a_shard_is_stale_by_its_own_nodes(site: Site) -> None:
 
 def test_usage_may_be_measured_in_cost(site: Site, tmp_path: Path) -> None:
     """An H100 of queue a at four times the price of an A100 of queue b: shares are those of the money."""
-    (tmp_path / "prices.yaml").write_text(
-        "schema: 1\ncurrency: EUR\nrows:\n"
-        "  - {id: h, model: H100, price: 4, per: gpu-hour, valid_from: 2026-01-01, source: s, as_of: 2026-01-01,"
-        " basis: gpu-only}\n"
-        "  - {id: a, model: A100, price: 1, per: gpu-hour, valid_from: 2026-01-01, source: s, as_of: 2026-01-01,"
-        " basis: gpu-only}\n"
-    )
+    (tmp_path / "prices.yaml").write_text(price_book_text(H100=4, A100=1))
     of = {"a": "H100", "b": "A100"}
     facts = [pod_facts(queue, START_MS, node="n1", queue_ref=f"kai:{queue}") for queue in of]
     rows = [

@@ -31,6 +31,7 @@ from agent.wire import Batch, Holder, UsageInterval
 from gputally.base.clock import VirtualClock
 from gputally.server.tokens_and_grants import AllowAll, Authenticator, TokenFile, sha256
 from tests.fakes.ledger import MINUTE_MS, NOW_MS, MemoryLedger
+from tests.price_books import price_book_text
 
 HOUR_US = 3_600_000_000
 
@@ -118,13 +119,7 @@ def ledger() -> MemoryLedger:
 @pytest.fixture
 def book(tmp_path: Path) -> PriceBook:
     path = tmp_path / "prices.yaml"
-    path.write_text(
-        "schema: 1\ncurrency: EUR\nrows:\n"
-        "  - {id: h100, model: H100, price: 2.5, per: gpu-hour, valid_from: 2026-01-01, source: contract,"
-        " as_of: 2026-01-01, basis: gpu-only}\n"
-        "  - {id: a100, model: A100, price: 1.25, per: gpu-hour, valid_from: 2026-01-01, source: contract,"
-        " as_of: 2026-01-01, basis: gpu-only}\n"
-    )
+    path.write_text(price_book_text(H100=2.5, A100=1.25))
     return prices.load(path)
 
 

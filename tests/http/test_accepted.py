@@ -20,13 +20,11 @@ from accountant.reports.output_formats import Form
 from gputally.base.clock import VirtualClock
 from tests.effort import examples
 from tests.http.conftest import MINUTE_MS, NOW_MS
+from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=24)
-PRICES = (
-    "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.40, per: gpu-hour, valid_from: 2026-01-01,"
-    " source: contract, as_of: 2026-01-01, basis: gpu-only}\n"
-)
+PRICES = price_book_text(H100="2.40")
 HELD_MS = NOW_MS - 60 * MINUTE_MS
 
 

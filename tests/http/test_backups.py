@@ -17,6 +17,7 @@ from accountant.storage import backups
 from accountant.storage.file_store import in_folder
 from gputally.server.https_server import serve
 from tests import fresh
+from tests.price_books import price_book_text
 
 HOUR_MS = 3_600_000
 
@@ -123,10 +124,7 @@ def test_a_backup_and_an_archive_that_cannot_be_made_are_said_until_they_are(pla
 
 def test_a_refused_file_is_said_until_it_is_mended(settings, clock, tmp_path):
     prices = tmp_path / "prices.yaml"
-    good = (
-        "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.4, per: gpu-hour,"
-        " valid_from: 2026-01-01, source: contract, as_of: 2026-01-01, basis: gpu-only}\n"
-    )
+    good = price_book_text(H100="2.4")
     prices.write_text(good)
     with Service(settings.model_copy(update={"prices": prices}), clock) as service:
         said = 'gputally_upkeep_failing{task="prices file"}'

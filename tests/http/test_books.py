@@ -14,13 +14,10 @@ from accountant.core.settings import Settings
 from accountant.ledger.protocols import Retirement
 from gputally.server.https_server import serve
 from tests import fresh
+from tests.price_books import price_book_text
 
 DAY_MS = 86_400_000
-PRICES = (
-    "schema: 1\ncurrency: EUR\nrows:\n"
-    "  - {id: h100, model: H100, price: 2.4, per: gpu-hour, valid_from: 2026-01-01, source: contract,"
-    " as_of: 2026-01-01, basis: gpu-only}\n"
-)
+PRICES = price_book_text(H100="2.4")
 
 
 @pytest.fixture

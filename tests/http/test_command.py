@@ -23,13 +23,10 @@ from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.wire.usage_models import Job
 from gputally.server.https_server import serve
+from tests.price_books import price_book_text
 
 ROOT = Path(__file__).parents[2]
-PRICES = (
-    "schema: 1\ncurrency: EUR\nrows:\n"
-    "  - {id: h100, model: H100, price: 2.4, per: gpu-hour, valid_from: 2026-01-01, source: contract,"
-    " as_of: 2026-01-01, basis: gpu-only}\n"
-)
+PRICES = price_book_text(H100="2.4")
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ from tests.fairshare.preemption_cases import NOW_MS as THEIR_NOW_MS
 from tests.fairshare.preemption_cases import policy as preempting_policy
 from tests.http.conftest import HOUR_US, NOW_MS, batch, encoded
 from tests.http.readers import EVIL, read
+from tests.price_books import price_book_text
 from tests.usage_windows import usage_window
 
 MINUTE_MS = 60_000
@@ -78,10 +79,7 @@ POSTED = [*WEIGHTS, *PREEMPTIONS, HELD]
 @pytest.fixture(scope="module")
 def house(tmp_path_factory):
     folder = tmp_path_factory.mktemp("why")
-    (folder / "prices.yaml").write_text(
-        "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.40, per: gpu-hour,"
-        " valid_from: 2026-01-01, source: framework contract, as_of: 2026-01-01, basis: gpu-only}\n"
-    )
+    (folder / "prices.yaml").write_text(price_book_text(H100="2.40", source="framework contract"))
     (folder / "policy.yaml").write_text(json.dumps({"schema": 1, "queues": TREE}))
     (folder / "inventory.yaml").write_text("schema: 1\ncluster: prod\nnamespaces:\n  - {name: ns, team: vision}\n")
     files = {name: folder / f"{name}.yaml" for name in ("prices", "policy", "inventory")}

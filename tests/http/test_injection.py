@@ -34,6 +34,7 @@ from gputally.server.logs_and_metrics import configure
 from tests.fakes.mailserver import mail_server
 from tests.http.conftest import MINUTE_MS, NOW_MS, encoded
 from tests.http.readers import VOID, steering
+from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_holder
 
 MARK = "zq"
@@ -65,10 +66,7 @@ def service(tmp_path_factory):
     queues = [{"name": f"queue {name}", "team": name, "deserved": 1} for name in NAMES]
     budgets = [{"name": f"budget {name}", "team": name, "limit": 1} for name in NAMES]
     (folder / "policy.yaml").write_text(json.dumps({"schema": 1, "queues": queues, "budgets": budgets}))
-    (folder / "prices.yaml").write_text(
-        "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.40, per: gpu-hour,"
-        " valid_from: 2026-01-01, source: contract, as_of: 2026-01-01, basis: gpu-only}\n"
-    )
+    (folder / "prices.yaml").write_text(price_book_text(H100="2.40"))
     files = {name: folder / f"{name}.yaml" for name in ("prices", "policy", "inventory")}
     with Service(Settings(data=folder / "data", auth="off", linger_ms=0, **files), VirtualClock(NOW_MS)) as running:
         client = TestClient(running.app, base_url="http://127.0.0.1")

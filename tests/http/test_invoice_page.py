@@ -16,6 +16,7 @@ from accountant.ledger.protocols import Retirement
 from gputally.base.clock import VirtualClock
 from tests.http.conftest import MINUTE_MS, NOW_MS, batch, bearer, encoded, token_file
 from tests.http.readers import EVIL, read
+from tests.price_books import price_book_text
 
 INVOICE = {
     "source": f"provider-{EVIL}.csv",
@@ -32,10 +33,7 @@ PARTS = ("invoice", "teams", "idle", "unused_commitments", "unmatched")
 def house(tmp_path_factory):
     """An hour of an H100 at 2.40 held, in November; December."""
     folder = tmp_path_factory.mktemp("invoice")
-    (folder / "prices.yaml").write_text(
-        "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.40, per: gpu-hour,"
-        " valid_from: 2026-01-01, source: contract, as_of: 2026-01-01, basis: gpu-only}\n"
-    )
+    (folder / "prices.yaml").write_text(price_book_text(H100="2.40"))
     token_file(folder / "tokens.yaml")
     clock = VirtualClock(NOW_MS)
     files = {name: folder / f"{name}.yaml" for name in ("prices", "tokens")}

@@ -14,15 +14,12 @@ from accountant.composition import Service
 from accountant.core.settings import JobMetrics, Settings
 from gputally.base.clock import VirtualClock
 from tests import fresh
+from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
 MINUTE = 60_000
 BEGIN = NOW_MS - 60 * MINUTE
-PRICES = (
-    "schema: 1\ncurrency: {currency}\nrows:\n  - {{id: h100, model: H100, price: 6, per: gpu-hour, "
-    "valid_from: 2026-01-01, source: contract, as_of: 2026-01-01, basis: gpu-only}}\n"
-)
 Series = dict[str, dict[tuple[str, ...], float]]
 """By name; the values of a series' labels in the order of the labels' names."""
 Open = Callable[..., Callable[[], Series]]
@@ -34,7 +31,7 @@ def scraped(tmp_path: Path, clock: VirtualClock) -> Iterator[Open]:
     opened: list[Service] = []
 
     def build(currency: str = "USD", **metrics: object) -> Callable[[], Series]:
-        (tmp_path / "prices.yaml").write_text(PRICES.format(currency=currency))
+        (tmp_path / "prices.yaml").write_text(price_book_text(H100=6, currency=currency))
         chosen = Settings(
             data=fresh.data(tmp_path / "data"), auth="off", linger_ms=0, prices=tmp_path / "prices.yaml",
             job_metrics=JobMetrics.model_validate(metrics),

@@ -19,18 +19,13 @@ from agent.wire import PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
 from gputally.server.tokens_and_grants import Principal, sha256
 from tests import fresh
+from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
 MINUTE = 60_000
 BEGIN = NOW_MS - 60 * MINUTE
-PRICES = """\
-schema: 1
-currency: USD
-rows:
-  - {id: h100, model: H100, price: 6, per: gpu-hour, valid_from: 2026-01-01, source: contract, as_of: 2026-01-01,
-     basis: gpu-only}
-"""
+PRICES = price_book_text(H100=6, currency="USD")
 INVENTORY = """\
 schema: 1
 cluster: prod

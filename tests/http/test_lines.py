@@ -19,6 +19,7 @@ from accountant.core.settings import Settings
 from accountant.ledger.journal import ActKind
 from accountant.web.statement_pages import WHAT
 from tests.http.readers import EVIL, read
+from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 MINUTE_MS = 60_000
@@ -36,10 +37,7 @@ def house(tmp_path_factory):
     from tests.http.conftest import NOW_MS, encoded
 
     folder = tmp_path_factory.mktemp("lines")
-    (folder / "prices.yaml").write_text(
-        "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.47, per: gpu-hour,"
-        " valid_from: 2026-01-01, source: framework contract, as_of: 2026-01-01, basis: gpu-only}\n"
-    )
+    (folder / "prices.yaml").write_text(price_book_text(H100="2.47", source="framework contract"))
     (folder / "inventory.yaml").write_text(
         "schema: 1\ncluster: prod\nnamespaces:\n" + "".join(f"  - {{name: ns-{n}, team: {json.dumps(team)}}}\n"
         for n, team in enumerate(TEAMS))

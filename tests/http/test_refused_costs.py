@@ -17,6 +17,7 @@ from agent.wire import PROBLEM, Skipped
 from gputally.base.yaml_file import MAX_VALUES, FileFault, parse
 from gputally.server.tokens_and_grants import sha256
 from tests import fresh
+from tests.price_books import price_book_text
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
@@ -27,11 +28,8 @@ MERGES = "a: &a {x: 1}\n" + "".join(
 )
 
 
-ROW = (
-    "  - {id: h100, model: H100, price: 2.5, per: gpu-hour, valid_from: 2026-01-01,"
-    " source: contract, as_of: 2026-01-01, basis: gpu-only}\n"
-)
-PRICES = "schema: 1\ncurrency: EUR\nrows:\n" + ROW
+PRICES = price_book_text(H100=2.5)
+ROW = PRICES.splitlines(keepends=True)[-1]
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from gputally.server.tokens_and_grants import sha256
 from tests import fresh
 from tests.http.conftest import NOW_MS
 from tests.http.opened import OPEN, routes
+from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 MINUTE_MS = 60_000
@@ -63,10 +64,7 @@ def house(tmp_path, clock, kit) -> Iterator[TestClient]:
         f"schema: 1\ndestinations:\n  disk: {{folder: {tmp_path}/out}}\n"
         f"reports:\n  - {{of: week, forms: [csv], team: {THEIRS}, to: [disk]}}\n"
     )
-    (tmp_path / "prices.yaml").write_text(
-        "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.40, per: gpu-hour,"
-        " valid_from: 2026-01-01, source: contract, as_of: 2026-01-01, basis: gpu-only}\n"
-    )
+    (tmp_path / "prices.yaml").write_text(price_book_text(H100="2.40"))
     files = {name: tmp_path / f"{name}.yaml" for name in ("prices", "tokens", "inventory", "policy", "deliveries")}
     settings = Settings(
         data=fresh.data(tmp_path / "data"),

@@ -16,15 +16,13 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from tests import fresh
+from tests.price_books import price_book_text
 
 if TYPE_CHECKING:  # a second to import, which only who runs these tests shall wait for
     from schemathesis import Case
     from schemathesis.schemas import APIOperation
 
-PRICES = (
-    "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.5, per: gpu-hour, valid_from: 2026-01-01,"
-    " source: contract, as_of: 2026-01-01, basis: gpu-only}\n"
-)
+PRICES = price_book_text(H100="2.5")
 
 
 @pytest.fixture

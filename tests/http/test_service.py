@@ -19,12 +19,9 @@ from gputally.base.errors import CannotStart
 from gputally.base.yaml_file import FileFault
 from gputally.server.https_server import listen, serve
 from tests import fresh
+from tests.price_books import price_book_text
 
 MINUTE_MS = 60_000
-PRICE = (
-    "schema: 1\ncurrency: EUR\nrows:\n  - {{id: h100, model: H100, price: {price}, per: gpu-hour,"
-    " valid_from: 2026-01-01, source: contract, as_of: 2026-01-01, basis: gpu-only}}\n"
-)
 
 
 @pytest.fixture
@@ -56,7 +53,7 @@ def content(service, kit):
 
 
 def test_a_batch_is_booked_priced_and_balanced(open_service, kit, tmp_path):
-    (tmp_path / "prices.yaml").write_text(PRICE.format(price="2.4"))
+    (tmp_path / "prices.yaml").write_text(price_book_text(H100="2.4"))
     _, client = open_service(prices=tmp_path / "prices.yaml")
     ack = client.post("/v1/usage", content=kit.encoded(kit.batch(rows=30))).json()
     assert (ack["durable_seq"], ack["checkpointed_seq"]) == (30, 0)
@@ -164,16 +161,16 @@ def test_a_checkpoint_is_made_when_it_is_due(open_service, kit, clock):
 
 def test_a_changed_price_book_is_taken_and_a_broken_one_is_not(open_service, tmp_path, clock, logs):
     path = tmp_path / "prices.yaml"
-    path.write_text(PRICE.format(price="2"))
+    path.write_text(price_book_text(H100="2"))
     service, _ = open_service(prices=path)
     first = service.book().version
-    path.write_text(PRICE.format(price="-3"))
+    path.write_text(price_book_text(H100="-3"))
     clock.advance(30_000)
     service.maintain()
     assert service.book().version == first
     (event,) = [entry for entry in logs if entry["event"] == "file_refused_running_version_stays"]
     assert event["faults"][-1] == f"{path}:4: rows.0.price: a price is not negative: -3"
-    path.write_text(PRICE.format(price="3.50"))
+    path.write_text(price_book_text(H100="3.50"))
     clock.advance(30_000)
     service.maintain()
     assert service.book().version != first
@@ -181,13 +178,13 @@ def test_a_changed_price_book_is_taken_and_a_broken_one_is_not(open_service, tmp
 
 def test_a_price_book_in_another_currency_than_what_is_booked_is_refused(tmp_path, clock, logs):
     path = tmp_path / "prices.yaml"
-    path.write_text(PRICE.format(price="2"))
+    path.write_text(price_book_text(H100="2"))
     settings = Settings(data=fresh.data(tmp_path / "data"), auth="off", linger_ms=0, prices=path)
     with Service(settings, clock) as service:
         client = TestClient(service.app, base_url="http://127.0.0.1")
         credit = {"month": "2026-11", "team": "vision", "amount": "-5", "reason": "a gift", "approved_by": "cfo"}
         assert client.post("/v1/adjustments", json=credit).status_code == 200
-        path.write_text(PRICE.format(price="2").replace("EUR", "USD"))
+        path.write_text(price_book_text(H100="2").replace("EUR", "USD"))
         clock.advance(30_000)
         service.maintain()
         assert service.book().currency == "EUR"
@@ -197,7 +194,7 @@ def test_a_price_book_in_another_currency_than_what_is_booked_is_refused(tmp_pat
         assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (409, "books-refuse")
     with pytest.raises(FileFault, match=r"prices\.yaml:2: currency: USD is not the currency"):
         Service(settings, clock)
-    path.write_text(PRICE.format(price="3"))
+    path.write_text(price_book_text(H100="3"))
     with Service(settings, clock) as service:
         assert service.book().rows[0].price == 3
 

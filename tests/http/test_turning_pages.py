@@ -28,6 +28,7 @@ from gputally.base.clock import VirtualClock
 from gputally.server.tokens_and_grants import sha256
 from tests import fresh
 from tests.effort import examples
+from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
@@ -241,13 +242,7 @@ def test_a_cursor_that_was_made_up_is_refused(door: Any, ledger: Any) -> None:
 # --- on a real ledger, between commits --------------------------------------------------------------------------------
 
 
-PRICES = """\
-schema: 1
-currency: USD
-rows:
-  - {id: h100, model: H100, price: 6.37, per: gpu-hour, valid_from: 2026-01-01, source: contract, as_of: 2026-01-01,
-     basis: gpu-only}
-"""
+PRICES = price_book_text(H100=6.37, currency="USD")
 QUESTIONS = {
     "/v1/usage": {"by": "job"}, "/v1/usage?breakdown": {"by": "pod", "breakdown": "true"}, "/v1/cost": {"by": "job"},
     "/v1/cost?until": {"by": "pod,hour", "end": str(NOW_MS + DAY_MS)}, "/v1/jobs": {},

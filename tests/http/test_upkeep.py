@@ -21,11 +21,8 @@ from accountant.storage import backups
 from accountant.storage.file_store import in_folder
 from accountant.wire.policy_models import Decision, Policy
 from tests import fresh
+from tests.price_books import price_book_text
 
-PRICE = (
-    "schema: 1\ncurrency: EUR\nrows:\n  - {{id: h100, model: H100, price: {price}, per: gpu-hour,"
-    " valid_from: 2026-01-01, source: contract, as_of: 2026-01-01, basis: gpu-only}}\n"
-)
 POLICY = "schema: 1\nqueues:\n  - {{name: a, deserved: {deserved}}}\n"
 
 
@@ -167,11 +164,11 @@ def full(monkeypatch):
 
 def test_a_price_change_that_meets_a_full_disk_is_put_in_force_once_there_is_room(settings, clock, tmp_path, full):
     files = {"prices": tmp_path / "prices.yaml", "policy": tmp_path / "policy.yaml"}
-    files["prices"].write_text(PRICE.format(price="2.4"))
+    files["prices"].write_text(price_book_text(H100="2.4"))
     files["policy"].write_text(POLICY.format(deserved=1))
     with Service(settings.model_copy(update=files), clock) as service:
         first = service.book().version
-        files["prices"].write_text(PRICE.format(price="3.5"))
+        files["prices"].write_text(price_book_text(H100="3.5"))
         files["policy"].write_text(POLICY.format(deserved=2))
         full(True)
         for _ in range(2):
@@ -192,11 +189,11 @@ def test_a_price_change_that_meets_a_full_disk_is_put_in_force_once_there_is_roo
 
 def test_an_accountant_that_starts_on_a_full_disk_answers_and_catches_up(settings, clock, tmp_path, full, kit):
     prices = tmp_path / "prices.yaml"
-    prices.write_text(PRICE.format(price="2.4"))
+    prices.write_text(price_book_text(H100="2.4"))
     changed = settings.model_copy(update={"prices": prices})
     with Service(changed, clock) as service:
         first = service.book().version
-    prices.write_text(PRICE.format(price="3.5"))
+    prices.write_text(price_book_text(H100="3.5"))
     full(True)
     with Service(changed, clock) as service:
         assert service.book().version == first

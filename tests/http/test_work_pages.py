@@ -22,6 +22,7 @@ from accountant.wire.usage_models import Accounts, Dimension, UsageLine
 from agent.wire import PodFacts
 from tests import fresh
 from tests.http.readers import EVIL, read
+from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 MINUTE_MS = 60_000
@@ -34,11 +35,8 @@ PAGE = {"Accept": "text/html"}
 def house(request, tmp_path, clock, kit):
     """Half an hour of one GPU held by a job with an evil name, and a pod that waits. param: the price of its hour."""
     begin = kit.now_ms - 40 * MINUTE_MS
-    (tmp_path / "prices.yaml").write_text(
-        "schema: 1\ncurrency: EUR\nrows:\n"
-        f"  - {{id: h100, model: H100, price: '{getattr(request, 'param', '2.40')}', per: gpu-hour,"
-        " valid_from: 2026-01-01, source: contract, as_of: 2026-01-01, basis: gpu-only}\n"
-    )
+    price = getattr(request, "param", "2.40")
+    (tmp_path / "prices.yaml").write_text(price_book_text(H100=f"'{price}'"))
     holder = pod_holder(EVIL, EVIL, "pod-1", "main")
     facts = [
         pod_facts(
