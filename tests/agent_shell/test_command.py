@@ -166,50 +166,42 @@ def one_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
     return code, streams.err
 
 
-class TestFaultsAreOneLine:
-    def test_nothing_chosen(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        code, text = one_line(capsys, "--spool", str(tmp_path))
-        assert code == 2
-        assert "--standalone" in text
+@pytest.mark.parametrize(
+    ("code", "arguments", "text"),
+    [
+        (2, "--spool {folder}", "--standalone"),
+        (2, "--interval 7", "--interval: interval_s: 7 does not divide 900"),
+        (2, "--simulated {scenario} --spool {folder} --url nowhere", "url 'nowhere': expected http(s)://"),
+        (2, "--simulated {broken} --spool {folder}", "{broken}:2: "),
+        (1, "--simulated {scenario} --spool {scenario}/spool", "cannot be used: Not a directory"),
+    ],
+)
+def test_a_fault_is_one_line(
+    capsys: pytest.CaptureFixture[str], scenario: str, tmp_path: Path, code: int, arguments: str, text: str
+) -> None:
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("gpus:\n  - {model: Z9}\n")
+    places = {"folder": tmp_path, "scenario": scenario, "broken": broken}
+    found, said = one_line(capsys, *arguments.format(**places).split())
+    assert (found, text.format(**places) in said) == (code, True)
 
-    def test_a_wrong_setting(self, capsys: pytest.CaptureFixture[str]) -> None:
-        code, text = one_line(capsys, "--interval", "7")
-        assert (code, "--interval: interval_s: 7 does not divide 900" in text) == (2, True)
 
-    def test_a_wrong_url(self, capsys: pytest.CaptureFixture[str], scenario: str, tmp_path: Path) -> None:
-        code, text = one_line(capsys, "--simulated", scenario, "--spool", str(tmp_path), "--url", "nowhere")
-        assert (code, "url 'nowhere': expected http(s)://" in text) == (2, True)
+def test_a_second_agent_on_the_outbox_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], scenario: str, tmp_path: Path, open_outbox: Callable[..., Outbox]
+) -> None:
+    open_outbox()
+    code, text = one_line(capsys, "--simulated", scenario, "--spool", str(tmp_path))
+    assert (code, "is in use by another agent" in text) == (1, True)
 
-    def test_a_broken_scenario(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        path = tmp_path / "s.yaml"
-        path.write_text("gpus:\n  - {model: Z9}\n")
-        code, text = one_line(capsys, "--simulated", str(path), "--spool", str(tmp_path))
-        assert (code, f"{path}:2: " in text) == (2, True)
 
-    def test_a_spool_that_cannot_be_used(
-        self, capsys: pytest.CaptureFixture[str], scenario: str, tmp_path: Path
-    ) -> None:
-        (tmp_path / "file").write_text("")
-        code, text = one_line(capsys, "--simulated", scenario, "--spool", str(tmp_path / "file" / "spool"))
-        assert (code, "cannot be used: Not a directory" in text) == (1, True)
-
-    def test_a_second_agent_on_the_outbox(
-        self, capsys: pytest.CaptureFixture[str], scenario: str, tmp_path: Path, open_outbox: Callable[..., Outbox]
-    ) -> None:
-        open_outbox()
-        code, text = one_line(capsys, "--simulated", scenario, "--spool", str(tmp_path))
-        assert (code, "is in use by another agent" in text) == (1, True)
-
-    def test_a_port_in_use(self, capsys: pytest.CaptureFixture[str], scenario: str, tmp_path: Path) -> None:
-        with socket.socket() as other:
-            other.bind(("127.0.0.1", 0))
-            other.listen()
-            port = str(other.getsockname()[1])
-            spool = str(tmp_path / "s")
-            code, text = one_line(
-                capsys, "--simulated", scenario, "--spool", spool, "--listen", "127.0.0.1", "--port", port
-            )
-        assert (code, f"metrics port 127.0.0.1:{port} cannot be opened: Address already in use" in text) == (1, True)
+def test_a_port_in_use_is_told_in_one_line(capsys: pytest.CaptureFixture[str], scenario: str, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        place = ("--spool", str(tmp_path / "s"), "--listen", "127.0.0.1", "--port", port)
+        code, text = one_line(capsys, "--simulated", scenario, *place)
+    assert (code, f"metrics port 127.0.0.1:{port} cannot be opened: Address already in use" in text) == (1, True)
 
 
 def test_print_config_and_help(capsys: pytest.CaptureFixture[str]) -> None:
