@@ -31,6 +31,7 @@ from accountant.wire.usage_models import Accounts, Dimension, UsageLine
 from agent.wire import Ack, Batch
 from tests.fakes.holdings import FromLines
 from tests.fakes.journal import MemoryJournal
+from tests.usage_windows import usage_window
 
 NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
 MINUTE_MS = 60_000
@@ -123,10 +124,9 @@ class MemoryLedger(FromLines, MemoryJournal):
     ) -> UsageWindow:
         if self.unsupported:
             raise UnsupportedQuestion(self.unsupported)
-        return UsageWindow(
-            kind=spec.kind, start_ms=at_ms - spec.size * 1000, end_ms=at_ms, half_life_s=spec.half_life,
-            measure=measure, unit="gpu_us", by="queue", usage={"vision": 7}, unassigned=0, capacity=10,
-            watermark_ms=at_ms - MINUTE_MS, coverage=1.0, policy_version=None, shard=shard, cluster=cluster,
+        return usage_window(
+            {"vision": 7}, 10, end_ms=at_ms, kind=spec.kind, start_ms=at_ms - spec.size * 1000,
+            half_life_s=spec.half_life, measure=measure, watermark_ms=at_ms - MINUTE_MS, shard=shard, cluster=cluster,
             gpu_weights=spec.gpu_weights,
         )  # fmt: skip
 
