@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from email.utils import formatdate
 from typing import Any
 
@@ -18,6 +17,7 @@ from gputally.base.clock import VirtualClock
 from tests.agent_shell.outboxes import make_facts, make_set
 from tests.agent_shell.scripted_accountant import Reply, ScriptedAccountant, accept, refuse
 from tests.agent_shell.shipping import Shipping, drain
+from tests.real.programs import free_ports
 
 OTHER = "https://proxy.example/problems/blocked"
 
@@ -97,9 +97,7 @@ def test_what_is_not_a_verdict_on_a_record_drops_nothing(shipping: Shipping, sta
 
 
 def test_an_accountant_that_is_not_there_is_retried(shipping: Shipping) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     shipping.append(make_set())
     result = shipping.uploader(url=f"http://127.0.0.1:{port}").ship()
     assert result.outcome == "retry"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -14,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+
+from tests.real.programs import free_ports
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,7 @@ class Accountant(Spent):
 @contextlib.contextmanager
 def accountant(folder: Path) -> Iterator[Accountant]:
     """Serve a ledger in `folder` until the block ends."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "bench.yaml"
     settings.write_text(yaml.safe_dump({"limits": {"connections_by_address": 8_192}}))  # all senders are at one address

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.browser.site import chromium
 from tests.fairshare.web.granting import callers, key
 from tests.fairshare.web.staging import Stage, stage
 from tests.fakes.provider import Provider, provider
+from tests.real.programs import free_ports
 
 pytestmark = pytest.mark.real
 
@@ -72,9 +72,7 @@ def house(tmp_path: Path, browser: Browser) -> Iterator[PageContext]:
     certificate = trustme.CA().issue_cert("localhost")
     certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
     certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     here = stage(tmp_path, cycles=1)
     with provider(SystemClock()) as login:
         settings = Settings(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from gputally.base.clock import SystemClock
 from gputally.server.https_server import serve
 from tests.browser.site import chromium
 from tests.fakes.provider import Provider, provider
+from tests.real.programs import free_ports
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 pytestmark = pytest.mark.real
@@ -61,9 +61,7 @@ def house(tmp_path: Path, browser: Browser) -> Iterator[PageContext]:
     certificate = authority.issue_cert("localhost")
     certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
     certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     with provider(clock) as login:
         (tmp_path / "keys.json").write_bytes(login.keys())
         (tmp_path / "secret").write_text(f"{login.secret}\n")

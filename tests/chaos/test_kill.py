@@ -13,7 +13,6 @@ import os
 import random
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -31,6 +30,7 @@ import yaml
 
 from tests.chaos.killing import forked
 from tests.patience import Deadline, patience_s
+from tests.real.programs import free_ports
 
 KILLS = 10
 """Of each process."""
@@ -134,9 +134,7 @@ class Program:
 
 @pytest.fixture
 def url() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_ports(1)[0]}"
 
 
 @pytest.fixture
