@@ -1,17 +1,23 @@
-"""`make pictures`: the pictures in docs/img, from a simulated month."""
+"""`make pictures`: the pictures in docs/img, of the pages over a simulated month and of the dashboards over a day."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+from playwright.sync_api import Browser
 from rich.console import Console
 
+from dashboards.__main__ import DASHBOARDS
 from gputally.server import logs_and_metrics
-from tests.browser.boards import take_pictures
 from tests.browser.site import chromium, demo_site
+from tests.real import history
+from tests.real.preview import answers, drawn
+from tests.real.prometheus import backfill, prometheus
 
 FOLDER = Path(__file__).parents[2] / "docs" / "img"
 WIDTH = 1280
@@ -23,6 +29,8 @@ PICTURES = {
 """Which pages, and how much of each from the top, in pixels."""
 MOST_MS = 120_000
 """For one page, on a machine that has other things to do."""
+DAYS = 1
+"""The past that the dashboards show."""
 
 
 def main() -> int:
@@ -41,9 +49,27 @@ def main() -> int:
             page.screenshot(path=FOLDER / f"{name}.png")
             page.close()
             console.print(f"docs/img/{name}.png")
-        for name in take_pictures(browser, FOLDER, Path(folder) / "boards"):
+        for name in dashboard_pictures(browser, FOLDER, Path(folder) / "boards"):
             console.print(f"docs/img/{name}.png")
     return 0
+
+
+def dashboard_pictures(browser: Browser, out: Path, folder: Path) -> Iterator[str]:
+    """Each dashboard, by Grafana's panels, as `dashboard-NAME.png` in `out`; gives names. folder: for the rest."""
+    (folder / "demo").mkdir(parents=True)
+    recorder = history.Recorder()
+    with history.pipeline(folder / "demo", DAYS) as demo:
+        history.scraped(recorder, demo)
+        end_s = demo.scenario.end_ms / 1000
+    history.staged(recorder, demo.scenario.start_ms, DAYS * 24)
+    backfill(recorder.openmetrics(), folder)
+    with prometheus(folder, arguments=[f"--query.lookback-delta={60 * history.EVERY_HOURS + 5}m"]) as server:
+        for name, render in DASHBOARDS.items():
+            board = json.loads(render())
+            page, _ = drawn(browser, board, answers(server, board, end_s, DAYS), end_s, DAYS, folder)
+            page.screenshot(path=out / f"dashboard-{name}.png", full_page=True)
+            page.close()
+            yield f"dashboard-{name}"
 
 
 if __name__ == "__main__":
