@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import SimpleNamespace
-from typing import Annotated, Any, Final, Literal, cast
-from urllib.parse import quote
+from typing import Annotated, Any, Final, cast
+from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
@@ -21,7 +21,7 @@ from pydantic import Field
 
 from accountant.api.access_control import Reading, of_everyone, team_for, teams_asked
 from accountant.api.answer_cache import Answer
-from accountant.api.dependencies import Given
+from accountant.api.dependencies import Deps, Given
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import GroupedParams, Params, invalid, open_page
 from accountant.billing.statements import Statement
@@ -31,15 +31,20 @@ from accountant.core.periods import Month
 from accountant.core.settings import Settings
 from accountant.fleet.members import Fleet, FleetMonth, LedgerMonth, Member, TeamMonth, statement_lines
 from accountant.reports import html_and_pdf
-from accountant.web import overview_pages, page_rows
+from accountant.reports.focus_export import pack
+from accountant.reports.output_formats import RENDERINGS, Form, file_name
+from accountant.web import overview_pages, page_queries, page_rows
+from accountant.web.job_pages import JOBS_A_PAGE
+from accountant.web.node_pages import NODES_A_PAGE, NodesParams
+from accountant.web.page_rows import paged
 from accountant.wire.policy_models import IDLE, UNASSIGNED
-from accountant.wire.usage_models import CostAnswer, UsageAnswer
+from accountant.wire.usage_models import CostAnswer, Job, JobState, UsageAnswer
 from gputally.base.clock import Clock
 from gputally.base.money import exact_sum
 from gputally.base.units import MS_PER_SECOND
 from gputally.server.request_handling import tagged
 
-_NAVIGATION: Final = (("/fleet", "Fleet"),)
+_NAVIGATION: Final = (("/fleet", "Fleet"), ("/fleet/jobs", "Jobs"), ("/fleet/nodes", "Nodes"))
 router = APIRouter()
 Chosen = Annotated[
     tuple[str, ...], Field(max_length=1_000, description="Only these ledgers of the lake (repeatable); all without it.")
@@ -49,16 +54,25 @@ Chosen = Annotated[
 @dataclass
 class FleetState:
     """The ledgers served at present. It offers the part of the ledger interface (extent, clusters, teams) that the
-    shared page code needs."""
+    shared page code needs. pages: for each ledger, what its own pages are built with, including their cached
+    answers."""
 
     fleet: Fleet
     settings: Settings
     clock: Clock
     members: Sequence[Member] = field(default=())
+    pages: Mapping[str, Deps] = field(default_factory=dict)
 
-    def take(self, members: Sequence[Member]) -> None:
+    def take(self, members: Sequence[Member], pages: Mapping[str, Deps]) -> None:
         """Replaces the served ledgers."""
+        self.pages = pages
         self.members = tuple(members)
+
+    def pages_of(self, names: Collection[str] = ()) -> list[tuple[Member, Deps]]:
+        """The ledgers with these names, each with what its own pages are built with; all without names. Raises
+        Refusal."""
+        pages = self.pages
+        return [(member, pages[member.name]) for member in self.chosen(names) if member.name in pages]
 
     def chosen(self, names: Collection[str] = ()) -> list[Member]:
         """The ledgers with these names; all without names. Raises Refusal."""
@@ -102,7 +116,21 @@ class MonthParams(Params):
 
 
 class FleetReport(MonthParams):
-    format: Literal["json", "csv"] = Field(default="json", description="The summary, or the lines of all statements.")
+    format: Form = Field(
+        default="json",
+        description="json: the summary; csv: the lines of all statements; else a ZIP archive with each ledger's own "
+        "report in that form.",
+    )
+
+
+class FleetJobs(MonthParams):
+    team: str | None = Field(default=None, max_length=253)
+    state: JobState | None = None
+    page: int = Field(default=1, ge=1, le=10_000)
+
+
+class FleetNodes(NodesParams):
+    ledger: Chosen = ()
 
 
 @router.get("/livez", include_in_schema=False)
@@ -176,9 +204,11 @@ async def costs(
 
 @router.get("/v1/report", summary="A month of every ledger")
 async def report(request: Request, asked: Annotated[FleetReport, Query()], deps: Given, principal: Reading) -> Response:
-    """The statements of all ledgers for a month of their own time zones: a summary by ledger and team, or every
-    line."""
+    """The statements of all ledgers for a month of their own time zones: a summary by ledger and team, every line,
+    or each ledger's own report."""
     of_everyone(principal)
+    if asked.format not in ("json", "csv"):
+        return await asyncio.to_thread(_reports, request, deps, asked)
     found = (await asyncio.to_thread(_months, request, deps, asked)).value
     if asked.format == "json":
         return tagged(request, found.summary.model_dump_json().encode(), "application/json")
@@ -189,6 +219,17 @@ async def report(request: Request, asked: Annotated[FleetReport, Query()], deps:
     out.writerows(rows)
     name = f"gputally-{found.summary.month}-fleet.csv"
     return tagged(request, written.getvalue().encode(), "text/csv; charset=utf-8", name)
+
+
+def _reports(request: Request, deps: Deps, asked: FleetReport) -> Response:
+    """Each ledger's own report, as its accountant renders it. Raises CannotRender."""
+    state, rendering = _state(request), RENDERINGS[asked.format]
+    month, issuer = _month(state, asked.month), deps.settings.issuer if rendering.charges else None
+    files = {
+        file_name(rendering.extension, str(month), member.name): rendering.render(member.report(month, None, issuer))
+        for member in state.chosen(asked.ledger)
+    }
+    return tagged(request, pack(files), "application/zip", f"gputally-{month}-fleet-{asked.format}.zip")
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +311,74 @@ async def team_page(
     return await asyncio.to_thread(make)
 
 
-def _page(request: Request, deps: Given, template: str, as_of_ms: int | None, **values: Any) -> Response:
-    return overview_pages.page(request, "/fleet", template, deps, navigation=_NAVIGATION, as_of_ms=as_of_ms, **values)
+@dataclass(frozen=True, slots=True)
+class _JobRow:
+    """A job of one ledger."""
+
+    ledger: str
+    currency: str | None
+    job: Job
+
+
+@router.get("/fleet/jobs", include_in_schema=False)
+def jobs_page(request: Request, asked: Annotated[FleetJobs, Query()], deps: Given, principal: Reading) -> Response:
+    """The largest jobs of all clusters: those that held most GPU time, since prices and currencies differ."""
+    where = teams_asked(principal, () if asked.team is None else (asked.team,))
+    state = _state(request)
+    month = _month(state, asked.month)
+    rows, counted, kept_ms = list[_JobRow](), list[page_rows.Jobs](), list[int]()
+    for member, pages in state.pages_of(asked.ledger):
+        found = page_queries.jobs_of(pages, month, where)
+        of_ledger = found.value.get(asked.state, page_rows.NO_JOBS)
+        book = pages.book()
+        rows += [_JobRow(member.name, book.currency if book else None, job) for job in of_ledger.dearest]
+        counted.append(of_ledger)
+        kept_ms += [] if found.as_of_ms is None else [found.as_of_ms]
+    rows.sort(key=lambda row: (-row.job.accounts_gpu_us.allocated, row.ledger, row.job.id))
+    query = {**asked.model_dump(exclude_none=True, exclude={"page"}), "month": str(month)}
+    shown = paged(
+        rows, asked.page, JOBS_A_PAGE, f"/fleet/jobs?{urlencode(query, doseq=True)}&page=",
+        sum(one.count for one in counted),
+    )  # fmt: skip
+    return _page(
+        request, deps, "fleet_jobs.html", min(kept_ms, default=None), current="/fleet/jobs", month=month, shown=shown,
+        team=asked.team, state=asked.state, allocated_us=sum(one.allocated_us for one in counted),
+        idle_us=sum(one.idle_us for one in counted), months=_neighbours(state, str(month)), listed=len(rows),
+        utilisation=page_rows.utilisation, ledgers_query=urlencode({"ledger": asked.ledger}, doseq=True),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _NodeRow:
+    """A node of one ledger."""
+
+    ledger: str
+    node: page_rows.Machine
+
+
+@router.get("/fleet/nodes", include_in_schema=False)
+def nodes_page(request: Request, asked: Annotated[FleetNodes, Query()], deps: Given, principal: Reading) -> Response:
+    """The nodes of all clusters over the last days that each has published."""
+    of_everyone(principal)
+    state = _state(request)
+    rows, kept_ms = list[_NodeRow](), list[int]()
+    for member, pages in state.pages_of(asked.ledger):
+        machines, _, as_of_ms = page_queries.machines(pages, asked.days)
+        rows += [_NodeRow(member.name, node) for node in machines]
+        kept_ms += [] if as_of_ms is None else [as_of_ms]
+    query = urlencode({"ledger": asked.ledger}, doseq=True)
+    shown = paged(rows, asked.page, NODES_A_PAGE, f"/fleet/nodes?days={asked.days}&{query}&page=")
+    return _page(
+        request, deps, "fleet_nodes.html", min(kept_ms, default=None), current="/fleet/nodes", days=asked.days,
+        shown=shown, gpus=sum(row.node.gpus for row in rows), ledgers_query=query,
+        whole=page_rows.added(row.node.accounts for row in rows),
+    )  # fmt: skip
+
+
+def _page(
+    request: Request, deps: Deps, template: str, as_of_ms: int | None, current: str = "/fleet", **values: Any
+) -> Response:
+    return overview_pages.page(request, current, template, deps, navigation=_NAVIGATION, as_of_ms=as_of_ms, **values)
 
 
 @dataclass(frozen=True, slots=True)

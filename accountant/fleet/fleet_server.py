@@ -131,7 +131,8 @@ class FleetService:
         changed = sorted(published.keys() - kept.keys())
         new = {member.name: self._of_ledger(member) for member in self._state.fleet.members(changed)} if changed else {}
         self._served = dict(sorted((kept | new).items()))
-        self._state.take([one.member for one in self._served.values()])
+        pages = {name: one.deps for name, one in self._served.items()}
+        self._state.take([one.member for one in self._served.values()], pages)
         sources = {name: one.source for name, one in self._served.items()}
         self._together = opencost_api.create_app(
             AllocationsOfLedgers(sources, self._clock, self.settings.limits, self._state.fleet.rates)

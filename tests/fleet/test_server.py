@@ -14,7 +14,7 @@ import urllib.request
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import urljoin
+from urllib.parse import unquote, urljoin
 
 import pytest
 from starlette.testclient import TestClient
@@ -27,8 +27,10 @@ from accountant.core.settings import Settings
 from accountant.fleet.fleet_server import FleetService
 from accountant.fleet.members import Fleet, Rates
 from accountant.lake.engines import DuckDbEngine
+from accountant.reports.focus_export import unpack
 from accountant.runtime.service_metrics import Metrics
 from gputally.base.clock import VirtualClock
+from gputally.base.number_format import hours
 from gputally.server.tokens_and_grants import AllowAll, sha256
 from tests.fleet.conftest import TwoLedgers
 from tests.lake.questions import SPAN, PublishedLedger, published
@@ -127,6 +129,51 @@ def test_the_overview_adds_up_what_the_ledgers_state(two: TwoLedgers, client: Te
         assert client.get(f"/fleet/team/{team}?month=2026-10").status_code == 200
     assert client.get("/fleet?month=2026-10&ledger=south").text.count("/clusters/south/month/") == 1
     assert client.get("/v1/report?month=2026-10&ledger=east").json()["errors"][0]["at"] == "ledger"
+
+
+@pytest.mark.parametrize("form", ["html", "xlsx", "parquet", "focus", "focus-1.2"])
+def test_an_archive_has_every_ledgers_own_report(two: TwoLedgers, client: TestClient, form: str) -> None:
+    asked = f"/v1/report?month=2026-10&format={form}"
+    answer = client.get(asked)
+    assert answer.headers["content-type"] == "application/zip"
+    assert answer.headers["content-disposition"] == f'attachment; filename="gputally-2026-10-fleet-{form}.zip"'
+    files = unpack(answer.content)
+    own = [_accountant(one).get(asked).content for one in two.both]
+    assert list(files.values()) == own
+    assert [name.split(".")[0] for name in files] == ["gputally-2026-10-north", "gputally-2026-10-south"]
+    assert list(unpack(client.get(f"{asked}&ledger=south").content).values()) == own[1:]
+
+
+def _table(page: str) -> list[list[str]]:
+    """The cells of a page's table, without its head and foot."""
+    body = page.partition("<tbody>")[2].partition("</tbody>")[0]
+    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in body.split("<tr>")[1:]]
+    return [[re.sub(r"<[^>]*>", " ", cell).strip() for cell in row] for row in cells]
+
+
+def test_the_jobs_of_all_clusters_are_those_of_each_in_its_own_month(two: TwoLedgers, client: TestClient) -> None:
+    held = ("busy", "allocated_idle", "allocated_unknown")
+    page = client.get("/fleet/jobs?month=2026-10").text
+    rows = _table(page)
+    jobs = {
+        (name, job["id"]): sum(job["accounts_gpu_us"][account] for account in held)
+        for name, begin in (("north", "2026-10-01T00:00:00Z"), ("south", "2026-10-01T04:00:00Z"))
+        for job in client.get(f"/clusters/{name}/v1/jobs?start={begin}&end={utc(SPAN[1])}").json()["jobs"]
+    }
+    linked = re.findall(r'href="/clusters/(north|south)/job/([^"]*)"', page)
+    assert [(name, unquote(id)) for name, id in linked] == sorted(jobs, key=lambda key: (-jobs[key], *key))
+    assert {row[1] for row in rows} == {"north", "south"}
+    assert f"<td>{hours(sum(jobs.values()))}</td>" in page.partition("<tfoot>")[2]
+    assert {row[1] for row in _table(client.get("/fleet/jobs?month=2026-10&ledger=south").text)} == {"south"}
+    assert {row[2] for row in _table(client.get("/fleet/jobs?month=2026-10&team=blue").text)} == {"blue"}
+
+
+def test_the_nodes_of_all_clusters_are_those_of_each(two: TwoLedgers, client: TestClient) -> None:
+    rows = _table(client.get("/fleet/nodes?days=1").text)
+    for name in ("north", "south"):
+        own = _table(client.get(f"/clusters/{name}/nodes?days=1").text)
+        assert [[row[0], *row[2:]] for row in rows if row[1] == name] == own
+    assert client.get("/fleet/nodes?ledger=east").status_code == 422
 
 
 def test_jobs_held_and_cost_the_same(two: TwoLedgers, client: TestClient) -> None:
@@ -244,19 +291,29 @@ def test_a_token_is_asked_for_and_a_team_sees_itself(two: TwoLedgers, tmp_path: 
     )
     client = TestClient(_service(two, auth="tokens", tokens=tokens).app, base_url=HERE)
     anyone = (
-        "/fleet", "/v1/usage", "/v1/report", "/v1/ledgers", "/clusters/north", "/clusters/north/", "/clusters/east/",
+        "/fleet", "/fleet/jobs", "/fleet/nodes",
+        "/v1/usage", "/v1/report", "/v1/ledgers", "/clusters/north", "/clusters/north/", "/clusters/east/",
         "/clusters/north/opencost/allocation", "/opencost/allocation", "/clusters/north/v1/statement",
         "/clusters/north/v1/check", "/metrics",
     )  # fmt: skip
     for path in anyone:
         assert client.get(path, follow_redirects=False).status_code == 401, path
     mine = {"Authorization": "Bearer blue"}
-    for path in ("/fleet", "/v1/report", "/v1/ledgers", "/fleet/team/green", "/clusters/north/opencost/allocation"):
+    for path in (
+        "/fleet",
+        "/fleet/nodes",
+        "/v1/report",
+        "/v1/ledgers",
+        "/fleet/team/green",
+        "/clusters/north/opencost/allocation",
+    ):
         assert client.get(path, headers=mine).status_code == 403, path
     assert client.get("/", headers=mine, follow_redirects=False).headers["location"] == "/fleet/team/blue"
     assert client.get("/fleet/team/blue?month=2026-10", headers=mine).status_code == 200
     seen = client.get(f"/v1/usage?by=team&{WITHIN}", headers=mine).json()["lines"]
     assert {line["key"]["team"] for line in seen} == {"blue"}
+    assert {row[2] for row in _table(client.get("/fleet/jobs?month=2026-10", headers=mine).text)} == {"blue"}
+    assert client.get("/fleet/jobs?month=2026-10&team=green", headers=mine).status_code == 403
     assert client.get("/fleet?month=2026-10", headers={"Authorization": "Bearer all"}).status_code == 200
 
 
