@@ -27,6 +27,7 @@ from accountant.api.query_parameters import GroupedParams, Params, invalid, open
 from accountant.billing.statements import Statement
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core import periods
+from accountant.core.errors import UnsupportedQuestion
 from accountant.core.periods import Month
 from accountant.core.settings import Settings
 from accountant.fleet.members import Fleet, FleetMonth, LedgerMonth, Member, TeamMonth, statement_lines
@@ -326,9 +327,13 @@ def jobs_page(request: Request, asked: Annotated[FleetJobs, Query()], deps: Give
     where = teams_asked(principal, () if asked.team is None else (asked.team,))
     state = _state(request)
     month = _month(state, asked.month)
-    rows, counted, kept_ms = list[_JobRow](), list[page_rows.Jobs](), list[int]()
+    rows, counted, kept_ms, left_out = list[_JobRow](), list[page_rows.Jobs](), list[int](), list[str]()
     for member, pages in state.pages_of(asked.ledger):
-        found = page_queries.jobs_of(pages, month, where)
+        try:
+            found = page_queries.jobs_of(pages, month, where)
+        except UnsupportedQuestion as error:
+            left_out.append(str(error))
+            continue
         of_ledger = found.value.get(asked.state, page_rows.NO_JOBS)
         book = pages.book()
         rows += [_JobRow(member.name, book.currency if book else None, job) for job in of_ledger.dearest]
@@ -344,6 +349,7 @@ def jobs_page(request: Request, asked: Annotated[FleetJobs, Query()], deps: Give
         request, deps, "fleet_jobs.html", min(kept_ms, default=None), current="/fleet/jobs", month=month, shown=shown,
         team=asked.team, state=asked.state, allocated_us=sum(one.allocated_us for one in counted),
         idle_us=sum(one.idle_us for one in counted), months=_neighbours(state, str(month)), listed=len(rows),
+        left_out=left_out,
         utilisation=page_rows.utilisation, ledgers_query=urlencode({"ledger": asked.ledger}, doseq=True),
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ import urllib.request
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import unquote, urljoin
+from urllib.parse import quote, unquote, urljoin
 
 import pytest
 from starlette.testclient import TestClient
@@ -27,6 +27,7 @@ from accountant.core.settings import Settings
 from accountant.fleet.fleet_server import FleetService
 from accountant.fleet.members import Fleet, Rates
 from accountant.lake.engines import DuckDbEngine
+from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports.focus_export import unpack
 from accountant.runtime.service_metrics import Metrics
 from gputally.base.clock import VirtualClock
@@ -166,6 +167,27 @@ def test_the_jobs_of_all_clusters_are_those_of_each_in_its_own_month(two: TwoLed
     assert f"<td>{hours(sum(jobs.values()))}</td>" in page.partition("<tfoot>")[2]
     assert {row[1] for row in _table(client.get("/fleet/jobs?month=2026-10&ledger=south").text)} == {"south"}
     assert {row[2] for row in _table(client.get("/fleet/jobs?month=2026-10&team=blue").text)} == {"blue"}
+
+
+def test_jobs_of_a_ledger_whose_prices_the_lake_does_not_tell_are_named_as_missing(tmp_path: Path) -> None:
+    lent = BOOK.model_copy(update={"billing": Billing(shared_gpus="busy", idle=IdlePolicy())})
+    lake = str(tmp_path / "lake")
+    with published(lake, name="north"), published(lake, name="south", book=lent) as south:
+        engine = DuckDbEngine(south.connect())
+        service = FleetService(Settings(auth="off"), Fleet(engine), south.clock)
+        page = TestClient(service.app, base_url=HERE).get("/fleet/jobs?month=2026-10").text
+        assert {row[1] for row in _table(page)} == {"north"}
+        assert "Not listed: south: its price book bills shared GPUs by busy time" in page
+        engine.close()
+
+
+def test_a_jobs_page_says_that_its_epochs_are_at_the_clusters_own_accountant(
+    two: TwoLedgers, client: TestClient
+) -> None:
+    (job, *_) = client.get(f"/clusters/north/v1/jobs?{WITHIN}").json()["jobs"]
+    text = "What single epochs cost is on the page of the cluster's own accountant"
+    assert text in client.get(f"/clusters/north/job/{quote(job['id'])}").text
+    assert text not in _accountant(two.north).get(f"/job/{quote(job['id'])}").text
 
 
 def test_the_nodes_of_all_clusters_are_those_of_each(two: TwoLedgers, client: TestClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,14 @@ pytestmark = pytest.mark.real
 
 STEPS = ("act.parquet", "rows.parquet", "part.json")
 """Files of a part, in the order in which they are written."""
+
+
+PIECES = {
+    "begun": r"^POST .*[?&]uploads",
+    "a piece": r"^PUT .*partNumber=2",
+    "put together": r"^POST .*uploadId=",
+}
+"""Requests by which a large file is sent."""
 
 
 @pytest.fixture
@@ -105,6 +114,34 @@ def test_a_spoilt_request_at_any_step_of_archiving_loses_and_doubles_nothing(
         ledger.archive(NOW_MS)
         assert ledger.acks("n1", "prod")["0192-a"].archived_seq == 36 + number
     assert rebuilt(tmp_path / "other", store) == everything(ledger)
+
+
+@pytest.mark.parametrize("times", [1, 1_000], ids=["once", "until it is healed"])
+@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("request_of", PIECES.values(), ids=PIECES)
+def test_a_large_file_that_is_sent_in_pieces_is_there_whole_or_not_at_all(
+    request_of: str, fault: Fault, times: int, store: FileStore, store_proxy: FaultProxy, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    content = random.Random(7).randbytes(12 * 2**20)
+    source.write_bytes(content)
+    store_proxy.spoil(request_of, fault, times)
+    refused = False
+    try:
+        store.put(source, "part-00000001/rows.parquet")
+    except LedgerUnavailable:
+        refused = True
+    assert store_proxy.spoilt, "no such request is made"
+    store_proxy.heal()
+    assert refused == source.exists(), "what did not arrive is still here"
+    if store.exists("part-00000001/rows.parquet"):
+        assert store.read("part-00000001/rows.parquet") == content
+    elif not refused:
+        pytest.fail("it was taken, and is not there")
+    source.write_bytes(content)
+    store.put(source, "part-00000001/rows.parquet")
+    assert store.read("part-00000001/rows.parquet") == content
+    assert store.names("part-00000001") == ["rows.parquet"]
 
 
 def test_rows_that_left_the_file_are_read_from_the_object_store(
