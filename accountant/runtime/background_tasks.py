@@ -244,7 +244,7 @@ class Maintenance:
         if removed.versions or removed.files:
             self._log.info("lake_kept_small", versions=removed.versions, files=removed.files)
         for line in publisher.compare().differences[:MOST_DIFFERENCES]:
-            self._log.error("lake_differs", difference=line, act="gputally check --lake")
+            self._log.error("lake_differs", difference=line, act="gputally accountant check --lake")
 
     def _back_up(self) -> None:
         made, gone = self._backups.make(self._ledger, self._clock.wall_ms())

@@ -10,16 +10,20 @@ from types import SimpleNamespace
 
 import pytest
 from starlette.testclient import TestClient
+from structlog.testing import capture_logs
 
 from accountant.composition import Service
 from accountant.core.errors import LedgerUnavailable
 from accountant.core.settings import Archive, Backups, Lake, Settings
+from accountant.lake.catalog import Catalogue
+from accountant.lake.tables import USAGE_HOURLY
 from accountant.ledger.journal import NewAct, record
 from accountant.ledger.protocols import Facts, NodeFacts
 from accountant.runtime.background_tasks import Maintenance
 from accountant.storage import backups
 from accountant.storage.file_store import in_folder
 from accountant.wire.policy_models import Decision, Policy
+from gputally.base.units import MS_PER_DAY
 from tests import fresh
 from tests.price_books import price_book_text
 
@@ -318,6 +322,28 @@ def test_the_lake_is_written_and_compared_after_a_start_and_then_at_its_time(pub
         clock.advance(100_000)
         service.publish()
         assert figure(service, "gputally_lake_published_timestamp_seconds") == clock.wall_ms() / 1_000
+
+
+def test_a_lake_that_another_hand_changed_is_named_by_the_metric_the_log_and_the_check(publishing, clock, kit):
+    with Service(publishing, clock) as service:
+        service.ingest.submit_batch(kit.batch(rows=3)).result()
+        clock.advance(2 * MS_PER_DAY)
+        service.publish()
+        assert figure(service, "gputally_lake_differences") == 0
+        lake = Catalogue.connect(publishing.lake)
+        hourly = lake.open(USAGE_HOURLY).scan().to_arrow()
+        day = min(hourly["day"].to_pylist())
+        lake.replace(USAGE_HOURLY, hourly.slice(0, 0), {"day": day})
+        lake.close()
+        clock.advance(MS_PER_DAY)
+        with capture_logs() as logged:
+            service.publish()
+        assert figure(service, "gputally_lake_differences") > 0
+        named = [entry["difference"] for entry in logged if entry["event"] == "lake_differs"]
+        found = TestClient(service.app, base_url="http://127.0.0.1").get("/v1/check?lake=true").json()
+        assert found["lake_differences"] == named
+        assert all(line.startswith(f"{day} ") for line in named)
+        assert figure(service, "gputally_lake_differences") == len(found["lake_differences"])
 
 
 def test_a_lake_that_cannot_be_reached_is_tried_again_and_keeps_nothing_else_waiting(publishing, clock, kit):
