@@ -1,16 +1,15 @@
 """Defines the usage batch that the agent sends to the accountant (version 1), and exports its JSON Schema.
 
-The published language of the first arrow. Integers only; times are UTC milliseconds, spans are
-half-open [start, end). Every row carries a sequence number of its outbox; intervals and facts
-share one sequence. Fields may be added with a default; none is renamed, removed or re-typed,
-so that either side may be one release newer and every golden payload stays readable for ever.
+All numbers are integers; times are UTC milliseconds, spans are half-open [start, end). Every row has a sequence number
+of its outbox; intervals and facts share one sequence. Fields may be added with a default; none is renamed, removed or
+given another type, so that either side may be one release newer and every earlier payload stays readable.
 
-Unknown is not zero: a figure that could not be read is None, with the reason in `gaps`.
+Unknown is not zero: a value that could not be read is None, with the reason in `gaps`.
 
-Records are values without references back to what holds them, so the collector of cycles need not know them
-(`gc=False`): tens of thousands are in flight where they are received.
+Records hold no references back to their containers, so the garbage collector need not track them (`gc=False`): the
+accountant receives tens of thousands at once.
 
-`python -m agent.wire > docs/schema/usage-batch.v1.json` writes it anew; a test keeps it fresh.
+`python -m agent.wire > docs/schema/usage-batch.v1.json` writes the schema again; a test compares the file with it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import msgspec
 from gputally.base.untrusted_text import BootId, Epoch, Name
 
 SCHEMA = 1
-"""Version of this language; the accountant refuses a Batch whose schema it does not know."""
+"""Version of this format; the accountant refuses a Batch with a schema it does not know."""
 
 HolderKind = Literal["pod", "slurm", "container", "process", "unattributed"]
 SharingMode = Literal["time-slicing", "mps", "fraction", "dra", "processes"]
@@ -35,13 +34,13 @@ Method = Literal["device", "process", "accounting", "gpm", "dcgm", "allocation",
 LabelKey = Annotated[str, msgspec.Meta(max_length=512)]
 LabelValue = Annotated[str, msgspec.Meta(max_length=4_096)]
 Labels = Annotated[dict[LabelKey, LabelValue], msgspec.Meta(max_length=256)]
-"""Wider than Kubernetes allows for one name, one value and what one pod asks for."""
+"""These limits are wider than those of Kubernetes for one name, one value and the labels of one pod."""
 GapReason = Annotated[str, msgspec.Meta(max_length=4_096)]
 
 
 class Slice(msgspec.Struct, frozen=True, omit_defaults=False, gc=False):
-    """A MIG instance: `compute` of `compute_of` slices, `memory_mib` of the device's memory, `memory_of_mib` (0: the
-    driver does not tell how much that is)."""
+    """A MIG instance: `compute` of `compute_of` slices, `memory_mib` of the device's memory `memory_of_mib` (0: the
+    driver does not report it)."""
 
     profile: str
     gi: int
@@ -53,7 +52,7 @@ class Slice(msgspec.Struct, frozen=True, omit_defaults=False, gc=False):
 
 
 class Holder(msgspec.Struct, frozen=True, gc=False):
-    """Who holds the device. `unattributed` stands for busy time without a known owner."""
+    """The holder of the device. `unattributed` means busy time without a known owner."""
 
     kind: HolderKind
     uid: str
@@ -66,8 +65,8 @@ UNATTRIBUTED = Holder(kind="unattributed", uid="")
 
 
 class Sharing(msgspec.Struct, frozen=True, gc=False):
-    """How several holders share the device (or the MIG instance): `replicas` is the number of
-    equal parts it is cut into, of which this row has some; 0 where the mode has no such number."""
+    """How several holders share the device (or the MIG instance). `replicas` is the number of equal parts it is divided
+    into, of which this row has some; 0 if the mode has no such number."""
 
     mode: SharingMode
     replicas: int = 0
@@ -84,16 +83,14 @@ class Gap(msgspec.Struct, frozen=True, gc=False):
 class UsageInterval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One row: one holder's part (or the unheld rest) of one GPU over a closed span.
 
-    capacity_us:   GPU-microseconds of the device this row stands for. Over the rows of one GPU with
-                   equal [start_ms, end_ms) (a *set*) they add up to (end_ms - start_ms) * 1000, less
-                   only where a part could not be carried over a restart, or it is not known whether it is
-                   held. 0 for `unattributed`.
-    allocated_us:  capacity_us where it is held, 0 in the unheld row.
-    busy_us, sm_active_us, tensor_active_us: physical-GPU time (a MIG instance's activity times
-                   compute / compute_of); None where unknown. A slice may be busier than allocated.
-    memory_mib_s:  device memory held by this holder, MiB·s; None where unknown.
-    energy_uj:     microjoules put on this row; None where unknown.
-    """
+    capacity_us:   GPU-microseconds of the device in this row. Over the rows of one GPU with equal [start_ms, end_ms) (a
+                   *set*) they add up to (end_ms - start_ms) * 1000. They add up to less only if a part could not be
+                   continued over a restart, or if it is unknown whether a part is held. 0 for `unattributed`.
+    allocated_us:  capacity_us if the part is held, 0 in the unheld row.
+    busy_us, sm_active_us, tensor_active_us: time of the physical GPU (the activity of a MIG instance times compute /
+                   compute_of); None if unknown. A slice may be busier than allocated.
+    memory_mib_s:  device memory held by this holder, MiB·s; None if unknown.
+    energy_uj:     microjoules attributed to this row; None if unknown."""
 
     seq: int
     start_ms: int
@@ -124,12 +121,11 @@ class Owner(msgspec.Struct, frozen=True, gc=False):
 
 
 class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the node knows of a pod that holds a GPU; the newest `observed_ms` wins.
+    """Facts of the node about a pod that holds a GPU; those with the newest `observed_ms` count.
 
-    queue_ref: `kai:NAME`, `kueue:NAMESPACE/NAME`, `volcano:NAME`, `slurm:ACCOUNT` or
-    `policy:NAME`; "" where none is known. workload: `Kind/name` of the outermost owner.
-    requests: resource name to quantity as written in the pod.
-    """
+    queue_ref: `kai:NAME`, `kueue:NAMESPACE/NAME`, `volcano:NAME`, `slurm:ACCOUNT` or `policy:NAME`; "" if none is
+    known. workload: `Kind/name` of the outermost owner.
+    requests: resource name to quantity as written in the pod."""
 
     seq: int
     uid: str
@@ -157,11 +153,11 @@ class Skipped(msgspec.Struct, frozen=True, gc=False):
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """One POST /v1/usage. Covers the sequence numbers from `first_seq` on without a hole: each is an
-    interval, a fact or a skipped one. `oldest_seq` is the oldest number the outbox still has.
-    A set (the rows of one GPU with equal span) is never split over two batches.
-    epoch: id of the outbox (UUIDv7 text, so that it sorts by creation); boot_id: of the node. sent_ms: what the node's
-    clock says as it is sent; None where it does not say."""
+    """The body of one POST /v1/usage. It covers the sequence numbers from `first_seq` on without a hole: each number is
+    an interval, a fact or a skipped one. `oldest_seq` is the oldest number that the outbox still has. A set (the rows
+    of one GPU with equal span) is never split over two batches. epoch: id of the outbox (UUIDv7 text, so that it sorts
+    by creation); boot_id: of the node. sent_ms: time of the node's clock when the batch is sent; None if the node does
+    not report it."""
 
     schema: int = SCHEMA
     cluster: Name
@@ -177,9 +173,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest contiguous sequence numbers that are committed (`durable_seq`), in the
-    checkpointed database file, and off the accountant's volume (None: no archive configured).
-    clock_ms: what time it is for the accountant; None while it doubts its clock, or does not say."""
+    """The highest contiguous sequence numbers that are committed (`durable_seq`), in the checkpointed database file,
+    and in the archive outside the accountant's volume (None: no archive configured). clock_ms: the accountant's time;
+    None if it doubts its clock or does not report it."""
 
     epoch: str
     durable_seq: int
@@ -189,8 +185,8 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PROBLEM = "https://gputally.dev/problems/"
-"""Prefix of the `type` of every problem+json answer of ours (RFC 9457). A 4xx whose type does not
-start with it comes from something in between (a proxy) and is retried, never acted upon."""
+"""Prefix of the `type` of every problem+json answer of the accountant (RFC 9457). A 4xx answer with another `type`
+comes from something in between (a proxy); it is retried and has no other effect."""
 
 
 def usage_batch() -> str:

@@ -789,7 +789,7 @@ class AllocationsOfLedgers(AllocationSource):
             raise BadQuestion("window", f"amounts in {', '.join(known)} cannot be added up: {hint}")
 
     def _rate(self, source: AllocationSource) -> Decimal:
-        """What one unit of the source's currency is worth in ours. Raises BadQuestion."""
+        """The value of one unit of the source's currency in the currency of the answer. Raises BadQuestion."""
         currency = source.currency()
         if self._rates is None or currency is None:
             return Decimal(1)

@@ -391,7 +391,7 @@ class LakeLedger:
     def extent(self) -> tuple[int, int]:
         return self.status.first_ms, self.status.newest_ms
 
-    def recent_span(self, until_ms: int, length_ms: int) -> tuple[int, int]:  # noqa: ARG002 - an hour, whatever is asked
+    def recent_span(self, until_ms: int, length_ms: int) -> tuple[int, int]:  # noqa: ARG002 - always one hour
         """The last whole hour."""
         hours = local_hours(until_ms - 3 * MS_PER_HOUR, until_ms + MS_PER_HOUR, self._zone)
         last = [hour for hour in hours[1:] if hour.end_ms <= until_ms][-1]

@@ -299,9 +299,9 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class MonthBooks:
-    """What the books say of a month. kept, kept_before: the statements of the month and of the one before, where they
-    are closed; else each is as the ledger stands, the month's with what is booked `beside`. later, period, imports: see
-    Report."""
+    """The bookkeeping of a month. kept, kept_before: the statements of the month and of the one before if they are
+    closed; otherwise both are computed from the ledger, that of the month with the items in `beside`. later, period,
+    imports: see Report."""
 
     kept: Statement | None = None
     kept_before: Statement | None = None
@@ -314,7 +314,8 @@ class MonthBooks:
     def of(
         cls, ledger: SnapshotLedger, books: Bookkeeper, month: Month | None, start_ms: int, end_ms: int
     ) -> MonthBooks:
-        """Of the month that [start_ms, end_ms) is, or begins; None: it is another span, of which no books are kept."""
+        """Reads the bookkeeping of the month that [start_ms, end_ms) is or begins. month None: the span is no month, so
+        only the imports are read."""
         imports = said_of(of_acts(ledger.acts("imported")), start_ms, end_ms)
         if month is None:
             return cls(imports=imports)
@@ -339,9 +340,8 @@ def build(
     book_before: PriceBook | None = None,
     issuer: Issuer | None = None,
 ) -> Report:
-    """The report of [start_ms, end_ms); team None: of the whole cluster. book_before: the price book that the statement
-    of the month before was made with, where it is another. issuer: whose charges they are, for forms that list every
-    charge.
+    """The report of [start_ms, end_ms); team None: of the whole cluster. book_before: the price book of the statement
+    of the month before, if it is another one. issuer: the party that charges, for forms that list every charge.
 
     Raises ValueError for an empty span or an unknown time zone."""
     found = read_data(ledger, book, start_ms, end_ms, timezone, (team,), book_before)

@@ -102,7 +102,7 @@ def _murmur_hash(rest: bytes) -> int:
 
 
 def _header_end(log: bytes | mmap.mmap) -> int:
-    """The offset behind the header. Raises ValueError where it is not known, IndexError where the log ends in it."""
+    """The offset behind the header. Raises ValueError for an unknown header, IndexError if the log ends within it."""
     if not _MAGIC.startswith(log[: len(_MAGIC)]):
         raise ValueError("unknown header")
     at = len(_MAGIC)

@@ -307,8 +307,8 @@ class Database:
 
 
 def _create(path: Path) -> None:
-    """Make an empty database that is there whole or not at all: a power failure may leave half of what the engine
-    writes into a new file before its first sync, and it opens no such file."""
+    """Makes an empty database and puts it in place only when it is complete: a power failure may leave an incomplete
+    new file, and the engine cannot open such a file."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
     duckdb.connect(str(fresh)).close()

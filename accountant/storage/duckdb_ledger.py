@@ -460,7 +460,7 @@ class DuckLedger(Offsite):
             return owners.shown(owners.read_owners(cursor, state.fleet), owners.read_claims(cursor), state.fleet)
 
     def newest_end_ms(self) -> int:
-        """End of the newest booked record; 0 where there is none."""
+        """End of the newest booked record; 0 if there is none."""
         return self._state.fleet.newest_end_ms
 
     def misdated(self, now_ms: int) -> tuple[MisdatedRecords, ...]:

@@ -116,7 +116,8 @@ class Snapshot:
         return found if of is None else [pod for pod in found if pod.key in frozenset(of)]
 
     def _pod(self, cluster: str, node: str | None, seen: str | None, start_ms: int) -> KnownPod:
-        """node, seen: what the node and the cluster's API server told about the pod."""
+        """node, seen: the pod's facts from the node and from the cluster's API server, encoded; None if there are
+        none."""
         facts = merged(None if node is None else _decoder.decode(node), None if seen is None else _decoder.decode(seen))
         made = facts.created_ms if facts.created_ms is not None else start_ms
         rules = NO_POLICY

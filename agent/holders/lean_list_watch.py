@@ -403,7 +403,7 @@ class Reflector:
             self.failure = ""
             return ABSENT_MS
         if status == GONE:
-            self._version = ""  # too old, or not to be read on from: everything anew
+            self._version = ""  # the version is too old or unusable: list everything again
         if status == GONE and not self._failures:
             self._failures = 1
             return 0

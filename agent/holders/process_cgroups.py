@@ -35,7 +35,7 @@ _POD = re.compile(
 _CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
 _RUNTIME = re.compile(r"(docker|libpod|cri-containerd|crio|containerd)[-/:](?:conmon-)?(?=[0-9a-f]{64})")
 # Source: Slurm cgroup/v1 and cgroup/v2 plugins: .../job_123/step_0/...; batch, extern and interactive are steps too.
-# Anchored where Slurm itself makes them: below a folder of its own a user may call things as it likes.
+# # Anchored at the folders that Slurm itself makes, because users may choose any name below a folder of their own.
 _SLURM = re.compile(
     r"^(?:\d+:[^:]*:)?(?:/slurm[^/]*/uid_\d+|(?:/[^/:]+\.slice)*/[^/:]*slurmstepd\.scope)/job_(\d+)(?:/step_(\w+))?",
     re.MULTILINE,
@@ -66,7 +66,8 @@ def pods_in(cgroup: str) -> tuple[PodMatch, ...]:
 
 
 def container_in(cgroup: str) -> tuple[str, str] | None:
-    """(runtime, id) of the innermost container outside Kubernetes; the runtime is "" where it is not named."""
+    """Return (runtime, id) of the innermost container outside Kubernetes; the runtime is "" if the path does not name
+    it."""
     for line in cgroup.splitlines():
         ids = _CONTAINER.findall(line)
         if ids:

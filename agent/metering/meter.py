@@ -205,7 +205,7 @@ class OpenSpan:
         energy = self._energy.get()
         energies: Sequence[int | None] = [None] * (len(busy) + 1)
         if energy is not None:
-            alone = len(busy) == 1 and not rest  # and has all of it, whatever it is made up of
+            alone = len(busy) == 1 and not rest  # the only share gets all energy, active and idle
             # What an unread share spent on its work is not known: all of it goes by allocation.
             active = 0 if alone or self._unread else active_energy(energy, self._energy_ms, self._device, idle_power_mw)
             if rest:
@@ -329,7 +329,7 @@ _DECODER = msgspec.msgpack.Decoder(_State)
 
 
 def encode(boot_id: str, gpus: Iterable[GpuState | EncodedGpuState]) -> bytes:
-    # Encoded, a Kept is the Held that it stands for.
+    # # An encoded part decodes to the same state.
     return _ENCODER.encode(_State(_VERSION, boot_id, cast(tuple[GpuState, ...], tuple(gpus))))
 
 

@@ -1,21 +1,19 @@
 """Stores unsent intervals and pod facts on disk until the accountant has stored them safely.
 
-One sqlite file in write-ahead mode with synchronous=FULL; `append` is one transaction, and only when
-it returned may a row leave the node. Invariants:
+The spool is one sqlite file in write-ahead mode with synchronous=FULL; `append` is one transaction, and a row may be
+sent only after it has returned. Invariants:
 
-- Sequence numbers run from 1 without a hole within an epoch and are never used twice. The epoch is a
-  UUIDv7 made with the file: a lost or damaged outbox begins a new one.
-- Rows are sent from `durable_seq` + 1 on, dropped at `archived_seq` (`checkpointed_seq` where there is
-  no archive), and sent again when the accountant knows less than before (restored from a backup).
-- A set (the rows of one GPU over one span) is one unit: kept, sent, parked and refused whole.
-- Bounded by bytes and age, oldest kept: what no longer fits is refused and declared as one skipped
-  number per stretch of loss, so the loss is visible instead of silent.
-- One process at a time, by an exclusive lock beside the file.
+- Sequence numbers run from 1 without a hole within an epoch and are never used twice. The epoch is a UUIDv7 made with
+  the file: a lost or damaged outbox begins a new one.
+- Rows are sent from `durable_seq` + 1 on, dropped at `archived_seq` (`checkpointed_seq` if there is no archive), and
+  sent again if the accountant knows less than before (restored from a backup).
+- A set (the rows of one GPU over one span) is one unit: it is kept, sent, parked and refused as a whole.
+- Size and age are limited. The oldest rows are kept; new rows that no longer fit are refused and declared as one
+  skipped number per stretch of loss, so the loss is visible.
+- A lock file beside the spool admits one process at a time, and a lock within the process one thread.
+- The marks are stored in the file and change in the same transaction as the records that they describe.
 
 The module neither uses the network nor checks rows. The sampling and the shipping thread may use it at the same time.
-
-A lock file admits one process at a time, and a lock within the process one thread. The marks are stored in the file and
-change in the same transaction as the records that they describe.
 
 A file that sqlite reports as damaged is never deleted: it is renamed, and a new one is created. The lock is a separate
 file, so it is not renamed with it.
@@ -350,7 +348,7 @@ class Spool:
 
     def _be_open(self) -> None:
         if self._damaged:
-            self._let_go()  # to be opened anew, as after a restart
+            self._let_go()  # it is opened again below, as after a restart
         if not self._opened and not self._closed:
             try:
                 self._open()

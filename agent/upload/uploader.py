@@ -2,11 +2,13 @@
 
 The uploader follows the protocol's rules for refusals exactly, because each of them affects time that a team pays for:
 
-- 401, 403, 429, 5xx, no answer, and every answer that is not ours (no problem `type` of ours: a proxy,
-  a captive portal): tried again after back-off, nothing dropped.
-- 413, from the accountant or a proxy: smaller batches. 409 of ours with an Ack: go back to where the accountant is.
-- 400 and 422 of ours (and 413 at a single set): halve until one set is left, park it and go on; if its
-  mere declaration as skipped is refused as well, the envelope is at fault: unpark it and wait.
+- 401, 403, 429, 5xx, no answer, and every answer that is not the accountant's (its problem `type` is another, as from a
+  proxy or a captive portal): tried again after back-off, nothing dropped.
+- 413, from the accountant or a proxy: smaller batches. 409 of the accountant with an Ack: continue from the
+  accountant's number.
+- 400 and 422 of the accountant (and 413 at a single set): halve the batch until one set is left, declare that set as
+  skipped ("parked") and continue. If the declaration is refused as well, the fault is in the batch's own fields: unpark
+  the set and wait.
 
 The uploader has no thread and does not sleep: the caller calls again after `retry_in_ms`. Clock and randomness are
 arguments. It never logs a token and never follows a redirect.
@@ -242,9 +244,8 @@ class Uploader:
         """The clock lines of the records, and the accountant's time."""
 
     def ship(self, upto: int | None = None) -> ShipResult:
-        """Try once. upto: nothing newer than what an `append` of the outbox returned. Raises OutboxUnavailable if the
-        spool cannot be read or written.
-        """
+        """Try once. upto: send nothing newer than this number, which an `append` of the outbox returned. Raises
+        OutboxUnavailable if the spool cannot be read or written."""
         if self._sender is None:
             return ShipResult("idle", detail="no accountant is configured")
         wait_ms = self._not_before_ms - self._clock.monotonic_ms()
@@ -393,7 +394,7 @@ class Uploader:
             epoch=self._outbox.epoch,
             first_seq=pending.first_seq,
             oldest_seq=pending.oldest_seq,
-            # Encoded, they are the intervals and facts that they stand for.
+            # # The rows are already encoded intervals and facts.
             intervals=cast(tuple[UsageInterval, ...], pending.rows),
             facts=cast(tuple[PodFacts, ...], pending.told),
             skipped=pending.skipped,

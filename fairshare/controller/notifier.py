@@ -115,9 +115,8 @@ class Notifier:
                 continue
 
     def deliver(self, decisions: Sequence[Decision], *, away: bool) -> None:
-        """Post pending decisions; after a failure they are kept for the next cycle. away: report that the accountant
-        does not answer.
-        """
+        """Post pending decisions; after a failure they are kept for the next cycle. away: the report already contains
+        that the accountant is unreachable, so no condition is set for it."""
         self._pending = _bounded([*self._pending, *decisions])
         self._undelivered, self._refused = None, ()
         if self._pending:
@@ -142,7 +141,8 @@ class Notifier:
         return []
 
     def conditions(self) -> tuple[Condition, ...]:
-        """Return conditions about undelivered decisions of the previous cycle; empty if all were delivered."""
+        """Return conditions about undelivered decisions and an unwritten status of the previous cycle; empty if there
+        are none."""
         found = []
         if self._unsaid is not None:
             text = f"conditions, and what a restart has to remember, are not kept: {self._unsaid}"

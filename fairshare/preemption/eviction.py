@@ -1,15 +1,17 @@
 """Carries out a preemption in the way the workload's scheduler supports.
 
-Looking again (`Vetting`) is reading and dry runs alone: the object is still the one that was decided about, it
-has not opted out, and every disruption budget allows all of its pods to go, not only the first. Acting:
+Before acting, `EvictionCheck` makes only reads and dry runs. It checks that the object is still the one that was
+decided about, that its owner has not opted out, and that every disruption budget allows all of its pods to be evicted,
+not only the first. Victims are stopped as follows:
 
-- Kueue: `spec.active: false` on the Workload, with the intent in the same patch; `preempting.intents` switches
-  it on again. Never its pods: their Job would make them anew while the quota is still held.
-- Volcano: a Command RestartJob; the controller deletes it before it acts, so
-  `fairshare.preemption.unfinished_preemptions` asks again.
-- everything else: the Eviction API for each pod, with its uid as precondition.
+- Kueue: `spec.active: false` on the Workload, with the intent in the same patch;
+  `fairshare.preemption.unfinished_preemptions` switches it on again. Its pods are not evicted, because their Job would
+  create new ones while the quota is still held.
+- Volcano: a Command RestartJob. The controller deletes it before it acts, so
+  `fairshare.preemption.unfinished_preemptions` sends it again.
+- Everything else: the Eviction API for each pod, with its uid as precondition.
 
-A victim gets the reason as an annotation and an Event. What this must not do: delete a pod.
+A victim gets the reason as an annotation and an Event. This module never deletes a pod.
 """
 
 from __future__ import annotations

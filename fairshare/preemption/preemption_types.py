@@ -63,11 +63,10 @@ class Idleness:
 class PreemptionInputs:
     """All inputs of a decision, besides the policy.
 
-    accounts: GPUs by queue. free: GPUs by node, those of pods being deleted included. usable: nodes by workload, if it
-    cannot run on all. vetoed: workload to the reason why the cluster does not allow it to be stopped. calls_only: no
-    other claim may take. idle: of pods that may not use what they hold; None: not queried. quotas: by which the target
-    admits work, by the pools that gangs name; empty if it counts only nodes.
-    """
+    accounts: GPUs by queue. free: GPUs by node, those of pods being deleted included. usable: for each workload that
+    cannot run on all nodes, its nodes. vetoed: workload to the reason why the cluster does not allow it to be stopped.
+    calls_only: only capacity calls may take GPUs. idle: pods that may not be using their GPUs; None: not queried.
+    quotas: the target's quotas by the pools that gangs name; empty if it counts only nodes."""
 
     now_ms: int
     target: str

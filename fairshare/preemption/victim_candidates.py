@@ -54,7 +54,7 @@ class Bundle:
     def with_rest(self, others: Sequence[Bundle]) -> Bundle:
         """Return the core together with the surplus of the same gang that still runs."""
         if not others:
-            return self  # with what it knows of itself already
+            return self  # keeps the values that are already set
         return Bundle(
             self.gang,
             (*self.pods, *(pod for other in others for pod in other.pods)),

@@ -1,15 +1,16 @@
 """Reads jobs from trace files or from the ledger's history.
 
-Pure: rows come as mappings of text or plain values, with the place each stands at (`file:line`).
-A row that cannot be a job is a fault with its place, never skipped silently and never guessed at.
+This module does no I/O for the ledger's history: rows come as mappings of text or plain values, with the place of each
+row (`file:line`). A row that is not a valid job is reported as a fault with its place; it is never skipped silently.
 
-The ledger knows what ran, not what was asked for. What is assumed, and told with every result (`ASSUMED`):
+The ledger knows what ran, but not what was requested. The following is assumed, and shown with every result
+(`ASSUMED`):
 
-- a job is one gang: as many GPUs as it held in its fullest hour, or, where it lived too short for an hour to be
-  full, as many different GPUs as it held;
-- it was submitted its queue's median wait before it first held a GPU, and what it did is all it had to do;
-- held again within a day after it stopped, it is the same job; later, another one;
-- who never got a GPU is not in the books: demand is understated where queues were refused for long.
+- A job is one gang of as many GPUs as it held in its fullest hour. If it was too short to fill an hour, the gang is the
+  number of different GPUs that it held.
+- It was submitted its queue's median wait before it first held a GPU, and it finished its work.
+- If it holds GPUs again within a day after it stopped, it is the same job, otherwise another one.
+- Jobs that never got a GPU are not in the ledger, so demand is underestimated where queues were refused for long.
 """
 
 from __future__ import annotations
@@ -333,7 +334,7 @@ def jobs(
             amounts = [hours[hour] for hour in run]
             gang = _gang(amounts, gpus_of.get((queue, job), 0))
             begun = run[0] * HOUR_S
-            if len(run) > 1:  # it went on: what is missing of its first hour is before it began
+            if len(run) > 1:  # a job that continues fills its first hour to the end, so it began late in it
                 begun += max(0, HOUR_S - ceil(amounts[0] / gang / 1e6))
             submit = max(0, begun - round(waits_s.get(queue, 0.0)))
             rows.append((submit, job, gang, max(1, ceil(sum(amounts) / gang / 1e6)), index[queue]))

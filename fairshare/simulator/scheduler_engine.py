@@ -133,7 +133,7 @@ class Engine:
         self._divided: int | None = None
         """The total of the last division; None once a request or a weight has changed."""
 
-    # --- what subclasses decide and hear -----------------------------------------------------
+    # --- hooks for subclasses ------------------------------------------------------------------
 
     def divide(self, total: int) -> Sequence[float]:
         """Return the fair share of every queue."""
@@ -357,7 +357,7 @@ class Engine:
 
     def _reclaim(self) -> None:
         """Let queues that stay within their share even with a gang take GPUs back from those above theirs."""
-        rules, tree, shares = self.rules, self.tree, self._shares  # nothing below changes what is asked for
+        rules, tree, shares = self.rules, self.tree, self._shares  # nothing below changes requests
         again_ms, reclaimed = NEVER, False
         for q in self._claimants(shares):
             in_vain: dict[tuple[Flavour, ...], int] = {}
@@ -759,7 +759,7 @@ class _PoolReplay(Engine):
 
     def cycle(self) -> None:
         if self._dividing is not None:
-            self.divide_again()  # it may go by the time, and by what is held
+            self.divide_again()  # the division may depend on the time and on held GPUs
         super().cycle()
 
     def divide(self, total: int) -> Sequence[float]:

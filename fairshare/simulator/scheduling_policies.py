@@ -85,7 +85,7 @@ class Karma:
         common = sum(self._fair) - sum(self._guaranteed)
         per_credit = [1.0 / price for price in self._price]
         borrowed = fill_from(common + sum(lent), wanted, per_credit, [-credit for credit in self.credits])
-        # What is lent goes first, and who has least to show for it lends first.
+        # Lent GPUs are used first, and queues with the fewest credits lend first.
         earned = fill_from(min(sum(lent), sum(borrowed)), lent, per_credit, self.credits)
         for q, price in enumerate(self._price):
             free = self._fair[q] - self._guaranteed[q]
@@ -246,7 +246,7 @@ class Feedback:
                 self._jump(in_force, names, values)
             else:
                 self._pace(in_force, names, values, now_ms, turn=verdict.turn is not None)
-        # Who is asked again takes his own memory best as it was; a law that is asked of some at a time keeps none.
+        # Only a law that is called once, for all queues, keeps a memory: the first result has it.
         self._memory = rulings[0][1].memory
         self._in_force = in_force
         return in_force

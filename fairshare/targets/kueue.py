@@ -1,30 +1,30 @@
 """Maps the policy to Kueue's ClusterQueues, Cohorts and LocalQueues, and says where weights cannot act.
 
-`kueue:NAME` refers to a ClusterQueue, `kueue-cohort:NAME` to a Cohort, `kueue:NAMESPACE/NAME` to a
-LocalQueue. A queue's weight goes on its Cohort, else its ClusterQueue, else its one LocalQueue; beside one of
-the first two, LocalQueues only say whose workloads are meant. So the policy's tree lies over Kueue's, and
-history counts between the queues of a cohort and between cohorts, where Kueue itself keeps none.
+`kueue:NAME` refers to a ClusterQueue, `kueue-cohort:NAME` to a Cohort, `kueue:NAMESPACE/NAME` to a LocalQueue. A
+queue's weight goes on its Cohort, else its ClusterQueue, else its one LocalQueue; if it has one of the first two, its
+LocalQueues only identify its workloads. So history counts between the queues of a cohort and between cohorts, where
+Kueue itself keeps no history.
 
-Inside one ClusterQueue Kueue may keep history of its own (admission fair sharing, AFS). There a LocalQueue
-gets the configured weight, unchanged by history, which would count twice; without AFS Kueue does not read
-LocalQueue weights at all, and `Effective` says so. Whether Kueue reads weights is told by what its manager shows in
-statuses; its configuration explains why.
+Inside one ClusterQueue Kueue may keep history of its own (admission fair sharing, AFS). There a LocalQueue gets the
+configured weight, because history would count twice. Without AFS Kueue does not read LocalQueue weights at all, and the
+condition `Effective` reports this. Whether Kueue reads weights is visible in the statuses that its manager writes; its
+configuration explains why.
 
-Kueue admits by quota: what a Workload holds is what it is admitted for, and what a queue can get is bounded by the
-quotas of its ClusterQueue and Cohorts (`fairshare.core.quotas`), whatever the nodes have.
+Kueue admits by quota: a Workload holds the GPUs that it is admitted for, and a queue can get at most the quotas of its
+ClusterQueue and Cohorts (`fairshare.core.quotas`), even if the nodes have more GPUs.
 
 A weight is written as fixed-point text, 0.000001 at least: a JSON number that is no integer is refused.
 
-Source: kubernetes-sigs/kueue ff69552e79ad, apis/kueue/v1beta2 (v1beta1 where that alone is served).
+Source: kubernetes-sigs/kueue ff69552e79ad, apis/kueue/v1beta2 (v1beta1 if only that is served).
 
 What switches fair sharing on differs by the version of the configuration:
 
-- `v1beta2`: the section `fairSharing`, which must name `preemptionStrategies` and knows no `enable`; with anything else
-  the manager exits.
+- `v1beta2`: the section `fairSharing`, which must name `preemptionStrategies` and knows no `enable`; otherwise the
+  manager exits.
 - `v1beta1`: `fairSharing.enable: true`; without it the section is ignored.
 
 Admission fair sharing is switched on by `admissionFairSharing` in both, and counts nothing while its
-`usageHalfLifeTime` is 0, which is what an unset one is.
+`usageHalfLifeTime` is 0 or unset.
 
 Source: kubernetes-sigs/kueue ff69552e79ad, apis/config, pkg/config (read strictly: an unknown key ends the manager).
 """
@@ -396,9 +396,8 @@ def _gangs(
     quotas: Mapping[str, Quota],
     pods: Sequence[Pod],
 ) -> tuple[tuple[Gang, ...], tuple[str, ...]]:
-    """Return Workloads that request GPUs, are not finished and not deactivated; and which queues keep work waiting, in
-    words. Work that no queue admits requests nothing.
-    """
+    """Return Workloads that request GPUs, are not finished and not deactivated; and a sentence for each queue that
+    keeps work waiting. Work that no queue admits requests nothing."""
     members = by_gang(pods)
     live = {f"{o['metadata'].get('namespace', '')}/{o['metadata']['name']}": o for o in workloads if not _finished(o)}
     replaced = {
@@ -424,7 +423,7 @@ def _gangs(
             kept_out[halt] = kept_out.get(halt, 0.0) + gang.requested
             continue
         shown = with_pods(gang, members.get(named(obj), ()))
-        # What is admitted is held, whether its pods are there yet or not: Kueue gives it to no other.
+        # # An admitted Workload holds its GPUs even before its pods exist: Kueue gives them to no other Workload.
         found.append(
             shown
             if not admitted

@@ -1,26 +1,26 @@
 """Presents Run:ai's projects and departments as objects, and maps the policy to them.
 
-Run:ai owns the Queue objects that its scheduler reads, and undoes what others write there; what it takes is its own
-API. `runai:PROJECT` and `runai-department:NAME` refer to the resources of one organisational unit in the policy's node
-pool, `runai:PROJECT/POOL` to those in another one. Here they are objects, so that everything else goes as for any
-target; what we noted on them stands in a ConfigMap, for Run:ai keeps no notes.
+Run:ai owns the Queue objects that its scheduler reads, and reverts changes by others; weights are set with its own API.
+`runai:PROJECT` and `runai-department:NAME` refer to the resources of one organisational unit in the policy's node pool,
+`runai:PROJECT/POOL` to those in another node pool. This module presents them as objects, so that the rest of the
+controller treats Run:ai like any other target. Run:ai stores no annotations, so they are kept in a ConfigMap.
 
-Weights act only where *Over quota weight* is switched on in Run:ai's general settings, and history must not be
-counted by a node pool's own time-based fair share as well. What this must not do: read workloads; what a unit asks
-for and holds comes from Run:ai, and nothing is preempted here.
+Weights are effective only if *Over quota weight* is switched on in Run:ai's general settings, and the time-based fair
+share of a node pool must be off, otherwise history counts twice. Workloads are not read: requests and holdings of a
+unit come from Run:ai, and nothing is preempted here.
 
 Source: Run:ai REST API, organizations/projects and departments ("node pool resources"), node-pools.
 
-Run:ai knows no owner of a field. So what we last wrote is the claim to it: where another value stands than that,
-it was set since, and the write is a Conflict, reported and never forced, until a person takes the field over
-(`gputally fairshare adopt`). The look and the write are two requests; who comes between them is found at the next.
+Run:ai does not record who owns a field. If the present weight differs from the one that was last written, somebody else
+has set it: the write is a Conflict, which is reported and never forced, until a person takes the field over (`gputally
+fairshare adopt`). Reading and writing are two requests; a change in between is found in the next cycle.
 
-Notes are written before the weight, with the value that stood till then, so that a crash in between leaves either
-of them ours. What this must not do: write any other field, or anything at all in a dry run.
+The annotations are written before the weight and include the weight that it replaces, so after a crash in between both
+values are recognised as the controller's. No other field is written, and a dry run writes nothing at all.
 
-The API is called as a service account: its client id and secret are files of a mounted Secret, read whenever a token is
-asked for and never logged; the token is kept until shortly before it ends. HTTPS alone, but for this machine. A
-server that says 429 or 503 with Retry-After gets no request for so long.
+The API is called as a service account. Its client id and secret are files of a mounted Secret, which are read for every
+new token and never logged; the token is kept until shortly before it expires. HTTPS is required except on this machine.
+After 429 or 503 with Retry-After no request is sent for that time.
 
 Source: Run:ai REST API v2.2x and v3.0; `/api/v2/token` is OAuth 2.0's client credentials grant, `/api/v1/token` its
 older form.
@@ -109,7 +109,7 @@ class RunaiApi:
         self._http.close()
 
     def units(self, kind: Kind) -> Iterator[dict[str, Any]]:
-        """Every unit's resources in every node pool: orgUnitId, orgUnitName, nodePoolId, nodePoolName, resources,
+        """Yield every unit's resources in every node pool: orgUnitId, orgUnitName, nodePoolId, nodePoolName, resources,
         quotaStatus."""
         query = {"limit": str(PAGE), **({"filterBy": f"clusterId=={self._cluster}"} if self._cluster else {})}
         path = f"/api/v1/org-unit/{kind.plural}/node-pool-resources"

@@ -1,13 +1,13 @@
-"""Maps the policy to Volcano's Queue objects, and says why weights are not effective.
+"""Maps the policy to Volcano's Queue objects, and reports why weights are not effective.
 
-- mode `weight`, for the proportion plugin: `spec.weight`, an integer that stands for a part of the *whole*
-  cluster, quota included. Written in ten-thousandths of the cluster, so all siblings on one scale.
+- mode `weight`, for the proportion plugin: `spec.weight`, an integer that means a part of the *whole* cluster, quota
+  included. It is written in ten-thousandths of the cluster, so all siblings use one scale.
 - mode `deserved`, for the capacity plugin: `spec.deserved`, whole GPUs, above which Volcano reclaims.
 - mode `hierarchy`, for the drf plugin with `enableHierarchy: true`: the numbers of `volcano.sh/hierarchy-weights`,
   along the path that the operator gave in `volcano.sh/hierarchy`.
 
-The first two come from dividing the cluster among all queues by quota and published weight, as if everyone
-asked: what a queue may have must be there before it asks. The weight itself stands in an annotation.
+The first two values come from dividing the cluster among all queues by quota and weight, as if every queue requested
+GPUs, because a queue needs its share before it requests any. The weight itself is in an annotation.
 
 Source: volcano-sh/volcano ed72c7c815a9, scheduling.volcano.sh/v1beta1, plugins proportion, capacity, drf.
 """
@@ -131,7 +131,7 @@ class VolcanoAdapter(Adapter):
         return {"weight": round(float(value))}
 
     def patch(self, held: TargetQueue, value: Value | None, annotations: Mapping[str, str]) -> Object:
-        """In mode `hierarchy` the value is an annotation."""
+        """In mode `hierarchy`, write the value as an annotation."""
         if value is None or held.field != "hierarchy":
             return super().patch(held, value, annotations)
         return super().patch(held, None, {**annotations, HIERARCHY_WEIGHTS: str(value)})
@@ -256,7 +256,7 @@ def _gangs(
         mine = members.get(named(obj), ())
         if not mine and named(obj) in members:
             continue  # all of it is on its way out
-        # Its controller makes all pods at once: from then on those that are left are what it asks for.
+        # # The controller of a PodGroup creates all pods at once, so the pods that are left are its whole request.
         gang = with_pods(
             replace(
                 gang,

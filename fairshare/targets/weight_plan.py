@@ -167,9 +167,8 @@ def release(
     adapter: Adapter, observation: Observation, *, left_behind: bool = False, theirs: Collection[ObjectKey] = ()
 ) -> tuple[Apply, ...]:
     """Restore the base weight of every changed object of the policy and remove gputally's annotations. left_behind:
-    instead those of objects that no queue of the policy refers to. theirs: another policy's objects, which are not
-    changed.
-    """
+    instead those of objects that no queue of the policy refers to. theirs: objects of another policy; they are not
+    changed."""
     held_by = observation.left if left_behind else observation.held
     applies = (
         Apply(
@@ -266,7 +265,7 @@ def _plan_one(
 
 
 def show(value: Value | None) -> str:
-    """For sentences: 2.5, 1/2/8, unset."""
+    """Format a value for sentences: 2.5, 1/2/8, unset."""
     if value is None:
         return "unset"
     return value if isinstance(value, str) else f"{value:g}"
@@ -310,9 +309,8 @@ def list_if_served(cluster: ObjectReader, kind: Kind) -> Sequence[Object]:
 
 
 def _read(cluster: ObjectReader, read: ObjectQuery, refused: list[str]) -> tuple[Kind, Sequence[Object]] | None:
-    """Return the objects of the first kind that is served; None if none is, or if it may not be read, which is added to
-    `refused`. Raises for a required kind.
-    """
+    """Return the objects of the first kind that is served; None if none is served, or if reading is not permitted (then
+    the kind is added to `refused`). Raises for a required kind."""
     absent: ClusterError | None = None
     for kind in read.kinds:
         try:

@@ -185,7 +185,7 @@ class AccountantApi:
             yield from fresh
             if len(found) < DECISIONS_PER_GET or not fresh:
                 return
-            # The page may have ended within a millisecond: that one is asked for again.
+            # The page may have ended within a millisecond, so the next query includes it again.
             end_ms = found[-1].at_ms + 1
             last = {decision.id for decision in found if decision.at_ms == found[-1].at_ms}
 
@@ -194,7 +194,7 @@ class AccountantApi:
         return self._read("/v1/policy/versions", _POLICIES)
 
     def policy(self) -> Policy:
-        """Return the policy in force."""
+        """Return the budgets of the policy in force, this month."""
         return self._read("/v1/policy", _POLICY).policy
 
     def budgets(self) -> list[BudgetState]:
@@ -215,7 +215,7 @@ class AccountantApi:
         return {key: here[0] for key, here in found.items() if len(here) == 1 and (not pods or key in pods)}
 
     def lost_gpus(self, start_ms: int, end_ms: int) -> dict[str, int]:
-        # Nodes first: a large cluster has far fewer of them than GPUs, and mostly none has lost any.
+        # Query nodes first: a large cluster has far fewer nodes than GPUs, and usually none has lost a GPU.
         suspects = sorted(
             {line.key["node"] for line in self.usage(start_ms, end_ms, ("cluster", "node")) if _lost(line)}
         )

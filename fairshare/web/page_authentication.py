@@ -235,7 +235,7 @@ def same_site(request: Request) -> None:
     """Raise Refusal if the browser reports that a page of another site sent the request."""
     if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         raise Refusal(403, "Another site", "a page of another site may not write here")
-    origin = request.headers.get("origin", "null")  # which is what our own pages send: they tell no referrer
+    origin = request.headers.get("origin", "null")  # our own pages send `null` (no referrer)
     if origin != "null" and urlsplit(origin).netloc != request.headers.get("host", ""):
         raise Refusal(403, "Another site", "a page of another site may not write here")
 

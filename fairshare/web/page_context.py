@@ -175,7 +175,7 @@ class PagesApp:
     def _refuse(self, request: Request, error: HTTPException) -> Response:
         found = refusal(error)
         if not isinstance(error, Refusal) and found.status_code in (404, 405):
-            try:  # a stranger is not told which addresses there are
+            try:  # an unknown caller does not learn which addresses exist
                 self._authentication.admit(request, "read", for_teams=True)
             except Refusal as unknown:
                 found = unknown

@@ -101,7 +101,7 @@ class Election:
                 await asyncio.wait({stopped, term}, return_when=asyncio.FIRST_COMPLETED)
                 held, self._elected = self._elected, False
                 term.cancel()
-                # Not for ever: a request that does not end is left behind with the thread.
+                # # Wait only for a limited time: a request that does not end is abandoned with its thread.
                 await asyncio.wait({term}, timeout=self._terms.retry_s)
                 ended = term.exception() if term.done() and not term.cancelled() else None
                 # Whatever ended the term, the next try is the answer to it.
