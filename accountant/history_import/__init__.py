@@ -1,4 +1,4 @@
-"""Imports usage from before the first agent: the records of other systems, as intervals of method `imported`.
+"""Imports usage from before the first agent: records of other systems, as intervals with method `imported`.
 
-This package writes to the ledger only through the accountant's HTTP API.
+Imports write to the ledger only through the accountant's HTTP API.
 """

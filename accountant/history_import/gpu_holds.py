@@ -34,7 +34,7 @@ from gputally.base.units import BUCKET_MS, MS_PER_SECOND, US_PER_MS, apportion
 
 @dataclass(frozen=True, slots=True)
 class TimeGrid:
-    """Cells of `step_ms` from start_ms to end_ms; the span is a whole number of them."""
+    """Cells of `step_ms` from start_ms to end_ms; the span is a whole number of cells."""
 
     start_ms: int
     end_ms: int
@@ -49,11 +49,11 @@ class TimeGrid:
         return (self.end_ms - self.start_ms) // self.step_ms
 
     def span(self, first: int, last: int) -> Span:
-        """Return the span from the beginning of cell `first` to the end of cell `last`."""
+        """From the start of cell `first` to the end of cell `last`."""
         return self.start_ms + first * self.step_ms, self.start_ms + (last + 1) * self.step_ms
 
     def spans(self, cells: Iterable[int]) -> tuple[Span, ...]:
-        """Return runs of cells as spans."""
+        """Runs of consecutive cells as spans."""
         return tuple(self.span(first, last) for first, last in runs(cells))
 
 
@@ -69,7 +69,7 @@ def runs(cells: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def bridge_gaps(cells: Collection[int], silent: Collection[int]) -> set[int]:
-    """Add the cells between two cells in which no source was scraped."""
+    """The cells, with gaps added in which no source was scraped."""
     found = set(cells)
     for (_, last), (first, _) in pairwise(runs(found)):
         between = range(last + 1, first)
@@ -89,7 +89,7 @@ class FigureSeries:
         self._values = values
 
     def over(self, start_ms: int, end_ms: int) -> tuple[int, list[Span]]:
-        """Return (the integral over time: figure x ms, the parts of [start, end) without a figure)."""
+        """(the integral over time: figure x ms; the parts of [start, end) without a value)."""
         grid, step = self._grid, self._grid.step_ms
         total, gaps = 0, list[Span]()
         at = start_ms
@@ -114,9 +114,8 @@ _COMPUTE_SLICES, _COMPUTE_SLICES_OF = 7, {"A30": 4}
 
 @dataclass(frozen=True, slots=True)
 class GpuPart:
-    """slice: None for the whole GPU. slots: number of equal time-sliced parts, else 1. busy: parts per million of it;
-    memory: MiB used of it.
-    """
+    """slice: None for the whole GPU. slots: number of equal parts that it is time-sliced into, otherwise 1. busy: parts
+    per million of it; memory: used MiB of it."""
 
     slice: Slice | None = None
     slots: int = 1
@@ -126,9 +125,8 @@ class GpuPart:
 
 @dataclass(frozen=True, slots=True)
 class GpuLayout:
-    """known: when it is known for every slot whether it is held. lost: when its node could not be used. power:
-    milliwatts of the whole GPU.
-    """
+    """known: time in which the holder of every slot is known. lost: time in which its node could not be used. power:
+    milliwatts of the whole GPU."""
 
     uuid: str
     model: str
@@ -139,7 +137,7 @@ class GpuLayout:
 
     @property
     def weights(self) -> list[int]:
-        """Return the weights of the parts, and of the rest outside them (nothing, if the GPU is one part)."""
+        """The weights of the parts, and of the rest of the GPU outside all parts (0 if the GPU is one part)."""
         slices = [part.slice for part in self.parts if part.slice is not None]
         if not slices:
             return [1, 0]
@@ -149,7 +147,7 @@ class GpuLayout:
 
 @dataclass(frozen=True, slots=True)
 class SlotHold:
-    """A hold of one slot; part, slot: positions in the layout of the GPU."""
+    """A hold of one slot. part, slot: indices in the layout of the GPU."""
 
     gpu: str
     part: int
@@ -160,10 +158,9 @@ class SlotHold:
 
 
 def mig_slice(profile: str, gi: int, gpu_model: str) -> Slice | None:
-    """Return the instance of a profile such as `1g.10gb` or `1c.3g.40gb+me`; None if it cannot be read.
+    """The instance of a profile such as `1g.10gb` or `1c.3g.40gb+me`; None if it cannot be parsed.
 
-    Source of the geometry: NVIDIA MIG user guide (seven compute slices, four on an A30).
-    """
+    Source of the geometry: NVIDIA MIG user guide (seven compute slices, four on an A30)."""
     match = _PROFILE.fullmatch(profile)
     if match is None:
         return None
@@ -194,7 +191,7 @@ Slot = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A holder's time on `count` slots of a pool. on: devices that were labelled with the holder."""
+    """A holder's time on `count` slots of a pool. on: devices that were labelled with it."""
 
     holder: Holder
     pool: str
@@ -206,14 +203,14 @@ class Demand:
 
 @dataclass(slots=True)
 class PlacedHolds:
-    """unplaced_us: time of requested slots that do not exist."""
+    """unplaced_us: time for which the records name more slots than exist."""
 
     holds: list[SlotHold] = field(default_factory=list)
     unplaced_us: int = 0
 
 
 def place(demands: Sequence[Demand], pools: Mapping[str, Sequence[Slot]], tolerance_ms: int) -> PlacedHolds:
-    """Place the holds of one node; those of one slot do not overlap, and none is longer than its demand."""
+    """Holds of one node; those of one slot do not overlap, and none is longer than its demand."""
     taken: dict[Slot, list[SlotHold]] = {}
     labelled: dict[Device, list[Demand]] = {}
     for demand in demands:
@@ -276,7 +273,7 @@ class ImportedTime:
 
 
 def rows(gpu: GpuLayout, holds: Sequence[SlotHold], span: Span, allowed: Iterable[Span]) -> list[UsageInterval]:
-    """Return the rows of one GPU inside `span`, ascending; `seq` is 0. allowed: the time that may be imported."""
+    """The rows of one GPU inside `span`, ascending; `seq` is 0. allowed: the time that may be imported."""
     slots = by_slot(holds)
     edges = {span[0], span[1], *range(span[0] - span[0] % BUCKET_MS + BUCKET_MS, span[1], BUCKET_MS)}
     permitted = union(allowed)
@@ -324,7 +321,7 @@ def _inside(start_ms: int, end_ms: int, spans: Sequence[Span]) -> bool:
 def _holder(
     ordered: Sequence[SlotHold], cursor: dict[tuple[int, int], int], key: tuple[int, int], at: int
 ) -> Holder | None:
-    """Return the holder of a slot at a time; times ascend."""
+    """The holder of a slot at an instant; calls must have ascending instants."""
     place = cursor[key]
     while place < len(ordered) and ordered[place].end_ms <= at:
         place += 1
@@ -335,7 +332,7 @@ def _holder(
 def _set(
     gpu: GpuLayout, holders: dict[tuple[int, int], Holder | None], start: int, end: int, *, lost: bool
 ) -> list[UsageInterval]:
-    """Return the rows of one GPU over one piece, which add up to the piece."""
+    """The rows of one GPU over one piece; they add up to the piece."""
     weights = gpu.weights
     shares = apportion((end - start) * US_PER_MS, weights)
     drafts: list[_Draft] = []
@@ -410,7 +407,7 @@ def _of_part(
 
 
 def _figure(track: FigureSeries | None, start: int, end: int) -> tuple[int | None, list[Span]]:
-    """Return (integral, gaps); None if nothing is known."""
+    """(integral, gaps); None if nothing is known."""
     if track is None:
         return None, []
     total, gaps = track.over(start, end)

@@ -1,18 +1,19 @@
-"""Runs one import: plans the chunks, sends what the ledger lacks, and records finished chunks.
+"""Runs one import: plans the chunks, sends what the ledger lacks, records finished chunks.
 
-An interrupted import continues where it stopped: the ledger records finished chunks, and for an unfinished chunk each
-node's mark shows how far it came. The importer stores nothing.
+An interrupted import continues where it stopped, without local state: finished chunks are recorded in the ledger, and
+in the unfinished chunk the acknowledged number of each node says how far it came.
 
-An import has one outbox per node, and its sequence numbers are times: the records of a chunk that begins at T are
-numbered from `first_seq(T)` on, and equal chunks give equal records. So a node's mark is the time up to which that node
-is imported; after a kill the same chunk is made again and only the records above the mark are sent. Unused numbers
-between two chunks are not a loss, and the ledger does not record them as one.
+An import has one outbox per node, and its sequence numbers represent times: the records of a chunk that begins at T are
+numbered from `first_seq(T)` on, and equal chunks give equal records. The acknowledged number of a node therefore says
+up to which instant it is imported. After a crash the chunk is rebuilt and only records above that number are sent.
+Unused numbers between two chunks are not recorded as lost.
 
-The epoch states that it is an import, its source, and where the run of chunks began. It sorts after every agent's (a
-UUIDv7 begins with a hexadecimal digit).
+The epoch names the source and the start of the run of chunks. Its prefix `import:` sorts after every agent's epoch,
+because a UUIDv7 begins with a hexadecimal digit.
 
-The record of a chunk is an act of the journal, so it is part of the audit trail, the archive and every backup.
-`said_of` prorates these records at the edges of a span: it describes where figures come from and does not affect them.
+A finished chunk is recorded as an act (`ImportedChunk`), so it is part of the audit trail, of the archive and of every
+backup. `said_of` prorates chunks at the edges of a span; its result is shown as the source of figures and never used to
+compute them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from gputally.server.config_models import Model
 Source = Literal["prometheus", "slurm"]
 _PREFIX = "import:"
 _PER_MINUTE = 1_000_000
-"""Sequence numbers per minute of a chunk: more than a node's GPUs can need."""
+"""Numbers per minute of a chunk; more than any node's GPUs need."""
 
 
 def epoch(source: Source, first_ms: int) -> str:
@@ -64,7 +65,7 @@ def first_seq(chunk_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A span that is queried, cut, sent and recorded as a whole. epoch: of its outboxes."""
+    """A span that is queried, sent and recorded as a unit. epoch: of its outboxes."""
 
     epoch: str
     start_ms: int
@@ -72,11 +73,10 @@ class Chunk:
 
 
 def chunks(wanted: Span, done: Mapping[str, Sequence[Span]], source: Source, length_ms: int) -> list[Chunk]:
-    """Return the unfinished parts of `wanted`, oldest first, cut at multiples of `length_ms` since 1970.
+    """The parts of `wanted` that are not done, oldest first, split at multiples of `length_ms` since 1970.
 
-    done: the recorded spans, by epoch. A span that begins where an epoch ends continues that epoch, because its numbers
-    ascend; any other has an epoch of its own. The edges of `wanted` are whole hours.
-    """
+    done: the recorded spans, by epoch. A span that begins where an epoch ends continues that epoch, since its numbers
+    ascend; any other gets a new epoch. `wanted` begins and ends at whole hours."""
     start, end = wanted
     if start % MS_PER_HOUR or end % MS_PER_HOUR or length_ms % MS_PER_HOUR:
         raise ValueError("an import begins and ends at whole hours, and so do its chunks")
@@ -92,7 +92,7 @@ def chunks(wanted: Span, done: Mapping[str, Sequence[Span]], source: Source, len
 
 
 def without(span: Span, taken: Iterable[Span]) -> list[Span]:
-    """Return `span` without the time that agents metered."""
+    """`span` without the time that agents metered."""
     return subtract(span, union(taken))
 
 
@@ -108,15 +108,15 @@ KNOWN_LIMITS: Final[dict[Source, tuple[str, ...]]] = {
         "unallocated time is up to the GPUs that a node is said to have, or was seen to use at once",
     ),
 }
-"""Known distortions of each source, for people."""
+"""Known distortions of each source, as text for reports."""
 
 
 class ImportedChunk(Model):
     """One chunk that was sent completely. Times are UTC ms; *_us are GPU-microseconds.
 
-    origin: the source, without credentials. sent_us: capacity of the rows; held_us: the held part; unknown_us: the held
-    part with unknown use. metered_us: time that agents metered. missing_us: of known GPUs, unrecorded.
-    """
+    origin: the source's address, without credentials. sent_us: capacity of the rows; held_us: the held part of it;
+    unknown_us: held time with unknown use. metered_us: left out because agents metered it. missing_us: time of known
+    GPUs without records."""
 
     cluster: Annotated[str, AfterValidator(known_name)] = Field(min_length=1)
     source: Source
@@ -145,7 +145,7 @@ class ImportedChunk(Model):
 
 @dataclass(frozen=True, slots=True)
 class ImportRow:
-    """What was imported into a span from one source, for one cluster. Figures as of `ImportedChunk`."""
+    """What was imported into a span from one source, for one cluster. Figures as in `ImportedChunk`."""
 
     cluster: str
     source: Source
@@ -160,7 +160,7 @@ class ImportRow:
 
     @property
     def coverage(self) -> float:
-        """Return the recorded share of the unmetered time of known GPUs."""
+        """The recorded share of the otherwise unmetered time of known GPUs."""
         whole = self.sent_us + self.missing_us
         return self.sent_us / whole if whole else 1.0
 
@@ -170,7 +170,7 @@ class ImportRow:
 
 
 def of_acts(acts: Iterable[Act]) -> list[ImportedChunk]:
-    """Return the records of chunks among the acts, in their order, one per chunk."""
+    """The chunks recorded in the acts, in their order, each once."""
     noted = [ImportedChunk.model_validate_json(act.content) for act in acts if act.kind == "imported"]
     return list({(one.cluster, one.source, one.span): one for one in noted}.values())
 
@@ -206,7 +206,7 @@ def _row(key: tuple[str, Source, str], chunks: Sequence[ImportedChunk], start_ms
 
 
 RECORDS = 10_000
-"""Number of records in one batch, unless a set of rows is larger."""
+"""Maximum number of records in one batch, unless a set of rows is larger."""
 _SENDERS = 4
 Read = Callable[[Chunk], Sequence[NodeHistory]]
 
@@ -223,7 +223,7 @@ class Acknowledged(Model):
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where the import goes and under which names. origin: for people, without credentials."""
+    """The accountant and cluster to send to. origin: the source's address for display, without credentials."""
 
     remote: AccountantClient
     cluster: str
@@ -233,9 +233,8 @@ class Destination:
 
 @dataclass(slots=True)
 class Summary:
-    """chunks: (done before, done now); *_us: GPU-microseconds, see ImportedChunk; unplaced_us: held time
-    without a GPU.
-    """
+    """chunks: (done before, done now); *_us: GPU-microseconds, see ImportedChunk; unplaced_us: held time without a
+    GPU."""
 
     before: int = 0
     done: int = 0
@@ -260,7 +259,7 @@ class Summary:
 
 
 def run(to: Destination, read: Read, wanted: Span, chunk_ms: int, progress: Callable[[int, int], None]) -> Summary:
-    """Import [start, end), whole hours. progress: called with (chunks done, chunks in all)."""
+    """Imports [start, end), whole hours. progress: called with (chunks done, chunks in all)."""
     state = to.remote.ask(ImportState, "/v1/imports", {"cluster": to.cluster, "source": to.source})
     done: dict[str, list[Span]] = {}
     for one in state.done:
@@ -323,7 +322,7 @@ class _NodeChunk:
         )
 
     def batches(self, to: Destination, chunk: Chunk, mark: int) -> Iterator[Batch]:
-        """Yield the records above the mark, in batches that split no set."""
+        """The records above the mark, in batches that split no set."""
         seq = first_seq(chunk.start_ms)
         facts = tuple(msgspec.structs.replace(fact, seq=seq + n) for n, fact in enumerate(self.facts))
         seq += len(facts)
@@ -348,7 +347,7 @@ class _NodeChunk:
 
 
 def _edge(numbered: Sequence[UsageInterval], room: int) -> int:
-    """Return the largest number of rows, at most `room` if possible, after which a set ends; at least one set."""
+    """The largest number of rows, at most `room` if possible, after which a set ends; at least one set."""
     edges = [
         n
         for n in range(1, len(numbered))
@@ -384,5 +383,5 @@ def _note(to: Destination, chunk: Chunk, made: Sequence[_NodeChunk]) -> Imported
 
 
 def _length(spans: Iterator[Span] | Sequence[Span]) -> int:
-    """Return the length in microseconds of one GPU."""
+    """The total length in microseconds of one GPU."""
     return sum(end - start for start, end in spans) * US_PER_MS

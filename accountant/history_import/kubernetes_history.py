@@ -1,17 +1,17 @@
 """Reconstructs which pods held how many GPUs of which node, and when.
 
-Two sources contribute. kube-state-metrics knows which containers requested how many GPUs of which node, and when the
-pod began and ended. dcgm-exporter knows the devices, their use, and mostly the pod of each. If only one of them was
-scraped, the other part is inferred: without the first, a labelled device counts as held; without the second, a node has
-as many GPUs as it can allocate, under placeholder names, with unknown use.
+There are two sources. kube-state-metrics knows which containers requested how many GPUs on which node, and when a pod
+began and ended. dcgm-exporter knows the devices, their utilisation, and mostly the pod that each was assigned to. If
+only one of them was scraped, the other's information is inferred: without the first, a labelled device counts as held;
+without the second, a node has as many GPUs as it says it can allocate, with placeholder names and unknown use.
 
-Names of labels come without their punctuation; labels that may name a pod's owner are known, and converted back
-(`accountant.history_import.prometheus_series.pod_label_names`). A queue counts by the same rule as elsewhere
-(gputally.base.pod_queue_labels).
+kube-state-metrics replaces punctuation in label names; the names of labels that may identify a pod's owner are known
+and restored (`accountant.history_import.prometheus_series.pod_label_names`). Queue labels follow the rule in
+gputally.base.pod_queue_labels.
 
-A pod holds its GPUs while its requests are listed with a node and its phase is not over. Listing is known to the
-scrape: a time that kube-state-metrics itself reports (start, completion) is used if it fits the listing, else the
-middle of the possible range.
+A pod holds its GPUs while its requests are listed with a node and its phase is not over. The listing is exact only to
+the scrape interval; an instant reported by kube-state-metrics (start, completion) is used if it fits the listing,
+otherwise the middle of the possible range.
 """
 
 from __future__ import annotations
@@ -53,10 +53,9 @@ def facts_of(
     scheduler: str,
     team_labels: Sequence[str] = (),
 ) -> tuple[PodFacts, ...]:
-    """Return the facts of the pods that held GPUs of a node in this chunk, by uid; `seq` is 0.
+    """The facts of the pods that held GPUs of a node in this chunk, by uid; `seq` is 0.
 
-    team_labels: further labels to keep.
-    """
+    team_labels: further labels to keep."""
     index = _PodTables(seen, team_labels)
     held: dict[str, tuple[PodName, dict[str, int]]] = {}
     counted = set()
@@ -133,7 +132,7 @@ def _by_pod(table: Sequence[Labels]) -> dict[tuple[PodName, str], Labels]:
 
 
 def _owner(labels: Labels) -> Owner | None:
-    """Return the controller in a series of owners; `<none>` is kube-state-metrics' value for no owner."""
+    """The controller that a series of owners names; None for `<none>`."""
     kind, name = of(labels, "owner_kind"), of(labels, "owner_name")
     if not kind or not name or kind == "<none>" or of(labels, "owner_is_controller") == "false":
         return None
@@ -171,12 +170,11 @@ def _instant_of(instants: Mapping[tuple[PodName, str], int], one: Container) -> 
 def _edges(
     first: int, last: int, seen: Observed, started: int | None, ended: int | None, *, over: bool = False
 ) -> tuple[int, int]:
-    """Return when it began and ended, for the first and last cell in which it was listed. over: a sample in the next
-    cell reported its end.
+    """When a container began and ended, from the first and last cell in which it was listed. over: its end was shown by
+    a sample in the next cell.
 
     A sample at s counts for the instants from s to s + window. So the first sample lies in the first cell, the last one
-    `window - step` before the last cell, and the pod lived half a scrape longer on both sides on average.
-    """
+    `window - step` before the last cell, and on average the pod lived half a scrape interval longer on both sides."""
     grid = seen.grid
     low, high = grid.span(first, last)
     margin = grid.step_ms + seen.scrape_ms
@@ -195,7 +193,7 @@ def _edges(
 
 
 def of_labels(devices: Sequence[Device], asked: PodSeries, seen: Observed) -> list[Demand]:
-    """Without kube-state-metrics, a labelled device is held by the pod in its label."""
+    """The demands if kube-state-metrics was never scraped: a labelled device is held by the pod in its label."""
     found = []
     for device in devices:
         for (part, pod), cells in sorted(device.labelled.items(), key=lambda one: one[0]):
@@ -210,12 +208,12 @@ def of_labels(devices: Sequence[Device], asked: PodSeries, seen: Observed) -> li
 
 
 def labelled_pool(uuid: str, part: int) -> str:
-    """Return the pool of one part of a device, if only labels are known."""
+    """The pool of one part of a device, if only labels are known."""
     return f"{uuid}/{part}"
 
 
 def sharers(device: Device, part: int) -> int:
-    """Return how many pods a part was labelled with at once, not one after the other; at least 1."""
+    """With how many pods a part was labelled at once, not counting pods that followed one another; at least 1."""
     of_pods = [cells for (number, _), cells in device.labelled.items() if number == part]
     together: dict[int, int] = {}
     for cells in of_pods:
@@ -230,7 +228,7 @@ WHOLE = "nvidia.com/gpu"
 
 @dataclass(frozen=True, slots=True)
 class NodeHistory:
-    """One node in one chunk. blind: by GPU, the unobserved time. unplaced_us: see PlacedHolds."""
+    """One node in one chunk. blind: by GPU, the time without records. unplaced_us: see PlacedHolds."""
 
     node: str
     gpus: tuple[GpuLayout, ...]
@@ -241,9 +239,8 @@ class NodeHistory:
 
 
 def histories(seen: Observed, *, scheduler: str = "", team_labels: Sequence[str] = ()) -> list[NodeHistory]:
-    """Return the history of each node, ascending. scheduler: places pods whose scheduler kube-state-metrics does not
-    report. team_labels: labels of pods to keep.
-    """
+    """The history of each node, ascending. scheduler: the assumed scheduler of pods for which kube-state-metrics
+    reports none. team_labels: labels of pods to keep."""
     asked = asked_for(seen)
     found = devices_of(seen, {name: pod.node for name, pod in asked.pods.items()}, asked.listed)
     nodes = sorted({device.node for device in found} | {one.node for one in asked.containers} | asked.offered.keys())
@@ -290,7 +287,7 @@ def _node(
 
 
 def _labelled(own: Sequence[Device]) -> tuple[dict[str, list[int]], dict[str, list[Slot]]]:
-    """Make every part of every GPU a pool of its own."""
+    """Every part of every GPU is a pool of its own."""
     slots = {device.uuid: [sharers(device, part) for part in range(max(1, len(device.slices)))] for device in own}
     pools: dict[str, list[Slot]] = {
         labelled_pool(uuid, part): [(uuid, part, slot) for slot in range(count)]
@@ -303,9 +300,8 @@ def _labelled(own: Sequence[Device]) -> tuple[dict[str, list[int]], dict[str, li
 def _pools(
     own: Sequence[Device], offered: Mapping[str, int], wanted: Sequence[Demand]
 ) -> tuple[dict[str, list[int]], dict[str, list[Slot]]]:
-    """Return (slots by GPU and part, slots by resource). Instances are the pool of their profile, or of whole GPUs if
-    the node offers them so; the other GPUs are divided between the resources that the node offers.
-    """
+    """(slots by GPU and part, slots by resource). MIG instances are in the pool of their profile, or of whole GPUs if
+    the node offers them as such; the other GPUs are divided between the resources that the node offers."""
     names = offered.keys() | {demand.pool for demand in wanted}
     parts: dict[str, list[tuple[str, int]]] = {}
     plain: list[Device] = []
@@ -331,9 +327,8 @@ def _pools(
 def _divided(
     plain: Sequence[Device], names: Sequence[str], offered: Mapping[str, int], wanted: Sequence[Demand]
 ) -> dict[str, list[Device]]:
-    """Divide GPUs that are not partitioned among the offered resources. Whole ones are offered once each; the rest is
-    shared. Labels decide which, if there are any.
-    """
+    """GPUs without MIG, by the resource that they are offered as. Whole GPUs are offered once each; the rest is shared.
+    Labels say which, if there are any."""
     if len(names) < 2:
         return {name: list(plain) for name in names}
     labelled: dict[str, set[str]] = {}

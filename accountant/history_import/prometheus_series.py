@@ -58,12 +58,12 @@ class Series:
 
 @dataclass(frozen=True)
 class Observed:
-    """One chunk's answers. Series over the grid: `requests` (value: count), `over` (pods that have ended), `nodes`
-    (listed), `unready`, `busy` (0 to 1), `memory` (MiB), `power` (W). The rest is one value per series: `devices` seen
-    lately, `allocatable`, `starts`, `ends` (epoch s), and names.
+    """The query results of one chunk. Series over the grid: `requests` (value: count), `over` (pods that have ended),
+    `nodes` (listed), `unready`, `busy` (0 to 1), `memory` (MiB), `power` (W). Others have one value per series:
+    `devices` seen recently, `allocatable`, `starts`, `ends` (epoch s), and names.
 
-    window_ms: how long a sample counts. scrape_ms: between two samples of kube-state-metrics.
-    """
+    window_ms: how long before an instant a sample counts for it. scrape_ms: interval between samples of
+    kube-state-metrics."""
 
     grid: TimeGrid
     window_ms: int
@@ -88,7 +88,7 @@ class Observed:
 
 
 def of(labels: Labels, name: str) -> str:
-    """Return a label under its own name, an older one, or with the prefix `exported_`."""
+    """A label by its own name, an older name, or with the prefix `exported_`."""
     for known in (name, *_OLD_NAMES.get(name, ())):
         if value := labels.get(f"exported_{known}") or labels.get(known):
             return value
@@ -100,7 +100,7 @@ def pod_of(labels: Labels) -> PodName:
 
 
 def device_of(labels: Labels) -> tuple[str, int | None] | None:
-    """Return (GPU uuid, GPU instance or None) of a series of dcgm-exporter; None if it names no GPU."""
+    """(GPU uuid, GPU instance or None) of a series of dcgm-exporter; None if it names no GPU."""
     uuid = labels.get("UUID") or labels.get("uuid") or ""
     instance = labels.get("GPU_I_ID", "")
     if not uuid:
@@ -109,7 +109,7 @@ def device_of(labels: Labels) -> tuple[str, int | None] | None:
 
 
 def labelled_pod(labels: Labels) -> PodName | None:
-    """Return the pod in a series of dcgm-exporter, None if there is none or it is the exporter itself."""
+    """The pod that a series of dcgm-exporter names; None if there is none, or it is the exporter itself."""
     name = pod_of(labels)
     renamed = "exported_pod" in labels or "exported_pod_name" in labels
     if not name[1] or (not renamed and (_EXPORTER.search(name[1]) or _EXPORTER.search(labels.get("container", "")))):
@@ -118,7 +118,7 @@ def labelled_pod(labels: Labels) -> PodName | None:
 
 
 def resource(text: str) -> str:
-    """Convert `nvidia_com_mig_1g_10gb` to Kubernetes' name, `nvidia.com/mig-1g.10gb`; "" if it is not a GPU."""
+    """`nvidia_com_mig_1g_10gb` as Kubernetes writes it, `nvidia.com/mig-1g.10gb`; "" if it is not a GPU."""
     match = _RESOURCE.fullmatch(text)
     if match is None:
         return ""
@@ -130,15 +130,14 @@ def resource(text: str) -> str:
 
 
 def pod_label_names(extra: Iterable[str] = ()) -> dict[str, str]:
-    """Return the labels that may name a pod's owner, by their names in kube-state-metrics."""
+    """The labels that may name a pod's owner, by their names in kube-state-metrics."""
     return {f"label_{re.sub(r'[^a-zA-Z0-9_]', '_', key)}": key for key in sorted({*_KEPT, *extra})}
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
     """A container that requested `count` of a resource. runs: (first, last) cells in which it did; over: cells in which
-    its pod was reported as over.
-    """
+    its pod was reported as ended."""
 
     pod: PodName
     uid: str
@@ -152,7 +151,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class PodInfo:
-    """A pod from kube_pod_info."""
+    """A pod as in kube_pod_info."""
 
     uid: str
     node: str
@@ -161,8 +160,7 @@ class PodInfo:
 @dataclass(frozen=True)
 class PodSeries:
     """heard: cells in which kube-state-metrics was scraped; listed, unready: cells by node. offered: what each node can
-    allocate. deaf: kube-state-metrics was never scraped.
-    """
+    allocate. deaf: kube-state-metrics was never scraped."""
 
     containers: tuple[Container, ...]
     pods: Mapping[PodName, PodInfo]
@@ -181,7 +179,7 @@ class PodSeries:
 
 
 def asked_for(seen: Observed) -> PodSeries:
-    """Return everything that kube-state-metrics reports about GPUs."""
+    """All GPU information of kube-state-metrics."""
     nodes = _by_node(seen.nodes, seen)
     requests = [one for one in seen.requests if resource(of(one.labels, "resource"))]
     heard = {cell for cells in nodes.values() for cell in cells} | {
@@ -258,9 +256,8 @@ Place = tuple[str, int | None]
 
 @dataclass(frozen=True, eq=False)
 class Device:
-    """order: its place among the GPUs of its node. slices: its MIG instances, by id. sampled: cells in which the
-    exporter listed it. labelled: cells by part and pod. Tracks are by part, power is of the GPU.
-    """
+    """order: its index among the GPUs of its node. slices: its MIG instances, by id. sampled: cells in which the
+    exporter listed it. labelled: cells by part and pod. Figures are by part; power is that of the GPU."""
 
     uuid: str
     model: str
@@ -354,7 +351,7 @@ def _by_place(table: Sequence[Series], grid: TimeGrid) -> dict[Place, dict[int, 
 def _tracks(
     table: Mapping[Place, Mapping[int, float]], places: Sequence[Place], grid: TimeGrid, times: int, most: float
 ) -> dict[int, FigureSeries]:
-    """Convert to whole numbers. A value below 0 is missing; one above the maximum is the maximum."""
+    """Figures as integers. A negative value is dropped; one above the possible maximum is limited to it."""
     return {
         number: FigureSeries(
             grid, {cell: round(min(value, most) * times) for cell, value in table[place].items() if value >= 0}
@@ -375,9 +372,8 @@ def _labelled(seen: Observed) -> dict[str, dict[tuple[int | None, PodName], set[
 
 
 def _node(about: Sequence[Labels], nodes_of: Mapping[PodName, str], listed: Mapping[str, object]) -> str:
-    """Return the node of a device: a name in its series, if Kubernetes knows it; else the node of most pods it was
-    labelled with, the exporter's own among them; else the first name in its series.
-    """
+    """A node name in the series that Kubernetes knows; otherwise the node of most pods that the device was labelled
+    with, including the exporter's own; otherwise the first node name in the series."""
     votes: Counter[str] = Counter()
     for labels in about:
         for pod in (pod_of(labels), (labels.get("namespace", ""), labels.get("pod", ""))):
@@ -397,9 +393,8 @@ def _node(about: Sequence[Labels], nodes_of: Mapping[PodName, str], listed: Mapp
 def assumed_devices(
     node: str, offered: Mapping[str, int], containers: Sequence[Container], labels: Mapping[str, str]
 ) -> list[Device]:
-    """Return devices for as many GPUs as a node offers, or was seen to need, if no exporter ever listed them. labels:
-    the node's.
-    """
+    """Devices for as many GPUs as a node offers, or was seen to need, if no exporter listed them. labels: the
+    node's."""
     model = labels.get("label_nvidia_com_gpu_product", "")
     replicas = labels.get("label_nvidia_com_gpu_replicas", "")
     each = int(replicas) if replicas.isascii() and replicas.isdigit() and int(replicas) > 0 else 1
@@ -419,7 +414,7 @@ def assumed_devices(
 
 
 def _partitioned(node: str, model: str, profiles: Sequence[str], first: int) -> list[Device]:
-    """Return instances in as few GPUs as possible, the largest first."""
+    """Instances placed on as few GPUs as possible, the largest first."""
     bins: list[list[Slice]] = []
     read = [one for gi, profile in enumerate(profiles) if (one := mig_slice(profile, gi, model)) is not None]
     for one in sorted(read, key=lambda part: (-part.compute, part.gi)):

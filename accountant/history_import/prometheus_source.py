@@ -1,8 +1,8 @@
-"""Queries a Prometheus for the series of one chunk.
+"""Queries a Prometheus server for the series of one chunk.
 
-Every selector reads a window that ends at the instant (`last_over_time(x[w])`), so the result does not depend on the
-server's lookback: it contains exactly what was scraped in the window. The window is a step, or two scrapes if those are
-far apart. Metrics are queried under both generations of names; `prometheus_series` reads the labels.
+Every selector has a window that ends at the instant (`last_over_time(x[w])`), so the result does not depend on the
+server's staleness rules. The window is one step, or two scrape intervals if these are longer. Metrics are queried by
+their old and new names; labels are read by `prometheus_series`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_S
 
 
 class PrometheusFailed(AccountantError):
-    """No usable answer: the address and the reason."""
+    """No usable answer; the message has the address and the reason."""
 
 
 STEP_MS = MS_PER_MINUTE
@@ -36,11 +36,11 @@ _GPU: Final = 'resource=~"nvidia_com_.+|nvidia[.]com/.+"'
 _PERCENT, _OVERSHOOT = 100.0, 2.0
 _RATE_MS = 10 * MS_PER_MINUTE
 _CELLS = 1_000_000
-"""Largest number of cells of all devices in one chunk, which limits memory."""
+"""Cells of all devices in one chunk, to limit memory."""
 
 
 class History:
-    """The past as a Prometheus knows it. match: further label matchers, such as `cluster="prod"`."""
+    """The history in a Prometheus server. match: further label matchers, such as `cluster="prod"`."""
 
     def __init__(
         self, server: Prometheus, *, match: str = "", scheduler: str = "", team_labels: Sequence[str] = ()
@@ -55,9 +55,8 @@ class History:
         return self._server.origin
 
     def chunk_ms(self, at_ms: int) -> int:
-        """Return the span of one query: shorter with more devices. Raises PrometheusFailed if there is no series of a
-        GPU in the day before `at_ms`.
-        """
+        """The length of a chunk: shorter with more devices. Raises PrometheusFailed if there are no GPU series in the
+        day before `at_ms`."""
         alternatives = " or ".join(
             f"count(last_over_time({self._of(name)}[1d]))" for name in (*_UTIL, *_ENGINE, *_MEMORY)
         )
@@ -122,7 +121,7 @@ class History:
         return {labels.get("__name__", "") for labels, _ in found}
 
     def _scrape_ms(self, chunk: Chunk, names: set[str]) -> int:
-        """Return the time between two samples, from the largest number in ten minutes."""
+        """The scrape interval, from the largest number of samples in ten minutes."""
         every = f"{min(chunk.end_ms - chunk.start_ms, MS_PER_DAY) // MS_PER_SECOND}s:10m"
         for name in sorted(names):
             text = f"max(max_over_time(count_over_time({self._of(name)}[10m])[{every}]))"
@@ -132,9 +131,7 @@ class History:
         return STEP_MS // 2
 
     def _devices(self, chunk: Chunk) -> tuple[Labels, ...]:
-        """Return devices listed in the chunk or in the day before it, because a GPU is not gone when its
-        exporter is.
-        """
+        """Devices listed in the chunk or in the day before, because a GPU may exist while its exporter is missing."""
         found: list[Labels] = []
         back = f"{(chunk.end_ms - chunk.start_ms + MS_PER_DAY) // MS_PER_SECOND}s"
         for name in (*_UTIL, *_ENGINE, *_MEMORY):
@@ -146,7 +143,7 @@ class History:
 
 
 class _ChunkQueries:
-    """Queries about one chunk."""
+    """The queries of one chunk."""
 
     def __init__(self, server: Prometheus, chunk: Chunk, match: str) -> None:
         self._server = server
@@ -176,7 +173,7 @@ class _ChunkQueries:
 
 
 def read_values(server: Prometheus, query: str, at_ms: int) -> list[tuple[Labels, float]]:
-    """Return the query's values at a time. Raises PrometheusFailed."""
+    """The result of a query at an instant. Raises PrometheusFailed."""
     return [(one.metric, number(one.value[1])) for one in server.instant(query, at_ms) if one.value is not None]
 
 
@@ -199,9 +196,7 @@ def _ratios(values: Sequence[float], *, percent: bool) -> list[float]:
 
 
 def _busy(util: Sequence[Series], engine: Sequence[Series]) -> tuple[Series, ...]:
-    """Return busy time: time with a kernel running for a whole GPU, engine activity for instances and if there is no
-    other.
-    """
+    """Time with a running kernel for whole GPUs; engine activity for MIG instances, and if there is nothing else."""
     timed = {place for one in util if (place := device_of(one.labels)) is not None and place[1] is None}
     return (
         *(one for one in util if (place := device_of(one.labels)) is not None and place[1] is None),

@@ -1,8 +1,9 @@
 """Converts Slurm's accounting into GPUs and their holds.
 
-sacct records how many GPUs a job had, on which nodes and when, but not which GPUs, how many on each node, or how busy
-they were. So the GPUs of a job are divided over its nodes evenly; a node has its stated number of GPUs or the largest
-number needed at once, whichever is more; and every GPU-second of a job is on some GPU: the hours are exactly Slurm's.
+sacct says how many GPUs a job had, on which nodes and when, but not which GPUs, how many on each node, or their
+utilisation. So the GPUs of a job are divided evenly over its nodes, and a node has as many GPUs as it is described with
+or was seen to need at once, whichever is more. Every GPU-second of a job is on some GPU, so the hours equal Slurm's
+exactly.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ _GRES = re.compile(r"gpu(?::([^:(),]+))?:(\d{1,5})(?:\([^)]*\))?(?:,|$)")
 
 @dataclass(frozen=True, slots=True)
 class NodeGpus:
-    """The stated GPUs of a node."""
+    """The described GPUs of a node."""
 
     gpus: int
     model: str = ""
 
 
 def node_names(text: str) -> list[str]:
-    """Expand `n[01-03,7],login`, in its order. Raises ValueError for an invalid list of nodes."""
+    """`n[01-03,7],login` expanded, in its order. Raises ValueError if the text is not a list of nodes."""
     names: list[str] = []
     for one in _split(text):
         found = [""]
@@ -52,7 +53,7 @@ def node_names(text: str) -> list[str]:
 
 
 def _split(text: str) -> list[str]:
-    """Split at the commas outside brackets."""
+    """The text split at commas outside brackets."""
     return re.split(r",(?![^\[]*\])", text)
 
 
@@ -71,7 +72,7 @@ def _numbers(text: str) -> list[str]:
 
 
 def offers(text: str) -> tuple[dict[str, NodeGpus], list[Fault]]:
-    """Parse `sinfo --Node --noheader --format '%N|%G'`: a node and its generic resources per line."""
+    """Reads `sinfo --Node --noheader --format '%N|%G'`: a node and its generic resources per line."""
     found: dict[str, NodeGpus] = {}
     faults = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -87,10 +88,9 @@ def offers(text: str) -> tuple[dict[str, NodeGpus], list[Fault]]:
 
 
 class SlurmHistory:
-    """The jobs of one Slurm cluster, placed once. until_ms: the assumed end of running jobs.
+    """The jobs of one Slurm cluster, placed once. until_ms: assumed end of jobs that still run.
 
-    models: the ledger's names of Slurm's GPU types.
-    """
+    models: the ledger's name for each GPU type of Slurm."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class SlurmHistory:
         self.span: Span | None = (min(s for s, _ in spans), max(e for _, e in spans)) if spans else None
 
     def read(self, chunk: Chunk) -> list[NodeHistory]:
-        """Return the nodes in one chunk. A node without a description exists from its first job to its last."""
+        """The nodes in one chunk. A node without a description exists from its first job to its last."""
         found = []
         for node, (layouts, holds) in self._nodes_of.items():
             own = {
@@ -134,7 +134,7 @@ class SlurmHistory:
         return found
 
     def _nodes(self, job: Job) -> Iterator[tuple[str, int]]:
-        """Yield the nodes of a job with the number of GPUs held there."""
+        """The nodes of a job with the number of GPUs held on each."""
         start, end = self._span(job)
         if not job.gpus or start >= end:
             return
@@ -148,7 +148,7 @@ class SlurmHistory:
                 yield name, count
 
     def _span(self, job: Job) -> Span:
-        """Return the job's span, empty for a job that never began."""
+        """The job's time; empty if it never began."""
         if job.started_ms is None:
             return 0, 0
         return job.started_ms, min(self._until_ms, job.ended_ms if job.ended_ms is not None else self._until_ms)

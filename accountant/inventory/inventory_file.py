@@ -41,7 +41,7 @@ UTC = zone("UTC")
 
 
 class InventoryFault(ValueError):
-    """A fault of one entry: `path` is its place in the document."""
+    """A fault of one entry. `path`: its place in the document."""
 
     def __init__(self, path: tuple[Key, ...], message: str) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class InventoryFault(ValueError):
 
 
 class DownEntry(Model):
-    """A span in which the node cannot be used. Without `end` it has not ended."""
+    """A span in which the node could not be used; it lasts if `end` is missing."""
 
     start: str
     end: str | None = None
@@ -57,16 +57,15 @@ class DownEntry(Model):
 
 
 class _Named(Model):
-    """`cluster` is given only if it differs from the file's."""
+    """`cluster`: only if it differs from the file's."""
 
     name: str = Field(min_length=1, max_length=253)
     cluster: str | None = None
 
 
 class NodeEntry(_Named):
-    """A node. deleted: when its GPUs stopped being capacity. since: from when on its labels apply; by default, from
-    when they are first read.
-    """
+    """A node. deleted: the instant from which its GPUs are no capacity. since: the instant from which its labels are
+    valid; without it, from the first reading."""
 
     pool: str = ""
     region: str = ""
@@ -81,9 +80,8 @@ class NodeEntry(_Named):
 
 
 class NamespaceEntry(_Named):
-    """The team of a namespace; label, teams: the pod label that may name one of these teams instead. since: from when
-    on; by default, from when it is first read.
-    """
+    """The team that a namespace belongs to. label, teams: the pod label by which pods may choose one of these teams
+    instead. since: the instant from which this is valid; without it, from the first reading."""
 
     team: str = Field(default="", max_length=253)
     label: str = Field(default="", max_length=253)
@@ -92,10 +90,9 @@ class NamespaceEntry(_Named):
 
 
 class MaintenanceEntry(Model):
-    """Planned down time of the nodes with one of these names (with `*` and `?` as wildcards) or pools.
+    """Planned down time of nodes with these names (with `*` and `?` as wildcards) or pools.
 
-    Once from `start` to `end`; or with `every` (cron) and `for`, repeatedly from `start` (to `end`).
-    """
+    Once from `start` to `end`; or with `every` (cron) and `for`, repeatedly from `start` (to `end`)."""
 
     nodes: tuple[str, ...] = ()
     pools: tuple[str, ...] = ()
@@ -117,7 +114,7 @@ class MaintenanceEntry(Model):
 
 
 class InventoryFile(Model):
-    """The inventory file."""
+    """The whole file."""
 
     schema_: Literal[1] = Field(alias="schema")
     cluster: str = Field(default="default", min_length=1, max_length=253)
@@ -230,13 +227,12 @@ class YamlInventory:
         return self._calendar
 
     def taken(self) -> None:
-        """Do nothing: every reading is complete."""
+        """Does nothing, since every reading is complete."""
 
 
 class MergedInventory:
-    """Several inventories as one: the first one with a fact about a node or namespace counts. The down times of all are
-    merged.
-    """
+    """Combines several inventories: the first one takes precedence, and each adds what the ones before it leave open. A
+    node was down whenever any of them says so."""
 
     def __init__(self, inventories: Sequence[Inventory], calendar: Callable[[], Calendar] = Calendar) -> None:
         self._inventories = tuple(inventories)

@@ -1,8 +1,8 @@
 """Builds the inventory from an API server by list and watch.
 
-Reflectors, each in a thread of its own, hold reduced objects; `read` converts them to facts. A pod is reported again
-until a reading with it was accepted, and its owners are looked up once. If the server does not answer, nothing changes:
-booking continues, and what the agents reported is billed.
+Reflectors, each in a thread of its own, hold reduced objects; `read` makes facts of them. The facts of a pod are
+repeated until a reading with them is confirmed (`taken`), and its chain of owners is looked up once. If the server does
+not answer, the previous state stays, and time reported by agents is still billed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _OWN_REASONS = frozenset({NOT_READY, CORDONED})
 
 @dataclass(frozen=True, slots=True)
 class KindSeen:
-    """heard_ms: when the server last answered about this kind. failures: how often it did not."""
+    """The state of the watch of one kind. heard_ms: time of the last answer. failures: number of failures."""
 
     kind: str
     heard_ms: int | None
@@ -54,11 +54,10 @@ class KindSeen:
 
 
 class ClusterInventory:
-    """An accountant.ledger.protocols.Inventory over one API server.
+    """Implements accountant.ledger.protocols.Inventory for one API server.
 
     cluster: its name in the ledger. known: the nodes in the ledger, whose histories continue. team_keys: further
-    namespace labels that name a team.
-    """
+    namespace labels that name a team."""
 
     def __init__(
         self,
@@ -88,7 +87,7 @@ class ClusterInventory:
         self._last: dict[str, PodSighting] = {}
         self._told: dict[str, PodSighting] = {}
         self._epochs: dict[tuple[str, str], tuple[int, int | None]] = {}
-        """When it was seen, and its text."""
+        """When it was seen, and written."""
         self._epochs_told: frozenset[tuple[str, str]] = frozenset()
         self._owners = Owners(api)
         self._team_labels: frozenset[str] = frozenset()
@@ -105,7 +104,7 @@ class ClusterInventory:
         )
 
     def start(self) -> None:
-        """Follow the cluster in threads, until `close`."""
+        """Starts the watch threads, which run until `close`."""
         for reflector in self._every:
             name = f"watch {reflector.path}"
             task = self._tasks.add(name)
@@ -116,14 +115,14 @@ class ClusterInventory:
             self._threads.append(thread)
 
     def sync(self) -> None:
-        """List everything once, in this thread. Raises ClusterError."""
+        """Lists everything once, in this thread. Raises ClusterError."""
         for reflector in (self._spaces, self._nodes, self._pods):
             reflector.sync()
         for optional in self._queuing.reflectors:
             _unless_absent(optional, optional.sync)
 
     def follow(self) -> None:
-        """Run one watch of each kind, in this thread. Raises ClusterError."""
+        """Runs one watch of each kind, in this thread. Raises ClusterError."""
         for reflector in (self._spaces, self._nodes, self._pods):
             reflector.follow()
         for optional in self._queuing.reflectors:
@@ -131,14 +130,14 @@ class ClusterInventory:
                 optional.follow()
 
     def close(self) -> None:
-        """End the watches. Their threads are daemons, so a silent server does not delay the exit."""
+        """Ends the watches. They run in daemon threads, so a server that does not answer does not delay the exit."""
         self._stop.set()
         for task in self._watching:
             task.end()
 
     @property
     def kinds(self) -> tuple[KindSeen, ...]:
-        """Return the state of each kind of object."""
+        """The state of the watch of each kind of object."""
         return tuple(
             KindSeen(
                 reflector.path.rpartition("/")[2] + _group_of(reflector.path), reflector.heard_ms, reflector.failures
@@ -152,7 +151,7 @@ class ClusterInventory:
 
     @property
     def synced(self) -> bool:
-        """Return whether everything has been listed at least once."""
+        """Whether everything has been listed at least once."""
         return self._spaces.synced and self._nodes.synced and self._pods.synced
 
     def read(self, now_ms: int) -> Facts:
@@ -185,7 +184,7 @@ class ClusterInventory:
             known[name] = node_facts.deleted_node(known[name], now_ms)
 
     def _to_tell(self) -> tuple[tuple[tuple[str, PodFacts], ...], tuple[EpochReport, ...]]:
-        """Return pods with new facts, and the epochs that they reported."""
+        """The pods with new facts, and the epochs that their annotations report."""
         with self._dirty_lock:
             waiting, epochs = dict(self._dirty), dict(self._epochs)
         try:
@@ -212,7 +211,7 @@ class ClusterInventory:
         return structs.replace(facts, queue_ref=self._queuing.ref(pod, chain, facts.queue_ref))
 
     def _queue_told(self, link: Link) -> None:
-        """Report pods again whose queue may have become known."""
+        """Marks pods whose queue may have become known, so that they are sent again."""
         with self._dirty_lock:
             for uid in self._linked.get(link, ()):
                 if uid in self._last:
@@ -282,7 +281,7 @@ def _job_key(cluster: str, fact: PodFacts) -> JobKey:
 
 
 def _unless_absent(reflector: Reflector[Any, Any], act: Callable[[], None]) -> None:
-    """Run `act` for the version of an optional kind that the server has, if any."""
+    """Runs `act`, and ignores that the server does not serve an optional kind."""
     for _ in range(reflector.places):
         try:
             act()
@@ -294,6 +293,6 @@ def _unless_absent(reflector: Reflector[Any, Any], act: Callable[[], None]) -> N
 
 
 def _group_of(path: str) -> str:
-    """Return `.GROUP` of a path; "" for the core group."""
+    """`.GROUP` of an API path; "" for the core group."""
     parts = path.split("/")
     return f".{parts[2]}" if parts[1] == "apis" else ""

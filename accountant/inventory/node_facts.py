@@ -1,10 +1,10 @@
-"""Derives a node's facts from its labels, and its down time from conditions, taints and the maintenance calendar.
+"""Derives a node's facts from its labels, and its down times from conditions, taints and the maintenance calendar.
 
-`described` reads labels; `seen` continues the history of a node with one more observation. A down span begins when the
-cluster says it began (a condition's transition, a taint's time), else when it was first seen, and ends likewise.
+`described` reads labels; `seen` continues a node's history with one more observation. A down time begins at the time
+that the cluster reports (a condition's transition, a taint's time), otherwise when it was first seen; its end likewise.
 
-Repeated spans follow a cron expression in a zone of their own, so `0 6 * * sun` is six in the morning before and after
-a change of the clocks. Only spans that have begun are returned, because planned ones may be cancelled.
+Repeated maintenance follows a cron expression in its own time zone, so `0 6 * * sun` is at six in the morning on both
+sides of a clock change. Only maintenance that has begun is returned, because planned maintenance may be cancelled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gputally.base.units import MS_PER_SECOND
 CapacityType = Literal["on-demand", "spot", "reserved", "on-prem", ""]
 
 SHARD = "kai.scheduler/node-pool"
-"""The label with which KAI assigns nodes to its scheduling shards."""
+"""The label by which KAI assigns nodes to its scheduling shards."""
 POOL = (
     "gputally.dev/pool", "cloud.google.com/gke-nodepool", "eks.amazonaws.com/nodegroup", "karpenter.sh/nodepool",
     "karpenter.sh/provisioner-name", "alpha.eksctl.io/nodegroup-name", "kubernetes.azure.com/agentpool", "agentpool",
@@ -40,11 +40,9 @@ MODEL = (
     "cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name", "eks.amazonaws.com/instance-gpu-name",
     "kubernetes.azure.com/accelerator",
 )  # fmt: skip
-"""Labels with the GPU model, best first. Sources: NVIDIA gpu-feature-discovery, and the label lists of the clouds'
-documentation.
-"""
+"""In order of precedence. Sources: NVIDIA gpu-feature-discovery, and the label lists in the clouds' documentation."""
 _SHARING = re.compile(r"-SHARED$|-MIG-[0-9a-z.+]+$")
-"""Suffixes that feature discovery appends to the product under time-slicing and under MIG's `single` strategy."""
+"""Suffixes that feature discovery adds to the product with time-slicing and with MIG's `single` strategy."""
 
 _CAPACITY: tuple[tuple[str, Mapping[str, CapacityType]], ...] = (
     (
@@ -62,7 +60,7 @@ _CAPACITY: tuple[tuple[str, Mapping[str, CapacityType]], ...] = (
     ("kubernetes.azure.com/scalesetpriority", {"spot": "spot", "regular": "on-demand"}),
 )
 _SAYS_WHEN_SPOT = ("cloud.google.com/gke-nodepool", "kubernetes.azure.com/agentpool")
-"""Clouds that label a node only if it is *not* on demand."""
+"""Clouds that label only nodes that are *not* on demand."""
 
 NOT_READY = "NotReady"
 CORDONED = "cordoned"
@@ -70,9 +68,8 @@ CORDONED = "cordoned"
 
 @dataclass(frozen=True, slots=True)
 class NodeObservation:
-    """One observation of a node. ready_since_ms: when its condition last changed, None if unknown. cordoned_ms: when it
-    was cordoned, None if unknown.
-    """
+    """One observation of a node. ready_since_ms: last change of its condition, None if unknown. cordoned_ms: when it
+    was cordoned, None if unknown."""
 
     cluster: str
     name: str
@@ -85,7 +82,7 @@ class NodeObservation:
 
 
 def described(cluster: str, name: str, labels: Mapping[str, str]) -> NodeFacts:
-    """Return pool, place, capacity type and hardware; "" for what no label states."""
+    """Pool, location, capacity type and hardware; "" if no label states them."""
     return NodeFacts(
         cluster=cluster,
         name=name,
@@ -100,7 +97,7 @@ def described(cluster: str, name: str, labels: Mapping[str, str]) -> NodeFacts:
 
 
 def capacity_type(labels: Mapping[str, str]) -> CapacityType:
-    """Return the capacity type; "" if no label states it."""
+    """How the node is paid for; "" if no label states it."""
     for key, meaning in _CAPACITY:
         found = meaning.get(labels.get(key, "").lower())
         if found:
@@ -109,7 +106,7 @@ def capacity_type(labels: Mapping[str, str]) -> CapacityType:
 
 
 def seen(before: NodeFacts | None, sight: NodeObservation, now_ms: int) -> NodeFacts:
-    """Return the node after one more observation; its history continues."""
+    """The node after one more observation; its history continues."""
     down: Sequence[Down] = before.down if before is not None else ()
     began = sight.ready_since_ms if sight.ready_since_ms is not None else now_ms
     down = _continued(down, NOT_READY, not sight.ready, began, began, now_ms)
@@ -120,7 +117,7 @@ def seen(before: NodeFacts | None, sight: NodeObservation, now_ms: int) -> NodeF
 
 
 def deleted_node(before: NodeFacts, at_ms: int) -> NodeFacts:
-    """Return the node after its deletion, which ends its open spans."""
+    """The node after its deletion, which also ends open down times."""
     if before.deleted_ms is not None:
         return before
     ended = tuple(replace(d, end_ms=max(at_ms, d.start_ms + 1)) if d.end_ms is None else d for d in before.down)
@@ -128,7 +125,7 @@ def deleted_node(before: NodeFacts, at_ms: int) -> NodeFacts:
 
 
 def merge_nodes(first: NodeFacts, second: NodeFacts) -> NodeFacts:
-    """Merge two inventories' facts about one node: facts of `first` take precedence, and down times are merged."""
+    """Combines two inventories' facts of one node: `first` takes precedence, and both contribute down times."""
 
     def either(name: str) -> str:
         return cast(str, getattr(first, name) or getattr(second, name))
@@ -154,7 +151,7 @@ def merge_nodes(first: NodeFacts, second: NodeFacts) -> NodeFacts:
 def _continued(
     down: Sequence[Down], reason: str, holds: bool, began_ms: int, ended_ms: int, now_ms: int
 ) -> Sequence[Down]:
-    """Begin or end the open span of one reason. Times from the cluster are not later than now."""
+    """Begins or ends the open down time of one reason. Reported times are at most now."""
     still = next((d for d in down if d.reason == reason and d.end_ms is None), None)
     if holds and still is None:
         return (*down, Down(min(began_ms, now_ms), None, reason))
@@ -171,12 +168,13 @@ def _first(labels: Mapping[str, str], keys: Sequence[str]) -> str:
 
 
 MOST_SPANS = 2_000
-"""Largest number of repetitions of one entry, the newest ones: years of daily maintenance."""
+"""Maximum number of repetitions of one entry, the newest ones: years of daily maintenance."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedMaintenance:
-    """One entry. end_ms None: without an end. every, for_s: repetitions and their length."""
+    """One maintenance entry. end_ms: None for an unlimited time, or unlimited repetition. every, for_s: cron expression
+    and length of repetitions."""
 
     cluster: str
     nodes: tuple[str, ...]
@@ -189,7 +187,7 @@ class PlannedMaintenance:
     timezone: str = "UTC"
 
     def check(self) -> None:
-        """Raises ValueError with the reason if the entry is invalid."""
+        """Raises ValueError with the reason if the entry is inconsistent."""
         if not self.nodes and not self.pools:
             raise ValueError("name nodes or pools")
         if self.end_ms is not None and self.end_ms <= self.start_ms:
@@ -206,7 +204,7 @@ class PlannedMaintenance:
         )
 
     def spans(self, now_ms: int) -> tuple[Down, ...]:
-        """Return the spans that have begun by now, ascending."""
+        """The maintenance times that have begun by now, ascending."""
         if self.every is None:
             return (Down(self.start_ms, self.end_ms, self.reason),) if self.start_ms <= now_ms else ()
         return tuple(reversed([*self._repeated(now_ms)]))
@@ -236,7 +234,7 @@ class Calendar:
     entries: tuple[PlannedMaintenance, ...] = ()
 
     def applied(self, nodes: Collection[NodeFacts], now_ms: int) -> list[NodeFacts]:
-        """Return the nodes with their planned down time added."""
+        """The nodes with their planned down times added."""
         if not self.entries:
             return list(nodes)
         spans = [(entry, entry.spans(now_ms)) for entry in self.entries]

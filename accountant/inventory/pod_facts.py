@@ -1,23 +1,23 @@
-"""Derives a pod's facts: job name, requests and scheduler queue. Defines the fields of objects that are read for it.
+"""Derives a pod's facts: job name, requests and scheduler queue. Defines the structs into which API objects are
+decoded.
 
-Answers of the API server are decoded once, directly into these structs; other fields are skipped.
+Answers of the API server are decoded once into these structs; fields that are not needed are skipped.
 
-Owners are followed whatever their kind, so that the pods of an unknown controller have one name too. A chain may be
-incomplete (a node's agent sees only the nearest owner); then the labels that well-known controllers put on their pods
-complete it. For a complete chain they add nothing.
+The chain of owners is followed for any kind of owner, so that the pods of an unknown controller share one job name. If
+the chain is incomplete (a node's agent sees only the nearest owner), labels that well-known controllers put on their
+pods complete it.
 
-A pod need not carry its queue as a label. KAI and Volcano keep it in the PodGroup by which they place pods, so this
-takes precedence over labels, on pods that the same scheduler places (gputally.base.pod_queue_labels). Kueue's
-LocalQueue represents a ClusterQueue, and a policy may name either: the ClusterQueue is added after an `@`
-(`kueue:NAMESPACE/NAME@CLUSTERQUEUE`, accountant.ledger.team_assignment); the Workload of the pod's owner names the
-ClusterQueue that admitted it. Its cohorts follow, nearest first, each after a `^`, for a policy that names those. A
-kind that the cluster does not serve is looked for again later. KAI's and Volcano's Queue objects are not watched,
-because references use their names.
+A pod need not have a queue label. KAI and Volcano store the queue in the PodGroup by which they place pods, so for pods
+of the same scheduler the PodGroup takes precedence over labels (gputally.base.pod_queue_labels). A LocalQueue of Kueue
+belongs to a ClusterQueue, and a policy may name either: the ClusterQueue is appended after an `@`
+(`kueue:NAMESPACE/NAME@CLUSTERQUEUE`, accountant.ledger.team_assignment). The Workload of the pod's owner says which
+ClusterQueue admitted it. Its cohorts follow, nearest first, each after a `^`. Kinds that the cluster does not serve are
+skipped and tried again later. Queue objects of KAI and Volcano are not watched, because references use their names.
 
-A scheduler reads a pod's queue once, when it places the pod; the pod's owner can change the labels at any time. So the
-earliest observation of a placed pod determines the queue, and a later label cannot move booked time to another queue.
-Before the placement, the newest observation counts. Changes by an administrator always count: the ClusterQueue and the
-cohorts behind a Kueue queue.
+A scheduler reads a pod's queue once, when it places the pod, while the pod's owner can change labels at any time. So
+the earliest observation of a placed pod fixes its queue, and a later label cannot move booked time to another queue.
+Before the placement the newest observation counts. Changes by an administrator still count: the ClusterQueue and the
+cohorts of a Kueue queue.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class LocalQueue(_Object, frozen=True):
 
 
 class ClusterQueueSpec(_Object, frozen=True):
-    """cohort: the name of the field in v1beta1."""
+    """cohort: the field name in v1beta1."""
 
     cohort_name: str = ""
     cohort: str = ""
@@ -154,7 +154,7 @@ class CohortSpec(_Object, frozen=True):
 
 
 class Cohort(_Object, frozen=True):
-    """A Cohort of Kueue; one that exists only as a name in its ClusterQueues has no object."""
+    """A Cohort of Kueue; a cohort that only ClusterQueues name has no object."""
 
     metadata: Metadata
     spec: CohortSpec = CohortSpec()
@@ -188,15 +188,14 @@ def milliseconds(at: datetime | None) -> int | None:
 PLACES = frozenset(
     {"Node", "Namespace", "Machine", "NodePool", "Queue", "ClusterQueue", "LocalQueue", "CustomResourceDefinition"}
 )
-"""Kinds that own pods without being a job, such as nodes."""
+"""Kinds that own pods without being a job: they say where a pod runs, not what it is for."""
 _HASH = "pod-template-hash"
 
 
 @dataclass(frozen=True, slots=True)
 class JobLabel:
-    """A label that names a job. below: kinds that this job owns; the label counts only if the chain ends in one of them
-    or is empty.
-    """
+    """A label that names a job. below: kinds that this job owns; the label is used only if the chain ends in one of
+    them or is empty."""
 
     label: str
     kind: str
@@ -222,9 +221,8 @@ MARKS = (
     _mark("workflows.argoproj.io/cron-workflow", "CronWorkflow", "Workflow"),
     _mark("kueue.x-k8s.io/pod-group-name", "PodGroup"),
 )
-"""Nearest first, so that one may complete another. Sources: the controllers' own documentation of the labels they set
-on pods.
-"""
+"""Nearest first, so that one can complete the result of another. Sources: the controllers' documentation of the labels
+they set on pods."""
 _RAY_PARENT = {"RayJob": "RayJob", "RayService": "RayService", "RayCronJob": "RayJob"}
 _RAY_KIND, _RAY_NAME = "ray.io/originated-from-crd", "ray.io/originated-from-cr-name"
 _RUNAI_KIND, _RUNAI_NAME = "workloadKind", "workloadName"
@@ -233,10 +231,9 @@ _POD_GROUPS = ("pod-group-name", "scheduling.k8s.io/group-name", "scheduling.vol
 
 
 def job(owners: Sequence[Owner], labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> str:
-    """Return `Kind/name` of the job; "" for a single pod.
+    """`Kind/name` of the job; "" for a single pod.
 
-    owners: the known chain, nearest first.
-    """
+    owners: the known part of the chain, nearest first."""
     if labels.get(_RUNAI_NAME) and labels.get(_RUNAI_KIND):
         return f"{labels[_RUNAI_KIND]}/{labels[_RUNAI_NAME]}"
     kind, name = _outermost(owners, labels)
@@ -269,9 +266,9 @@ def _outermost(owners: Sequence[Owner], labels: Mapping[str, str]) -> tuple[str,
 
 
 GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.com/", "habana.ai/gaudi")
-"""Prefixes of resources that are GPUs or parts of one."""
+"""Prefixes of the names of resources that are GPUs or parts of one."""
 GPU_ANNOTATIONS = frozenset({"gpu-fraction", "gpu-memory", "gpu-fraction-num-devices"})
-"""The annotations with which KAI's pods request a part of a GPU; they may also be labels."""
+"""Annotations by which KAI's pods request a part of a GPU; they may also be labels."""
 _ENDED = frozenset({"Succeeded", "Failed"})
 _MARKS = frozenset(mark.label for mark in MARKS) | {
     "pod-template-hash", "workloadKind", "workloadName", "ray.io/originated-from-crd", "ray.io/originated-from-cr-name",
@@ -287,7 +284,7 @@ _QUEUE_MARKS = frozenset(GROUP_KEYS) | QUEUE_KEYS
 
 @dataclass(frozen=True, slots=True)
 class PodSighting:
-    """The stored data of a GPU pod: its facts without its chain of owners, and where the chain begins."""
+    """The stored facts of a GPU pod without its chain of owners, and where the chain begins."""
 
     facts: PodFacts
     owner: Ref | None
@@ -297,7 +294,7 @@ class PodSighting:
     epoch: str = ""
     """The epoch in its annotation (accountant.ledger.protocols)."""
     epoch_ms: int | None = None
-    """The time of that annotation, as the API server knows it; None if unknown."""
+    """The latest time at which the annotation was written, according to the API server; None if unknown."""
 
 
 def is_gpu_resource(name: str) -> bool:
@@ -307,9 +304,9 @@ def is_gpu_resource(name: str) -> bool:
 def pod_sighting(
     pod: Pod, now_ms: int, team_labels: Collection[str] = (), user_keys: Sequence[str] = ()
 ) -> PodSighting | None:
-    """Return the stored data; None for a pod that requests no GPU. team_labels: labels with which some namespace names
-    a team; other labels are dropped. user_keys: further labels and annotations that name the user, best first.
-    """
+    """The facts of a pod; None if it requests no GPU. team_labels: labels by which some namespace lets pods choose a
+    team; other labels are dropped. user_keys: further labels and annotations that name the user, in order of
+    precedence."""
     meta, spec, status = pod.metadata, pod.spec, pod.status
     labels, annotations = meta.labels or {}, meta.annotations or {}
     requests = _requests(spec)
@@ -348,13 +345,13 @@ def pod_sighting(
 
 
 def as_placed(now: tuple[tuple[str, str], ...], before: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Return the marks of a placed pod: those that name its queue stay as the scheduler read them."""
+    """The marks of a pod that has its node: those that name its queue stay as the scheduler read them."""
     kept = {key: value for key, value in before if key in _QUEUE_MARKS}
     return tuple(sorted({**{key: value for key, value in now if key not in _QUEUE_MARKS}, **kept}.items()))
 
 
 def complete(pod: PodSighting, chain: Chain) -> PodFacts:
-    """Return the facts with job and queue. A queue that only an owner names counts as the pod's own."""
+    """The facts with job and queue. A queue that only an owner names counts as the pod's own."""
     marks = dict(pod.marks)
     wanted: Mapping[str, str] = {**chain.labels, **{key: value for key, value in marks.items() if key in QUEUE_KEYS}}
     return structs.replace(
@@ -366,13 +363,13 @@ def complete(pod: PodSighting, chain: Chain) -> PodFacts:
 
 
 def _written(meta: Metadata) -> int | None:
-    """Return when the writer of the epoch last changed a field; of several writers the last."""
+    """When the manager of the epoch annotation last wrote; of several managers the last one."""
     times = [milliseconds(one.time) for one in meta.managed_fields or () if _EPOCH_FIELD in bytes(one.fields)]
     return max((at for at in times if at is not None), default=None)
 
 
 def _requests(spec: PodSpec) -> dict[str, str]:
-    """Return the GPU resources of the pod: the sum over its containers, or one init container's if that is more."""
+    """GPU resources of the pod: the sum over its containers, or one init container's if that is more."""
     running: dict[str, int] = {}
     most: dict[str, int] = {}
     for container in spec.containers:
@@ -385,7 +382,7 @@ def _requests(spec: PodSpec) -> dict[str, str]:
 
 
 def _requested(container: Container) -> dict[str, int]:
-    """Return whole numbers, because extended resources have no others. Limits count as requests."""
+    """Integers only, since extended resources have no other quantities. Limits count as requests."""
     told = (container.resources.requests, container.resources.limits)
     return {
         name: int(count)
@@ -397,9 +394,8 @@ def _requested(container: Container) -> dict[str, int]:
 
 
 Link = tuple[str, str, str]
-"""Connects a pod to such an object: ("group" | "local", namespace, name), or ("owner", "", uid). For the objects above
-a LocalQueue: ("cluster-queue" | "cohort", "", name).
-"""
+"""Identifies an object linked to a pod: ("group" | "local", namespace, name), or ("owner", "", uid). For objects above
+a LocalQueue: ("cluster-queue" | "cohort", "", name)."""
 KAI_GROUPS = ("/apis/scheduling.run.ai/v2alpha2/podgroups",)
 VOLCANO_GROUPS = ("/apis/scheduling.volcano.sh/v1beta1/podgroups",)
 LOCAL_QUEUES = ("/apis/kueue.x-k8s.io/v1beta2/localqueues", "/apis/kueue.x-k8s.io/v1beta1/localqueues")
@@ -411,7 +407,7 @@ _LABEL = {"kai": "kai.scheduler/queue", "volcano": "scheduling.volcano.sh/queue-
 
 @dataclass(frozen=True, slots=True)
 class LinkedQueue:
-    """What one object states: the queue of the linked pods. cluster_queue: Kueue's, "" if it states none."""
+    """The queue in one linked object. cluster_queue: Kueue's, "" if the object does not name it."""
 
     link: Link
     queue: str
@@ -419,10 +415,10 @@ class LinkedQueue:
 
 
 class Queuing:
-    """Not thread-safe except `reflectors`, each of which belongs to one thread.
+    """Watches the objects that determine queues. Not thread-safe except for `reflectors`, each of which belongs to one
+    thread.
 
-    changed: called with the link of every object with new content.
-    """
+    changed: called with the link of every object that changed."""
 
     def __init__(self, api: Api, changed: Callable[[Link], None], now_ms: Callable[[], int]) -> None:
         self._changed = changed
@@ -444,7 +440,7 @@ class Queuing:
         )
 
     def ref(self, pod: PodSighting, chain: Chain, found: str) -> str:
-        """Return the queue of a pod. found: from its labels alone, as in agent.wire.PodFacts."""
+        """The queue of a pod. found: by its labels alone, as in agent.wire.PodFacts."""
         marks, space = dict(pod.marks), pod.facts.namespace
         for groups, scheme in ((self._kai, "kai"), (self._volcano, "volcano")):
             for key in GROUP_KEYS:
@@ -462,9 +458,7 @@ class Queuing:
         return "^".join((f"{found}@{leads}", *self._cohorts(leads))) if leads else found
 
     def _cohorts(self, cluster_queue: str) -> list[str]:
-        """Return the cohorts of a ClusterQueue, nearest first. A cycle, with which Kueue admits nothing, is followed
-        once.
-        """
+        """The cohorts of a ClusterQueue, nearest first. A cycle, with which Kueue admits nothing, is followed once."""
         found: list[str] = []
         told = self._leading.get(("cluster-queue", "", cluster_queue))
         while told is not None and told.queue and told.queue not in found:
@@ -473,7 +467,7 @@ class Queuing:
         return found
 
     def _tell(self, link: Link) -> None:
-        """Report an object's change to the pods that name it, or to all pods below it."""
+        """Reports the change of an object: for the pods that name it, or for all whose ClusterQueue is below it."""
         kind, _, name = link
         if kind not in ("cluster-queue", "cohort"):
             self._changed(link)
@@ -542,17 +536,18 @@ def _workload(work: QueueWorkload) -> LinkedQueue | None:
 
 
 LATE_MS = MS_PER_HOUR
-"""How long after its start a pod's queue may still be found through its owners, if it has none itself."""
+"""For so long after a pod's start its queue may still be determined through its owners, if the pod itself names
+none."""
 
 
 class ObservedPod(PodFacts, frozen=True, kw_only=True):
-    """What one observer knows of a pod. queue_ms: since when `queue_ref` is fixed; None: not yet."""
+    """One observer's knowledge of a pod. queue_ms: since when `queue_ref` is fixed; None: not yet."""
 
     queue_ms: int | None = None
 
 
 def observed(fact: PodFacts, *, through_owners: bool) -> ObservedPod:
-    """Return one observation. through_owners: the observer also reads the pod's owners, which can take some time."""
+    """One observation. through_owners: the observer also reads the pod's owners, which can take a while."""
     begun = next((at for at in (fact.scheduled_ms, fact.started_ms) if at is not None), None)
     open_ = through_owners and not fact.queue_ref and begun is not None and fact.observed_ms <= begun + LATE_MS
     known = getattr(fact, "queue_ms", None)
@@ -563,7 +558,7 @@ def observed(fact: PodFacts, *, through_owners: bool) -> ObservedPod:
 
 
 def merged(one: ObservedPod, other: ObservedPod) -> ObservedPod:
-    """Merge two observations of one observer: the newer, with the queue that was fixed first."""
+    """Combines two observations of one observer: the newer one, with the queue that was fixed first."""
     newer, older = sorted((one, other), key=_order, reverse=True)
     told = [fact for fact in (newer, older) if fact.queue_ms is not None]
     if not told:
@@ -574,10 +569,10 @@ def merged(one: ObservedPod, other: ObservedPod) -> ObservedPod:
 
 
 def _base(queue_ref: str) -> str:
-    """Return the reference without the parts that an administrator decides."""
+    """The reference without the part that an administrator decides."""
     return queue_ref.partition("@")[0]
 
 
 def _order(fact: ObservedPod) -> tuple[object, ...]:
-    """Return an arbitrary but fixed order of equally new observations."""
+    """An arbitrary but fixed order of observations with equal times."""
     return fact.observed_ms, repr(structs.replace(fact, queue_ref="", queue_ms=None)), fact.queue_ref

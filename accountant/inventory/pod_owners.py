@@ -1,7 +1,8 @@
 """Follows the owner references above a pod.
 
-An owner is read once and cached by uid; many unknown owners of one kind are read as one paged list. An owner that may
-not be read, or is gone, ends the chain: the job is then named by the known part.
+An owner is requested once and cached by uid. Many unknown owners of one kind are fetched as one paged list, which names
+all that exist. An owner that may not be read, or no longer exists, ends the chain; the job is then named by the known
+part.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from gputally.kubernetes.list_watch import PAGE, ListMetadata, Metadata, NamedOb
 from gputally.kubernetes.objects import Api
 
 MANY = 20
-"""Number of unknown owners of one kind above which all of the kind are listed."""
+"""If there are more unknown owners of one kind than this, the whole kind is listed."""
 REMEMBERED = 200_000
 DEPTH = 16
-"""Longest chain that is followed, because owner references may form a cycle by mistake."""
+"""Longest chain that is followed; owner references can form a cycle by mistake."""
 _KINDS = {"Job": "jobs", "CronJob": "cronjobs", "ReplicaSet": "replicasets", "Deployment": "deployments",
           "StatefulSet": "statefulsets", "DaemonSet": "daemonsets"}  # fmt: skip
 
@@ -41,7 +42,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class OwnerFacts:
-    """The facts about an owner: its own owner, and the queue it requests."""
+    """The facts of an owner: its own owner, and the queue that it names."""
 
     parent: Ref | None = None
     labels: tuple[tuple[str, str], ...] = ()
@@ -84,7 +85,7 @@ class Owners:
         self._one = msgspec.json.Decoder(NamedObject)
 
     def learn(self, refs: Iterable[Ref]) -> None:
-        """Read the owners in the chains above `refs`, level by level. Raises ClusterError."""
+        """Fetches what the chains above `refs` need, level by level. Raises ClusterError."""
         level = {ref.uid: ref for ref in refs}
         for _ in range(DEPTH):
             missing = [ref for ref in level.values() if ref.uid not in self._known]
@@ -104,7 +105,7 @@ class Owners:
                 return
 
     def chain(self, ref: Ref | None) -> Chain:
-        """Return the chain from cached owners."""
+        """The chain from cached owners."""
         owners: list[Owner] = []
         labels: dict[str, str] = {}
         while ref is not None and len(owners) < DEPTH:
@@ -128,7 +129,7 @@ class Owners:
         return owner_facts(found.metadata) if found.metadata.uid == ref.uid else OwnerFacts()
 
     def _list(self, api_version: str, kind: str) -> bool:
-        """Read all objects of a kind. Returns whether owners that are still unknown do not exist."""
+        """Caches all owners of a kind. Returns whether owners that are still unknown do not exist."""
         path = self._path(api_version, kind)
         token = ""
         while path is not None:
@@ -147,7 +148,7 @@ class Owners:
         return False
 
     def _path(self, api_version: str, kind: str, namespace: str = "", name: str = "") -> str | None:
-        """Return the path; None for a kind that this server does not serve, or that may not be read."""
+        """The API path; None for a kind that this server does not serve, or that may not be read."""
         group = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
         plural, namespaced = _KINDS.get(kind) if api_version in ("batch/v1", "apps/v1") else None, True
         if plural is None:
@@ -179,6 +180,6 @@ def nearest(references: Sequence[OwnerReference] | None, namespace: str) -> Ref 
 
 
 def owner_facts(metadata: Metadata) -> OwnerFacts:
-    """Return the facts in an object's metadata about its owners."""
+    """The owner and queue labels in an object's metadata."""
     labels = tuple(sorted((k, v) for k, v in (metadata.labels or {}).items() if k in QUEUE_KEYS))
     return OwnerFacts(nearest(metadata.owner_references, metadata.namespace), labels)

@@ -1,8 +1,8 @@
 """Reads Slurm jobs from sacct or slurmdbd as pod facts.
 
-An agent on a Slurm node knows only a job's number; Slurm's accounting knows its user, account and name. `queue_ref` is
-`slurm:ACCOUNT`; the account replaces the namespace, so that an inventory can give it a team. A record that cannot be
-read becomes a `Fault` with its place.
+An agent on a Slurm node knows only a job's number; Slurm's accounting has its user, account and name. `queue_ref` is
+`slurm:ACCOUNT`; the account is used as the namespace, so that an inventory can assign it to a team. A record that
+cannot be read becomes a `Fault` with its place.
 
 sacct: `SLURM_TIME_FORMAT=%s sacct --parsable2 --allusers --format=JobIDRaw,JobID,JobName,Account,User,…`; columns are
 found by their heading, times are epoch seconds, or local times in the given zone.
@@ -24,7 +24,7 @@ from agent.wire import PodFacts
 from gputally.base.units import MS_PER_SECOND
 
 MOST_STEPS = 64
-"""Largest number of step names kept of a job."""
+"""Maximum number of step names stored per job."""
 _NEVER = frozenset({"", "Unknown", "None", "N/A", "0"})
 _NEEDED = ("JobIDRaw", "Account")
 
@@ -39,9 +39,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """array: number of the whole array, if the job is one of its tasks. steps: id -> name. types: GPUs by type, if
-    Slurm records it. cluster: Slurm's, if the file has this column.
-    """
+    """array: number of the array, if the job is one of its tasks. steps: id -> name. types: GPUs by type, as far as
+    known. cluster: the column Cluster, if the file has one."""
 
     id: str
     name: str
@@ -62,9 +61,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """jobs: one per number, the last in the file; runs: all records of jobs, requeued ones included. Both in the order
-    of the file.
-    """
+    """jobs: one per number, the last one in the file; runs: all records of jobs, including those of requeued ones. Both
+    in the order of the file."""
 
     jobs: tuple[Job, ...]
     faults: tuple[Fault, ...]
@@ -72,7 +70,7 @@ class Reading:
 
 
 def facts(job: Job, observed_ms: int) -> PodFacts:
-    """Return the facts in the ledger's form; `uid` is the number by which agents know the job."""
+    """The facts in the ledger's form; `uid` is the number by which agents know the job."""
     labels = {"slurm/user": job.user, "slurm/partition": job.partition}
     labels |= {f"slurm/step.{step}": name for step, name in list(job.steps.items())[:MOST_STEPS]}
     return PodFacts(
@@ -95,7 +93,7 @@ def facts(job: Job, observed_ms: int) -> PodFacts:
 
 
 def read(raw: bytes, zone: ZoneInfo) -> Reading:
-    """Read either form, recognised by its first character."""
+    """Reads either format, which the first character identifies."""
     return from_rest(raw) if raw.lstrip()[:1] in (b"{", b"[") else from_sacct(raw, zone)
 
 
@@ -179,9 +177,7 @@ def _sacct_job(row: Mapping[str, str], zone: ZoneInfo) -> Job:
 
 
 def _gpus_of(parts: Iterable[str]) -> tuple[int, dict[str, int]]:
-    """Parse (`gres/gpu=4`, by type: `gres/gpu:a100=4`), two forms of the same value, of which often only one is
-    present.
-    """
+    """(total from `gres/gpu=4`, by type from `gres/gpu:a100=4`); often only one of the two forms is present."""
     total, types = 0, dict[str, int]()
     for part in parts:
         name, _, count = part.partition("=")
@@ -256,7 +252,7 @@ def _text(value: object) -> str:
 
 
 def _number(value: object) -> int | None:
-    """Return a plain number, or Slurm's `{set, infinite, number}`; None if it is not set."""
+    """A plain number, or Slurm's `{set, infinite, number}`; None if it is not set."""
     if isinstance(value, dict):
         value = value.get("number") if value.get("set", True) and not value.get("infinite") else None
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
