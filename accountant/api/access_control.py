@@ -156,7 +156,7 @@ Ingesting = Annotated[Principal, Depends(_REQUIRED["ingest"])]
 Importing = Annotated[Principal, Depends(_REQUIRED["import"])]
 Reading = Annotated[Principal, Depends(_REQUIRED["read"])]
 Progressing = Annotated[Principal, Depends(_REQUIRED["progress"])]
-Governing = Annotated[Principal, Depends(_REQUIRED["policy"])]
+PolicyPrincipal = Annotated[Principal, Depends(_REQUIRED["policy"])]
 Administering = Annotated[Principal, Depends(_REQUIRED["admin"])]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Response
 from pydantic import Field, TypeAdapter
 
-from accountant.api.access_control import Governing, Reading, body, of_everyone
+from accountant.api.access_control import PolicyPrincipal, Reading, body, of_everyone
 from accountant.api.dependencies import Deps, Given
 from accountant.api.problems import Refusal, json_body, refuses
 from accountant.api.query_parameters import SpanParams
@@ -26,7 +26,9 @@ _FAR_MS = 253_402_300_800_000
     openapi_extra={"requestBody": json_body("Policy")},
     responses=refuses("malformed-body", "too-large", "invalid-body", "ledger-unavailable"),
 )
-def put_policy(policy: Annotated[Policy, body(Policy, "policy")], deps: Given, principal: Governing) -> PolicyVersion:
+def put_policy(
+    policy: Annotated[Policy, body(Policy, "policy")], deps: Given, principal: PolicyPrincipal
+) -> PolicyVersion:
     """Puts it in force from now on; earlier versions keep their dates. If it is already in force, its version is
     returned unchanged."""
     return deps.ledger.put_policy(policy, deps.clock.wall_ms(), principal.name)

@@ -36,7 +36,7 @@ from gputally.base.units import MS_PER_HOUR
 from gputally.server import config_models, logs_and_metrics
 
 if TYPE_CHECKING:
-    from accountant.fleet.members import Fleet, FleetMonth, Told
+    from accountant.fleet.members import Fleet, FleetMonth, ProgressCallback
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 fleet_app = typer.Typer(help="Several clusters, from the lake in which they publish.", no_args_is_help=True)
@@ -267,7 +267,7 @@ def _opened(lake: str | Lake, engine: EngineName, url: str, rates: Path | None =
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Told]:
+def _progress() -> Iterator[ProgressCallback]:
     """A progress bar on standard error, if that is a terminal."""
     console = Terminal(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()

@@ -35,7 +35,7 @@ from gputally.server import config_models
 from gputally.server.config_models import Exact, Model
 
 Where = Mapping[Dimension, Collection[str]]
-Told = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 """Called with progress: the ledger, the number done and the total."""
 
 
@@ -162,7 +162,7 @@ class Fleet:
         by: Sequence[Dimension],
         where: Where | None = None,
         timezone: str = "UTC",
-        told: Told = lambda *_: None,
+        told: ProgressCallback = lambda *_: None,
     ) -> UsageAnswer:
         """Accounts per group, added up over the members."""
         sums: dict[tuple[str, ...], list[UsageLine]] = {}
@@ -186,7 +186,7 @@ class Fleet:
         spec: WindowSpec,
         at_ms: int,
         measure: Measure,
-        told: Told = lambda *_: None,
+        told: ProgressCallback = lambda *_: None,
     ) -> UsageWindow:
         """Usage of each queue over a sliding window that ends at `at_ms`, added up over the members.
 
@@ -221,7 +221,7 @@ class Fleet:
         by: Sequence[Dimension],
         where: Where | None = None,
         timezone: str = "UTC",
-        told: Told = lambda *_: None,
+        told: ProgressCallback = lambda *_: None,
     ) -> CostAnswer:
         """The exact cost per group, with each ledger's own prices. Raises SeveralCurrencies."""
         answers = []
@@ -256,7 +256,7 @@ class Fleet:
         )
 
     def month(
-        self, members: Sequence[Member], month: Month, told: Told = lambda *_: None
+        self, members: Sequence[Member], month: Month, told: ProgressCallback = lambda *_: None
     ) -> tuple[FleetMonth, Mapping[str, Statement]]:
         """The month's summary, and the statements of the members that it sums. Raises SeveralCurrencies."""
         stated: dict[str, Statement] = {}

@@ -446,7 +446,7 @@ def find_holders(given: Iterable[PodResources], views: Mapping[Key, PodView], no
     return NodeAllocations(_marked(found), tuple(sorted(unresolved)), frozenset(present) - node.systems)
 
 
-def still_cut(before: Sequence[Devices], offered: Sequence[Devices], gpus: Sequence[Gpu]) -> tuple[Devices, ...]:
+def merge_offered(before: Sequence[Devices], offered: Sequence[Devices], gpus: Sequence[Gpu]) -> tuple[Devices, ...]:
     """Return `offered`, plus devices that were offered before and are missing now.
 
     The kubelet offers only healthy devices, and none while their plugin restarts; allocated devices stay allocated.

@@ -42,7 +42,7 @@ from agent.holders.device_allocations import (
     SliceStore,
     Watched,
     find_holders,
-    still_cut,
+    merge_offered,
 )
 from agent.holders.holder_files import KnownPod, Pods
 from agent.holders.kubelet_client import Kubelet
@@ -261,7 +261,7 @@ class NodePods:
         labels = self._node[0].labels if self._node is not None else {}
         claimable = self._slices[0].uuids() if self._slices is not None else _NO_SLICES
         if given.offered is not self._heard:
-            self._heard, self._offered = given.offered, still_cut(self._offered, given.offered, gpus)
+            self._heard, self._offered = given.offered, merge_offered(self._offered, given.offered, gpus)
         watched = self._claims.watched(listed) if self._claims is not None else _NOTHING_WATCHED
         mode = replica_mode(labels)
         asked = _JoinInputs(listed, views, self._offered, list(gpus), mode, names, claimable, watched, self._systems)

@@ -22,11 +22,11 @@ from gputally.base.units import prorate
 Holders = dict[tuple[str, str, str], HolderReading]
 """The holder readings of one device by `agent.metering.busy_time_attribution.reading_key`."""
 
-_LADDER: tuple[Method, ...] = (
+_METHODS: tuple[Method, ...] = (
     "simulated", "imported", "carried", "accounting", "device", "process", "gpm", "dcgm", "allocation",
 )  # fmt: skip
 """Ways to come by a busy time, the finest first."""
-_RANK = {method: rank for rank, method in enumerate(_LADDER)}
+_RANK = {method: rank for rank, method in enumerate(_METHODS)}
 _COMPLETE = frozenset({"process", "accounting"})
 """Methods that see every process: a holder that they do not list did nothing."""
 
@@ -48,7 +48,7 @@ class Methods:
 
 def method_of(rung: int) -> Method:
     """Return the method at a position."""
-    return _LADDER[rung]
+    return _METHODS[rung]
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):

@@ -34,7 +34,7 @@ from fairshare.preemption import target_preemption
 from fairshare.preemption.preemption_claims import free_by_node
 from fairshare.preemption.preemption_cycle import Calls, PreemptionCounts, Preemptions, no_calls
 from fairshare.preemption.target_preemption import mode_of
-from fairshare.preemption.unfinished_preemptions import NOT_RESUMED, FinishedPreemptions, Resuming
+from fairshare.preemption.unfinished_preemptions import NOT_RESUMED, FinishedPreemptions, PreemptionFinisher
 from fairshare.targets import ADAPTERS, status_conditions
 from fairshare.targets.status_conditions import StatusObject
 from fairshare.targets.weight_plan import Adapter, Apply, list_if_served, look_at, plan, release
@@ -111,7 +111,7 @@ class Controller:
         self._telling = Notifier(cluster, accountant, status_object)
         self._tally = PreemptionCounts()
         self._preemptions = Preemptions(accountant.pod_usage, calls, status_object)
-        self._resuming = Resuming()
+        self._resuming = PreemptionFinisher()
         self._acts = dict(acts or {})
         self._lost = LostGpus(accountant.lost_gpus)
         self._unheard = UnmeteredNodes(accountant.metered_nodes)

@@ -34,7 +34,7 @@ from fairshare.preemption.latency_objectives import Latency, shown
 from fairshare.preemption.preemption_claims import NO_QUOTAS, named_by, preemption_inputs
 from fairshare.preemption.preemption_rules import PastPreemption, still_limiting
 from fairshare.preemption.preemption_types import PreemptionCall
-from fairshare.preemption.target_preemption import ClaimsUnsettled, PreemptionReport, Said
+from fairshare.preemption.target_preemption import ClaimsUnsettled, PreemptionReport, RecordedOutcomes
 from fairshare.preemption.victim_candidates import key_of
 from fairshare.targets.status_conditions import StatusObject
 from fairshare.targets.weight_plan import Adapter, list_if_served, look_at
@@ -72,7 +72,7 @@ class Preemptions:
         self._where = where
         self._idle = IdleWatch(usage)
         self._past: tuple[PastPreemption, ...] = ()
-        self._said: dict[str, Said] = {}
+        self._said: dict[str, RecordedOutcomes] = {}
         self._vetoed: dict[str, dict[str, tuple[EvictionVeto, int]]] = {}
 
     def restore(self, standing: Object) -> None:

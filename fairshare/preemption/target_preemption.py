@@ -165,7 +165,7 @@ def cycle_id(policy: Policy, situation: PreemptionInputs) -> str:
     return f"{policy.version()}/{situation.now_ms}/{situation.target}/preemption"
 
 
-Said = Mapping[str, tuple[object, ...]]
+RecordedOutcomes = Mapping[str, tuple[object, ...]]
 """What was last recorded of each claim."""
 
 
@@ -181,7 +181,7 @@ def outcome_of(report: PreemptionReport) -> dict[str, tuple[object, ...]]:
     }
 
 
-def decisions(policy: Policy, report: PreemptionReport, before: Said) -> tuple[Decision, ...]:
+def decisions(policy: Policy, report: PreemptionReport, before: RecordedOutcomes) -> tuple[Decision, ...]:
     """Return the inputs, each verdict and each victim; empty if nothing has changed."""
     now = outcome_of(report)
     stopped = {stop.claimant for stop in report.stops if stop.effect.result in STOPPED}

@@ -192,7 +192,7 @@ def end_all(cluster: Cluster, now_ms: int) -> FinishedPreemptions:
     )
 
 
-class Resuming:
+class PreemptionFinisher:
     """The unfinished preemptions of one controller. Not thread-safe."""
 
     def __init__(self) -> None:

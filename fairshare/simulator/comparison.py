@@ -84,9 +84,9 @@ class Task:
     contended: dict[int, frozenset[int]] | None = None
 
 
-Heard: TypeAlias = Callable[[str, float], None]
+ProgressCallback: TypeAlias = Callable[[str, float], None]
 """Called with the policy and the finished part, of one replay or of all."""
-Replays: TypeAlias = Callable[[Sequence[Task], Heard], Iterable[Result]]
+Replays: TypeAlias = Callable[[Sequence[Task], ProgressCallback], Iterable[Result]]
 """Runs tasks, each independent of the others, and returns the results in their order."""
 
 
@@ -98,7 +98,7 @@ class TaskRunner:
     share: Sequence[float]
     settings: DeficitPolicy | None = None
 
-    def __call__(self, tasks: Sequence[Task], heard: Heard) -> Iterator[Result]:
+    def __call__(self, tasks: Sequence[Task], heard: ProgressCallback) -> Iterator[Result]:
         for number, task in enumerate(tasks):
             yield self.play(task, _of_one(heard, task.name, number, len(tasks)))
 
@@ -116,7 +116,7 @@ class TaskRunner:
         return Result(task.load, task.capacity, task.window, score, record, contended)
 
 
-def _of_one(heard: Heard, name: str, before: int, all_: int) -> Callable[[float], None]:
+def _of_one(heard: ProgressCallback, name: str, before: int, all_: int) -> Callable[[float], None]:
     return lambda part: heard(name, (before + part) / all_)
 
 
@@ -125,13 +125,13 @@ def compare(
     windows: Sequence[Window],
     capacities: Sequence[tuple[float, int]],
     replays: Replays,
-    progress: Heard | None = None,
+    progress: ProgressCallback | None = None,
 ) -> list[Result]:
     """Run every policy of `names` in every window at every (load, capacity), in that order."""
     firsts = [Task("fifo", load, capacity, window) for load, capacity in capacities for window in windows]
     every = len(firsts) * (len(names) + ("fifo" not in names))
 
-    def heard(first: int, of: int) -> Heard:
+    def heard(first: int, of: int) -> ProgressCallback:
         return lambda name, part: progress(name, (first + part * of) / every) if progress is not None else None
 
     found: dict[tuple[str, int], Result] = {}
@@ -240,7 +240,7 @@ def players(player: TaskRunner, most: int | None = None) -> Iterator[Replays]:
     for _ in range(count):  # else the others begin, with all they import, only once the first run is over
         pool.submit(os.getpid)
 
-    def play(tasks: Sequence[Task], heard: Heard) -> Iterator[Result]:
+    def play(tasks: Sequence[Task], heard: ProgressCallback) -> Iterator[Result]:
         if tasks:
             heard(tasks[0].name, 0.0)
         for number, (task, result) in enumerate(zip(tasks, pool.map(_play, tasks), strict=True), 1):

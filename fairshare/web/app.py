@@ -97,12 +97,12 @@ def pages(
     place = PolicyLocation(settings.policy, keeper(settings.pages_apply, settings.policy, cluster))
     source = Source(settings.accountant, settings.token_file, settings.ca_file, settings.cluster_name)
     previews = Previews(Worker(source, settings.pages_memory_mib))
-    house = PageContext(
+    context = PageContext(
         scene, History(client, clock), previews, place, clock,
         settings.interval, applied, settings.pages_accountant,
     )  # fmt: skip
     host, port = address(settings.pages_listen)
-    site = PagesApp(house, PageAuthentication(tokens, people), ROUTES)
+    site = PagesApp(context, PageAuthentication(tokens, people), ROUTES)
     ready = threading.Thread(target=site.make_ready, name="templates", daemon=True)
     with ExitStack() as open_:
         open_.callback(previews.close)

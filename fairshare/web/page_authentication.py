@@ -92,7 +92,7 @@ def sent(form: Fields, name: str) -> str:
     return (form.get(name) or ("",))[0]
 
 
-HOUSE = "gputally-fairshare"
+PROGRAM = "gputally-fairshare"
 """Name that separates these cookies from the accountant's: a session there is not valid here, even with the
 same key.
 """
@@ -119,7 +119,7 @@ class SignIns:
         report: Callable[[str], None],
     ) -> None:
         try:
-            self._seal = CookieSigner(key_of(key), HOUSE)
+            self._seal = CookieSigner(key_of(key), PROGRAM)
         except CannotStart as error:
             raise NoSessions(f"pages_session_key: {error}") from error
         self._clock = clock

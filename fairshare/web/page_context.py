@@ -89,8 +89,8 @@ class RequestContext:
     rest: str
 
     @property
-    def house(self) -> PageContext:
-        return self.site.house
+    def context(self) -> PageContext:
+        return self.site.context
 
     def asked(self, name: str, default: str = "") -> str:
         """Return a parameter of the query."""
@@ -121,8 +121,8 @@ class Page:
 class PagesApp:
     """The pages as an ASGI application. Handlers run in threads."""
 
-    def __init__(self, house: PageContext, authentication: PageAuthentication, pages: Sequence[Page]) -> None:
-        self.house = house
+    def __init__(self, context: PageContext, authentication: PageAuthentication, pages: Sequence[Page]) -> None:
+        self.context = context
         self.people: Callable[[], SignInService | None] = authentication.people
         self._authentication = authentication
         self._threads = CapacityLimiter(MOST_AT_ONCE)
@@ -143,19 +143,20 @@ class PagesApp:
         self, template: str, caller: Caller | None, current: str = "", status: int = 200, **values: Any
     ) -> Response:
         """A page in the common frame."""
-        snapshot = self.house.scene.now()
+        snapshot = self.context.scene.now()
         shared: dict[str, Any] = {
             "navigation": OF_TEAMS if caller is not None and caller.teams is not None else NAVIGATION,
             "style_url": page_layout.STYLE, "script_url": SCRIPT, "visitor": caller,
             "person": caller.person if caller is not None else None,
-            "current": current, "snapshot": snapshot, "place": self.house.place, "accountant": self.house.accountant,
-            "now_ms": self.house.clock.wall_ms(), "stale_ms": 3 * self.house.interval_s * MS_PER_SECOND + 60_000,
+            "current": current, "snapshot": snapshot,
+            "place": self.context.place, "accountant": self.context.accountant,
+            "now_ms": self.context.clock.wall_ms(), "stale_ms": 3 * self.context.interval_s * MS_PER_SECOND + 60_000,
         }  # fmt: skip
         return HTMLResponse(_environment().get_template(template).render(shared | values), status)
 
     def snapshot(self) -> Snapshot:
         """Return the last cycle. Raises Refusal before the first one."""
-        found = self.house.scene.now()
+        found = self.context.scene.now()
         if found is None:
             raise Refusal(503, "Not yet", "the first cycle has not ended; look again in a moment")
         return found

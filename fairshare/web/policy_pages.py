@@ -69,7 +69,9 @@ def _findings_json(findings: Sequence[Finding]) -> list[dict[str, str]]:
 def file(visit: RequestContext) -> Response:
     """POST `/policy/file`: the file to commit."""
     text, _ = _text(visit)
-    name = "".join(letter for letter in visit.house.place.name if letter.isalnum() or letter in "._-") or "policy.yaml"
+    name = (
+        "".join(letter for letter in visit.context.place.name if letter.isalnum() or letter in "._-") or "policy.yaml"
+    )
     return Response(text, media_type=YAML, headers={"Content-Disposition": f'attachment; filename="{name}"'})
 
 
@@ -79,11 +81,11 @@ def preview(visit: RequestContext) -> Response:
     days = visit.sent("days")
     if not days.isascii() or not days.isdigit() or not 1 <= int(days) <= MOST_DAYS:
         raise Refusal(422, "How many days?", f"a preview looks back 1 to {MOST_DAYS} days")
-    order = PreviewOrder(visit.site.snapshot().policy, policy, int(days), visit.house.clock.wall_ms())
+    order = PreviewOrder(visit.site.snapshot().policy, policy, int(days), visit.context.clock.wall_ms())
     try:
-        key = visit.house.previews.start(order, text, edited=visit.sent("edited") != "no")
+        key = visit.context.previews.start(order, text, edited=visit.sent("edited") != "no")
     except Busy as busy:
-        running = visit.house.previews.running()
+        running = visit.context.previews.running()
         raise Refusal(409, "One at a time", f"{busy}: {link('/preview/', running)}" if running else str(busy)) from busy
     return redirect(link("/preview/", key))
 
@@ -91,7 +93,7 @@ def preview(visit: RequestContext) -> Response:
 def preview_page(visit: RequestContext) -> Response:
     """`/preview/KEY`: the progress, then the result."""
     key, _, more = visit.rest.partition("/")
-    found = visit.house.previews.get(key)
+    found = visit.context.previews.get(key)
     if found is None:
         raise Refusal(404, "No such preview", "this replica does not know it: it was made on another, or is forgotten")
     if more == "state":
@@ -108,30 +110,30 @@ def preview_page(visit: RequestContext) -> Response:
 
 def cancel(visit: RequestContext) -> Response:
     """POST `/preview/KEY`: stop it."""
-    visit.house.previews.cancel(visit.rest)
+    visit.context.previews.cancel(visit.rest)
     return redirect(link("/preview/", visit.rest))
 
 
 def apply(visit: RequestContext) -> Response:
     """POST `/policy/apply`: write the file, if the operator allows it and it has not changed meanwhile."""
     text, policy = _text(visit)
-    if not visit.house.place.writable:
+    if not visit.context.place.writable:
         raise Refusal(403, "Not from here", "pages do not write the policy here: commit the file instead")
     before = _version(visit.site)
     try:
-        visit.house.place.write(text, visit.sent("base"))
+        visit.context.place.write(text, visit.sent("base"))
     except PolicyFileChanged as error:
         raise Refusal(409, "Changed meanwhile", str(error)) from error
     except PolicyNotWritten as error:
         raise Refusal(500, "It could not be written", str(error)) from error
-    visit.house.applied(visit.caller.principal.name, before, policy.version())
+    visit.context.applied(visit.caller.principal.name, before, policy.version())
     return visit.page("applied.html", "/policy", before=before, version=policy.version())
 
 
 def _standing(site: PagesApp) -> PolicyText:
     try:
-        text = site.house.place.read()
-        return PolicyText.of(text, site.house.place.name)
+        text = site.context.place.read()
+        return PolicyText.of(text, site.context.place.name)
     except (PolicyNotWritten, FileFault) as error:
         raise Refusal(503, "The policy file cannot be read", str(error)) from error
 
@@ -139,7 +141,7 @@ def _standing(site: PagesApp) -> PolicyText:
 def _version(site: PagesApp) -> str:
     """Return the version of the present file; "faulty" if it is not a valid policy."""
     try:
-        return loaded(parse(site.house.place.read(), site.house.place.name)).version()
+        return loaded(parse(site.context.place.read(), site.context.place.name)).version()
     except (PolicyNotWritten, FileFault):
         return "faulty"
 
@@ -152,7 +154,7 @@ def _sent(visit: RequestContext) -> Form:
 
 
 def _draft(site: PagesApp, standing: PolicyText, sent: Form) -> Draft:
-    snapshot = site.house.scene.now()
+    snapshot = site.context.scene.now()
     try:
         return policy_form.draft(standing, sent, snapshot.gpus if snapshot is not None else None)
     except ValueError as error:
@@ -163,7 +165,7 @@ def _text(visit: RequestContext) -> tuple[str, Policy]:
     """Return the whole file, which later steps of the form carry along."""
     text = visit.sent("text").replace("\r\n", "\n")
     try:
-        return text, loaded(parse(text, visit.house.place.name))
+        return text, loaded(parse(text, visit.context.place.name))
     except FileFault as fault:
         raise Refusal(422, "This policy is faulty", str(fault)) from fault
 
@@ -202,7 +204,7 @@ def _parts_html(site: PagesApp, policy: Policy | None) -> str:
     """Return the entitlements from quotas and weights under a draft, as a list to be put into the page."""
     if policy is None:
         return ""
-    snapshot = site.house.scene.now()
+    snapshot = site.context.scene.now()
     gpus = (snapshot.gpus if snapshot is not None else None) or _FALLBACK_GPUS
     parts = static_parts(policy, gpus)
     used = {

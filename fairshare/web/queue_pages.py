@@ -197,7 +197,7 @@ KINDS = ("weight", "preemption", "hold")
 
 def shares(visit: RequestContext) -> Response:
     """`/`: every queue in its tree, at every target."""
-    snapshot = visit.house.scene.now()
+    snapshot = visit.context.scene.now()
     if snapshot is None:
         return visit.page("waiting.html", "/")
     found = _targets(snapshot, _own(visit, snapshot.policy))
@@ -215,20 +215,20 @@ def queue(visit: RequestContext) -> Response:
         where = "the policy in force has" if own is None else "your teams have"
         raise Refusal(404, "No such queue", f"{where} no queue {visit.rest[:200]!r}")
     hours = min(policy.window.size // 3600, queue_history.MOST_HOURS) or 1
-    end_ms = visit.house.clock.wall_ms() // MS_PER_HOUR * MS_PER_HOUR
+    end_ms = visit.context.clock.wall_ms() // MS_PER_HOUR * MS_PER_HOUR
     start_ms = end_ms - hours * MS_PER_HOUR
     # Why a workload was stopped names the one that came instead: of their own queues teams see the weights alone.
     kind = "" if own is None else "weight"
     decided, missing = _recent_decisions(visit, start_ms, 20, visit.rest, kind)
     held: list[tuple[float, float]] = []
     try:
-        held = visit.house.history.held(policy, visit.rest, hours) if not missing else []
+        held = visit.context.history.held(policy, visit.rest, hours) if not missing else []
     except AccountantUnavailable as error:
         missing = str(error)
     places = []
     for target in _targets(snapshot, own):
         row = next(row for row in target.rows if row.name == visit.rest)
-        samples = visit.house.scene.samples(target.name, visit.rest)
+        samples = visit.context.scene.samples(target.name, visit.rest)
         flat = row.entitled * target.gpus
         lines = [
             Line("held", "held, by the books", held, area=True, steps=True),
@@ -264,9 +264,9 @@ def decisions(visit: RequestContext) -> Response:
     days = int(asked_days) if asked_days.isascii() and asked_days.isdigit() and int(asked_days) in DAYS else 7
     kind = visit.asked("kind") if visit.asked("kind") in KINDS else ""
     wanted = visit.asked("queue")[:300]
-    start_ms = visit.house.clock.wall_ms() - days * MS_PER_DAY
+    start_ms = visit.context.clock.wall_ms() - days * MS_PER_DAY
     found, missing = _recent_decisions(visit, start_ms, MOST_SHOWN, wanted, kind)
-    snapshot = visit.house.scene.now()
+    snapshot = visit.context.scene.now()
     names = [each.name for _, each in PolicyTree(snapshot.policy).downwards()] if snapshot is not None else []
     return visit.page(
         "decisions.html", "/decisions", decisions=found, missing=missing, most=MOST_SHOWN, days=days, kind=kind,
@@ -281,10 +281,10 @@ def decision(visit: RequestContext) -> Response:
         raise Refusal(404, "No such decision", "its address says no time")
     missing = ""
     try:
-        one, same = visit.house.history.decision(id, int(at))
+        one, same = visit.context.history.decision(id, int(at))
     except AccountantUnavailable as error:
         missing = str(error)
-        same = tuple(each for each in visit.house.scene.decisions() if each.at_ms == int(at))
+        same = tuple(each for each in visit.context.scene.decisions() if each.at_ms == int(at))
         one = next((each for each in same if each.id == id), None)
     if one is None:
         raise Refusal(404, "No such decision", missing or "the accountant has no decision of that name at that time")
@@ -297,11 +297,11 @@ def _recent_decisions(
     visit: RequestContext, start_ms: int, most: int, queue: str, kind: str
 ) -> tuple[list[Decision], str]:
     """Decisions, newest first; and why they are this process's own alone, "" where the accountant answers."""
-    end_ms = visit.house.clock.wall_ms() + 1
+    end_ms = visit.context.clock.wall_ms() + 1
     try:
-        return visit.house.history.decisions(start_ms, end_ms, most, queue, kind), ""
+        return visit.context.history.decisions(start_ms, end_ms, most, queue, kind), ""
     except AccountantUnavailable as error:
-        return queue_history.shown_decisions(visit.house.scene.decisions(), most, queue, kind), str(error)
+        return queue_history.shown_decisions(visit.context.scene.decisions(), most, queue, kind), str(error)
 
 
 def _own(visit: RequestContext, policy: Policy) -> frozenset[str] | None:

@@ -33,7 +33,7 @@ from gputally.base.units import MS_PER_HOUR
 MOST_DAYS = 30
 MOST_KEPT = 20
 State = Literal["running", "done", "failed", "cancelled"]
-Told = Callable[[float, str], None]
+ProgressCallback = Callable[[float, str], None]
 """Called with the progress: the finished part (0..1), and the present step."""
 
 
@@ -75,7 +75,7 @@ class Preview:
     fault: str = ""
 
 
-Work = Callable[[PreviewOrder, Told, threading.Event], Comparison]
+Work = Callable[[PreviewOrder, ProgressCallback, threading.Event], Comparison]
 """Raises Cancelled soon after the event is set, and an Exception with a sentence for any other failure."""
 
 
@@ -146,7 +146,7 @@ class Previews:
                 self._known[key] = replace(self._known[key], **changes)  # type: ignore[arg-type]  # checked by replace
 
 
-def compare(order: PreviewOrder, client: AccountantApi, told: Told) -> Comparison:
+def compare(order: PreviewOrder, client: AccountantApi, told: ProgressCallback) -> Comparison:
     """Run a preview. Raises WhatIfError and AccountantUnavailable."""
     told(0.0, "reading the books")
     past = of_books(client, order.then, order.days * 86_400, None, order.at_ms)
@@ -193,9 +193,9 @@ class Worker:
     source: Source
     most_mib: int = 768
     most_s: float = 600.0
-    compare: Callable[[PreviewOrder, AccountantApi, Told], Comparison] = compare
+    compare: Callable[[PreviewOrder, AccountantApi, ProgressCallback], Comparison] = compare
 
-    def __call__(self, order: PreviewOrder, told: Told, stop: threading.Event) -> Comparison:
+    def __call__(self, order: PreviewOrder, told: ProgressCallback, stop: threading.Event) -> Comparison:
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe(duplex=False)
         plain = (order.now.model_dump_json(by_alias=True), order.then.model_dump_json(by_alias=True))
@@ -218,7 +218,7 @@ class Worker:
             process.close()
             here.close()
 
-    def _listen(self, pipe: Connection, told: Told, stop: threading.Event) -> Comparison:
+    def _listen(self, pipe: Connection, told: ProgressCallback, stop: threading.Event) -> Comparison:
         looks = round(self.most_s / _LOOK_S)
         while looks > 0:
             if stop.is_set():
@@ -241,7 +241,7 @@ class Worker:
 
 
 def _work(
-    compare: Callable[[PreviewOrder, AccountantApi, Told], Comparison],
+    compare: Callable[[PreviewOrder, AccountantApi, ProgressCallback], Comparison],
     source: Source,
     policies: tuple[str, str],
     days: int,

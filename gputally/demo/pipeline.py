@@ -141,11 +141,11 @@ class Pipeline:
         teams = tuple(sorted(queue.name for queue in scenario.policy.queues))
         with ExitStack() as opening:
             mine = opening.enter_context(parts or Parts())
-            self._office, self._crew = mine.office, mine.crew
+            self._accountant, self._crew = mine.office, mine.crew
             leaving = folder if scratch else None
             premises = AccountantConfig(scenario.nodes, teams, folder, port, scenario.start_ms, mine.log_file)
-            self._office.start(premises, scratch=leaving)
-            self.url: str = self._office.ask("url")
+            self._accountant.start(premises, scratch=leaving)
+            self.url: str = self._accountant.ask("url")
             plot = SiteConfig(
                 nodes=scenario.nodes,
                 queues=frozenset(teams),
@@ -180,7 +180,7 @@ class Pipeline:
         """
         hours = self.scenario.days * 24
         events: Sequence[Event] = self.engine.events_until(self.scenario.start_ms)
-        self._office.ask("hour", self.scenario.start_ms, _of_nodes(events), False)
+        self._accountant.ask("hour", self.scenario.start_ms, _of_nodes(events), False)
         self._tell_nodes(events)
         self._crew.begin(events)
         events = self.engine.events_until(self._after(1))
@@ -190,7 +190,7 @@ class Pipeline:
         with ThreadPoolExecutor(1, "scheduler") as scheduler:
             for hour in range(1, hours + 1):
                 away = hour in self.scenario.faults.away
-                self._office.ask("hour", self._after(hour), _of_nodes(events), away, keep_house)
+                self._accountant.ask("hour", self._after(hour), _of_nodes(events), away, keep_house)
                 going_on = scheduler.submit(self._go_on, hour, control, events)
                 self._crew.arrive()
                 if self._scraped:
@@ -208,7 +208,7 @@ class Pipeline:
                     self._crew.delivered()
                 keep_house = hour < hours and not self._at_once(hour)
                 if not keep_house:
-                    self._office.ask("maintain")
+                    self._accountant.ask("maintain")
                     control()
                     control = None
         self.taken = self._crew.finish(self.scenario.end_ms)
@@ -227,18 +227,18 @@ class Pipeline:
 
     def figures(self) -> LedgerFigures:
         """Query the ledger for the figures of the span."""
-        found: LedgerFigures = self._office.ask("figures", self.scenario.start_ms, self.scenario.end_ms)
+        found: LedgerFigures = self._accountant.ask("figures", self.scenario.start_ms, self.scenario.end_ms)
         return found
 
     def write_files(self, folder: Path) -> None:
         """Begin to write the ledger's files (gputally.demo.worker_processes.LEDGER_FILES), and return at once."""
-        self._office.tell(order("write_files", folder, self.scenario.start_ms, self.scenario.end_ms))
+        self._accountant.tell(order("write_files", folder, self.scenario.start_ms, self.scenario.end_ms))
 
     def files_written(self) -> None:
         """Wait for the end of `write_files`, before any other request. Raises WorkerLost if a file cannot be
         written.
         """
-        self._office.answer()
+        self._accountant.answer()
 
     def get(self, path: str) -> str:
         """Return a page of the accountant."""
@@ -272,9 +272,9 @@ class Pipeline:
     def _deliver_alone(self, hour: int) -> None:
         """Let the agents whose answers will be lost deliver their records."""
         for name in (node.name for node in self.scenario.nodes if (hour, node.name) in self.scenario.faults.lost_acks):
-            self._office.ask("lose_next_ack")
+            self._accountant.ask("lose_next_ack")
             sent = self._crew.deliver_alone(name)
-            self.resent += sent if self._office.ask("ack_was_lost") else 0
+            self.resent += sent if self._accountant.ask("ack_was_lost") else 0
 
     def _control(self, hour: int, states: Mapping[str, QueueState], progress: Callable[[int], None]) -> None:
         """Run KAI's queue controller, gputally's controller and KAI's scheduler, in this order. states: at the end of

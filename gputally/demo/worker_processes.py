@@ -198,7 +198,7 @@ def _said(who: str, error: Exception) -> str:
     return f"{who} failed: {type(error).__name__}: {error}"
 
 
-OFFICE = "gputally.demo.accountant_process:DemoAccountant"
+ACCOUNTANT = "gputally.demo.accountant_process:DemoAccountant"
 SITE = "gputally.demo.agent_site:AgentSite"
 LEDGER_FILES = ("report.html", "statement.csv", "ledger.duckdb")
 """Files that the accountant writes."""
@@ -353,7 +353,7 @@ class Parts:
 
     def __init__(self, log_file: Path | None = None) -> None:
         self.log_file = log_file
-        self.office = Worker("the accountant", OFFICE, log_file=log_file)
+        self.office = Worker("the accountant", ACCOUNTANT, log_file=log_file)
         self.crew = AgentPool(log_file)
 
     def __enter__(self) -> Self:

@@ -67,13 +67,13 @@ class Session:
 
 
 class CookieSigner:
-    """Signs and verifies cookies. key: secret, the same after restarts. house: the name of the program whose pages
+    """Signs and verifies cookies. key: secret, the same after restarts. program: the name of the program whose pages
     these are, also part of the cookies' names.
     """
 
-    def __init__(self, key: bytes, house: str = "gputally") -> None:
+    def __init__(self, key: bytes, program: str = "gputally") -> None:
         self._key = key
-        self.house = house
+        self.program = program
 
     def sign_in(self, under_way: SignIn, now_ms: int, seconds: int) -> str:
         return self._sealed("sign-in", _plain(under_way), now_ms, seconds)
@@ -102,7 +102,7 @@ class CookieSigner:
         return hmac.new(self._key, b"form:" + session.id.encode(), hashlib.sha256).hexdigest()
 
     def _sealed(self, sort: Sort, content: Mapping[str, Any], now_ms: int, seconds: int) -> str:
-        times = {"aud": f"{self.house}-{sort}", "exp": now_ms // MS_PER_SECOND + seconds}
+        times = {"aud": f"{self.program}-{sort}", "exp": now_ms // MS_PER_SECOND + seconds}
         return jwt.encode({**content, **times}, self._key, algorithm="HS256")
 
     def _opened(self, sort: Sort, text: str, now_ms: int) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class CookieSigner:
                 text,
                 self._key,
                 algorithms=["HS256"],
-                audience=f"{self.house}-{sort}",
+                audience=f"{self.program}-{sort}",
                 options={"require": ["exp"], "verify_exp": False},
             )
         except (jwt.PyJWTError, ValueError) as error:
@@ -244,8 +244,8 @@ class SignInService:
         self._redirect = public_url.rstrip("/") + CALLBACK
         self._session_seconds = session_seconds
         self._secure = public_url.startswith("https:")
-        self._session_name = ("__Host-" if self._secure else "") + seal.house
-        self._under_way_name = ("__Secure-" if self._secure else "") + f"{seal.house}-sign-in"
+        self._session_name = ("__Host-" if self._secure else "") + seal.program
+        self._under_way_name = ("__Secure-" if self._secure else "") + f"{seal.program}-sign-in"
         self.providers = tuple(Provider(one, one.login) for one in callers.issuers if one.login is not None)
         self._keys = {one.issuer.issuer: keys(openid_connect.source(one.issuer), clock) for one in self.providers}
 

@@ -76,71 +76,71 @@ class PageContext:
 
 
 @pytest.fixture
-def house(tmp_path: Path, clock: VirtualClock, login: Provider) -> Iterator[PageContext]:
+def site(tmp_path: Path, clock: VirtualClock, login: Provider) -> Iterator[PageContext]:
     built = PageContext(tmp_path, clock, login)
     yield built
     built.service.close()
 
 
-def test_a_person_signs_in_sees_the_page_asked_for_and_signs_out(house: PageContext, login: Provider):
+def test_a_person_signs_in_sees_the_page_asked_for_and_signs_out(site: PageContext, login: Provider):
     login.claims |= {"groups": ["platform", "chess"]}
-    back = house.sign_in("/coverage")
+    back = site.sign_in("/coverage")
     assert (back.status_code, back.headers["location"]) == (303, "/coverage")
     cookie = back.headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=lax" in cookie
-    page = house.browser.get("/coverage", headers=PAGE)
+    page = site.browser.get("/coverage", headers=PAGE)
     assert page.status_code == 200
     assert "ann@example.com" in page.text
-    assert house.browser.get("/v1/audit").status_code == 200, "the API too, for reading"
+    assert site.browser.get("/v1/audit").status_code == 200, "the API too, for reading"
     form_token = page.text.split('name="form_token" value="')[1].split('"')[0]
-    assert house.browser.post("/sign-out", data={"form_token": "0" * 64}).status_code == 403
-    assert house.browser.get("/coverage", headers=PAGE).status_code == 200
-    assert house.browser.post("/sign-out", data={"form_token": form_token}).headers["location"] == "/signed-out"
-    assert "Sign in again" in house.browser.get("/signed-out", headers=PAGE).text
-    assert house.browser.get("/coverage", headers=PAGE).status_code == 303
+    assert site.browser.post("/sign-out", data={"form_token": "0" * 64}).status_code == 403
+    assert site.browser.get("/coverage", headers=PAGE).status_code == 200
+    assert site.browser.post("/sign-out", data={"form_token": form_token}).headers["location"] == "/signed-out"
+    assert "Sign in again" in site.browser.get("/signed-out", headers=PAGE).text
+    assert site.browser.get("/coverage", headers=PAGE).status_code == 303
 
 
-def test_what_one_may_see_is_asked_at_every_request(house: PageContext, login: Provider, clock: VirtualClock):
+def test_what_one_may_see_is_asked_at_every_request(site: PageContext, login: Provider, clock: VirtualClock):
     login.claims |= {"groups": ["leads"]}
-    house.sign_in("/")
-    assert house.browser.get("/team/vision", headers=PAGE).status_code == 200
-    assert house.browser.get("/team/language", headers=PAGE).status_code == 403
-    assert house.browser.get("/v1/audit").status_code == 403
-    house.callers.write_text(house.callers.read_text().replace("teams: [vision]", "teams: [language]"))
+    site.sign_in("/")
+    assert site.browser.get("/team/vision", headers=PAGE).status_code == 200
+    assert site.browser.get("/team/language", headers=PAGE).status_code == 403
+    assert site.browser.get("/v1/audit").status_code == 403
+    site.callers.write_text(site.callers.read_text().replace("teams: [vision]", "teams: [language]"))
     clock.advance(60_000)
-    house.service.maintain()
-    assert house.browser.get("/team/vision", headers=PAGE).status_code == 403, "no new sign-in is needed"
-    assert house.browser.get("/team/language", headers=PAGE).status_code == 200
+    site.service.maintain()
+    assert site.browser.get("/team/vision", headers=PAGE).status_code == 403, "no new sign-in is needed"
+    assert site.browser.get("/team/language", headers=PAGE).status_code == 200
 
 
-def test_a_session_changes_nothing_but_by_its_own_forms(house: PageContext, login: Provider):
+def test_a_session_changes_nothing_but_by_its_own_forms(site: PageContext, login: Provider):
     login.claims |= {"groups": ["platform"]}
-    house.sign_in()
-    refused = house.browser.post("/v1/corrections")
+    site.sign_in()
+    refused = site.browser.post("/v1/corrections")
     assert refused.status_code == 401, "a cookie alone is what another site's page could make a browser send"
 
 
-def test_a_session_ends(house: PageContext, login: Provider, clock: VirtualClock):
+def test_a_session_ends(site: PageContext, login: Provider, clock: VirtualClock):
     login.claims |= {"groups": ["platform"]}
-    house.sign_in()
+    site.sign_in()
     clock.advance(8 * 3_600_000 - 1)
-    assert house.browser.get("/coverage", headers=PAGE).status_code == 200
+    assert site.browser.get("/coverage", headers=PAGE).status_code == 200
     clock.advance(1)
-    assert house.browser.get("/coverage", headers=PAGE).headers["location"] == "/sign-in?next=%2Fcoverage"
+    assert site.browser.get("/coverage", headers=PAGE).headers["location"] == "/sign-in?next=%2Fcoverage"
 
 
 def test_an_issuer_nobody_signs_in_with_any_more_has_no_sessions(
-    house: PageContext, login: Provider, clock: VirtualClock
+    site: PageContext, login: Provider, clock: VirtualClock
 ):
     login.claims |= {"groups": ["platform"]}
-    house.sign_in()
-    text = house.callers.read_text()
-    house.callers.write_text(text[: text.index("    login:")] + text[text.index("grants:") :])
+    site.sign_in()
+    text = site.callers.read_text()
+    site.callers.write_text(text[: text.index("    login:")] + text[text.index("grants:") :])
     clock.advance(60_000)
-    house.service.maintain()
-    assert house.browser.get("/coverage", headers=PAGE).status_code == 401
-    assert house.browser.get("/sign-in").status_code == 404
+    site.service.maintain()
+    assert site.browser.get("/coverage", headers=PAGE).status_code == 401
+    assert site.browser.get("/sign-in").status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -152,58 +152,58 @@ def test_an_issuer_nobody_signs_in_with_any_more_has_no_sessions(
     ],
     ids=str,
 )  # fmt: skip
-def test_a_token_that_is_not_for_this_sign_in_is_refused(house: PageContext, login: Provider, spoil: dict[str, Any]):
+def test_a_token_that_is_not_for_this_sign_in_is_refused(site: PageContext, login: Provider, spoil: dict[str, Any]):
     login.spoil = spoil
-    back = house.sign_in()
+    back = site.sign_in()
     assert back.status_code == 401
     assert "gputally=" not in back.headers.get("set-cookie", "")
-    assert house.browser.get("/coverage", headers=PAGE).status_code == 303
+    assert site.browser.get("/coverage", headers=PAGE).status_code == 303
 
 
-def test_another_browsers_answer_is_refused(house: PageContext, login: Provider):
+def test_another_browsers_answer_is_refused(site: PageContext, login: Provider):
     """Login CSRF: an attacker's code must not sign a victim in as the attacker."""
     login.claims |= {"groups": ["platform"]}
-    attackers = house.leave()
-    house.browser.cookies.clear()
-    assert house.come_back(attackers).status_code == 401, "no sign-in is under way here"
-    house.leave()
-    assert house.come_back(attackers).status_code == 401, "another one is"
+    attackers = site.leave()
+    site.browser.cookies.clear()
+    assert site.come_back(attackers).status_code == 401, "no sign-in is under way here"
+    site.leave()
+    assert site.come_back(attackers).status_code == 401, "another one is"
 
 
-def test_a_code_is_good_once_and_a_refusal_is_told(house: PageContext, login: Provider):
-    address = house.leave()
+def test_a_code_is_good_once_and_a_refusal_is_told(site: PageContext, login: Provider):
+    address = site.leave()
     back = httpx2.get(address, follow_redirects=False).headers["location"].removeprefix(HERE)
-    cookies = dict(house.browser.cookies)
-    assert house.browser.get(back).status_code == 303
-    house.browser.cookies.update(cookies)
-    assert house.browser.get(back).status_code == 401
-    house.browser.cookies.clear()
+    cookies = dict(site.browser.cookies)
+    assert site.browser.get(back).status_code == 303
+    site.browser.cookies.update(cookies)
+    assert site.browser.get(back).status_code == 401
+    site.browser.cookies.clear()
     login.refuse = True
-    assert "did not let you in" in house.sign_in().text
+    assert "did not let you in" in site.sign_in().text
 
 
-def test_who_takes_too_long_begins_again(house: PageContext, clock: VirtualClock):
-    address = house.leave()
+def test_who_takes_too_long_begins_again(site: PageContext, clock: VirtualClock):
+    address = site.leave()
     clock.advance(600_000)
-    assert "too long ago" in house.come_back(address).text
+    assert "too long ago" in site.come_back(address).text
 
 
-def test_a_public_client_and_a_wrong_secret(tmp_path: Path, house: PageContext, login: Provider, clock: VirtualClock):
+def test_a_public_client_and_a_wrong_secret(tmp_path: Path, site: PageContext, login: Provider, clock: VirtualClock):
     login.secret = "another"
-    assert house.sign_in().status_code == 401
+    assert site.sign_in().status_code == 401
     login.secret = None
-    house.callers.write_text(house.callers.read_text().replace(f", client_secret_file: {tmp_path}/secret", ""))
+    site.callers.write_text(site.callers.read_text().replace(f", client_secret_file: {tmp_path}/secret", ""))
     clock.advance(60_000)
-    house.service.maintain()
-    assert house.sign_in().headers["location"] == "/coverage"
+    site.service.maintain()
+    assert site.sign_in().headers["location"] == "/coverage"
 
 
 def test_a_provider_that_is_away_is_said(tmp_path: Path, clock: VirtualClock):
     with provider(clock) as gone:
         pass
-    house = PageContext(tmp_path, clock, gone)
-    answer = house.browser.get("/sign-in")
-    house.service.close()
+    site = PageContext(tmp_path, clock, gone)
+    answer = site.browser.get("/sign-in")
+    site.service.close()
     assert answer.status_code == 503
     assert "does not answer" in answer.text
 
@@ -213,16 +213,16 @@ def test_several_providers_are_a_choice(tmp_path: Path, clock: VirtualClock, log
         f"  - issuer: https://other.example.com\n    audience: gputally\n    jwks_file: {tmp_path}/keys.json\n"
         "    login: {client_id: us, label: 'The <other> one'}\n"
     )
-    house = PageContext(tmp_path, clock, login, other)
-    page = house.browser.get("/sign-in?next=/prices", headers=PAGE)
+    site = PageContext(tmp_path, clock, login, other)
+    page = site.browser.get("/sign-in?next=/prices", headers=PAGE)
     assert page.status_code == 200
     assert "The &lt;other&gt; one" in page.text
-    assert house.browser.get("/sign-in?with=3").status_code == 422
-    first = house.browser.get("/sign-in?with=1&next=/prices")
+    assert site.browser.get("/sign-in?with=3").status_code == 422
+    first = site.browser.get("/sign-in?with=1&next=/prices")
     assert first.headers["location"].startswith(login.url)
     asked = parse_qs(urlsplit(first.headers["location"]).query)
     assert asked["redirect_uri"] == [f"{HERE}/sign-in/done"]
-    house.service.close()
+    site.service.close()
 
 
 def test_without_a_way_back_it_does_not_start(tmp_path: Path, clock: VirtualClock, login: Provider):
@@ -288,19 +288,19 @@ def test_nobody_is_led_to_another_site(text: str):
     assert as_address(as_address(path)) == as_address(path)
 
 
-def test_a_form_of_the_page_needs_the_sessions_token_and_the_right(house: PageContext, login: Provider):
+def test_a_form_of_the_page_needs_the_sessions_token_and_the_right(site: PageContext, login: Provider):
     form = {"gpu": "GPU-1", "reason": "card swapped"}
     login.claims |= {"groups": ["leads"]}
-    house.sign_in("/")
-    assert house.browser.post("/node/prod/node-2/gpus", data=form).status_code == 403
-    house.browser.cookies.clear()
+    site.sign_in("/")
+    assert site.browser.post("/node/prod/node-2/gpus", data=form).status_code == 403
+    site.browser.cookies.clear()
     login.claims |= {"groups": ["platform"]}
-    house.sign_in("/nodes")
-    page = house.browser.get("/nodes", headers=PAGE)
+    site.sign_in("/nodes")
+    page = site.browser.get("/nodes", headers=PAGE)
     form_token = page.text.split('name="form_token" value="')[1].split('"')[0]
     for wrong in ("", "0" * 64):
-        refused = house.browser.post("/node/prod/node-2/gpus", data=form | {"form_token": wrong})
+        refused = site.browser.post("/node/prod/node-2/gpus", data=form | {"form_token": wrong})
         assert (refused.status_code, "does not belong to this session" in refused.text) == (403, True)
-    passed = house.browser.post("/node/prod/node-2/gpus", data=form | {"form_token": form_token})
+    passed = site.browser.post("/node/prod/node-2/gpus", data=form | {"form_token": form_token})
     assert (passed.status_code, "no node 'node-2'" in passed.text) == (409, True)
-    assert house.browser.post("/v1/gpus/move", json=form).status_code == 401, "a session acts by a page's form alone"
+    assert site.browser.post("/v1/gpus/move", json=form).status_code == 401, "a session acts by a page's form alone"

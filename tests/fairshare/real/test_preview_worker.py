@@ -9,7 +9,7 @@ import pytest
 from fairshare.controller import policy_file as policies
 from fairshare.explain.what_if import Comparison
 from fairshare.usage.accountant_client import AccountantApi
-from fairshare.web.what_if_previews import Cancelled, PreviewFailed, PreviewOrder, Source, Told, Worker
+from fairshare.web.what_if_previews import Cancelled, PreviewFailed, PreviewOrder, ProgressCallback, Source, Worker
 from gputally.base.errors import FairshareError
 from tests.fairshare.conftest import NOW_MS
 from tests.fairshare.web.staging import sample
@@ -17,7 +17,7 @@ from tests.fairshare.web.staging import sample
 pytestmark = pytest.mark.real
 
 
-def report(order: PreviewOrder, client: AccountantApi, told: Told) -> Comparison:
+def report(order: PreviewOrder, client: AccountantApi, told: ProgressCallback) -> Comparison:
     """Instead of a replay, in the other process: what it was given. A day count says how it should go."""
     told(0.0, "begun")
     if order.days == 2:

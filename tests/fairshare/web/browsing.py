@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from fairshare.web.page_authentication import HOUSE, SignIns
+from fairshare.web.page_authentication import PROGRAM, SignIns
 from gputally.base.clock import VirtualClock
 from gputally.server.sign_in import MARK, CookieSigner, Session
 from tests.fairshare.web.granting import callers, key
@@ -20,8 +20,8 @@ from tests.fakes.provider import Provider
 
 PAGE = {"accept": "text/html"}
 HERE = "https://fairshare.example"
-NAME, UNDER_WAY = f"__Host-{HOUSE}", f"__Secure-{HOUSE}-sign-in"
-SEAL = CookieSigner(b"k" * 32, HOUSE)
+NAME, UNDER_WAY = f"__Host-{PROGRAM}", f"__Secure-{PROGRAM}-sign-in"
+SEAL = CookieSigner(b"k" * 32, PROGRAM)
 """With the key of `granting.key`."""
 OTHERS = ("research", "language", "robotics", "serving", "students")
 """Queues that a lead of vision must not read a word of; the first is above theirs."""
@@ -104,7 +104,7 @@ class PageContext:
         return made
 
 
-def house_in(folder: Path, login: Provider, clock: VirtualClock, **more: Any) -> PageContext:
+def site_in(folder: Path, login: Provider, clock: VirtualClock, **more: Any) -> PageContext:
     file, secret, faults = callers(folder, login, **more), key(folder), Faults()
 
     def people(own: VirtualClock) -> SignIns:

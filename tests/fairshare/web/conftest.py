@@ -8,7 +8,7 @@ import pytest
 
 from gputally.base.clock import VirtualClock
 from tests.fairshare.conftest import NOW_MS
-from tests.fairshare.web.browsing import PageContext, house_in
+from tests.fairshare.web.browsing import PageContext, site_in
 from tests.fairshare.web.staging import Stage, stage
 from tests.fakes.provider import Provider, provider
 
@@ -33,11 +33,11 @@ def login() -> Iterator[tuple[Provider, VirtualClock]]:
 
 @pytest.fixture(scope="package")
 def replicas(tmp_path_factory: pytest.TempPathFactory, login: tuple[Provider, VirtualClock]) -> PageContext:
-    return house_in(tmp_path_factory.mktemp("house"), *login)
+    return site_in(tmp_path_factory.mktemp("site"), *login)
 
 
 @pytest.fixture
-def house(replicas: PageContext) -> PageContext:
+def context(replicas: PageContext) -> PageContext:
     """With a provider that tells the truth."""
     replicas.login.spoil, replicas.login.refuse, replicas.login.secret = {}, False, "client-s3cret"
     replicas.login.claims = {"sub": "1", "email": "ann@example.com", "email_verified": True, "groups": []}

@@ -28,7 +28,7 @@ from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.page_context import PageContext, PagesApp
 from fairshare.web.policy_pages import ROUTES
 from fairshare.web.queue_history import History, ReportCache
-from fairshare.web.what_if_previews import Preview, PreviewOrder, Previews, Told
+from fairshare.web.what_if_previews import Preview, PreviewOrder, Previews, ProgressCallback
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable
 from gputally.base.units import MS_PER_HOUR, US_PER_HOUR
@@ -103,7 +103,7 @@ def usage_line(at_ms: int, gpu_us: int) -> UsageLine:
     return UsageLine.model_construct(key={"hour": hour}, accounts_gpu_us=accounts)
 
 
-def quick(order: PreviewOrder, told: Told, stop: threading.Event) -> Comparison:
+def quick(order: PreviewOrder, told: ProgressCallback, stop: threading.Event) -> Comparison:
     """A comparison without a replay: figures that only have to look like some."""
     told(0.5, "replaying the draft")
     names = what_if.leaves(order.then)
@@ -243,11 +243,11 @@ def stage(
     previews = Previews(work)
     place = PolicyLocation(file, PolicyFileWriter(file) if writable else None)
     applied: list[tuple[str, str, str]] = []
-    house = PageContext(
+    context = PageContext(
         scene, History(books, clock), previews, place, clock, 600.0, lambda *said: applied.append(said), "http://accountant/"
     )  # fmt: skip
     doors = PageAuthentication(listed, people(clock) if people is not None else None)
-    site = PagesApp(house, doors, ROUTES)
+    site = PagesApp(context, doors, ROUTES)
     return Stage(site, scene, accountant, books, clock, controller, cluster, place, file, previews, tokens, applied)
 
 

@@ -14,7 +14,7 @@ import structlog
 from fairshare.controller import policy_file as policies
 from fairshare.controller.policy_file import digest
 from fairshare.explain.what_if import Comparison
-from fairshare.web.what_if_previews import Cancelled, PreviewOrder, Told
+from fairshare.web.what_if_previews import Cancelled, PreviewOrder, ProgressCallback
 from gputally.base.yaml_file import parse
 from gputally.server.sign_in import MARK
 from tests.fairshare.web.staging import Stage, quick, settled, stage, text
@@ -138,7 +138,7 @@ def slow(tmp_path: Path) -> tuple[Stage, threading.Event]:
     """A stage whose previews wait for the event, or for being stopped."""
     go = threading.Event()
 
-    def work(order: PreviewOrder, told: Told, stop: threading.Event) -> Comparison:
+    def work(order: PreviewOrder, told: ProgressCallback, stop: threading.Event) -> Comparison:
         told(0.25, "reading the books")
         for _ in range(1_000):
             if stop.is_set():
@@ -168,7 +168,7 @@ def test_one_preview_at_a_time_with_progress_and_an_end(slow: tuple[Stage, threa
 
 @pytest.mark.parametrize("fault", [RuntimeError("the books hold no GPU time in the last 168 hours"), ValueError()])
 def test_a_preview_that_fails_says_why(tmp_path: Path, fault: Exception) -> None:
-    def work(order: PreviewOrder, told: Told, stop: threading.Event) -> Comparison:
+    def work(order: PreviewOrder, told: ProgressCallback, stop: threading.Event) -> Comparison:
         raise fault
 
     here = stage(tmp_path, cycles=1, work=work)

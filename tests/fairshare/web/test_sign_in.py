@@ -16,7 +16,7 @@ from fairshare.core.settings import Settings
 from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web import queue_pages
 from fairshare.web.app import NoCallers, pages
-from fairshare.web.page_authentication import HOUSE, NoSessions, SignIns
+from fairshare.web.page_authentication import PROGRAM, NoSessions, SignIns
 from fairshare.web.page_context import link
 from fairshare.web.policy_pages import ROUTES
 from gputally.base.clock import VirtualClock
@@ -24,7 +24,7 @@ from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP
 from gputally.server.sign_in import Session
-from tests.fairshare.web.browsing import HERE, NAME, OTHERS, SEAL, Browser, PageContext, house_in
+from tests.fairshare.web.browsing import HERE, NAME, OTHERS, SEAL, Browser, PageContext, site_in
 from tests.fairshare.web.granting import callers, key
 from tests.fairshare.web.staging import addresses, stage, text
 from tests.fakes.provider import Provider
@@ -32,9 +32,9 @@ from tests.fakes.provider import Provider
 # --- coming in, and going --------------------------------------------------------------------------
 
 
-def test_a_person_signs_in_sees_the_page_asked_for_and_signs_out(house: PageContext) -> None:
-    browser = house.browser()
-    house.login.claims |= {"groups": ["readers", "chess"]}
+def test_a_person_signs_in_sees_the_page_asked_for_and_signs_out(context: PageContext) -> None:
+    browser = context.browser()
+    context.login.claims |= {"groups": ["readers", "chess"]}
     done = browser.sign_in("/decisions?queue=vision&days=1")
     assert (done.status, done.headers["Location"]) == (303, "/decisions?queue=vision&days=1")
     assert set(browser.cookies) == {NAME}, "what was under way is over"
@@ -52,27 +52,30 @@ def test_a_person_signs_in_sees_the_page_asked_for_and_signs_out(house: PageCont
     assert browser.get("/decisions").headers["Location"] == "/sign-in?next=%2Fdecisions"
 
 
-def test_a_session_and_a_sign_in_under_way_are_known_to_every_replica(house: PageContext) -> None:
-    house.login.claims |= {"groups": ["operators"]}
-    browser = house.browser()
+def test_a_session_and_a_sign_in_under_way_are_known_to_every_replica(context: PageContext) -> None:
+    context.login.claims |= {"groups": ["operators"]}
+    browser = context.browser()
     address = browser.leave()
-    browser.site = house.second.site
+    browser.site = context.second.site
     assert browser.get(browser.back(address)).status == 303, "begun at the one, ended at the other"
     mark = browser.mark()
-    browser.site = house.first.site
-    assert browser.post("/policy/file", {"text": house.first.file.read_text()}, mark=mark).status == 200
+    browser.site = context.first.site
+    assert browser.post("/policy/file", {"text": context.first.file.read_text()}, mark=mark).status == 200
     assert browser.post("/sign-out", mark=mark).status == 303
 
 
-def test_tokens_go_on_beside_it_and_a_machine_is_not_sent_to_sign_in(house: PageContext) -> None:
-    assert house.first.get("/", "read").status == 200
-    refused = house.first.get("/")
+def test_tokens_go_on_beside_it_and_a_machine_is_not_sent_to_sign_in(context: PageContext) -> None:
+    assert context.first.get("/", "read").status == 200
+    refused = context.first.get("/")
     assert (refused.status, refused.headers["WWW-Authenticate"]) == (401, 'Bearer realm="gputally"'), "no dialog"
-    asked = house.first.get("/preview/0/state", accept="*/*")
+    asked = context.first.get("/preview/0/state", accept="*/*")
     assert asked.status == 401, "nor is a script of a page whose session is over"
     # A token that is wrong is not made good by a session.
     assert (
-        house.browser("readers").get("/", authorization="Bearer wrong").headers.get("Location", "").startswith("/sign")
+        context.browser("readers")
+        .get("/", authorization="Bearer wrong")
+        .headers.get("Location", "")
+        .startswith("/sign")
     )
 
 
@@ -85,12 +88,12 @@ ROLES: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("role", ["nobody", *ROLES])
-def test_every_route_as_every_role(house: PageContext, role: str) -> None:
-    browser = house.browser(*ROLES.get(role, ()))
+def test_every_route_as_every_role(context: PageContext, role: str) -> None:
+    browser = context.browser(*ROLES.get(role, ()))
     mark = browser.mark()
     assert bool(mark) == (role not in ("nobody", "stranger"))
     for route in ROUTES:
-        url = addresses(house.first)[route.method, route.prefix]
+        url = addresses(context.first)[route.method, route.prefix]
         found = browser.get(url) if route.method == "GET" else browser.post(url, mark=mark)
         passed = {
             "nobody": False, "stranger": False, "reader": route.scope == "read", "operator": True, "admin": True,
@@ -105,26 +108,26 @@ def test_every_route_as_every_role(house: PageContext, role: str) -> None:
             assert found.status == 403, (role, url)
 
 
-def test_an_operator_applies_a_policy_and_a_reader_cannot(house: PageContext) -> None:
-    before = house.first.file.read_text()
+def test_an_operator_applies_a_policy_and_a_reader_cannot(context: PageContext) -> None:
+    before = context.first.file.read_text()
     form = {"text": before.replace("k: 2.0", "k: 3.0"), "base": digest(before)}
-    reader = house.browser("readers")
+    reader = context.browser("readers")
     assert reader.post("/policy/apply", form).status == 403
     assert '<fieldset class="all" disabled>' in text(reader.get("/policy"))
-    assert house.first.file.read_text() == before
-    assert house.browser("operators").post("/policy/apply", form).status == 200
-    assert house.first.file.read_text() == form["text"]
-    assert house.first.applied[-1][0] == "ann@example.com", "and it is told who did"
+    assert context.first.file.read_text() == before
+    assert context.browser("operators").post("/policy/apply", form).status == 200
+    assert context.first.file.read_text() == form["text"]
+    assert context.first.applied[-1][0] == "ann@example.com", "and it is told who did"
 
 
-def test_a_lead_sees_own_queues_and_no_word_of_anothers(house: PageContext) -> None:
-    lead = house.browser("leads")
+def test_a_lead_sees_own_queues_and_no_word_of_anothers(context: PageContext) -> None:
+    lead = context.browser("leads")
     shown = [lead.get(url) for url in ("/", "/queue/vision")]
     for page in shown:
         assert page.status == 200
         assert "vision" in text(page)
     assert re.search(r"due [\d.]+ GPUs now, holds 24, asks for 40", text(shown[1]))
-    elsewhere = [lead.get(url) for (method, _), url in addresses(house.first).items() if method == "GET"]
+    elsewhere = [lead.get(url) for (method, _), url in addresses(context.first).items() if method == "GET"]
     for page in (*shown, *elsewhere):
         for name in OTHERS:
             assert not re.search(rf"\b{name}\b", text(page)), name
@@ -136,8 +139,8 @@ def test_a_lead_sees_own_queues_and_no_word_of_anothers(house: PageContext) -> N
     assert "/policy" not in text(shown[0]).partition("</nav>")[0]
 
 
-def test_a_queue_belongs_to_a_team_with_all_that_is_below_it(house: PageContext) -> None:
-    snapshot = house.first.scene.now()
+def test_a_queue_belongs_to_a_team_with_all_that_is_below_it(context: PageContext) -> None:
+    snapshot = context.first.scene.now()
     assert snapshot is not None
     policy = snapshot.policy
     assert queue_pages.owned(policy, ["vision"]) == {"vision"}
@@ -170,7 +173,7 @@ def test_without_a_queue_of_theirs_a_lead_is_told_so(tmp_path: Path, login: tupl
 
 
 def test_what_one_may_is_asked_at_every_request(tmp_path: Path, login: tuple[Provider, VirtualClock]) -> None:
-    here = house_in(tmp_path, *login)
+    here = site_in(tmp_path, *login)
     browser = here.browser("operators")
     assert browser.get("/policy").status == 200
     granted = here.file.read_text()
@@ -218,7 +221,7 @@ def test_over_http_one_signs_in_by_the_settings(
         back = httpx2.get(to).headers["location"].removeprefix("http://localhost")
         done = browser.get(back)
         assert (done.status_code, done.headers["location"]) == (303, "/decisions")
-        assert done.headers.get_list("set-cookie")[0].startswith(f"{HOUSE}=")
+        assert done.headers.get_list("set-cookie")[0].startswith(f"{PROGRAM}=")
         assert "ann@example.com" in browser.get("/").text
         assert httpx2.get(url).status_code == 401
 

@@ -10,12 +10,12 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from fairshare.controller.policy_file import digest
-from fairshare.web.page_authentication import HOUSE, SignIns
+from fairshare.web.page_authentication import PROGRAM, SignIns
 from fairshare.web.page_context import link
 from gputally.base.clock import VirtualClock
 from gputally.server.sign_in import CookieSigner, Session, SignIn
 from tests.fairshare.conftest import NOW_MS
-from tests.fairshare.web.browsing import HERE, NAME, SEAL, Browser, PageContext, house_in
+from tests.fairshare.web.browsing import HERE, NAME, SEAL, Browser, PageContext, site_in
 from tests.fairshare.web.granting import callers, key
 from tests.fairshare.web.staging import stage, text
 from tests.fakes.provider import Provider, provider
@@ -29,20 +29,20 @@ from tests.fakes.provider import Provider, provider
     ],
     ids=str,
 )  # fmt: skip
-def test_a_token_that_is_not_for_this_sign_in_is_refused(house: PageContext, spoil: dict[str, Any]) -> None:
-    house.login.claims |= {"groups": ["operators"]}
-    house.login.spoil = spoil
-    browser = house.browser()
+def test_a_token_that_is_not_for_this_sign_in_is_refused(context: PageContext, spoil: dict[str, Any]) -> None:
+    context.login.claims |= {"groups": ["operators"]}
+    context.login.spoil = spoil
+    browser = context.browser()
     done = browser.sign_in()
     assert (done.status, NAME in browser.cookies) == (401, False)
     assert 'href="/sign-in"' in text(done)
     assert browser.get("/").status == 303
 
 
-def test_an_answer_to_another_browser_does_not_sign_in(house: PageContext) -> None:
+def test_an_answer_to_another_browser_does_not_sign_in(context: PageContext) -> None:
     """Login CSRF: an attacker's code must not sign a victim in as the attacker."""
-    house.login.claims |= {"groups": ["operators"]}
-    attacker, victim = house.browser(), house.browser()
+    context.login.claims |= {"groups": ["operators"]}
+    attacker, victim = context.browser(), context.browser()
     stolen = attacker.back(attacker.leave())
     assert victim.get(stolen).status == 401, "no sign-in is under way here"
     victim.leave()
@@ -50,24 +50,24 @@ def test_an_answer_to_another_browser_does_not_sign_in(house: PageContext) -> No
     assert NAME not in victim.cookies
 
 
-def test_a_code_is_good_once_and_a_refusal_is_told(house: PageContext) -> None:
-    browser = house.browser()
+def test_a_code_is_good_once_and_a_refusal_is_told(context: PageContext) -> None:
+    browser = context.browser()
     back = browser.back(browser.leave())
     under_way = dict(browser.cookies)
     assert browser.get(back).status == 303
     browser.cookies.update(under_way)
     assert browser.get(back).status == 401
-    house.login.refuse = True
-    assert "did not let you in" in text(house.browser().sign_in())
+    context.login.refuse = True
+    assert "did not let you in" in text(context.browser().sign_in())
 
 
-def test_cookies_that_are_forged_swapped_or_over_are_none(house: PageContext) -> None:
-    now = house.first.clock.wall_ms()
-    session = Session(house.login.url, "eve", ("operators", "admins"), "id")
-    ours, forged = SEAL, CookieSigner(b"x" * 32, HOUSE)
-    under_way = SignIn(house.login.url, "s", "n", "v", "/")
+def test_cookies_that_are_forged_swapped_or_over_are_none(context: PageContext) -> None:
+    now = context.first.clock.wall_ms()
+    session = Session(context.login.url, "eve", ("operators", "admins"), "id")
+    ours, forged = SEAL, CookieSigner(b"x" * 32, PROGRAM)
+    under_way = SignIn(context.login.url, "s", "n", "v", "/")
     valid = ours.session(session, now, 60)
-    browser = Browser(house.first.site, {NAME: valid}, {NAME: "/"})
+    browser = Browser(context.first.site, {NAME: valid}, {NAME: "/"})
     assert browser.get("/").status == 200
     wrong = {
         "another key": forged.session(session, now, 60),
@@ -88,7 +88,7 @@ def test_cookies_that_are_forged_swapped_or_over_are_none(house: PageContext) ->
 def test_a_session_ends_and_so_does_a_sign_in_that_takes_too_long(
     tmp_path: Path, login: tuple[Provider, VirtualClock]
 ) -> None:
-    here = house_in(tmp_path, *login)
+    here = site_in(tmp_path, *login)
     browser = here.browser("readers")
     here.first.clock.advance(3_599_000)
     assert browser.get("/").status == 200
@@ -108,37 +108,37 @@ def test_a_session_ends_and_so_does_a_sign_in_that_takes_too_long(
     ],
 )  # fmt: skip
 def test_another_site_writes_nothing_with_a_users_session(
-    house: PageContext, mark: str | None, headers: dict[str, str]
+    context: PageContext, mark: str | None, headers: dict[str, str]
 ) -> None:
-    before = house.first.file.read_text()
-    browser = house.browser("operators")
+    before = context.first.file.read_text()
+    browser = context.browser("operators")
     form = {"text": before + "\n# mine\n", "base": digest(before)}
     assert browser.post("/policy/apply", form, mark=mark, **headers).status == 403
-    other = house.browser("operators")
+    other = context.browser("operators")
     assert browser.post("/policy/apply", form, mark=other.mark()).status == 403, "a form of another session's"
-    assert house.first.file.read_text() == before
+    assert context.first.file.read_text() == before
 
 
 @pytest.mark.parametrize(
     "following",
     ["https://evil.example", "//evil.example", "/\\evil.example", "\\\\evil.example", "javascript:alert(1)", "/a\nb"],
 )
-def test_no_redirect_leads_to_another_site(house: PageContext, following: str) -> None:
-    browser = house.browser()
+def test_no_redirect_leads_to_another_site(context: PageContext, following: str) -> None:
+    browser = context.browser()
     address = browser.ask("GET", link("/sign-in", next=following)).headers["Location"]
-    assert address.startswith(f"{house.login.url}/authorize?")
+    assert address.startswith(f"{context.login.url}/authorize?")
     assert parse_qs(urlsplit(address).query)["redirect_uri"] == [f"{HERE}/sign-in/done"]
     assert browser.get(browser.back(address)).headers["Location"] == "/"
 
 
-def test_a_name_that_is_no_ascii_comes_back_as_an_address(house: PageContext) -> None:
-    house.login.claims |= {"groups": ["readers"]}
-    done = house.browser().sign_in(link("/queue/", "größe <b>"))
+def test_a_name_that_is_no_ascii_comes_back_as_an_address(context: PageContext) -> None:
+    context.login.claims |= {"groups": ["readers"]}
+    done = context.browser().sign_in(link("/queue/", "größe <b>"))
     assert done.headers["Location"] == "/queue/gr%C3%B6%C3%9Fe%20%3Cb%3E"
 
 
-def test_what_is_too_long_or_not_there_is_refused(house: PageContext) -> None:
-    browser = house.browser()
+def test_what_is_too_long_or_not_there_is_refused(context: PageContext) -> None:
+    browser = context.browser()
     for url in (
         "/sign-in?next=/" + "x" * 4_000,
         "/sign-in/done?code=" + "x" * 4_001,
