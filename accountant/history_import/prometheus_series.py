@@ -22,7 +22,7 @@ from typing import Final
 
 from accountant.core.claim_overlap import Span
 from accountant.history_import.gpu_holds import FigureSeries, GpuLayout, GpuPart, TimeGrid, bridge_gaps, mig_slice, runs
-from accountant.inventory.pod_facts import MARKS
+from accountant.inventory.pod_facts import JOB_LABELS
 from agent.wire import Slice
 from gputally.base.pod_queue_labels import QUEUE_KEYS
 
@@ -33,9 +33,7 @@ _EXPORTER = re.compile(r"dcgm-exporter")
 _OLD_NAMES: Final = {"pod": ("pod_name",), "namespace": ("pod_namespace",), "container": ("container_name",)}
 _RESOURCE = re.compile(r"nvidia[._]com[/_](.+)")
 _MIG = re.compile(r"mig[-_]((?:\d+c[._])?\d+g[._]\d+gb)(?:([._+])(\w+(?:[._]\w+)*))?")
-_KEPT = QUEUE_KEYS | {mark.label for mark in MARKS} | {
-    "pod-template-hash", "workloadKind", "workloadName", "ray.io/originated-from-crd", "ray.io/originated-from-cr-name",
-}  # fmt: skip
+_KEPT = QUEUE_KEYS | JOB_LABELS
 
 
 @dataclass(frozen=True, slots=True)

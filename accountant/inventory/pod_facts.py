@@ -226,8 +226,10 @@ they set on pods."""
 _RAY_PARENT = {"RayJob": "RayJob", "RayService": "RayService", "RayCronJob": "RayJob"}
 _RAY_KIND, _RAY_NAME = "ray.io/originated-from-crd", "ray.io/originated-from-cr-name"
 _RUNAI_KIND, _RUNAI_NAME = "workloadKind", "workloadName"
-_POD_GROUPS = ("pod-group-name", "scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
-"""Annotations by which KAI and Volcano group pods without an owner."""
+GROUP_KEYS = ("pod-group-name", "scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
+"""Annotations that name a pod's PodGroup, also if it has no owner: of KAI, and two of Volcano (older, newer)."""
+JOB_LABELS = frozenset(mark.label for mark in MARKS) | {_HASH, _RUNAI_KIND, _RUNAI_NAME, _RAY_KIND, _RAY_NAME}
+"""Labels that may name a pod's job."""
 
 
 def job(owners: Sequence[Owner], labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> str:
@@ -244,7 +246,7 @@ def job(owners: Sequence[Owner], labels: Mapping[str, str], annotations: Mapping
     if kind in ("", "RayCluster") and labels.get(_RAY_KIND) in _RAY_PARENT and labels.get(_RAY_NAME):
         kind, name = _RAY_PARENT[labels[_RAY_KIND]], labels[_RAY_NAME]
     if not kind:
-        group = next((value for key in _POD_GROUPS if (value := (annotations or {}).get(key))), "")
+        group = next((value for key in GROUP_KEYS if (value := (annotations or {}).get(key))), "")
         return f"PodGroup/{group}" if group else ""
     return f"{kind}/{name}"
 
@@ -270,14 +272,9 @@ GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.
 GPU_ANNOTATIONS = frozenset({"gpu-fraction", "gpu-memory", "gpu-fraction-num-devices"})
 """Annotations by which KAI's pods request a part of a GPU; they may also be labels."""
 _ENDED = frozenset({"Succeeded", "Failed"})
-_MARKS = frozenset(mark.label for mark in MARKS) | {
-    "pod-template-hash", "workloadKind", "workloadName", "ray.io/originated-from-crd", "ray.io/originated-from-cr-name",
-}  # fmt: skip
 _LONGEST_USER = 253
 _LONGEST_EPOCH = 64
 _EPOCH_FIELD = f'"f:{EPOCH_KEY}"'.encode()
-GROUP_KEYS = ("pod-group-name", "scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
-"""Annotations that name a pod's PodGroup: KAI's, Volcano's older and newer one."""
 _NOTES = frozenset(GROUP_KEYS) | QUEUE_KEYS - {KUEUE_QUEUE}  # annotations; Kueue reads its queue from the label
 _QUEUE_MARKS = frozenset(GROUP_KEYS) | QUEUE_KEYS
 
@@ -336,7 +333,7 @@ def pod_sighting(
         observed_ms=now_ms,
     )
     kept = {key: value for key, value in annotations.items() if key in _NOTES}
-    kept |= {key: value for key, value in labels.items() if key in _MARKS | QUEUE_KEYS}
+    kept |= {key: value for key, value in labels.items() if key in JOB_LABELS | QUEUE_KEYS}
     owner = nearest(meta.owner_references, meta.namespace)
     told = annotations.get(EPOCH_KEY, "")[:_LONGEST_EPOCH]
     return PodSighting(

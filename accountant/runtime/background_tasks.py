@@ -9,7 +9,7 @@ The policy's windows are queried once after the start, so that the controller's 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -22,7 +22,7 @@ from accountant.ledger.journal import ActKind
 from accountant.prices.price_book import PriceBook
 from accountant.storage.backups import KeptBackups
 from accountant.storage.duckdb_ledger import DuckLedger
-from accountant.wire.policy_models import Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire.policy_models import Policy, PolicyVersion
 from gputally.base.background_tasks import PATIENCE_S, BackgroundTask, BackgroundTasks, described
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
@@ -258,32 +258,12 @@ def _log_failure(log: structlog.stdlib.BoundLogger, event: str, what: str, error
         log.error(event, what=what, reason=described(error), exc_info=error)
 
 
-class WarmupLedger(Protocol):
-    """The part of accountant.storage.DuckLedger that is needed here."""
-
-    def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]: ...
-
-    def clusters(self) -> Collection[str]: ...
-
-    def window(
-        self,
-        spec: WindowSpec,
-        at_ms: int,
-        measure: Measure,
-        min_coverage: float,
-        *,
-        book: PriceBook | None = None,
-        shard: str | None = None,
-        cluster: str | None = None,
-    ) -> UsageWindow: ...
-
-
-def in_force(ledger: WarmupLedger, now_ms: int) -> PolicyVersion | None:
+def in_force(ledger: DuckLedger, now_ms: int) -> PolicyVersion | None:
     """The policy whose window the controller will query."""
     return next(reversed(ledger.policies(now_ms, now_ms + 1)), None)
 
 
-def warm(ledger: WarmupLedger, policy: Policy, book: PriceBook | None, now_ms: int) -> None:
+def warm(ledger: DuckLedger, policy: Policy, book: PriceBook | None, now_ms: int) -> None:
     """Queries the windows that controllers will query, for everything and for each cluster: up to this minute, and up
     to the newest record.
 

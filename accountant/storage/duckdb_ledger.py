@@ -62,7 +62,7 @@ from accountant.storage.write.batch_admission import SKEW_MS, GroupCommit, Inter
 from accountant.storage.write.interval_writer import BookedChanges
 from accountant.storage.write.ownership import MOVE_AFTER_MS, PodClaims
 from accountant.storage.write.record_columns import Stream, add
-from accountant.storage.write.reference_tables import read_acts, read_trail, write_acts, write_epochs
+from accountant.storage.write.reference_tables import read_acts, write_acts, write_epochs
 from accountant.storage.write.rollups import DailySums
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_models import Dimension, UsageLine, coverage
@@ -421,7 +421,7 @@ class DuckLedger(Offsite):
     def trail(self, after: int, limit: int) -> list[Act]:
         """See accountant.ledger.journal.Journal."""
         with self._snapshot() as (cursor, _):
-            return read_trail(cursor, after, limit)
+            return read_acts(cursor, after=after, limit=limit)
 
     def retire(
         self, asked: Retirement, at_ms: int, now_ms: int, who: str, reason: str, closed_ms: int = 0

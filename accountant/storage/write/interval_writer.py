@@ -180,7 +180,7 @@ _ABOVE_MS = 2**43
 
 class AddedRows(NamedTuple):
     """Rows of one quarter-hour that count as received, as columns. queue: the queue reference of the payer's pod;
-    `paid` is false without a payer. cluster: the sender's. pods: the paying pods with their queue references."""
+    `paid` is false without a payer. cluster: the sender's."""
 
     start_ms: Whole
     end_ms: Whole
@@ -188,19 +188,6 @@ class AddedRows(NamedTuple):
     queue: DistinctColumn[str]
     paid: Truth
     cluster: DistinctColumn[str]
-    pods: Mapping[PodKey, str]
-
-    def only(self, places: Whole) -> AddedRows:
-        """Selects rows by index; `pods` is not reduced and may name pods without a selected row."""
-        return AddedRows(
-            self.start_ms[places],
-            self.end_ms[places],
-            self.cells[places],
-            DistinctColumn(self.queue.values, self.queue.of_row[places]),
-            self.paid[places],
-            DistinctColumn(self.cluster.values, self.cluster.of_row[places]),
-            self.pods,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +317,7 @@ def _added(
         queue = DistinctColumn(parties.queue.values, parties.queue.of_row[places])
         start, end = incoming.start_ms[places], incoming.end_ms[places]
         cluster = DistinctColumn(incoming.cluster.values, incoming.cluster.of_row[places])
-        return AddedRows(start, end, cells[places], queue, parties.pays[places], cluster, parties.pods(places))
+        return AddedRows(start, end, cells[places], queue, parties.pays[places], cluster)
 
     return {bucket: partial(of, bucket) for bucket in np.unique(buckets).tolist() if bucket >= 0}
 

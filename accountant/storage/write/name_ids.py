@@ -9,9 +9,8 @@ reads the table again. Both belong to the writer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Generic, TypeVar, cast
 
 import msgspec
@@ -25,25 +24,51 @@ from agent.wire import Holder, PodFacts, Slice
 
 Name = TypeVar("Name", bound=tuple[str | int, ...])
 """The columns of a table after its `id`, in order."""
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+PodKey = tuple[str, str]
+"""(cluster, uid)."""
+KEEP = 200_000
 
 
-class Dictionary(Generic[Name]):
-    """Ids of one table whose first column is `id`. Not thread-safe: used by the writer only."""
+class _WriterCache(Generic[Key, Value]):
+    """A cache of at most about `keep` entries with those that the running transaction adds. Not thread-safe: used by
+    the writer only."""
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self._known: dict[Key, Value] = {}
+        self._staged: dict[Key, Value] = {}
+        self._complete = False
+        """Whether the cache has everything that is in the tables."""
+
+    def commit(self) -> None:
+        """Keeps the staged entries after the commit."""
+        if len(self._known) + len(self._staged) > self._keep:
+            self._known.clear()
+            self._complete = False
+        self._known |= self._staged
+        self._staged.clear()
+
+    def forget(self) -> None:
+        """Drops the cache after a transaction failed or its outcome is unknown."""
+        self._known.clear()
+        self._staged.clear()
+
+
+class Dictionary(_WriterCache[Name, int]):
+    """Ids of one table whose first column is `id`."""
 
     def __init__(
-        self, table: str, columns: tuple[str, ...], numeric: frozenset[str] = frozenset(), keep: int = 200_000
+        self, table: str, columns: tuple[str, ...], numeric: frozenset[str] = frozenset(), keep: int = KEEP
     ) -> None:
+        super().__init__(keep)
         self._table = table
         self._columns = columns
         self._schema = pa.schema(
             [("id", pa.int32()), *((c, pa.int64() if c in numeric else pa.string()) for c in columns)]
         )
-        self._keep = keep
-        self._known: dict[Name, int] = {}
-        self._staged: dict[Name, int] = {}
         self._next: int | None = None
-        self._complete = False
-        """Whether every name of the table is cached."""
 
     def resolve(self, cursor: Cursor, names: Iterable[Name]) -> dict[Name, int]:
         """The id of each name; a new name gets the next free id and a row in the table."""
@@ -75,18 +100,8 @@ class Dictionary(Generic[Name]):
             add(cursor, self._table, self._schema, [(number, *name) for name, number in fresh.items()])
         return fresh
 
-    def commit(self) -> None:
-        """Keeps the staged ids after the commit."""
-        if len(self._known) + len(self._staged) > self._keep:
-            self._known.clear()
-            self._complete = False
-        self._known |= self._staged
-        self._staged.clear()
-
     def forget(self) -> None:
-        """Drops the cache after a transaction failed or its outcome is unknown."""
-        self._staged.clear()
-        self._known.clear()
+        super().forget()
         self._next = None
 
     def _find(self, cursor: Cursor, names: list[Name]) -> dict[Name, int]:
@@ -102,22 +117,14 @@ class Dictionary(Generic[Name]):
         return pa.table(dict(zip(self._schema.names, columns, strict=True)), schema=self._schema)
 
 
-PodKey = tuple[str, str]
-"""(cluster, uid)."""
-KEEP = 200_000
-
-
-class PodQueues:
-    """The queue_ref of each pod; "" for a pod without a fact."""
+class PodQueues(_WriterCache[PodKey, str]):
+    """The queue_ref of each pod; "" for a pod without a fact. `_complete`: every pod of the tables is cached or in
+    `_unsure`."""
 
     def __init__(self, keep: int = KEEP) -> None:
-        self._keep = keep
-        self._known: dict[PodKey, str] = {}
-        self._staged: dict[PodKey, str] = {}
+        super().__init__(keep)
         self._unsure: set[PodKey] = set()
         self._opened = False
-        self._complete = False
-        """Whether every pod of the tables is cached or in `_unsure`."""
 
     def unheard(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> frozenset[PodKey]:
         """The pods of these facts that certainly have no row; found in the cache, without a query."""
@@ -173,18 +180,8 @@ class PodQueues:
             self._unsure.difference_update(missing)
         return found
 
-    def commit(self) -> None:
-        """Keeps the staged queues after the commit."""
-        if len(self._known) + len(self._staged) > self._keep:
-            self._known.clear()
-            self._complete = False
-        self._known |= self._staged
-        self._staged.clear()
-
     def forget(self) -> None:
-        """Drops the cache after a transaction failed or its outcome is unknown."""
-        self._known.clear()
-        self._staged.clear()
+        super().forget()
         self._unsure.clear()
         self._opened = False
 
@@ -240,35 +237,23 @@ class HolderColumns:
         devices = [_device(gpus[gpu], node, *sort) for ((_, node), gpu), sort in incoming.device.values]
         self.device = _ids(cursor, names.device, devices)[incoming.device.of_row]
         """Device id by row."""
-        self._held = incoming.holder.of_row
+        held = incoming.holder.of_row
         found = [None if holder is None else _holder(cluster, holder) for cluster, holder in incoming.holder.values]
         known = [name for name in found if name is not None]
         holders = np.zeros(len(found), np.int64)
         holders[[name is not None for name in found]] = _ids(cursor, names.holder, known)
-        self.holder = holders[self._held]
+        self.holder = holders[held]
         """Holder id by row; 0 without a holder."""
         paying = np.array([name is not None and name[1] != "unattributed" for name in found])
-        self.pays = paying[self._held] & ~incoming.lost
+        self.pays = paying[held] & ~incoming.lost
         """Whether the row has a payer; lost, unheld and unattributed time has none."""
-        self._pods = [None if name is None else (name[0], name[2]) for name in found]
-        self._refs = names.origins.resolve(cursor, {pod for pod in self._pods if pod is not None})
-
-    @property
-    def payer(self) -> Whole:
+        self.payer = self.holder * self.pays
         """Id of the paying holder by row; 0 without a payer."""
-        return self.holder * self.pays
-
-    @cached_property
-    def queue(self) -> DistinctColumn[str]:
+        pods = [None if name is None else (name[0], name[2]) for name in found]
+        queues = names.origins.resolve(cursor, {pod for pod in pods if pod is not None})
+        refs = distinct(["" if pod is None else queues[pod] for pod in pods])
+        self.queue = DistinctColumn(refs.values, refs.of_row[held])
         """The queue reference of each row's pod."""
-        refs = distinct(["" if pod is None else self._refs[pod] for pod in self._pods])
-        return DistinctColumn(refs.values, refs.of_row[self._held])
-
-    def pods(self, places: Whole) -> dict[PodKey, str]:
-        """The pods that pay for the rows at these indices, with their queue references."""
-        paid = places[self.pays[places]]
-        pods = (self._pods[number] for number in np.unique(self._held[paid]).tolist())
-        return {pod: self._refs[pod] for pod in pods if pod is not None}
 
 
 N = TypeVar("N", bound=tuple[str | int, ...])

@@ -111,22 +111,19 @@ def last_act(cursor: Cursor) -> int:
     return int(cursor.run("SELECT coalesce(max(number), 0) FROM act")[0][0])
 
 
-def read_acts(cursor: Cursor, kinds: Sequence[ActKind], subject: str | None) -> list[Act]:
+def read_acts(
+    cursor: Cursor,
+    kinds: Sequence[ActKind] = (),
+    subject: str | None = None,
+    after: int = 0,
+    limit: int | None = None,
+) -> list[Act]:
+    """Acts with a number above `after`, ascending. kinds: only these; none given: all."""
     rows = cursor.run(
         "SELECT at_ms, kind, subject, who, reason, content, number, digest FROM act "
         "WHERE (len($kinds) = 0 OR list_contains($kinds, kind)) AND ($subject IS NULL OR subject = $subject) "
-        "ORDER BY number",
-        {"kinds": list(kinds), "subject": subject},
-    )
-    return [Act(*row) for row in rows]
-
-
-def read_trail(cursor: Cursor, after: int, limit: int) -> list[Act]:
-    """Acts with a number above `after`, ascending."""
-    rows = cursor.run(
-        "SELECT at_ms, kind, subject, who, reason, content, number, digest FROM act "
-        "WHERE number > ? ORDER BY number LIMIT ?",
-        [after, limit],
+        "AND number > $after ORDER BY number LIMIT $limit",
+        {"kinds": list(kinds), "subject": subject, "after": after, "limit": limit},
     )
     return [Act(*row) for row in rows]
 
