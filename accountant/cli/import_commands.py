@@ -20,10 +20,10 @@ from accountant.api.problems import Refusal
 from accountant.api.query_parameters import instant
 from accountant.cli.connection_options import Printed, ZonedLedger
 from accountant.core.claim_overlap import Span
+from accountant.history_import import slurm_history
 from accountant.history_import.import_run import KNOWN_LIMITS, Destination, Read, Summary, run
 from accountant.history_import.prometheus_source import History, PrometheusFailed
 from accountant.history_import.slurm_history import SlurmHistory, offers
-from accountant.inventory import slurm_accounting
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output, show
 from gputally.base.errors import AccountantError
@@ -105,7 +105,7 @@ def from_slurm(
     at: ZonedLedger,
 ) -> None:
     """Import allocations from Slurm's accounting. Can be interrupted and repeated without duplicates."""
-    reading = slurm_accounting.read(_bytes(file), at.zone)
+    reading = slurm_history.read(_bytes(file), at.zone)
     complain = Terminal(stderr=True)
     offered, faults = offers(_bytes(nodes).decode("utf-8", "replace")) if nodes is not None else ({}, [])
     _complain(complain, nodes or file, faults)
@@ -193,7 +193,7 @@ def _summary_text(to: Destination, summary: Summary) -> Iterator[RenderableType]
 
 
 def _complain(
-    console: Console, file: Path, faults: list[slurm_accounting.Fault] | tuple[slurm_accounting.Fault, ...]
+    console: Console, file: Path, faults: list[slurm_history.Fault] | tuple[slurm_history.Fault, ...]
 ) -> None:
     for fault in faults[:_SHOWN_IMPORT]:
         console.print(f"{file}: {fault.place}: {fault.reason}", soft_wrap=True)
@@ -278,7 +278,7 @@ def import_jobs(
         raw = file.read_bytes()
     except OSError as error:
         raise Unreadable(f"{file}: {error.strerror}") from error
-    reading = slurm_accounting.read(raw, at.zone)
+    reading = slurm_history.read(raw, at.zone)
     complain = Terminal(stderr=True)
     for fault in reading.faults[:_SHOWN_SLURM]:
         complain.print(f"{file}: {fault.place}: {fault.reason}", soft_wrap=True)
@@ -287,7 +287,7 @@ def import_jobs(
     if reading.faults and not reading.jobs:
         raise Unreadable(f"{file}: no job could be read")
     now = SystemClock().wall_ms()
-    facts = [slurm_accounting.facts(job, now) for job in reading.jobs]
+    facts = [slurm_history.facts(job, now) for job in reading.jobs]
     with at.asking() as remote:
         for begin in range(0, len(facts), PART):
             body = msgspec.json.encode(PodReport(cluster, f"slurm ({file.name})", tuple(facts[begin : begin + PART])))

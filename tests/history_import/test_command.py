@@ -14,8 +14,7 @@ from accountant.__main__ import main
 from accountant.history_import import import_run
 from accountant.history_import.import_run import Destination
 from accountant.history_import.prometheus_source import PrometheusFailed, read_series
-from accountant.history_import.slurm_history import SlurmHistory
-from accountant.inventory.slurm_accounting import Job
+from accountant.history_import.slurm_history import Job, SlurmHistory
 from accountant.wire.http_client import AccountantClient
 from gputally.base.accountant_api import Unanswered
 from gputally.base.prometheus_api import Prometheus

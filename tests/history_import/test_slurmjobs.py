@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accountant.history_import import slurm_history
 from accountant.history_import.gpu_holds import rows
 from accountant.history_import.import_run import Chunk, epoch
-from accountant.history_import.slurm_history import NodeGpus, SlurmHistory, node_names, offers
-from accountant.inventory import slurm_accounting
-from accountant.inventory.slurm_accounting import Job
+from accountant.history_import.slurm_history import Job, NodeGpus, SlurmHistory, node_names, offers
 
 START_MS = 1_790_812_800_000
 HOUR_MS = 3_600_000
@@ -104,7 +103,7 @@ def test_every_start_of_a_requeued_job_counts():
         "lab|7|7|t|nlp|bob|1790816400|1790818200|n2|gres/gpu=1\n"
         "hpc|8|8_[1-9]|t|vision|ann|Unknown|Unknown|None assigned|\n"
     )
-    reading = slurm_accounting.from_sacct(text.encode(), ZoneInfo("UTC"))
+    reading = slurm_history.from_sacct(text.encode(), ZoneInfo("UTC"))
     assert [(one.cluster, one.id, one.gpus) for one in reading.runs] == [
         ("hpc", "7", 2), ("hpc", "7", 2), ("lab", "7", 1), ("hpc", "8", 0),
     ]  # fmt: skip

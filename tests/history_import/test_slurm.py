@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accountant.__main__ import main
-from accountant.inventory.slurm_accounting import Job, facts, from_rest, from_sacct, read
+from accountant.history_import.slurm_history import Job, facts, from_rest, from_sacct, read
 from accountant.storage.duckdb_ledger import open_ledger
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
