@@ -136,27 +136,13 @@ def test_what_stands_against_closing(books, keep):
         books.held("2026-10-01", "2026-10-02", gpu_model="Tesla T4"),
         books.unheld("2026-10-30", "2026-11-01", account="unmetered"),
     ]
-    record = Quarantined(
-        "prod",
-        "n",
-        "e",
-        1,
-        0,
-        "future",
-        "",
-        f'{{"start_ms": {books.at("2026-10-05")}, "end_ms": {books.at("2026-10-06")}}}',
-    )
-    other = Quarantined(
-        "prod",
-        "n",
-        "e",
-        2,
-        0,
-        "future",
-        "",
-        f'{{"start_ms": {books.at("2026-11-05")}, "end_ms": {books.at("2026-11-06")}}}',
-    )
-    _, keeper = keep(rows, now="2026-11-03", refused=[record, other])
+    refused = [
+        Quarantined("prod", "n", "e", number, 0, "future", "", json.dumps({"start_ms": start, "end_ms": end}))
+        for number, start, end in (
+            (1, books.at("2026-10-05"), books.at("2026-10-06")), (2, books.at("2026-11-05"), books.at("2026-11-06"))
+        )
+    ]  # fmt: skip
+    _, keeper = keep(rows, now="2026-11-03", refused=refused)
     standing = {objection.kind: objection.text for objection in keeper.standing(OCT)}
     assert standing == {
         "grace": "late records are still expected: the grace period is not over",

@@ -23,6 +23,15 @@ def closed(books, keep):
     return ledger, keeper
 
 
+@pytest.fixture
+def late(books, keep):
+    """A closed October, for which ten hours arrive late; and that proposal."""
+    ledger, keeper = closed(books, keep)
+    ledger.add(books.held("2026-10-07", "2026-10-07T10:00", team="late"))
+    (found,) = keeper.proposals()
+    return ledger, keeper, found
+
+
 def test_what_arrives_late_waits_and_changes_nothing(books, keep):
     ledger, keeper = closed(books, keep)
     kept, acts = canonical(keeper.month(OCT)), ledger.acts()
@@ -38,10 +47,8 @@ def test_what_arrives_late_waits_and_changes_nothing(books, keep):
     assert keeper.proposals(NOV) == []
 
 
-def test_taken_up_it_is_booked_once_by_whoever_took_it(books, keep):
-    ledger, keeper = closed(books, keep)
-    ledger.add(books.held("2026-10-07", "2026-10-07T10:00", team="late"))
-    (found,) = keeper.proposals()
+def test_taken_up_it_is_booked_once_by_whoever_took_it(late):
+    ledger, keeper, found = late
     booked = keeper.take(OCT, found.id, "ada", "an agent was cut off")
     assert [(one.month, one.booked_in, one.line.team) for one in booked] == [("2026-10", "2026-11", "late")]
     last = ledger.acts()[-1]
@@ -51,10 +58,8 @@ def test_taken_up_it_is_booked_once_by_whoever_took_it(books, keep):
         keeper.take(OCT, found.id, "ada")
 
 
-def test_refused_it_is_kept_and_never_proposed_again(books, keep):
-    ledger, keeper = closed(books, keep)
-    ledger.add(books.held("2026-10-07", "2026-10-07T10:00", team="late"))
-    (found,) = keeper.proposals()
+def test_refused_it_is_kept_and_never_proposed_again(books, late):
+    ledger, keeper, found = late
     with pytest.raises(CannotClose, match="needs a reason"):
         keeper.refuse(OCT, found.id, "ada", " ")
     keeper.refuse(OCT, found.id, "ada", "a test node")
@@ -67,10 +72,8 @@ def test_refused_it_is_kept_and_never_proposed_again(books, keep):
     assert [(e.team, e.gpu_us) for e in more.effects()] == [("late", HOUR_US)]
 
 
-def test_an_act_is_about_what_its_author_has_seen(books, keep):
-    ledger, keeper = closed(books, keep)
-    ledger.add(books.held("2026-10-07", "2026-10-07T10:00", team="late"))
-    (found,) = keeper.proposals()
+def test_an_act_is_about_what_its_author_has_seen(books, late):
+    ledger, keeper, found = late
     ledger.add(books.held("2026-10-08", "2026-10-08T10:00", team="late"))
     for act in (keeper.take, keeper.refuse):
         with pytest.raises(CannotClose, match="more has arrived for 2026-10"):
@@ -90,10 +93,8 @@ def test_closing_the_next_month_names_what_waits(books, keep):
     assert [one.booked_in for one in keeper.proposals()] == ["2026-12"]
 
 
-def test_reopened_the_month_has_what_was_refused_for_it(books, keep):
-    ledger, keeper = closed(books, keep)
-    ledger.add(books.held("2026-10-07", "2026-10-07T10:00", team="late"))
-    (found,) = keeper.proposals()
+def test_reopened_the_month_has_what_was_refused_for_it(late):
+    _, keeper, found = late
     keeper.refuse(OCT, found.id, "ada", "a test node")
     keeper.reopen(OCT, "ada", "it was no test node")
     assert "late" in {line.team for line in keeper.month(OCT).lines}
