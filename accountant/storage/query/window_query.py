@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain, compress, groupby, pairwise
+from operator import itemgetter
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -37,7 +38,6 @@ from accountant.storage.query.window_sums import (
     Figures,
     Form,
     Numbers,
-    Parts,
     Reader,
     RowSpan,
     Sums,
@@ -141,13 +141,13 @@ class _SliceSums:
     down: Mapping[int, Sums]
 
     @classmethod
-    def of(cls, found: Mapping[int, Parts], down: Mapping[int, Parts]) -> _SliceSums:
-        numbered = [(number, sums) for number in sorted(found) for sums in found[number]] or [(0, NO_SUMS)]
+    def of(cls, found: Mapping[int, Sums], down: Mapping[int, Sums]) -> _SliceSums:
+        numbered = sorted(found.items(), key=itemgetter(0)) or [(0, NO_SUMS)]
         return cls(
             np.repeat([number for number, _ in numbered], [len(sums.keys) for _, sums in numbered]),
             np.concatenate([sums.keys for _, sums in numbered]),
             exact(np.concatenate([sums.values for _, sums in numbered])),
-            {number: added_up(parts) for number, parts in down.items()},
+            down,
         )
 
     def within(self, first: int, last: int) -> slice:
@@ -233,14 +233,14 @@ class Windows:
 @dataclass(slots=True)
 class _Wanted:
     """Required sums of a slice. into: receives the sums. form: the form in which they are cached; None: they are not
-    cached. spans: the rows to read if they are not in the cache. parts: the sums; None until they are known."""
+    cached. spans: the rows to read if they are not in the cache. sums: None until they are known."""
 
     number: int
     bucket: int
-    into: dict[int, Parts]
+    into: dict[int, Sums]
     form: Form | None
     spans: Sequence[RowSpan]
-    parts: Parts | None = None
+    sums: Sums | None = None
 
 
 class _Reading:
@@ -255,8 +255,8 @@ class _Reading:
         self._question = question
         self._view = View(question.half_life_s, question.lens.placing(state.fleet))
         self._read: list[tuple[int, Form, Sums]] = []
-        self.found: dict[int, Parts] = {}
-        self.down: dict[int, Parts] = {}
+        self.found: dict[int, Sums] = {}
+        self.down: dict[int, Sums] = {}
 
     @cached_property
     def _cached(self) -> Buckets:
@@ -266,8 +266,8 @@ class _Reading:
         """Adds the sums of a piece; False if they are not all cached and there is no cursor."""
         wanted = self._wanted(piece)
         for one in wanted:
-            one.parts = self._known(one)
-        missing = [one for one in wanted if one.parts is None]
+            one.sums = self._known(one)
+        missing = [one for one in wanted if one.sums is None]
         reader = None if self._cursor is None else self._reader(self._cursor, piece)
         if missing:
             if reader is None:
@@ -275,19 +275,18 @@ class _Reading:
             self._read_missing(reader, missing)
         crossed: list[RowSpan] = []
         for one in wanted:
-            one.into[one.number] = one.parts or ()
+            sums = one.into[one.number] = one.sums or NO_SUMS
             if one.form == "by_span":
                 time_slice = self._question.slices[one.number]
-                inside, crossing = _inside(time_slice, added_up(one.parts or ()))
-                one.into[one.number] = (inside,)
+                one.into[one.number], crossing = _inside(time_slice, sums)
                 if crossing:
                     reference = self._question.reference_ms(one.number)
                     crossed.append(RowSpan(one.number, *time_slice, EVERY_GPU, reference))
         if crossed:
             if reader is None:
                 return False
-            for number, several in reader.straddling(crossed).items():
-                self.found[number] += tuple(several)
+            for number, sums in reader.straddling(crossed).items():
+                self.found[number] = added_up([self.found[number], sums])
         if self._read:
             self._cache.remember(self._view, self._state.version, self._read)
             self._read = []
@@ -319,13 +318,13 @@ class _Reading:
                 wanted.append(_Wanted(number, one.bucket, self.down, of_down, spans))
         return wanted
 
-    def _known(self, one: _Wanted) -> Parts | None:
+    def _known(self, one: _Wanted) -> Sums | None:
         """The cached sums; those of a whole quarter-hour may be added up from its sums by row span."""
         known = self._cached.get(one.bucket, {})
         if one.form == "whole" and "whole" not in known and "by_span" in known:
-            whole = without_spans(added_up(known["by_span"]))
+            whole = without_spans(known["by_span"])
             self._read.append((one.bucket, "whole", whole))
-            return (whole,)
+            return whole
         return None if one.form is None else known.get(one.form)
 
     def _reader(self, cursor: Cursor, piece: _Piece) -> Reader:
@@ -341,20 +340,13 @@ class _Reading:
             if one.form == "whole" and self._view.half_life_s is None
             and one.bucket - one.bucket % MS_PER_HOUR not in self._state.unfolded
         }  # fmt: skip
-        parts: dict[int, Parts] = defaultdict(tuple)
-        if at_hand:
-            parts |= {at_hand[bucket]: (sums,) for bucket, sums in reader.folded(at_hand).items()}
+        found = {at_hand[bucket]: sums for bucket, sums in reader.folded(at_hand).items()} if at_hand else {}
         rest = sorted(set(range(len(missing))) - set(at_hand.values()))
-        asked = [replace(span, tag=place) for place in rest for span in missing[place].spans]
-        cut = [span for span in asked if span.start_ms % BUCKET_MS or span.end_ms % BUCKET_MS]
-        for found in (reader.inside(asked), reader.straddling(cut)):
-            for place, several in found.items():
-                parts[place] += tuple(several)
+        found |= reader.rows([replace(span, tag=place) for place in rest for span in missing[place].spans])
         for place, one in enumerate(missing):
-            sums = added_up(parts[place])
-            one.parts = (sums,)
+            one.sums = found.get(place, NO_SUMS)
             if one.form is not None:
-                self._read.append((one.bucket, one.form, sums))
+                self._read.append((one.bucket, one.form, one.sums))
 
 
 def _inside(within: TimeSlice, sums: Sums) -> tuple[Sums, bool]:

@@ -36,8 +36,6 @@ MOST_LINES: Final = 1_000_000
 """Lines of sums in the cache, over all views; when it is full, the older half of the quarter-hours is dropped."""
 MOST_VIEWS: Final = 16
 """Views in the cache, limited because every commit updates each; the least recently used one is dropped first."""
-_MOST_PARTS: Final = 64
-"""Additions of commits that are kept in a list before they are summed."""
 _EXACT: Final = 2**62
 
 Numbers = npt.NDArray[Any]
@@ -112,8 +110,6 @@ class Sums(NamedTuple):
         return Sums(self.keys[lines], self.values[lines])
 
 
-Parts = tuple[Sums, ...]
-"""Sums that are still to be added up."""
 NO_SUMS: Final = Sums(np.zeros((0, 4), np.int64), np.zeros((0, len(Figures._fields)), np.int64))
 
 
@@ -157,7 +153,7 @@ class View(NamedTuple):
         return reference_ms(0, 1, self.half_life_s) == BUCKET_MS
 
 
-Buckets = Mapping[int, Mapping[Form, Parts]]
+Buckets = Mapping[int, Mapping[Form, Sums]]
 """Sums by the start of the quarter-hour."""
 
 
@@ -169,7 +165,7 @@ class SumsCache:
         self.places: Numbering[Place] = Numbering()
         self.queues: Numbering[str | None] = Numbering(None)
         self._lock = threading.Lock()
-        self._known: OrderedDict[View, dict[int, Mapping[Form, Parts]]] = OrderedDict()
+        self._known: OrderedDict[View, dict[int, Mapping[Form, Sums]]] = OrderedDict()
         self._touched: dict[int, int] = {}
         self._cleared = 0
 
@@ -192,8 +188,9 @@ class SumsCache:
                 return
             for bucket, form, sums in found:
                 if self._touched.get(bucket, 0) <= version:
-                    known[bucket] = {**known.get(bucket, {}), form: (sums,)}
-            if sum(_lines(parts) for of in self._known.values() for parts in of.values()) > MOST_LINES:
+                    known[bucket] = {**known.get(bucket, {}), form: sums}
+            tables = (sums for of in self._known.values() for forms in of.values() for sums in forms.values())
+            if sum(len(sums.keys) for sums in tables) > MOST_LINES:
                 for of in self._known.values():
                     for old in sorted(of)[: (len(of) + 1) // 2]:
                         del of[old]
@@ -233,7 +230,7 @@ class SumsCache:
                 for view, known in self._known.items():
                     before = known.pop(bucket, None)
                     if bucket in booked.fresh and before is None and not booked.requeued:
-                        before = {"by_span": ()}
+                        before = {"by_span": NO_SUMS}
                     sums = additions.get((view, bucket))
                     if before is not None and sums is not None:
                         known[bucket] = _grown(before, sums)
@@ -249,19 +246,10 @@ class SumsCache:
             known.clear()
 
 
-def _lines(of_bucket: Mapping[Form, Parts]) -> int:
-    return sum(len(sums.keys) for parts in of_bucket.values() for sums in parts)
-
-
-def _grown(before: Mapping[Form, Parts], sums: Sums) -> Mapping[Form, Parts]:
+def _grown(before: Mapping[Form, Sums], sums: Sums) -> Mapping[Form, Sums]:
     """A quarter-hour after an addition; its sums inside down time are dropped and must be read again."""
-    grown: dict[Form, Parts] = {}
-    added_to: dict[Form, Sums] = {"by_span": sums, "whole": without_spans(sums)}
-    for form, added in added_to.items():
-        if form in before:
-            more = (*before[form], added)
-            grown[form] = more if len(more) <= _MOST_PARTS else (added_up(more),)
-    return grown
+    added: dict[Form, Sums] = {"by_span": sums, "whole": without_spans(sums)}
+    return {form: added_up([before[form], more]) for form, more in added.items() if form in before}
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,8 +278,9 @@ class Reader:
         table = record_columns.column_table(record_columns.HOUR, [(at,) for at in buckets])
         return self._run(statement("window_quarters", origins=_origins()), span, table)
 
-    def inside(self, asked: Sequence[RowSpan]) -> dict[int, list[Sums]]:
-        """The sums of rows that lie inside the spans, by tag."""
+    def rows(self, asked: Sequence[RowSpan]) -> dict[int, Sums]:
+        """The sums of rows inside the spans, by tag; with the parts of rows that reach over an edge, unless the span is
+        a quarter-hour, over whose edges no row reaches."""
         found: dict[int, list[Sums]] = defaultdict(list)
         sql = statement("window_rows", weight=statement("weight"), origins=_origins())
         half_life_ms = None if self._half_life_s is None else self._half_life_s * MS_PER_SECOND
@@ -304,9 +293,13 @@ class Reader:
             sums_of = self._run(sql, {"low": low, "high": high, "half_life_ms": half_life_ms}, table)
             for number, sums in sums_of.items():
                 found[here[number].tag].append(sums)
-        return found
+        for tag, sums in self.straddling(
+            [one for one in asked if one.start_ms % BUCKET_MS or one.end_ms % BUCKET_MS]
+        ).items():
+            found[tag].append(sums)
+        return {tag: added_up(several) for tag, several in found.items()}
 
-    def straddling(self, asked: Sequence[RowSpan]) -> dict[int, list[Sums]]:
+    def straddling(self, asked: Sequence[RowSpan]) -> dict[int, Sums]:
         """The parts inside a span of rows that reach over its edge, by tag; a set of rows is cut as a whole."""
         numbered = [TaggedSpan(number, one.start_ms, one.end_ms, one.gpu) for number, one in enumerate(asked)]
         parts = [one for here in near(numbered) for one in straddling_parts(self._cursor, here)]
@@ -318,7 +311,7 @@ class Reader:
         values = accounts.figures(np.array([one.cells for one in parts], np.int64), weights)
         tags = np.array([asked[one.tag].tag for one in parts])
         sums = Sums(np.array(keys, np.int64), values)
-        return {tag: [added_up([sums.of(tags == tag)])] for tag in set(tags.tolist())}
+        return {tag: added_up([sums.of(tags == tag)]) for tag in set(tags.tolist())}
 
     def _origins(self, payers: Collection[int]) -> dict[int, str | None]:
         table = record_columns.column_table(record_columns.ID, [(payer,) for payer in sorted(payers)])
