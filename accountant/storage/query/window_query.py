@@ -61,15 +61,12 @@ from accountant.storage.span_plan import EVERY_GPU, quarters
 from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND
 
+_ALLOCATED, _LOST, _ENERGY = map(Figures._fields.index, ("allocated", "lost", "energy"))
 MEASURED: Mapping[Measure, int] = {
-    "allocated": Figures._fields.index("allocated"),
-    "busy": Figures._fields.index("busy"),
-    "energy": Figures._fields.index("energy"),
-    "cost": Figures._fields.index("allocated"),
-}
+    "allocated": _ALLOCATED, "busy": Figures._fields.index("busy"), "energy": _ENERGY, "cost": _ALLOCATED,
+}  # fmt: skip
 """The column of `Figures` that each measure sums. A cost is that of allocated time; otherwise holding idle GPUs would
 be free."""
-_LOST, _ENERGY = Figures._fields.index("lost"), Figures._fields.index("energy")
 _START, _END, _PLACE, _QUEUE = range(4)
 
 
@@ -132,28 +129,33 @@ class _Question:
 
 @dataclass(slots=True)
 class _SliceSums:
-    """The sums of all slices, one line per slice, place and queue, in the order of the slices; and the part of them
-    inside down time, by the number of the slice."""
+    """The sums of all slices, one line per slice, place and queue, in the order of the slices."""
 
     number: npt.NDArray[np.int64]
     keys: npt.NDArray[np.int64]
     values: Numbers
-    down: Mapping[int, Sums]
 
     @classmethod
-    def of(cls, found: Mapping[int, Sums], down: Mapping[int, Sums]) -> _SliceSums:
+    def of(cls, found: Mapping[int, Sums]) -> _SliceSums:
         numbered = sorted(found.items(), key=itemgetter(0)) or [(0, NO_SUMS)]
         return cls(
             np.repeat([number for number, _ in numbered], [len(sums.keys) for _, sums in numbered]),
             np.concatenate([sums.keys for _, sums in numbered]),
             exact(np.concatenate([sums.values for _, sums in numbered])),
-            down,
         )
 
     def within(self, first: int, last: int) -> slice:
         """The lines of the slices [first, last)."""
         low, high = np.searchsorted(self.number, [first, last]).tolist()
         return slice(low, high)
+
+    def of_place(self, piece: _Piece, place: int) -> tuple[npt.NDArray[np.int64], Numbers]:
+        """The lines of a place in a piece, and their `Figures` by slice of the piece."""
+        within = self.within(piece.first, piece.last)
+        lines = np.flatnonzero(self.keys[within, _PLACE] == place) + within.start
+        by_slice = np.zeros((piece.last - piece.first, len(Figures._fields)), dtype=self.values.dtype)
+        np.add.at(by_slice, self.number[lines] - piece.first, self.values[lines])
+        return lines, by_slice
 
 
 class Windows:
@@ -199,7 +201,7 @@ class Windows:
         reading = _Reading(self.sums, cursor, state, question)
         if not all(reading.add(piece) for piece in question.pieces if piece.gpus):
             return None
-        total = _Total(question, _SliceSums.of(reading.found, reading.down), self.sums)
+        total = _Total(question, _SliceSums.of(reading.found), _SliceSums.of(reading.down), self.sums)
         for piece in question.pieces:
             total.add(piece)
         usage, unassigned = rolled_up(total.leaves(), question.policies)
@@ -363,9 +365,10 @@ class _Total:
     working: time of GPUs in service that were not down, without decay; metered: the part with a known measure.
     lost: numbers of slices during which a GPU was lost."""
 
-    def __init__(self, question: _Question, held: _SliceSums, cache: SumsCache) -> None:
+    def __init__(self, question: _Question, held: _SliceSums, in_down_time: _SliceSums, cache: SumsCache) -> None:
         self._question = question
         self._held = held
+        self._in_down_time = in_down_time
         self._places = cache.places.names
         self._queue_refs = cache.queues.names
         self._lines: dict[Fraction, list[npt.NDArray[np.int64]]] = defaultdict(list)
@@ -377,32 +380,26 @@ class _Total:
     def add(self, piece: _Piece) -> None:
         """Adds the sums of the slices of a piece, and its GPUs."""
         held, lens = self._held, self._question.lens
-        lines = held.within(piece.first, piece.last)
-        places = held.keys[lines, _PLACE]
-        known = {self._places[number]: number for number in np.unique(places).tolist()}
+        numbers = np.unique(held.keys[held.within(piece.first, piece.last), _PLACE]).tolist()
+        known = {self._places[number]: number for number in numbers}
         for place in known.keys() | piece.gpus.keys():
             if lens.sees(place):
-                number = known.get(place, -1)
-                self._add_place(piece, place, number, np.flatnonzero(places == number) + lines.start)
+                self._add_place(piece, place, known.get(place, -1))
 
-    def _add_place(self, piece: _Piece, place: Place, number: int, lines: npt.NDArray[np.int64]) -> None:
-        """Adds a place of a piece. number: the number of the place; lines: lines of `held`.
+    def _add_place(self, piece: _Piece, place: Place, number: int) -> None:
+        """Adds a place of a piece. number: the number of the place.
 
         Time without a weight counts neither as usage nor as capacity, and lowers the coverage."""
-        question, held, first = self._question, self._held, piece.first
-        by_slice = np.zeros((piece.last - first, len(Figures._fields)), dtype=held.values.dtype)
-        np.add.at(by_slice, held.number[lines] - first, held.values[lines])
-        rows = Figures(*by_slice.sum(axis=0).tolist())
+        question, first = self._question, piece.first
+        lines, by_slice = self._held.of_place(piece, number)
+        _, down_by_slice = self._in_down_time.of_place(piece, number)
+        rows, inside = (Figures(*table.sum(axis=0).tolist()) for table in (by_slice, down_by_slice))
         available, energy = (-by_slice[:, _LOST]).tolist(), by_slice[:, _ENERGY].tolist()
         self.lost += compress(range(first, piece.last), available)
-        in_down_time = {
-            tag - first: figures for tag in range(first, piece.last) if (figures := _of_place(held.down, tag, number))
-        }
         gpus = piece.gpus.get(place)
         if gpus is not None:
-            self._add_gpus(piece, gpus, available, in_down_time)
+            self._add_gpus(piece, gpus, available, (down_by_slice[:, _ALLOCATED] + down_by_slice[:, _LOST]).tolist())
         # Time that was held or lost during a node's down time is already part of it.
-        inside = Figures(*map(sum, zip(*in_down_time.values(), strict=True))) if in_down_time else Figures()
         self.working += inside.plain_allocated + inside.plain_lost - rows.plain_lost
         weight = question.lens.weight(place, question.slices[first].start_ms)
         if weight is None:
@@ -412,11 +409,10 @@ class _Total:
         self._lines[weight].append(lines)
         self._available[weight][first : piece.last] += energy if question.measure == "energy" else available
 
-    def _add_gpus(
-        self, piece: _Piece, gpus: GpusInService, available: list[int], in_down_time: Mapping[int, Figures]
-    ) -> None:
+    def _add_gpus(self, piece: _Piece, gpus: GpusInService, available: list[int], in_down_time: Sequence[int]) -> None:
         """Adds the time of GPUs in service, without their nodes' down time, to `available`, decayed by slice of the
-        piece. Terms are rounded, so a slice may be slightly below 0 if everything is lost."""
+        piece. Terms are rounded, so a slice may be slightly below 0 if everything is lost. in_down_time: what was held
+        or lost then, by slice."""
         question, half_life_s = self._question, self._question.half_life_s
         slices = question.slices[piece.first : piece.last]
         references = [question.reference_ms(number) for number in range(piece.first, piece.last)]
@@ -430,8 +426,8 @@ class _Total:
             weight = factor(span.start_ms, span.end_ms, references[span.tag], half_life_s)
             available[span.tag] -= term(full_us(span.end_ms - span.start_ms), weight)
             self.working -= full_us(span.end_ms - span.start_ms)
-        for number in {span.tag for span in down} & in_down_time.keys():
-            available[number] += in_down_time[number].allocated + in_down_time[number].lost
+        for number in {span.tag for span in down}:
+            available[number] += in_down_time[number]
 
     def leaves(self) -> dict[str, int]:
         """Usage of each queue without its descendants, in the window's unit; usage outside all queues as UNASSIGNED."""
@@ -468,14 +464,6 @@ class _Total:
         ages = self._question.ages
         available = self._available.items()
         return round(sum(weight * combine(np.maximum(values, 0).tolist(), ages) for weight, values in available))
-
-
-def _of_place(down: Mapping[int, Sums], number: int, place: int) -> Figures | None:
-    """The sums of a place's rows inside the down time of a slice."""
-    sums = down.get(number)
-    if sums is None or not (mine := sums.keys[:, _PLACE] == place).any():
-        return None
-    return Figures(*sums.values[mine].sum(axis=0).tolist())
 
 
 def _newest(slices: Iterable[Span], end_ms: int) -> int:
