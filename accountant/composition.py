@@ -45,9 +45,9 @@ from accountant.inventory.inventory_file import MergedInventory, YamlInventory
 from accountant.inventory.kubernetes_inventory import ClusterInventory
 from accountant.inventory.node_facts import Calendar
 from accountant.ledger.protocols import Inventory
-from accountant.notifications.channels import carrier
+from accountant.notifications.channels import channel_of
 from accountant.notifications.dispatcher import Dispatcher
-from accountant.notifications.subscriptions import Orders
+from accountant.notifications.subscriptions import DeliveriesFile
 from accountant.prices import price_book as prices
 from accountant.prices.price_book import PriceBook
 from accountant.runtime import background_tasks
@@ -223,7 +223,9 @@ class Service:
         self._policy = self._watch(
             settings.policy, lambda path: config_models.load_yaml(path, Policy), self._take_policy
         )
-        self._orders = self._watch(settings.deliveries, lambda path: config_models.load_yaml(path, Orders))
+        self._deliveries_file = self._watch(
+            settings.deliveries, lambda path: config_models.load_yaml(path, DeliveriesFile)
+        )
         written = YamlInventory(settings.inventory) if inventory is None and settings.inventory is not None else None
         now = clock.wall_ms()
         if written is not None:
@@ -385,7 +387,7 @@ class Service:
         files = {
             "prices file": self._book,
             "policy file": self._policy,
-            "deliveries file": self._orders,
+            "deliveries file": self._deliveries_file,
             "callers file": self._ways,
             "certificate": self.tls,
         }
@@ -410,10 +412,12 @@ class Service:
         self._inventory.taken()
 
     def _deliveries(self) -> Dispatcher | None:
-        orders = self._orders
-        if orders is None:
+        deliveries_file = self._deliveries_file
+        if deliveries_file is None:
             return None
-        return Dispatcher(self.ledger, self.books, self.settings, self._clock, lambda: orders.current, carrier)
+        return Dispatcher(
+            self.ledger, self.books, self.settings, self._clock, lambda: deliveries_file.current, channel_of
+        )
 
     def _take_policy(self, policy: Policy) -> None:
         version = self.ledger.put_policy(policy, self._clock.wall_ms(), f"file {self.settings.policy}")
@@ -471,7 +475,7 @@ class Service:
 
     def _refused(self) -> dict[str, bool]:
         """For each file, whether its newest version is not in force."""
-        files = {"prices": self._book, "policy": self._policy, "deliveries": self._orders}
+        files = {"prices": self._book, "policy": self._policy, "deliveries": self._deliveries_file}
         return {
             **({"certificate": self.tls.refused} if self.tls is not None else {}),
             **self._ways.refused(),

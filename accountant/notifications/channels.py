@@ -41,13 +41,13 @@ class DeliveryUncertain(AccountantError):
     """The message may have been delivered."""
 
 
-class Carrier(Protocol):
+class Channel(Protocol):
     def carry(self, letter: Message) -> str:
         """Delivers a message; returns a short text about it. Raises Refused, DeliveryUncertain."""
         ...
 
 
-def carrier(destination: Destination) -> Carrier:
+def channel_of(destination: Destination) -> Channel:
     """The channel of a destination."""
     if destination.folder is not None:
         return Folder(destination.folder)

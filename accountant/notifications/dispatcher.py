@@ -25,9 +25,9 @@ from accountant.core.periods import Month, local_date, midnight_ms
 from accountant.core.settings import Settings
 from accountant.ledger import journal
 from accountant.notifications import messages, subscriptions, triggers
-from accountant.notifications.channels import Carrier, DeliveryUncertain, Refused
-from accountant.notifications.subscriptions import Delivery, Destination, Orders, Outcome
-from accountant.notifications.triggers import Occasion, ReportDue, TeamDay
+from accountant.notifications.channels import Channel, DeliveryUncertain, Refused
+from accountant.notifications.subscriptions import DeliveriesFile, Delivery, Destination, Outcome
+from accountant.notifications.triggers import DueMessage, ReportDue, TeamDay
 from accountant.reports import report_model
 from accountant.reports.output_formats import RENDERINGS
 from accountant.reports.report_model import Report, ReportQuestions
@@ -63,7 +63,7 @@ class UnknownDelivery(AccountantError):
 
 
 class Dispatcher:
-    """Sends messages. orders: returns the subscriptions in force. carriers: returns the channel of a destination.
+    """Sends messages. deliveries_file: returns the file in force. channels: returns the channel of a destination.
     Thread-safe, but `run` must be called from one thread."""
 
     def __init__(
@@ -72,8 +72,8 @@ class Dispatcher:
         books: Bookkeeper,
         settings: Settings,
         clock: Clock,
-        orders: Callable[[], Orders],
-        carriers: Callable[[Destination], Carrier],
+        deliveries_file: Callable[[], DeliveriesFile],
+        channels: Callable[[Destination], Channel],
     ) -> None:
         self._ledger = ledger
         self._books = books
@@ -83,8 +83,8 @@ class Dispatcher:
         self._grace_ms = settings.grace_days * MS_PER_DAY
         self._link = settings.public_url
         self._clock = clock
-        self._orders = orders
-        self._carriers = carriers
+        self._deliveries_file = deliveries_file
+        self._channels = channels
         self._log = structlog.get_logger("accountant.notifications")
         self._lock = threading.Lock()
         self._known = subscriptions.deliveries_from_acts(ledger.acts("delivery"))
@@ -97,17 +97,17 @@ class Dispatcher:
 
     def run(self) -> None:
         """Sends everything that is due now."""
-        for occasion in self.due():
-            self._send(occasion)
+        for due_message in self.due():
+            self._send(due_message)
 
-    def due(self) -> list[Occasion]:
+    def due(self) -> list[DueMessage]:
         """The messages to send now, each key once."""
-        now, orders = self._clock.wall_ms(), self._orders()
-        found: dict[str, Occasion] = {}
-        for occasion in self._occasions(orders, now):
-            found.setdefault(occasion.key, occasion)
+        now, deliveries_file = self._clock.wall_ms(), self._deliveries_file()
+        found: dict[str, DueMessage] = {}
+        for due_message in self._due_messages(deliveries_file, now):
+            found.setdefault(due_message.key, due_message)
         with self._lock:
-            wanted = [occasion for key, occasion in found.items() if self._wanted(key, now)]
+            wanted = [due_message for key, due_message in found.items() if self._wanted(key, now)]
         if not wanted:
             self._rest()
         return wanted
@@ -135,15 +135,15 @@ class Dispatcher:
         before = self._known.get(key)
         return before is None or (before.due_ms is not None and before.due_ms <= now_ms)
 
-    def _occasions(self, orders: Orders, now_ms: int) -> Iterable[Occasion]:
-        if orders.reports:
+    def _due_messages(self, deliveries_file: DeliveriesFile, now_ms: int) -> Iterable[DueMessage]:
+        if deliveries_file.reports:
             closed = self._books.books().closed
-            yield from triggers.reports(orders, closed, now_ms, self._tz, self._grace_ms, self._teams)
-        about = {what for order in orders.notices for what in order.about}
+            yield from triggers.reports(deliveries_file, closed, now_ms, self._tz, self._grace_ms, self._teams)
+        about = {what for order in deliveries_file.notices for what in order.about}
         if "budgets" in about:
-            yield from triggers.budgets(orders, self._budgets(now_ms))
+            yield from triggers.budgets(deliveries_file, self._budgets(now_ms))
         if "anomalies" in about:
-            yield from triggers.anomalies(orders, self._anomalies(now_ms))
+            yield from triggers.anomalies(deliveries_file, self._anomalies(now_ms))
 
     def _teams(self, start_ms: int, end_ms: int) -> list[str]:
         return self._lately((_TEAMS, start_ms, end_ms), lambda: self._teams_now(start_ms, end_ms))
@@ -214,32 +214,36 @@ class Dispatcher:
             self._odd, self._looked = [odd for one in looked_at for odd in triggers.of_day(found, one)], day
         return self._odd
 
-    def _send(self, occasion: Occasion) -> None:
-        orders, now = self._orders(), self._clock.wall_ms()
-        destination = orders.destinations.get(occasion.destination)
+    def _send(self, due_message: DueMessage) -> None:
+        deliveries_file, now = self._deliveries_file(), self._clock.wall_ms()
+        destination = deliveries_file.destinations.get(due_message.destination)
         if destination is None:
             return  # the file changed meanwhile
-        begun = self._record(self._known.get(occasion.key), "sending", "", key=occasion.key)
+        begun = self._record(self._known.get(due_message.key), "sending", "", key=due_message.key)
         try:
             letter = messages.compose(
-                occasion, begun.first_ms, self._report, orders.link or self._link, files=destination.takes_files
+                due_message,
+                begun.first_ms,
+                self._report,
+                deliveries_file.link or self._link,
+                files=destination.takes_files,
             )
-            told = self._carriers(destination).carry(letter)
+            told = self._channels(destination).carry(letter)
         except LedgerFailed:
             raise
         except (Refused, CannotRender) as error:
             ended = subscriptions.ended_how(begun, now)
             self._record(begun, ended, str(error))
-            self._log.warning("delivery_refused", key=occasion.key, reason=str(error), given_up=ended == "given-up")
+            self._log.warning("delivery_refused", key=due_message.key, reason=str(error), given_up=ended == "given-up")
         except DeliveryUncertain as error:
             self._record(begun, "unsure", str(error))
-            self._log.warning("delivery_unsure", key=occasion.key, reason=str(error))
+            self._log.warning("delivery_unsure", key=due_message.key, reason=str(error))
         except AccountantError as error:  # nothing was sent: the ledger could not be queried
             self._record(begun, "refused", str(error))
-            self._log.warning("delivery_refused", key=occasion.key, reason=str(error), given_up=False)
+            self._log.warning("delivery_refused", key=due_message.key, reason=str(error), given_up=False)
         else:
             self._record(begun, "delivered", told)
-            self._log.info("delivered", key=occasion.key, detail=told)
+            self._log.info("delivered", key=due_message.key, detail=told)
 
     def _report(self, due: ReportDue) -> Report:
         charges = any(RENDERINGS[form].charges for form in due.forms)

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from accountant.bookkeeping.month_closing import MIN_COVERAGE
 from accountant.core.periods import utc
-from accountant.notifications.triggers import AnomalyDue, BudgetDue, Occasion, ReportDue
+from accountant.notifications.triggers import AnomalyDue, BudgetDue, DueMessage, ReportDue
 from accountant.reports import report_text
 from accountant.reports.output_formats import RENDERINGS, file_name
 from accountant.reports.report_model import Report
@@ -141,16 +141,16 @@ Reporting = Callable[[ReportDue], Report]
 _TEAMS_NAMED = 5
 
 
-def compose(occasion: Occasion, at_ms: int, report: Reporting, link: str | None, *, files: bool) -> Message:
+def compose(due_message: DueMessage, at_ms: int, report: Reporting, link: str | None, *, files: bool) -> Message:
     """Composes the message of an occasion. report: makes its report. link: URL of the pages. files: whether the medium
     accepts files.
 
     Raises accountant.core.errors.CannotRender if a format is not available here."""
-    if isinstance(occasion, ReportDue):
-        return _report(occasion, at_ms, report(occasion), link, files=files)
-    if isinstance(occasion, BudgetDue):
-        return _budget(occasion, at_ms, link)
-    return _anomaly(occasion, at_ms, link)
+    if isinstance(due_message, ReportDue):
+        return _report(due_message, at_ms, report(due_message), link, files=files)
+    if isinstance(due_message, BudgetDue):
+        return _budget(due_message, at_ms, link)
+    return _anomaly(due_message, at_ms, link)
 
 
 def _report(due: ReportDue, at_ms: int, report: Report, link: str | None, *, files: bool) -> Message:

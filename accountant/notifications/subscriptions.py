@@ -123,7 +123,7 @@ class NoticeOrder(Model):
     to: tuple[Name, ...] = Field(min_length=1)
 
 
-class Orders(Model):
+class DeliveriesFile(Model):
     """The whole file."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
@@ -133,13 +133,13 @@ class Orders(Model):
     notices: tuple[NoticeOrder, ...] = ()
 
     @model_validator(mode="after")
-    def _known(self) -> Orders:
+    def _known(self) -> DeliveriesFile:
         kinds: tuple[tuple[str, tuple[ReportOrder | NoticeOrder, ...]], ...] = (
             ("reports", self.reports),
             ("notices", self.notices),
         )
-        for kind, orders in kinds:
-            for index, order in enumerate(orders):
+        for kind, deliveries_file in kinds:
+            for index, order in enumerate(deliveries_file):
                 for place, name in enumerate(order.to):
                     if name not in self.destinations:
                         fault = ValueError(f"there is no destination {name!r}")

@@ -22,7 +22,7 @@ from zoneinfo import ZoneInfo
 
 from accountant.bookkeeping.month_closing import ClosedMonth
 from accountant.core.periods import Month, local_date, midnight_ms
-from accountant.notifications.subscriptions import Orders, ReportOrder
+from accountant.notifications.subscriptions import DeliveriesFile, ReportOrder
 from accountant.reports.output_formats import Form
 from accountant.wire.usage_models import BudgetState
 from gputally.base.money import plain
@@ -150,7 +150,7 @@ class AnomalyDue:
         return "/".join(("anomaly", found.day.isoformat(), found.what, self.destination, found.team))
 
 
-Occasion: TypeAlias = ReportDue | BudgetDue | AnomalyDue
+DueMessage: TypeAlias = ReportDue | BudgetDue | AnomalyDue
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class EndedPeriod:
 
 
 def reports(
-    orders: Orders,
+    deliveries_file: DeliveriesFile,
     closed: Sequence[ClosedMonth],
     now_ms: int,
     tz: ZoneInfo,
@@ -175,7 +175,7 @@ def reports(
     """The due reports in the order of the file. closed: months, oldest first. teams: returns the teams with GPU time in
     a span."""
     found: list[ReportDue] = []
-    for order in orders.reports:
+    for order in deliveries_file.reports:
         for ended in _ended(order, closed, now_ms, tz, grace_ms):
             named = sorted(teams(ended.start_ms, ended.end_ms)) if order.each_team else [order.team]
             found += [
@@ -188,12 +188,12 @@ def reports(
     return found
 
 
-def budgets(orders: Orders, states: Iterable[BudgetState]) -> list[BudgetDue]:
+def budgets(deliveries_file: DeliveriesFile, states: Iterable[BudgetState]) -> list[BudgetDue]:
     """The highest threshold that each budget has reached."""
     reached = [state for state in states if state.threshold is not None]
     return [
         BudgetDue(destination, state)
-        for order in orders.notices
+        for order in deliveries_file.notices
         if "budgets" in order.about
         for state in reached
         if order.teams is None or state.team in order.teams
@@ -201,11 +201,11 @@ def budgets(orders: Orders, states: Iterable[BudgetState]) -> list[BudgetDue]:
     ]
 
 
-def anomalies(orders: Orders, found: Iterable[Anomaly]) -> list[AnomalyDue]:
+def anomalies(deliveries_file: DeliveriesFile, found: Iterable[Anomaly]) -> list[AnomalyDue]:
     listed = list(found)
     return [
         AnomalyDue(destination, one)
-        for order in orders.notices
+        for order in deliveries_file.notices
         if "anomalies" in order.about
         for one in listed
         if order.teams is None or one.team in order.teams

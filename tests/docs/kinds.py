@@ -19,7 +19,7 @@ from accountant.cli.bookkeeping_commands import InstanceMap
 from accountant.core.settings import Settings
 from accountant.fleet.members import Rates
 from accountant.inventory.inventory_file import InventoryFile
-from accountant.notifications.subscriptions import Orders
+from accountant.notifications.subscriptions import DeliveriesFile
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import Policy
 from agent.commands.top_command import parse as live_prices
@@ -93,7 +93,7 @@ KINDS: Mapping[str, Callable[[Document], object]] = {
     "prices": _of(PriceBook),
     "settings": _of(Settings),
     "callers": _of(Callers),
-    "deliveries": _of(Orders),
+    "deliveries": _of(DeliveriesFile),
     "inventory": _of(InventoryFile),
     "instances": _of(InstanceMap),
     "values": _values,

@@ -9,7 +9,7 @@ import pytest
 import trustme
 
 from accountant.notifications import messages
-from accountant.notifications.channels import DeliveryUncertain, Folder, Mail, Refused, Webhook, carrier
+from accountant.notifications.channels import DeliveryUncertain, Folder, Mail, Refused, Webhook, channel_of
 from accountant.notifications.messages import Attachment, Message
 from accountant.notifications.subscriptions import Destination, Smtp
 from tests.fakes.mailserver import mail_server
@@ -172,5 +172,5 @@ def test_every_destination_has_its_carrier(tmp_path):
         Webhook: {"slack": {"url_file": "/x"}},
     }
     for kind, content in given.items():
-        assert isinstance(carrier(Destination.model_validate(content)), kind)
-    assert isinstance(carrier(Destination.model_validate({"msteams": {"url_file": "/x"}})), Webhook)
+        assert isinstance(channel_of(Destination.model_validate(content)), kind)
+    assert isinstance(channel_of(Destination.model_validate({"msteams": {"url_file": "/x"}})), Webhook)

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from accountant.bookkeeping.month_closing import ClosedMonth
 from accountant.ledger.journal import numbered
 from accountant.notifications import subscriptions, triggers
-from accountant.notifications.subscriptions import PATIENCE_MS, Orders, deliveries_from_acts, ended_how, next_attempt
+from accountant.notifications.subscriptions import (
+    PATIENCE_MS,
+    DeliveriesFile,
+    deliveries_from_acts,
+    ended_how,
+    next_attempt,
+)
 from accountant.notifications.triggers import LEAST_US, TeamDay, unusual
 from accountant.wire.usage_models import BudgetState
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR
@@ -29,9 +35,9 @@ def at(text: str) -> int:
     return round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * 1000
 
 
-def orders(text: str) -> Orders:
+def deliveries_file(text: str) -> DeliveriesFile:
     head = "schema: 1\ndestinations:\n  disk: {folder: /reports}\n  chat: {slack: {url_file: /url}}\n"
-    return config_models.validate(parse(head + text, "deliveries.yaml"), Orders)
+    return config_models.validate(parse(head + text, "deliveries.yaml"), DeliveriesFile)
 
 
 def closed(month: str, when: str, digest: str = "ab" * 32) -> ClosedMonth:
@@ -39,7 +45,7 @@ def closed(month: str, when: str, digest: str = "ab" * 32) -> ClosedMonth:
 
 
 def reports(text: str, now: str, *months: ClosedMonth, teams: tuple[str, ...] = ("vision", "language")):
-    return triggers.reports(orders(text), months, at(now), BERLIN, GRACE_MS, lambda *_: teams)
+    return triggers.reports(deliveries_file(text), months, at(now), BERLIN, GRACE_MS, lambda *_: teams)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +62,7 @@ def reports(text: str, now: str, *months: ClosedMonth, teams: tuple[str, ...] = 
 )
 def test_a_fault_in_the_orders_is_told_with_its_line(text, fault):
     with pytest.raises(FileFault) as told:
-        orders(text)
+        deliveries_file(text)
     assert fault in str(told.value)
 
 
@@ -72,7 +78,7 @@ def test_a_fault_in_the_orders_is_told_with_its_line(text, fault):
 )
 def test_a_destination_is_one_of_four_and_whole(destination, fault):
     with pytest.raises(FileFault) as told:
-        config_models.validate(parse(f"schema: 1\ndestinations:\n  one: {destination}\n", "d.yaml"), Orders)
+        config_models.validate(parse(f"schema: 1\ndestinations:\n  one: {destination}\n", "d.yaml"), DeliveriesFile)
     assert fault in str(told.value)
 
 
@@ -119,7 +125,9 @@ def state(name: str, team: str | None, threshold: float | None) -> BudgetState:
 
 
 def test_a_budget_is_told_to_those_it_concerns_once_per_threshold():
-    told = orders("notices:\n  - {about: [budgets], teams: [vision], to: [chat]}\n  - {about: [budgets], to: [disk]}\n")
+    told = deliveries_file(
+        "notices:\n  - {about: [budgets], teams: [vision], to: [chat]}\n  - {about: [budgets], to: [disk]}\n"
+    )
     states = [state("v", "vision", 0.8), state("l", "language", 0.5), state("calm", "vision", None)]
     found = triggers.budgets(told, states)
     assert [(due.destination, due.budget.name) for due in found] == [("chat", "v"), ("disk", "v"), ("disk", "l")]

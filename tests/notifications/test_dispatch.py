@@ -14,7 +14,7 @@ from accountant.core.settings import Settings
 from accountant.notifications.channels import DeliveryUncertain, Refused
 from accountant.notifications.dispatcher import ANEW_MS, Dispatcher
 from accountant.notifications.messages import Message
-from accountant.notifications.subscriptions import Orders
+from accountant.notifications.subscriptions import DeliveriesFile
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.wire.policy_models import Policy
 from gputally.base.clock import VirtualClock
@@ -61,12 +61,17 @@ class Office:
         self.books = Bookkeeper(self.ledger, self.clock)
         self.books.prices.take(price_book(PRICES), "file", "prices.yaml", "", at(now))
         self.basket = Basket()
-        self.orders = config_models.validate(parse(HEAD + text, "deliveries.yaml"), Orders)
+        self.deliveries_file = config_models.validate(parse(HEAD + text, "deliveries.yaml"), DeliveriesFile)
         self.restart()
 
     def restart(self) -> None:
         self.dispatcher = Dispatcher(
-            self.ledger, self.books, Settings(auth="off"), self.clock, lambda: self.orders, lambda _: self.basket
+            self.ledger,
+            self.books,
+            Settings(auth="off"),
+            self.clock,
+            lambda: self.deliveries_file,
+            lambda _: self.basket,
         )
 
     def run(self) -> list[str]:
