@@ -369,7 +369,7 @@ def nodes_page(request: Request, asked: Annotated[FleetNodes, Query()], deps: Gi
     state = _state(request)
     rows, kept_ms = list[_NodeRow](), list[int]()
     for member, pages in state.pages_of(asked.ledger):
-        machines, _, as_of_ms = page_queries.machines(pages, asked.days)
+        machines, _, _, as_of_ms = page_queries.machines(pages, asked.days)
         rows += [_NodeRow(member.name, node) for node in machines]
         kept_ms += [] if as_of_ms is None else [as_of_ms]
     query = urlencode({"ledger": asked.ledger}, doseq=True)

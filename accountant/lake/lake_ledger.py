@@ -391,11 +391,12 @@ class LakeLedger:
     def extent(self) -> tuple[int, int]:
         return self.status.first_ms, self.status.newest_ms
 
-    def recent_span(self, until_ms: int, length_ms: int) -> tuple[int, int]:  # noqa: ARG002 - always one hour
-        """The last whole hour."""
-        hours = local_hours(until_ms - 3 * MS_PER_HOUR, until_ms + MS_PER_HOUR, self._zone)
-        last = [hour for hour in hours[1:] if hour.end_ms <= until_ms][-1]
-        return last.start_ms, last.end_ms
+    def recent_span(self, until_ms: int, length_ms: int) -> tuple[int, int]:
+        """The last whole hours that together have at least this length."""
+        hours = local_hours(until_ms - length_ms - 3 * MS_PER_HOUR, until_ms + MS_PER_HOUR, self._zone)
+        whole = [hour for hour in hours[1:] if hour.end_ms <= until_ms]
+        end_ms = whole[-1].end_ms
+        return max(hour.start_ms for hour in whole if hour.start_ms <= end_ms - length_ms), end_ms
 
     @property
     def newest_ms(self) -> int:

@@ -128,7 +128,9 @@ def one(request: Request, id: str, deps: Given, principal: Reading) -> Response:
             near = nearest_jobs(deps, principal, key)
             told = f"no job {shown(id)} held a GPU or had pods, for this caller{near}"
             raise Refusal("not-found", told)
-        begin, end = _shown_span(found.job, found.start_ms, at)
+        begin, end = _life(found.job, found.start_ms, at)
+        if end - begin > _TIMELINE_MS:
+            begin, end = moment.recent_span(end, _TIMELINE_MS)
         filters = {**where, **job_costs.only_job(key)}
         strips, _ = timeline(moment, begin, end, filters, timezone)
         names = {pod.facts.name for pod in moment.pods(0, at, of={key})}
@@ -160,11 +162,10 @@ def _job_page(
     )  # fmt: skip
 
 
-def _shown_span(job: Job, start_ms: int, now_ms: int) -> tuple[int, int]:
-    """The span of the timeline: the job's life, or its last part if it is long."""
+def _life(job: Job, start_ms: int, now_ms: int) -> tuple[int, int]:
+    """The job's life."""
     end = job.held_until_ms if job.state == "ended" and job.held_until_ms is not None else now_ms
-    end = max(end, start_ms + 1)
-    return max(start_ms, end - _TIMELINE_MS), end
+    return start_ms, max(end, start_ms + 1)
 
 
 def _currency(deps: Deps) -> str | None:

@@ -198,11 +198,11 @@ class NodesParams(SpanParams):
 @router.get("/nodes")
 def listed(request: Request, asked: Annotated[NodesParams, Query()], deps: Given, principal: Reading) -> Response:
     of_everyone(principal)
-    found, whole, as_of_ms = page_queries.machines(deps, asked.days)
+    found, whole, end_ms, as_of_ms = page_queries.machines(deps, asked.days)
     shown = paged(found, asked.page, NODES_A_PAGE, f"/nodes?days={asked.days}&page=")
     return overview_pages.page(
         request, "/nodes", "nodes.html", deps, days=asked.days, nodes=shown.rows, shown=shown, whole=whole,
-        gpus=sum(one.gpus for one in found), end_ms=as_of_ms or deps.clock.wall_ms(), as_of_ms=as_of_ms,
+        gpus=sum(one.gpus for one in found), end_ms=end_ms, as_of_ms=as_of_ms,
     )  # fmt: skip
 
 
@@ -211,11 +211,11 @@ def one(
     request: Request, cluster: str, node: str, asked: Annotated[SpanParams, Query()], deps: Given, principal: Reading
 ) -> Response:
     of_everyone(principal)
-    at, timezone = deps.clock.wall_ms(), deps.settings.timezone
-    start = at - asked.days * MS_PER_DAY
+    now, timezone, length_ms = deps.clock.wall_ms(), deps.settings.timezone, asked.days * MS_PER_DAY
     here: dict[Dimension, tuple[str, ...]] = {"cluster": (cluster,), "node": (node,)}
     facts = next((one for one in deps.ledger.nodes() if (one.cluster, one.name) == (cluster, node)), None)
-    with deps.ledger.moment(start, at) as moment:
+    with deps.ledger.moment(now - length_ms, now) as moment:
+        start, at = moment.recent_span(now, length_ms)
         strips, of_gpus = timeline(moment, start, at, here, timezone)
         holders = moment.usage(start, at, ("team", "namespace", "job", "cluster"), here, timezone)
     whole = page_rows.summed(of_gpus)

@@ -127,15 +127,15 @@ def jobs_of(deps: Deps, month: Month, where: Where) -> Answer[dict[JobState | No
     return deps.prepared.ask(("jobs", month, asked, books(deps)), find)
 
 
-def machines(deps: Deps, days: int) -> tuple[tuple[page_rows.Machine, ...], Accounts, int | None]:
-    """The nodes of the last days, their sum, and the time of the answer."""
+def machines(deps: Deps, days: int) -> tuple[tuple[page_rows.Machine, ...], Accounts, int, int | None]:
+    """The nodes of the last days, their sum, the end of these days, and the time of the answer."""
 
-    def find() -> tuple[tuple[page_rows.Machine, ...], Accounts]:
+    def find() -> tuple[tuple[page_rows.Machine, ...], Accounts, int]:
         at = deps.clock.wall_ms()
-        start = at - days * MS_PER_DAY
-        with deps.ledger.moment(start, at) as moment:
-            found = page_rows.machines(moment, deps.ledger.nodes(), start, at)
-        return found, page_rows.added(one.accounts for one in found)
+        with deps.ledger.moment(at - days * MS_PER_DAY, at) as moment:
+            start, end = moment.recent_span(at, days * MS_PER_DAY)
+            found = page_rows.machines(moment, deps.ledger.nodes(), start, end)
+        return found, page_rows.added(one.accounts for one in found), end
 
     answer = deps.prepared.ask(("machines", days, books(deps)), find)
     return *answer.value, answer.as_of_ms

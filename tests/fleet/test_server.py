@@ -30,12 +30,14 @@ from accountant.lake.engines import DuckDbEngine
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports.focus_export import unpack
 from accountant.runtime.service_metrics import Metrics
+from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from gputally.base.number_format import hours
 from gputally.server.tokens_and_grants import AllowAll, sha256
 from tests.fleet.conftest import TwoLedgers
-from tests.lake.questions import SPAN, PublishedLedger, published
-from tests.ledger.busy import BOOK
+from tests.lake.questions import HOUR, JOB, SPAN, PublishedLedger, published
+from tests.ledger.busy import BOOK, HAND
+from tests.ledger.conftest import MINUTE, START_MS
 from tests.patience import patience_s, until
 
 HERE = "http://127.0.0.1"
@@ -188,6 +190,27 @@ def test_a_jobs_page_says_that_its_epochs_are_at_the_clusters_own_accountant(
     text = "What single epochs cost is on the page of the cluster's own accountant"
     assert text in client.get(f"/clusters/north/job/{quote(job['id'])}").text
     assert text not in _accountant(two.north).get(f"/job/{quote(job['id'])}").text
+
+
+def test_pages_of_the_last_days_and_of_long_jobs_answer_for_whole_hours(tmp_path: Path) -> None:
+    """Whenever the ledger published: at 12 minutes past three, 33 days after the first record."""
+    with published(str(tmp_path / "lake"), publish=False) as known:
+        known.clock.advance(33 * 24 * HOUR - 108 * MINUTE)
+        late = known.clock.wall_ms()
+        minutes = (late - 32 * MINUTE - START_MS) // MINUTE
+        holder = Holder("pod", "p1", "ns-1", "p1")
+        later = HAND.row(1, minutes, minutes + 15, "gpu-0", gpu_model="H100", holder=holder)
+        known.ledger.append([HAND.batch(later, node="n1", epoch="late")], late)
+        known.publisher.publish()
+        engine = DuckDbEngine(known.connect())
+        client = TestClient(FleetService(Settings(auth="off"), Fleet(engine), known.clock).app, base_url=HERE)
+        own = _accountant(known)
+        for path in ("/nodes?days=1", "/nodes?days=31", "/node/prod/n1?days=7", f"/job/{quote(JOB.id)}"):
+            answer = client.get(f"/clusters/prod{path}")
+            assert answer.status_code == own.get(path).status_code == 200, (path, answer.text)
+        assert "to 3 Nov 03:00" in client.get("/clusters/prod/nodes?days=31").text
+        assert client.get("/fleet/nodes?days=31").status_code == 200
+        engine.close()
 
 
 def test_the_nodes_of_all_clusters_are_those_of_each(two: TwoLedgers, client: TestClient) -> None:
