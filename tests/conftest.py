@@ -23,6 +23,8 @@ import structlog.testing
 from hypothesis import settings
 
 from tests.effort import examples
+from tests.fakes.compiled import compiled
+from tests.fakes.nvml.library import FakeNvml, build, loaded
 
 settings.register_profile("house", max_examples=examples(30, 200))
 settings.load_profile("house")
@@ -70,6 +72,18 @@ def _logging_as_before() -> Iterator[None]:
     root.setLevel(level)
     for handler in [one for one in root.handlers if type(one) is logging.StreamHandler and one not in known]:
         root.removeHandler(handler)
+
+
+@pytest.fixture(scope="session")
+def fake_nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(build, tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def fake_nvml(fake_nvml_library: Path, tmp_path: Path) -> Iterator[FakeNvml]:
+    """The real binding on the fake library."""
+    with loaded(fake_nvml_library, tmp_path) as fake:
+        yield fake
 
 
 _SKIPPED = "gputally/skipped"

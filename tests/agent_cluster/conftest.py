@@ -11,9 +11,8 @@ import pytest
 from agent.core.readings import Gpu, MigInstance
 from gputally.base.clock import VirtualClock
 from tests.fakes.apiserver.server import TOKEN, FakeApiServer
-from tests.fakes.compiled import compiled
 from tests.fakes.kubelet.server import FakeKubelet, compile_messages
-from tests.fakes.nvml.library import FakeNvml, build, loaded
+from tests.fakes.nvml.library import FakeNvml
 
 T0 = 1_790_812_800_000  # 2026-10-01T00:00:00Z
 MIB = 1 << 20
@@ -51,16 +50,11 @@ def kubelet(messages: ModuleType, tmp_path: Path) -> Iterator[FakeKubelet]:
         yield running
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(build, tmp_path_factory.mktemp("nvml"))
-
-
 @pytest.fixture
-def nvml(library: Path, tmp_path: Path) -> Iterator[FakeNvml]:
-    with loaded(library, tmp_path) as fake:
-        fake.tell("reset", f"at {T0 * 1_000}", *GPU)
-        yield fake
+def nvml(fake_nvml: FakeNvml) -> FakeNvml:
+    """With one GPU, which is busy."""
+    fake_nvml.tell("reset", f"at {T0 * 1_000}", *GPU)
+    return fake_nvml
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from tests.agent_cluster.objects import UID, pod_object
 from tests.fakes.apiserver.server import FakeApiServer
 from tests.fakes.kubelet.server import FakeKubelet
 from tests.fakes.nvml.library import FakeNvml
+from tests.fakes.process_table import add_process
 
 REPLICAS = [f"GPU-a::{k}" for k in range(4)]
 
@@ -159,13 +160,6 @@ def test_a_kubelet_that_is_away_for_a_while_costs_certainty_and_no_time(node: No
     assert 0 < unknown <= 31_000
 
 
-def process(root: Path, pid: int, cgroup: str) -> None:
-    folder = root / str(pid)
-    folder.mkdir(parents=True)
-    (folder / "stat").write_text(f"{pid} (python) S {' '.join(['0'] * 18)} 1000 0\n")
-    (folder / "cgroup").write_text(f"0::{cgroup}\n")
-
-
 def test_with_the_hosts_processes_each_container_has_its_own_time(
     kubelet: FakeKubelet, nvml: FakeNvml, clock: VirtualClock, tmp_path: Path
 ) -> None:
@@ -173,7 +167,7 @@ def test_with_the_hosts_processes_each_container_has_its_own_time(
     config_hash, ids = "c0ffee00" * 4, ["a" * 64, "b" * 64]
     proc = tmp_path / "proc"
     for pid, container_id in zip((10, 11), ids, strict=True):
-        process(proc, pid, f"/kubepods/pod{config_hash}/{container_id}")
+        add_process(proc, pid, f"0::/kubepods/pod{config_hash}/{container_id}")
     nvml.tell(f"load 11 250000 {MIB}")
     kubelet.offer("nvidia.com/gpu", REPLICAS)
     kubelet.give("vision", "train-0", {"a": {"nvidia.com/gpu": [REPLICAS[0]]}, "b": {"nvidia.com/gpu": [REPLICAS[1]]}})

@@ -22,9 +22,7 @@ from agent.wire import UsageInterval
 from tests.agent_cluster.objects import UID, pod_object
 from tests.agent_shell.scripted_accountant import ScriptedAccountant
 from tests.fakes.apiserver.server import TOKEN, FakeApiServer
-from tests.fakes.compiled import compiled
 from tests.fakes.kubelet.server import FakeKubelet
-from tests.fakes.nvml.library import build
 from tests.patience import Deadline, patience_s
 
 GRACE_S = 5
@@ -104,9 +102,8 @@ def holes_ms(rows: list[UsageInterval]) -> list[int]:
 
 
 @pytest.fixture
-def world(kubelet: FakeKubelet, tmp_path: Path) -> Iterator[World]:
-    library = compiled(build, tmp_path)
-    found = World(kubelet, library, tmp_path)
+def world(kubelet: FakeKubelet, fake_nvml_library: Path, tmp_path: Path) -> Iterator[World]:
+    found = World(kubelet, fake_nvml_library, tmp_path)
     yield found
     found.close()
 

@@ -1,8 +1,9 @@
-"""What the agent's shell is tested with: a virtual clock, outboxes, a scripted accountant, a fake NVML."""
+"""What the agent's shell is tested with: a virtual clock, outboxes, a scripted accountant, a process table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,7 @@ from tests.agent_shell.loops import Site
 from tests.agent_shell.outboxes import T0
 from tests.agent_shell.scripted_accountant import ScriptedAccountant
 from tests.agent_shell.shipping import Shipping
-from tests.fakes.compiled import compiled
-from tests.fakes.nvml.library import FakeNvml, build, loaded
+from tests.fakes.process_table import add_process
 
 
 @pytest.fixture
@@ -44,35 +44,12 @@ def accountant() -> Iterator[ScriptedAccountant]:
     server.close()
 
 
-@pytest.fixture(scope="session")
-def fake_nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(build, tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def fake_nvml(fake_nvml_library: Path, tmp_path: Path) -> Iterator[FakeNvml]:
-    """The real binding on the fake library."""
-    with loaded(fake_nvml_library, tmp_path) as fake:
-        yield fake
-
-
 @pytest.fixture
 def proc(tmp_path: Path) -> Callable[..., Path]:
     """Adds a process to a fake process table and returns the table's root."""
     root = tmp_path / "proc"
     root.mkdir()
-
-    def add(pid: int, cgroup: str = "0::/user.slice", comm: str = "python", start: int = 1000, uid: int = 4242) -> Path:
-        folder = root / str(pid)
-        folder.mkdir(exist_ok=True)
-        fields = ["S", *["0"] * 18, str(start), *["0"] * 10]  # field 3 on; field 22 is the start time
-        (folder / "stat").write_text(f"{pid} (odd) name ({comm})) {' '.join(fields)}\n")
-        (folder / "cgroup").write_text(cgroup + "\n")
-        (folder / "comm").write_text(comm + "\n")
-        (folder / "status").write_text(f"Name:\t{comm}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
-        return root
-
-    return add
+    return partial(add_process, root)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from agent.holders.process_cgroups import ProcessTable
 from agent.metering.meter import ClosedSet, Meter
 from agent.wire import Holder, UsageInterval
 from tests.fakes.nvml.library import FakeNvml
+from tests.fakes.process_table import add_process
 
 T0 = 1_790_812_800_000
 GIB = 1 << 30
@@ -68,11 +69,7 @@ class Rig:
     ) -> None:
         """A pod begins to run. of: into how many replicas its device is cut; mig, gi: its instance."""
         pid = 1_000 + pod
-        folder = self.root / str(pid)
-        folder.mkdir(exist_ok=True)
-        fields = ["S", *["0"] * 18, str(pod + 1), *["0"] * 10]
-        (folder / "stat").write_text(f"{pid} (train) {' '.join(fields)}\n")
-        (folder / "cgroup").write_text(f"0::/kubepods/pod{self.uid(pod)}/{pod:064x}\n")
+        add_process(self.root, pid, f"0::/kubepods/pod{self.uid(pod)}/{pod:064x}", "train", start=pod + 1)
         self.places[pod] = gpu, mig
         self.load(pod, ppm, gi)
         if allocate:

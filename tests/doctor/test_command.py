@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,7 @@ from gputally.doctor.data_sources import Sources
 from gputally.doctor.findings import Result
 from gputally.doctor.rbac_checks import SERVICE_ACCOUNT, AccessRight, ask
 from tests.doctor.conftest import NOW_MS, MemoryGround, failed, node, pod
-from tests.fakes.compiled import compiled
-from tests.fakes.nvml.library import build, loaded
+from tests.fakes.nvml.library import FakeNvml
 from tests.usage_records import QUARTER_MS, batch, deliver, interval, pod_facts, pod_holder
 
 HOUR_MS = 3_600_000
@@ -212,16 +211,10 @@ def test_forms_and_codes(
     ]  # fmt: skip
 
 
-@pytest.fixture
-def no_driver(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Iterator[None]:
-    """Said by a library of ours: one that an earlier test loaded would be found in place of none."""
-    with loaded(compiled(build, tmp_path_factory.mktemp("nvml")), tmp_path) as fake:
-        fake.tell("initerr 12")
-        yield
-
-
-@pytest.mark.usefixtures("no_driver")
-def test_a_machine_without_anything_is_no_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_machine_without_anything_is_no_fault(
+    fake_nvml: FakeNvml, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_nvml.tell("initerr 12")  # a library that an earlier test loaded would be found in place of none
     socket = tmp_path / "kubelet.sock"
     call = ["--only", "driver,kubelet,processes", "--kubelet-socket", str(socket)]
     assert main([*call, "--output", "csv"]) == 0

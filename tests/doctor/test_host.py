@@ -14,23 +14,12 @@ from gputally.doctor.__main__ import examine
 from gputally.doctor.check_list import make_all
 from gputally.doctor.data_sources import Options, usual
 from gputally.doctor.findings import Result
-from tests.fakes.compiled import compiled
 from tests.fakes.kubelet.server import FakeKubelet, compile_messages
-from tests.fakes.nvml.library import FakeNvml, build, loaded
+from tests.fakes.nvml.library import FakeNvml
+from tests.fakes.process_table import add_process
 
 GPU = "gpu GPU-{0} NVIDIA_H200\nmem 150754820096 4294967296\nutil 0 0\npower 90000 5"
 ONLY = ("driver", "kubelet", "processes")
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(build, tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def nvml(library: Path, tmp_path: Path) -> Iterator[FakeNvml]:
-    with loaded(library, tmp_path) as fake:
-        yield fake
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +32,7 @@ def kubelet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeKubelet]:
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
     """A process table with one process, 4711 of nobody's pod."""
-    folder = tmp_path / "proc" / "4711"
-    folder.mkdir(parents=True)
-    fields = ["S", *["0"] * 18, "1000", *["0"] * 10]
-    (folder / "stat").write_text(f"4711 (python) {' '.join(fields)}\n")
-    (folder / "cgroup").write_text("0::/user.slice\n")
-    (folder / "comm").write_text("python\n")
-    (folder / "status").write_text("Name:\tpython\nUid:\t4242\t4242\t4242\t4242\n")
-    return tmp_path / "proc"
+    return add_process(tmp_path / "proc", 4711)
 
 
 def looked(socket: Path, proc: Path) -> dict[str, Result]:
@@ -59,8 +41,8 @@ def looked(socket: Path, proc: Path) -> dict[str, Result]:
     return {result.check: result for result in make_all(sources, ONLY)}
 
 
-def test_a_healthy_node(nvml: FakeNvml, kubelet: FakeKubelet, proc: Path) -> None:
-    nvml.show(GPU.format(0), GPU.format(1))
+def test_a_healthy_node(fake_nvml: FakeNvml, kubelet: FakeKubelet, proc: Path) -> None:
+    fake_nvml.show(GPU.format(0), GPU.format(1))
     kubelet.give("work", "train-0", {"c": {"nvidia.com/gpu": ["GPU-0"]}})
     found = looked(kubelet.path, proc)
     assert {name: result.status for name, result in found.items()} == dict.fromkeys(ONLY, "ok")
@@ -68,8 +50,8 @@ def test_a_healthy_node(nvml: FakeNvml, kubelet: FakeKubelet, proc: Path) -> Non
     assert found["kubelet"].seen.startswith("1 pods, answered in ")
 
 
-def test_a_lost_gpu_and_a_refused_reading(nvml: FakeNvml, kubelet: FakeKubelet, proc: Path) -> None:
-    nvml.show(GPU.format(0), GPU.format(1), "lost", GPU.format(2), "fail nvmlDeviceGetTotalEnergyConsumption 4")
+def test_a_lost_gpu_and_a_refused_reading(fake_nvml: FakeNvml, kubelet: FakeKubelet, proc: Path) -> None:
+    fake_nvml.show(GPU.format(0), GPU.format(1), "lost", GPU.format(2), "fail nvmlDeviceGetTotalEnergyConsumption 4")
     findings = looked(kubelet.path, proc)["driver"].findings
     assert [(each.severity, each.what) for each in findings] == [
         ("error", "the driver does not open 1 of its GPUs"),
@@ -77,8 +59,8 @@ def test_a_lost_gpu_and_a_refused_reading(nvml: FakeNvml, kubelet: FakeKubelet, 
     ]
 
 
-def test_a_process_that_no_pod_is_behind(nvml: FakeNvml, kubelet: FakeKubelet, proc: Path) -> None:
-    nvml.show(GPU.format(0), "proc 4711 2147483648")
+def test_a_process_that_no_pod_is_behind(fake_nvml: FakeNvml, kubelet: FakeKubelet, proc: Path) -> None:
+    fake_nvml.show(GPU.format(0), "proc 4711 2147483648")
     (outsider,) = looked(kubelet.path, proc)["processes"].findings
     assert outsider.what.startswith("process python")
     assert outsider.what.endswith("holds GPU 0 outside Kubernetes")
@@ -87,9 +69,9 @@ def test_a_process_that_no_pod_is_behind(nvml: FakeNvml, kubelet: FakeKubelet, p
 
 
 def test_a_kubelet_that_refuses_and_one_that_is_not_there(
-    nvml: FakeNvml, kubelet: FakeKubelet, proc: Path, tmp_path: Path
+    fake_nvml: FakeNvml, kubelet: FakeKubelet, proc: Path, tmp_path: Path
 ) -> None:
-    nvml.show(GPU.format(0))
+    fake_nvml.show(GPU.format(0))
     kubelet.fail = grpc.StatusCode.RESOURCE_EXHAUSTED
     try:
         (refused,) = looked(kubelet.path, proc)["kubelet"].findings
@@ -104,9 +86,9 @@ def test_a_kubelet_that_refuses_and_one_that_is_not_there(
 
 
 def test_a_driver_that_does_not_start(
-    nvml: FakeNvml, kubelet: FakeKubelet, proc: Path, capsys: pytest.CaptureFixture[str]
+    fake_nvml: FakeNvml, kubelet: FakeKubelet, proc: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nvml.show("initerr 9")
+    fake_nvml.show("initerr 9")
     sources = usual(Options(kubelet_socket=kubelet.path, proc=proc), VirtualClock(0))
     assert examine(sources, ["driver"], "json") == 0
     (told,) = json.loads(capsys.readouterr().out)["checks"]
@@ -123,11 +105,11 @@ def test_a_driver_that_does_not_start(
     ],
 )
 def test_in_an_agents_pod_it_is_said_why_it_sees_no_gpu(
-    nvml: FakeNvml, kubelet: FakeKubelet, proc: Path, monkeypatch: pytest.MonkeyPatch, state: tuple[str, ...],
+    fake_nvml: FakeNvml, kubelet: FakeKubelet, proc: Path, monkeypatch: pytest.MonkeyPatch, state: tuple[str, ...],
     what: str, evidence: str, remedy: str,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "all")
-    nvml.show(*state)
+    fake_nvml.show(*state)
     (found,) = looked(kubelet.path, proc)["driver"].findings
     assert found.severity == "error"
     assert what in found.what
