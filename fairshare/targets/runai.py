@@ -12,8 +12,8 @@ unit come from Run:ai, and nothing is preempted here.
 Source: Run:ai REST API, organizations/projects and departments ("node pool resources"), node-pools.
 
 Run:ai does not record who owns a field. If the present weight differs from the one that was last written, another
-client has set it: the write is a Conflict, which is reported and never forced, until a person takes the field over (`gputally
-fairshare adopt`). Reading and writing are two requests; a change in between is found in the next cycle.
+client has set it: the write is a Conflict, which is reported and never forced, until a person takes the field over
+(`gputally fairshare adopt`). Reading and writing are two requests; a change in between is found in the next cycle.
 
 The annotations are written before the weight and include the weight that it replaces, so after a crash in between both
 values are recognised as the controller's. No other field is written, and a dry run writes nothing at all.
