@@ -37,8 +37,8 @@ BackupName = Annotated[str, Path(pattern=r"^ledger-[0-9TZ]{1,40}$", description=
 
 @backup_router.post("/v1/backups", summary="Copy the ledger, verified", responses=refuses("ledger-unavailable"))
 def make(deps: Given, _: Administering) -> Backup:
-    """Writes it to the configured place (`backups.to`) while the ledger continues; the oldest beyond `backups.keep` are
-    removed."""
+    """Writes a verified copy of the ledger to the configured place (`backups.to`). The ledger continues meanwhile; the
+    oldest backups beyond `backups.keep` are removed."""
 
     return deps.backups.make(deps.ledger, deps.clock.wall_ms())[0]
 
@@ -92,7 +92,7 @@ class CheckParams(SpanParams):
 
 @check_router.get("/v1/check", summary="Recompute the books from the rows", responses=refuses("invalid-parameter"))
 def check(asked: Annotated[CheckParams, Query()], deps: Given, _: Administering) -> Balance:
-    """Reads every row of the span; for an operator, not for a dashboard."""
+    """Reads every row of the span, so it is slow: for an operator, not for a dashboard."""
     now, newest = deps.clock.wall_ms(), deps.newest_ms()
     start, end, zone = asked.span(now, deps.settings.timezone, deps.settings.limits, newest)
     check_cost(deps.ledger, deps.settings.limits, start, end)
@@ -151,7 +151,8 @@ def deliveries(deps: Given, _: Administering) -> list[DeliveryState]:
 def deliver_again(
     asked: Annotated[DeliveryRetry, body(DeliveryRetry)], deps: Given, principal: Administering
 ) -> DeliveryState:
-    """For `unsure` and `given-up` messages: they may have arrived, so only a person repeats them."""
+    """Sends `unsure` and `given-up` messages again. They may have arrived already, so this is never done
+    automatically."""
     try:
         found = _dispatcher(deps).again(asked.key, principal.name, asked.reason)
     except UnknownDelivery as error:
@@ -236,8 +237,8 @@ class GpuOwners(Model):
 
 @gpu_router.get("/v1/gpus/owners", summary="Which node each GPU belonged to", responses=refuses("invalid-parameter"))
 def owners(asked: Annotated[OwnersParams, Query()], deps: Given, principal: Reading) -> GpuOwners:
-    """A GPU belongs to the node that first reported it, until it moves. Records of it from other nodes are quarantined
-    and listed here as claims. Not for principals of some teams."""
+    """A GPU belongs to the node that first reported it, until it moves. Its records from other nodes are quarantined
+    and listed here as claims. Refused to principals of some teams."""
     of_everyone(principal)
     known = deps.ledger.gpu_owners()
     found = sorted((one for one in known if asked.asks_for(one) and _place(one) > asked.after), key=_place)
@@ -251,8 +252,9 @@ def owners(asked: Annotated[OwnersParams, Query()], deps: Given, principal: Read
     **takes(Move, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def move(asked: Annotated[Move, body(Move)], deps: Given, principal: Administering) -> list[GpuOwnership]:
-    """All or none. Without this call another node owns a GPU after its owner has been silent about it for
-    `gpu_move_after`. Earlier records stay with the former owner, and quarantined records stay quarantined."""
+    """Assigns all of the listed GPUs to the node, or none. Without this call another node owns a GPU after its owner
+    has been silent about it for `gpu_move_after`. Earlier records stay with the former owner, and quarantined records
+    stay quarantined."""
     since = instant("since", asked.since, deps.settings.zone) if asked.since else None
     chosen = GpuMove(asked.node, asked.gpus, asked.cluster, since)
     return list(deps.ledger.move_gpus(chosen, deps.clock.wall_ms(), principal.name, asked.reason))
@@ -269,8 +271,9 @@ def _place(one: GpuOwnership) -> str:
     **takes(Retire, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def retire(asked: Annotated[Retire, body(Retire)], deps: Given, principal: Administering) -> list[RetiredDevice]:
-    """For machines that were removed permanently and are in no cluster or inventory file; all or none. A GPU that
-    reports again is capacity again, and the time in between is unmetered."""
+    """Ends the capacity of all of these GPUs, or of none. It is meant for machines that were removed permanently and
+    are in no cluster or inventory file. A GPU that reports again is capacity again, and the time in between is
+    unmetered."""
     now = deps.clock.wall_ms()
     at = instant("since", asked.since, deps.settings.zone) if asked.since else now
     chosen = Retirement(asked.cluster, asked.node, asked.gpus)
@@ -291,7 +294,7 @@ async def alive() -> State:
 
 @health_router.get("/leading", summary="This replica serves the ledger")
 async def leading() -> State:
-    """Whether this replica serves; waiting replicas answer 503."""
+    """Answers 200 if this replica serves; waiting replicas answer 503."""
     return State()
 
 
@@ -301,7 +304,7 @@ async def leading() -> State:
     responses=refuses("ledger-unavailable", "task-failing"),
 )
 def ready(deps: Given) -> State:
-    """Also 503 while the clock is in doubt, because it was set, or disagrees with the agents' clocks or the newest
+    """Answers 503 also while the clock is in doubt: it was set, or it disagrees with the agents' clocks or the newest
     record."""
     if deps.guard is not None and (why := deps.guard.doubt):
         raise LedgerUnavailable(why)
@@ -329,7 +332,8 @@ def ready(deps: Given) -> State:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def metrics(request: Request, deps: Given) -> Response:
-    """Without a token only series that name no team, user, namespace, queue or job, unless `open_metrics: true`."""
+    """Without a token, the answer has only series that name no team, user, namespace, queue or job, unless
+    `open_metrics: true`."""
     naming = deps.settings.open_metrics
     if not naming:
         try:
@@ -357,8 +361,8 @@ class RedateReason(Model):
     responses=refuses("ledger-unavailable"),
 )
 def clock(deps: Given, _: Administering) -> ClockReport:
-    """doubt: why nothing is given a timestamp at present. misdated: items dated in the future by a clock that was
-    ahead, by kind."""
+    """Returns the state of the clock. doubt: why no item is given a timestamp at present. misdated: items dated in the
+    future by a clock that was ahead, by kind."""
     return _report(deps)
 
 
@@ -366,7 +370,7 @@ def clock(deps: Given, _: Administering) -> ClockReport:
     "/v1/clock/accept", summary="Take the clock of the machine for right", responses=refuses("ledger-unavailable")
 )
 def accept(deps: Given, _: Administering) -> ClockReport:
-    """For a clock that was set and is now right, if too few agents confirm it."""
+    """Accepts a clock that was set and is now right, if too few agents confirm it."""
     if deps.guard is not None:
         deps.guard.accept()
     return _report(deps)

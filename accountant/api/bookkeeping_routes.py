@@ -51,7 +51,7 @@ class BookedParams(Params):
     "/v1/adjustments", summary="Approved credits and charges", responses=refuses("invalid-parameter")
 )
 def adjustments(asked: Annotated[BookedParams, Query()], deps: Given, principal: Reading) -> list[BookedAdjustment]:
-    """In the order of booking; only of the caller's teams."""
+    """Lists the adjustments of the caller's teams in the order of booking."""
     return [
         BookedAdjustment.from_object(found)
         for found in deps.books.books().adjustments
@@ -67,7 +67,7 @@ def adjustments(asked: Annotated[BookedParams, Query()], deps: Given, principal:
 def adjust(
     new: Annotated[NewAdjustment, body(NewAdjustment)], deps: Given, principal: Administering
 ) -> BookedAdjustment:
-    """Books it in the first open month. A person other than the caller has to approve it."""
+    """Books the adjustment in the first open month. A person other than the caller has to approve it."""
     return BookedAdjustment.from_object(deps.books.credits.adjust(new, principal.name))
 
 
@@ -75,7 +75,7 @@ def adjust(
     "/v1/corrections", summary="Corrections of closed months", responses=refuses("invalid-parameter")
 )
 def corrections(asked: Annotated[BookedParams, Query()], deps: Given, principal: Reading) -> list[BookedCorrection]:
-    """In the order of booking; only of the caller's teams."""
+    """Lists the corrections of the caller's teams in the order of booking."""
     return [
         corrected(found)
         for found in deps.books.books().corrections
@@ -130,7 +130,7 @@ class NewCredit(CreditedNode):
     **takes(CreditedNode, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def preview_credit(asked: Annotated[CreditedNode, body(CreditedNode)], deps: Given) -> Credit:
-    """For each team, what was billed for the node's GPUs in the span. Down time was not billed."""
+    """Returns for each team the amount billed for the node's GPUs in the span. Down time was not billed."""
     span, book = _span(asked, deps), deps.book()
     lines = tuple(TeamCredit.from_object(line) for line in deps.books.credits.preview(span))
     return Credit(
@@ -145,7 +145,8 @@ def preview_credit(asked: Annotated[CreditedNode, body(CreditedNode)], deps: Giv
     **takes(NewCredit, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def credit(new: Annotated[NewCredit, body(NewCredit)], deps: Given, principal: Administering) -> list[BookedAdjustment]:
-    """One adjustment per team, in the first open month, all or none. A span of a node can be credited once."""
+    """Books one adjustment per team in the first open month, for all teams or none. A span of a node can be credited
+    once."""
     booked = deps.books.credits.credit(_span(new, deps), principal.name, new.reason, new.approved_by)
     return [BookedAdjustment.from_object(adjustment) for adjustment in booked]
 
@@ -189,9 +190,9 @@ def reconcile(
     deps: Given,
     principal: Administering,
 ) -> Reconciled:
-    """invoice = teams + idle + unmatched, line by line. With `apply`, the price rows of that month get the invoice's
-    rates (an open month is priced by them, a closed one corrected) and the invoice is stored; with `keep` it is only
-    stored."""
+    """Compares an invoice with the ledger line by line: invoice = teams + idle + unmatched. With `apply`, the price
+    rows of that month get the invoice's rates (an open month is priced by them, a closed one corrected) and the invoice
+    is stored; with `keep` it is only stored."""
     chosen = Month.parse(month)
     before = deps.books.reconcile(chosen, invoice)
     if asked.keep and not asked.apply:
@@ -250,7 +251,7 @@ def current(deps: Given, _: Reading) -> PriceBook:
 
 @price_router.get("/v1/prices/versions", summary="Every price book that was in force", responses=refuses())
 def versions(deps: Given, _: Reading) -> list[PriceVersion]:
-    """Oldest first."""
+    """Lists the price books, oldest first."""
     return [_version(found) for found in deps.books.prices.versions]
 
 
@@ -261,7 +262,7 @@ def versions(deps: Given, _: Reading) -> list[PriceVersion]:
     responses=_PRICE_REFUSALS,
 )
 def preview_prices(asked: Annotated[RepriceParams, Query()], book: SentBook, deps: Given) -> PriceDiff:
-    """Nothing is put in force."""
+    """Returns the differences without putting the price book in force."""
     return _difference(deps, asked.month, book)
 
 
@@ -274,7 +275,8 @@ def preview_prices(asked: Annotated[RepriceParams, Query()], book: SentBook, dep
 def apply(
     asked: Annotated[ApplyParams, Query()], book: SentBook, deps: Given, principal: Administering
 ) -> RepricingResult:
-    """Puts it in force for all open months; a closed `month` is corrected by it. A changed file takes over again."""
+    """Puts the price book in force for all open months; a closed `month` is corrected by it. If the price file changes
+    later, the file is in force again."""
     shown = _difference(deps, asked.month, book)
     booked = deps.books.reprice(Month.parse(asked.month), book, principal.name, asked.reason)
     return RepricingResult(difference=shown, corrections=len(booked))
@@ -353,7 +355,8 @@ class RefuseReason(Model):
 
 @router.get("/v1/proposals", summary="What arrived late for closed months and waits", responses=refuses())
 def proposals(deps: Given, principal: Reading) -> list[WaitingProposal]:
-    """Oldest month first; only of the caller's teams. They are booked only when an administrator accepts them."""
+    """Lists the proposals of the caller's teams, oldest month first. They are booked only when an administrator accepts
+    them."""
     return _shown(deps, principal, deps.books.proposals())
 
 
@@ -361,7 +364,7 @@ def proposals(deps: Given, principal: Reading) -> list[WaitingProposal]:
     "/v1/periods/{month}/proposals", summary="What waits for one closed month", responses=refuses("invalid-parameter")
 )
 def of_month(month: InPath, deps: Given, principal: Reading) -> list[WaitingProposal]:
-    """At most one: later records become part of it, under another id."""
+    """Returns at most one proposal: later records become part of it, under another id."""
     return _shown(deps, principal, deps.books.proposals(Month.parse(month)))
 
 
@@ -377,7 +380,8 @@ def take(
     deps: Given,
     principal: Administering,
 ) -> list[BookedCorrection]:
-    """Books it as corrections in the first open month. Refused if more records have arrived since it was shown."""
+    """Books the proposal as corrections in the first open month. Refused if more records have arrived since it was
+    shown."""
     booked = deps.books.take(Month.parse(month), proposal, principal.name, asked.reason)
     return [corrected(one) for one in booked]
 
@@ -394,7 +398,7 @@ def refuse(
     deps: Given,
     principal: Administering,
 ) -> WaitingProposal:
-    """The month stays as stated, and the same changes are not proposed again."""
+    """Refuses the proposal: the month stays as stated, and the same changes are not proposed again."""
     done = deps.books.refuse(Month.parse(month), proposal, principal.name, asked.reason)
     return _shown(deps, principal, [done])[0]
 

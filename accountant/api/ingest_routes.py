@@ -130,7 +130,8 @@ class ImportParams(Params):
     "/v1/imports", summary="How far an import came", responses=refuses("invalid-parameter", "wrong-origin")
 )
 def state(asked: Annotated[ImportParams, Query()], deps: Given, principal: Importing) -> ImportState:
-    """The finished chunks, the acknowledged numbers of unfinished ones, and the spans of nodes that agents metered."""
+    """Returns the finished chunks, the acknowledged numbers of unfinished ones, and the spans of nodes that agents
+    metered."""
     _own_cluster(principal, asked.cluster)
     found = deps.ledger.imports(asked.cluster)
     noted = of_acts(deps.ledger.acts("imported", subject=_subject(asked.cluster, asked.source)))
@@ -156,7 +157,8 @@ def state(asked: Annotated[ImportParams, Query()], deps: Given, principal: Impor
                                          "unknown-schema", "invalid-batch", "ledger-unavailable"),
 )  # fmt: skip
 async def report_import(request: Request, deps: Given, principal: Importing) -> Response:
-    """Like POST /v1/usage, for a batch with an import's epoch in which all rows are imported."""
+    """Accepts a batch of an import, with the import's epoch; all of its rows are imported ones. Otherwise like POST
+    /v1/usage."""
     started = deps.clock.monotonic_ms()
     try:
         async with deps.intake.body(request) as raw:
@@ -181,7 +183,7 @@ async def report_import(request: Request, deps: Given, principal: Importing) -> 
 def note(
     chunk: Annotated[ImportedChunk, body(ImportedChunk, "import")], deps: Given, principal: Importing
 ) -> ChunkNote:
-    """Recorded once, in the audit trail; the month's report lists what was imported into it."""
+    """Records in the audit trail that a chunk is complete, once; the month's report lists what was imported into it."""
     _own_cluster(principal, chunk.cluster)
     if not is_import(chunk.epoch) or source_of(chunk.epoch) != chunk.source:
         raise Refusal("invalid-body", f"epoch {chunk.epoch[:100]!r} is none of an import from {chunk.source}")
@@ -229,7 +231,8 @@ _decoder = msgspec.json.Decoder(PodReport)
     responses=refuses("malformed-body", "too-large", "invalid-body", "ledger-unavailable"),
 )
 async def report_pods(request: Request, deps: Given, principal: Administering) -> ObservedPods:
-    """The labels are applied to open time too; a closed month keeps its labels."""
+    """Stores facts of pods. Their labels are applied to earlier time in open months too; a closed month keeps its
+    labels."""
     async with deps.intake.body(request) as raw:
         try:
             told = await asyncio.to_thread(_decoder.decode, raw)

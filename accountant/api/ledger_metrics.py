@@ -106,7 +106,7 @@ def _in_gpus(sums: Mapping[Key, int]) -> Iterator[tuple[Key, float]]:
 
 
 def by_account(lines: Iterable[UsageLine]) -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]]:
-    """GPU-µs of usage by team and GPU model: for each account of a model, 0 included, and for those that a team has."""
+    """GPU-µs of usage, by account and GPU model, 0 included; and by team and account, without 0."""
     models: Counter[tuple[str, str]] = Counter()
     teams: Counter[tuple[str, str]] = Counter()
     for line in lines:
@@ -127,7 +127,7 @@ def _burn_rates(found: list[Charge], book: PriceBook | None) -> Iterator[tuple[t
 
 
 def _unmetered(ledger: Questions, start_ms: int, end_ms: int) -> dict[tuple[str], int]:
-    """The nodes that lack most."""
+    """The nodes with the most unmetered time."""
     if (ledger.coverage(start_ms, end_ms) or 0) >= 1:
         return {}
     missing = {

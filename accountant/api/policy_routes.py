@@ -29,8 +29,8 @@ _FAR_MS = 253_402_300_800_000
 def put_policy(
     policy: Annotated[Policy, body(Policy, "policy")], deps: Given, principal: PolicyPrincipal
 ) -> PolicyVersion:
-    """Puts it in force from now on; earlier versions keep their dates. If it is already in force, its version is
-    returned unchanged."""
+    """Puts the policy in force from now on; earlier versions keep their dates. If it is already in force, its version
+    is returned unchanged."""
     return deps.ledger.put_policy(policy, deps.clock.wall_ms(), principal.name)
 
 
@@ -48,7 +48,7 @@ def current_policy(response: Response, deps: Given, principal: Reading) -> Polic
 
 @policy_router.get("/v1/policy/versions", summary="Every policy that was in force", responses=refuses())
 def policy_versions(deps: Given, principal: Reading) -> list[PolicyVersion]:
-    """Oldest first, each in force until the next one's `effective_ms`."""
+    """Lists the policies, oldest first; each was in force until the next one's `effective_ms`."""
     of_everyone(principal)
     return _versions(deps)
 

@@ -80,7 +80,8 @@ def statement_span(asked: StatementParams, deps: Deps) -> StatementSpan:
 def month_statement(
     request: Request, asked: Annotated[StatementParams, Query()], deps: Given, principal: Reading
 ) -> Response:
-    """Canonical JSON: equal records, prices and policies give equal bytes. The ETag is its SHA-256."""
+    """Returns the statement as canonical JSON: equal records, prices and policies give equal bytes. The ETag is its
+    SHA-256."""
     span = statement_span(asked, deps)
     team = team_for(principal, asked.team)
     check_teams(deps, principal, () if team is None else (team,))
@@ -102,9 +103,8 @@ def month_statement(
 def month_report(
     request: Request, asked: Annotated[ReportParams, Query()], deps: Given, principal: Reading
 ) -> Response:
-    """One self-contained page, or the same figures for printing, spreadsheets and programs.
-
-    Equal records, prices and policies give equal bytes; the ETag is their SHA-256."""
+    """Returns the report as one self-contained page, or the same figures for printing, spreadsheets and programs. Equal
+    records, prices and policies give equal bytes; the ETag is their SHA-256."""
     form = RENDERINGS[asked.format]
     span = statement_span(asked, deps)
     if form.charges and span.month is None:
@@ -141,7 +141,7 @@ _REFUSALS = refuses(
 
 @period_router.get("/v1/periods", summary="All months that are closed, and those that wait", responses=refuses())
 def list_periods(deps: Given, _: Reading) -> list[Period]:
-    """Oldest first, from the first closed month, or the first with records, to the current month."""
+    """Lists the months, oldest first, from the first closed month, or the first with records, to the current month."""
     books, now = deps.books.books(), deps.clock.wall_ms()
     current = Month.of(now, deps.settings.zone)
     known = [Month.parse(closed.month) for closed in books.closed]
@@ -163,7 +163,7 @@ def read_period(month: InPath, deps: Given, _: Reading) -> Period:
     **takes(Close, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def close(month: InPath, asked: Annotated[Close, body(Close)], deps: Given, principal: Administering) -> Period:
-    """The statement does not change any more; later records are corrected in the next month."""
+    """Closes the month: its statement does not change any more; later records are corrected in the next month."""
     deps.books.close(Month.parse(month), principal.name, asked.reason, asked.acknowledge)
     return _with_objections(deps, Month.parse(month))
 
@@ -176,7 +176,7 @@ def close(month: InPath, asked: Annotated[Close, body(Close)], deps: Given, prin
 def reopen(
     month: InPath, asked: Annotated[CloseReason, body(CloseReason)], deps: Given, principal: Administering
 ) -> Period:
-    """Only before it is published, and with a reason."""
+    """Opens a month that is not published yet; a reason is required."""
     deps.books.reopen(Month.parse(month), principal.name, asked.reason)
     return _with_objections(deps, Month.parse(month))
 
@@ -189,7 +189,7 @@ def reopen(
 def publish(
     month: InPath, asked: Annotated[CloseReason, body(CloseReason)], deps: Given, principal: Administering
 ) -> Period:
-    """It cannot be reopened any more."""
+    """Publishes the month, which cannot be reopened afterwards."""
     deps.books.publish(Month.parse(month), principal.name, asked.reason)
     return _with_objections(deps, Month.parse(month))
 

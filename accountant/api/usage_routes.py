@@ -70,8 +70,8 @@ REFUSALS = refuses("bad-page", "not-found", "page-gone", "invalid-parameter", "l
 
 @query_router.get("/v1/usage", summary="GPU time by account and group", responses=REFUSALS)
 def usage(asked: Broken, deps: Given, principal: Reading) -> UsageAnswer:
-    """GPU-microseconds of every account per group; over all groups they add up to the capacity. Consecutive pages
-    belong to one answer and add up to it, whatever is booked meanwhile; `coverage` is that of all pages."""
+    """Returns GPU-microseconds of every account per group; over all groups they add up to the capacity. Consecutive
+    pages belong to one answer and add up to it, even if more is booked meanwhile; `coverage` is that of all pages."""
     page, where, zone, note = _opened("usage", asked, deps, principal, asked.breakdown)
 
     def find() -> UsageAnswer:
@@ -94,10 +94,10 @@ def usage(asked: Broken, deps: Given, principal: Reading) -> UsageAnswer:
 
 @query_router.get("/v1/cost", summary="Exact cost by group", responses=REFUSALS)
 def costs(asked: Grouped, deps: Given, principal: Reading) -> CostAnswer:
-    """Billed GPU time and its cost per group. Consecutive pages belong to one answer and add up to its `total`, which
-    every page shows, whatever is booked or repriced meanwhile. Unpriced time is never zero: if part of a group has no
-    price its cost is null, and `unpriced_gpu_us` says how much. `total` is also null if nothing of the span is
-    metered."""
+    """Returns billed GPU time and its cost per group. Consecutive pages belong to one answer and add up to its `total`,
+    which every page shows, even if more is booked or prices change meanwhile. Unpriced time never counts as free: if
+    part of a group has no price, its cost is null, and `unpriced_gpu_us` says how much. `total` is also null if nothing
+    of the span is metered."""
     page, where, zone, note = _opened("cost", asked, deps, principal)
 
     def find() -> CostAnswer:
@@ -158,10 +158,11 @@ class WindowParams(Params):
     responses=refuses("invalid-parameter", "unsupported-question"),
 )
 def window(asked: Annotated[WindowParams, Query()], deps: Given, principal: Reading) -> UsageWindow:
-    """sliding: the last `size` seconds. tumbling: since the last boundary, a multiple of `size` after or before `start`
-    (default 1970). cron: since the expression last fired. calendar: since the beginning of the month. All end at `at`
-    (default now); the caller decides whether watermark and coverage are sufficient. A cost is that of allocated time at
-    the price book's rows, before commitments; time without a price lowers the coverage."""
+    """Returns usage over a window that ends at `at` (default now). sliding: the last `size` seconds. tumbling: since
+    the last boundary, a multiple of `size` after or before `start` (default 1970). cron: since the expression last
+    fired. calendar: since the beginning of the month. The caller decides whether watermark and coverage are sufficient.
+    A cost is that of allocated time at the price book's rows, before commitments; time without a price lowers the
+    coverage."""
     of_everyone(principal)
     zone = periods.zone(deps.settings.timezone)
     at = deps.clock.wall_ms() if asked.at is None else instant("at", asked.at, zone)
@@ -246,7 +247,7 @@ class WaitParams(SpanParams):
 
 @wait_router.get("/v1/waits", summary="How long pods waited", responses=refuses("invalid-parameter"))
 def waits(asked: Annotated[WaitParams, Query()], deps: Given, principal: Reading) -> list[WaitLine]:
-    """Waiting times of pods that existed in the span and belong to the caller's teams."""
+    """Returns the waiting times of pods that existed in the span and belong to the caller's teams."""
     now = deps.clock.wall_ms()
     start, end, _ = asked.span(now, deps.settings.timezone, deps.settings.limits)
     check_cost(
@@ -283,7 +284,8 @@ budget_router = APIRouter(tags=["figures"])
 
 @budget_router.get("/v1/budgets", summary="Budgets and what is spent of them", responses=refuses("ledger-unavailable"))
 def budgets(deps: Given, principal: Reading) -> list[BudgetState]:
-    """The budgets of the current month, in the policy's order; callers of some teams see only those of their teams."""
+    """Returns the budgets of the current month, in the policy's order; callers of some teams see only those of their
+    teams."""
     now, settings = deps.clock.wall_ms(), deps.settings
     policies = deps.ledger.policies(now, now + 1)
     if not policies:
@@ -338,9 +340,9 @@ _REPORTS = TypeAdapter(Annotated[tuple[EpochEnded, ...], Field(min_length=1, max
     responses=refuses("bad-page", "not-found", "page-gone", "invalid-parameter"),
 )
 def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: Reading) -> JobsAnswer:
-    """Jobs that held GPUs or had pods in the span, with their usage and cost in it; only of the caller's teams.
-    Consecutive pages belong to one answer and add up to its `total_cost`, which every page shows, whatever is booked or
-    repriced meanwhile."""
+    """Lists jobs that held GPUs or had pods in the span, with their usage and cost in it; only of the caller's teams.
+    Consecutive pages belong to one answer and add up to its `total_cost`, which every page shows, even if more is
+    booked or prices change meanwhile."""
     now, limits, newest = deps.clock.wall_ms(), deps.settings.limits, deps.newest_ms()
     start, end, zone = asked.span(now, deps.settings.timezone, limits, newest)
     where = teams_asked(principal, asked.team)
@@ -379,8 +381,8 @@ def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: Readin
     responses=refuses("invalid-parameter", "not-found"),
 )
 def one(id: Id, asked: Annotated[JobParams, Query()], deps: Given, principal: Reading) -> JobAnswer:
-    """From its beginning until now, or the requested span. The epochs and the time after the last one add up to the
-    job's cost exactly."""
+    """Returns a job from its beginning until now, or over the requested span. The epochs and the time after the last
+    one add up to the job's cost exactly."""
     key, where = _key(id), teams_asked(principal, ())
     now = deps.clock.wall_ms()
     name = asked.timezone or deps.settings.timezone
@@ -407,8 +409,8 @@ def one(id: Id, asked: Annotated[JobParams, Query()], deps: Given, principal: Re
 def progress(
     id: Id, told: Annotated[tuple[EpochEnded, ...], body(_REPORTS, "progress")], deps: Given, principal: Progressing
 ) -> ReportCount:
-    """Idempotent by job and epoch: of several reports the earliest instant counts, in whatever order they arrive. A job
-    that the ledger does not know yet is not found; report again later."""
+    """Stores reports, idempotent by job and epoch: of several reports the earliest instant counts, in any order of
+    arrival. A job that the ledger does not know yet is answered with 404; report again later."""
     key = _key(id)
     now, zone = deps.clock.wall_ms(), periods.zone(deps.settings.timezone)
     reports = [EpochReport(key, one.epoch, _ended(one, now, zone), principal.name) for one in told]

@@ -139,10 +139,10 @@ _SUCCESS = 0
 
 @dataclass(frozen=True, slots=True)
 class EngineActivity:
-    """One engine's cumulative microseconds: any work, multiprocessors at work, tensor cores at work.
+    """Cumulative microseconds of one engine: any work, multiprocessors working, tensor cores working.
 
-    A GPU whose multiprocessors are all busy for a second has 1,000,000 of `sm_active_us`, one with half of
-    them busy 500,000. busy_us is not less than it: an engine works while any of its multiprocessors does."""
+    If all multiprocessors of a GPU are busy for a second, `sm_active_us` grows by 1,000,000, if half of them are busy,
+    by 500,000. busy_us is not smaller, because an engine works while any of its multiprocessors works."""
 
     busy_us: int
     sm_active_us: int
@@ -162,9 +162,9 @@ class _Engine:
 
 
 class Gpm:
-    """The engines of one GPU by name: "" the GPU itself, else a MIG instance's uuid.
+    """The engines of one GPU by name: "" for the GPU itself, or a MIG instance's uuid.
 
-    clock: to date the samples with (None: by the reading's instant)."""
+    clock: gives the samples their times (None: they have the reading's time)."""
 
     def __init__(self, driver: Driver, clock: Clock | None = None) -> None:
         self._driver = driver

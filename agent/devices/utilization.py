@@ -4,7 +4,7 @@ A driver keeps a short ring of (timestamp, percent) samples for about ten second
 misses most of the use. Here every sample represents the time since the previous one. Missed samples are a gap, in which
 the counter does not change. The counter never decreases and never grows faster than the reader's time.
 
-Pure: integers only, no clock, no I/O.
+The counters use integers only, and have neither a clock nor I/O.
 
 Busy time of processes has two sources: the per-process sampler, whose ring is shared by all processes and overwritten,
 and accounting mode, which is exact if it is on. Both are returned; the code that divides the device chooses. A process
@@ -89,7 +89,8 @@ class BusyCounter:
                 self.last_seen_us = self._covered_us = ordered[-1][0]
                 self._waiting_us = 0
         self._at_ms = at_ms
-        # The newest sample may be a little younger or older than the last time; what is ahead waits.
+        # The newest sample may be a little younger or older than the last time; the part ahead of it is counted next
+        # time.
         self._reported_us = min(self._percent_us // _PERCENT, limit_us)
         return self._reported_us
 
@@ -146,7 +147,7 @@ class BusyCounter:
 
 
 RANGE_MJ = 1 << 32
-"""Where a counter of 32 bits wraps; NVML's type is wider, what fills it need not be."""
+"""Where a counter of 32 bits wraps; NVML's type is wider, but its counter may have only 32 bits."""
 MAX_POWER_MW = 4_000_000
 """More power than any GPU draws. A smaller figure counts as a wrap only if this power explains it."""
 _SHORTEST_MS = 1_000
@@ -187,7 +188,7 @@ class EnergyCounter:
 log = logging.getLogger("agent.devices.utilization")
 
 SWEEP_MS = 5 * MS_PER_SECOND
-"""How often ended processes are listed; the driver forgets them by number, not by age."""
+"""How often ended processes are listed; the driver keeps only a fixed number of them."""
 ASK_AGAIN_MS = MS_PER_MINUTE
 """How often accounting mode is checked again while it is off; it may have been switched on."""
 _OFF = Unavailable("accounting mode is off")
@@ -243,8 +244,9 @@ class Accounting:
     def read(
         self, handle: Any, at_ms: int, alive: Collection[int], gone: Collection[int], period_us: int | None
     ) -> Accounted:
-        """alive, gone: processes running now, and those that ran at the previous reading but not now.
-        period_us: time between two of the device's samples, where it is known."""
+        """Read the accounting since the previous call. alive, gone: processes running now, and those that ran at the
+        previous reading but not now.
+        period_us: time between two of the device's samples; None if unknown."""
         if not self._is_on(handle, at_ms):
             return Accounted()
         found = Accounted(otherwise=_ONLY_AT_THE_END if not self._version_2 else _LEFT_NO_TRACE)
@@ -314,7 +316,7 @@ class Accounting:
             else:
                 self._whole_life(handle, pid, found, first)
         if not self._version_2:
-            for pid in seen:  # seen alive: the sampler's figures are finer than whole percents of a life
+            for pid in seen:  # the sampler's figures are finer than percents
                 self._sums[pid] = 0, 0
         self._sums = {pid: known for pid, known in self._sums.items() if pid in listed or pid in seen}
 
@@ -429,7 +431,7 @@ class ProcessSampler:
             except Refused as fault:
                 unlisted[uuid] = str(fault)
         rates = _NO_MIG_RATE if mig.enabled else self._rates(handle, at_ms, bool(running) and device_busy)
-        if "" in unlisted:  # whose the figures are is not known, and never will be
+        if "" in unlisted:  # the owners of these figures cannot be found later either
             self._accounting.skip()
             return Processes((), tuple(unlisted.items()))
         before = {pid: uuid for pid, uuid in self._alive.items() if uuid not in unlisted}
@@ -455,7 +457,7 @@ class ProcessSampler:
         return Processes(tuple(readings), tuple(unlisted.items()))
 
     def _running(self, handle: Any, place: str) -> dict[int, _Running]:
-        """The processes of a place by pid. Raises Refused where one of the lists is unknown."""
+        """Return the processes of a place by pid. Raises Refused if one of the lists is unknown."""
         listed = self._driver.processes(_COMPUTE, handle)
         pids = [pid for pid, _ in listed]
         due = self._listed.get(place) != pids or self._readings % _ASK_EVERY == 0

@@ -35,7 +35,7 @@ _POD = re.compile(
 _CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
 _RUNTIME = re.compile(r"(docker|libpod|cri-containerd|crio|containerd)[-/:](?:conmon-)?(?=[0-9a-f]{64})")
 # Source: Slurm cgroup/v1 and cgroup/v2 plugins: .../job_123/step_0/...; batch, extern and interactive are steps too.
-# # Anchored at the folders that Slurm itself makes, because users may choose any name below a folder of their own.
+# Anchored at the folders that Slurm itself makes, because users may choose any name below a folder of their own.
 _SLURM = re.compile(
     r"^(?:\d+:[^:]*:)?(?:/slurm[^/]*/uid_\d+|(?:/[^/:]+\.slice)*/[^/:]*slurmstepd\.scope)/job_(\d+)(?:/step_(\w+))?",
     re.MULTILINE,

@@ -329,7 +329,7 @@ _DECODER = msgspec.msgpack.Decoder(_State)
 
 
 def encode(boot_id: str, gpus: Iterable[GpuState | EncodedGpuState]) -> bytes:
-    # # An encoded part decodes to the same state.
+    # An encoded part decodes to the same state.
     return _ENCODER.encode(_State(_VERSION, boot_id, cast(tuple[GpuState, ...], tuple(gpus))))
 
 

@@ -394,7 +394,7 @@ class Uploader:
             epoch=self._outbox.epoch,
             first_seq=pending.first_seq,
             oldest_seq=pending.oldest_seq,
-            # # The rows are already encoded intervals and facts.
+            # The rows are already encoded intervals and facts.
             intervals=cast(tuple[UsageInterval, ...], pending.rows),
             facts=cast(tuple[PodFacts, ...], pending.told),
             skipped=pending.skipped,

@@ -1,7 +1,7 @@
 """Defines the tree of quotas by which a target admits work: what each node of it has left, and could have at most.
 
 The rules are Kueue's: a node lends what its lending limit leaves of its quota, borrows what its siblings do not use, up
-to its borrowing limit, and counts against its parent with what exceeds the part it keeps to itself. Flavors are added
+to its borrowing limit, and its use beyond the part that it does not lend counts against its parent. Flavors are added
 up; the room of a single flavor is not checked.
 
 Source: kubernetes-sigs/kueue ff69552e79ad, pkg/cache/scheduler/resource_node.go.

@@ -51,10 +51,9 @@ class VictimStop:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionReport:
-    """situation: with every veto of the cluster in it, so that `verdicts` follow from it and the policy. vetoes: the
-    same with their kinds. warned: pods whose owners were warned of idle GPUs. faults: warnings that could not be
-    written.
-    """
+    """The result of one cycle at one target. situation: the inputs with all vetoes of the cluster, from which
+    `verdicts` can be computed again with the policy. vetoes: the same vetoes with their kinds. warned: pods whose
+    owners were warned of idle GPUs. faults: warnings that could not be written."""
 
     target: str
     mode: Mode

@@ -423,7 +423,7 @@ def _gangs(
             kept_out[halt] = kept_out.get(halt, 0.0) + gang.requested
             continue
         shown = with_pods(gang, members.get(named(obj), ()))
-        # # An admitted Workload holds its GPUs even before its pods exist: Kueue gives them to no other Workload.
+        # An admitted Workload holds its GPUs even before its pods exist: Kueue gives them to no other Workload.
         found.append(
             shown
             if not admitted

@@ -256,7 +256,7 @@ def _gangs(
         mine = members.get(named(obj), ())
         if not mine and named(obj) in members:
             continue  # all of it is on its way out
-        # # The controller of a PodGroup creates all pods at once, so the pods that are left are its whole request.
+        # The controller of a PodGroup creates all pods at once, so the pods that are left are its whole request.
         gang = with_pods(
             replace(
                 gang,

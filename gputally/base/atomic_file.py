@@ -45,7 +45,7 @@ def replacing(place: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     """
     fresh = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
     rights = mode if mode is not None else _rights(place)
-    # No other user may read it while it is not known who may.
+    # Until the permissions are set, no other user may read the file.
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if rights is None else 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -77,7 +77,7 @@ def sync(path: Path) -> None:
 
 
 def _rights(place: Path) -> int | None:
-    """The permissions of an existing file; None where there is none."""
+    """Return the permissions of an existing file; None if there is no file."""
     try:
         mode = place.lstat().st_mode
     except FileNotFoundError:

@@ -73,7 +73,7 @@ class Election:
         return self._fault
 
     def leading(self) -> bool:
-        """Whether this replica may act now."""
+        """Return whether this replica may act now."""
         renewed = self._renewed_ms
         if not self._elected or renewed is None:
             return False
@@ -101,10 +101,10 @@ class Election:
                 await asyncio.wait({stopped, term}, return_when=asyncio.FIRST_COMPLETED)
                 held, self._elected = self._elected, False
                 term.cancel()
-                # # Wait only for a limited time: a request that does not end is abandoned with its thread.
+                # Wait only for a limited time: a request that does not end is abandoned with its thread.
                 await asyncio.wait({term}, timeout=self._terms.retry_s)
                 ended = term.exception() if term.done() and not term.cancelled() else None
-                # Whatever ended the term, the next try is the answer to it.
+                # Whatever the reason, the election is tried again.
                 self._fault = f"{type(ended).__name__}: {ended}".splitlines()[0] if isinstance(ended, Exception) else ""
                 if stopped.done():
                     if held:

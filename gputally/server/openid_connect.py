@@ -167,7 +167,7 @@ def verified(
             algorithms=[said.algorithm],
             audience=audience,
             issuer=issuer,
-            # # The times are checked below with our own clock.
+            # The times are checked below with our own clock.
             options={"require": ["exp"], "verify_exp": False, "verify_nbf": False, "verify_iat": False},
         )
     except (jwt.PyJWTError, ValueError, TypeError) as error:
