@@ -20,7 +20,7 @@ from accountant.lake.catalog import Catalogue
 from accountant.lake.comparison import LakeComparison
 from accountant.lake.publisher import Published, Publisher
 from accountant.lake.upkeep import Removed, keep_small
-from accountant.prices.price_book import Billing, Commitment, IdlePolicy
+from accountant.prices.price_book import Billing, Commitment, IdlePolicy, PriceBook
 from accountant.reports import focus_export, report_model
 from agent.wire import Holder
 from tests.effort import examples
@@ -151,6 +151,25 @@ def test_late_records_write_their_day_again() -> None:
         (line,) = known.ledger.usage(after["start_ms"], after["end_ms"], ())
         assert after["busy_us"] == line.accounts_gpu_us.busy > before["busy_us"]
         assert after["end_ms"] == before["end_ms"] + 2 * HOUR
+
+
+def test_new_prices_write_the_days_and_the_statement_of_an_open_month_again() -> None:
+    with published() as known:
+        known.clock.advance(24 * HOUR)
+        known.publisher.publish()
+        before = {row["day"]: row for row in rows(known, tables.DAYS)}
+        rated = [{**row.model_dump(), "price": row.price and row.price * 2} for row in BOOK.rows]
+        dearer = PriceBook.model_validate({**BOOK.model_dump(by_alias=True), "rows": rated})
+        known.books.prices.take(dearer, "put", "ana", "dearer", known.clock.wall_ms())
+        found = known.publisher.publish()
+        assert (found.days, found.months) == ((date(2026, 10, 1), date(2026, 10, 2)), ("2026-10",))
+        after = {row["day"]: row for row in rows(known, tables.DAYS)}
+        day = date(2026, 10, 1)
+        priced = cost(known.ledger, dearer, after[day]["start_ms"], after[day]["end_ms"], ("gpu_model",))
+        assert abs(after[day]["cost"] - sum(one.cost for one in priced.lines if one.cost)) < Decimal("1e-6")
+        assert after[day]["cost"] > before[day]["cost"]
+        assert after[day]["busy_us"] == before[day]["busy_us"]
+        assert known.publisher.compare() == LakeComparison(2, ())
 
 
 def test_a_closed_month_is_published_as_it_was_stated_and_tagged() -> None:
