@@ -88,12 +88,18 @@ class Catalogue:
         """The catalog in the settings; missing tables are created."""
         secrets = secret_properties(settings.secrets)
         properties = {**settings.catalog.properties, **secrets, "warehouse": settings.warehouse}
-        uri = settings.catalog.uri or f"sqlite:///{settings.warehouse}/catalog.db"
-        if settings.catalog.type == "sql" and uri.startswith("sqlite:///"):
-            Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-        place = f"{settings.catalog.type} catalog {without_password(uri)}, warehouse {settings.warehouse}"
+        uri = settings.catalog.uri
+        if settings.catalog.type == "sql":
+            uri = uri or _sqlite_in(settings.warehouse)
+            if uri.startswith("sqlite:///"):
+                Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        if uri:
+            properties["uri"] = uri
+        place = (
+            f"{settings.catalog.type} catalog {without_password(uri)}".rstrip() + f", warehouse {settings.warehouse}"
+        )
         with _reachable(place):
-            catalog = load_catalog(settings.catalog.name, type=settings.catalog.type, uri=uri, **properties)
+            catalog = load_catalog(settings.catalog.name, type=settings.catalog.type, **properties)
             catalog.create_namespace_if_not_exists(NAMESPACE)
         return cls(catalog, place)
 
@@ -191,6 +197,16 @@ def without_password(uri: str) -> str:
 def described(error: BaseException | None) -> str:
     """The first line of a library's message, shortened and without passwords."""
     return without_password(str(error).partition("\n")[0])[:300] or type(error).__name__
+
+
+def _sqlite_in(warehouse: str) -> str:
+    """The catalog of a warehouse in a folder. Raises LakeUnavailable."""
+    folder = warehouse.removeprefix("file://")
+    if "://" in folder:
+        raise LakeUnavailable(
+            f"warehouse {warehouse} is no folder: set `lake.catalog.uri` to a database or a REST catalog"
+        )
+    return f"sqlite:///{folder}/catalog.db"
 
 
 def _schema(table: LakeTable) -> Schema:

@@ -1,8 +1,8 @@
 """Runs queries on remote engines: Spark, Trino and ClickHouse.
 
 Each reads the tables itself: Spark and Trino through a catalog configured there (`GPUTALLY_ENGINE_CATALOG`, default
-`lake`), ClickHouse from the tables' folders. Their clients are not dependencies of gputally; if one is missing, the
-error says what to install.
+`lake`), ClickHouse from the tables' folders, in the version that the lake's catalog names. Their clients are not
+dependencies of gputally; if one is missing, the error says what to install.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import os
 from typing import Any, Final
-from urllib.parse import urlparse
+from urllib.parse import unquote, urlparse
 
 import httpx2
 import pyarrow as pa
@@ -19,7 +19,7 @@ from sqlglot import exp
 
 from accountant.core.errors import LakeUnavailable
 from accountant.core.settings import Lake
-from accountant.lake.catalog import NAMESPACE, Catalogue, described
+from accountant.lake.catalog import NAMESPACE, Catalogue, described, without_password
 from accountant.lake.engines import Bounds, Engine
 from accountant.lake.tables import TABLES
 
@@ -72,7 +72,7 @@ class SparkEngine:
 
 
 class TrinoEngine:
-    """A Trino coordinator, `http(s)://user@host:port`."""
+    """A Trino coordinator, `http(s)://user@host:port`; with a password `https://user:password@host:port`."""
 
     name = "trino"
 
@@ -84,11 +84,14 @@ class TrinoEngine:
     def connect(cls, url: str) -> TrinoEngine:
         dbapi = _client("trino.dbapi", "trino")
         at = urlparse(url)
+        user = unquote(at.username or "gputally")
+        basic = _client("trino.auth", "trino").BasicAuthentication
         connection = dbapi.connect(
             host=at.hostname or "127.0.0.1",
-            port=at.port or 8080,
-            user=at.username or "gputally",
+            port=at.port or (443 if at.scheme == "https" else 8080),
+            user=user,
             http_scheme=at.scheme or "http",
+            auth=basic(user, unquote(at.password)) if at.password else None,
         )
         return cls(connection, os.environ.get(CATALOG_VARIABLE, "lake"))
 
@@ -108,14 +111,17 @@ class TrinoEngine:
 
 
 class ClickHouseEngine:
-    """ClickHouse: a server at `http(s)://…`, or, without an address, in this process (chdb). It reads the newest
-    metadata of the tables from their folders."""
+    """ClickHouse: a server at `http(s)://user:password@…`, or, without an address, in this process (chdb).
+
+    It reads tables from their folders. Each question names the committed version, because a folder may hold a later one
+    whose commit failed."""
 
     name = "clickhouse"
 
     def __init__(self, catalogue: Catalogue, url: str) -> None:
         self._catalogue = catalogue
         self._url = url
+        self._place = f"clickhouse {without_password(url)}".rstrip()
         self._local: Any = None if url else _client("chdb", "chdb")
 
     def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:  # noqa: ARG002 - the question has its own bounds
@@ -127,11 +133,12 @@ class ClickHouseEngine:
                     content = self._local.query(text, "ArrowStream").bytes()
             else:
                 answer = httpx2.post(self._url, content=text + " FORMAT ArrowStream", timeout=_PATIENCE_S)
-                answer.raise_for_status()
+                if answer.is_error:
+                    raise OSError(f"HTTP {answer.status_code}: {answer.text}")
                 content = answer.content
             found: pa.Table = pa.ipc.open_stream(content).read_all() if content else pa.table({})
         except Exception as error:
-            raise LakeUnavailable(f"clickhouse {self._url}: {described(error)}") from error
+            raise LakeUnavailable(f"{self._place}: {described(error)}") from error
         return found
 
     def close(self) -> None:
@@ -142,8 +149,10 @@ class ClickHouseEngine:
             return node
         table = self._catalogue.open(_BY_NAME[node.name])
         place = urlparse(table.location())
+        version = urlparse(table.metadata_location).path.rpartition("/")[2]
+        committed = exp.Var(this=f"SETTINGS iceberg_metadata_file_path = 'metadata/{version}'")
         if place.scheme in {"", "file"}:
-            return exp.Table(this=exp.func("icebergLocal", exp.Literal.string(place.path)))
+            return exp.Table(this=exp.func("icebergLocal", exp.Literal.string(place.path), committed))
         known = table.io.properties
         if place.scheme != "s3":
             raise LakeUnavailable(
@@ -152,7 +161,7 @@ class ClickHouseEngine:
         endpoint = known.get("s3.endpoint", "https://s3.amazonaws.com").rstrip("/")
         address = f"{endpoint}/{place.netloc}{place.path}/"
         keys = [known[name] for name in ("s3.access-key-id", "s3.secret-access-key") if name in known]
-        return exp.Table(this=exp.func("icebergS3", *map(exp.Literal.string, (address, *keys))))
+        return exp.Table(this=exp.func("icebergS3", *map(exp.Literal.string, (address, *keys)), committed))
 
 
 def _text(question: exp.Select, dialect: str, catalog: str) -> str:
