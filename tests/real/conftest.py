@@ -14,6 +14,7 @@ from tests.fakes.fault_proxy import FaultProxy, fault_proxy
 if TYPE_CHECKING:
     from tests.real.object_store import ObjectStore
     from tests.real.postgres import Postgres
+    from tests.real.rest_catalog import RestCatalog
     from tests.real.spark import SparkCluster
     from tests.real.trino import Trino
 
@@ -64,3 +65,29 @@ def trino(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trino]:
 
     with trino(tmp_path_factory.mktemp("trino")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def rest_catalog(object_store: ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalog]:
+    from tests.real.rest_catalog import rest_catalog
+
+    with rest_catalog(tmp_path_factory.mktemp("rest-catalog"), object_store) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def hive_metastore(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Its address."""
+    from tests.real.hive_metastore import hive_metastore
+
+    with hive_metastore(tmp_path_factory.mktemp("hive-metastore")) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def glue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """As PyIceberg calls the properties."""
+    from tests.real.glue import glue
+
+    with glue(tmp_path_factory.mktemp("glue")) as properties:
+        yield properties

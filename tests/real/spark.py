@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from tests.real.programs import built, free_ports, running, wait_ready, wait_until
 
-_HOME = Path(pyspark.__file__).parent
+HOME = Path(pyspark.__file__).parent
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,10 @@ class SparkCluster:
     session: SparkSession
 
     def add_catalog(self, name: str, uri: str, warehouse: str, properties: Mapping[str, str] = {}) -> None:
-        """Make PyIceberg's SQL catalog of this name known under it, since Iceberg looks no other up. uri: of JDBC."""
-        prefix = f"spark.sql.catalog.{name}"
-        settings = {
-            "type": "jdbc", "uri": uri, "warehouse": warehouse, "jdbc.schema-version": "V1",
-            **properties,
-        }  # fmt: skip
-        if warehouse.startswith("s3://"):
-            settings["io-impl"] = "org.apache.iceberg.aws.s3.S3FileIO"
-        self.session.conf.set(prefix, "org.apache.iceberg.spark.SparkCatalog")
-        for key, value in settings.items():
-            self.session.conf.set(f"{prefix}.{key}", value)
+        """Make a catalog known under this name. uri: PyIceberg's SQL catalog of this name, by JDBC, since Iceberg looks
+        no other up; with `type: rest` among the properties its address."""
+        for key, value in catalog_settings(name, uri, warehouse, properties).items():
+            self.session.conf.set(key, value)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """The rows of an answer."""
@@ -49,6 +42,16 @@ class SparkCluster:
             # PySpark leaves the socket that it collects from to the garbage collector.
             warnings.simplefilter("ignore", ResourceWarning)
             return [tuple(row) for row in self.session.sql(query).collect()]
+
+
+def catalog_settings(name: str, uri: str, warehouse: str, properties: Mapping[str, str] = {}) -> dict[str, str]:
+    """What SparkCluster.add_catalog sets."""
+    prefix = f"spark.sql.catalog.{name}"
+    settings = {"type": "jdbc", "uri": uri, "warehouse": warehouse, "jdbc.schema-version": "V1", **properties}
+    if warehouse.startswith("s3://"):
+        settings["io-impl"] = "org.apache.iceberg.aws.s3.S3FileIO"
+    own = {f"{prefix}.{key}": value for key, value in settings.items()}
+    return {prefix: "org.apache.iceberg.spark.SparkCatalog", **own}
 
 
 def java() -> Path:
@@ -64,10 +67,10 @@ def spark_cluster(folder: Path, workers: int = 2) -> Iterator[SparkCluster]:
     """Run a master and workers of one core each until the block ends; one cluster at a time in a process."""
     port, master_page, *worker_pages = free_ports(2 + workers)
     environment = {
-        **os.environ, "JAVA_HOME": str(java()), "SPARK_HOME": str(_HOME), "SPARK_DAEMON_MEMORY": "256m",
+        **os.environ, "JAVA_HOME": str(java()), "SPARK_HOME": str(HOME), "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_DIR": str(folder / "work"),
     }  # fmt: skip
-    launcher = str(_HOME / "bin" / "spark-class")
+    launcher = str(HOME / "bin" / "spark-class")
     master = f"spark://127.0.0.1:{port}"
     with contextlib.ExitStack() as stack:
         log = folder / "master.log"
@@ -91,21 +94,46 @@ def spark_cluster(folder: Path, workers: int = 2) -> Iterator[SparkCluster]:
 
 
 @contextlib.contextmanager
-def _session(master: str, folder: Path) -> Iterator[SparkSession]:
-    os.environ.update(JAVA_HOME=str(java()), SPARK_LOCAL_IP="127.0.0.1", SPARK_HOME=str(_HOME))
-    jars = ",".join(map(str, sorted((built("query-engines.sh") / "spark").glob("*.jar"))))
+def spark_connect(folder: Path, catalog: Mapping[str, str]) -> Iterator[str]:
+    """Run a Spark Connect server with two threads until the block ends; its address, `sc://…`. catalog: what
+    catalog_settings answers."""
+    (port,) = free_ports(1)
     settings = {
-        "spark.jars": jars,
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.memory": "1g",
-        "spark.executor.memory": "768m",
-        "spark.ui.enabled": "false",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "4",
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
-    }
+        **_SETTINGS, **catalog, "spark.jars": _jars(), "spark.connect.grpc.binding.port": str(port),
+        "spark.local.dir": str(folder),
+    }  # fmt: skip
+    command = [
+        str(HOME / "bin" / "spark-submit"), "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
+        "--master", "local[2]", *(part for pair in settings.items() for part in ("--conf", "=".join(pair))),
+        "spark-internal",
+    ]  # fmt: skip
+    environment = {**os.environ, "JAVA_HOME": str(java()), "SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1"}
+    log = folder / "connect.log"
+    with running(command, log, environment) as process:
+        wait_until(lambda: "Spark Connect server started" in log.read_text(errors="replace"), "Spark", process, log)
+        yield f"sc://127.0.0.1:{port}"
+
+
+_SETTINGS = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.executor.memory": "768m",
+    "spark.ui.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+}
+
+
+def _jars() -> str:
+    return ",".join(map(str, sorted((built("query-engines.sh") / "spark").glob("*.jar"))))
+
+
+@contextlib.contextmanager
+def _session(master: str, folder: Path) -> Iterator[SparkSession]:
+    os.environ.update(JAVA_HOME=str(java()), SPARK_LOCAL_IP="127.0.0.1", SPARK_HOME=str(HOME))
+    settings = {**_SETTINGS, "spark.jars": _jars(), "spark.sql.warehouse.dir": str(folder / "warehouse")}
     builder = SparkSession.builder.master(master).appName("gputally-tests")
     for key, value in settings.items():
         builder = builder.config(key, value)

@@ -6,19 +6,22 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from trino.dbapi import connect
+from pyiceberg.catalog import MetastoreCatalog
+from sqlglot import exp
 
 from accountant.core.errors import LakeUnavailable
 from accountant.core.settings import Lake, LakeCatalog
-from accountant.lake.engines import DuckDbEngine, Engine
-from accountant.lake.remote_engines import ClickHouseEngine, SparkEngine, TrinoEngine
+from accountant.lake.engines import Bounds, DuckDbEngine
+from accountant.lake.remote_engines import CATALOG_VARIABLE, ClickHouseEngine, SparkEngine, TrinoEngine
 from accountant.lake.tables import DAYS, TABLES
 from tests.fakes.fault_proxy import Fault, FaultProxy
 from tests.lake.questions import HOUR, PublishedLedger, differences, published
 from tests.lake.writers import write_side_by_side
+from tests.real.clickhouse import clickhouse_server
 from tests.real.object_store import ObjectStore
 from tests.real.postgres import Postgres
 from tests.real.spark import SparkCluster
@@ -53,6 +56,32 @@ def test_clickhouse(known: PublishedLedger) -> None:
     assert differences(known, ClickHouseEngine(known.connect(), "")) == []
 
 
+def test_clickhouse_by_its_http_protocol(known: PublishedLedger) -> None:
+    with clickhouse_server() as url:
+        assert differences(known, ClickHouseEngine(known.connect(), url)) == []
+        wrong = ClickHouseEngine(known.connect(), url.replace("@", "-no-longer@"))
+        with pytest.raises(LakeUnavailable, match=r"^clickhouse http://\S+: HTTP 403: Code: 516\. ") as refused:
+            known.asked(wrong)
+        assert "no-longer" not in str(refused.value)
+
+
+def test_clickhouse_reads_no_version_whose_commit_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer ends between the metadata's file and the swap of the catalog's pointer."""
+    with published(str(tmp_path)) as known:
+        write_metadata = MetastoreCatalog._write_metadata
+
+        def end_after_it(*arguments: Any, **named: Any) -> None:
+            write_metadata(*arguments, **named)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(MetastoreCatalog, "_write_metadata", staticmethod(end_after_it))
+        with pytest.raises(KeyboardInterrupt):
+            known.connect().replace(DAYS, DAYS.arrow.empty_table(), {"ledger": "prod"})
+        monkeypatch.undo()
+        engine = ClickHouseEngine(known.connect(), "")
+        assert engine.query(exp.select("day").from_(DAYS.name), Bounds(())).num_rows == 1
+
+
 # PySpark leaves the sockets open over which Arrow batches come.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_spark_with_two_workers(known: PublishedLedger, name: str, spark_cluster: SparkCluster) -> None:
@@ -60,9 +89,10 @@ def test_spark_with_two_workers(known: PublishedLedger, name: str, spark_cluster
     assert differences(known, SparkEngine(spark_cluster.session, name)) == []
 
 
-def test_trino(known: PublishedLedger, name: str, trino: Trino) -> None:
+def test_trino(known: PublishedLedger, name: str, trino: Trino, monkeypatch: pytest.MonkeyPatch) -> None:
     trino.add_catalog(name, *jdbc(known))
-    engine: Engine = TrinoEngine(connect(host="127.0.0.1", port=trino.port, user="tests"), name)
+    monkeypatch.setenv(CATALOG_VARIABLE, name)
+    engine = TrinoEngine.connect(trino.url)
     assert differences(known, engine) == []
     engine.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,14 @@ class Trino:
 
     port: int
 
+    @property
+    def url(self) -> str:
+        return f"http://tests@127.0.0.1:{self.port}"
+
     def add_catalog(self, name: str, uri: str, warehouse: str, store: ObjectStore | None = None) -> None:
         """Make PyIceberg's SQL catalog of this name known under it. uri: of JDBC. store: None for files in folders."""
         driver = "org.sqlite.JDBC" if uri.startswith("jdbc:sqlite:") else "org.postgresql.Driver"
-        settings = {
+        self.create_catalog(name, {
             "iceberg.catalog.type": "jdbc",
             "iceberg.jdbc-catalog.driver-class": driver,
             "iceberg.jdbc-catalog.connection-url": uri,
@@ -34,7 +38,10 @@ class Trino:
             "iceberg.jdbc-catalog.default-warehouse-dir": warehouse,
             "iceberg.jdbc-catalog.schema-version": "V1",
             **(_LOCAL if store is None else _s3(store)),
-        }
+        })  # fmt: skip
+
+    def create_catalog(self, name: str, settings: Mapping[str, str]) -> None:
+        """settings: as in a file of Trino's folder `etc/catalog`, without `connector.name`."""
         pairs = ", ".join(f"\"{key}\" = '{value}'" for key, value in settings.items())
         self.rows(f"CREATE CATALOG {name} USING iceberg WITH ({pairs})")
 

@@ -1,0 +1,137 @@
+"""The question that docs/lake.md shows has the ledger's answer on every engine that the page names."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+
+import polars as pl
+import pytest
+import yaml
+
+from accountant.billing.costs import cost
+from accountant.core.settings import LakeCatalog
+from accountant.lake.tables import USAGE_HOURLY
+from scripts.reference_pages import LAKE_PAGE
+from tests.docs.fences import Fence, fences
+from tests.lake.questions import SPAN, PublishedLedger, published
+from tests.ledger.busy import BOOK
+from tests.real.clickhouse import clickhouse_rows
+from tests.real.object_store import ObjectStore
+from tests.real.rest_catalog import RestCatalog
+from tests.real.spark import SparkCluster
+from tests.real.trino import Trino
+
+pytestmark = pytest.mark.real
+
+Answer = Mapping[str, tuple[float, Decimal]]
+"""GPU-hours and cost by team."""
+
+
+@pytest.fixture(scope="module")
+def known() -> Iterator[PublishedLedger]:
+    with published() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def over_rest(
+    rest_catalog: RestCatalog, object_store: ObjectStore, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PublishedLedger]:
+    secrets = tmp_path_factory.mktemp("secrets") / "lake.yaml"
+    secrets.write_text(yaml.safe_dump(dict(object_store.iceberg)))
+    catalog = LakeCatalog(type="rest", uri=rest_catalog.url)
+    with published(rest_catalog.warehouse, catalog, secrets=secrets, name=f"prod-{uuid.uuid4().hex}") as found:
+        yield found
+
+
+def block(language: str, *words: str, holding: str = "") -> str:
+    """The one block of the page with this fence."""
+    text = LAKE_PAGE.read_text(encoding="utf-8")
+    found: list[Fence] = [
+        one
+        for one in fences(LAKE_PAGE, text)
+        if one.language == language and one.words == words and holding in one.text
+    ]
+    (one,) = found
+    return one.text
+
+
+def settings(text: str, separator: str | None) -> dict[str, str]:
+    return {name: value.strip() for name, value in (line.split(separator, 1) for line in text.splitlines())}
+
+
+def as_the_ledger_says(known: PublishedLedger, answer: Answer) -> bool:
+    """Hours exactly; costs, of which the rows hold nine decimals, within a millionth. Time without a price costs
+    nothing here."""
+    hours = {line.key["team"]: line.accounts_gpu_us.allocated / 3.6e9 for line in known.ledger.usage(*SPAN, ("team",))}
+    priced = {
+        line.key["team"]: line.cost
+        for line in cost(known.ledger, BOOK, *SPAN, ("team",)).lines
+        if line.cost is not None
+    }
+    return {team: found for team, (found, _) in answer.items()} == pytest.approx(hours) and all(
+        abs(answer[team][1] - expected) < Decimal("1e-6") for team, expected in priced.items()
+    )
+
+
+def test_pandas_and_polars(known: PublishedLedger) -> None:
+    scan = known.connect().open(USAGE_HOURLY).scan("day >= '2026-10-01' and day < '2026-11-01'")
+    names: dict[str, Any] = {"scan": scan, "pl": pl}
+    exec(block("python", holding="to_pandas"), names)
+    assert as_the_ledger_says(
+        known, {team: (row.gpu_hours, Decimal(row.cost or 0)) for team, row in names["by_team"].iterrows()}
+    )
+    exec(block("python", holding="to_polars"), names)
+    assert as_the_ledger_says(known, {team: (hours, costs) for team, hours, costs in names["by_team"].rows()})
+
+
+def test_clickhouse(known: PublishedLedger) -> None:
+    table = known.connect().open(USAGE_HOURLY)
+    place, _, version = table.metadata_location.removeprefix("file://").rpartition("/metadata/")
+    shown = block("sql", "clickhouse")
+    asked = shown.replace("/lake/gputally/usage_hourly", place).replace("00012-….metadata.json", version)
+    rows = clickhouse_rows(asked)
+    assert as_the_ledger_says(
+        known, {row["team"]: (float(row["gpu_hours"]), Decimal(row["cost"] or 0)) for row in rows}
+    )
+
+
+def of_ledger(sql: str, catalog: str, known: PublishedLedger) -> str:
+    """The page's question, of one ledger: others publish through the same server."""
+    return sql.replace("lake.gputally", f"{catalog}.gputally").replace(
+        "GROUP BY", f"AND ledger = '{known.publisher.name}' GROUP BY"
+    )
+
+
+def answered(rows: list[tuple[Any, ...]]) -> Answer:
+    return {team: (float(hours), costs or Decimal(0)) for team, hours, costs in rows}
+
+
+def test_spark_over_a_rest_catalog(
+    over_rest: PublishedLedger, rest_catalog: RestCatalog, object_store: ObjectStore, spark_cluster: SparkCluster
+) -> None:
+    name = f"lake{uuid.uuid4().hex}"
+    text = block("ini", "spark").replace("catalog.lake", f"catalog.{name}")
+    text = text.replace("https://catalog.example", rest_catalog.url).replace("https://store.example", object_store.url)
+    for key, value in settings(text, None).items():
+        spark_cluster.session.conf.set(key, value)
+    prefix = f"spark.sql.catalog.{name}"
+    spark_cluster.session.conf.set(f"{prefix}.s3.access-key-id", object_store.access_key)
+    spark_cluster.session.conf.set(f"{prefix}.s3.secret-access-key", object_store.secret_key)
+    spark_cluster.session.conf.set(f"{prefix}.client.region", object_store.region)
+    assert as_the_ledger_says(over_rest, answered(spark_cluster.rows(of_ledger(block("sql"), name, over_rest))))
+
+
+def test_trino_over_a_rest_catalog(
+    over_rest: PublishedLedger, rest_catalog: RestCatalog, object_store: ObjectStore, trino: Trino
+) -> None:
+    name = f"lake{uuid.uuid4().hex}"
+    text = block("ini", "trino").replace("https://catalog.example", rest_catalog.url)
+    shown = settings(text.replace("https://store.example", object_store.url), "=")
+    assert shown.pop("connector.name") == "iceberg"
+    keys = {"s3.aws-access-key": object_store.access_key, "s3.aws-secret-key": object_store.secret_key}
+    trino.create_catalog(name, {**shown, **keys})
+    assert as_the_ledger_says(over_rest, answered(trino.rows(of_ledger(block("sql"), name, over_rest))))
