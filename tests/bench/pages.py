@@ -241,8 +241,8 @@ class _Books:
 def _controller(folder: Path, ledger: DuckLedger) -> Stage:
     """The controller's pages with the ledger's history."""
     here = stage(folder)
-    house = replace(here.site.house, history=History(_Books(ledger), VirtualClock(ledger.extent()[1])))
-    return replace(here, site=PagesApp(house, PageAuthentication(None), ROUTES))
+    context = replace(here.site.context, history=History(_Books(ledger), VirtualClock(ledger.extent()[1])))
+    return replace(here, site=PagesApp(context, PageAuthentication(None), ROUTES))
 
 
 if __name__ == "__main__":
