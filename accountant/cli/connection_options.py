@@ -32,6 +32,27 @@ End = Annotated[str | None, typer.Option(help="First instant that is out (defaul
 Where = Annotated[list[str] | None, typer.Option(help="Filter, for example --where team=vision (repeatable).")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Grouping:
+    """Which usage or cost is asked for, and by what it is divided."""
+
+    by: By = "team"
+    start: Start = None
+    end: End = None
+    where: Where = None
+
+    @property
+    def filters(self) -> dict[str, list[str]]:
+        """The values of each dimension that are left. Raises BadParameter."""
+        found: dict[str, list[str]] = {}
+        for one in self.where or ():
+            dimension, equals, value = one.partition("=")
+            if not equals:
+                raise typer.BadParameter(f"not a filter: {one!r} (write for example team=vision)")
+            found.setdefault(dimension, []).append(value)
+        return found
+
+
 def answer(
     output: Output,
     table: Callable[[], RenderableType],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
@@ -16,7 +16,7 @@ from rich.table import Table
 
 from accountant.api.problems import reason as first_reason
 from accountant.cli import terminal_tables
-from accountant.cli.connection_options import By, End, Printed, Start, Timezone, Where, answer
+from accountant.cli.connection_options import End, Grouping, Printed, Timezone, answer
 from accountant.cli.terminal_tables import NAMES
 from accountant.core import periods
 from accountant.core.periods import Month, utc
@@ -31,6 +31,7 @@ from gputally.base.command_output import show
 from gputally.base.errors import CannotStart
 from gputally.base.money import exact_sum
 from gputally.base.number_format import NOTHING, hours
+from gputally.base.option_groups import with_option_groups
 from gputally.base.terminal import Terminal, figures, table
 from gputally.base.units import MS_PER_HOUR
 from gputally.server import config_models, logs_and_metrics
@@ -46,21 +47,41 @@ LakePlace = Annotated[
     str,
     typer.Option("--lake", envvar="GPUTALLY_LAKE", help="Settings of the lake (YAML), or the folder of its warehouse."),
 ]
-EngineOption = Annotated[EngineName, typer.Option("--engine", help="What runs the questions.")]
-EngineAddress = Annotated[
-    str,
-    typer.Option("--engine-url", envvar="GPUTALLY_ENGINE_URL", help="The engine: spark://…, sc://…, http(s)://…."),
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """What runs the questions."""
+
+    engine: Annotated[EngineName, typer.Option("--engine", help="What runs the questions.")] = "duckdb"
+    engine_url: Annotated[
+        str,
+        typer.Option("--engine-url", envvar="GPUTALLY_ENGINE_URL", help="The engine: spark://…, sc://…, http(s)://…."),
+    ] = ""
+
+    @contextlib.contextmanager
+    def opened(self, lake: str | Lake, rates: Path | None = None) -> Iterator[Fleet]:
+        """The ledgers of a lake."""
+        # Imported here: half a second that no other command needs.
+        from accountant.fleet.members import Fleet, Rates, load_lake
+        from accountant.lake.engines import open_engine
+
+        running = open_engine(self.engine, load_lake(lake) if isinstance(lake, str) else lake, self.engine_url)
+        try:
+            yield Fleet(running, config_models.load_yaml(rates, Rates) if rates is not None else None)
+        finally:
+            running.close()
+
+
 Clusters = Annotated[list[str] | None, typer.Option("--cluster", help="One ledger of the lake (repeatable); else all.")]
 RatesFile = Annotated[Path | None, typer.Option("--rates", help="Rates between currencies (YAML: to, rates).")]
 
 
 @fleet_app.command()
-def clusters(
-    lake: LakePlace, output: Printed = "table", engine: EngineOption = "duckdb", engine_url: EngineAddress = ""
-) -> None:
+@with_option_groups
+def clusters(lake: LakePlace, output: Printed = "table", *, engine: Engine) -> None:
     """List the ledgers that publish to the lake, and how recent their data is."""
-    with _opened(lake, engine, engine_url) as fleet:
+    with engine.opened(lake) as fleet:
         found = [member.status for member in fleet.members()]
 
     def drawn() -> Table:
@@ -76,49 +97,48 @@ def clusters(
 
 
 @fleet_app.command()
+@with_option_groups
 def usage(
     lake: LakePlace,
-    by: By = "team",
-    start: Start = None,
-    end: End = None,
-    where: Where = None,
     cluster: Clusters = None,
     timezone: Timezone = None,
     output: Printed = "table",
-    engine: EngineOption = "duckdb",
-    engine_url: EngineAddress = "",
+    *,
+    wanted: Grouping,
+    engine: Engine,
 ) -> None:
     """Show GPU-hours by account and group, added up over the clusters."""
     zone = timezone or "UTC"
-    span, dimensions, chosen = _span(start, end, zone), _dimensions(by), _filters(where)
-    with _opened(lake, engine, engine_url) as fleet, _progress() as told:
+    span, dimensions = _span(wanted.start, wanted.end, zone), _dimensions(wanted.by)
+    chosen: dict[Dimension, list[str]] = {_dimensions(name)[0]: values for name, values in wanted.filters.items()}
+    with engine.opened(lake) as fleet, _progress() as told:
         found = fleet.usage(fleet.members(cluster or ()), *span, dimensions, chosen, zone, told)
     answer(output, lambda: terminal_tables.usage_table(found, periods.zone(zone)), found, found.lines)
 
 
 @fleet_app.command()
+@with_option_groups
 def cost(
     lake: LakePlace,
-    by: By = "team",
-    start: Start = None,
-    end: End = None,
-    where: Where = None,
     cluster: Clusters = None,
     rates: RatesFile = None,
     timezone: Timezone = None,
     output: Printed = "table",
-    engine: EngineOption = "duckdb",
-    engine_url: EngineAddress = "",
+    *,
+    wanted: Grouping,
+    engine: Engine,
 ) -> None:
     """Show the exact cost by group, with each cluster's own prices."""
     zone = timezone or "UTC"
-    span, dimensions, chosen = _span(start, end, zone), _dimensions(by), _filters(where)
-    with _opened(lake, engine, engine_url, rates) as fleet, _progress() as told:
+    span, dimensions = _span(wanted.start, wanted.end, zone), _dimensions(wanted.by)
+    chosen: dict[Dimension, list[str]] = {_dimensions(name)[0]: values for name, values in wanted.filters.items()}
+    with engine.opened(lake, rates) as fleet, _progress() as told:
         found = fleet.cost(fleet.members(cluster or ()), *span, dimensions, chosen, zone, told)
     answer(output, lambda: terminal_tables.cost_table(found, periods.zone(zone)), found, found.lines)
 
 
 @fleet_app.command()
+@with_option_groups
 def windows(
     lake: LakePlace,
     size: Annotated[str, typer.Option(help="How far it reaches back: 7d, 12h.")] = "7d",
@@ -127,8 +147,8 @@ def windows(
     end: End = None,
     cluster: Clusters = None,
     output: Printed = "table",
-    engine: EngineOption = "duckdb",
-    engine_url: EngineAddress = "",
+    *,
+    engine: Engine,
 ) -> None:
     """Show the usage of each queue over the last days, added up over the clusters. Without --end up to the last full
     hour that every cluster has published."""
@@ -136,7 +156,7 @@ def windows(
         spec = WindowSpec.model_validate({"size": size, "half_life": half_life})
     except ValidationError as error:
         raise typer.BadParameter(first_reason(error.errors()[0])) from error
-    with _opened(lake, engine, engine_url) as fleet, _progress() as told:
+    with engine.opened(lake) as fleet, _progress() as told:
         members = fleet.members(cluster or ())
         if not members:
             raise CannotStart("no ledger publishes in this lake yet")
@@ -153,6 +173,7 @@ def windows(
 
 
 @fleet_app.command()
+@with_option_groups
 def report(
     month: Annotated[str, typer.Argument(help="A calendar month: 2026-10.")],
     lake: LakePlace,
@@ -162,8 +183,8 @@ def report(
     output: Printed = "table",
     to: Annotated[Path | None, typer.Option(help="Folder for each cluster's own report.")] = None,
     form: Annotated[Form, typer.Option(help="Form of these reports.")] = "html",
-    engine: EngineOption = "duckdb",
-    engine_url: EngineAddress = "",
+    *,
+    engine: Engine,
 ) -> None:
     """Show what a month cost in every cluster: a summary, the lines of all statements (CSV), and each cluster's
     report."""
@@ -172,7 +193,7 @@ def report(
         raise CannotStart(f"{to}: not a folder")
     from accountant.fleet.members import statement_lines
 
-    with _opened(lake, engine, engine_url, rates) as fleet:
+    with engine.opened(lake, rates) as fleet:
         members = fleet.members(cluster or ())
         with _progress() as told:
             summary, stated = fleet.month(members, asked, told)
@@ -190,6 +211,7 @@ def report(
 
 
 @fleet_app.command()
+@with_option_groups
 def serve(
     config: Annotated[
         Path | None, typer.Option(help="The accountant's settings (YAML): lake, listen, auth, callers, limits, TLS.")
@@ -197,13 +219,13 @@ def serve(
     lake: Annotated[
         str | None, typer.Option("--lake", envvar="GPUTALLY_LAKE", help="Settings of the lake (YAML), or its folder.")
     ] = None,
-    engine: EngineOption = "duckdb",
-    engine_url: EngineAddress = "",
     rates: RatesFile = None,
     listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where to serve.")] = None,
     auth: Annotated[str | None, typer.Option(metavar="tokens|off", help="Who may read.")] = None,
     tokens: Annotated[Path | None, typer.Option(help="File of bearer tokens (hashed).")] = None,
     callers: Annotated[Path | None, typer.Option(help="Issuers and groups of people who sign in.")] = None,
+    *,
+    engine: Engine,
 ) -> None:
     """Serve the read-only pages and API of every cluster, and of all together, until SIGTERM or Ctrl-C."""
     from accountant.fleet.fleet_server import FleetService, run
@@ -215,7 +237,7 @@ def serve(
     if place is None:
         raise CannotStart("no lake: give --lake, or `lake` in the file of --config")
     logs_and_metrics.configure(settings.log_level)
-    with _opened(place, engine, engine_url, rates) as fleet:
+    with engine.opened(place, rates) as fleet:
         run(FleetService(settings, fleet, SystemClock()))
 
 
@@ -254,19 +276,6 @@ def month_table(summary: FleetMonth) -> Table:
 
 
 @contextlib.contextmanager
-def _opened(lake: str | Lake, engine: EngineName, url: str, rates: Path | None = None) -> Iterator[Fleet]:
-    # Imported here: half a second that no other command needs.
-    from accountant.fleet.members import Fleet, Rates, load_lake
-    from accountant.lake.engines import open_engine
-
-    running = open_engine(engine, load_lake(lake) if isinstance(lake, str) else lake, url)
-    try:
-        yield Fleet(running, config_models.load_yaml(rates, Rates) if rates is not None else None)
-    finally:
-        running.close()
-
-
-@contextlib.contextmanager
 def _progress() -> Iterator[ProgressCallback]:
     """A progress bar on standard error, if that is a terminal."""
     console = Terminal(stderr=True)
@@ -293,14 +302,3 @@ def _dimensions(by: str) -> tuple[Dimension, ...]:
     if unknown:
         raise typer.BadParameter(f"no dimension {unknown[0]!r}: choose from {', '.join(known)}")
     return names  # type: ignore[return-value]  # checked above
-
-
-def _filters(where: list[str] | None) -> dict[Dimension, list[str]]:
-    found: dict[Dimension, list[str]] = {}
-    for one in where or ():
-        name, equals, value = one.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"not a filter: {one!r} (write for example team=vision)")
-        (dimension,) = _dimensions(name)
-        found.setdefault(dimension, []).append(value)
-    return found

@@ -19,13 +19,12 @@ from rich.table import Column, Table
 from accountant.api.bookkeeping_models import Balance
 from accountant.cli import terminal_tables
 from accountant.cli.connection_options import (
-    By,
     End,
+    Grouping,
     Ledger,
     Priced,
     Printed,
     Start,
-    Where,
     ZonedLedger,
     answer,
 )
@@ -55,34 +54,28 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 @with_option_groups
 def usage(
-    by: By = "team",
-    start: Start = None,
-    end: End = None,
-    where: Where = None,
     output: Printed = "table",
     *,
+    wanted: Grouping,
     at: ZonedLedger,
 ) -> None:
     """Show GPU-hours by account and group."""
     with at.asking() as remote:
-        whole = remote.whole(UsageAnswer, "/v1/usage", _query(by, start, end, where, at.timezone))
+        whole = remote.whole(UsageAnswer, "/v1/usage", _query(wanted, at.timezone))
     answer(output, lambda: terminal_tables.usage_table(whole, at.zone), whole, whole.lines)
 
 
 @app.command()
 @with_option_groups
 def cost(
-    by: By = "team",
-    start: Start = None,
-    end: End = None,
-    where: Where = None,
     output: Printed = "table",
     *,
+    wanted: Grouping,
     at: Priced,
 ) -> None:
     """Show the exact cost by group."""
     with at.asking() as remote:
-        whole = remote.whole(CostAnswer, "/v1/cost", _query(by, start, end, where, at.timezone))
+        whole = remote.whole(CostAnswer, "/v1/cost", _query(wanted, at.timezone))
     answer(output, lambda: terminal_tables.cost_table(whole, at.zone), whole, whole.lines)
 
 
@@ -102,16 +95,9 @@ def check(
         raise typer.Exit(1)
 
 
-def _query(by: str, start: str | None, end: str | None, where: list[str] | None, timezone: str | None) -> Query:
-    query: dict[str, str | list[str] | None] = {"by": by, "start": start, "end": end, "timezone": timezone}
-    for filter in where or ():
-        dimension, equals, value = filter.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"not a filter: {filter!r} (write for example team=vision)")
-        values = query.setdefault(f"where.{dimension}", [])
-        assert isinstance(values, list)
-        values.append(value)
-    return query
+def _query(wanted: Grouping, timezone: str | None) -> Query:
+    filters = {f"where.{dimension}": values for dimension, values in wanted.filters.items()}
+    return {"by": wanted.by, "start": wanted.start, "end": wanted.end, "timezone": timezone, **filters}
 
 
 LAST = "last"
