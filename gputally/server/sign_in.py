@@ -28,7 +28,7 @@ from urllib.parse import quote, urlsplit
 import jwt
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from gputally.base import atomic_file
@@ -155,38 +155,10 @@ OUT: Final = "/sign-out"
 LEFT: Final = "/signed-out"
 LONGEST: Final = 4_000
 """Longest accepted query parameter of a browser, in characters."""
-_KEPT: Final = ":/%#?=@[]!$&'()*+,;"
-"""Characters that are not quoted in an address."""
 
 
 class CrossSite(Exception):
     """A form that does not belong to this session."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cookie:
-    """A cookie. value: text that needs no quoting, such as a JWT. seconds: its lifetime; 0: delete it. secure: only for
-    https.
-    """
-
-    name: str
-    value: str
-    seconds: int
-    path: str
-    secure: bool
-
-    def header(self) -> str:
-        """Return the `Set-Cookie` header."""
-        kept = f"{self.name}={self.value}; Path={self.path}; Max-Age={self.seconds}; HttpOnly; SameSite=lax"
-        return f"{kept}; Secure" if self.secure else kept
-
-
-@dataclass(frozen=True, slots=True)
-class Redirect:
-    """A 303 response: the next address, and the cookies to set or delete."""
-
-    to: str
-    cookies: tuple[Cookie, ...] = ()
 
 
 def to_sign_in(here: str) -> str:
@@ -200,11 +172,6 @@ def own_path(text: str) -> str:
     if not text.startswith("/") or text.startswith("//") or "\\" in text or parts.scheme or parts.netloc:
         return "/"
     return text if text.isprintable() else "/"
-
-
-def as_address(path: str) -> str:
-    """Return a path for a header; quoted parts stay quoted."""
-    return quote(path, safe=_KEPT)
 
 
 UNDER_WAY_SECONDS: Final = 600
@@ -249,7 +216,7 @@ class SignInService:
         self.providers = tuple(Provider(one, one.login) for one in callers.issuers if one.login is not None)
         self._keys = {one.issuer.issuer: keys(openid_connect.source(one.issuer), clock) for one in self.providers}
 
-    def leave(self, provider: Provider, following: str) -> Redirect:
+    def leave(self, provider: Provider, following: str) -> Response:
         """Redirect to the provider, and afterwards to `following` if it is a path of this server. Raises
         AuthorityUnavailable.
         """
@@ -257,9 +224,11 @@ class SignInService:
         under_way = SignIn(provider.issuer.issuer, state, nonce, verifier, own_path(following))
         address = provider.leave_for(self._redirect, state, nonce, verifier)
         sealed = self._seal.sign_in(under_way, self._clock.wall_ms(), UNDER_WAY_SECONDS)
-        return Redirect(address, (self._under_way(sealed, UNDER_WAY_SECONDS),))
+        answer = RedirectResponse(address, 303)
+        self._keep(answer, self._under_way_name, LEAVE, sealed, UNDER_WAY_SECONDS)
+        return answer
 
-    def arrive(self, cookies: Mapping[str, str], state: str, code: str) -> Redirect:
+    def arrive(self, cookies: Mapping[str, str], state: str, code: str) -> Response:
         """Handle the return from the provider and start a session. code: "" if the provider gave none.
 
         Raises Unauthenticated, AuthorityUnavailable.
@@ -286,8 +255,11 @@ class SignInService:
         session = Session(
             under_way.issuer, user, tuple(sorted(known.intersection(groups))), secrets.token_urlsafe(_CHANCE_BYTES)
         )
-        kept = self._session(self._seal.session(session, now, self._session_seconds), self._session_seconds)
-        return Redirect(as_address(under_way.next), (kept, self._under_way("", 0)))
+        answer = RedirectResponse(under_way.next, 303)
+        sealed = self._seal.session(session, now, self._session_seconds)
+        self._keep(answer, self._session_name, "/", sealed, self._session_seconds)
+        self._keep(answer, self._under_way_name, LEAVE, "", 0)
+        return answer
 
     def person(self, cookies: Mapping[str, str]) -> Person | None:
         """Return the signed-in person; None for a browser without a session. Raises Unauthenticated for a session that
@@ -301,7 +273,7 @@ class SignInService:
         scopes, teams = granted(self._grants, session.user, session.groups)
         return Person(Principal(session.user, scopes, teams=teams), self._seal.form_token(session))
 
-    def sign_out(self, cookies: Mapping[str, str], form_token: str) -> Redirect:
+    def sign_out(self, cookies: Mapping[str, str], form_token: str) -> Response:
         """Delete the session in this browser. Raises CrossSite.
 
         The provider is not signed out, so it could sign the person in again.
@@ -312,13 +284,13 @@ class SignInService:
             found = None
         if found is not None and not found.allows(form_token):
             raise CrossSite("this form does not belong to this session")
-        return Redirect(LEFT, (self._session("", 0),))
+        answer = RedirectResponse(LEFT, 303)
+        self._keep(answer, self._session_name, "/", "", 0)
+        return answer
 
-    def _session(self, value: str, seconds: int) -> Cookie:
-        return Cookie(self._session_name, value, seconds, "/", self._secure)
-
-    def _under_way(self, value: str, seconds: int) -> Cookie:
-        return Cookie(self._under_way_name, value, seconds, LEAVE, self._secure)
+    def _keep(self, answer: Response, name: str, path: str, value: str, seconds: int) -> None:
+        """Have the browser keep a cookie; 0 seconds: forget it."""
+        answer.set_cookie(name, value, seconds, path=path, secure=self._secure, httponly=True, samesite="lax")
 
     def _provider(self, issuer: str) -> Provider:
         found = next((one for one in self.providers if one.issuer.issuer == issuer), None)
@@ -372,7 +344,7 @@ def sign_in_routes(site: SignInSite) -> list[Route]:
                 site.page, request, "sign_in.html", providers=people.providers, next=own_path(following)
             )
         try:
-            return _moved(await run_in_threadpool(people.leave, people.providers[max(number, 1) - 1], following))
+            return await run_in_threadpool(people.leave, people.providers[max(number, 1) - 1], following)
         except AuthorityUnavailable as error:
             raise site.refusal("authority-unavailable", str(error)) from error
 
@@ -381,7 +353,7 @@ def sign_in_routes(site: SignInSite) -> list[Route]:
         people = site.people(request)
         code = "" if parameter(request, "error") else parameter(request, "code")
         try:
-            return _moved(await run_in_threadpool(people.arrive, request.cookies, parameter(request, "state"), code))
+            return await run_in_threadpool(people.arrive, request.cookies, parameter(request, "state"), code)
         except Unauthenticated as error:
             raise site.refusal("unauthenticated", f"{error}; go to {LEAVE} to begin again") from error
         except AuthorityUnavailable as error:
@@ -392,7 +364,7 @@ def sign_in_routes(site: SignInSite) -> list[Route]:
         people = site.people(request)
         mark = (await site.form(request)).get(MARK) or ("",)
         try:
-            return _moved(people.sign_out(request.cookies, mark[0]))
+            return people.sign_out(request.cookies, mark[0])
         except CrossSite as error:
             raise site.refusal("cross-site", str(error)) from error
 
@@ -407,10 +379,3 @@ def sign_in_routes(site: SignInSite) -> list[Route]:
         Route(OUT, leave_for_good, methods=["POST"]),
         Route(LEFT, left),
     ]
-
-
-def _moved(move: Redirect) -> Response:
-    answer = Response(status_code=303, headers={"Location": move.to})
-    for cookie in move.cookies:
-        answer.headers.append("Set-Cookie", cookie.header())
-    return answer

@@ -39,7 +39,7 @@ def test_a_person_signs_in_sees_the_page_asked_for_and_signs_out(context: PageCo
     assert (done.status, done.headers["Location"]) == (303, "/decisions?queue=vision&days=1")
     assert set(browser.cookies) == {NAME}, "what was under way is over"
     (kept,) = (cookie for cookie in done.cookies if cookie.startswith(NAME))
-    assert re.search("; Path=/; Max-Age=3600; HttpOnly; SameSite=lax; Secure$", kept)
+    assert re.search("; HttpOnly; Max-Age=3600; Path=/; SameSite=lax; Secure$", kept)
     page = browser.get("/decisions")
     assert "ann@example.com" in text(page)
     assert "form-action 'self'" in page.headers["Content-Security-Policy"]
