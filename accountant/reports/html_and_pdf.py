@@ -21,7 +21,7 @@ from importlib import resources
 from typing import NoReturn, Protocol
 from xml.etree import ElementTree as ET
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 
 from accountant.billing.statements import Adjustment, Correction
 from accountant.core.errors import CannotRender
@@ -30,7 +30,8 @@ from accountant.reports.report_model import Report
 from accountant.reports.report_rows import AccountRow, DayRow
 from accountant.reports.report_sections import HourlyUse
 from gputally.base.units import US_PER_HOUR
-from gputally.server.page_layout import rect, root, shown, text
+from gputally.server import page_layout
+from gputally.server.page_layout import rect, root, text
 
 SERIES = 7
 """Colours of the palette; further teams share one grey series."""
@@ -256,14 +257,7 @@ def _of_jobs(report: Report) -> Iterator[JobNamed]:
 
 @cache
 def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("accountant.reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    return page_layout.environment("accountant.reports")
 
 
 _FOOTER = """

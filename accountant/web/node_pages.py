@@ -218,7 +218,7 @@ def one(
         start, at = moment.recent_span(now, length_ms)
         strips, of_gpus = timeline(moment, start, at, here, timezone)
         holders = moment.usage(start, at, ("team", "namespace", "job", "cluster"), here, timezone)
-    whole = page_rows.summed(of_gpus)
+    whole = page_rows.added(line.accounts_gpu_us for line in of_gpus)
     register = page_queries.gpus_of(deps, cluster, node)
     if not of_gpus and facts is None and not register:
         raise Refusal("not-found", f"no node {node[:200]!r} of cluster {cluster[:200]!r} in that time")

@@ -296,20 +296,20 @@ def _render(template: str, deps: Deps, **values: Any) -> str:
 @cache
 def _environment() -> Environment:
     environment = page_layout.environment("accountant.web")
-    environment.globals |= {"moment": _instant_text, "figure": _figure, "count": _count, "job_id": _job_id}
+    environment.globals |= {
+        "moment": _instant_text,
+        "figure": _figure,
+        "count": decision_text.of_gpus,
+        "job_id": _job_id,
+    }
     environment.filters["team_name"] = report_text.name
     environment.filters["compact"] = lambda value: json.dumps(value, sort_keys=True, ensure_ascii=False)
     return environment
 
 
-def _job_id(row: page_rows.HeldWorkload | page_rows.NodeHold) -> str:
+def _job_id(cluster: str, namespace: str, job: str) -> str:
     """The job's id in page URLs."""
-    return JobKey(row.cluster, row.namespace, row.job).id
-
-
-def _count(gpus: float | None) -> str:
-    """A number of GPUs in a posted decision; no figure if there is none to show."""
-    return decision_text.of_gpus(gpus)
+    return JobKey(cluster, namespace, job).id
 
 
 def _instant_text(at_ms: int, zone: ZoneInfo) -> str:

@@ -164,17 +164,6 @@ class Jobs:
 NO_JOBS = Jobs((), 0, 0, 0, Decimal(0), unpriced=False)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeHold:
-    """What a workload held on a node."""
-
-    team: str
-    cluster: str
-    namespace: str
-    job: str
-    accounts: Accounts
-
-
 def machines(ledger: MachineQuestions, facts: Iterable[NodeFacts], start_ms: int, end_ms: int) -> tuple[Machine, ...]:
     """Nodes by cluster and name. gpus: devices that were known in the span."""
     known = {(one.cluster, one.name): one for one in facts}
@@ -225,14 +214,13 @@ def _jobs(ordered: Sequence[Job], most: int) -> Jobs:
     )
 
 
-def held_by(lines: Iterable[UsageLine]) -> list[NodeHold]:
-    """Workloads that held GPUs, the largest first."""
-    found = [
-        NodeHold(line.key["team"], line.key["cluster"], line.key["namespace"], line.key["job"], line.accounts_gpu_us)
-        for line in lines
-        if line.accounts_gpu_us.allocated
-    ]
-    return sorted(found, key=lambda one: (-one.accounts.allocated, one.team, one.namespace, one.job))
+def held_by(lines: Iterable[UsageLine]) -> list[UsageLine]:
+    """The lines of workloads that held GPUs, the largest first."""
+
+    def rank(line: UsageLine) -> tuple[object, ...]:
+        return -line.accounts_gpu_us.allocated, line.key["team"], line.key["namespace"], line.key["job"]
+
+    return sorted((line for line in lines if line.accounts_gpu_us.allocated), key=rank)
 
 
 def waiting(pods: Iterable[KnownPod], at_ms: int) -> tuple[Waiting, ...]:
@@ -255,7 +243,7 @@ def current_use(ledger: Questions, book: PriceBook | None, start: int, end: int,
     """Averages over [start, end) in epoch ms: the newest settled span."""
     gpu_us = (end - start) * US_PER_MS
     finest = ledger.usage(start, end, (*_OF_HOLDING, *PRICED_BY), None, timezone)
-    sums = summed(finest)
+    sums = added(line.accounts_gpu_us for line in finest)
     phases = ledger.idle_phases(start, end, (), timezone)
     holders = [
         HeldWorkload(
@@ -374,11 +362,6 @@ def account_rows(accounts: Accounts) -> tuple[AccountRow, ...]:
 def utilisation(accounts: Accounts) -> float | None:
     """Busy share of the allocated time whose use is known."""
     return share(accounts.busy, accounts.busy + accounts.allocated_idle)
-
-
-def summed(lines: Sequence[UsageLine]) -> Accounts:
-    """The sum of the accounts of all lines."""
-    return added(line.accounts_gpu_us for line in lines)
 
 
 def added(several: Iterable[Accounts]) -> Accounts:
