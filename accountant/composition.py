@@ -389,14 +389,12 @@ class Service:
             "policy file": self._policy,
             "deliveries file": self._deliveries_file,
             "callers file": self._ways,
-            "certificate": self.tls,
         }
         every = self.settings.refresh_seconds
-        found = [
-            Routine(name, every, partial(self._look, name, file.look))
-            for name, file in files.items()
-            if file is not None
-        ]
+        looks = {name: file.look for name, file in files.items() if file is not None}
+        if self.tls is not None:
+            looks["certificate"] = self.tls.renew
+        found = [Routine(name, every, partial(self._look, name, look)) for name, look in looks.items()]
         return [*found, Routine("inventory", every, self._read_inventory), Routine("clock", every, self._guard.keep)]
 
     def _look(self, name: str, look: Callable[[], bool]) -> None:

@@ -11,7 +11,7 @@ a full disk), the version is tried again at every check. A version that is itsel
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -234,14 +234,21 @@ class ReloadedFile(Generic[T]):
     """The value that `load` made of a file's last good version. Raises FileFault if the first version is invalid.
 
     enforce: puts later versions in force; the owner puts the first one in force. If it raises, the previous version
-    stays in force, and the new one is tried again at the next check.
+    stays in force, and the new one is tried again at the next check. beside: further files that `load` reads.
     """
 
-    def __init__(self, path: Path, load: Callable[[Path], T], enforce: Callable[[T], None] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        load: Callable[[Path], T],
+        enforce: Callable[[T], None] | None = None,
+        beside: Sequence[Path] = (),
+    ) -> None:
         self._path = path
+        self._files = (path, *beside)
         self._load = load
         self._enforce = enforce
-        self._stamp: Stamp | None = stamp(path)
+        self._stamps = self._stamped()
         self._again = False
         """Whether the version that was checked last must be tried again."""
         self._raised = ""
@@ -255,17 +262,20 @@ class ReloadedFile(Generic[T]):
         self._again = True
         self.refused = True
 
+    def _stamped(self) -> tuple[Stamp | None, ...]:
+        return tuple(map(stamp, self._files))
+
     def renew(self) -> bool:
         """Read the file and put it in force, if it has changed or could not be put in force before; returns True if
         another version is now in force.
 
         Raises FileFault once for a version that is not put in force, and the exceptions of `enforce` each time.
         """
-        found = stamp(self._path)
-        if found == self._stamp and not self._again:
+        found = self._stamped()
+        if found == self._stamps and not self._again:
             return False
-        if found != self._stamp:
-            self._stamp, self._raised = found, ""
+        if found != self._stamps:
+            self._stamps, self._raised = found, ""
         self._again = True
         try:
             value = self._load(self._path)

@@ -29,13 +29,14 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from gputally.base.atomic_file import Stamp, stamp
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, described
 from gputally.base.errors import AccountantError, CannotStart
+from gputally.base.yaml_file import Unreadable
+from gputally.server.config_models import ReloadedFile
 from gputally.server.request_handling import ConnectionLimits, Connections
 
 
-class BadCertificate(AccountantError):
+class BadCertificate(Unreadable, AccountantError):
     """A certificate or key that cannot be used: the file and the reason."""
 
 
@@ -52,45 +53,16 @@ class Identity:
     clients_required: bool = False
 
 
-class Tls:
-    """The TLS context of all new connections, replaced when the files change. Raises BadCertificate."""
+class Tls(ReloadedFile[ssl.SSLContext]):
+    """The TLS context of all new connections, replaced when the files change. Raises BadCertificate.
+
+    A client whose authority the new files lack gets no new connection. Files that cannot be used are tried again at
+    each `renew`.
+    """
 
     def __init__(self, identity: Identity) -> None:
-        self._identity = identity
-        self._stamp = self._stat()
-        self._raised = ""
-        """Why the newest content of the files could not be used at the last attempt."""
-        self.context = _context(identity)
-
-    def look(self) -> bool:
-        """Use the files for new connections if they changed or could not be used the last time; returns True if they
-        are now in use. A client whose authority the new files lack gets no new connection.
-
-        Raises BadCertificate once for files that cannot be used; the files in use stay, and the new ones are tried
-        again at each call.
-        """
-        found = self._stat()
-        if found == self._stamp and not self._raised:
-            return False
-        try:
-            self.context = _context(self._identity)
-        except BadCertificate as error:
-            told = self._raised if found == self._stamp else ""
-            self._stamp, self._raised = found, str(error)
-            if self._raised == told:
-                return False
-            raise
-        self._stamp, self._raised = found, ""
-        return True
-
-    @property
-    def refused(self) -> bool:
-        """Whether the files' newest content is not in use."""
-        return bool(self._raised)
-
-    def _stat(self) -> tuple[Stamp | None, ...]:
-        files = (self._identity.certificate, self._identity.key, self._identity.client_ca)
-        return tuple(stamp(file) for file in files if file is not None)
+        beside = [identity.key, *([identity.client_ca] if identity.client_ca is not None else [])]
+        super().__init__(identity.certificate, lambda _: _context(identity), beside=beside)
 
 
 def _context(identity: Identity) -> ssl.SSLContext:
@@ -100,17 +72,17 @@ def _context(identity: Identity) -> ssl.SSLContext:
         context.load_cert_chain(identity.certificate, identity.key)
     except ssl.SSLError as error:
         raise BadCertificate(
-            f"{identity.certificate}, {identity.key}: not a certificate and its key: {error.reason}"
+            [f"{identity.certificate}, {identity.key}: not a certificate and its key: {error.reason}"]
         ) from error
     except OSError as error:
-        raise BadCertificate(f"{identity.certificate}, {identity.key}: {error.strerror}") from error
+        raise BadCertificate([f"{identity.certificate}, {identity.key}: {error.strerror}"]) from error
     if identity.client_ca is not None:
         try:
             context.load_verify_locations(identity.client_ca)
         except ssl.SSLError as error:
-            raise BadCertificate(f"{identity.client_ca}: not certificates of authorities: {error.reason}") from error
+            raise BadCertificate([f"{identity.client_ca}: not certificates of authorities: {error.reason}"]) from error
         except OSError as error:
-            raise BadCertificate(f"{identity.client_ca}: {error.strerror or error}") from error
+            raise BadCertificate([f"{identity.client_ca}: {error.strerror or error}"]) from error
         context.verify_mode = ssl.CERT_REQUIRED if identity.clients_required else ssl.CERT_OPTIONAL
     return context
 
@@ -311,7 +283,7 @@ class _Server(uvicorn.Server):
                 if self._renew:
                     self._look(self._tls)
                 tls = {
-                    "ssl": self._tls.context,
+                    "ssl": self._tls.current,
                     "ssl_handshake_timeout": self._limits.header_seconds,
                     "ssl_shutdown_timeout": _GOODBYE_SECONDS,
                 }
@@ -325,7 +297,7 @@ class _Server(uvicorn.Server):
 
     def _look(self, tls: Tls) -> None:
         try:
-            if tls.look():
+            if tls.renew():
                 self._log.info("taken_into_force", what="certificate")
         except BadCertificate as error:
             self._log.error("certificate_refused", fault=str(error))
@@ -381,7 +353,7 @@ def serve(
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_DRAIN_SECONDS,
-            ssl_context_factory=None if tls is None else _always(tls.context),
+            ssl_context_factory=None if tls is None else _always(tls.current),
         ),
         bound,
         limits or ConnectionLimits(),

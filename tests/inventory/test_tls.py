@@ -100,17 +100,17 @@ def test_https_bearer_tokens_and_client_certificates_on_one_port(
 def test_a_renewed_certificate_is_used_and_half_a_pair_is_not(ca: trustme.CA, tmp_path: Path) -> None:
     certificate, key = issue(ca, tmp_path / "server")
     tls = Tls(Identity(certificate, key))
-    assert not tls.look()
+    assert not tls.renew()
     fresh = ca.issue_cert("127.0.0.1")
     certificate.write_bytes(fresh.cert_chain_pems[0].bytes())
     with pytest.raises(BadCertificate, match="not a certificate and its key"):
-        tls.look()
-    assert not tls.look()
+        tls.renew()
+    assert not tls.renew()
     assert tls.refused
     key.write_bytes(fresh.private_key_pem.bytes())
-    assert tls.look()
+    assert tls.renew()
     assert not tls.refused
-    assert not tls.look()
+    assert not tls.renew()
 
 
 def test_a_renewed_authority_of_clients_is_in_force_for_new_connections(
