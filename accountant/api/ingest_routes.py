@@ -11,7 +11,7 @@ time.
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
@@ -28,7 +28,7 @@ from accountant.api.query_parameters import Params
 from accountant.core.errors import BadBatch
 from accountant.history_import.import_run import ImportedChunk, Source, is_import, of_acts, source_of
 from accountant.ledger.journal import NewAct
-from accountant.ledger.protocols import Facts
+from accountant.ledger.protocols import Facts, Receipt
 from accountant.runtime.ingest import decode
 from accountant.storage.write.batch_admission import fact_fault
 from accountant.wire.usage_models import ChunkNote, DoneSpan, ImportMark, ImportState, MeteredSpan
@@ -36,15 +36,17 @@ from gputally.base.units import MS_PER_SECOND, US_PER_HOUR
 from gputally.server.tokens_and_grants import Principal
 
 usage_router = APIRouter(tags=["usage"])
+_TAKES_BATCH: Final[dict[str, Any]] = {
+    "openapi_extra": {"requestBody": AGENT_BATCH},
+    "responses": AGENT_ACK
+    | refuses(
+        "malformed-batch", "wrong-origin", "sequence-gap", "too-large", "unknown-schema", "invalid-batch",
+        "ledger-unavailable",
+    ),
+}  # fmt: skip
 
 
-@usage_router.post(
-    "/v1/usage",
-    summary="Report closed usage intervals and pod facts",
-    openapi_extra={"requestBody": AGENT_BATCH},
-    responses=AGENT_ACK | refuses("malformed-batch", "wrong-origin", "sequence-gap", "too-large",
-                                         "unknown-schema", "invalid-batch", "ledger-unavailable"),
-)  # fmt: skip
+@usage_router.post("/v1/usage", summary="Report closed usage intervals and pod facts", **_TAKES_BATCH)
 async def report_usage(request: Request, deps: Given, principal: Ingesting) -> Response:
     """Accepts one batch of one node's outbox, gzip or plain. The answer says up to which number the node's records are
     committed.
@@ -63,8 +65,16 @@ async def report_usage(request: Request, deps: Given, principal: Ingesting) -> R
                     future = await asyncio.to_thread(deps.ingest.submit, raw)
             receipt = await asyncio.wrap_future(future)
     except BadBatch as error:
-        raise Refusal(error.type if error.type in PROBLEMS else "invalid-batch", error.detail) from error
-    deps.metrics.booked(receipt, (deps.clock.monotonic_ms() - started) / MS_PER_SECOND)
+        raise _bad_batch(error) from error
+    return _acknowledged(deps, receipt, started)
+
+
+def _bad_batch(error: BadBatch) -> Refusal:
+    return Refusal(error.type if error.type in PROBLEMS else "invalid-batch", error.detail)
+
+
+def _acknowledged(deps: Deps, receipt: Receipt, started_ms: int) -> Response:
+    deps.metrics.booked(receipt, (deps.clock.monotonic_ms() - started_ms) / MS_PER_SECOND)
     return Response(msgspec.json.encode(receipt.ack), media_type="application/json")
 
 
@@ -149,13 +159,7 @@ def state(asked: Annotated[ImportParams, Query()], deps: Given, principal: Impor
     )
 
 
-@import_router.post(
-    "/v1/imports/usage",
-    summary="Report imported intervals",
-    openapi_extra={"requestBody": AGENT_BATCH},
-    responses=AGENT_ACK | refuses("malformed-batch", "wrong-origin", "sequence-gap", "too-large",
-                                         "unknown-schema", "invalid-batch", "ledger-unavailable"),
-)  # fmt: skip
+@import_router.post("/v1/imports/usage", summary="Report imported intervals", **_TAKES_BATCH)
 async def report_import(request: Request, deps: Given, principal: Importing) -> Response:
     """Accepts a batch of an import, with the import's epoch; all of its rows are imported ones. Otherwise like POST
     /v1/usage."""
@@ -170,9 +174,8 @@ async def report_import(request: Request, deps: Given, principal: Importing) -> 
             raise Refusal("invalid-batch", "an import sends under an epoch of its own, and rows of method `imported`")
         receipt = await asyncio.wrap_future(deps.ingest.submit_batch(batch))
     except BadBatch as error:
-        raise Refusal(error.type if error.type in PROBLEMS else "invalid-batch", error.detail) from error
-    deps.metrics.booked(receipt, (deps.clock.monotonic_ms() - started) / MS_PER_SECOND)
-    return Response(msgspec.json.encode(receipt.ack), media_type="application/json")
+        raise _bad_batch(error) from error
+    return _acknowledged(deps, receipt, started)
 
 
 @import_router.post(

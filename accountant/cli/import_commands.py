@@ -38,7 +38,7 @@ import_app = typer.Typer(help="History from before any agent: Prometheus, or Slu
 app.add_typer(import_app, name="import")
 _SETTLED_MS = 10 * MS_PER_MINUTE
 """After this time no more samples or records are expected for an instant."""
-_SHOWN_IMPORT = 20
+_SHOWN = 20
 
 
 class CannotImport(AccountantError):
@@ -195,10 +195,10 @@ def _summary_text(to: Destination, summary: Summary) -> Iterator[RenderableType]
 def _complain(
     console: Console, file: Path, faults: list[slurm_history.Fault] | tuple[slurm_history.Fault, ...]
 ) -> None:
-    for fault in faults[:_SHOWN_IMPORT]:
+    for fault in faults[:_SHOWN]:
         console.print(f"{file}: {fault.place}: {fault.reason}", soft_wrap=True)
-    if len(faults) > _SHOWN_IMPORT:
-        console.print(f"{file}: and {len(faults) - _SHOWN_IMPORT} more faults", soft_wrap=True)
+    if len(faults) > _SHOWN:
+        console.print(f"{file}: and {len(faults) - _SHOWN} more faults", soft_wrap=True)
 
 
 def _bytes(file: Path) -> bytes:
@@ -258,11 +258,6 @@ slurm_app = typer.Typer(help="Jobs of Slurm: who ran them, for which account.", 
 app.add_typer(slurm_app, name="slurm")
 PART = 5_000
 """Number of jobs sent at a time."""
-_SHOWN_SLURM = 20
-
-
-class Unreadable(AccountantError):
-    """A file from which nothing could be read."""
 
 
 @slurm_app.command("import")
@@ -274,18 +269,10 @@ def import_jobs(
     at: ZonedLedger,
 ) -> None:
     """Send the names of the jobs that agents report by number. Repeating it changes nothing."""
-    try:
-        raw = file.read_bytes()
-    except OSError as error:
-        raise Unreadable(f"{file}: {error.strerror}") from error
-    reading = slurm_history.read(raw, at.zone)
-    complain = Terminal(stderr=True)
-    for fault in reading.faults[:_SHOWN_SLURM]:
-        complain.print(f"{file}: {fault.place}: {fault.reason}", soft_wrap=True)
-    if len(reading.faults) > _SHOWN_SLURM:
-        complain.print(f"{file}: and {len(reading.faults) - _SHOWN_SLURM} more faults", soft_wrap=True)
+    reading = slurm_history.read(_bytes(file), at.zone)
+    _complain(Terminal(stderr=True), file, reading.faults)
     if reading.faults and not reading.jobs:
-        raise Unreadable(f"{file}: no job could be read")
+        raise CannotImport(f"{file}: no job could be read")
     now = SystemClock().wall_ms()
     facts = [slurm_history.facts(job, now) for job in reading.jobs]
     with at.asking() as remote:
