@@ -22,9 +22,8 @@ import pandas as pd
 from gputally.base.accountant_api import AccountantConnection, Query, Unanswered
 
 Instant = str | int | date | datetime | pd.Timestamp
-"""RFC 3339 text, UTC milliseconds (numpy's integers too), an aware datetime, or a date, which stands for its local
-midnight.
-"""
+"""RFC 3339 text, UTC milliseconds (numpy's integers too), an aware datetime, or a date, which means its local
+midnight."""
 
 _ACCOUNTS = {
     name: f"{name}_gpu_us"
@@ -78,9 +77,9 @@ class Client:
         """GPU-microseconds per group and account; the six accounts of all rows add up to the capacity.
 
         start defaults to the beginning of the month, end to now. One column per dimension of `by`, then
-        `<account>_gpu_us`, then the memos (`memory_mib_s` missing where it is unknown); with breakdown also
-        `starting_us`, `gang_waiting_us`, `running_idle_us`
-        (adding up to allocated_idle) and `reserved_unused_us`. `attrs["coverage"]`: metered share, 0..1."""
+        `<account>_gpu_us`, then the other figures (`memory_mib_s` is missing if unknown); with breakdown also
+        `starting_us`, `gang_waiting_us`, `running_idle_us` (adding up to allocated_idle) and `reserved_unused_us`.
+        `attrs["coverage"]`: metered share, 0..1."""
         query = _grouped(start, end, by, where, timezone) | ({"breakdown": "true"} if breakdown else {})
         memos = (*_MEMOS, *(_BREAKDOWN if breakdown else ()))
         types = dict.fromkeys([*_ACCOUNTS.values(), *memos], "int64") | {"memory_mib_s": "Int64"}  # may be unknown
@@ -144,9 +143,9 @@ class Client:
         state: Literal["waiting", "running", "ended"] | None = None,
         timezone: str | None = None,
     ) -> pd.DataFrame:
-        """Jobs with what they did in the span, one a row: names (several joined by `;`), `state`, `pods`, `epochs`,
+        """Jobs with their usage in the span, one per row: names (several joined by `;`), `state`, `pods`, `epochs`,
         held GPU time by account in microseconds, `waited_ms`, and `gpus`, `cost`, `burn_per_hour` as Decimal (costs are
-        None where some of the time has no price). attrs: currency, total_cost, price_book_version."""
+        None if some of the time has no price). attrs: currency, total_cost, price_book_version."""
         query: Query = {
             "start": _instant(start), "end": _instant(end), "team": list(team), "state": state, "timezone": timezone,
         }  # fmt: skip
@@ -220,7 +219,7 @@ class Client:
 
 @contextlib.contextmanager
 def _understood(path: str) -> Iterator[None]:
-    """Raises Unanswered where the answer read within is not of the shape that this release knows."""
+    """Raise Unanswered if the answer that is read inside the context does not have the form that this release knows."""
     try:
         yield
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -228,7 +227,7 @@ def _understood(path: str) -> Iterator[None]:
 
 
 def _exact(found: Mapping[str, Any], amounts: Iterable[str]) -> dict[str, Any]:
-    """The fields of an object, these of them as decimals; an amount that is null stays None."""
+    """Return the fields of an object, with the named ones as decimals; a null amount stays None."""
     return {**found} | {name: None if found[name] is None else Decimal(found[name]) for name in amounts}
 
 

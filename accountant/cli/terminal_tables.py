@@ -281,7 +281,7 @@ def _instant(at_ms: int) -> str:
 
 
 def corrections(found: Sequence[BookedCorrection]) -> Table:
-    """In their order, with the sum of the amounts."""
+    """The adjustments in their order, with the sum of the amounts."""
     return table(
         "Corrections",
         ["about", "booked in", "team", "GPU", "account", "why", *figures("GPU-hours", "amount")],
@@ -295,7 +295,7 @@ def corrections(found: Sequence[BookedCorrection]) -> Table:
 
 
 def proposals(found: Sequence[WaitingProposal], *, refused: bool = False) -> Table:
-    """What would change, by month and team."""
+    """The differences that another price book makes, by month and team."""
     rows = []
     for one in found:
         for effect in one.effects:
@@ -306,7 +306,7 @@ def proposals(found: Sequence[WaitingProposal], *, refused: bool = False) -> Tab
 
 
 def adjustments(found: Sequence[BookedAdjustment]) -> Table:
-    """In their order, with the approvers."""
+    """The adjustments in their order, with the approvers."""
     return table(
         "Credits and charges",
         ["about", "booked in", "team", "reason", "by", "approved by", *figures("amount", style="bold")],
@@ -374,7 +374,7 @@ def reconciliation(found: Reconciliation) -> Table:
 
 
 def price_versions(found: Sequence[PriceVersion], zone: tzinfo) -> Table:
-    """Oldest first."""
+    """The price books, oldest first."""
     return table(
         "Price books",
         ["since", "version", "currency", *figures("rows"), "by", "reason"],

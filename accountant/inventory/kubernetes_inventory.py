@@ -234,7 +234,7 @@ class ClusterInventory:
                 self._linked.get(link, set()).discard(uid)
                 if not self._linked.get(link):
                     self._linked.pop(link, None)
-            # Deleted: unless its end was reported, it ended by now.
+            # Deleted pods: their end is the reported one, or now.
             now = self._clock.wall_ms()
             ended = last.facts.ended_ms if last.facts.ended_ms is not None else now
             self._dirty[uid] = replace(last, facts=structs.replace(last.facts, ended_ms=ended, observed_ms=now))

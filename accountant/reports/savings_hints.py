@@ -173,7 +173,7 @@ def candidates(found: Iterable[Charge], book: PriceBook | None, team: str | None
 def savings(
     book: PriceBook, places: Sequence[Place], prices: Sequence[Price | None], at_ms: int
 ) -> dict[tuple[int, int], Decimal]:
-    """The saving per hour, by price and place, where there is one."""
+    """The saving per hour, by price and place, if there is one."""
     found: dict[tuple[int, int], Decimal] = {}
     for number, place in enumerate(places):
         cheaper = None if place.capacity_type == SPOT else _spot_price(book, place, at_ms)

@@ -230,7 +230,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Prices per GPU-hour by words of the model's name; `everything` where one price holds for all.
+    """Prices per GPU-hour by words of the model's name; `everything`: the price of all models, if there is only one.
 
     One price for everything, or a file:
 
@@ -239,8 +239,7 @@ class Prices:
           H100: 2.49
           H100 NVL: 2.29        # the entry with the most words of a GPU's name wins
 
-    A GPU that no entry names has no price: None, never 0. Nothing is guessed.
-    """
+    A GPU that no entry names has no price: None, never 0. Nothing is guessed."""
 
     currency: str = ""
     by_words: tuple[tuple[frozenset[str], Decimal], ...] = ()

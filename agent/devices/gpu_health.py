@@ -66,7 +66,7 @@ class Events:
             supported = self._driver.call("nvmlDeviceGetSupportedEventTypes", handle)
             if supported & wanted:
                 self._driver.call("nvmlDeviceRegisterEvents", handle, supported & wanted, self._set)
-        except Fault as fault:  # what concerns more than events is told by the next reading
+        except Fault as fault:  # a fault that concerns more than events shows in the next reading
             if not (isinstance(fault, Refused) and fault.unsupported):
                 log.warning("a GPU's events are not reported", extra={"uuid": uuid, "reason": str(fault)})
                 self._unheard[uuid] = str(fault)

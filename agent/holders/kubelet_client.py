@@ -114,7 +114,7 @@ class UnaryChannel:
         except OSError as error:
             raise _ConnectionEnded(error.strerror or type(error).__name__) from error
         except h2.exceptions.H2Error as error:
-            # Also what a server says on its way out: after its GOAWAY the library takes no further frame.
+            # Also raised for a server that shuts down: after its GOAWAY the library accepts no further frame.
             raise _ConnectionEnded(f"not HTTP/2 as agreed: {type(error).__name__}") from error
         finally:
             if not done:

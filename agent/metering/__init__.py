@@ -1,1 +1,1 @@
-"""Turns readings into intervals of usage. Pure: no I/O, no logging."""
+"""Turns readings into intervals of usage, without I/O or logging."""

@@ -161,7 +161,7 @@ def _share_out(
 
 
 def _declared(claims: Sequence[Allocation]) -> tuple[int, int] | None:
-    """The part one holder declares, as a fraction; None where it declares none.
+    """The part one holder declares, as a fraction; None if it declares none.
 
     A container that was given two replicas may be listed once with both or twice with one."""
     numerator, denominator = 0, 1

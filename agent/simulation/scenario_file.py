@@ -113,7 +113,7 @@ class _Scenario(_Struct, frozen=True, kw_only=True):
 def load_scenario(path: Path, node: str, now_ms: int) -> SimulatedSource:
     """The source a scenario file describes, for the node of that name. Raises FileFault.
 
-    now_ms: UTC milliseconds, the origin of `after_ms` where the file gives none."""
+    now_ms: UTC milliseconds, the origin of `after_ms` if the file gives none."""
     document = read(path)
     scenario = convert(document, _Scenario)
     origin_ms = now_ms if scenario.start_ms is None else scenario.start_ms

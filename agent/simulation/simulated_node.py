@@ -170,15 +170,15 @@ class SimulatedGpu:
         self.left: list[Placement] = []
         """Holders that left since the last snapshot; their final counters are shown once more."""
         self.past_us: Counter[str] = Counter()
-        """Busy time of those who left, per MIG instance ("" = the GPU)."""
+        """Busy time of holders that left, per MIG instance ("" = the GPU)."""
         self.origins_us: dict[str, int] = {}
-        """Values of the counters at the last reset, likewise."""
+        """Values of the counters at the last reset, per MIG instance."""
         self.gone_us = 0
         """`past_us` less `origins_us`, over the whole GPU."""
         self.memory_mib = 0
-        """In use now."""
+        """Memory in use now."""
         self.power_mw = self.idle_mw
-        """Drawn now, in proportion to the load."""
+        """Power drawn now, in proportion to the load."""
 
     def busy_us(self, at_ms: int) -> int:
         """Since the beginning, at any instant."""
@@ -255,12 +255,11 @@ class NodeOffline(AgentError):
 
 
 class SimulatedNode:
-    """The GPUs of one node, who holds them, and what is wrong with them.
+    """The GPUs of one node, their holders and their faults.
 
     per_holder: whether per-holder busy and memory readings exist; without them only the device (or the
     MIG instance) can be read. utilisation_ppm is how much of the device (for MIG: of the instance) a
-    holder uses, in millionths; co-holders that together want more than all of it get it in proportion.
-    """
+    holder uses, in millionths; co-holders that together want more than all of it get it in proportion."""
 
     def __init__(self, name: str, gpus: Iterable[Gpu], *, start_ms: int, per_holder: bool = True) -> None:
         self.name = name
@@ -326,7 +325,7 @@ class SimulatedNode:
             self._ended[holder_uid] = 0
 
     def set_utilisation(self, at_ms: int, holder_uid: str, utilisation_ppm: int) -> None:
-        """A holder becomes more or less busy, on every device it holds."""
+        """Change how busy a holder is, on every device it holds."""
         _check(utilisation_ppm)
         self._move(at_ms)
         for device in self._devices.values():
@@ -337,7 +336,7 @@ class SimulatedNode:
                 device.settle(at_ms)
 
     def set_stray(self, at_ms: int, gpu_uuid: str, utilisation_ppm: int) -> None:
-        """A process of a pod without an allocation uses it (0: it ends)."""
+        """Let a process of a pod without an allocation use a GPU (0: the process ends)."""
         device = self._device(gpu_uuid)
         self._instance(device, "")
         _check(utilisation_ppm)
@@ -353,14 +352,14 @@ class SimulatedNode:
         device.settle(at_ms)
 
     def lose(self, at_ms: int, gpu_uuid: str) -> None:
-        """The GPU falls off the bus: still listed and held, nothing runs, nothing can be read."""
+        """Let the GPU fall off the bus: it is still listed and held, nothing runs, and nothing can be read."""
         device = self._device(gpu_uuid)
         self._move(at_ms)
         device.lost.set(at_ms, 1)
         device.settle(at_ms)
 
     def recover(self, at_ms: int, gpu_uuid: str) -> None:
-        """The GPU comes back with a fresh driver: counters start again from zero."""
+        """Let the GPU come back with a fresh driver: counters start again from zero."""
         device = self._device(gpu_uuid)
         self._move(at_ms)
         device.lost.set(at_ms, 0)
@@ -368,13 +367,13 @@ class SimulatedNode:
         device.reset(at_ms)
 
     def reset_counters(self, at_ms: int, gpu_uuid: str) -> None:
-        """The driver is reloaded under the agent."""
+        """Reload the driver while the agent runs."""
         device = self._device(gpu_uuid)
         self._move(at_ms)
         device.reset(at_ms)
 
     def repartition(self, at_ms: int, gpu_uuid: str, mig: Sequence[str]) -> None:
-        """Cut the GPU into other MIG instances (none: MIG off). Raises ValueError while it is held."""
+        """Divide the GPU into other MIG instances (none: MIG off). Raises ValueError while it is held."""
         device = self._device(gpu_uuid)
         if device.present:
             raise ValueError(f"{gpu_uuid} is in use and cannot be repartitioned")
@@ -384,7 +383,7 @@ class SimulatedNode:
         device.gpu = gpu
 
     def set_offline(self, at_ms: int, offline: bool) -> None:
-        """The node goes down or comes back; what is placed on it stays placed."""
+        """Switch the node off or on; its pods stay placed."""
         self._move(at_ms)
         self._offline = offline
 
@@ -470,8 +469,8 @@ class SimulatedNode:
     # --- what is true of it: any span that lies before the last change or snapshot ----------------
 
     def allocated(self, holder_uid: str, start_ms: int, end_ms: int) -> Fraction:
-        """GPU-microseconds a holder was given, exactly. Rows are whole microseconds, so a set's figure may
-        differ by less than one where the share does not divide the span (sevenths, thirds)."""
+        """Return the exact GPU-microseconds that a holder was given. Rows are whole microseconds, so the figure of a
+        set may differ by less than one if the share does not divide the span (sevenths, thirds)."""
         shares = (p.allocated_ms(start_ms, end_ms) for p in self._placements(holder_uid))
         return sum(shares, Fraction(0)) * US_PER_MS
 

@@ -85,8 +85,8 @@ def created_ms(uuid: str) -> int:
 def lock(path: Path) -> int:
     """Lock `path` for this process until the returned descriptor is closed; creates the folder.
 
-    Raises OutboxLocked when another process (or this one) has it, OutboxUnavailable when the folder
-    cannot be made or written (SpoolNotWritable: for now)."""
+    Raises OutboxLocked when another process (or this one) has it, OutboxUnavailable when the folder cannot be made or
+    written (SpoolNotWritable if that may pass)."""
     name = path.with_name(path.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
@@ -154,7 +154,7 @@ def connect(path: Path, now_ms: int, *, fsync: bool) -> sqlite3.Connection:
             )
             return _connect(path, fsync)
     except sqlite3.Error as error:
-        # The low byte is the kind of error, the others say more of it.
+        # The low byte is the kind of error; the other bytes are details.
         passing = getattr(error, "sqlite_errorcode", 0) & 0xFF in _NO_SQLITE_WRITES
         kind = SpoolNotWritable if passing else OutboxUnavailable
         raise kind(f"outbox {path} cannot be opened: {error}") from error
@@ -753,7 +753,7 @@ class Outbox:
         try:
             found = os.statvfs(self.path.parent)
         except OSError:
-            return 2**62  # the folder is gone, say: writing mends that, or says what is wrong
+            return 2**62  # for example without the folder: writing creates it or reports the fault
         return found.f_bavail * found.f_frsize
 
     def _make_room(self, now: int, size: int) -> bool:
@@ -796,12 +796,13 @@ class Outbox:
 
     def _renumber(self) -> None:
         shift = self._oldest_seq() - 1
-        # Through negative numbers, so that no record meets the key of another on its way down.
+        # Through negative numbers, so that a record never gets a key that another record still has.
         self._spool.db.execute("UPDATE record SET seq = ? - seq, unit = ? - unit", (shift, shift))
         self._spool.db.execute("UPDATE record SET seq = -seq, unit = -unit")
         self._spool.db.execute("UPDATE loss SET seq = ? - seq", (shift,))
         self._spool.db.execute("UPDATE loss SET seq = -seq")
-        # Later than the old epoch whatever the clock says: of two tellings the earlier epoch's counts.
+        # Later than the old epoch, even if the clock is wrong: if records are sent under both, those of the earlier
+        # one count.
         at_ms = max(self._clock.wall_ms(), created_ms(self.epoch) + 1)
         self._spool.mark(
             epoch=self._spool.new_epoch(at_ms),

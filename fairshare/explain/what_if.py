@@ -123,7 +123,7 @@ def daily(record: Record, from_s: int) -> list[tuple[float, list[float]]]:
 
 
 def daily_of(gpu_us: Sequence[Sequence[int]]) -> list[tuple[float, list[float]]]:
-    """Return the same from the books: gpu_us[hour][queue], from the first shown hour on."""
+    """Return the same from the ledger: gpu_us[hour][queue], from the first shown hour on."""
     days = []
     for at in range(24, len(gpu_us) + 1, 24):
         hours = gpu_us[at - 24 : at]
@@ -142,9 +142,8 @@ class WhatIfError(FairshareError):
 
 @dataclass(frozen=True, slots=True)
 class ReplayHistory:
-    """The data of a replay. from_s: where the shown span begins. had: GPU-hours by queue in it, and days: mean GPUs day
-    by day, from the books; None for a trace.
-    """
+    """The data of a replay. from_s: start of the shown span. had: GPU-hours by queue in it, and days: mean GPUs day by
+    day, from the ledger; None for a trace."""
 
     workload: Workload
     gpus: int
@@ -156,9 +155,8 @@ class ReplayHistory:
 
 
 def of_books(client: AccountantApi, policy: Policy, span_s: int, given: int | None, now_ms: int) -> ReplayHistory:
-    """Load the last `span_s` seconds of whole hours, and the time replayed before them. given: GPUs, instead of those
-    in the books. Raises WhatIfError, AccountantUnavailable.
-    """
+    """Load the last `span_s` seconds of whole hours, and the time replayed before them. given: number of GPUs to use
+    instead of the ledger's. Raises WhatIfError, AccountantUnavailable."""
     end_ms = now_ms // MS_PER_HOUR * MS_PER_HOUR
     hours = max(1, span_s // HOUR_S)
     warm = min(WARM_UP_S, policy.window.size) // HOUR_S
@@ -275,8 +273,8 @@ def rows(names: Sequence[str], past: ReplayHistory, before: Record, after: Recor
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The past under two policies. series: by queue and "had" (from the books), "now" and "then": (day, mean GPUs
-    held), empty where nothing is known. told: what was assumed."""
+    """The past under two policies. series: by queue and "had" (from the ledger), "now" and "then": (day, mean GPUs
+    held), empty if nothing is known. told: the assumptions."""
 
     gpus: int
     jobs: int

@@ -596,8 +596,8 @@ def pools(shards: Sequence[Shard], nodes: Sequence[Object], gpus: float) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class WeightInputs:
-    """Everything that weights are calculated from; see `calculate_weights`. pools: what is divided by itself each;
-    empty: `gpus` are divided as one."""
+    """All inputs of `calculate_weights`. pools: the parts of the cluster that are divided separately; empty: `gpus` are
+    divided as one."""
 
     policy: Policy
     window: UsageWindow

@@ -245,7 +245,7 @@ class IdleWatch:
             self._warned = {}
 
     def state(self) -> str:
-        """Return the state to keep; empty where no pod is warned."""
+        """Return the state to keep; empty if no pod is warned."""
         rows: list[Any] = [
             (target, uid, *noted)
             for target, here in sorted(self._warned.items())

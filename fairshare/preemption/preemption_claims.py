@@ -399,7 +399,7 @@ class PlacementTrial:
         fewer = self._without(without) if without is not None else {}
         unplaced = fsum(amount for number, amount in self._unplaced.items() if number != without)
         if unplaced and _free((self._free | fewer).values()) + unplaced >= self._total - SLACK:
-            return True  # where it runs is not known: its scheduler counts in quota, not in nodes
+            return True  # its nodes are unknown: its scheduler counts only quota
         if not self._sizes:
             return _free((self._free | fewer).values()) >= self._total - SLACK
         if self._size is None:

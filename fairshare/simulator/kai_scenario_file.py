@@ -1,13 +1,13 @@
 """Reads and runs the scenarios of KAI's own time-based simulator.
 
-Its YAML: `Cycles, WindowSize, HalfLifePeriod` (seconds), `KValue`, `Nodes: [{GPUs, Count}]`,
-`Queues: [{Name, Parent, Priority, DeservedGPUs, Weight}]`, `Jobs: {queue: {GPUs (per pod), NumPods,
-NumJobs}}`; its CSV: `Time,QueueID,Allocation,FairShare`. So the same scenario runs in both.
+The YAML has `Cycles, WindowSize, HalfLifePeriod` (seconds), `KValue`, `Nodes: [{GPUs, Count}]`, `Queues: [{Name,
+Parent, Priority, DeservedGPUs, Weight}]`, `Jobs: {queue: {GPUs (per pod), NumPods, NumJobs}}`; the CSV has
+`Time,QueueID,Allocation,FairShare`. So the same scenario runs in both simulators.
 
-A cycle is one second here. Jobs never end and every pod is scheduled on its own, as there. Under the law
-`kai` the scheduler has the history itself (its k, its division in whole GPUs); under any other it has
-k = 0 and the weights the controller publishes. One pool: nodes decide nothing but the number of GPUs and
-the largest pod. Pure.
+A cycle takes one second. As in KAI's simulator, jobs never end and every pod is scheduled separately. Under the law
+`kai` the scheduler keeps the history itself (with its k, and its division in whole GPUs); under any other law it has k
+= 0 and the weights that the controller publishes. All nodes form one pool: they determine only the number of GPUs and
+the largest pod.
 """
 
 from __future__ import annotations

@@ -500,7 +500,7 @@ class _Row:
     over: tuple[float, ...] = ()
 
     def look(self, held: Sequence[int], tree: QueueTree, shares: Sequence[float]) -> bool:
-        """Return whether it is still above its share where the queues are compared, and has a gang to give."""
+        """Return whether the queue is still above its share at the compared level, and has a gang to give."""
         if not tree.above_share(self.levels[0], held, shares):
             return False
         while self.newest is None or any(held[q] - self.newest.gpus < tree.deserved[q] for q in self.levels):

@@ -1,18 +1,18 @@
 """Defines the policies that are compared: feedback laws in the loop, and baseline schedulers.
 
-Feedback laws (`static`, `kai-K[-HALFLIFE]`, `fairtree`, `multifactor`, `deficit`) publish weights through
-the controller's own code. The others are sketches of a way of scheduling, not of a product: `fifo` one
-line for all, `easy` the same with EASY backfilling; `partition` gives each queue its fixed part; `order-multifactor`,
-`order-fairtree` (with EASY backfilling, as on Slurm) and `order-kueue` serve queues by past usage and never preempt;
-`karma`, `sdrf` and the all-knowing `oracle` are those of `baselines`. Pure.
+Feedback laws (`static`, `kai-K[-HALFLIFE]`, `fairtree`, `multifactor`, `deficit`) publish weights through the
+controller's own code. The others model a kind of scheduling, not a product. `fifo` has one line for all jobs, `easy`
+the same with EASY backfilling. `partition` gives each queue a fixed part. `order-multifactor`, `order-fairtree` (with
+EASY backfilling, as on Slurm) and `order-kueue` serve queues by past usage and never preempt. `karma` and `sdrf` follow
+published mechanisms, and `oracle` knows the future.
 
-Karma and Stateful DRF say how many GPUs each queue is due, and the replay's scheduler enforces that as it
-enforces any fair share; the oracle publishes weights. All three keep deserved quotas. They are sketches of the
-published mechanisms on one resource with fluid shares, not those systems.
+Karma and Stateful DRF compute how many GPUs each queue is due, and the replay's scheduler enforces this like any fair
+share; the oracle publishes weights. All three keep deserved quotas. They model the published mechanisms on one resource
+with fluid shares, and are not those systems.
 
-What the accountant would answer (usage over the policy's window) is kept here as running sums, so a
-control period costs microseconds; `tests/demo/test_same_weights.py` holds it against
-`fairshare.laws.weight_calculation.calculate_weights` on the accountant's own words. Pure.
+The accountant's answers (usage over the policy's window) are kept as running sums, so a control period costs
+microseconds; `tests/demo/test_same_weights.py` compares them with `fairshare.laws.weight_calculation.calculate_weights`
+on real answers of the accountant.
 """
 
 from __future__ import annotations

@@ -589,7 +589,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class PolicyText:
-    """The file as it stands. name: as people know it."""
+    """The text of a policy file. name: the file's name, as people know it."""
 
     text: str
     name: str

@@ -296,7 +296,8 @@ def decision(visit: RequestContext) -> Response:
 def _recent_decisions(
     visit: RequestContext, start_ms: int, most: int, queue: str, kind: str
 ) -> tuple[list[Decision], str]:
-    """Decisions, newest first; and why they are this process's own alone, "" where the accountant answers."""
+    """Return decisions, newest first, and the reason if they are only this process's own because the accountant does
+    not answer ("" if it answers)."""
     end_ms = visit.context.clock.wall_ms() + 1
     try:
         return visit.context.history.decisions(start_ms, end_ms, most, queue, kind), ""

@@ -86,10 +86,10 @@ class NodeHour:
 
 @dataclass(frozen=True, slots=True)
 class PoolAdvice:
-    """weekly: nodes by hour of the week from Monday 00:00, None where the window has no such hour. node_hours: that
-    were up; idle_node_hours: in which nothing was held; surplus_node_hours: up beyond the week's need. saving: of the
-    surplus at `unit_price` an hour and GPU, None without a price. full_hours: see the module. shapes: GPUs per node,
-    where nodes differ; the largest counts."""
+    """The advice for one pool. weekly: nodes by hour of the week from Monday 00:00, None if the window has no such
+    hour. node_hours: of nodes that were up; idle_node_hours: without held GPUs; surplus_node_hours: beyond the week's
+    need. saving: of the surplus at `unit_price` an hour and GPU, None without a price. full_hours: see the module.
+    shapes: GPUs per node, if nodes differ; the largest counts."""
 
     pool: Pool
     gpus_per_node: int
@@ -274,9 +274,10 @@ class RestartAssumptions:
 
 @dataclass(frozen=True, slots=True)
 class SpotAdvice:
-    """gpu_hours held on other capacity; cost: of it; spot_cost: of as many hours at the book's spot price. nodes: the
-    most the job had at once. interval_s: between checkpoints; stretch: by what the run becomes longer, None where it
-    would never end. saving: what is left of the difference, None where stretch is; may be negative."""
+    """The advice for one job. gpu_hours: held on capacity other than spot; cost: of these hours; spot_cost: of as many
+    hours at the book's spot price. nodes: the most the job had at once. interval_s: between checkpoints; stretch:
+    factor by which the run becomes longer, None if it would never end. saving: what remains of the difference, None if
+    stretch is None; may be negative."""
 
     team: str
     cluster: str
@@ -292,12 +293,12 @@ class SpotAdvice:
 
 
 def young_interval(checkpoint_s: float, between_s: float) -> float:
-    """First order: √(2δM), seconds."""
+    """Return the best interval between checkpoints to first order, √(2δM), in seconds."""
     return sqrt(2 * checkpoint_s * between_s)
 
 
 def daly(checkpoint_s: float, between_s: float) -> float:
-    """Higher order, seconds. Raises ValueError for what is not above 0."""
+    """Return the best interval to higher order, in seconds. Raises ValueError for values that are not above 0."""
     if checkpoint_s <= 0 or between_s <= 0:
         raise ValueError("a checkpoint takes time, and interruptions are apart: both are above 0")
     if checkpoint_s >= 2 * between_s:
@@ -375,9 +376,9 @@ class ModelUse:
 
 @dataclass(frozen=True, slots=True)
 class SharingAdvice:
-    """way: how. profile: of MIG (`1g.10gb`, or `1g` where the model's memory is not known). replicas: of time-slicing.
-    peak: busy part of the GPU in the busiest hour. saving: at most, None without a price. reason: why not, or what to
-    look at."""
+    """The advice for one job. way: the kind of sharing. profile: of MIG (`1g.10gb`, or `1g` if the model's memory is
+    unknown). replicas: of time-slicing. peak: busy part of the GPU in the busiest hour. saving: at most, None without a
+    price. reason: why not, or what to check."""
 
     team: str
     cluster: str

@@ -1,14 +1,12 @@
 """Defines money and exact arithmetic of GPU time and prices.
 
-The one home of Decimal arithmetic. Invariants: amounts of different currencies never meet; no
-float comes in; every operation is exact (the context traps Inexact) except the one rounding to
-the currency's minor unit, which is done by largest remainder so that parts add up to the whole.
+All Decimal arithmetic is in this module. Amounts of different currencies are never combined, and floats are refused.
+Every operation is exact (the context traps Inexact) except the rounding to the currency's minor unit, which is done by
+largest remainder so that parts add up to the whole.
 
-An hour is 3.6e9 µs, and 1/3.6e9 has no finite decimal expansion. Therefore nothing here divides a
-price: time is first expressed in GPU-hours with nine decimals (a unit of 3.6 µs), apportioned so
-that the parts add up to the total, and a cost is price times that quantity, exactly.
-
-Pure: no clock, no I/O, no knowledge of teams, nodes or GPUs.
+An hour is 3.6e9 µs, and 1/3.6e9 has no finite decimal expansion. Therefore nothing here divides a price: time is first
+expressed in GPU-hours with nine decimals (a unit of 3.6 µs), apportioned so that the parts add up to the total, and a
+cost is price times that quantity, exactly.
 """
 
 from __future__ import annotations
@@ -113,10 +111,10 @@ class Money:
         return Money(_to_decimal(round(_units(self)), minor_places(self.currency)), self.currency)
 
     def split(self, weights: Sequence[int], places: int | None = None) -> tuple[Money, ...]:
-        """Shares in proportion to `weights`, in whole units of `places` decimals (default: the minor
-        unit), by largest remainder, ties to the earlier position; they add up to self exactly.
+        """Divide in proportion to `weights`, in whole units of `places` decimals (default: the minor unit), by largest
+        remainder, ties to the earlier position; the shares add up to this amount exactly.
 
-        Raises ValueError for a negative amount, one that is no multiple of the unit, or bad weights."""
+        Raises ValueError for a negative amount, one that is no multiple of the unit, or invalid weights."""
         places = minor_places(self.currency) if places is None else places
         units = Fraction(self.amount) * 10**places
         if units.denominator != 1:
@@ -125,7 +123,7 @@ class Money:
 
 
 def payable(amounts: Mapping[K, Money], currency: str, total: Money | None = None) -> dict[K, Money]:
-    """Exact amounts -> minor units, such that the parts add up to the rounded total.
+    """Round exact amounts to minor units so that they add up to the rounded total.
 
     The total is rounded half to even, once (or given: then as it was rounded among its own peers);
     every part takes its floor, and what is missing goes to the largest fractions, equal ones in the order of
@@ -153,7 +151,7 @@ def payable(amounts: Mapping[K, Money], currency: str, total: Money | None = Non
 
 
 def nano_gpu_hours(gpu_us: int) -> int:
-    """GPU-µs as whole nano-GPU-hours (3.6 µs each), half to even. Raises ValueError below zero."""
+    """Convert GPU-µs to whole nano-GPU-hours (3.6 µs each), half to even. Raises ValueError for a negative value."""
     if gpu_us < 0:
         raise ValueError(f"GPU time is not negative: {gpu_us} µs")
     return _half_even(gpu_us * 10**HOUR_PLACES, US_PER_HOUR)
@@ -165,7 +163,7 @@ def gpu_hours(gpu_us: int) -> Decimal:
 
 
 def apportion_gpu_hours(gpu_us: Mapping[str, Mapping[K, int]]) -> dict[str, dict[K, Decimal]]:
-    """GPU-µs by bucket and line -> GPU-hours with nine decimals that add up on every level.
+    """Convert GPU-µs by bucket and line to GPU-hours with nine decimals that add up on every level.
 
     The grand total is rounded once; it is apportioned over the buckets (price rows), and each
     bucket's quantity over its lines. So the quantity of a bucket, and with it the cost, does not depend on

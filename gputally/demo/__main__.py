@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 2
     thresholds = gc.get_threshold()
-    interrupt = signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: what was begun is put away
+    interrupt = signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: clean up
     try:
         options.out.mkdir(parents=True, exist_ok=True)
         log = options.out / LOG

@@ -411,7 +411,7 @@ class Inspector(KubernetesCluster):
     def _resources(self, path: str) -> list[str]:
         try:
             resources = self._send("GET", path).get("resources") or ()
-        except NotFound:  # went away since the groups were told
+        except NotFound:  # removed since the groups were listed
             return []
         return [str(resource["name"]) for resource in resources if "/" not in resource["name"]]
 

@@ -1,23 +1,20 @@
 """Defines kinds, field paths, quantities, events and disruption budgets of Kubernetes objects, and the protocol of a
 cluster client with its exceptions.
 
-The schedulers' own kinds stand with their adapters. Pure data.
+The kinds of the schedulers are defined in their adapters. Objects are plain JSON-like dictionaries. A path is a tuple
+of keys. A leaf is a scalar, a list or an empty mapping; a list counts as one leaf, as in every list that this project
+applies. Only `put` and `drop` change an object in place.
 
-A leaf is a scalar, a list or an empty mapping: lists are atomic here, which holds for every list this
-project applies. Paths are tuples of keys. Pure; nothing is changed in place but by `put` and `drop`.
+The protocol is implemented by `gputally.kubernetes.KubernetesCluster`,
+`gputally.kubernetes.memory_cluster.MemoryCluster` and `fairshare.usage.accountant_client.AccountantClient`. There is
+deliberately no way to force another value on a field of another owner; `transfer` takes a field over at its present
+value, at a person's request.
 
-Source of the written form (FieldsV1): Kubernetes API conventions, metadata.managedFields.
+Evictions are checked in the same order as in the API server: if the uid belongs to another pod, the eviction fails but
+has already cost the budget one disruption.
 
-Source of the notation: Kubernetes, apimachinery/pkg/api/resource, "Quantity".
-
-Implemented by `gputally.kubernetes.KubernetesCluster` and `gputally.kubernetes.memory_cluster.MemoryCluster`, and by
-`fairshare.usage.accountant_client.AccountantClient`; the composition hands them to the Controller. Objects are plain
-JSON-like dictionaries. There is deliberately no way to force another value on a field of another owner (law "own only
-your fields"); `transfer` takes one over as it stands, when a person asks for it.
-
-The order of the checks is the API server's, its trap included: an eviction whose uid is another pod's has
-by then cost the budget one disruption. Source: Kubernetes 1.36, registry/core/pod/rest/eviction.go, and its
-answers in our vectors.
+Sources: Kubernetes API conventions, metadata.managedFields (FieldsV1); apimachinery/pkg/api/resource, "Quantity";
+Kubernetes 1.36, registry/core/pod/rest/eviction.go.
 """
 
 from __future__ import annotations
@@ -93,7 +90,7 @@ def look(obj: Mapping[str, Any], path: FieldPath) -> Any:
     """Return the value at `path`; None if it or one of its parents is missing or null."""
     value: Any = obj
     for key in path:
-        # Nearly all are dicts, and the other question is ten times as slow.
+        # Most values are dicts, and the isinstance check takes ten times as long.
         if value.__class__ is not dict and not isinstance(value, Mapping):
             return None
         value = value.get(key)
@@ -218,7 +215,7 @@ def gpus(resources: object) -> float:
 
 
 def fixed_point(value: float, digits: int = 6) -> str:
-    """Fixed-point text without trailing zeros, as a quantity: 0.75 is "0.75", 2.0 is "2"."""
+    """Format a number as a quantity, in fixed-point text without trailing zeros: 0.75 is "0.75", 2.0 is "2"."""
     text = str(Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_EVEN).normalize())
     return f"{Decimal(text):f}"
 
