@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -26,7 +26,7 @@ import numpy.typing as npt
 from accountant.core.accounts import full_us
 from accountant.core.claim_overlap import Span, cut
 from accountant.core.errors import UnsupportedQuestion
-from accountant.core.window_decay import age_weights, bounds, combine, factor, slurm_weights, term
+from accountant.core.window_decay import age_weights, bounds, combine, factor, reference_ms, slurm_weights, term
 from accountant.ledger.team_assignment import NO_POLICY, Assignment, in_force, rolled_up
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.gpu_lifetimes import Fleet, GpuCensus, down_in, in_service
@@ -39,7 +39,6 @@ from accountant.storage.query.window_sums import (
     Form,
     Numbers,
     Reader,
-    RowSpan,
     Sums,
     SumsCache,
     TimeSlice,
@@ -72,13 +71,21 @@ _START, _END, _PLACE, _QUEUE = range(4)
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Slices [first, last) of the window, during which no GPU changes its place. gpus: the GPUs of each place that the
-    lens includes."""
+    """Slices of the window during which no GPU changes its place. gpus: the GPUs of each place that the lens
+    includes."""
 
-    first: int
-    last: int
+    slices: Sequence[TimeSlice]
     placement: Placement
     gpus: Mapping[Place, GpusInService]
+
+    @property
+    def numbers(self) -> slice:
+        """The numbers of the slices."""
+        return slice(self.slices[0].tag, self.slices[-1].tag + 1)
+
+    @property
+    def spans(self) -> list[Span]:
+        return [(one.start_ms, one.end_ms) for one in self.slices]
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,8 @@ class _Question:
     during which no GPU changes its place."""
 
     spec: WindowSpec
+    half_life_s: int | None
+    """Decays the sums within slices; None also for Slurm's decay, which applies to whole slices only."""
     at_ms: int
     measure: Measure
     lens: Lens
@@ -100,31 +109,22 @@ class _Question:
         moved = [] if lens.trivial else sorted({*placement_changes(fleet, start, end), *lens.cuts(start, end)})
         period = spec.calc_period * MS_PER_SECOND
         ticks = range(start - start % period, end, period) if spec.decay == "slurm" else ()
-        slices, policies = _slices(state, start, end, [*moved, *ticks])
+        half_life_s = None if spec.decay == "slurm" else spec.half_life
+        slices, policies = _slices(state, start, end, [*moved, *ticks], half_life_s)
         starts = [one.start_ms for one in slices]
         pieces = []
         for first, last in pairwise(bisect_left(starts, at) for at in (start, *moved, end)):
             if first < last:
                 placement = Placement(fleet, lens, starts[first])
-                pieces.append(_Piece(first, last, placement, placement.gpus()))
-        return cls(spec, end, measure, lens, slices, policies, pieces)
-
-    @property
-    def half_life_s(self) -> int | None:
-        """The half-life that decays the sums within slices; None for Slurm's decay, which applies to whole slices
-        only."""
-        return None if self.spec.decay == "slurm" else self.spec.half_life
-
-    def reference_ms(self, number: int) -> int:
-        """The instant to which the usage of a slice is decayed."""
-        return self.slices[number].reference_ms(self.half_life_s)
+                pieces.append(_Piece(slices[first:last], placement, placement.gpus()))
+        return cls(spec, half_life_s, end, measure, lens, slices, policies, pieces)
 
     @cached_property
     def ages(self) -> Sequence[float] | None:
         """The weight of each slice by its age; None without decay."""
         if self.spec.decay == "slurm":
-            return slurm_weights((start for start, _ in self.slices), self.at_ms, self.spec.half_life)
-        return age_weights(map(self.reference_ms, range(len(self.slices))), self.at_ms, self.half_life_s)
+            return slurm_weights((one.start_ms for one in self.slices), self.at_ms, self.spec.half_life)
+        return age_weights((one.reference_ms for one in self.slices), self.at_ms, self.half_life_s)
 
 
 @dataclass(slots=True)
@@ -144,17 +144,17 @@ class _SliceSums:
             exact(np.concatenate([sums.values for _, sums in numbered])),
         )
 
-    def within(self, first: int, last: int) -> slice:
-        """The lines of the slices [first, last)."""
-        low, high = np.searchsorted(self.number, [first, last]).tolist()
+    def within(self, numbers: slice) -> slice:
+        """The lines of the slices with these numbers."""
+        low, high = np.searchsorted(self.number, [numbers.start, numbers.stop]).tolist()
         return slice(low, high)
 
     def of_place(self, piece: _Piece, place: int) -> tuple[npt.NDArray[np.int64], Numbers]:
         """The lines of a place in a piece, and their `Figures` by slice of the piece."""
-        within = self.within(piece.first, piece.last)
+        within = self.within(piece.numbers)
         lines = np.flatnonzero(self.keys[within, _PLACE] == place) + within.start
-        by_slice = np.zeros((piece.last - piece.first, len(Figures._fields)), dtype=self.values.dtype)
-        np.add.at(by_slice, self.number[lines] - piece.first, self.values[lines])
+        by_slice = np.zeros((len(piece.slices), len(Figures._fields)), dtype=self.values.dtype)
+        np.add.at(by_slice, self.number[lines] - piece.numbers.start, self.values[lines])
         return lines, by_slice
 
 
@@ -227,7 +227,7 @@ class Windows:
             shard=lens.shard,
             cluster=lens.cluster,
             policy_counting=current.counting if lens.cluster is not None else None,
-            lost_ms=_newest((slices[number] for number in total.lost), slices[-1].end_ms if slices else 0),
+            lost_ms=max((min(one.bucket + BUCKET_MS, slices[-1].end_ms) for one in total.lost), default=0),
             since_ms=min(end, max(start, min((begun for begun, _ in census.lives()), default=end))),
         )
 
@@ -237,11 +237,10 @@ class _Wanted:
     """Required sums of a slice. into: receives the sums. form: the form in which they are cached; None: they are not
     cached. spans: the rows to read if they are not in the cache. sums: None until they are known."""
 
-    number: int
-    bucket: int
+    slice: TimeSlice
     into: dict[int, Sums]
     form: Form | None
-    spans: Sequence[RowSpan]
+    spans: Sequence[TimeSlice]
     sums: Sums | None = None
 
 
@@ -275,15 +274,13 @@ class _Reading:
             if reader is None:
                 return False
             self._read_missing(reader, missing)
-        crossed: list[RowSpan] = []
+        crossed: list[TimeSlice] = []
         for one in wanted:
-            sums = one.into[one.number] = one.sums or NO_SUMS
+            sums = one.into[one.slice.tag] = one.sums or NO_SUMS
             if one.form == "by_span":
-                time_slice = self._question.slices[one.number]
-                one.into[one.number], crossing = _inside(time_slice, sums)
+                one.into[one.slice.tag], crossing = _inside(one.slice, sums)
                 if crossing:
-                    reference = self._question.reference_ms(one.number)
-                    crossed.append(RowSpan(one.number, *time_slice, EVERY_GPU, reference))
+                    crossed.append(one.slice)
         if crossed:
             if reader is None:
                 return False
@@ -295,37 +292,33 @@ class _Reading:
         return True
 
     def _wanted(self, piece: _Piece) -> list[_Wanted]:
-        slices, newest, wanted = self._question.slices, self._state.fleet.newest_end_ms, []
-        begin = slices[piece.first].start_ms
+        wanted, begin = [], piece.slices[0].start_ms
         down: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
         of_gpus = chain.from_iterable(gpus.down for gpus in piece.gpus.values())
-        for span in down_in(sorted(of_gpus), slices[piece.first : piece.last]):
-            down[piece.first + span.tag].append((span.gpu, span.start_ms, span.end_ms))
-        for number in range(piece.first, piece.last):
-            one, reference = slices[number], self._question.reference_ms(number)
-            if one.bucket >= newest:
+        for span in down_in(sorted(of_gpus), piece.spans):
+            down[span.tag].append((span.gpu, span.start_ms, span.end_ms))
+        for place, one in enumerate(piece.slices):
+            if one.bucket >= self._state.fleet.newest_end_ms:
                 break  # nothing is booked there yet
-            form: Form | None = None
-            span = RowSpan(number, *one, EVERY_GPU, reference)
             if one.whole:
-                form = "whole"
+                wanted.append(_Wanted(one, self.found, "whole", [one]))
             elif self._view.steady and (self._view.placing is None or begin <= one.bucket):
                 # Cached sums by row span have the places at the beginning of the quarter-hour.
-                form = "by_span"
-                span = RowSpan(number, one.bucket, one.bucket + BUCKET_MS, EVERY_GPU, reference, by_span=True)
-            wanted.append(_Wanted(number, one.bucket, self.found, form, [span]))
-            if number in down:
-                spans = [RowSpan(number, start, end, gpu, reference) for gpu, start, end in down[number]]
-                of_down = tuple(down[number]) if one.whole else None
-                wanted.append(_Wanted(number, one.bucket, self.down, of_down, spans))
+                quarter = replace(one, start_ms=one.bucket, end_ms=one.bucket + BUCKET_MS, by_span=True)
+                wanted.append(_Wanted(one, self.found, "by_span", [quarter]))
+            else:
+                wanted.append(_Wanted(one, self.found, None, [one]))
+            if place in down:
+                spans = [replace(one, gpu=gpu, start_ms=start, end_ms=end) for gpu, start, end in down[place]]
+                wanted.append(_Wanted(one, self.down, tuple(down[place]) if one.whole else None, spans))
         return wanted
 
     def _known(self, one: _Wanted) -> Sums | None:
         """The cached sums; those of a whole quarter-hour may be added up from its sums by row span."""
-        known = self._cached.get(one.bucket, {})
+        known = self._cached.get(one.slice.bucket, {})
         if one.form == "whole" and "whole" not in known and "by_span" in known:
             whole = without_spans(known["by_span"])
-            self._read.append((one.bucket, "whole", whole))
+            self._read.append((one.slice.bucket, "whole", whole))
             return whole
         return None if one.form is None else known.get(one.form)
 
@@ -337,10 +330,10 @@ class _Reading:
     def _read_missing(self, reader: Reader, missing: Sequence[_Wanted]) -> None:
         """Reads sums that are not cached. Folded hours have quarter-hourly sums; decayed terms need the rows."""
         at_hand = {
-            one.bucket: place
+            one.slice.bucket: place
             for place, one in enumerate(missing)
             if one.form == "whole" and self._view.half_life_s is None
-            and one.bucket - one.bucket % MS_PER_HOUR not in self._state.unfolded
+            and one.slice.bucket - one.slice.bucket % MS_PER_HOUR not in self._state.unfolded
         }  # fmt: skip
         found = {at_hand[bucket]: sums for bucket, sums in reader.folded(at_hand).items()} if at_hand else {}
         rest = sorted(set(range(len(missing))) - set(at_hand.values()))
@@ -348,7 +341,7 @@ class _Reading:
         for place, one in enumerate(missing):
             one.sums = found.get(place, NO_SUMS)
             if one.form is not None:
-                self._read.append((one.bucket, one.form, one.sums))
+                self._read.append((one.slice.bucket, one.form, one.sums))
 
 
 def _inside(within: TimeSlice, sums: Sums) -> tuple[Sums, bool]:
@@ -363,7 +356,7 @@ class _Total:
     """Adds places of equal weight as integers, by slice, and multiplies by the weight at the end, exactly.
 
     working: time of GPUs in service that were not down, without decay; metered: the part with a known measure.
-    lost: numbers of slices during which a GPU was lost."""
+    lost: slices during which a GPU was lost."""
 
     def __init__(self, question: _Question, held: _SliceSums, in_down_time: _SliceSums, cache: SumsCache) -> None:
         self._question = question
@@ -375,12 +368,12 @@ class _Total:
         self._available: dict[Fraction, Numbers] = defaultdict(lambda: np.zeros(len(question.slices), dtype=object))
         self.working = 0
         self.metered = 0
-        self.lost: list[int] = []
+        self.lost: list[TimeSlice] = []
 
     def add(self, piece: _Piece) -> None:
         """Adds the sums of the slices of a piece, and its GPUs."""
         held, lens = self._held, self._question.lens
-        numbers = np.unique(held.keys[held.within(piece.first, piece.last), _PLACE]).tolist()
+        numbers = np.unique(held.keys[held.within(piece.numbers), _PLACE]).tolist()
         known = {self._places[number]: number for number in numbers}
         for place in known.keys() | piece.gpus.keys():
             if lens.sees(place):
@@ -390,40 +383,38 @@ class _Total:
         """Adds a place of a piece. number: the number of the place.
 
         Time without a weight counts neither as usage nor as capacity, and lowers the coverage."""
-        question, first = self._question, piece.first
+        question = self._question
         lines, by_slice = self._held.of_place(piece, number)
         _, down_by_slice = self._in_down_time.of_place(piece, number)
         rows, inside = (Figures(*table.sum(axis=0).tolist()) for table in (by_slice, down_by_slice))
         available, energy = (-by_slice[:, _LOST]).tolist(), by_slice[:, _ENERGY].tolist()
-        self.lost += compress(range(first, piece.last), available)
+        self.lost += compress(piece.slices, available)
         gpus = piece.gpus.get(place)
         if gpus is not None:
             self._add_gpus(piece, gpus, available, (down_by_slice[:, _ALLOCATED] + down_by_slice[:, _LOST]).tolist())
         # Time that was held or lost during a node's down time is already part of it.
         self.working += inside.plain_allocated + inside.plain_lost - rows.plain_lost
-        weight = question.lens.weight(place, question.slices[first].start_ms)
+        weight = question.lens.weight(place, piece.slices[0].start_ms)
         if weight is None:
             return
         blind = {"busy": rows.plain_unknown, "energy": rows.plain_blind}.get(question.measure, 0)
         self.metered += rows.plain_allocated + rows.plain_unheld - inside.plain_unheld - blind
         self._lines[weight].append(lines)
-        self._available[weight][first : piece.last] += energy if question.measure == "energy" else available
+        self._available[weight][piece.numbers] += energy if question.measure == "energy" else available
 
     def _add_gpus(self, piece: _Piece, gpus: GpusInService, available: list[int], in_down_time: Sequence[int]) -> None:
         """Adds the time of GPUs in service, without their nodes' down time, to `available`, decayed by slice of the
         piece. Terms are rounded, so a slice may be slightly below 0 if everything is lost. in_down_time: what was held
         or lost then, by slice."""
-        question, half_life_s = self._question, self._question.half_life_s
-        slices = question.slices[piece.first : piece.last]
-        references = [question.reference_ms(number) for number in range(piece.first, piece.last)]
-        for number, parts in enumerate(in_service(gpus.lives, slices)):
+        half_life_s = self._question.half_life_s
+        for number, parts in enumerate(in_service(gpus.lives, piece.spans)):
             for (start, end), count in parts.items():
-                weight = factor(start, end, references[number], half_life_s)
+                weight = factor(start, end, piece.slices[number].reference_ms, half_life_s)
                 available[number] += term(full_us(end - start), weight) * count
                 self.working += full_us(end - start) * count
-        down = down_in(gpus.down, slices)
+        down = down_in(gpus.down, piece.spans)
         for span in down:
-            weight = factor(span.start_ms, span.end_ms, references[span.tag], half_life_s)
+            weight = factor(span.start_ms, span.end_ms, piece.slices[span.tag].reference_ms, half_life_s)
             available[span.tag] -= term(full_us(span.end_ms - span.start_ms), weight)
             self.working -= full_us(span.end_ms - span.start_ms)
         for number in {span.tag for span in down}:
@@ -450,7 +441,7 @@ class _Total:
         of_line = np.full(len(self._held.number), -1)
         for rules, run in groupby(enumerate(self._question.policies), lambda pair: pair[1]):
             tags = [tag for tag, _ in run]
-            lines = self._held.within(tags[0], tags[-1] + 1)
+            lines = self._held.within(slice(tags[0], tags[-1] + 1))
             refs, place = np.unique(self._held.keys[lines, _QUEUE], return_inverse=True)
             of_ref = [
                 -1 if ref == NO_PAYER else numbers.setdefault(rules.queue(self._queue_refs[ref] or ""), len(numbers))
@@ -466,11 +457,6 @@ class _Total:
         return round(sum(weight * combine(np.maximum(values, 0).tolist(), ages) for weight, values in available))
 
 
-def _newest(slices: Iterable[Span], end_ms: int) -> int:
-    """End of the newest quarter-hour that contains one of the slices, at most the window's end."""
-    return max((min(end_ms, -(-end // BUCKET_MS) * BUCKET_MS) for _, end in slices), default=0)
-
-
 def _unit(measure: Measure, lens: Lens) -> str:
     if lens.book is not None:
         return f"1e-{COST_UNIT_PLACES} {lens.book.currency}"
@@ -478,7 +464,7 @@ def _unit(measure: Measure, lens: Lens) -> str:
 
 
 def _slices(
-    state: State, start_ms: int, end_ms: int, edges: Collection[int]
+    state: State, start_ms: int, end_ms: int, edges: Collection[int], half_life_s: int | None
 ) -> tuple[list[TimeSlice], list[Assignment]]:
     """The window split at quarter-hours, at changes of the queue mapping, and at `edges`; and the policy of each
     slice."""
@@ -486,7 +472,7 @@ def _slices(
     policies: list[Assignment] = []
     for begin, end, rules in in_force(state.policies, start_ms, end_ms):
         pieces = cut((begin, end), sorted(set(edges))) if edges else [(begin, end)]
-        found = [TimeSlice(*span) for piece in pieces for span in quarters(*piece)]
-        slices += found
-        policies += [rules] * len(found)
+        for span in chain.from_iterable(quarters(*piece) for piece in pieces):
+            slices.append(TimeSlice(len(slices), *span, EVERY_GPU, reference_ms(*span, half_life_s)))
+            policies.append(rules)
     return slices, policies

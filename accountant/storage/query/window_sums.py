@@ -58,25 +58,23 @@ class Figures(NamedTuple):
     plain_blind: int = 0
 
 
-class TimeSlice(NamedTuple):
-    """A span inside one quarter-hour."""
+@dataclass(frozen=True, slots=True)
+class TimeSlice(TaggedSpan):
+    """Time inside one quarter-hour, of one GPU or of all. reference_ms: the instant to which its usage is decayed.
+    by_span: its rows are summed separately by their spans."""
 
-    start_ms: int
-    end_ms: int
+    reference_ms: int = 0
+    by_span: bool = False
 
     @property
     def bucket(self) -> int:
-        """The start of its quarter-hour."""
+        """The start of the quarter-hour."""
         return self.start_ms - self.start_ms % BUCKET_MS
 
     @property
     def whole(self) -> bool:
-        """Whether it is the whole quarter-hour."""
+        """Whether it is the entire quarter-hour."""
         return self.end_ms - self.start_ms == BUCKET_MS
-
-    def reference_ms(self, half_life_s: int | None) -> int:
-        """The instant to which its usage is decayed."""
-        return reference_ms(self.start_ms, self.end_ms, half_life_s)
 
 
 class Numbering(Generic[N]):
@@ -252,14 +250,6 @@ def _grown(before: Mapping[Form, Sums], sums: Sums) -> Mapping[Form, Sums]:
     return {form: added_up([before[form], more]) for form, more in added.items() if form in before}
 
 
-@dataclass(frozen=True, slots=True)
-class RowSpan(TaggedSpan):
-    """Rows inside one quarter-hour to sum, decayed to `reference_ms`. by_span: separately by their spans."""
-
-    reference_ms: int = 0
-    by_span: bool = False
-
-
 class Reader:
     """Reads sums from the snapshot of `cursor`. places: the number of every device's place."""
 
@@ -278,7 +268,7 @@ class Reader:
         table = record_columns.column_table(record_columns.HOUR, [(at,) for at in buckets])
         return self._run(statement("window_quarters", origins=_origins()), span, table)
 
-    def rows(self, asked: Sequence[RowSpan]) -> dict[int, Sums]:
+    def rows(self, asked: Sequence[TimeSlice]) -> dict[int, Sums]:
         """The sums of rows inside the spans, by tag; with the parts of rows that reach over an edge, unless the span is
         a quarter-hour, over whose edges no row reaches."""
         found: dict[int, list[Sums]] = defaultdict(list)
@@ -293,13 +283,11 @@ class Reader:
             sums_of = self._run(sql, {"low": low, "high": high, "half_life_ms": half_life_ms}, table)
             for number, sums in sums_of.items():
                 found[here[number].tag].append(sums)
-        for tag, sums in self.straddling(
-            [one for one in asked if one.start_ms % BUCKET_MS or one.end_ms % BUCKET_MS]
-        ).items():
+        for tag, sums in self.straddling([one for one in asked if not one.whole]).items():
             found[tag].append(sums)
         return {tag: added_up(several) for tag, several in found.items()}
 
-    def straddling(self, asked: Sequence[RowSpan]) -> dict[int, Sums]:
+    def straddling(self, asked: Sequence[TimeSlice]) -> dict[int, Sums]:
         """The parts inside a span of rows that reach over its edge, by tag; a set of rows is cut as a whole."""
         numbered = [TaggedSpan(number, one.start_ms, one.end_ms, one.gpu) for number, one in enumerate(asked)]
         parts = [one for here in near(numbered) for one in straddling_parts(self._cursor, here)]
