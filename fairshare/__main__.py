@@ -2,9 +2,9 @@
 
 `main(argv)` returns an exit code: 0 success, 1 failure (one line per fault on stderr, never a traceback), 2 wrong call.
 
-A case: `name, total, kValue, queues[], function, resource`; a queue: `name, request, deserved, limit, overQuotaWeight,
-usage, priority, creation, parent, initialFairShare`. Further keys of a conformance file (such as `expected`) are
-ignored; any other key is a fault, reported with its case.
+`divide` reads cases from JSON. A case has the keys `name, total, kValue, queues[], function, resource`, and a queue the
+keys `name, request, deserved, limit, overQuotaWeight, usage, priority, creation, parent, initialFairShare`. Further
+keys of a conformance file (such as `expected`) are ignored; any other key is a fault, reported with its case.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The `gputally` command and the Python client; composes the stages, imports them lazily."""
+"""The `gputally` command and the Python client, which import the other packages only when they are used."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Runs the `gputally` command and imports a program only when it is called.
 
-Standard library only, so that the agent's image carries no CLI framework. Every program is a
+It uses only the standard library, because the agent's image contains no command line framework. Every program is a
 function `main(argv) -> exit code` that parses its own arguments.
 """
 
@@ -55,7 +55,7 @@ def description() -> str:
 
 
 def usage() -> str:
-    """What `gputally --help` prints."""
+    """Return the text that `gputally --help` prints."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items()]
     return "\n".join(

@@ -15,7 +15,7 @@ class SettingsError(AgentError):
 
 
 class OutboxLocked(AgentError):
-    """Another agent has this outbox open."""
+    """Another agent is using this outbox."""
 
 
 class OutboxUnavailable(AgentError):

@@ -1,5 +1,5 @@
 """Finds which pod holds each device, and reads what Kubernetes says about that pod.
 
-Read from the kubelet and, by list and watch of this node's objects only, from the API server: plain HTTPS, no client
-library.
+The sources are the kubelet and the API server, from which it lists and watches only this node's objects, over plain
+HTTPS without a client library.
 """

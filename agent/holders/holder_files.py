@@ -10,10 +10,10 @@ pods:
         queue_ref: kai:vision
         priority: 100
         requests: {nvidia.com/gpu: "1"}
-        created: 2026-10-01T08:00:00Z                 # likewise scheduled, started, ended; all optional
+        created: 2026-10-01T08:00:00Z                 # also scheduled, started, ended; all optional
         devices:
           - gpu: GPU-2f6c...                          # uuid, or the index on this node
-            mig: MIG-91e0...                          # where it holds an instance
+            mig: MIG-91e0...                          # only for a MIG instance
             container: main
             sharing: time-slicing                     # or mps, fraction, dra
             of: 4                                     # replicas the device is cut into ...
@@ -23,11 +23,11 @@ pods:
 A pod holds its devices from `started` (or `scheduled`, or always) to `ended`. The file is read again when it changes;
 after a fault, which is reported with file:line, the last good version stays in use.
 
-One file per GPU, named by its index (`0`) or, for a MIG instance, by index and GPU instance (`0.1`); one job id per
-line. Source: dcgm-exporter, DCGM_HPC_JOB_MAPPING_DIR. Jobs of one file share its device equally. The folder is read
-with every reading, up to a limit. A GPU without a file has no job. If a file cannot be read or is invalid, its GPU
-keeps the jobs that were read last, and its holders are unknown until the file can be read again. Without the folder
-this applies to every GPU.
+The folder of HPC job files has one file per GPU, named by its index (`0`) or, for a MIG instance, by index and GPU
+instance (`0.1`); one job id per line. Source: dcgm-exporter, DCGM_HPC_JOB_MAPPING_DIR. Jobs of one file share its
+device equally. The folder is read with every reading, up to a limit. A GPU without a file has no job. If a file cannot
+be read or is invalid, its GPU keeps the jobs that were read last, and its holders are unknown until the file can be
+read again. Without the folder this applies to every GPU.
 """
 
 from __future__ import annotations

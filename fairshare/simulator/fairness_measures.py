@@ -1,11 +1,11 @@
 """Measures how fair, full and fast a simulation was.
 
 The feasible demand of a queue in a window is what its jobs could use there with unlimited GPUs, each limited to its own
-gang and to the time left. Its entitlement is its part by configured weight of what was actually delivered in the
-window, up to that demand; so the target depends neither on how efficient a policy is nor on work that no policy could
-run. The share error is the largest distance of a queue from its entitlement, as a part of what the cluster could do in
-the window. Only contended windows count (demand above capacity); the first-come-first-served run determines them. Times
-are GPU-milliseconds.
+gang and to the time left. Its entitlement is its part, by configured weight, of the GPU time that was delivered in the
+window, up to that demand; so it depends neither on a policy's efficiency nor on work that no policy could run. The
+share error is the largest distance of a queue from its entitlement, as a part of the cluster's capacity in the window.
+Only contended windows count, in which the demand exceeds the capacity; the first-come-first-served run determines them.
+Times are GPU-milliseconds.
 """
 
 from __future__ import annotations

@@ -1,26 +1,27 @@
-"""Simulates a gang scheduler with queues, shares, reclaim and backfilling: the engine of demo, tests and evaluation.
+"""Simulates a gang scheduler with queues, shares, reclaim and backfilling, for the demo, the tests and evaluations.
 
-Event-driven on virtual milliseconds; scheduling happens at multiples of the cycle. Gangs are all or nothing. A queue is
-first in, first out with a bounded look past jobs that do not fit; free GPUs go to the queue that is first in order; a
-queue that stays within its fair share with a gang takes it back from those above theirs.
+The engine processes events on virtual milliseconds and schedules at multiples of the cycle. A gang starts as a whole or
+not at all. Each queue is first in, first out, but a limited number of jobs may be tried after one that does not fit.
+Free GPUs go to the queue that is first in order. A queue that stays within its fair share with a gang takes GPUs back
+from queues above their share.
 
 In reclaim, queues are compared at the children of their lowest common ancestor. A queue that is above what it may hold
-there gives back, most over its share first at every level on the way down, its newest jobs first, until the gang fits
-or a queue on the way would fall below its deserved quota. Whole gangs only. As in KAI the share is looked at before a
-victim is taken, so its gang may carry a queue below its share; unlike there it never carries one below its quota. These
-are the controller's rules (`fairshare.preemption.preemption_rules`) for one resource, on the columns of the tree; that
-they allow every victim is a property of the tests.
+there gives GPUs back: at every level the queue most above its share comes first, and in it the newest jobs, until the
+gang fits or a queue on the path would fall below its deserved quota. Gangs are stopped as a whole. As in KAI, the share
+is checked before a victim is taken, so a stopped gang may bring a queue below its share, but here never below its
+quota. These are the controller's rules (`fairshare.preemption.preemption_rules`) for one resource; tests check that
+those rules allow every victim.
 
-`Engine` is the scheduler. Two things run on it: `ClusterSimulation` knows nodes, GPU models, slices, outages and a tree
-of queues under KAI's order and division, and is what the demo runs on; `replay` plays a workload of weeks on one pool
-of equal GPUs under a policy that is to be compared, where shares are fluid unless a `Dividing` says otherwise.
+`Engine` is the scheduler. `ClusterSimulation`, which the demo uses, adds nodes, GPU models, slices, outages and a tree
+of queues with KAI's order and division. `replay` runs a workload of weeks on one pool of equal GPUs under a policy that
+is compared with others; its shares are fluid unless a `Dividing` computes them.
 
-Deterministic: the outcome depends on nodes, queues, jobs, outages, rules and the weights set over time, not on the
-order in which dicts iterate. Capacity, limits and deserved quotas are never violated. No clock, no I/O.
+The result is deterministic: it depends on nodes, queues, jobs, outages, rules and the weights set over time, not on the
+order of dicts. Capacity, limits and deserved quotas are never violated.
 
 Source of backfilling: Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995; Mu'alem and Feitelson, "Utilization,
-predictability, workloads, and user runtime estimates", IEEE TPDS 12(6), 2001. Run times are taken as known, which
-flatters it: people's estimates are several times too long.
+predictability, workloads, and user runtime estimates", IEEE TPDS 12(6), 2001. Backfilling uses the true run times here,
+so its result is better than with people's estimates, which are several times too long.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Defines the clock that every stage takes as an argument, and a virtual clock for tests and the demo.
 
-Two readings: wall time (UTC, may step) and monotonic time (never steps back, arbitrary origin).
-`VirtualClock` is moved by its owner; the demo and the tests run on it, so that nothing sleeps.
+A clock has two readings: wall time (UTC, may be set) and monotonic time (never goes back, arbitrary origin). The owner
+of a `VirtualClock` moves it; the demo and the tests use it, so that they need not sleep.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where time comes from."""
+    """The source of time."""
 
     def wall_ms(self) -> int:
-        """UTC now, milliseconds since 1970-01-01."""
+        """Return UTC milliseconds since 1970-01-01."""
         ...
 
     def monotonic_ms(self) -> int:
-        """Milliseconds of steady time since an arbitrary origin; counts while suspended."""
+        """Return milliseconds of steady time since an arbitrary origin; it also advances while the machine is
+        suspended."""
         ...
 
     def wait(self, seconds: float, stop: threading.Event) -> bool:
-        """Let `seconds` pass or return early when `stop` is set; True if it was set."""
+        """Wait `seconds`, or until `stop` is set; returns whether it was set."""
         ...
 
 

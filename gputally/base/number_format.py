@@ -1,6 +1,6 @@
 """Formats numbers for people: percent, GPUs, hours, and one sign for "not known".
 
-The rounding is only for display. Other stages may import this module.
+The rounding is only for display.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Defines the units of time, energy and memory, and divides integers without losing a unit.
 
-Nothing here rounds silently: every division says who gets the remainder, and the parts always
-add up to the whole. No floats, no clock, no I/O.
+Nothing is rounded silently: every function defines where the remainder goes, and the parts always add up to the whole.
+No floats are used.
 """
 
 from __future__ import annotations

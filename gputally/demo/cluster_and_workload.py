@@ -1,25 +1,25 @@
 """Defines the demo's cluster and planned faults, and generates its jobs and arrivals from published distributions.
 
-Eight nodes of eight GPUs: four with H100, three with A100, and one more with A100 that the cloud may take back
-(pool `spot`). On the last A100 node two GPUs are partitioned by MIG and one is time-sliced; they
-serve notebooks and inference. MIG profiles and slice counts: NVIDIA MIG user guide, A100 80GB.
+The cluster has eight nodes of eight GPUs: four with H100, three with A100, and one more with A100 that the cloud may
+take back (pool `spot`). On the last A100 node two GPUs are partitioned by MIG and one is time-sliced; they serve
+notebooks and inference. MIG profiles and slice counts: NVIDIA MIG user guide, A100 80GB.
 
-Lost acknowledgements force agents to send again what is booked already; one agent is killed and comes back
-minutes later; the accountant is away for an hour, and the agents spool.
+The planned faults are lost acknowledgements, which force agents to send again what is already booked; an agent that is
+killed and comes back minutes later; and an hour without the accountant, in which the agents spool.
 
-Ours, and synthetic; only its figures are taken from others:
+The workload is synthetic, with figures from published traces:
 
-* Run times are lognormal with the median of 24 min and the 90th percentile of 9.2 h of the Philly trace
-  (Jeon et al., USENIX ATC 2019), cut at 2 days. Large gangs run longer, as they do there.
-* Gang sizes: most jobs take one GPU and few GPU-hours; jobs of 5 GPUs and more take about 60 % of them
-  (Philly: 89 % of the jobs with 21 % of the GPU-hours; 61 %).
-* Arrivals come in campaigns (a sweep is many jobs at once), follow the working day, and teams have
-  sprints: hours differ far more than a Poisson process would have them (Philly: index of dispersion 189).
-* Utilisation of training jobs follows Philly's distribution (quartiles 0, 48, 92 %, 90th percentile 99 %),
-  notebooks that of idle interactive pods (Alibaba GenAI: mean 7 %).
+* Run times are lognormal with the median of 24 min and the 90th percentile of 9.2 h of the Philly trace (Jeon et al.,
+  USENIX ATC 2019), cut at 2 days. As in that trace, large gangs run longer.
+* Most jobs take one GPU and few GPU-hours; jobs of 5 GPUs and more take about 60 % of the GPU-hours (Philly: 61 %, and
+  89 % of the jobs with 21 % of the GPU-hours).
+* Arrivals come in campaigns (a sweep is many jobs at once), follow the working day, and teams have sprints, so hours
+  differ far more than in a Poisson process (Philly: index of dispersion 189).
+* Utilisation of training jobs follows Philly's distribution (quartiles 0, 48, 92 %, 90th percentile 99 %), notebooks
+  that of idle interactive pods (Alibaba GenAI: mean 7 %).
 
-Offered load is `LOAD` of the whole GPUs, so that queues wait and shares decide. Deterministic: every
-team draws from its own stream, seeded by (seed, team).
+The offered load is `LOAD` of the whole GPUs, so that queues wait and shares decide. The result is deterministic: every
+team draws from its own random stream, seeded by (seed, team).
 """
 
 from __future__ import annotations

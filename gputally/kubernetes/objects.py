@@ -5,10 +5,9 @@ The kinds of the schedulers are defined in their adapters. Objects are plain JSO
 of keys. A leaf is a scalar, a list or an empty mapping; a list counts as one leaf, as in every list that this project
 applies. Only `put` and `drop` change an object in place.
 
-The protocol is implemented by `gputally.kubernetes.KubernetesCluster`,
-`gputally.kubernetes.memory_cluster.MemoryCluster` and `fairshare.usage.accountant_client.AccountantClient`. There is
-deliberately no way to force another value on a field of another owner; `transfer` takes a field over at its present
-value, at a person's request.
+The protocol is implemented by `gputally.kubernetes.api_client.KubernetesCluster` and
+`gputally.kubernetes.memory_cluster.MemoryCluster`. There is deliberately no way to force another value on a field of
+another owner; `transfer` takes a field over at its present value, at a person's request.
 
 Evictions are checked in the same order as in the API server: if the uid belongs to another pod, the eviction fails but
 has already cost the budget one disruption.
