@@ -27,8 +27,9 @@ from agent.core.readings import (
     RecoveryAction,
     Unavailable,
 )
+from agent.devices.gpm_mig_activity import Gpm
 from agent.devices.gpu_health import RECOVERY, Events
-from agent.devices.mig_layout import Gpm, Instance, MigLayout
+from agent.devices.mig_layout import Instance, MigLayout
 from agent.devices.nvml_library import Driver, Fault, Lost, Refused, Restart
 from agent.devices.utilization import BusyCounter, EnergyCounter, Processes, ProcessSampler
 from gputally.base.clock import Clock
@@ -78,8 +79,7 @@ class Access:
 
 class Device:
     """One GPU. origin: distinguishes this run's counters from those of an earlier run. clock: see
-    agent.devices.mig_layout.
-    """
+    agent.devices.gpm_mig_activity."""
 
     def __init__(
         self, driver: Driver, events: Events, gpu: Gpu, origin: str, access: Access, clock: Clock | None = None
@@ -366,10 +366,8 @@ class Device:
         found = why or self._gpm.read(self._handle, at_ms, uuid, instance.facts.gi)
         if isinstance(found, Unavailable):
             return InstanceReading(uuid, found, memory, found, found, method="allocation")
-        part, whole = instance.gi_slices, self._mig.slices
-        times = (found.busy_us, found.sm_active_us, found.tensor_active_us)
-        busy, sm, tensor = (time * part // whole for time in times)
-        return InstanceReading(uuid, busy, memory, sm, tensor, method="gpm")
+        part = found.of_gpu(instance.gi_slices, self._mig.slices)
+        return InstanceReading(uuid, part.busy_us, memory, part.sm_active_us, part.tensor_active_us, method="gpm")
 
     def _refresh_mig(self, at_ms: int) -> None:
         changed = self._events.mig_changed(self.gpu.uuid)

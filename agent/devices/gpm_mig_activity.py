@@ -1,0 +1,161 @@
+"""Reads the activity of a GPU and of its MIG instances from NVML's GPM samples, as a part of the physical GPU.
+
+GPM returns the exact average between two samples, so each engine keeps two and swaps them; nothing between two readings
+is missed. Samples have times of their own, because a sample can be taken some time after its reading began, behind slow
+lookups. GPM is the only source of activity inside a MIG instance, and exists from Hopper on. The percentages become
+counters of microseconds that never decrease. Source: nvml.h, nvmlGpmMetricsGet; two samples need at least 100 ms
+between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from agent.core.errors import DriverReplaced
+from agent.core.readings import Unavailable
+from agent.devices.nvml_library import Driver, Fault, Refused
+from gputally.base.clock import Clock
+from gputally.base.units import US_PER_MS
+
+MIN_SPAN_MS = 100
+_GRAPHICS, _SM, _ANY_TENSOR = (
+    "NVML_GPM_METRIC_GRAPHICS_UTIL",
+    "NVML_GPM_METRIC_SM_UTIL",
+    "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
+)
+_METRICS = (_GRAPHICS, _SM, _ANY_TENSOR)
+_UNSUPPORTED = Unavailable("no GPM on this GPU")
+_SUCCESS = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineActivity:
+    """Cumulative microseconds of one engine: any work, multiprocessors working, tensor cores working.
+
+    If all multiprocessors of a GPU are busy for a second, `sm_active_us` grows by 1,000,000, if half of them are busy,
+    by 500,000. busy_us is not smaller, because an engine works while any of its multiprocessors works."""
+
+    busy_us: int
+    sm_active_us: int
+    tensor_active_us: int
+
+    def of_gpu(self, slices: int, of_slices: int) -> EngineActivity:
+        """Return the activity of a MIG instance with so many compute slices as time of the physical GPU."""
+        times = (self.busy_us, self.sm_active_us, self.tensor_active_us)
+        return EngineActivity(*(time * slices // of_slices for time in times))
+
+
+class _Engine:
+    """Two sample buffers (None: not allocated) and the sums of their differences."""
+
+    __slots__ = ("at_ms", "counted", "last", "spare")
+
+    def __init__(self) -> None:
+        self.last: Any = None
+        self.spare: Any = None
+        self.at_ms: int | None = None
+        self.counted = EngineActivity(0, 0, 0)
+
+
+class Gpm:
+    """The engines of one GPU by name: "" for the GPU itself, or a MIG instance's uuid.
+
+    clock: gives the samples their times (None: they have the reading's time)."""
+
+    def __init__(self, driver: Driver, clock: Clock | None = None) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._engines: dict[str, _Engine] = {}
+        self._query: Any = None
+        self._metrics: Sequence[Any] = ()
+        self._supported: bool | None = None
+        self._unsupported = _UNSUPPORTED
+
+    def read(self, handle: Any, at_ms: int, name: str = "", gi: int | None = None) -> EngineActivity | Unavailable:
+        """Return an engine's activity since it was first read. handle: the GPU's; gi: the instance's, in MIG.
+
+        Raises Lost, Restart, DriverReplaced.
+        """
+        try:
+            if not self._is_supported(handle):
+                return self._unsupported
+            engine = self._engines.setdefault(name, _Engine())
+            if engine.spare is None:
+                engine.last = self._driver.call("nvmlGpmSampleAlloc")
+                engine.spare = self._driver.call("nvmlGpmSampleAlloc")
+            began_ms = self._now_ms(at_ms)
+            if engine.at_ms is not None and began_ms - engine.at_ms < MIN_SPAN_MS:
+                return engine.counted
+            if gi is None:
+                self._driver.call("nvmlGpmSampleGet", handle, engine.spare)
+            else:
+                self._driver.call("nvmlGpmMigSampleGet", handle, gi, engine.spare)
+            sampled_ms = (began_ms + self._now_ms(at_ms)) // 2
+            if engine.at_ms is not None:
+                engine.counted = self._since(engine, sampled_ms - engine.at_ms)
+        except Refused as fault:
+            return Unavailable(f"GPM: {fault}", refused=not (fault.unsupported or fault.denied))
+        engine.last, engine.spare, engine.at_ms = engine.spare, engine.last, sampled_ms
+        return engine.counted
+
+    def _now_ms(self, at_ms: int) -> int:
+        return at_ms if self._clock is None else self._clock.monotonic_ms()
+
+    def keep(self, names: set[str]) -> None:
+        """Forget engines that no longer exist after a change of the MIG layout."""
+        for name in self._engines.keys() - names:
+            self._free(self._engines.pop(name))
+
+    def close(self, *, forget: bool) -> None:
+        """Release the buffers while the library is still loaded. forget: count from zero afterwards."""
+        for engine in self._engines.values():
+            self._free(engine)
+        if forget:
+            self._engines.clear()
+        self._supported = None
+
+    def _is_supported(self, handle: Any) -> bool:
+        if self._supported is None:
+            try:
+                self._supported = bool(self._driver.call("nvmlGpmQueryDeviceSupport", handle).isSupportedDevice)
+            except Refused as fault:
+                if not fault.unsupported:
+                    raise
+                self._supported, self._unsupported = False, Unavailable(f"{_UNSUPPORTED.reason}: {fault}")
+        return self._supported
+
+    def _since(self, engine: _Engine, span_ms: int) -> EngineActivity:
+        query = self._prepared(engine)
+        self._driver.call("nvmlGpmMetricsGet", query)
+        times = []
+        for metric in self._metrics:
+            code, percent = self._driver.fields(metric, "nvmlReturn", "value")
+            if code != _SUCCESS or not 0 <= percent <= 100.5:  # NaN fails both bounds
+                raise Refused(code, "nvmlGpmMetricsGet")
+            times.append(min(round(percent * 10 * span_ms), span_ms * US_PER_MS))
+        graphics, sm, tensor = times
+        past = engine.counted
+        return EngineActivity(
+            past.busy_us + max(graphics, sm), past.sm_active_us + sm, past.tensor_active_us + min(tensor, sm)
+        )
+
+    def _prepared(self, engine: _Engine) -> Any:
+        if self._query is None:  # 19 KiB: made once
+            self._query = self._driver.structure("c_nvmlGpmMetricsGet_t")
+            self._query.version = self._driver.constant("NVML_GPM_METRICS_GET_VERSION")
+            self._query.numMetrics = len(_METRICS)
+            for i, name in enumerate(_METRICS):
+                self._query.metrics[i].metricId = self._driver.constant(name)
+            self._metrics = self._query.metrics[: len(_METRICS)]
+        self._query.sample1, self._query.sample2 = engine.last, engine.spare
+        return self._query
+
+    def _free(self, engine: _Engine) -> None:
+        buffers = [sample for sample in (engine.last, engine.spare) if sample is not None]
+        engine.last = engine.spare = engine.at_ms = None
+        for sample in buffers:
+            with suppress(Fault, DriverReplaced):  # the library may be gone, and the buffer with it
+                self._driver.call("nvmlGpmSampleFree", sample)
