@@ -185,7 +185,7 @@ def _source(chosen: Settings, node: str, clock: Clock, tasks: BackgroundTasks, *
         Path(chosen.release_file) if chosen.release_file else None,
         access=Access(processes=chosen.sees_processes, enable_accounting=chosen.accounting),
         restarted=restarted,
-        clock=SystemClock(),  # the driver follows the system's, whatever this program makes of it
+        clock=SystemClock(),  # the driver uses the system's clock, not the agent's
     )
     if chosen.on_kubernetes:
         from agent.holders.kubernetes_source import kubernetes_source

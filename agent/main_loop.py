@@ -179,7 +179,7 @@ class Agent:
         try:
             while not stop.is_set():
                 self.sample()
-                # On multiples of the period, so that snapshots and interval edges coincide.
+                # Sample at multiples of the period, so that snapshots and interval edges coincide.
                 self._clock.wait((period_ms - self._timeline.now_ms() % period_ms) / MS_PER_SECOND, stop)
         except (DriverReplaced, ClockSetBack):
             deliver = False
@@ -340,7 +340,7 @@ class Agent:
         while self._backlog and self._store(self._backlog[0]):
             self.health.backlog_rows -= self._backlog.popleft().rows
         if self._lost is not None and not self._backlog:
-            with suppress(OutboxUnavailable):  # it stays lost, and is declared another time
+            with suppress(OutboxUnavailable):  # the loss stays recorded and is declared later
                 self._outbox.declare(self._lost)
                 self._lost = None
 
@@ -371,7 +371,7 @@ class Agent:
             self.health.spool_failure = ""
         if done.refused_facts:
             for fact in oldest.facts:
-                self._facts.pop(fact.uid, None)  # to be offered again
+                self._facts.pop(fact.uid, None)  # so that the fact is spooled again
         return True
 
 

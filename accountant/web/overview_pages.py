@@ -256,7 +256,7 @@ def _links(deps: Deps, month: Month, team: str | None) -> html_and_pdf.Links:
 
 
 def page(request: Request, current: str, template: str, deps: Deps, **values: Any) -> Response:
-    """A page under the navigation. current: where in it."""
+    """A page with the navigation. current: the navigation entry of this page."""
     text = _render(template, deps, current=current, person=person_of(request), **values)
     return tagged(request, text.encode(), HTML)
 
@@ -383,7 +383,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/proposals")
 def proposals(request: Request, deps: Given, principal: Reading) -> Response:
-    """A team lead sees the effect on their own teams."""
+    """The page of late changes; a team lead sees only the effect on their own teams."""
     found = [(one, one.effects(principal.teams)) for one in deps.books.proposals()]
     book = deps.book()
     rows = [(one, effect) for one, effects in found for effect in effects]

@@ -41,7 +41,7 @@ _NO_DEVICE = 100
 _BLOCKS_PER_MULTIPROCESSOR, _THREADS = 1, 64
 _MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
-# Every thread looks at the GPU's nanosecond clock until its time is over. Addressed for any GPU since Maxwell.
+# Every thread reads the GPU's nanosecond clock until its time is over. Runs on any GPU since Maxwell.
 _KERNEL = b"""
 .version 6.0
 .target sm_50
@@ -150,8 +150,8 @@ GRANULE_MIB = 2
 """Unit in which the driver allocates memory."""
 MIN_BUSY_PERCENT = 80
 """Lowest accepted busy part of an unshared device; the sampler sees the start and end a little late."""
-_CHUNK_MS = 250  # a display's watchdog ends kernels after seconds
-_SETTLE_MS = 1_000  # the driver publishes its readings about that often
+_CHUNK_MS = 250  # a display's watchdog ends kernels that run for seconds
+_SETTLE_MS = 1_000  # about how often the driver renews its readings
 _SIZE = re.compile(r"(\d+)(MiB|GiB)")
 _TIME = re.compile(r"(\d+)(ms|s|m)")
 _SIZES = {"MiB": MIB, "GiB": 1024 * MIB}

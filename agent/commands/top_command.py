@@ -158,7 +158,7 @@ def from_exposition(text: str, at_ms: int) -> Frame:
 
     try:
         samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
-    except Exception as error:  # the parser raises whatever its string handling runs into
+    except Exception as error:  # the parser raises the errors of its string functions
         raise ValueError(f"not a Prometheus exposition: {error}") from error
     devices: dict[str, DeviceFrame] = {}
     for sample in samples:
@@ -176,7 +176,7 @@ def from_exposition(text: str, at_ms: int) -> Frame:
             down.append(f"{sample.labels.get('collector', '')}: does not answer")
         elif name == "agent_intervals_closed_total" and abs(sample.value) < 1e18:
             closed = round(sample.value)
-        elif uuid not in devices or not abs(sample.value) < 1e18:  # NaN is not less either
+        elif uuid not in devices or not abs(sample.value) < 1e18:  # false for NaN too
             continue
         elif name.startswith("pod_gpu_"):
             _add_holder(holders, name, uuid, sample)
@@ -411,7 +411,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _UNKNOWN = "–"
 _CENT = Decimal("0.01")
 _HOLDER_WIDTH = 14
-# What is left out first where the terminal is narrow stands last. Widths without the gap between columns.
+# On a narrow terminal the last column is left out first. Widths are without the gap between columns.
 _OPTIONAL = (("Power", 6), ("Cost/h", 7), ("5 min", TREND_CELLS), ("Model", 14))
 _ALWAYS = (("GPU", 3), ("Holder", _HOLDER_WIDTH), ("Busy", 5), ("Memory", 9))
 _ORDER = ("GPU", "Model", "Holder", "Busy", "Memory", "Power", "Cost/h", "5 min")

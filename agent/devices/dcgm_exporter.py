@@ -64,7 +64,7 @@ def read(text: str) -> Ratios:
     found: dict[Place, dict[Field, float]] = {}
     try:
         samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
-    except Exception as error:  # the parser raises whatever its string handling runs into
+    except Exception as error:  # the parser raises the errors of its string functions
         raise ValueError(f"not a Prometheus exposition: {error}") from error
     for place, field, ratio in _ratios(samples):
         values = found.setdefault(place, {})

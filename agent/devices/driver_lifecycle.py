@@ -75,9 +75,8 @@ class Gpus:
     """The GPUs of this machine. For one thread, except `release` and `reacquire`.
 
     restarted: this process replaced one whose driver was upgraded; if the library still does not fit the driver, only a
-    new container or machine image can help. hang_s: see HANG_S. clock: the system's, by which the driver dates its
-    samples, and GPM's are dated.
-    """
+    new container or machine image can help. hang_s: see HANG_S. clock: the system's clock, which also dates the
+    driver's and GPM's samples."""
 
     def __init__(
         self,
@@ -171,7 +170,7 @@ class Gpus:
         self._watchdog.close()
 
     def _release_reason(self) -> str:
-        reasons = sorted(self._released)  # a copy: others add to it meanwhile
+        reasons = sorted(self._released)  # a copy, because other threads add to it
         if reasons:
             return f"released: {reasons[0]}"
         wanted = self._release_file is not None and self._release_file.exists()
@@ -195,7 +194,7 @@ class Gpus:
                 self._devices[uuid].miss(self._passed_over)
         except (Fault, DriverReplaced, CallHangs) as fault:
             if isinstance(fault, DriverReplaced) and self._was_up:
-                raise  # a fresh process would only find the same library: there it is one more way of no driver
+                raise  # a process that never had a driver gains nothing from a restart
             self._attempt = None
             reason = _NO_ANSWER if isinstance(fault, CallHangs) else str(fault)
             if self._failure != reason:
@@ -215,7 +214,7 @@ class Gpus:
         return True
 
     def _bring_up(self, attempt: object) -> list[tuple[Any, Gpu]]:
-        """Start the library and list the GPUs. An attempt that was given up undoes itself."""
+        """Start the library and list the GPUs. An attempt that took too long shuts the library down again."""
         self._driver.call("nvmlInit")
         if self._attempt is not attempt:
             self._driver.call("nvmlShutdown")

@@ -157,5 +157,5 @@ class Gpm:
         buffers = [sample for sample in (engine.last, engine.spare) if sample is not None]
         engine.last = engine.spare = engine.at_ms = None
         for sample in buffers:
-            with suppress(Fault, DriverReplaced):  # the library may be gone, and the buffer with it
+            with suppress(Fault, DriverReplaced):  # the library may be closed already, and the buffer with it
                 self._driver.call("nvmlGpmSampleFree", sample)

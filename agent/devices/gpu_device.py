@@ -2,8 +2,8 @@
 
 Handles come and go with the library (`open`, `close`); the facts about the GPU stay, and so do counters unless the
 driver may have been restarted. A failed reading is Unavailable with its reason. This module does not know the holder of
-a process. A failed reading concerns only itself, whatever its code; the GPU is lost, the library must be restarted, or
-the driver was replaced only if the handle or the GPU count confirms it.
+a process. A failed reading concerns only itself, whatever its code. A lost GPU, a library that must be restarted or a
+replaced driver is reported only if the handle or the GPU count confirms it.
 """
 
 from __future__ import annotations

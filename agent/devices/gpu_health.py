@@ -120,7 +120,7 @@ class Events:
     def close(self) -> None:
         """Release the event set while the library is still loaded."""
         if self._set is not None:
-            with suppress(Fault, DriverReplaced):  # the library may be gone, and the set with it
+            with suppress(Fault, DriverReplaced):  # the library may be closed already, and the set with it
                 self._driver.call("nvmlEventSetFree", self._set)
         self._set = None
         self._uuids.clear()

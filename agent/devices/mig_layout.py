@@ -94,7 +94,7 @@ class MigLayout:
             try:
                 handle = self._driver.call("nvmlDeviceGetMigDeviceHandleByIndex", parent, index)
             except Refused as fault:
-                if fault.nothing_there:  # a hole in the numbering
+                if fault.nothing_there:  # numbers need not be consecutive
                     continue
                 raise
             attributes = self._driver.call("nvmlDeviceGetAttributes", handle)

@@ -192,7 +192,7 @@ class Driver:
                 return [(p.pid, None if p.memory == _NOT_REPORTED else p.memory) for p in found[: count.value]]
             if code != _INSUFFICIENT_SIZE or room > _MOST_PROCESSES:
                 raise self._fault(code, name)
-            count.value = max(count.value, room) * 2  # more may begin meanwhile
+            count.value = max(count.value, room) * 2  # further calls may begin meanwhile
 
     @staticmethod
     def address(handle: Any) -> int:

@@ -292,7 +292,7 @@ class Accounting:
             self._refused.discard(pid)
             self._sums[pid], times[pid] = (start, total), _COUNTS_FROM_HERE
             return
-        # Another start is another process with the same number.
+        # A different start time means another process with the same number.
         before = known[1] if known is not None and known[0] == start else 0
         self._sums[pid] = start, total
         gained = max(total - before, 0)

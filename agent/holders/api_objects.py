@@ -168,7 +168,7 @@ class Event(msgspec.Struct):
 
 class ListMeta(msgspec.Struct, rename="camel"):
     resource_version: str = ""
-    # The way to the next page; "continue" is a word of Python's.
+    # The token of the next page; `continue` is a keyword of Python.
     more: str = msgspec.field(default="", name="continue")
 
 

@@ -297,7 +297,7 @@ class SliceStore:
 
 _PPM = 1_000_000
 _PERCENT = 100
-_MAX_EXPONENT = 15  # of a figure that means something here; others overflow further on
+_MAX_EXPONENT = 15  # larger numbers have no meaning here and would overflow later
 # Sources: Project-HAMi, resource names; KAI Scheduler, pod annotations.
 _CORES, _MEMORY, _MEMORY_PERCENT = "nvidia.com/gpucores", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
 _FRACTION, _FRACTION_MEMORY = "gpu-fraction", "gpu-memory"
@@ -441,7 +441,7 @@ def find_holders(given: Iterable[PodResources], views: Mapping[Key, PodView], no
     sharing = _sharing(views.values(), reserved, node.gpus)
     found += sharing
     used = {(a.gpu_uuid, a.mig_uuid) for a in sharing}
-    # A reservation whose pods are not known yet still keeps all others out.
+    # While the pods of a reservation are unknown, no other pod can use the GPU.
     found += [a for a in reserving if (a.gpu_uuid, a.mig_uuid) not in used]
     return NodeAllocations(_marked(found), tuple(sorted(unresolved)), frozenset(present) - node.systems)
 

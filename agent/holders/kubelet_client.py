@@ -178,7 +178,7 @@ class UnaryChannel:
     ) -> bool:
         """Add one event to the answer; returns whether the stream has ended."""
         if isinstance(event, h2.events.ConnectionTerminated):
-            # What the server had begun it may finish; the connection is good for nothing after that.
+            # The server may finish what it has begun; then the connection cannot be used any more.
             answer.last = True
             if event.last_stream_id is not None and event.last_stream_id < stream:
                 raise _ConnectionEnded("the server is going away")

@@ -92,7 +92,7 @@ class BoundPods:
             return view
         shares = known.fraction or known.memory_mib
         if shares and not known.groups and now.groups:
-            # The scheduler names the group as it binds the pod.
+            # The scheduler sets the group when it binds the pod.
             known = self._declared[uid] = msgspec.structs.replace(known, groups=now.groups)
             self._save()
         if known != now and uid not in self._refused:
@@ -166,7 +166,7 @@ class ApiServer:
     """
 
     def __init__(self, url: str, ca_file: Path | None, token_file: Path | None) -> None:
-        connection_to(url, ca_file, TIMEOUT_S)  # refused now rather than by every request
+        connection_to(url, ca_file, TIMEOUT_S)  # invalid values fail here and not at every request
         self._url = url
         self._ca_file = ca_file
         self._token = TokenFile(token_file) if token_file is not None else None
@@ -349,7 +349,7 @@ class Reflector:
         items: list[bytes] = []
         more, began_ms = "", self._clock.monotonic_ms()
         while True:
-            # Version 0: from the server's cache, where one node's pods are found without reading all.
+            # Version 0: answered from the server's cache, which finds one node's pods without reading all pods.
             page = {"limit": str(PAGE_ITEMS), "continue": more} if more else {"resourceVersion": "0"}
             found = api_objects.decode(self._api.page(self._path, {**self._selector, **page}), api_objects.Listing)
             items += [bytes(item) for item in found.items or ()]
@@ -372,7 +372,7 @@ class Reflector:
             "timeoutSeconds": str(lasts_s),
         }
         began_ms, quiet = self._clock.monotonic_ms(), True
-        self._task.succeed()  # no line for long is no fault, and the connection has a time limit
+        self._task.succeed()  # a long time without a line is not a fault; the connection has a time limit
         for line in self._api.lines(self._path, parameters, lasts_s + 30):
             self._task.begin()
             self._take(api_objects.decode(line, api_objects.Event))
@@ -413,7 +413,7 @@ class Reflector:
         self.failure = str(error)
         ceiling = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS << min(self._failures - 1, 16))
         if status == FORBIDDEN:
-            ceiling = BACKOFF_CAP_MS  # a right is not granted within a second
+            ceiling = BACKOFF_CAP_MS  # it takes longer until a missing right is granted
         asked_ms = error.retry_after_s * MS_PER_SECOND if isinstance(error, ApiUnavailable) else 0
         return max(ceiling // 2 + round(self._jitter() * ceiling / 2), asked_ms)
 

@@ -118,7 +118,7 @@ class HolderCounters:
                 alone = key in lone and key[0] not in strangers and not uncertain
                 busy = SOLE if alone else Unavailable(f"{NO_HOLDER_READING}: {why}", refused=True)
                 readings.append(HolderReading(key[1], key[0], busy, Unavailable(why, refused=True)))
-        if not readings:  # where processes can be seen and several hold the device, it is known that none did anything
+        if not readings:  # with visible processes and several holders, it is known that none of them did anything
             shared = any(claim.sharing for claim in claims) or len({claim.holder for claim in claims}) > 1
             return (
                 msgspec.structs.replace(device, method="process")

@@ -76,7 +76,9 @@ class Layout:
         known = self._capacities.get(span_ms)
         if known is None:
             known = self._divide(span_ms * US_PER_MS)
-            if len(self._capacities) < 64:  # most spans are the interval's own; odd ones must not pile up
+            if (
+                len(self._capacities) < 64
+            ):  # most spans have the length of the interval; other lengths must not fill the cache
                 self._capacities[span_ms] = known
         return known
 

@@ -163,7 +163,7 @@ class OpenSpan:
         self._tensor = self._active(self._tensor, step.tensor_active_us, step.busy_known)
         self._known = self._known or step.busy_known
         methods = step.methods
-        if methods is not self._methods:  # another mixture of ways than in the last step
+        if methods is not self._methods:  # the methods differ from those of the last step
             self._rungs = list(map(max, self._rungs, methods.shares)) if self._rungs else methods.shares
             self._way = max(self._way, methods.parts)
             self._methods = methods
@@ -206,7 +206,7 @@ class OpenSpan:
         energies: Sequence[int | None] = [None] * (len(busy) + 1)
         if energy is not None:
             alone = len(busy) == 1 and not rest  # the only share gets all energy, active and idle
-            # What an unread share spent on its work is not known: all of it goes by allocation.
+            # The active energy of an unread share is unknown, so all energy is divided by allocation.
             active = 0 if alone or self._unread else active_energy(energy, self._energy_ms, self._device, idle_power_mw)
             if rest:
                 energies = attribute_energy(energy, active, [*busy, rest], [*capacities, 0])
@@ -404,7 +404,7 @@ class _WatchedGpu:
     def go_on(self, reading: DeviceReading, holders: Holders, allocations: tuple[Allocation, ...]) -> None:
         """Continue from this reading with the same layout."""
         self.reading, self.holders = reading, holders
-        if allocations != self.allocations:  # the same in another order
+        if allocations != self.allocations:  # the same allocations in another order
             self.allocations, self._encoded = allocations, None
 
     def kept(self) -> EncodedGpuState:
@@ -455,7 +455,7 @@ class Meter:
         self._open: dict[str, _WatchedGpu] = {}
         self._listed: tuple[Allocation, ...] | None = None
         self._allocations: dict[str, tuple[Allocation, ...]] | None = None
-        """The same by GPU."""
+        """The present allocations by GPU."""
         self._unknown: dict[str, str] = {}
         """Why the holders of a GPU are unknown, by GPU."""
         self._carry: dict[str, GpuState] = {}
@@ -496,7 +496,7 @@ class Meter:
             layout = _layout_now(open_, after, claims)
             unsure = ""
             if layout is not None and any(share.holder is None for share in layout.shares):
-                unsure = unknown.get(uuid, "")  # whether these shares are unheld is not known any more
+                unsure = unknown.get(uuid, "")  # it is unknown whether these shares are still unheld
             if unsure and layout is not None and not layout.positions:
                 layout = None
             if after is not None and layout is open_.layout and bool(unsure) == bool(open_.unsure):
@@ -527,7 +527,7 @@ class Meter:
             if held is not None:
                 closed += self._carried(held, self._open[uuid], snapshot.at_ms)
         if snapshot.devices:
-            # A device that is not listed among others has ended; one whose holders are unknown waits.
+            # A device that is missing from the list has ended; one with unknown holders waits.
             self._carry = {uuid: held for uuid, held in self._carry.items() if uuid in unknown}
         return closed
 
@@ -578,7 +578,7 @@ class Meter:
         gpus = decode(state, self._boot_id)
         if gpus and not self._open:
             self._carry = {held.gpu.uuid: held for held in gpus}
-            # Had the wall clock been set back meanwhile, rows would overlap those closed before.
+            # If the wall clock was set back meanwhile, rows would otherwise overlap those closed before.
             closed_ms = max(held.closed_ms for held in gpus)
             if closed_ms > snapshot.at_ms:
                 self._at_ms = closed_ms

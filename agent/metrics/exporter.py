@@ -245,7 +245,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/metrics":
             from agent.metrics.metric_families import CONTENT_TYPE
 
-            # Whatever else a scraper would take: every one takes this, and nothing is quicker to write.
+            # Every scraper accepts this format, and it is the fastest one to write.
             self._answer(200, CONTENT_TYPE, self.text())
         elif path == "/livez":
             alive = self.alive()

@@ -81,7 +81,7 @@ class TextFormat:
         text = f"{family.name}{{{pairs}}}" if named else family.name
         with self._lock:
             if len(known) >= MAX_REMEMBERED:
-                known.clear()  # pods come and go; the living ones are back with the next scrape
+                known.clear()  # the labels of present pods are cached again at the next scrape
             known[labels] = text
         return text
 

@@ -163,12 +163,12 @@ def connect(path: Path, now_ms: int, *, fsync: bool) -> sqlite3.Connection:
 def _connect(path: Path, fsync: bool) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
     try:
-        # One process has the file, by the lock beside it. The log's index is in this process's memory then, and not in
-        # a mapped file (-shm), which another program could shorten: that would end the process (SIGBUS).
+        # The lock admits one process, so the log's index can be in its memory instead of a mapped file (-shm). If
+        # another program shortened such a file, this process would end (SIGBUS).
         db.execute("PRAGMA locking_mode=EXCLUSIVE")
         db.execute("PRAGMA journal_mode=WAL")
-        # The log is folded in early, and given back: on a small volume it would leave no room for records, nor for the
-        # transaction that removes those that were sent.
+        # The log is merged into the file early and shortened. On a small volume it would otherwise leave no room for
+        # records, or for the transaction that removes sent records.
         db.execute(f"PRAGMA wal_autocheckpoint={LOG_PAGES}")
         db.execute(f"PRAGMA journal_size_limit={LOG_PAGES * 4096}")
         db.execute(f"PRAGMA synchronous={'FULL' if fsync else 'OFF'}")
@@ -524,7 +524,7 @@ LOSSES = frozenset({OUTBOX_FULL, SPOOL_UNWRITABLE})
 
 _unit = itemgetter(1)
 """The unit of a record."""
-_ROW_OVERHEAD = 64  # what key, unit, time and page share of a record cost beside its payload
+_ROW_OVERHEAD = 64  # bytes of a record's key, unit, time and share of a page, in addition to its payload
 
 
 class Outbox:

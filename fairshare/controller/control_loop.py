@@ -229,7 +229,7 @@ class Controller:
         except Unavailable:
             return False
         except ClusterError:
-            return True  # it does not exist yet, or we are never allowed to read it
+            return True  # it does not exist yet, or may not be read
         self._memory |= status_conditions.memories(standing)
         self._telling.resume(standing)
         self._preemptions.restore(standing)

@@ -161,7 +161,7 @@ def report_view(report: CycleReport) -> RenderableType:
 
 
 def outcomes_table(outcomes: Sequence[Outcome]) -> RenderableType:
-    """The writes of `release`."""
+    """Render the writes of `release`."""
     table = titled_table("", ("target", "queue", "object"), ("now", "new"), ("result",), "why")
     for outcome in outcomes:
         apply = outcome.apply
@@ -173,7 +173,7 @@ def outcomes_table(outcomes: Sequence[Outcome]) -> RenderableType:
 
 
 def adoptions_table(adoptions: Sequence[Adoption]) -> RenderableType:
-    """Fields taken over, and their former owners."""
+    """Render the fields that were taken over, with their former owners."""
     table = titled_table("", ("target", "queue", "object", "field", "owned by", "result"), folded="why")
     for each in adoptions:
         table.add_row(
@@ -240,8 +240,8 @@ def _in_tree(parents: Mapping[str, str | None]) -> Iterator[tuple[int, str]]:
 def titled_table(
     title: str, names: Sequence[str], figures: Sequence[str] = (), more: Sequence[str] = (), folded: str = ""
 ) -> Table:
-    """An empty table. names, figures, more: headings in this order, those of figures on the right. folded: of a last
-    column of texts that may take several lines."""
+    """Return an empty table. names, figures, more: headings in this order, those of figures on the right. folded: of a
+    last column of texts that may take several lines."""
     table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in names:
         table.add_column(heading)

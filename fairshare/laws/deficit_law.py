@@ -117,7 +117,7 @@ class Deficit:
             return replace(verdict, names=as_given, wanted=[by_name[name] for name in as_given])
         names, weights, targets, usage, asked, held, _, _, _, _, reclaims = siblings.columns
         pool, settings, now_ms = siblings.pool, self.settings, siblings.now_ms
-        if pool <= 0:  # their parent may have nothing, so none has more or less than its part
+        if pool <= 0:  # if their parent has nothing, no queue is above or below its part
             kept = DeficitState.of(memory, siblings)
             return LawResult(names, list(weights), {}, dict.fromkeys(names, "there is nothing to divide here"), kept)
         gain, price, knee = settings.gain, settings.reclaim_price, settings.price_knee

@@ -117,7 +117,7 @@ class EvictionCheck:
 
     def _budget(self, pod: Object, spent: dict[tuple[str, str], int]) -> str | None:
         if look(pod, ("status", "phase")) != "Running":
-            return None  # the API server does not ask its budget either
+            return None  # the API server ignores the budget of such a pod too
         metadata = pod["metadata"]
         for budget in self._budgets:
             if budget["metadata"].get("namespace") != metadata.get("namespace"):

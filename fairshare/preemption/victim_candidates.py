@@ -178,7 +178,7 @@ def protected(policy: Policy, situation: PreemptionInputs, bundle: Bundle) -> st
     runtime = policy.preemption.min_runtime
     started_ms = gang.started_ms
     if started_ms is None and bundle.pods:
-        started_ms = situation.now_ms  # bound, and its kubelet has not spoken yet
+        started_ms = situation.now_ms  # bound, but its kubelet has not reported the start yet
     if bundle.whole and started_ms is not None:
         ran_s = (situation.now_ms - started_ms) / MS_PER_SECOND
         if ran_s < runtime:

@@ -1,9 +1,9 @@
 """Chooses the victims for each claim and gives a reason for each.
 
-For a claim without room, parts of running workloads are taken as KAI's rules allow; each claim is decided on what the
-claims before it have left. Beyond KAI's rules, no queue on the path goes below its deserved quota, no claim above its
-share takes from a higher priority, and the policy's limits apply. The same inputs and policy give the same verdicts, in
-whatever order gangs are listed.
+For a claim without room, parts of running workloads are taken as KAI's rules allow. Claims are decided one after the
+other; each one sees the cluster as the earlier ones have left it. Beyond KAI's rules, no queue on the path goes below
+its deserved quota, no claim above its share takes from a higher priority, and the policy's limits apply. The same
+inputs and policy give the same verdicts, in whatever order gangs are listed.
 
 Parts are taken in the order of least loss (`victim_candidates`), by the rules of `preemption_rules` and within its
 limits, until the claim's pods fit on nodes; parts that are then not needed are spared. Of several orders, the one that
@@ -62,7 +62,7 @@ MOST_SPARED = 200
 
 @dataclass(slots=True)
 class State:
-    """What earlier claims of the same cycle have left."""
+    """The accounts, quotas and victims after the earlier claims of the same cycle."""
 
     accounts: dict[str, Account]
     expected: dict[str, Account]
@@ -267,7 +267,7 @@ class _ClaimPlacement:
     """Tests whether a claim's pods fit, on the nodes and in the quota by which its target admits work."""
 
     def __init__(self, claim: Claim, trial: PlacementTrial, quotas: Quotas) -> None:
-        """trial, quotas: changed in place."""
+        """trial, quotas: this object changes them in place."""
         self._claim = claim
         self._trial = trial
         self._quotas = quotas
@@ -286,13 +286,13 @@ class _ClaimPlacement:
         self._quotas.book(bundle.gang.pool, -bundle.gpus)
 
     def take_out(self, number: int) -> None:
-        """Takes it out again, as if it had never been added."""
+        """Remove a part again, as if it had never been added."""
         bundle = self._parts.pop(number)
         self._trial.take_out(number)
         self._quotas.book(bundle.gang.pool, bundle.gpus)
 
     def fits(self, without: int | None = None) -> bool:
-        """without: the number of a part that is left out."""
+        """Return whether the claim fits. without: the number of a part that is left out."""
         return self._admitted(without) and self._trial.fits(without)
 
     def _admitted(self, without: int | None) -> bool:

@@ -234,10 +234,10 @@ def players(player: TaskRunner, most: int | None = None) -> Iterator[Replays]:
     if count < 2:
         yield player
         return
-    # Not forked: the process that read the trace has threads.
+    # Processes are not forked, because the process that read the trace has threads.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(count, context, initializer=_begin, initargs=(player,))
-    for _ in range(count):  # else the others begin, with all they import, only once the first run is over
+    for _ in range(count):  # otherwise the other processes would start only after the first run
         pool.submit(os.getpid)
 
     def play(tasks: Sequence[Task], heard: ProgressCallback) -> Iterator[Result]:

@@ -184,7 +184,7 @@ class Engine:
                 self.fail(self.outages[number])
             elif kind == _RESTORE:
                 self.restore(self.outages[number])
-            elif gangs[number].end_ms == self.now_ms:  # else that run was stopped
+            elif gangs[number].end_ms == self.now_ms:  # otherwise the gang was stopped before this end
                 self.stop(gangs[number], "finished")
         self.now_ms = max(self.now_ms, until_ms)
         while self._arrivals_ms[self._submitted] <= until_ms:

@@ -130,12 +130,10 @@ class StatefulDrf:
 
 
 class Oracle:
-    """Knows every future job and its run time, and sets weights by what each queue is still due in the weeks that
-    contain this moment, some just begun, some nearly over. No controller can know this; the oracle shows how well one
-    could do.
-
-    The amount due in a week is `fill` of all that is delivered, by share, up to what a queue used and could still use.
-    """
+    """Sets weights with knowledge of every future job and its run time: by what each queue is still due in the weeks
+    that contain this moment, some just begun, some nearly over. No controller can know this; the oracle shows how well
+    one could do. A queue is due in a week its part by share (`fill`) of all GPU time that is delivered, up to what it
+    used and could still use."""
 
     def __init__(
         self, workload: Workload, capacity: int, share: Sequence[float], ahead_h: Sequence[int] = AHEAD_H
@@ -193,7 +191,7 @@ class Usage:
         if self._half_life_s is None:
             sums = list(map(add, self._sums, fresh))
         else:
-            # Of a short slice: as if all of it had been used at its middle.
+            # The usage of a short slice is treated as if it all happened at the middle of the slice.
             fade, middle = exp2(-span / self._half_life_s), exp2(-span / 2 / self._half_life_s)
             fresh = [new * middle for new in fresh]
             sums = [old * fade + new for old, new in zip(self._sums, fresh, strict=True)]
@@ -267,7 +265,7 @@ class Feedback:
         for name, wanted in zip(names, values, strict=True):
             q = places[name]
             held = in_force[q]
-            # A queue of weight 0 stays one, and nothing paces what does not move.
+            # A weight of 0 stays 0, and a weight that does not move needs no pace.
             if wanted != held and held:
                 value = wanted if turn else strides(wanted, held, changed_ms[q], direction[q], bounds, now_ms)[1]
                 if value != held:
@@ -382,7 +380,7 @@ def _ranking(name: str, setup: Setup) -> Ranking:
         if name == "order-fairtree":
             return [part / share for part, share in zip(parts, setup.share, strict=True)]
         if name == "order-kueue":
-            # The entry penalty: what stands admitted counts as if it had been used for a sampling interval.
+            # The entry penalty: admitted GPUs count as if they had been used for a sampling interval.
             return [
                 part / share + held / view.capacity / share / 1e3
                 for part, share, held in zip(parts, setup.share, view.held, strict=True)

@@ -541,7 +541,7 @@ def _gangs(
         requested = max(allocated, _gpus(amounts.get("requested")))
         mine = members.get(named(obj))
         if mine is not None and not mine:
-            continue  # all of it is on its way out
+            continue  # all its pods are being deleted
         priority = _priority(spec, classes, mine or ())
         gang = Gang(
             queue.name,

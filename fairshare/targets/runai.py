@@ -144,7 +144,7 @@ class RunaiApi:
     def _ask(self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: object = None) -> Any:
         response = self._send(method, path, query=query, body=body, token=self._bearer())
         if response.status_code == 401:
-            self._token_until_ms = 0  # revoked before its time: once more with a new one
+            self._token_until_ms = 0  # the token was revoked: try once more with a new one
             response = self._send(method, path, query=query, body=body, token=self._bearer())
         return self._read(method, path, response)
 
@@ -398,7 +398,7 @@ def _unit(kind: Kind, row: Mapping[str, Any], note: Mapping[str, Any] | None) ->
     annotations = dict(note["annotations"]) if note is not None else {}
     contested = note is not None and not _ours(note, weight)
     if note is not None and not contested and same(weight, note.get("also")):
-        annotations[queue_objects.PUBLISHED] = f"{weight or 0.0:.15g}"  # the write that was noted has not come
+        annotations[queue_objects.PUBLISHED] = f"{weight or 0.0:.15g}"  # the announced write did not happen
     path = {WEIGHT}
     managers = [{"manager": ELSEWHERE, "operation": "Update", "fieldsV1": to_fields_v1(path)}] if contested else []
     metadata: dict[str, Any] = {

@@ -255,7 +255,7 @@ def _gangs(
         )
         mine = members.get(named(obj), ())
         if not mine and named(obj) in members:
-            continue  # all of it is on its way out
+            continue  # all its pods are being deleted
         # The controller of a PodGroup creates all pods at once, so the pods that are left are its whole request.
         gang = with_pods(
             replace(

@@ -357,11 +357,11 @@ class Usage:
                 self._effective_ms = self._accountant.put_policy(policy).effective_ms
                 self._announced, self._announced_ms = version, self._clock.wall_ms()
             now_ms = self._clock.wall_ms()
-            # Rows end at whole minutes: a window that does too cuts none, and costs the accountant a twentieth.
+            # Rows end at whole minutes. A window that ends there cuts no row: its query takes a twentieth of the time.
             at_ms = now_ms - now_ms % MS_PER_MINUTE
-            if at_ms <= self._announced_ms:  # a policy that has just been announced is in force only after it
+            if at_ms <= self._announced_ms:  # a policy that was just announced is in force only after this instant
                 at_ms = now_ms
-            if at_ms < self._effective_ms <= now_ms + MS_PER_MINUTE:  # by the accountant's clock, which may go before
+            if at_ms < self._effective_ms <= now_ms + MS_PER_MINUTE:  # by the accountant's clock, which may be ahead
                 at_ms = self._effective_ms
             window = self._accountant.window(policy.window, policy.measure, at_ms, policy.min_coverage)
             spent = (
@@ -385,7 +385,7 @@ class Usage:
         """Return the hold for a window with other queues, from another controller or a restored ledger. The policy is
         announced again when it is time.
         """
-        if now_ms < self._effective_ms:  # the controller's own doing, and announcing it again would change nothing
+        if now_ms < self._effective_ms:  # the controller announced it itself; announcing it again would change nothing
             return UsageHold("PolicyNotInForce", _behind(self._effective_ms, now_ms))
         told = window.policy_version or "none"
         text = f"usage was counted by policy {told}, ours is {version}"

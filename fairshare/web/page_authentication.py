@@ -212,7 +212,7 @@ class PageAuthentication:
                 raise Unauthenticated("not signed in")
             return Caller(self._tokens.whose(token), _mark((token or "").encode()))
         except Unauthenticated as error:
-            # Where people sign in, a form whose session is over must not make a browser ask for a password.
+            # If people sign in, a form with an expired session must not make the browser ask for a password.
             challenge = _BASIC if self.people() is None else _BEARER
             raise Refusal(401, "Who are you?", str(error), {"WWW-Authenticate": challenge}) from error
 

@@ -190,11 +190,11 @@ def _merged(lines: Sequence[str], before: Sequence[str], after: Sequence[str]) -
     done = 0
     for start, end, at, last in _line_changes(before, after):
         if start < end:
-            kept = content[first[start]]  # the comments above what changes
+            kept = content[first[start]]  # the comments above the changed lines
         else:
             kept = max(done, ends[start])
             while kept < len(lines) and not _has_content(lines[kept]) and _indent(lines[kept]) > _indent(after[at]):
-                kept += 1  # the comments that end the part before
+                kept += 1  # the comments at the end of the part before
         merged += [*lines[done:kept], *after[at:last]]
         done = max(kept, ends[end])
     return "".join([*merged, *lines[done:]])
@@ -277,7 +277,7 @@ _MINUS = "\u2212"
 def shown(each: Field, value: Any) -> str:
     """Return the file's value as the field shows it; "" for a missing key."""
     if value is False and each.kind == "choice":
-        return "off"  # which YAML reads as a truth value
+        return "off"  # YAML would read the text as a boolean
     if each.kind == "yaml" and value is not None:
         return _lines(value)
     return text_of(value)

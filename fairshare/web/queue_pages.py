@@ -217,7 +217,7 @@ def queue(visit: RequestContext) -> Response:
     hours = min(policy.window.size // 3600, queue_history.MOST_HOURS) or 1
     end_ms = visit.context.clock.wall_ms() // MS_PER_HOUR * MS_PER_HOUR
     start_ms = end_ms - hours * MS_PER_HOUR
-    # Why a workload was stopped names the one that came instead: of their own queues teams see the weights alone.
+    # The reason for a preemption names the other workload, so teams see only the weights of their own queues.
     kind = "" if own is None else "weight"
     decided, missing = _recent_decisions(visit, start_ms, 20, visit.rest, kind)
     held: list[tuple[float, float]] = []

@@ -206,7 +206,7 @@ class Worker:
             daemon=True,
         )
         process.start()
-        there.close()  # so that its end is seen here
+        there.close()  # so that this process notices its end
         try:
             return self._listen(here, told, stop)
         finally:

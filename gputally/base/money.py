@@ -125,17 +125,17 @@ class Money:
 def payable(amounts: Mapping[K, Money], currency: str, total: Money | None = None) -> dict[K, Money]:
     """Round exact amounts to minor units so that they add up to the rounded total.
 
-    The total is rounded half to even, once (or given: then as it was rounded among its own peers);
-    every part takes its floor, and what is missing goes to the largest fractions, equal ones in the order of
-    the mapping. Negative amounts are fine. Raises CurrencyMismatch, and ValueError for a total that no rounding of
-    the parts gives. Source: Hamilton's method; openmeter's AllocateByWeight does the same."""
+    The total is rounded half to even, unless it is given because it was already rounded as a part of a larger sum.
+    Every part is rounded down, and the missing units go to the largest fractions, equal ones in the order of the
+    mapping. Amounts may be negative. Raises CurrencyMismatch, and ValueError for a total that no rounding of the parts
+    gives. Source: Hamilton's method; openmeter's AllocateByWeight does the same."""
     zero = Money.zero(currency)
     several = [*amounts.values(), zero if total is None else total]
     for money in several:
         zero._same(money)
     places = minor_places(currency)
     finest = max(-int(money.amount.as_tuple().exponent) for money in several)
-    # Whole numbers of the finest unit that any of them has: `unit` of these are a minor unit.
+    # Whole numbers of the smallest unit that any amount has; `unit` of them are one minor unit.
     unit = 10 ** max(0, finest - places)
     exact = {key: _scaled(money.amount, max(finest, places)) for key, money in amounts.items()}
     floors = {key: value // unit for key, value in exact.items()}

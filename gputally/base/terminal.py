@@ -53,5 +53,5 @@ def table(
 
 
 def figures(*headings: str, **style: Any) -> list[Column]:
-    """Columns that are set right. style: of each, as rich has it."""
+    """Return right-aligned columns. style: of each column, as in rich."""
     return [Column(heading.strip(), justify="right", **style) for heading in headings]

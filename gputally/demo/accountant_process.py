@@ -201,7 +201,7 @@ class DemoAccountant:
             currency,
             _payable(bill.total, currency),
             {line.key["team"]: _payable(line.cost, currency) for line in bill.lines},
-            ledger.coverage(start_ms, end_ms) or 0.0,  # of no capacity nothing is metered
+            ledger.coverage(start_ms, end_ms) or 0.0,  # without capacity, nothing is metered
             self._service.metrics.rows(),
             self._wire.acks_lost,
         )
@@ -213,7 +213,7 @@ class DemoAccountant:
             report = build(moment, self._service.book(), start_ms, end_ms)
         (folder / "report.html").write_text(html_report.render_html(report), encoding="utf-8")
         (folder / "statement.csv").write_text(csv_report.render_csv(report), encoding="utf-8", newline="")
-        ledger.checkpoint()  # nothing writes any more: with its log folded in, the file is the whole ledger
+        ledger.checkpoint()  # nothing writes any more, so after this checkpoint the file is the whole ledger
         shutil.copyfile(self._service.settings.ledger_file, folder / "ledger.duckdb")
 
     def close(self) -> None:

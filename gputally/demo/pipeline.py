@@ -186,7 +186,7 @@ class Pipeline:
         events = self.engine.events_until(self._after(1))
         self._crew.set_out(events, self._after(1))
         control: Callable[[], None] | None = None
-        keep_house = False  # of the hour before: an order of its own would have to be waited for
+        keep_house = False  # figures of the hour before, because a separate request would have to wait
         with ThreadPoolExecutor(1, "scheduler") as scheduler:
             for hour in range(1, hours + 1):
                 away = hour in self.scenario.faults.away

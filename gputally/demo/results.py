@@ -178,7 +178,7 @@ def _teams(
     weights = {queue.name: queue.weight for queue in scenario.policy.queues}
     static = {name: before.held_us(name) for name in weights}
     after = {name: by_team.get(name, Accounts()).allocated for name in weights}
-    # What teams could have used is known to the simulation alone.
+    # Only the simulation knows what teams could have used.
     demand = {
         name: max(amount * US_PER_MS, after[name])
         for name, amount in feasible_demand(

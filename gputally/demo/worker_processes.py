@@ -118,7 +118,7 @@ class Worker:
     def close(self) -> None:
         """Ask the part to shut down, and wait for it. Idempotent."""
         if not self._started:
-            self._process.terminate()  # it is still loading, and for nothing
+            self._process.terminate()  # it is still loading and is not needed any more
         self.leave()
         self._process.join()
         for pipe in self._pipes:
@@ -171,7 +171,7 @@ def _work(who: str, name: str, pipes: list[Connection], nice: int, log_file: Pat
                 threading.Thread(target=_obey, args=(who, pipe, part), name="orders", daemon=True).start()
             left = _obey(who, first, part)
         if not left and scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)  # whichever part ends last leaves nothing
+            shutil.rmtree(scratch, ignore_errors=True)  # the part that ends last removes the folder
 
 
 def _obey(who: str, orders: Connection, part: WorkerObject) -> bool:

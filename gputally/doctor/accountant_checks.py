@@ -40,7 +40,9 @@ class ClockReading:
     @property
     def least_skew_ms(self) -> int:
         """Return the smallest skew that the reading allows, positive if the other clock is ahead."""
-        late = self.their_ms - self.own_ms  # its moment lies within [their, their + 1 s), ours within [own - took, own]
+        late = (
+            self.their_ms - self.own_ms
+        )  # the other clock read within [their, their + 1 s), this one within [own - took, own]
         return late if late > 0 else min(0, late + MS + self.took_ms)
 
 

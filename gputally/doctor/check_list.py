@@ -68,7 +68,7 @@ def _kubelet(sources: Sources) -> CheckResult:
 def _processes(sources: Sources) -> CheckResult:
     from gputally.doctor.node_checks import driver, foreign_processes
 
-    sources.kubelet()  # without one this is no node of Kubernetes, and processes are holders like others
+    sources.kubelet()  # raises without a kubelet: then processes outside pods are normal
     machine = sources.machine()
     driver(machine)
     return foreign_processes(machine.snapshot)

@@ -68,7 +68,7 @@ def _unread(name: str, devices: Sequence[DeviceReading]) -> Iterable[Finding]:
     reasons: dict[str, list[str]] = {}
     for one in devices:
         value = getattr(one, name)
-        # MIG has no busy time of the whole device, and a first look has nothing to compare samples with.
+        # With MIG the whole device has no busy time, and a first reading has no earlier samples to compare with.
         if isinstance(value, Unavailable) and not one.instances:
             reasons.setdefault(value.reason, []).append(str(one.gpu.index))
     for reason, indices in reasons.items():

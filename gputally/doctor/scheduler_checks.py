@@ -353,7 +353,7 @@ def gangs(ground: ClusterView, policy: Policy, pods: Sequence[Object]) -> tuple[
         try:
             found += look_at(adapter, policy, ground, read).gangs
         except ClusterError:
-            continue  # said by the check `weights`
+            continue  # reported by the check `weights`
     return tuple(found)
 
 

@@ -153,7 +153,7 @@ class KubernetesApi:
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise _silent(error) from error
         finally:
-            # What is left unread cannot be read by the connection's next user.
+            # The rest must be read, so that the connection's next user does not get it.
             response.response.close()
 
 
@@ -254,7 +254,7 @@ class KubernetesCluster:
         while True:
             query = {"limit": str(PAGE), **wanted, **({"continue": token} if token else {})}
             answer = self._send("GET", kind.path(), query)
-            for item in answer.get("items") or ():  # a list leaves out what its kind says
+            for item in answer.get("items") or ():  # items of a list have no kind
                 item.setdefault("apiVersion", kind.api_version)
                 item.setdefault("kind", kind.kind)
                 take(item)
@@ -286,7 +286,7 @@ class KubernetesCluster:
         shared = self._apply(obj, {"fieldManager": field_manager, **_dry(dry_run)})
         if dry_run:
             return shared
-        # Applying a value that stands only makes us an owner beside the others, and forcing would not change
+        # Applying the present value only adds us as an owner beside the others, and forcing would not change
         # that. So their entries lose the fields: a client that may write an object may edit its managedFields. In
         # this order: an object whose fields have no owner is given to `before-first-apply`.
         entries = [

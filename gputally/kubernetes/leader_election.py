@@ -28,7 +28,7 @@ from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.api_client import in_cluster
 
-# It logs every failed renewal with a traceback; `leading` and the metrics say the same in a word.
+# The library logs every failed renewal with a traceback; `leading` and the metrics show the same.
 _library = logging.getLogger("kubernetes.aio.leaderelection")
 _library.addHandler(logging.NullHandler())
 _library.propagate = False
@@ -163,7 +163,7 @@ class _Lock(LeaseLock):
 
     async def create(self, name: str, namespace: str, election_record: LeaderElectionRecord) -> bool:
         asked_ms = self._tell(None)
-        # Not the library's own: release 37 passes an argument that its own validation refuses.
+        # Replaces the library's code: release 37 passes an argument that its own validation refuses.
         lease = client.V1Lease(metadata=client.V1ObjectMeta(name=name), spec=self.update_lease(election_record))
         try:
             async with asyncio.timeout(self._patience_s):

@@ -203,7 +203,7 @@ class Reflector(Generic[O, V]):
             "timeoutSeconds": str(WATCH_SECONDS),
         }
         try:
-            self._well()  # no line for long is no fault, and the connection has a time limit
+            self._well()  # a long time without a line is not a fault; the connection has a time limit
             for raw in self._api.watch(self.path, query, metadata_only=self._metadata_only):
                 self._progress()
                 self._take(raw)

@@ -130,7 +130,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._expect_headers()
             self._header_bytes += len(data)
         super().data_received(data)
-        # Bytes of a body that follow the headers in the same read count for nothing.
+        # Bytes of the body that arrive in the same read as the headers are not counted.
         if self._awaiting_headers and self._header_bytes > self._limits.header_bytes:
             self.transport.abort()
 
@@ -156,7 +156,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self._awaiting_headers and not self.transport.is_closing():
-            self._expect_headers()  # the rest of a body that was answered before it had come
+            self._expect_headers()  # the rest of a body whose request was already answered
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -291,7 +291,7 @@ class _Server(uvicorn.Server):
             with contextlib.suppress(OSError, asyncio.CancelledError):
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection, **tls)
         finally:
-            if not protocol.made:  # whatever went wrong, its place is free again
+            if not protocol.made:  # free its place after any failure
                 connection.close()
                 self._connections.leave(address)
 

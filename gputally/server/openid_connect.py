@@ -109,7 +109,7 @@ class Keys:
         try:
             found = jwt.PyJWKSet.from_json(self._fetch().decode())
         except (OSError, httpx2.HTTPError, ValueError, jwt.PyJWTError):
-            return  # those we have stay good for a while
+            return  # the present keys stay valid for a while
         self._keys = {key.key_id or "": key.key for key in found.keys if key.public_key_use in (None, "sig")}
         self._fetched_ms = now
 

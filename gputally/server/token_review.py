@@ -147,7 +147,7 @@ class TokenReviews:
         key = sha256(token)
         answer = self._known.get(key)
         if answer is None:
-            # Before anything is asked: a made-up token costs its sender nothing, and a review costs the cluster.
+            # Checked before the review: an invented token costs its sender nothing, but a review costs the cluster.
             wait = self._rate.admit(("", address)) if self._rate is not None else 0.0
             if wait:
                 raise TooManyUnknown(wait)
@@ -168,7 +168,7 @@ class TokenReviews:
             "spec": {"token": token, "audiences": [self._callers.audience]},
         }
         status = self._post("/apis/authentication.k8s.io/v1/tokenreviews", body, _token_review).status
-        # A server that knows no audiences leaves them out: then the token was made for any audience.
+        # A server without audiences leaves them out: then the token is valid for any audience.
         if not status.authenticated or self._callers.audience not in status.audiences:
             return None, "the token is not known"
         user = status.user
