@@ -86,8 +86,8 @@ def divide_by_epoch(found: Sequence[Charge], held: Sequence[Sequence[UsageLine]]
 
 
 def _dealt(charges: Sequence[Charge], weights: Sequence[int]) -> list[list[Charge]]:
-    """Divides the charges of one hour, place and account in proportion to the weights; each share is filled from the
-    charges in turn."""
+    """Divides the charges of one hour, place and account in proportion to the weights. The charges are handed out one
+    after the other until each share is full."""
     left = [charge.gpu_us for charge in charges]
     dealt: list[list[Charge]] = []
     for wanted in apportion(sum(left), weights):

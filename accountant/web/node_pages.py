@@ -64,7 +64,7 @@ class Timeline:
     more: int
 
 
-class AccountVector(NamedTuple):
+class TimelineCells(NamedTuple):
     """The cells of a span. starts: their local starts, each `hours` long. edges: instants that split the span so that
     each piece lies in one cell; places: for each piece, the index of its cell. When clocks are set back, two pieces
     belong to one cell."""
@@ -75,7 +75,7 @@ class AccountVector(NamedTuple):
     places: tuple[int, ...]
 
 
-def cells(start_ms: int, end_ms: int, tz: ZoneInfo) -> AccountVector:
+def cells(start_ms: int, end_ms: int, tz: ZoneInfo) -> TimelineCells:
     """Divides [start_ms, end_ms) into at most 97 cells of whole local hours."""
     first = _local(start_ms, tz)
     span = max(1, math.ceil((end_ms - start_ms) / MS_PER_HOUR) + 1)
@@ -96,7 +96,7 @@ def cells(start_ms: int, end_ms: int, tz: ZoneInfo) -> AccountVector:
         at = at - at % BUCKET_MS + BUCKET_MS
     edges.append(max(start_ms, end_ms))
     starts = tuple(first + timedelta(hours=hours * i) for i in range(count))
-    return AccountVector(starts, hours, tuple(edges), tuple(places or [0]))
+    return TimelineCells(starts, hours, tuple(edges), tuple(places or [0]))
 
 
 def timeline(

@@ -54,7 +54,7 @@ class BusyCounter:
         self.period_us: int | None = None
         """Time between two samples of the driver; None until it was seen."""
         self._void: frozenset[int] = frozenset()
-        """Timestamps that are counted or given up although they are later than `last_seen_us`."""
+        """Timestamps later than `last_seen_us` that must not be counted (again)."""
         self._percent_us = 0
         self._reported_us = 0
         self._covered_us: int | None = None

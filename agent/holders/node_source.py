@@ -162,10 +162,9 @@ def _served(
 ) -> dict[tuple[str, Holder], tuple[Reading, Method]]:
     """Return each holder's busy time of this step, with the time of an MPS server divided among its clients.
 
-    It is not documented whether the driver's samples name the server or its client. A process that does not draw and is
-    not a client, beside clients that did nothing, on a device it does not hold, counts as the server; its time goes to
-    the clients in equal parts.
-    """
+    It is not documented whether the driver's samples name the server or its client. A process counts as the server if
+    it is neither a graphics process nor a client, does not hold the device, and the clients there did nothing; its time
+    goes to the clients in equal parts."""
     times = {key: _step(processes) for key, processes in groups.items()}
     led = {key for key, processes in groups.items() for p in processes if p.mps_client}
     for place in {mig_uuid for mig_uuid, _ in led}:
@@ -228,10 +227,9 @@ class Claims(Protocol):
 
 class NodeSource:
     """An `agent.main_loop.Source` over the real machine. pods=None: the running processes are the holders (standalone).
-    processes=None: the host's processes cannot be seen, so numbers would be taken for those of other processes. node:
-    its name, for the facts of pods that are known only from their log folders. clock: to time the driver with. systems:
-    the sharing systems of this node.
-    """
+    processes=None: the host's processes cannot be seen, so process numbers would match other processes. node: the
+    node's name, for the facts of pods that are known only from their log folders. clock: dates the driver's samples.
+    systems: the sharing systems of this node."""
 
     def __init__(
         self,
@@ -320,9 +318,9 @@ class NodeSource:
     def _unknown_holders(
         self, devices: Sequence[DeviceReading], pods: Pods, allocations: Sequence[Allocation]
     ) -> dict[str, str]:
-        """Return for each GPU why its holders or their parts are unknown: the claims say so, its processes would be
-        needed and cannot be listed, or a declared part depends on a size that was not read.
-        """
+        """Return for each GPU why its holders or their parts are unknown: the source of allocations reports it, the
+        holders can only be found by processes that could not be listed, or a declared part depends on a memory size
+        that could not be read."""
         stand_ins: set[str] = set()
         fractional: set[str] = set()
         if self._pods is not None:

@@ -99,11 +99,10 @@ def reading_key(holder: Holder, mig_uuid: str) -> tuple[str, str, str]:
 def lay_out(gpu: Gpu, allocations: Iterable[Allocation]) -> Layout:
     """Divide a GPU among its holders.
 
-    Without MIG the GPU is one part. With MIG every instance is a part of compute / compute_slices of
-    the device, and the slices outside every instance are one more, unheld. (Should a driver report
-    instances that exceed the device, they are scaled down to it.) An allocation that names no
-    instance the device has stands on the part outside.
-    """
+    Without MIG the GPU is one part. With MIG every instance is a part of compute / compute_slices of the device, and
+    the slices outside every instance are one more, unheld. (Should a driver report instances that exceed the device,
+    they are scaled down to it.) An allocation that names an unknown instance belongs to the part outside the
+    instances."""
     ordered = tuple(sorted(allocations, key=_order))
     layouts: list[tuple[MigInstance | None, int, list[Allocation]]]
     if gpu.mig_enabled or gpu.mig:

@@ -127,16 +127,15 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod that requests GPUs.
+    """A pod that requests GPUs. Times are UTC milliseconds.
 
-    gang: what groups it with others, as "kind/namespace/name"; "" for a single pod. ref: the queue as a policy refers
-    to it (`kai:vision`), "" if it names none. bound: it has a node. held: it is bound and not being deleted. ready_ms:
-    ready since; None while it is not. preempts: it may preempt others (`preemptionPolicy`). keeps: it holds its GPUs
-    for others, who share them. shares: it has a part of such a GPU, beside the pod that keeps it. selector: labels that
-    its node must have (None: must not have). memory_mib: GPU memory it requests instead of a part; its part depends on
-    the GPU, and `gpus` is 0 until an adapter has computed it. subgroup: of its gang. scheduler: "" unless its queues
-    are known. Milliseconds are UTC.
-    """
+    gang: its group, as "kind/namespace/name"; "" for a single pod. subgroup: the name of its part of the gang. ref: its
+    queue as a policy refers to it (`kai:vision`), "" if it names none. scheduler: the name of its scheduler, "" if that
+    scheduler's queues are unknown. node: "" until it is bound. held: it is bound and not being deleted. ready_ms: ready
+    since; None while it is not. preempts: it may preempt others (`preemptionPolicy`). keeps: it is a reservation pod,
+    which holds a GPU for the pods that share it. shares: it has a part of a GPU that a reservation pod holds. selector:
+    labels that its node must have (None: must not have). memory_mib: requested GPU memory, if it requests memory
+    instead of a part of a GPU; `gpus` is then 0 until an adapter has computed the part."""
 
     uid: str
     namespace: str

@@ -53,7 +53,7 @@ def with_capacity_reason(hold: UsageHold | None, nodes: Sequence[Object]) -> Usa
     if (hold is not None and hold.reason not in _NONE) or not nodes or gpus_of_nodes(nodes) > 0:
         return hold
     if hold is None and not any(map(_lists_gpus, nodes)):
-        return None  # other nodes than these have them, or they are given in another way
+        return None  # these nodes list no GPUs at all, so the GPUs are elsewhere
     return UsageHold(NOTHING_IN_SERVICE, "no node lists a GPU that may be given work: there is nothing to divide")
 
 

@@ -21,7 +21,7 @@ class Terminal(Console):
     """
 
     def __init__(self, **given: Any) -> None:
-        """given: the arguments of rich's Console."""
+        """given: arguments of rich's Console, which override this class's defaults."""
         super().__init__(**({"highlight": False, "markup": False, "emoji": False} | given))
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
@@ -39,7 +39,8 @@ def table(
     total: Sequence[RenderableType] | None = None,
     caption: str = "",
 ) -> Table:
-    """A table of a command. columns: texts by their headings; figures by `figures`. total: a last row, in bold."""
+    """Return a command's table. columns: the headings of text columns, and columns from `figures`. total: a last row,
+    in bold."""
     drawn = Table(
         *columns, title=title or None, caption=caption or None, title_justify="left", caption_justify="left",
         box=SIMPLE_HEAD, pad_edge=False,

@@ -104,8 +104,8 @@ _HOURS_PER_LOST_ACK = 24
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """lost_acks: (hour of the run, node). away: hours of the run in which the accountant does not answer.
-    killed_ms, back_ms: when the agent on `killed_node` dies and returns."""
+    """The planned faults. lost_acks: (hour of the run, node). away: hours of the run in which the accountant does not
+    answer. killed_ms, back_ms: when the agent on `killed_node` is killed and returns."""
 
     lost_acks: frozenset[tuple[int, str]]
     away: frozenset[int]
@@ -115,8 +115,8 @@ class FaultPlan:
 
 
 def plan(seed: int, nodes: Sequence[str], start_ms: int, days: int) -> FaultPlan:
-    """About one lost acknowledgement a day; the rest once per run, off the interval grid and apart from
-    each other. nodes: those without outages of their own, at least two; the first one's agent is killed."""
+    """Plan about one lost acknowledgement a day, and every other fault once per run, at times off the interval grid and
+    apart from each other. nodes: those without outages of their own, at least two; the first one's agent is killed."""
     random = Random(f"{seed}/faults")  # noqa: S311 - repeatable is what is wanted here
     hours = days * 24
     away = int(hours * 0.83)
@@ -147,11 +147,10 @@ _HOURS = (3, 2, 2, 2, 2, 3, 4, 6, 9, 12, 13, 13, 12, 13, 14, 14, 13, 11, 9, 7, 6
 
 @dataclass(frozen=True)
 class Team:
-    """One team: quota and weight of its queue, and what it asks for.
-
-    share: what it offers, as a part of all offered GPU-hours. gangs: (GPUs, relative GPU-hours).
-    sweep: mean jobs in a campaign. sprints: spans of the run (parts of it) in which it works, with
-    intensity; outside it is nearly silent. notebooks: people with a notebook on a part of a GPU;
+    """One team: quota and weight of its queue, and its workload. share: its part of all offered GPU-hours. gangs:
+    (GPUs, relative GPU-hours).
+    sweep: mean jobs in a campaign. sprints: spans of the run (parts of it) in which it works, with intensity; outside
+    it is nearly silent. notebooks: people with a notebook on a part of a GPU;
     hoarders: on a whole one."""
 
     name: str

@@ -164,9 +164,8 @@ def extender(policy: Policy | None, conditions: Sequence[tuple[str, Condition]])
 
 
 def conflicts(policy: Policy | None, objects: Sequence[QueueObject], pods: Sequence[tuple[Pod, str]]) -> CheckResult:
-    """Find GPUs or queues that two schedulers share out. pods: those that hold GPUs, with the scheduler that placed
-    them.
-    """
+    """Find GPUs or queues that two schedulers manage. pods: those that hold GPUs, with the scheduler that placed
+    them."""
     findings = [*_twice(policy), *_same_names(policy, objects), *_shared_nodes(pods)]
     count = len({each.scheduler for each in objects})
     queues = len(policy.queues) if policy is not None else 0
@@ -174,7 +173,7 @@ def conflicts(policy: Policy | None, objects: Sequence[QueueObject], pods: Seque
 
 
 def _twice(policy: Policy | None) -> Iterator[Finding]:
-    """Find teams with queues at two schedulers, each of which ignores what the other gave."""
+    """Find teams with queues at two schedulers, each of which ignores the GPUs that the other gave."""
     by_team: dict[str, dict[str, list[QueuePolicy]]] = {}
     for queue in policy.queues if policy is not None else ():
         several = schedulers_of(queue)

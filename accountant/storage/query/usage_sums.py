@@ -64,8 +64,9 @@ def scan(
     """Sums per tag and, depending on `told`, per GPU and device or per kind of device. Spans with the same tag and GPU
     must not overlap.
 
-    payers: class by holder id, 0 for time without a holder; holders without a class are left out. None: all holders, as
-    class 1, or with by_payer each by its id. gpus: the only GPUs that count, also in spans of every GPU; None: all."""
+    payers: class by holder id, 0 for time without a holder; holders without a class are left out. If payers is None,
+    all holders count, as class 1 or, with by_payer, each by its id. gpus: the only GPUs that count, also in spans of
+    every GPU; None: all."""
     totals: dict[Key, Sequence[int]] = {}
     apart = _Grouping.of(told, payers, by_payer=by_payer, gpus=gpus)
     for rows in _parts(cursor, state, spans, apart, _rows(cursor)):
@@ -96,7 +97,7 @@ def accounts(
 def _parts(
     cursor: Cursor, state: State, spans: Sequence[TaggedSpan], apart: _Grouping, ask: _SumQuery[P]
 ) -> Iterator[P | list[Row]]:
-    """The sums of all parts of the spans, as `ask` fetches them."""
+    """Yields the sums of all parts of the spans, which `ask` reads."""
     if apart.gpus is not None and not apart.gpus:
         return
     kept = state.days.kept
@@ -127,7 +128,8 @@ def _parts(
 
 @dataclass(frozen=True, slots=True)
 class _SumQuery(Generic[P]):
-    """figures: the summed expressions. fetch: runs a statement over a range of time, joined with the queried spans."""
+    """A query for sums. figures: the summed expressions. fetch: runs a statement over a range of time, joined with the
+    queried spans."""
 
     figures: str
     fetch: Callable[[str, Mapping[str, int], pa.Table, _Grouping], P]
