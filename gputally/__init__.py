@@ -16,6 +16,7 @@ __all__ = ["__version__", "connect"]
 def connect(url: str, token: str | None = None) -> Client:
     """Returns a client that gives the figures of the accountant at `url` as pandas DataFrames; see gputally.client.
 
-    It imports only gputally, pandas and an HTTP client: a module `agent` of your own beside a notebook stays yours."""
+    It imports only gputally, pandas and an HTTP client, so it does not shadow a module named `agent` beside your
+    notebook."""
     client: Client = import_module("gputally.client").connect(url, token)
     return client

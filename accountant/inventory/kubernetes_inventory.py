@@ -87,7 +87,7 @@ class ClusterInventory:
         self._last: dict[str, PodSighting] = {}
         self._told: dict[str, PodSighting] = {}
         self._epochs: dict[tuple[str, str], tuple[int, int | None]] = {}
-        """When it was seen, and written."""
+        """By pod (uid) and text of its epoch annotation: the instants at which the text was first seen, and written."""
         self._epochs_told: frozenset[tuple[str, str]] = frozenset()
         self._owners = Owners(api)
         self._team_labels: frozenset[str] = frozenset()

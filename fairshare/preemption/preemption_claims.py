@@ -42,9 +42,9 @@ wait for the next.
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A workload that needs room. sizes: of the pods to place, if known. nodes: None: any. pool: whose quota it needs,
-    "" if its target admits only by nodes. topology: the level that its pods must share, "" for none.
-    """
+    """A workload that needs room. sizes: sizes of the pods to place, if known. nodes: nodes that it can use; None: all.
+    pool: the node of the quota tree whose quota it needs, "" if its target admits work only by nodes. topology: the
+    topology level that all its pods must share, "" for none."""
 
     key: str
     queue: str
@@ -224,9 +224,8 @@ def preemption_inputs(
     calls: Sequence[PreemptionCall] = (),
     quotas: Mapping[str, Quota] = NO_QUOTAS,
 ) -> PreemptionInputs:
-    """nodes: those that accept work. pods: of the whole cluster; a pod that is being stopped leaves room. quotas: by
-    which the target admits work.
-    """
+    """Return the inputs of a decision. nodes: those that accept work. pods: of the whole cluster; a pod that is being
+    stopped leaves room. quotas: the target's quotas."""
     known = {queue.name for queue in policy.queues}
     mine = tuple(gang for gang in gangs if gang.queue in known)
     usable = {}
@@ -365,7 +364,7 @@ class PlacementTrial:
     """
 
     def __init__(self, free: dict[str, float], sizes: Sequence[float], total: float) -> None:
-        """free: of the nodes that come into question. Changed in place."""
+        """free: free GPUs of the usable nodes; this object changes it."""
         self._free = free
         self._base = dict(free)
         self._sizes = sizes
@@ -377,7 +376,7 @@ class PlacementTrial:
         self._given: dict[str, dict[int, float]] = {}
 
     def give(self, number: int, amounts: Mapping[str, float], unplaced: float = 0.0) -> None:
-        """amounts: by node; unknown nodes are ignored. unplaced: GPUs whose node is unknown."""
+        """Add a part. amounts: its GPUs by node; unknown nodes are ignored. unplaced: its GPUs on unknown nodes."""
         self._parts[number] = amounts
         if unplaced:
             self._unplaced[number] = unplaced
@@ -387,7 +386,7 @@ class PlacementTrial:
                 self._set(node, self._sum(node))
 
     def take_out(self, number: int) -> None:
-        """Takes it out again, as if it had never been added."""
+        """Remove a part again, as if it had never been added."""
         for node, amount in self._without(number).items():
             del self._given[node][number]
             self._set(node, amount)
@@ -395,7 +394,7 @@ class PlacementTrial:
         del self._parts[number]
 
     def fits(self, without: int | None = None) -> bool:
-        """without: the number of a part that is left out."""
+        """Return whether the pods fit. without: the number of a part that is left out."""
         fewer = self._without(without) if without is not None else {}
         unplaced = fsum(amount for number, amount in self._unplaced.items() if number != without)
         if unplaced and _free((self._free | fewer).values()) + unplaced >= self._total - SLACK:
@@ -408,7 +407,8 @@ class PlacementTrial:
         return self._places - lost >= len(self._sizes)
 
     def _without(self, number: int) -> dict[str, float]:
-        """Return the free GPUs of this part's nodes without it, added up again because of fractions of a GPU."""
+        """Return the free GPUs of this part's nodes without it. They are added up again, because subtracting fractions
+        of a GPU would not be exact."""
         return {node: self._sum(node, number) for node in self._parts[number] if node in self._free}
 
     def _sum(self, node: str, without: int | None = None) -> float:

@@ -177,12 +177,11 @@ def _dumped(editor: YAML, tree: Any) -> list[str]:
 
 
 def _merged(lines: Sequence[str], before: Sequence[str], after: Sequence[str]) -> str:
-    """Return the lines of a file, changed as `after` differs from `before`, which is the same file as ruamel.yaml
-    formats it, without the comments that have lines of their own.
-    """
+    """Apply the differences between `before` and `after` to the lines of a file. `before` is the unchanged file as
+    ruamel.yaml formats it, without the comments on lines of their own."""
     content = [number for number, line in enumerate(lines) if _has_content(line)]
     first: list[int] = []
-    """For each line of `before`, the first of the lines with content that it stands for."""
+    """For each line of `before`, the index of the first of the file's lines that it represents."""
     for _, start, end, at, last in SequenceMatcher(None, before, [lines[n] for n in content], False).get_opcodes():
         first += [min(at + number, last) for number in range(end - start)]
     ends = [0, *(content[number - 1] + 1 if number else 0 for number in [*first[1:], len(content)])]
@@ -589,7 +588,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class PolicyText:
-    """The text of a policy file. name: the file's name, as people know it."""
+    """The text of a policy file. name: the file's name, for people."""
 
     text: str
     name: str

@@ -449,7 +449,7 @@ def _text(key: _Key) -> str:
 
 
 def load_objects(path: Path, kinds: Iterable[Kind]) -> list[Object]:
-    """A list of objects, or what `kubectl get -o yaml` prints. Raises FileFault, a line per fault."""
+    """Return a list of objects, or the items that `kubectl get -o yaml` prints. Raises FileFault, a line per fault."""
     document = read(path)
     root: tuple[Key, ...] = ()
     items: Plain = document.data
