@@ -22,8 +22,9 @@ from gputally.doctor.findings import CannotCheck
 from gputally.doctor.node_checks import DAEMON_SET, Machine
 from gputally.doctor.rbac_checks import SERVICE_ACCOUNT
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import GPU, Kind, Object
+from gputally.kubernetes.objects import EVENT, GPU, NODE, POD, Kind, Object
 from gputally.server.https_server import serve
+from tests.fairshare.builders import object_of
 
 NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
 CORE = ("pods", "nodes", "namespaces", "configmaps", "events")
@@ -62,44 +63,30 @@ class MemoryGround(MemoryCluster):
 
 
 def node(name: str, gpus: int = 8, taints: Sequence[dict[str, str]] = (), **labels: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {"taints": list(taints)},
-        "status": {
-            "allocatable": {GPU: str(gpus), "cpu": "64", "memory": "64Gi", "pods": "110"},
-            "conditions": [{"type": "Ready", "status": "True"}],
-        },
-    }
+    allocatable = {GPU: str(gpus), "cpu": "64", "memory": "64Gi", "pods": "110"}
+    status = {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": "True"}]}
+    return object_of(NODE, name, {"taints": list(taints)}, status, labels=labels)
 
 
 def pod(name: str, gpus: int, on: str = "", hours: float = 1.0, **spec: Any) -> dict[str, Any]:
     """A pod in `work`, created so long ago; on: its node, "" for one that waits."""
     container = {"name": "c", "image": "none", "resources": {"limits": {GPU: str(gpus)}}}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": name, "namespace": "work", "uid": f"uid-{name}",
-            "creationTimestamp": instant(round(NOW_MS - hours * 3_600_000)),
-        },
-        "spec": {"containers": [container], **({"nodeName": on} if on else {}), **spec},
-        "status": {"phase": "Running" if on else "Pending"},
-    }  # fmt: skip
+    body = {"containers": [container], **({"nodeName": on} if on else {}), **spec}
+    made = instant(round(NOW_MS - hours * 3_600_000))
+    status = {"phase": "Running" if on else "Pending"}
+    return object_of(POD, name, body, status, namespace="work", uid=f"uid-{name}", creationTimestamp=made)
+
+
+def event(reason: str, note: str, at: str, **regarding: str) -> dict[str, Any]:
+    """A controller's or the scheduler's event on an object."""
+    name = f"{regarding['name']}.{at[14:19]}".replace(":", "-")
+    head = object_of(EVENT, name, namespace=regarding["namespace"])
+    return {**head, "reason": reason, "note": note, "eventTime": at, "regarding": regarding}
 
 
 def failed(name: str, note: str, at: str = "2026-11-01T11:59:00.000000Z") -> dict[str, Any]:
     """The scheduler's event on a pod of `work`."""
-    return {
-        "apiVersion": "events.k8s.io/v1",
-        "kind": "Event",
-        "metadata": {"name": f"{name}.{at[14:19]}".replace(":", "-"), "namespace": "work"},
-        "reason": "FailedScheduling",
-        "note": note,
-        "eventTime": at,
-        "regarding": {"kind": "Pod", "namespace": "work", "name": name, "uid": f"uid-{name}"},
-    }
+    return event("FailedScheduling", note, at, kind="Pod", namespace="work", name=name, uid=f"uid-{name}")
 
 
 def nowhere(what: str) -> Callable[[], Any]:

@@ -10,43 +10,30 @@ import pytest
 from gputally.doctor.check_list import make_all
 from gputally.doctor.data_sources import Sources
 from gputally.doctor.findings import Result
-from tests.doctor.conftest import MemoryGround, node
+from gputally.doctor.node_checks import DAEMON_SET
+from gputally.kubernetes.objects import POD
+from tests.doctor.conftest import MemoryGround, event, node
+from tests.fairshare.builders import object_of
 
 LABELS = {"app.kubernetes.io/part-of": "gputally", "app.kubernetes.io/component": "agent"}
 
 
 def daemon_set(wanted: int, made: int, ready: int) -> dict[str, Any]:
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "DaemonSet",
-        "metadata": {"name": "gputally-agent", "namespace": "gputally", "labels": LABELS},
-        "status": {"desiredNumberScheduled": wanted, "currentNumberScheduled": made, "numberReady": ready},
-    }
+    status = {"desiredNumberScheduled": wanted, "currentNumberScheduled": made, "numberReady": ready}
+    return object_of(DAEMON_SET, "gputally-agent", status=status, namespace="gputally", labels=LABELS)
 
 
 def agent(on: str, reason: str = "", message: str = "") -> dict[str, Any]:
     """An agent's pod; reason, message: why its container waits."""
     state = {"waiting": {"reason": reason, "message": message}} if reason else {"running": {}}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": f"gputally-agent-{on}", "namespace": "gputally", "labels": LABELS},
-        "spec": {"nodeName": on, "containers": [{"name": "agent", "image": "none"}]},
-        "status": {"containerStatuses": [{"name": "agent", "state": state}]},
-    }
+    spec = {"nodeName": on, "containers": [{"name": "agent", "image": "none"}]}
+    status = {"containerStatuses": [{"name": "agent", "state": state}]}
+    return object_of(POD, f"gputally-agent-{on}", spec, status, namespace="gputally", labels=LABELS)
 
 
 def refused(note: str, at: str = "2026-11-01T11:59:00.000000Z") -> dict[str, Any]:
     """The controller's event on the DaemonSet."""
-    return {
-        "apiVersion": "events.k8s.io/v1",
-        "kind": "Event",
-        "metadata": {"name": f"gputally-agent.{at[14:19]}".replace(":", "-"), "namespace": "gputally"},
-        "reason": "FailedCreate",
-        "note": note,
-        "eventTime": at,
-        "regarding": {"kind": "DaemonSet", "namespace": "gputally", "name": "gputally-agent"},
-    }
+    return event("FailedCreate", note, at, kind="DaemonSet", namespace="gputally", name="gputally-agent")
 
 
 @pytest.fixture

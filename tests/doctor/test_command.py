@@ -16,7 +16,7 @@ from accountant.wire.http_client import AccountantClient
 from accountant.wire.policy_models import Policy
 from agent.holders.kubelet_client import KubeletAnswer
 from agent.wire import Batch, Holder
-from fairshare.targets.kai import QUEUE, SHARD
+from fairshare.targets.kai import QUEUE
 from gputally.base.accountant_api import Unanswered
 from gputally.base.clock import VirtualClock
 from gputally.doctor.__main__ import CALLED_WRONGLY, examine, main
@@ -25,6 +25,7 @@ from gputally.doctor.data_sources import Sources
 from gputally.doctor.findings import Result
 from gputally.doctor.rbac_checks import SERVICE_ACCOUNT, AccessRight, ask
 from tests.doctor.conftest import NOW_MS, MemoryGround, failed, node, pod
+from tests.fairshare.builders import object_of, shard_object
 from tests.fakes.nvml.library import FakeNvml
 from tests.usage_records import QUARTER_MS, batch, deliver, interval, pod_facts, pod_holder
 
@@ -74,19 +75,13 @@ def running(accountant_of: Callable[..., tuple[Service, str]], tmp_path_factory:
 
 
 def queue(name: str) -> dict[str, Any]:
-    return {
-        "apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": {"name": name},
-        "spec": {"resources": {"gpu": {"quota": 24, "limit": -1, "overQuotaWeight": 1}}},
-    }  # fmt: skip
+    return object_of(QUEUE, name, {"resources": {"gpu": {"quota": 24, "limit": -1, "overQuotaWeight": 1}}})
 
 
 @pytest.fixture
 def ground() -> MemoryGround:
     """16 GPUs: eight behind a taint, two pods that wait, a KAI that keeps history itself."""
-    shard = {
-        "apiVersion": SHARD.api_version, "kind": SHARD.kind, "metadata": {"name": "default"},
-        "spec": {"kValue": 1.0, "usageDBConfig": {"clientType": "prometheus"}},
-    }  # fmt: skip
+    shard = shard_object(kValue=1.0, usageDBConfig={"clientType": "prometheus"})
     return MemoryGround(
         [
             node("a", taints=[TAINT]), node("b"), pod("full", 8, on="b"), pod("train", 4), queue("vision"), shard,

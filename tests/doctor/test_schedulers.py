@@ -9,6 +9,7 @@ import pytest
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.model import Condition, Gang, Issue, Pod
+from fairshare.targets.kueue import WORKLOADS
 from fairshare.targets.status_conditions import StatusObject, render
 from gputally.doctor.rbac_checks import AccessRight, needed_rights, scheduler_configs
 from gputally.doctor.scheduler_checks import (
@@ -24,11 +25,11 @@ from gputally.doctor.scheduler_checks import (
 )
 from gputally.kubernetes.objects import CONFIG_MAP, POD
 from tests.doctor.conftest import NOW_MS, MemoryGround
+from tests.fairshare.builders import object_of, shard_object
 from tests.fairshare.scheduler_objects import (
     ARGUMENTS,
     DATABASE,
     KAI_QUEUE,
-    KUEUE,
     ON,
     SCOPED,
     SHOWN,
@@ -39,7 +40,6 @@ from tests.fairshare.scheduler_objects import (
     cluster_queue,
     configured,
     local_queue,
-    shard,
     volcano,
 )
 
@@ -224,15 +224,16 @@ EDIT = "kubectl -n volcano-system edit configmap volcano-scheduler-configmap: "
 
 
 @pytest.mark.parametrize(("mode", "wrong", "right", "reason", "lines"), [
-    ("kai", shard(kValue=1, usageDBConfig=DATABASE), shard(kValue=0, usageDBConfig=DATABASE), "HistoryCountedTwice",
-     PATCH + '{"kValue":0}}\''),
-    ("kai", shard(kValue=0, usageDBConfig=DATABASE, **ARGUMENTS),
-     shard(kValue=0, usageDBConfig=DATABASE, plugins={"proportion": {"arguments": {"other": "1", "kValue": "0"}}}),
+    ("kai", shard_object(kValue=1, usageDBConfig=DATABASE), shard_object(kValue=0, usageDBConfig=DATABASE),
+     "HistoryCountedTwice", PATCH + '{"kValue":0}}\''),
+    ("kai", shard_object(kValue=0, usageDBConfig=DATABASE, **ARGUMENTS),
+     shard_object(
+         kValue=0, usageDBConfig=DATABASE, plugins={"proportion": {"arguments": {"other": "1", "kValue": "0"}}}),
      "HistoryCountedTwice", PATCH + '{"plugins":{"proportion":{"arguments":{"kValue":"0"}}}}}\''),
-    ("kai:usage", shard(kValue=1), shard(kValue=1, usageDBConfig=DATABASE), "UsageNotRead",
+    ("kai:usage", shard_object(kValue=1), shard_object(kValue=1, usageDBConfig=DATABASE), "UsageNotRead",
      PATCH + '{"usageDBConfig":{"clientType":"prometheus","connectionString":"http://usage:9091"'),
-    ("kai:usage", shard(kValue=0, usageDBConfig=DATABASE), shard(kValue=1, usageDBConfig=DATABASE), "UsageNotRead",
-     PATCH + '{"kValue":1}}\''),
+    ("kai:usage", shard_object(kValue=0, usageDBConfig=DATABASE), shard_object(kValue=1, usageDBConfig=DATABASE),
+     "UsageNotRead", PATCH + '{"kValue":1}}\''),
     ("volcano:weight", volcano({"name": "gang"}), volcano({"name": "gang"}, {"name": "proportion"}), "PluginNotActive",
      EDIT + "under `plugins` of a tier in volcano-scheduler.conf write `- {name: proportion}`"),
     ("volcano:deserved", volcano({"name": "gang"}), volcano({"name": "gang"}, {"name": "capacity"}), "PluginNotActive",
@@ -259,10 +260,7 @@ def test_a_stopped_queue_and_a_quota_that_differs_are_warnings() -> None:
     given = policy({"name": "a", "deserved": 16, "refs": ("kueue:a",)})
     container = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
     sets = [{"name": "main", "count": 2, "template": {"spec": {"containers": [container]}}}]
-    waits = {
-        "apiVersion": KUEUE, "kind": "Workload", "metadata": {"name": "w", "namespace": "ns"},
-        "spec": {"queueName": "x", "podSets": sets},
-    }  # fmt: skip
+    waits = object_of(WORKLOADS[0], "w", {"queueName": "x", "podSets": sets})
     stopped = cluster_queue(**SHOWN, spec={"stopPolicy": "Hold"})
     objects = [stopped, local_queue(), waits, configured(ON)]
     (found,) = weights(given, targets(MemoryGround(objects), given)).findings

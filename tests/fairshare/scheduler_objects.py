@@ -6,6 +6,10 @@ from typing import Any
 
 import yaml
 
+from fairshare.targets.kueue import CLUSTER_QUEUES, LOCAL_QUEUES
+from gputally.kubernetes.objects import CONFIG_MAP
+from tests.fairshare.builders import object_of
+
 KUEUE = "kueue.x-k8s.io/v1beta2"
 V1BETA2 = {"apiVersion": "config.kueue.x-k8s.io/v1beta2", "kind": "Configuration"}
 V1BETA1 = {"apiVersion": "config.kueue.x-k8s.io/v1beta1", "kind": "Configuration"}
@@ -25,18 +29,16 @@ def cluster_queue(**more: Any) -> dict[str, Any]:
     groups = [{"coveredResources": ["nvidia.com/gpu"], "flavors": [{"name": "h200", "resources": resources}]}]
     spec = {"cohortName": "ml", "resourceGroups": groups, **more.pop("spec", {})}
     status = {"conditions": [ACTIVE], **more.pop("status", {})}
-    return {"apiVersion": KUEUE, "kind": "ClusterQueue", "metadata": {"name": "a"}, "spec": spec, "status": status}
+    return object_of(CLUSTER_QUEUES[0], "a", spec, status)
 
 
-def configured(document: dict[str, Any]) -> dict[str, Any]:
-    metadata = {"name": "kueue-manager-config", "namespace": "kueue-system"}
+def configured(document: object) -> dict[str, Any]:
     data = {"controller_manager_config.yaml": yaml.safe_dump(document)}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+    return {**object_of(CONFIG_MAP, "kueue-manager-config", namespace="kueue-system"), "data": data}
 
 
 def local_queue(**spec: Any) -> dict[str, Any]:
-    metadata = {"name": "x", "namespace": "ns"}
-    return {"apiVersion": KUEUE, "kind": "LocalQueue", "metadata": metadata, "spec": {"clusterQueue": "a", **spec}}
+    return object_of(LOCAL_QUEUES[0], "x", {"clusterQueue": "a", **spec})
 
 
 SHOWN = {"status": {"fairSharing": {"weightedShare": 0}}}
@@ -44,14 +46,12 @@ ON = {**V1BETA2, "fairSharing": {"preemptionStrategies": ["LessThanInitialShare"
 SCOPED = {"spec": {"admissionScope": {"admissionMode": "UsageBasedAdmissionFairSharing"}}}
 
 
-def shard(**spec: Any) -> dict[str, Any]:
-    return {"apiVersion": "kai.scheduler/v1", "kind": "SchedulingShard", "metadata": {"name": "default"}, "spec": spec}
-
-
-def volcano(*plugins: dict[str, Any]) -> dict[str, Any]:
-    text = yaml.safe_dump({"actions": "enqueue, allocate", "tiers": [{"plugins": list(plugins)}]})
-    metadata = {"name": "volcano-scheduler-configmap", "namespace": "volcano-system"}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"volcano-scheduler.conf": text}}
+def volcano(*plugins: object) -> dict[str, Any]:
+    """Volcano's configuration with these plugins, by name or whole."""
+    listed = [{"name": plugin} if isinstance(plugin, str) else plugin for plugin in plugins]
+    text = yaml.safe_dump({"actions": "enqueue, allocate", "tiers": [{"plugins": listed}]})
+    there = object_of(CONFIG_MAP, "volcano-scheduler-configmap", namespace="volcano-system")
+    return {**there, "data": {"volcano-scheduler.conf": text}}
 
 
 KAI_QUEUE = {

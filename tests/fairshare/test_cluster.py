@@ -16,6 +16,7 @@ from fairshare.targets.kai import QUEUE
 from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unavailable, VersionGone
 from gputally.kubernetes.api_client import MOST_LINE_BYTES, PAGE, KubernetesCluster
 from gputally.kubernetes.objects import CONFIG_MAP, Event
+from tests.fairshare.builders import object_of
 from tests.fakes.http_server import Handler, listening
 
 Reply = Callable[[str, str, dict[str, list[str]], Any], tuple[int, Any]]
@@ -83,7 +84,7 @@ def test_lists_are_read_page_by_page_and_sorted(cluster: KubernetesCluster, stub
 
 def test_apply_is_server_side_and_never_forced(cluster: KubernetesCluster, stub: Stub) -> None:
     stub.reply = lambda method, path, query, body: (200, body)
-    obj = {"apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": {"name": "a"}, "spec": {"x": 1}}
+    obj = object_of(QUEUE, "a", {"x": 1})
     assert cluster.apply(obj, field_manager="us", dry_run=True) == obj
     cluster.apply(obj, field_manager="us", subresource="status")
     data = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c", "namespace": "ns"}, "data": {}}
@@ -104,9 +105,7 @@ def test_a_conflict_names_the_owners(cluster: KubernetesCluster, stub: Stub) -> 
     ]
     stub.reply = lambda *_: (409, {"message": "Apply failed with 2 conflicts:\nmore", "details": {"causes": causes}})
     with pytest.raises(Conflict) as refused:
-        cluster.apply(
-            {"apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": {"name": "a"}}, field_manager="us"
-        )
+        cluster.apply(object_of(QUEUE, "a"), field_manager="us")
     assert refused.value.owners == (("argocd", ".spec.b"), ("kubectl", ".spec.a"))
     assert "\n" not in str(refused.value)
 

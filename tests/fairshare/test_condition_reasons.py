@@ -17,12 +17,13 @@ from fairshare.controller.kube_scheduler_extender import Extender
 from fairshare.core import queue_objects
 from fairshare.targets import KINDS
 from fairshare.targets.kai import QUEUE
+from fairshare.targets.kueue import WORKLOADS
 from fairshare.targets.runai import effective as runai_effective
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import NotFound, Refused, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Cluster, Object
-from tests.fairshare.builders import policy_of
+from tests.fairshare.builders import object_of, policy_of, shard_object
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.failing_clusters import Failing
 from tests.fairshare.observations import conditions_of
@@ -38,7 +39,6 @@ from tests.fairshare.scheduler_objects import (
     cluster_queue,
     configured,
     local_queue,
-    shard,
     volcano,
 )
 from tests.fairshare.victims import node_object
@@ -106,7 +106,7 @@ class Case:
 
 NOTED = queue_objects.WeightAnnotations(1.0, 0.5, None, 0, "f" * 16).annotations()
 LEFT_BEHIND = {**KAI_QUEUE, "metadata": {"name": "old", "annotations": NOTED}}
-WELL = shard(kValue=0)
+WELL = shard_object(kValue=0)
 FAIR = [cluster_queue(**SHOWN), configured(ON)]
 ADMITTING = {**V1BETA2, "admissionFairSharing": {"usageHalfLifeTime": "168h", "usageSamplingInterval": "5m"}}
 CREDITS = {"resourceGroups": [{"coveredResources": ["example.com/credits"], "flavors": [
@@ -121,10 +121,7 @@ IDLE: dict[str, Any] = {"state": "Open"}
 STRANGER = {**VOLCANO_QUEUE, "metadata": {"name": "stranger"}, "status": HOLDING}
 CONTAINER = {"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
 POD_SETS = [{"name": "main", "count": 2, "template": {"spec": {"containers": [CONTAINER]}}}]
-WAITING = {
-    "apiVersion": cluster_queue()["apiVersion"], "kind": "Workload", "metadata": {"name": "w", "namespace": "ns"},
-    "spec": {"queueName": "x", "podSets": POD_SETS},
-}  # fmt: skip
+WAITING = object_of(WORKLOADS[0], "w", {"queueName": "x", "podSets": POD_SETS})
 STOPPED = cluster_queue(**SHOWN, spec={"stopPolicy": "Hold"})
 COUNTED = {
     "weightedShare": 0,
@@ -155,13 +152,13 @@ REFUSED = configured({**V1BETA2, "fairSharing": {}})
 SCOPED_QUEUE = cluster_queue(**SCOPED)
 
 CASES = [
-    _kai("True", "WeightsOnly", WELL, shard(kValue=1, usageDBConfig=DATABASE)),
-    _kai("False", "HistoryCountedTwice", shard(kValue=0, usageDBConfig=DATABASE, **ARGUMENTS), WELL),
+    _kai("True", "WeightsOnly", WELL, shard_object(kValue=1, usageDBConfig=DATABASE)),
+    _kai("False", "HistoryCountedTwice", shard_object(kValue=0, usageDBConfig=DATABASE, **ARGUMENTS), WELL),
     _kai("Unknown", "NoShards", None, WELL),
-    _kai("True", "UsageOnly", shard(kValue=1, usageDBConfig=DATABASE), shard(kValue=1), **USAGE),
-    _kai("False", "UsageNotRead", shard(kValue=1), shard(kValue=1, usageDBConfig=DATABASE), **USAGE),
-    _kai("Unknown", "AddressUnknown", shard(kValue=1, usageDBConfig=BY_ENVIRONMENT),
-         shard(kValue=1, usageDBConfig=DATABASE), **USAGE),
+    _kai("True", "UsageOnly", shard_object(kValue=1, usageDBConfig=DATABASE), shard_object(kValue=1), **USAGE),
+    _kai("False", "UsageNotRead", shard_object(kValue=1), shard_object(kValue=1, usageDBConfig=DATABASE), **USAGE),
+    _kai("Unknown", "AddressUnknown", shard_object(kValue=1, usageDBConfig=BY_ENVIRONMENT),
+         shard_object(kValue=1, usageDBConfig=DATABASE), **USAGE),
     _kueue("True", "FairSharing", FAIR, [cluster_queue(), configured(V1BETA2)]),
     _kueue("False", "FairSharingOff", [cluster_queue(), configured(V1BETA2)], FAIR),
     _kueue("False", "ConfigurationRefused", [cluster_queue(), REFUSED], FAIR),

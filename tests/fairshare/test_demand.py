@@ -23,10 +23,10 @@ from fairshare.core.pods import (
     smallest_waiting,
 )
 from fairshare.preemption.preemption_claims import free_by_node
-from fairshare.targets.kai import POD_GROUP, KaiAdapter
+from fairshare.targets.kai import KaiAdapter
 from gputally.base.clock import VirtualClock
-from gputally.kubernetes.objects import GPU, gpus, gpus_of_nodes
-from tests.fairshare.builders import policy_of, queue_object
+from gputally.kubernetes.objects import GPU, PRIORITY_CLASS, gpus, gpus_of_nodes
+from tests.fairshare.builders import object_of, pod_group, policy_of, queue_object
 from tests.fairshare.victims import node_object
 
 Make = Callable[..., Any]
@@ -235,12 +235,7 @@ def test_a_terminating_pod_of_a_pod_group_asks_for_nothing(
 ) -> None:
     gone = {"node": "n", "deletionTimestamp": "2026-10-01T00:00:00Z"}
     placed = {"scheduler": KAI, "labels": {"kai.scheduler/queue": "a"}, "annotations": {"pod-group-name": "g"}}
-    group = {
-        "apiVersion": POD_GROUP.api_version, "kind": "PodGroup",
-        "metadata": {"name": "g", "namespace": "ns", "creationTimestamp": "2026-10-01T00:00:00Z"},
-        "spec": {"queue": "a", "minMember": 2},
-        "status": {"resourcesStatus": {"requested": {GPU: "4"}}},
-    }  # fmt: skip
+    group = pod_group(requested=4, spec={"minMember": 2}, creationTimestamp="2026-10-01T00:00:00Z")
     pods = [_read(_pod(f"old{i}", **placed, **gone)) for i in range(2)]
     pods += [_read(_pod(f"new{i}", **placed)) for i in range(number)]
     policy = policy_of([{"name": "a", "refs": ["kai:a"]}])
@@ -250,13 +245,7 @@ def test_a_terminating_pod_of_a_pod_group_asks_for_nothing(
 
 def test_kais_pod_groups_are_gangs_with_an_elastic_surplus(seen_of: Make) -> None:
     def group(name: str, queue: str, **spec: Any) -> dict[str, Any]:
-        metadata = {"name": name, "namespace": "ns", "creationTimestamp": "2026-10-01T00:00:00Z"}
-        return {
-            "apiVersion": POD_GROUP.api_version,
-            "kind": "PodGroup",
-            "metadata": metadata,
-            "spec": {"queue": queue, **spec},
-        }
+        return pod_group(name, queue, spec=spec, creationTimestamp="2026-10-01T00:00:00Z")
 
     running = group("run", "a", minMember=1, priorityClassName="build")
     running["status"] = {"resourcesStatus": {"allocated": {GPU: "4"}, "requested": {GPU: "4"}}}
@@ -265,7 +254,7 @@ def test_kais_pod_groups_are_gangs_with_an_elastic_surplus(seen_of: Make) -> Non
     pods = [
         _read(_pod(f"w{i}", labels=labels, annotations={"pod-group-name": "wait"}, scheduler=KAI)) for i in range(4)
     ]
-    build = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "build"}, "value": 100}
+    build = {**object_of(PRIORITY_CLASS, "build"), "value": 100}
     objects = [queue_object("a"), running, waiting, group("foreign", "stranger", minMember=1), build]
     observation = seen_of(KaiAdapter(), policy_of([{"name": "a", "refs": ["kai:a"]}]), objects, pods)
     assert [(g.name, g.requested, g.allocated, g.minimum, g.preemptible) for g in observation.gangs] == [

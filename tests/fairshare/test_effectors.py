@@ -17,6 +17,7 @@ from fairshare.targets.kueue import WORKLOADS
 from fairshare.targets.volcano import COMMAND, JOB
 from gputally.base.errors import NotFound
 from gputally.kubernetes.objects import POD, Cluster, Kind
+from tests.fairshare.builders import object_of
 from tests.fairshare.preemption_cases import NOW_MS
 from tests.fairshare.victims import budget_object, cluster_with, pod_object
 from tests.shelf import shared
@@ -109,13 +110,8 @@ _TEMPLATE = {"spec": {"containers": [{"name": "c", "image": "x"}], "restartPolic
 
 
 def _workload(reserved: bool = True, **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": WORKLOAD.api_version,
-        "kind": "Workload",
-        "metadata": {"name": "x", "namespace": "ns", "uid": "uid-x"},
-        "spec": {"queueName": "q", "podSets": [{"name": "main", "count": 1, "template": _TEMPLATE}], **spec},
-        "status": {"conditions": [_reserved("True" if reserved else "False")]},
-    }
+    spec = {"queueName": "q", "podSets": [{"name": "main", "count": 1, "template": _TEMPLATE}], **spec}
+    return object_of(WORKLOAD, "x", spec, {"conditions": [_reserved("True" if reserved else "False")]}, uid="uid-x")
 
 
 def _reserved(status: str) -> dict[str, str]:
@@ -154,11 +150,8 @@ def test_a_workload_switched_off_by_another_client_stays_off(either_of: Make) ->
 
 
 def test_a_lost_command_is_issued_again_a_few_times(either_of: Make, others_of: Make) -> None:
-    job = {
-        "apiVersion": JOB.api_version, "kind": "Job",
-        "metadata": {"name": "x", "namespace": "ns", "uid": "uid-x"},
-        "spec": {}, "status": {"state": {"phase": "Running", "lastTransitionTime": "2026-09-30T00:00:00Z"}},
-    }  # fmt: skip
+    state = {"phase": "Running", "lastTransitionTime": "2026-09-30T00:00:00Z"}
+    job = object_of(JOB, "x", {}, {"state": state}, uid="uid-x")
     cluster = either_of([job])
     victim = _victim(kind=JOB, uid=_uid(cluster, JOB))
     assert act(cluster, victim, "d1", NOW_MS).result == "stopped"
@@ -180,12 +173,8 @@ def test_a_lost_command_is_issued_again_a_few_times(either_of: Make, others_of: 
 
 
 def test_a_job_that_restarted_is_done(either_of: Make) -> None:
-    job = {
-        "apiVersion": JOB.api_version, "kind": "Job",
-        "metadata": {"name": "x", "namespace": "ns", "uid": "uid-x",
-                     "annotations": {PREEMPTION: unfinished_preemptions.PreemptionIntent("d1", NOW_MS).text()}},
-        "spec": {}, "status": {"state": {"phase": "Restarting"}},
-    }  # fmt: skip
+    intent = unfinished_preemptions.PreemptionIntent("d1", NOW_MS).text()
+    job = object_of(JOB, "x", {}, {"state": {"phase": "Restarting"}}, uid="uid-x", annotations={PREEMPTION: intent})
     cluster = either_of([job])
     assert [each.action for each in unfinished_preemptions.resume(cluster, JOB, cluster.list(JOB), (), NOW_MS)] == [
         "restarted"

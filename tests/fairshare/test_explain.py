@@ -13,11 +13,13 @@ import yaml
 from accountant.wire.policy_models import Decision, Policy
 from accountant.wire.usage_models import BudgetState
 from fairshare.__main__ import main
-from tests.fairshare.builders import queue_object
+from gputally.kubernetes.objects import POD
+from tests.fairshare.builders import object_of, pod_group, queue_object, shard_object
 from tests.fairshare.loopback import serving, window_of
 from tests.fairshare.victims import node_object
 
 HOUR_US = 3_600_000_000
+MADE = {"namespace": "ml", "creationTimestamp": "2026-01-01T00:00:00Z"}
 QUEUES: list[dict[str, Any]] = [
     {"name": "dept", "deserved": 8, "weight": 1, "refs": ["kai:dept"]},
     {"name": "vision", "parent": "dept", "deserved": 4, "weight": 1, "limit": 12, "refs": ["kai:vision"]},
@@ -30,29 +32,22 @@ def _queue(name: str, requested: int, allocated: int, parent: str | None = None)
 
 
 def _pod(name: str, gpus: int, *, queue: str = "vision", node: str = "", **spec: Any) -> dict[str, Any]:
-    limits = {"limits": {"nvidia.com/gpu": str(gpus)}}
-    return {
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {
-            "name": name, "namespace": "ml", "uid": f"uid-{name}", "labels": {"kai.scheduler/queue": queue},
-            "annotations": {"pod-group-name": f"pg-{name}"}, "creationTimestamp": "2026-01-01T00:00:00Z",
-        },
-        "spec": {"schedulerName": "kai-scheduler", "containers": [{"name": "c", "resources": limits}],
-                 **({"nodeName": node} if node else {}), **spec},
-        "status": {"phase": "Running" if node else "Pending"},
-    }  # fmt: skip
+    containers = [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}]
+    placed = {"nodeName": node} if node else {}
+    return object_of(
+        POD,
+        name,
+        {"schedulerName": "kai-scheduler", "containers": containers, **placed, **spec},
+        {"phase": "Running" if node else "Pending"},
+        **MADE,
+        uid=f"uid-{name}",
+        labels={"kai.scheduler/queue": queue},
+        annotations={"pod-group-name": f"pg-{name}"},
+    )
 
 
 def _group(pod: str, queue: str, requested: int, allocated: int = 0) -> dict[str, Any]:
-    return {
-        "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
-        "metadata": {"name": f"pg-{pod}", "namespace": "ml", "uid": f"uid-pg-{pod}",
-                     "creationTimestamp": "2026-01-01T00:00:00Z"},
-        "spec": {"queue": queue, "minMember": 1},
-        "status": {"resourcesStatus": {
-            "requested": {"nvidia.com/gpu": str(requested)}, "allocated": {"nvidia.com/gpu": str(allocated)},
-        }},
-    }  # fmt: skip
+    return pod_group(f"pg-{pod}", queue, requested=requested, allocated=allocated, **MADE)
 
 
 class ReportCache:
@@ -62,10 +57,10 @@ class ReportCache:
         self.folder = folder
         self.policy: dict[str, Any] = {"k": 1.0, "targets": {"kai": {"apply": "enforce"}}, "queues": QUEUES}
         self.objects: list[dict[str, Any]] = [
-            {"apiVersion": "kai.scheduler/v1", "kind": "SchedulingShard", "metadata": {"name": "default"},
-             "spec": {"kValue": 0}},
-            node_object("n1"), node_object("n2"),
-        ]  # fmt: skip
+            shard_object(kValue=0),
+            node_object("n1"),
+            node_object("n2"),
+        ]
         self.usage: Mapping[str, float] = {}
         self.decisions: list[dict[str, Any]] = []
         self.budgets: list[dict[str, Any]] = []

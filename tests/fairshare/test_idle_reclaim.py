@@ -20,7 +20,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable, Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, POD, Object
-from tests.fairshare.builders import policy_of
+from tests.fairshare.builders import object_of, policy_of
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.preemption_cases import NOW_MS
 from tests.fairshare.victims import node_object
@@ -41,14 +41,11 @@ class Refusing(MemoryCluster):
 def _pod(name: str, **metadata: Any) -> dict[str, Any]:
     """Ready for a day."""
     since = datetime.fromtimestamp(NOW_MS / 1000 - 86_400, UTC).isoformat()
-    return {
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": name, "namespace": "ns", "uid": f"uid-{name}", **metadata,
-                     "labels": {QUEUE_LABEL: "a", **metadata.get("labels", {})}},
-        "spec": {"nodeName": "n0", "containers": [{"resources": {"limits": {"nvidia.com/gpu": "2"}}}]},
-        "status": {"phase": "Running", "startTime": since,
-                   "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": since}]},
-    }  # fmt: skip
+    labels = {QUEUE_LABEL: "a", **metadata.pop("labels", {})}
+    spec = {"nodeName": "n0", "containers": [{"resources": {"limits": {"nvidia.com/gpu": "2"}}}]}
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": since}
+    status = {"phase": "Running", "startTime": since, "conditions": [ready]}
+    return object_of(POD, name, spec, status, **{"uid": f"uid-{name}", "labels": labels, **metadata})
 
 
 class Lives:

@@ -14,10 +14,10 @@ from fairshare.core import queue_objects
 from fairshare.core.model import Issue, Pod, TargetQueue
 from fairshare.core.pods import read_pod
 from fairshare.preemption.victim_candidates import bundles
-from fairshare.targets.kai import POD_GROUP, QUEUE, SHARD, KaiAdapter, effective, read_queue, usage_read
+from fairshare.targets.kai import CONFIG, POD_GROUP, QUEUE, SHARD, KaiAdapter, effective, read_queue, usage_read
 from fairshare.targets.weight_plan import look_at
-from gputally.kubernetes.objects import GPU, quantity
-from tests.fairshare.builders import cluster_of, policy_of, queue_object, shard_object
+from gputally.kubernetes.objects import NODE, PRIORITY_CLASS, quantity
+from tests.fairshare.builders import cluster_of, object_of, pod_group, policy_of, queue_object, shard_object
 
 Make = Callable[..., Any]
 
@@ -179,7 +179,7 @@ def test_several_shards_each_ask_for_their_own_nodes() -> None:
 def _config(**prometheus: Any) -> dict[str, Any]:
     """KAI's own Config, as its operator reads it."""
     spec = {"namespace": "kai", **({"prometheus": prometheus} if prometheus else {})}
-    return {"apiVersion": "kai.scheduler/v1", "kind": "Config", "metadata": {"name": "kai-config"}, "spec": spec}
+    return object_of(CONFIG, "kai-config", spec)
 
 
 _OURS = "http://usage:9091"
@@ -280,18 +280,12 @@ def test_the_printed_remedy_makes_kai_read_our_usage(either_of: Make, spec: dict
 
 
 def _class(name: str, value: int, **fields: Any) -> dict[str, Any]:
-    return {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": value,
-            **fields}  # fmt: skip
+    return {**object_of(PRIORITY_CLASS, name), "value": value, **fields}
 
 
 def _pod_group(**spec: Any) -> dict[str, Any]:
     """As KAI's podgrouper writes it."""
-    return {
-        "apiVersion": POD_GROUP.api_version, "kind": "PodGroup",
-        "metadata": {"name": "g", "namespace": "ns", "creationTimestamp": "2026-10-01T00:00:00Z"},
-        "spec": {"queue": "a", **spec},
-        "status": {"resourcesStatus": {"allocated": {GPU: "4"}, "requested": {GPU: "4"}}},
-    }  # fmt: skip
+    return pod_group(requested=4, allocated=4, spec=spec, creationTimestamp="2026-10-01T00:00:00Z")
 
 
 @pytest.mark.parametrize(
@@ -398,11 +392,7 @@ def test_minima_are_summed_over_subgroups(
 
 def test_gpu_memory_is_a_part_of_the_smallest_gpu_while_it_waits(seen_of: Make) -> None:
     def node(name: str, label: str) -> dict[str, Any]:
-        return {
-            "apiVersion": "v1",
-            "kind": "Node",
-            "metadata": {"name": name, "labels": {"nvidia.com/gpu.memory": label}},
-        }
+        return object_of(NODE, name, labels={"nvidia.com/gpu.memory": label})
 
     def pod(name: str, on: str = "", **annotations: str) -> Any:
         spec = {"schedulerName": "kai-scheduler", "containers": [{"name": "c"}], **({"nodeName": on} if on else {})}
@@ -412,11 +402,7 @@ def test_gpu_memory_is_a_part_of_the_smallest_gpu_while_it_waits(seen_of: Make) 
         }  # fmt: skip
         return read_pod({"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}})
 
-    groups = [
-        {"apiVersion": POD_GROUP.api_version, "kind": "PodGroup", "metadata": {"name": f"g-{name}", "namespace": "ns"},
-         "spec": {"queue": "a", "minMember": 1}}
-        for name in ("waits", "runs", "two")
-    ]  # fmt: skip
+    groups = [pod_group(f"g-{name}") for name in ("waits", "runs", "two")]
     pods = [pod("waits"), pod("runs", "large"), pod("two", **{"gpu-fraction-num-devices": "2"})]
     nodes = [node("small", "80099"), node("large", str(160000 * 2**20))]
     policy = policy_of([{"name": "a", "refs": ["kai:a"]}])

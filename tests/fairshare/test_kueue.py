@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,14 +21,13 @@ from fairshare.targets.weight_plan import look_at
 from gputally.base.errors import Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, Kind, fixed_point, quantity
-from tests.fairshare.builders import policy_of
+from tests.fairshare.builders import object_of, policy_of
+from tests.fairshare.scheduler_objects import V1BETA1, V1BETA2, configured
 from tests.fairshare.victims import node_object
 
 Make = Callable[..., Any]
 CQ, COHORT, LQ, WORKLOAD = (kinds[0] for kinds in (CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, WORKLOADS))
 SINCE = "2026-10-01T00:00:00Z"
-V1BETA1 = {"apiVersion": "config.kueue.x-k8s.io/v1beta1", "kind": "Configuration"}
-V1BETA2 = {"apiVersion": "config.kueue.x-k8s.io/v1beta2", "kind": "Configuration"}
 STRATEGIES = ["LessThanOrEqualToFinalShare", "LessThanInitialShare"]
 CONFIGURATION = {**V1BETA2, "fairSharing": {"preemptionStrategies": STRATEGIES}}
 ACTIVE = {
@@ -41,18 +39,13 @@ OFF: dict[str, Any] = {"conditions": [ACTIVE]}
 ON: dict[str, Any] = {**OFF, "fairSharing": {"weightedShare": 0}}
 
 
-def _object(kind: Kind, name: str, spec: dict[str, Any], *, namespace: str = "", **rest: Any) -> dict[str, Any]:
-    metadata = {"name": name, **({"namespace": namespace} if namespace else {}), **rest.pop("metadata", {})}
-    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "spec": spec, **rest}
-
-
 def _queue(name: str, weight: object = None, *, cohort: str = "ml", kind: Kind = CQ, **spec: Any) -> dict[str, Any]:
     sharing = {} if weight is None else {"fairSharing": {"weight": weight}}
-    return _object(kind, name, {**({"cohortName": cohort} if cohort else {}), **sharing, **spec})
+    return object_of(kind, name, {**({"cohortName": cohort} if cohort else {}), **sharing, **spec})
 
 
-def _local(name: str, cluster_queue: str, namespace: str = "ns", **more: Any) -> dict[str, Any]:
-    return _object(LQ, name, {"clusterQueue": cluster_queue, **more.pop("spec", {})}, namespace=namespace, **more)
+def _local(name: str, cluster_queue: str, status: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    return object_of(LQ, name, {"clusterQueue": cluster_queue, **spec}, status)
 
 
 def _quota(nominal: object, **more: object) -> dict[str, Any]:
@@ -70,28 +63,11 @@ def _workload(name: str, queue: str, pods: int, gpus: int, *, admitted: bool = F
         usage = [{"name": "main", "resourceUsage": {GPU: str(pods * gpus)}}]
         status = {
             "admission": {"clusterQueue": queue, "podSetAssignments": usage},
-            "conditions": [
-                {
-                    "type": "Admitted",
-                    "status": "True",
-                    "reason": "Admitted",
-                    "message": "",
-                    "lastTransitionTime": SINCE,
-                }
-            ],
+            "conditions": [{**ACTIVE, "type": "Admitted", "reason": "Admitted"}],
         }
     pod_set |= spec.pop("pod_set", {})
     wanted = {"queueName": queue, "podSets": [pod_set], **spec}
-    return _object(WORKLOAD, name, wanted, namespace="ns", status=status)
-
-
-def _config(document: object = CONFIGURATION) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "kueue-manager-config", "namespace": "kueue-system"},
-        "data": {"controller_manager_config.yaml": yaml.safe_dump(document)},
-    }
+    return object_of(WORKLOAD, name, wanted, status)
 
 
 @pytest.fixture
@@ -117,7 +93,7 @@ def _conditions(observation: Any) -> dict[str, tuple[str, str]]:
 
 def test_queues_are_found_at_their_highest_level(seen_of: Make, policy: Any) -> None:
     objects = [
-        _object(COHORT, "dept", {"parentName": "root", "fairSharing": {"weight": "2"}}),
+        object_of(COHORT, "dept", {"parentName": "root", "fairSharing": {"weight": "2"}}),
         _queue("a", "750m"), _queue("b"), _queue("stranger"), _local("a", "a"),
     ]  # fmt: skip
     observation = seen_of(KueueAdapter(), policy, objects)
@@ -135,7 +111,7 @@ def test_queues_are_found_at_their_highest_level(seen_of: Make, policy: Any) -> 
 def test_demand_is_what_workloads_ask_for_and_hold_up_the_tree(seen_of: Make, policy: Any) -> None:
     finished = {"type": "Finished", "status": "True", "reason": "Done", "message": "", "lastTransitionTime": SINCE}
     objects = [
-        _object(COHORT, "dept", {"parentName": "root"}),
+        object_of(COHORT, "dept", {"parentName": "root"}),
         _queue("a"), _queue("b"), _local("a", "a"), _local("other", "b"),
         _workload("running", "a", 2, 4, admitted=True, priority=10),
         _workload("waiting", "a", 4, 4, pod_set={"minCount": 2}),
@@ -192,7 +168,7 @@ def test_a_weight_that_cannot_act_is_said_to_be_so(
     policy = policy_of([{"name": "a", "refs": ["kueue:a"]}])
     configuration = change.get("configuration", CONFIGURATION)
     queue = _queue("a", cohort=change.get("cohort", "ml")) | {"status": change.get("status", {})}
-    objects = [queue, *([_config(configuration)] if configuration is not None else [])]
+    objects = [queue, *([configured(configuration)] if configuration is not None else [])]
     assert _conditions(seen_of(KueueAdapter(), policy, objects))["Effective"] == wanted
 
 
@@ -227,7 +203,7 @@ def test_a_local_queue_keeps_history_out_of_its_weight_where_kueue_keeps_it(
     status = {"fairSharing": COUNTED} if counted else {}
     objects = [queue, *(_local(name, "a", status=status) for name in "xy"), *jobs]
     if configuration is not None:
-        objects.append(_config({**V1BETA2, **configuration}))
+        objects.append(configured({**V1BETA2, **configuration}))
     cluster = either_of(objects)
     accountant.spend(x=1.0)
     report = Controller(policy, accountant, cluster, clock).cycle()
@@ -267,10 +243,10 @@ def test_what_cannot_be_read_or_found_is_an_issue() -> None:
 
 def test_an_older_kueue_is_written_in_its_own_version(accountant: Any, clock: Any) -> None:
     old = CLUSTER_QUEUES[1]
-    cluster = MemoryCluster([*(k for k in KINDS if not k.api_version.endswith("v1beta2"))], [_config()])
+    cluster = MemoryCluster([*(k for k in KINDS if not k.api_version.endswith("v1beta2"))], [configured(CONFIGURATION)])
     for name in "ab":
         sharing = {"cohort": "ml", "fairSharing": {"weight": "1"}}
-        cluster.load([_object(old, name, sharing)])
+        cluster.load([object_of(old, name, sharing)])
     policy = policy_of([{"name": n, "refs": [f"kueue:{n}"]} for n in "ab"], targets={"kueue": {"apply": "enforce"}})
     accountant.spend(a=1.0)
     report = Controller(policy, accountant, cluster, clock).cycle()
@@ -303,12 +279,12 @@ def test_pods_that_are_done_hold_nothing() -> None:
 
 
 def _tree(seen_of: Make, policy: Any, *objects: dict[str, Any]) -> Any:
-    return seen_of(KueueAdapter(), policy, [_config(), *objects])
+    return seen_of(KueueAdapter(), policy, [configured(CONFIGURATION), *objects])
 
 
 def test_a_root_cohort_has_no_cohort_above_and_the_queues_below_are_effective(seen_of: Make, policy: Any) -> None:
     below = [_queue(name, "1", cohort="dept") | {"status": ON} for name in "ab"]
-    assert _conditions(_tree(seen_of, policy, _object(COHORT, "dept", {}), *below))["Effective"] == (
+    assert _conditions(_tree(seen_of, policy, object_of(COHORT, "dept", {}), *below))["Effective"] == (
         "True",
         "FairSharing",
     )
@@ -316,7 +292,7 @@ def test_a_root_cohort_has_no_cohort_above_and_the_queues_below_are_effective(se
 
 def test_two_roots_beside_each_other_share_nothing(seen_of: Make) -> None:
     policy = policy_of([{"name": n, "refs": [f"kueue-cohort:{n}"]} for n in "xy"])
-    cohorts = [_object(COHORT, n, {"fairSharing": {"weight": "1"}}) for n in "xy"]
+    cohorts = [object_of(COHORT, n, {"fairSharing": {"weight": "1"}}) for n in "xy"]
     found = _tree(seen_of, policy, *cohorts, _queue("a", cohort="x") | {"status": ON})
     condition = _condition(found, "Effective")
     assert (condition.status, condition.reason) == ("False", "NothingToShare")
@@ -357,7 +333,7 @@ def test_the_remedy_is_valid_in_the_version_that_stands_there(
     seen_of: Make, document: dict[str, Any], lines: str
 ) -> None:
     policy = policy_of([{"name": "a", "refs": ["kueue:a"]}])
-    found = seen_of(KueueAdapter(), policy, [_queue("a") | {"status": OFF}, _config(document)])
+    found = seen_of(KueueAdapter(), policy, [_queue("a") | {"status": OFF}, configured(document)])
     condition = _condition(found, "Effective")
     assert lines in condition.remedy
     assert "kubectl -n kueue-system edit configmap kueue-manager-config" in condition.remedy
@@ -368,7 +344,7 @@ def test_a_target_of_local_queues_alone_needs_no_fair_sharing(seen_of: Make) -> 
     policy = policy_of([{"name": "x", "refs": ["kueue:ns/x"]}])
     queue = _queue("a", admissionScope={"admissionMode": AFS}) | {"status": OFF}
     local = _local("x", "a", status={"fairSharing": COUNTED})
-    found = seen_of(KueueAdapter(), policy, [queue, local, _config({**V1BETA2, "admissionFairSharing": ADMISSION})])
+    found = seen_of(KueueAdapter(), policy, [queue, local, configured({**V1BETA2, "admissionFairSharing": ADMISSION})])
     assert _conditions(found)["Effective"] == ("True", "AdmissionFairSharing")
 
 
@@ -456,7 +432,7 @@ def test_a_workload_that_multikueue_sends_away_holds_its_quota_here_and_its_gpus
     checked = _queue("a", **_quota("16"), admissionChecksStrategy={"admissionChecks": [{"name": "mk"}]}) | {
         "status": ON
     }
-    cluster = either_of([checked, _local("a", "a"), sent, _workload("waits", "a", 3, 4), _config()])
+    cluster = either_of([checked, _local("a", "a"), sent, _workload("waits", "a", 3, 4), configured(CONFIGURATION)])
     accountant.spend(a=0.5)
     (target,) = Controller(policy, accountant, cluster, clock).cycle().targets
     assert (target.standings["a"].requested, target.standings["a"].allocated, target.gpus) == (20.0, 8.0, 16.0)
@@ -475,7 +451,7 @@ def test_the_worker_clusters_copy_of_a_workload_is_a_workload(seen_of: Make, one
 def test_what_waits_in_a_stopped_queue_asks_for_nothing(seen_of: Make, one: Any, kind: str, stop: str) -> None:
     halted: dict[str, Any] = {"stopPolicy": stop}
     queue = _queue("a", **_quota("16"), **(halted if kind == "ClusterQueue" else {}))
-    local = _local("a", "a", spec=halted if kind == "LocalQueue" else {})
+    local = _local("a", "a", **(halted if kind == "LocalQueue" else {}))
     running = _admitted(_workload("runs", "a", 1, 4), 1, {GPU: "4"})
     found = seen_of(KueueAdapter(), one, [queue, local, running, _workload("waits", "a", 2, 4)])
     assert _gangs_of(found) == {"runs": (4.0, 4.0, 4.0)}
@@ -518,7 +494,7 @@ def test_where_kueue_is_as_the_policy_says_it_is_in_sync(seen_of: Make, policy: 
         ]
     )
     objects = [
-        _object(COHORT, "dept", {}),
+        object_of(COHORT, "dept", {}),
         _queue("a", cohort="dept", **_quota("16", borrowingLimit="4")),
         _queue("b", cohort="dept", **_quota("8")),
     ]
@@ -542,7 +518,7 @@ def test_an_unset_weight_is_1_for_kueue(either_of: Make, accountant: Any, clock:
     """A weight of 0 has to be written where the field is unset; one of 1 stands already."""
     queues = [{"name": "a", "weight": 0, "refs": ["kueue:a"]}, {"name": "b", "weight": 1, "refs": ["kueue:b"]}]
     policy = policy_of(queues, targets={"kueue": {"apply": "enforce"}})
-    cluster = either_of([_queue("a"), _queue("b"), _config()])
+    cluster = either_of([_queue("a"), _queue("b"), configured(CONFIGURATION)])
     report = Controller(policy, accountant, cluster, clock).cycle()
     assert {o.apply.name: (o.apply.previous, o.apply.value) for o in report.targets[0].outcomes} == {"a": (None, 0.0)}
     assert cluster.get(CQ, "a")["spec"]["fairSharing"]["weight"] == "0"
@@ -555,7 +531,7 @@ def test_an_unset_weight_is_1_for_kueue(either_of: Make, accountant: Any, clock:
 
 
 def test_release_leaves_another_policys_queues_alone(either_of: Make, accountant: Any, clock: Any) -> None:
-    cluster = either_of([*(_queue(name, "1") for name in "abcd"), _config()])
+    cluster = either_of([*(_queue(name, "1") for name in "abcd"), configured(CONFIGURATION)])
     first, second = (
         policy_of([{"name": n, "refs": [f"kueue:{n}"]} for n in names], targets={"kueue": {"apply": "enforce"}})
         for names in ("ab", "cd")
@@ -586,7 +562,7 @@ def _borrowed(**more: Any) -> list[dict[str, Any]]:
     for each in running:
         each["status"]["admission"]["clusterQueue"] = "p1"
     return [
-        _config(), node_object("n0", 16), node_object("n1", 16),
+        configured(CONFIGURATION), node_object("n0", 16), node_object("n1", 16),
         *(_queue(name, "1", **_quota("8"), **more) | {"status": ON} for name in ("p1", "p2")),
         _local("p1", "p1"), _local("p2", "p2"),
         *running, _owned(_workload("job-wants-1a2b3", "p2", 1, 8), "wants"),

@@ -21,7 +21,7 @@ from fairshare.targets.volcano import QUEUE as VOLCANO_QUEUE
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Cluster, Object
-from tests.fairshare.builders import policy_of, queue_object
+from tests.fairshare.builders import object_of, policy_of, queue_object
 from tests.fairshare.conftest import Accountant
 
 Make = Callable[..., Any]
@@ -78,7 +78,7 @@ def test_every_target_knows_what_it_left_behind(
     published = 0.5 if ref == "kueue" else 5000.0
     noted = queue_objects.WeightAnnotations(1.0, published, None, 0, "f" * 16).annotations()
     objects = [
-        {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": name, **more}, "spec": spec}
+        object_of(kind, name, spec, **more)
         for name, more in (("a", {"annotations": noted}), ("b", {}), ("stranger", {}))
     ]
     cluster = MemoryCluster(KINDS, objects)

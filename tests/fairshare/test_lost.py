@@ -18,8 +18,8 @@ from fairshare.targets import kai, kueue, volcano
 from fairshare.usage.cluster_capacity import LostGpus, devices, leave_out, one_unit, quarter
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable
-from gputally.kubernetes.objects import GPU, gpus_of_nodes
-from tests.fairshare.builders import policy_of, queue_object
+from gputally.kubernetes.objects import GPU, NODE, gpus_of_nodes
+from tests.fairshare.builders import object_of, policy_of, queue_object
 
 Make = Callable[..., Any]
 QUARTER_MS = 900_000
@@ -29,7 +29,7 @@ def _node(name: str, allocatable: Mapping[str, object], capacity: Mapping[str, o
     status: dict[str, Any] = {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": dict(allocatable)}
     if capacity is not None:
         status["capacity"] = dict(capacity)
-    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": status}
+    return object_of(NODE, name, status=status)
 
 
 @pytest.mark.parametrize(

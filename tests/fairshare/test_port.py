@@ -11,18 +11,13 @@ from fairshare.targets.kai import QUEUE
 from gputally.base.errors import Conflict, NotFound, Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, Event, dotted_path, from_fields_v1, leaves, to_fields_v1
-from tests.fairshare.builders import cluster_of, queue_object
+from tests.fairshare.builders import cluster_of, object_of, queue_object
 
 Make = Callable[..., Any]
 
 
 def _weight(name: str, value: float, **metadata: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": QUEUE.api_version,
-        "kind": QUEUE.kind,
-        "metadata": {"name": name, **metadata},
-        "spec": {"resources": {"gpu": {"overQuotaWeight": value}}},
-    }
+    return object_of(QUEUE, name, {"resources": {"gpu": {"overQuotaWeight": value}}}, **metadata)
 
 
 def _gpu(obj: Any) -> dict[str, Any]:
@@ -72,9 +67,7 @@ def test_a_field_that_its_only_owner_leaves_out_is_removed(either_of: Make) -> N
     theirs = {"manager": "kubectl", "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": quota}
     cluster = either_of([queue_object("a", None, quota=4, managedFields=[theirs])])
     cluster.apply(_weight("a", 2, annotations={"us/x": "1"}), field_manager="us")
-    left = cluster.apply(
-        {"apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": {"name": "a"}}, field_manager="us"
-    )
+    left = cluster.apply(object_of(QUEUE, "a"), field_manager="us")
     assert _gpu(left) == {"quota": 4, "limit": -1}
     assert "annotations" not in left["metadata"]
     assert "us" not in {entry["manager"] for entry in left["metadata"]["managedFields"]}
@@ -192,8 +185,7 @@ def test_paths() -> None:
 
 def test_a_kind_in_namespaces_keeps_them_apart(either_of: Make) -> None:
     def config(namespace: str) -> dict[str, Any]:
-        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "apart", "namespace": namespace}}
-        return {**body, "data": {"in": "nowhere"}}
+        return {**object_of(CONFIG_MAP, "apart", namespace=namespace), "data": {"in": "nowhere"}}
 
     cluster = either_of([config("one"), config("two")])
     for namespace in ("one", "two"):

@@ -19,7 +19,7 @@ from fairshare.targets.kueue import CLUSTER_QUEUES, WORKLOADS, KueueAdapter
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import EVENT, POD, Cluster
-from tests.fairshare.builders import queue_object
+from tests.fairshare.builders import object_of, pod_group, queue_object
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.victims import node_object, pod_object
 
@@ -40,19 +40,10 @@ def _policy(law: str = "deficit") -> Policy:
     return Policy.model_validate({"law": law, "queues": TREE, "targets": {"kai": {"apply": "enforce"}}})
 
 
-def _group(name: str, queue: str) -> dict[str, Any]:
-    return {
-        "apiVersion": POD_GROUP.api_version, "kind": POD_GROUP.kind,
-        "metadata": {"name": name, "namespace": "ns", "uid": f"uid-{name}"},
-        "spec": {"queue": queue, "minMember": 1}, "status": {"resourcesStatus": {"requested": {"nvidia.com/gpu": "4"}}},
-    }  # fmt: skip
-
-
 def _event(name: str, reason: str, note: str, regarding: str, related: str = "") -> dict[str, Any]:
     kind = "PodGroup" if reason == "Evict" else "Pod"
     return {
-        "apiVersion": EVENT.api_version, "kind": EVENT.kind, "metadata": {"name": name, "namespace": "ns", "uid": name},
-        "reason": reason, "note": note,
+        **object_of(EVENT, name, uid=name), "reason": reason, "note": note,
         "regarding": {"kind": kind, "namespace": "ns", "name": regarding, "uid": f"uid-{regarding}"},
         "related": {"kind": "Pod", "namespace": "ns", "name": related, "uid": f"uid-{related}"} if related else None,
     }  # fmt: skip
@@ -60,7 +51,11 @@ def _event(name: str, reason: str, note: str, regarding: str, related: str = "")
 
 def test_kai_names_the_workload_it_makes_room_for() -> None:
     """One of a gang's pods each; a preemption within the queue, a consolidation and a stranger's do not count."""
-    groups = [_group("pg-b.v1", "b"), _group("pg-a", "a"), _group("pg-a2", "a")]
+    groups = [
+        pod_group("pg-b.v1", "b", requested=4),
+        pod_group("pg-a", "a", requested=4),
+        pod_group("pg-a2", "a", requested=4),
+    ]
     events = [
         _event("e1", "Evict", RECLAIMED.format(pod="a-0", by="pg-b.v1"), "pg-a"),
         _event("e2", "Evict", RECLAIMED.format(pod="a-1", by="pg-b.v1"), "pg-a"),
@@ -75,13 +70,10 @@ def test_kai_names_the_workload_it_makes_room_for() -> None:
 
 
 def _workload(name: str, queue: str, *conditions: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "apiVersion": WORKLOADS[0].api_version, "kind": "Workload",
-        "metadata": {"name": name, "namespace": "ns", "uid": f"uid-{name}"},
-        "spec": {"podSets": [{"count": 1, "template": {"spec": {"containers": [
-            {"resources": {"requests": {"nvidia.com/gpu": "4"}}}]}}}]},
-        "status": {"admission": {"clusterQueue": f"cq-{queue}"}, "conditions": list(conditions)},
-    }  # fmt: skip
+    containers = [{"resources": {"requests": {"nvidia.com/gpu": "4"}}}]
+    spec = {"podSets": [{"count": 1, "template": {"spec": {"containers": containers}}}]}
+    status = {"admission": {"clusterQueue": f"cq-{queue}"}, "conditions": list(conditions)}
+    return object_of(WORKLOADS[0], name, spec, status, uid=f"uid-{name}")
 
 
 def _preempted(reason: str, by: str, path: str, status: str = "True") -> dict[str, Any]:
@@ -91,11 +83,7 @@ def _preempted(reason: str, by: str, path: str, status: str = "True") -> dict[st
 
 
 def test_kueue_names_it_by_uid_and_by_path() -> None:
-    version = CLUSTER_QUEUES[0].api_version
-    queues = [
-        {"apiVersion": version, "kind": "ClusterQueue", "metadata": {"name": f"cq-{queue}"}, "spec": {}}
-        for queue in "ab"
-    ]
+    queues = [object_of(CLUSTER_QUEUES[0], f"cq-{queue}", {}) for queue in "ab"]
     workloads = [
         _workload("b0", "b"),
         _workload("a0", "a", _preempted("InCohortReclamation", "uid-b0", "/r/x")),
@@ -175,7 +163,13 @@ def test_what_is_new_counts_once_per_workload_and_for_every_queue_above() -> Non
 @pytest.fixture
 def kai_cluster(either_of: Make) -> Cluster:
     queues = [queue_object(name, requested="16", allocated="8") for name in "ab"]
-    found: Cluster = either_of([*queues, _group("pg-a", "a"), _group("pg-b", "b")])
+    found: Cluster = either_of(
+        [
+            *queues,
+            pod_group("pg-a", "a", requested=4),
+            pod_group("pg-b", "b", requested=4),
+        ]
+    )
     return found
 
 

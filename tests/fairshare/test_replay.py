@@ -20,7 +20,7 @@ from fairshare.targets import KINDS
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import POD
-from tests.fairshare.builders import cluster_of, policy_of, queue_object
+from tests.fairshare.builders import cluster_of, object_of, policy_of, queue_object
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.loopback import Answer, serving
 from tests.fairshare.victims import node_object
@@ -118,8 +118,8 @@ def preempted(accountant: Accountant, clock: VirtualClock) -> tuple[Policy, list
         spec: dict[str, Any] = {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "4"}}}]}
         spec |= {"nodeName": node} if node else {}
         labels = {"gputally.dev/queue": queue}
-        meta = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "labels": labels, "creationTimestamp": now}
-        return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec, "status": ready if node else {}}
+        status = ready if node else {}
+        return object_of(POD, name, spec, status, uid=f"uid-{name}", labels=labels, creationTimestamp=now)
 
     cluster = MemoryCluster(KINDS, [node_object(), pod("a0", "a"), pod("a1", "a"), pod("b0", "b", None)])
     idle = {"mode": "enforce", "sustained": "1h", "grace": "10m"}

@@ -13,11 +13,11 @@ from fairshare.controller.cycle_report import replay_weights
 from fairshare.core.model import Shard
 from fairshare.core.pods import read_pod
 from fairshare.preemption.preemption_claims import preemption_inputs
-from fairshare.targets.kai import CONFIG, POD_GROUP, POOL_LABEL
+from fairshare.targets.kai import CONFIG, POOL_LABEL, SHARD
 from fairshare.usage.cluster_capacity import NothingToDivide, ServingNodes, target_capacity
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR
-from tests.fairshare.builders import policy_of, queue_object, shard_object
+from tests.fairshare.builders import object_of, pod_group, policy_of, queue_object
 from tests.fairshare.victims import node_object, pod_object
 
 Make = Callable[..., Any]
@@ -29,8 +29,7 @@ def _node(name: str, gpus: int = 8, pool: str = "") -> dict[str, Any]:
 
 
 def _shard(value: str = "") -> dict[str, Any]:
-    shard: dict[str, Any] = shard_object(kValue=0, **({"partitionLabelValue": value} if value else {}))
-    return {**shard, "metadata": {"name": value or "default"}}
+    return object_of(SHARD, value or "default", {"kValue": 0, **({"partitionLabelValue": value} if value else {})})
 
 
 @pytest.fixture
@@ -59,9 +58,8 @@ def test_every_shard_is_divided_by_itself(due: Make, accountant: Any) -> None:
 
 def test_the_label_of_node_pools_is_the_one_that_kais_config_names(due: Make) -> None:
     labelled = {"labels": {"corp/pool": "blue"}}
-    config = {"apiVersion": CONFIG.api_version, "kind": CONFIG.kind, "metadata": {"name": "kai-config"},
-              "spec": {"global": {"nodePoolLabelKey": "corp/pool"}}}  # fmt: skip
-    blue = {**_node("n2"), "metadata": {"name": "n2", **labelled}}
+    config = object_of(CONFIG, "kai-config", {"global": {"nodePoolLabelKey": "corp/pool"}})
+    blue = node_object("n2", **labelled)
     shards = [_shard(), _shard("blue")]
     queues = [queue_object("a"), queue_object("b"), queue_object("c", **labelled)]
     _, gpus = due([*queues, _node("n1"), blue, *shards, config])
@@ -136,11 +134,7 @@ def test_all_of_it_held_by_others_leaves_nothing_to_divide(due: Make) -> None:
 
 def test_a_gang_finds_room_on_nodes_of_its_own_pool_alone(due: Make) -> None:
     blue = queue_object("c", labels={POOL_LABEL: "blue"})
-    groups = [
-        {"apiVersion": POD_GROUP.api_version, "kind": "PodGroup", "metadata": {"name": f"g{queue}", "namespace": "ns"},
-         "spec": {"queue": queue, "minMember": 1}}
-        for queue in "ac"
-    ]  # fmt: skip
+    groups = [pod_group(f"g{queue}", queue) for queue in "ac"]
     waiting = []
     for queue in "ac":
         pod = pod_object(f"w{queue}", node="", annotations={"pod-group-name": f"g{queue}"})

@@ -17,7 +17,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Kind, Object
-from tests.fairshare.builders import policy_of
+from tests.fairshare.builders import object_of, policy_of
 from tests.fairshare.conftest import NOW_MS, Accountant
 from tests.fairshare.failing_clusters import Failing
 
@@ -31,17 +31,9 @@ def _switched_off(version: Kind = WORKLOAD) -> Object:
     """A Workload that gave way, and whose quota is free by now."""
     template = {"spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "4"}}}]}}
     intent = PreemptionIntent("d1", NOW_MS - 60_000)
-    return {
-        "apiVersion": version.api_version, "kind": "Workload",
-        "metadata": {"name": "x", "namespace": "ns", "annotations": {PREEMPTION: intent.text()}},
-        "spec": {"active": False, "queueName": "a", "podSets": [{"name": "main", "count": 1, "template": template}]},
-        "status": {"conditions": [{"type": "QuotaReserved", "status": "False", "lastTransitionTime": SINCE}]},
-    }  # fmt: skip
-
-
-def _cluster_queue(name: str) -> Object:
-    kind = CLUSTER_QUEUES[0]
-    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": name}, "spec": {"cohortName": "m"}}
+    spec = {"active": False, "queueName": "a", "podSets": [{"name": "main", "count": 1, "template": template}]}
+    status = {"conditions": [{"type": "QuotaReserved", "status": "False", "lastTransitionTime": SINCE}]}
+    return object_of(version, "x", spec, status, annotations={PREEMPTION: intent.text()})
 
 
 @pytest.fixture
@@ -53,7 +45,9 @@ def kueue(accountant: Accountant, clock: VirtualClock) -> Callable[..., tuple[Fa
     ) -> tuple[Failing, Controller]:
         rules = options.pop("preemption", {"mode": "enforce"})
         kinds = [kind for kind in KINDS if kind.kind != "Workload" or kind == version]
-        cluster = Failing(kinds, [_cluster_queue("a"), _cluster_queue("b"), _switched_off(version)])
+        cluster = Failing(
+            kinds, [*(object_of(CLUSTER_QUEUES[0], name, {"cohortName": "m"}) for name in "ab"), _switched_off(version)]
+        )
         queues = [{"name": name, "refs": [f"kueue:{name}"]} for name in "ab"]
         policy = policy_of(queues, targets={"kueue": target or {"apply": "enforce"}}, preemption=rules)
         return cluster, Controller(policy, accountant, cluster, clock, status_object=HERE, **options)
@@ -119,12 +113,9 @@ def test_victims_are_not_searched_again_where_none_can_be_stopped(kueue: Make) -
 
 
 def test_a_job_that_does_not_restart_is_given_up_and_told(accountant: Accountant, clock: VirtualClock) -> None:
-    job = {
-        "apiVersion": JOB.api_version, "kind": "Job",
-        "metadata": {"name": "x", "namespace": "ns",
-                     "annotations": {PREEMPTION: PreemptionIntent("d1", NOW_MS - 3_600_000, 3).text()}},
-        "spec": {}, "status": {"state": {"phase": "Running", "lastTransitionTime": "2026-09-30T00:00:00Z"}},
-    }  # fmt: skip
+    state = {"phase": "Running", "lastTransitionTime": "2026-09-30T00:00:00Z"}
+    intent = PreemptionIntent("d1", NOW_MS - 3_600_000, 3).text()
+    job = object_of(JOB, "x", {}, {"state": state}, annotations={PREEMPTION: intent})
     cluster = MemoryCluster(KINDS, [job])
     policy = policy_of([{"name": "a", "refs": ["volcano:a"]}], preemption={"mode": "off"})
     Controller(policy, accountant, cluster, clock, status_object=HERE).cycle()

@@ -24,8 +24,9 @@ from fairshare.targets.volcano import COMMAND, HIERARCHY, HIERARCHY_WEIGHTS, JOB
 from fairshare.targets.weight_plan import Apply, look_at, write_order
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import CONFIG_MAP, GPU, Cluster, Kind
-from tests.fairshare.builders import policy_of
+from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD, Cluster, Kind
+from tests.fairshare.builders import object_of, policy_of
+from tests.fairshare.scheduler_objects import volcano
 from tests.fairshare.victims import node_object
 
 Make = Callable[..., Any]
@@ -40,29 +41,13 @@ LATER_MS, BEFORE = 1_893_456_000_000, "2029-12-31T12:00:00Z"
 def _queue(
     name: str, *, annotations: dict[str, str] | None = None, allocated: str = "0", **spec: Any
 ) -> dict[str, Any]:
-    return {
-        "apiVersion": QUEUE.api_version,
-        "kind": QUEUE.kind,
-        "metadata": {"name": name, **({"annotations": annotations} if annotations else {})},
-        "spec": spec,
-        "status": {"allocated": {GPU: allocated}},
-    }
-
-
-def _config(*plugins: Any) -> dict[str, Any]:
-    listed = [{"name": plugin} if isinstance(plugin, str) else plugin for plugin in plugins]
-    text = yaml.safe_dump({"actions": "enqueue, allocate", "tiers": [{"plugins": listed}]})
-    metadata = {"name": "volcano-scheduler-configmap", "namespace": "volcano-system"}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"volcano-scheduler.conf": text}}
+    more = {"annotations": annotations} if annotations else {}
+    return object_of(QUEUE, name, spec, {"allocated": {GPU: allocated}}, **more)
 
 
 def _group(name: str, queue: str, *, least: int, member: int = 1, **metadata: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": POD_GROUP.api_version,
-        "kind": POD_GROUP.kind,
-        "metadata": {"name": name, "namespace": "ns", **metadata},
-        "spec": {"queue": queue, "minMember": member, "minResources": {GPU: str(least)}},
-    }
+    spec = {"queue": queue, "minMember": member, "minResources": {GPU: str(least)}}
+    return object_of(POD_GROUP, name, spec, **metadata)
 
 
 def _policy(mode: str, **options: Any) -> Any:
@@ -92,7 +77,7 @@ def test_weights_are_parts_of_the_whole_cluster_in_integers(cycle: Make, account
         _queue("eng", weight=1),
         _queue("sci", weight=1),
         _queue("default", weight=1),
-        _config("proportion"),
+        volcano("proportion"),
         node_object("n", 16),
     ]
     cluster, report = cycle(policy, objects)
@@ -119,7 +104,7 @@ def test_under_the_capacity_plugin_gpus_are_deserved(cycle: Make) -> None:
     theirs = {"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:spec": {"f:deserved": {"f:cpu": {}}}}}
     eng = _queue("eng", deserved={"cpu": "8"})
     eng["metadata"]["managedFields"] = [theirs]
-    objects = [eng, _queue("sci"), _config("capacity"), node_object("n", 16)]
+    objects = [eng, _queue("sci"), volcano("capacity"), node_object("n", 16)]
     cluster, report = cycle(_policy("deserved"), objects)
     assert cluster.get(QUEUE, "eng")["spec"]["deserved"] == {"cpu": "8", GPU: "7"}
     assert cluster.get(QUEUE, "sci")["spec"]["deserved"] == {GPU: "9"}
@@ -132,7 +117,7 @@ def test_along_a_hierarchy_only_the_numbers_we_answer_for_change(cycle: Make) ->
     path = {HIERARCHY: "root/other/sci", HIERARCHY_WEIGHTS: "1/2/8"}
     objects = [
         _queue("eng", annotations={HIERARCHY: "root/eng"}), _queue("sci", annotations=path),
-        _config({"name": "drf", "enableHierarchy": True}), node_object("n", 16),
+        volcano({"name": "drf", "enableHierarchy": True}), node_object("n", 16),
     ]  # fmt: skip
     policy = _policy("hierarchy")
     cluster, report = cycle(policy, objects)
@@ -162,7 +147,7 @@ def test_along_a_hierarchy_only_the_numbers_we_answer_for_change(cycle: Make) ->
 def test_a_plugin_that_does_not_read_is_named(
     seen_of: Make, mode: str, plugins: list[str], reason: str, says: str
 ) -> None:
-    seen = seen_of(VolcanoAdapter(), _policy(mode), [_queue("eng"), _queue("sci"), _config(*plugins)])
+    seen = seen_of(VolcanoAdapter(), _policy(mode), [_queue("eng"), _queue("sci"), volcano(*plugins)])
     (condition,) = seen.conditions
     assert (condition.status, condition.reason) == ("False", reason)
     assert says in condition.message
@@ -170,7 +155,7 @@ def test_a_plugin_that_does_not_read_is_named(
         assert "take `- name: fairshare` out" in condition.remedy
         return
     (line,) = re.findall(r"write `- (\{.*?\})`", condition.remedy)  # the line that it tells to write is what helps
-    mended = {CONFIG_MAP: [_config("gang", yaml.safe_load(line))]}
+    mended = {CONFIG_MAP: [volcano("gang", yaml.safe_load(line))]}
     after = VolcanoAdapter().observe(_policy(mode), mended)
     assert after.conditions[0].reason == "PluginActive"
 
@@ -189,7 +174,7 @@ def test_a_plugin_that_does_not_read_is_named(
     ],
 )
 def test_a_configuration_that_cannot_be_read_is_unknown(seen_of: Make, data: dict[str, str] | None, says: str) -> None:
-    there = [] if data is None else [{**_config(), "data": data}]
+    there = [] if data is None else [{**volcano(), "data": data}]
     seen = seen_of(VolcanoAdapter(), _policy("weight"), [_queue("eng"), _queue("sci"), *there])
     (condition,) = seen.conditions
     assert (condition.status, condition.reason) == ("Unknown", "ConfigurationUnread")
@@ -197,7 +182,7 @@ def test_a_configuration_that_cannot_be_read_is_unknown(seen_of: Make, data: dic
 
 
 def test_volcanos_own_file_rules_where_the_map_has_others_beside_it(seen_of: Make) -> None:
-    both = _config("proportion")
+    both = volcano("proportion")
     both["data"]["volcano-scheduler-ci.conf"] = "tiers: [{plugins: [{name: capacity}]}]"
     seen = seen_of(VolcanoAdapter(), _policy("weight"), [_queue("eng"), _queue("sci"), both])
     assert seen.conditions[0].reason == "PluginActive"
@@ -228,7 +213,7 @@ def test_a_tree_is_written_so_that_every_step_keeps_children_within_their_parent
     tree = {"x": ("", 4), "x1": ("x", 3), "x2": ("x", 1), "y": ("", 12), "y1": ("y", 9), "y2": ("y", 3)}
     objects = [
         *(_queue(name, parent=above or "root", deserved={GPU: str(n)}) for name, (above, n) in tree.items()),
-        _config("capacity"),
+        volcano("capacity"),
         node_object("n", 16),
     ]
     weights = {"x": 10, "y": 6, "x1": 1, "x2": 4, "y1": 1, "y2": 1}
@@ -264,7 +249,7 @@ def test_what_is_deferred_is_what_others_do_not_build_on() -> None:
 def test_a_weight_that_the_crd_filled_in_is_said_to_be_so_and_adopted(cycle: Make, accountant: Any, clock: Any) -> None:
     """`kubectl create` of a Queue without a weight: the API server fills in 1 and books it to the creator."""
     theirs = {"manager": "kubectl-create", "operation": "Update", "fieldsV1": {"f:spec": {"f:weight": {}}}}
-    objects = [_queue("eng", weight=1), _queue("sci", weight=1), _config("proportion"), node_object("n", 16)]
+    objects = [_queue("eng", weight=1), _queue("sci", weight=1), volcano("proportion"), node_object("n", 16)]
     for obj in objects[:2]:
         obj["metadata"]["managedFields"] = [theirs]
     policy = _policy("weight")
@@ -283,7 +268,7 @@ def test_a_weight_that_the_crd_filled_in_is_said_to_be_so_and_adopted(cycle: Mak
 
 def test_a_weight_that_its_owner_stated_is_to_be_left_out_by_him(cycle: Make) -> None:
     theirs = {"manager": "argocd-controller", "operation": "Apply", "fieldsV1": {"f:spec": {"f:weight": {}}}}
-    objects = [_queue("eng", weight=5), _queue("sci", weight=1), _config("proportion"), node_object("n", 16)]
+    objects = [_queue("eng", weight=5), _queue("sci", weight=1), volcano("proportion"), node_object("n", 16)]
     objects[0]["metadata"]["managedFields"] = [theirs]
     _, report = cycle(_policy("weight"), objects)
     condition = next(c for c in report.targets[0].conditions if c.type == "Available")
@@ -304,26 +289,21 @@ def test_the_api_server_books_the_default_weight_to_the_creator(server: Any) -> 
 
 
 def test_queues_the_policy_does_not_know_dilute_and_are_named(seen_of: Make) -> None:
-    objects = [_queue("eng"), _queue("default", allocated="3"), _config("proportion")]
+    objects = [_queue("eng"), _queue("default", allocated="3"), volcano("proportion")]
     (condition,) = seen_of(VolcanoAdapter(), _policy("weight"), objects).conditions
     assert (condition.status, condition.reason, condition.message[-7:]) == ("False", "StrangersCompete", "default")
 
 
 def test_gangs_are_jobs_sized_by_their_tasks_then_by_their_pods(either_of: Make) -> None:
     container = {"name": "c", "resources": {"limits": {GPU: "4"}}}
-    job = {
-        "apiVersion": JOB.api_version, "kind": JOB.kind,
-        "metadata": {"name": "train", "namespace": "ns"},
-        "spec": {"tasks": [{"replicas": 3, "template": {"spec": {"containers": [container]}}}]},
-    }  # fmt: skip
+    job = object_of(JOB, "train", {"tasks": [{"replicas": 3, "template": {"spec": {"containers": [container]}}}]})
     group = _group("train-pg", "eng", least=8, member=2, annotations={"volcano.sh/preemptable": "false"})
     done = {**_group("done", "eng", least=8), "status": {"phase": "Completed"}}
     cluster = either_of(
-        [_queue("eng"), _queue("sci"), _config("proportion"), job, group, done, _group("small", "sci", least=1)]
+        [_queue("eng"), _queue("sci"), volcano("proportion"), job, group, done, _group("small", "sci", least=1)]
     )
     uid = cluster.get(JOB, "train", "ns")["metadata"]["uid"]
-    owner = {"apiVersion": JOB.api_version, "kind": "Job", "name": "train", "uid": uid, "controller": True}
-    owned = {"metadata": {"ownerReferences": [owner]}}
+    owned = {"metadata": {"ownerReferences": [_owner("train", uid)]}}
     cluster.patch(POD_GROUP, "train-pg", "ns", owned, field_manager="vc-controller-manager")
     pods = [
         read_pod(
@@ -359,35 +339,34 @@ def _job(name: str, queue: str, replicas: int, gpus: int, phase: str) -> dict[st
     """As Volcano has it: its controllers write the status."""
     container = {"name": "c", "image": "c", "resources": {"limits": {GPU: str(gpus)}}}
     template = {"spec": {"containers": [container], "restartPolicy": "Never"}}
-    return {
-        "apiVersion": JOB.api_version, "kind": JOB.kind,
-        "metadata": {"name": name, "namespace": "ns", "uid": f"uid-{name}"},
-        "spec": {"queue": queue, "minAvailable": replicas, "schedulerName": "volcano",
-                 "tasks": [{"name": "t", "replicas": replicas, "template": template}]},
-        "status": {"state": {"phase": phase, "lastTransitionTime": BEFORE}},
-    }  # fmt: skip
+    tasks = [{"name": "t", "replicas": replicas, "template": template}]
+    spec = {"queue": queue, "minAvailable": replicas, "schedulerName": "volcano", "tasks": tasks}
+    status = {"state": {"phase": phase, "lastTransitionTime": BEFORE}}
+    return object_of(JOB, name, spec, status, uid=f"uid-{name}")
+
+
+def _owner(job: str, uid: str) -> dict[str, Any]:
+    return {"apiVersion": JOB.api_version, "kind": "Job", "name": job, "uid": uid, "controller": True}
 
 
 def _pod_of(job: str, queue: str, i: int, gpus: int, node: str = "n") -> dict[str, Any]:
-    return {
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {
-            "name": f"{job}-t-{i}", "namespace": "ns", "uid": f"uid-{job}-{i}",
-            "creationTimestamp": BEFORE,
-            "annotations": {"scheduling.k8s.io/group-name": f"{job}-1", "scheduling.volcano.sh/queue-name": queue},
-            "ownerReferences": [{"apiVersion": JOB.api_version, "kind": "Job", "name": job, "uid": f"uid-{job}",
-                                 "controller": True}],
-        },
-        "spec": {"schedulerName": "volcano", "nodeName": node,
-                 "containers": [{"name": "c", "image": "c", "resources": {"limits": {GPU: str(gpus)}}}]},
-        "status": {"phase": "Running", "startTime": BEFORE},
-    }  # fmt: skip
+    containers = [{"name": "c", "image": "c", "resources": {"limits": {GPU: str(gpus)}}}]
+    return object_of(
+        POD,
+        f"{job}-t-{i}",
+        {"schedulerName": "volcano", "nodeName": node, "containers": containers},
+        {"phase": "Running", "startTime": BEFORE},
+        uid=f"uid-{job}-{i}",
+        creationTimestamp=BEFORE,
+        annotations={"scheduling.k8s.io/group-name": f"{job}-1", "scheduling.volcano.sh/queue-name": queue},
+        ownerReferences=[_owner(job, f"uid-{job}")],
+    )
 
 
 def _group_of(job: dict[str, Any], queue: str, gpus: int) -> dict[str, Any]:
     name = job["metadata"]["name"]
-    owner = {"apiVersion": JOB.api_version, "kind": "Job", "name": name, "uid": f"uid-{name}", "controller": True}
-    return _group(f"{name}-1", queue, least=gpus, member=job["spec"]["minAvailable"], ownerReferences=[owner])
+    owners = [_owner(name, f"uid-{name}")]
+    return _group(f"{name}-1", queue, least=gpus, member=job["spec"]["minAvailable"], ownerReferences=owners)
 
 
 def test_a_volcano_job_is_restarted_with_the_kinds_the_service_connects_with(either_of: Make, accountant: Any) -> None:
@@ -395,7 +374,7 @@ def test_a_volcano_job_is_restarted_with_the_kinds_the_service_connects_with(eit
     holds, waits = _job("holds", "sci", 2, 8, "Running"), _job("waits", "eng", 1, 4, "Pending")
     groups = [_group_of(holds, "sci", 16), _group_of(waits, "eng", 4)]
     queues = [_queue("eng"), _queue("sci", allocated="16")]
-    cluster = either_of([*queues, holds, waits, *groups, _config("proportion"), node_object("n", 16)])
+    cluster = either_of([*queues, holds, waits, *groups, volcano("proportion"), node_object("n", 16)])
     policy = _policy("weight", preemption={"mode": "enforce", "min_runtime": 0, "wait": 0})
     pods = [read_pod(_pod_of("holds", "sci", i, 8)) for i in range(2)]
     uid = cluster.get(JOB, "holds", "ns")["metadata"]["uid"]
@@ -423,6 +402,6 @@ def test_every_kind_that_the_product_names_is_one_it_connects_with() -> None:
 
 @pytest.mark.parametrize("tiers", ["[{plugins: 5}]", "[{plugins: drf}]", "[5, null]", "[{plugins: {name: drf}}]"])
 def test_tiers_of_another_shape_have_no_plugin(seen_of: Make, tiers: str) -> None:
-    there = {**_config(), "data": {"volcano-scheduler.conf": f"tiers: {tiers}"}}
+    there = {**volcano(), "data": {"volcano-scheduler.conf": f"tiers: {tiers}"}}
     seen = seen_of(VolcanoAdapter(), _policy("weight"), [_queue("eng"), _queue("sci"), there])
     assert [condition.reason for condition in seen.conditions] == ["PluginNotActive"]

@@ -12,25 +12,22 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.weight_writer import available, carry_out
 from fairshare.core import queue_objects
-from fairshare.targets.kai import POD_GROUP, QUEUE, shard_advice, usage_read
+from fairshare.targets.kai import QUEUE, shard_advice, usage_read
 from fairshare.targets.status_conditions import StatusObject
 from fairshare.targets.weight_plan import Apply
 from gputally.base.clock import VirtualClock
-from gputally.kubernetes.objects import CONFIG_MAP, GPU
-from tests.fairshare.builders import cluster_of, policy_of, queue_object, shard_object
+from gputally.kubernetes.objects import CONFIG_MAP
+from tests.fairshare.builders import cluster_of, object_of, pod_group, policy_of, queue_object, shard_object
 
 Make = Callable[..., Any]
 
 
 def _apply(name: str, previous: float | None, value: float) -> Apply:
     spec = {"resources": {"gpu": {"overQuotaWeight": value}}}
-    patch = {"apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": {"name": name}, "spec": spec}
-    return Apply("kai", name, name, previous, value, "why", patch)
+    return Apply("kai", name, name, previous, value, "why", object_of(QUEUE, name, spec))
 
 
-INSTALLED = {
-    "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings", "namespace": "gputally"},
-}  # fmt: skip
+INSTALLED = object_of(CONFIG_MAP, "settings", namespace="gputally")
 """Of the release, whose namespace a real cluster has to have."""
 
 
@@ -56,7 +53,7 @@ def test_who_loses_the_lease_in_a_cycle_leaves_the_new_leaders_notes_alone(
 ) -> None:
     """He tells of the one weight that he has written, and no more."""
     cluster, where = cluster_of([queue_object(name) for name in "abc"]), StatusObject()
-    noted = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": where.name, "namespace": where.namespace}}
+    noted = object_of(CONFIG_MAP, where.name, namespace=where.namespace)
     accountant.spend(a=0.8, b=0.1, c=0.1)
 
     def leading() -> bool:
@@ -166,11 +163,7 @@ def test_a_turn_goes_on_over_a_restart(either_of: Make, accountant: Any, clock: 
     """16 GPUs held by one gang of 16, another waits in every queue: a turn, cut in the middle by a new process."""
 
     def gang(queue: str, name: str, held: int) -> dict[str, Any]:
-        amounts = {"requested": {GPU: "16"}, "allocated": {GPU: str(held)}}
-        return {
-            "apiVersion": POD_GROUP.api_version, "kind": POD_GROUP.kind, "metadata": {"name": name, "namespace": queue},
-            "spec": {"queue": queue, "minMember": 1}, "status": {"resourcesStatus": amounts},
-        }  # fmt: skip
+        return pod_group(name, queue, requested=16, allocated=held, namespace=queue)
 
     queues = [queue_object("a", requested="32", allocated="16"), queue_object("b", requested="16", allocated="0")]
     groups = [gang("a", "running", 16), gang("a", "next", 0), gang("b", "first", 0)]

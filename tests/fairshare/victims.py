@@ -8,7 +8,8 @@ from typing import Any
 from fairshare.targets import KINDS
 from gputally.kubernetes.api_client import error_of
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import BUDGET
+from gputally.kubernetes.objects import BUDGET, NODE, POD
+from tests.fairshare.builders import object_of
 
 
 class Answering(MemoryCluster):
@@ -30,31 +31,18 @@ def pod_object(name: str, queue: str = "a", *, node: str = "n0", gpus: int = 4, 
     if node:
         spec["nodeName"] = node
     labels = {"gputally.dev/queue": queue, **metadata.pop("labels", {})}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": "ns", "uid": f"uid-{name}", "labels": labels,
-                     "creationTimestamp": "2026-09-30T00:00:00Z", **metadata},
-        "spec": spec,
-        "status": {"phase": "Running", "startTime": "2026-09-30T12:00:00Z"} if node else {"phase": "Pending"},
-    }  # fmt: skip
+    metadata = {"uid": f"uid-{name}", "creationTimestamp": "2026-09-30T00:00:00Z", **metadata, "labels": labels}
+    status = {"phase": "Running", "startTime": "2026-09-30T12:00:00Z"} if node else {"phase": "Pending"}
+    return object_of(POD, name, spec, status, **metadata)
 
 
 def node_object(name: str = "n0", gpus: int = 8, *, ready: str = "True", **metadata: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, **metadata},
-        "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}, "conditions": [{"type": "Ready", "status": ready}]},
-    }  # fmt: skip
+    status = {"allocatable": {"nvidia.com/gpu": str(gpus)}, "conditions": [{"type": "Ready", "status": ready}]}
+    return object_of(NODE, name, status=status, **metadata)
 
 
 def budget_object(name: str, allowed: int, labels: dict[str, str]) -> dict[str, Any]:
-    return {
-        "apiVersion": BUDGET.api_version,
-        "kind": BUDGET.kind,
-        "metadata": {"name": name, "namespace": "ns"},
-        "spec": {"selector": {"matchLabels": labels}},
-        "status": {"disruptionsAllowed": allowed},
-    }
+    return object_of(BUDGET, name, {"selector": {"matchLabels": labels}}, {"disruptionsAllowed": allowed})
 
 
 def cluster_with(*objects: dict[str, Any]) -> Answering:
