@@ -200,10 +200,18 @@ def _merged(lines: Sequence[str], before: Sequence[str], after: Sequence[str]) -
 
 
 def _line_changes(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the ranges of lines that differ; lines that are each replaced by one are yielded separately."""
+    """Yield the ranges of lines that differ, and separately each line that is replaced by one, or whose value alone
+    changes.
+    """
     for change, start, end, at, last in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
-        if change == "replace" and end - start == last - at:
-            yield from ((start + n, start + n + 1, at + n, at + n + 1) for n in range(end - start))
+        if change == "replace":
+            keys, new = ([line.partition(":")[0] for line in part] for part in (before[start:end], after[at:last]))
+            for _, one, two, three, four in SequenceMatcher(None, keys, new, autojunk=False).get_opcodes():
+                if two - one == four - three:
+                    pairs = zip(range(start + one, start + two), range(at + three, at + four), strict=True)
+                    yield from ((old, old + 1, here, here + 1) for old, here in pairs)
+                else:
+                    yield start + one, start + two, at + three, at + four
         elif change != "equal":
             yield start, end, at, last
 

@@ -224,6 +224,12 @@ def test_the_layout_of_a_file_is_found(nested: str, dash: str) -> None:
     assert found == (text.replace("max_step: 1", "max_step: 2") + f"{inner}limit: 4\n{dash}{{name: b}}\n", True)
 
 
+def test_a_comment_between_changed_lines_stays_where_a_queue_is_added_behind_them() -> None:
+    text = "queues:\n- name: a\n  # what it weighs\n  weight: 2\n  # at most\n  limit: 8\n"
+    found = revise(text, Revision({}, (Entry(0, {"weight": 1, "limit": 4}), Entry(None, {"name": "b"}))))
+    assert found == (text.replace("2", "1").replace("8", "4") + "- {name: b}\n", True)
+
+
 def test_changes_name_queues_and_fill_defaults_in() -> None:
     before = loaded(parse(SAMPLE, "x"))
     after = draft(standing(), fill(fill_row(form_of(standing()), 1, weight="5"), window__half_life="", k="")).policy
