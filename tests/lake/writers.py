@@ -1,13 +1,15 @@
-"""Writers of many ledgers, side by side."""
+"""Writers of many ledgers, side by side; as a program one writer, of `LAKE.yaml LEDGER ROWS`."""
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import date
 from typing import Any
 
 from accountant.core.settings import Lake
+from accountant.fleet.members import load_lake
 from accountant.lake.catalog import Catalogue
 from accountant.lake.tables import DAYS
 
@@ -34,3 +36,13 @@ def write_side_by_side(lake: Lake, writers: int, commits: int, *, ledgers: int) 
             list(pool.map(write, range(writers)))
         held = known.open(DAYS).scan().to_arrow()
     return sorted(zip(held["ledger"].to_pylist(), held["rows"].to_pylist(), strict=True))
+
+
+def write_once(lake: Lake, ledger: str, rows: int) -> None:
+    """Replace the ledger's rows by one control total."""
+    with closing(Catalogue.connect(lake)) as found:
+        found.replace(DAYS, DAYS.of_rows([control_total(ledger, rows)]), {"ledger": ledger})
+
+
+if __name__ == "__main__":
+    write_once(load_lake(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

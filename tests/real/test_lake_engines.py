@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,15 @@ from sqlglot import exp
 
 from accountant.core.errors import LakeUnavailable
 from accountant.core.settings import Lake, LakeCatalog
+from accountant.fleet.members import load_lake
+from accountant.lake.catalog import Catalogue
 from accountant.lake.engines import Bounds, DuckDbEngine
 from accountant.lake.remote_engines import CATALOG_VARIABLE, ClickHouseEngine, SparkEngine, TrinoEngine
 from accountant.lake.tables import DAYS, TABLES
 from tests.fakes.fault_proxy import Fault, FaultProxy
 from tests.lake.questions import HOUR, PublishedLedger, differences, published
-from tests.lake.writers import write_side_by_side
+from tests.lake.writers import write_once, write_side_by_side
+from tests.patience import until
 from tests.real.clickhouse import clickhouse_server
 from tests.real.object_store import ObjectStore
 from tests.real.postgres import Postgres
@@ -116,6 +121,41 @@ def test_eight_writers_on_postgresql_lose_and_double_nothing(postgres: Postgres,
     postgres.create(database)
     lake = Lake(warehouse=f"file://{tmp_path}", catalog=LakeCatalog(uri=postgres.uri(database)))
     assert write_side_by_side(lake, 8, 3, ledgers=8) == sorted((f"ledger-{number}", 3) for number in range(8))
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT, Fault.ANSWER_LOST], ids=["not carried out", "carried out"])
+def test_a_writer_killed_at_any_step_leaves_the_rows_before_it(
+    fault: Fault, object_store: ObjectStore, store_proxy: FaultProxy, tmp_path: Path
+) -> None:
+    """The writer is a process, killed while it repeats the upload of a step. The next writer replaces the rows once."""
+    place = {"warehouse": object_store.bucket(f"killed{uuid.uuid4().hex}")}
+    lakes = []
+    for name, store in (("direct", object_store), ("spoilt", object_store.behind(store_proxy.url))):
+        (tmp_path / f"{name}-secrets.yaml").write_text(yaml.safe_dump(dict(store.iceberg)))
+        settings = {
+            **place, "catalog": {"uri": f"sqlite:///{tmp_path}/catalog.db"},
+            "secrets": str(tmp_path / f"{name}-secrets.yaml"),
+        }  # fmt: skip
+        lakes.append(tmp_path / f"{name}.yaml")
+        lakes[-1].write_text(yaml.safe_dump(settings))
+    direct, spoilt = load_lake(str(lakes[0])), lakes[1]
+
+    def held() -> list[int]:
+        with closing(Catalogue.connect(direct)) as found:
+            return [row["rows"] for row in found.read(DAYS, "prod")]
+
+    write_once(direct, "prod", 0)
+    for number, step in enumerate(STEPS, 1):
+        before = len(store_proxy.spoilt)
+        store_proxy.spoil(rf"^(PUT|POST) .*/days{step}", fault, 1_000)
+        writer = subprocess.Popen([sys.executable, "-m", "tests.lake.writers", str(spoilt), "prod", str(number)])
+        until(lambda before=before: len(store_proxy.spoilt) > before, f"it never comes to {step}")
+        writer.kill()
+        writer.wait()
+        store_proxy.heal()
+        assert held() == [number - 1], step
+        write_once(direct, "prod", number)
+        assert held() == [number], step
 
 
 @pytest.mark.parametrize("times", [1, 1_000], ids=["once", "until it is healed"])
