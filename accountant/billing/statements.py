@@ -11,7 +11,6 @@ Invariants:
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
@@ -143,11 +142,6 @@ class Statement:
     def metered(self) -> bool:
         """Whether any time of the span is metered."""
         return self.gpu_us > 0 and self.coverage > 0
-
-    @property
-    def hash(self) -> str:
-        """SHA-256 of `canonical`."""
-        return hashlib.sha256(canonical(self)).hexdigest()
 
 
 def build(

@@ -69,6 +69,7 @@ from accountant.bookkeeping.month_closing import (
     refuse_out_of_order,
     refuse_reopening,
     refuse_unless_acknowledged,
+    statement_hash,
     waiting_elsewhere,
 )
 from accountant.bookkeeping.price_book_versions import BookVersion, ComposedPriceBook, Prices
@@ -244,7 +245,11 @@ def closing(final: Statement) -> NewAct:
     """The act that closes a month with this statement."""
     assert final.month is not None
     assert final.closing is not None
-    content = {"statement": canonical(final).decode(), "hash": final.hash, "priced_by": final.price_book_version}
+    content = {
+        "statement": canonical(final).decode(),
+        "hash": statement_hash(final),
+        "priced_by": final.price_book_version,
+    }
     by = final.closing
     return NewAct(by.at_ms, "closed", final.month, by.who, by.reason, json.dumps(content))
 

@@ -1,4 +1,4 @@
-"""Decides whether a month may be closed, reopened or published, and verifies the stored chain of hashes.
+"""Decides whether a month may be closed, reopened or published, hashes its statement, and verifies the stored hashes.
 
 A month is open while it runs, then in grace for some days (late records still count), then due to be closed (they still
 count). A closed month's statement no longer changes, and a published month cannot be reopened. Months are closed in
@@ -8,12 +8,13 @@ with a reason.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from accountant.billing.statements import Adjustment, Correction, Statement, UnmeteredItems, from_canonical
+from accountant.billing.statements import Adjustment, Correction, Statement, UnmeteredItems, canonical, from_canonical
 from accountant.core.periods import Month
 from gputally.base.errors import AccountantError
 from gputally.base.money import gpu_hours
@@ -23,6 +24,11 @@ Status = Literal["open", "grace", "due", "closed", "published"]
 Objecting = Literal["grace", "unpriced", "quarantined", "coverage", "proposals"]
 MIN_COVERAGE = 0.99
 """Coverage that a month needs to be closed without an acknowledgement."""
+
+
+def statement_hash(statement: Statement) -> str:
+    """The hash of a month: SHA-256 of its statement's canonical bytes, in hexadecimal."""
+    return hashlib.sha256(canonical(statement)).hexdigest()
 
 
 class CannotClose(AccountantError):
@@ -191,8 +197,8 @@ def faults(books: ClosedMonths) -> list[str]:
     before: ClosedMonth | None = None
     for closed in books.closed:
         stated = from_canonical(closed.content.encode())
-        if stated.hash != closed.hash:
-            found.append(f"{closed.month}: its bytes have the hash {stated.hash}, not {closed.hash}")
+        if (hashed := statement_hash(stated)) != closed.hash:
+            found.append(f"{closed.month}: its bytes have the hash {hashed}, not {closed.hash}")
         expected = before.hash if before is not None else None
         if stated.previous_hash != expected:
             found.append(f"{closed.month}: names {stated.previous_hash} as the month before, which has {expected}")

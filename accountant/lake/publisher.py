@@ -20,7 +20,7 @@ import structlog
 
 from accountant.billing.statements import Statement, StatementLine, canonical
 from accountant.bookkeeping.bookkeeper import Bookkeeper
-from accountant.bookkeeping.month_closing import ClosedMonths
+from accountant.bookkeeping.month_closing import ClosedMonths, statement_hash
 from accountant.core.periods import Month, local_date
 from accountant.core.settings import Settings
 from accountant.lake import tables, upkeep
@@ -257,7 +257,7 @@ class Publisher:
             status, mark = self._books.status(month, books), self._month_mark(month, now_ms, books)
             stated = self._books.month(month)
             rows.append(statement_row(self.name, str(month), status, stated))
-            if stored.get(str(month)) == (stated.hash, status):
+            if stored.get(str(month)) == (statement_hash(stated), status):
                 self._seen.note(("statement", month), mark)  # published by an earlier process
             elif self._seen.changed(("statement", month), mark):
                 lines[month] = mark, line_rows(self.name, str(month), stated)
@@ -471,7 +471,7 @@ def statement_row(ledger: str, month: str, status: str, stated: Statement) -> di
         "ledger": ledger, "month": month, "status": status, "timezone": stated.timezone, "currency": stated.currency,
         "price_book": stated.price_book_version or None, "gpu_us": stated.gpu_us, "cost": stated.cost,
         "payable": stated.payable_total, "due": stated.due_total, "unpriced_gpu_us": stated.unpriced_gpu_us,
-        "hash": stated.hash, "canonical": canonical(stated).decode(),
+        "hash": statement_hash(stated), "canonical": canonical(stated).decode(),
     }  # fmt: skip
 
 

@@ -32,6 +32,7 @@ from openpyxl.utils import get_column_letter
 from openpyxl.worksheet.properties import PageSetupProperties
 from openpyxl.worksheet.worksheet import Worksheet
 
+from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.periods import utc
 from accountant.prices.price_book import MAX_PLACES
 from accountant.reports import focus_export, report_tables
@@ -224,7 +225,7 @@ def render_parquet(report: Report) -> bytes:
     metadata = {
         "gputally.scope": report.team or "cluster",
         "gputally.timezone": report.tz.key,
-        "gputally.statement_sha256": report.statement.hash,
+        "gputally.statement_sha256": statement_hash(report.statement),
         "gputally.price_book_version": report.statement.price_book_version,
         "gputally.lines_gpu_hours": plain(_sum(found, "line", "gpu_hours")),
         "gputally.lines_cost": plain(_sum(found, "line", "cost")),

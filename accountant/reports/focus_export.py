@@ -26,6 +26,7 @@ from functools import cache
 from typing import Final
 
 from accountant.billing.statements import StatementLine
+from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.errors import CannotRender
 from accountant.core.periods import Month, utc
 from accountant.core.settings import Issuer
@@ -458,7 +459,7 @@ def _notes(report: Report, found: Sequence[FocusCharge]) -> Mapping[str, object]
         "scope": report.team or "cluster",
         "timezone": report.tz.key,
         "until": utc(report.end_ms),
-        "statement_sha256": statement.hash,
+        "statement_sha256": statement_hash(statement),
         "price_book_version": statement.price_book_version,
         "coverage": statement.coverage,
         "records_after_close": report.late,

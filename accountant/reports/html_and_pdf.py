@@ -24,6 +24,7 @@ from xml.etree import ElementTree as ET
 from jinja2 import Environment
 
 from accountant.billing.statements import Adjustment, Correction
+from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.errors import CannotRender
 from accountant.reports import report_text
 from accountant.reports.report_model import Report
@@ -236,6 +237,7 @@ def render_html(report: Report, links: Links | None = None) -> str:
         .render(
             report=report,
             links=links,
+            statement_hash=statement_hash(report.statement),
             f=report_text,
             several_clusters=len({row.cluster for row in _of_jobs(report)}) > 1,
             series=series(report.daily),
@@ -279,7 +281,7 @@ def render_pdf(report: Report) -> bytes:
         ) from error
     page = render_html(report).replace("</desc>", f"</desc><style>{_chart_style()}</style>")
     document = weasyprint.HTML(string=page, base_url="about:blank", url_fetcher=_refuse)
-    identifier = report.statement.hash.encode()
+    identifier = statement_hash(report.statement).encode()
     written = document.write_pdf(stylesheets=[weasyprint.CSS(string=_FOOTER)], pdf_identifier=identifier)
     assert isinstance(written, bytes)
     return written

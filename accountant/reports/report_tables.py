@@ -18,6 +18,7 @@ from decimal import Decimal
 from typing import Literal, TypeAlias
 
 from accountant.billing.statements import StatementLine
+from accountant.bookkeeping.month_closing import statement_hash
 from accountant.reports import report_text
 from accountant.reports.report_model import Report
 from accountant.reports.report_rows import JobRow, TimeAndCost
@@ -314,7 +315,7 @@ def _summary(report: Report) -> Table:
                 _known(report.before.cost, report.before.unpriced_us) if report.before and report.currency else None,
                 gpu_hours(head.figures.accounts.total) if stated.gpu_us else None, *use,
                 head.jobs if stated.metered else None, stated.coverage if stated.gpu_us else None,
-                stated.price_book_version, ", ".join(stated.policy_versions), stated.hash,
+                stated.price_book_version, ", ".join(stated.policy_versions), statement_hash(stated),
             ),
         ),
     )  # fmt: skip
