@@ -28,7 +28,7 @@ from accountant.api import (
     policy_routes,
     problems,
     statement_routes,
-    usage_routes,
+    usage_and_cost_routes,
 )
 from accountant.api import problems as openapi
 from accountant.api.access_control import CallersFile
@@ -52,9 +52,9 @@ from accountant.prices import price_book as prices
 from accountant.prices.price_book import PriceBook
 from accountant.runtime import background_tasks
 from accountant.runtime.background_tasks import Maintenance, PeriodicTasks, Routine, Routines
-from accountant.runtime.guarded_clock import GuardedClock
+from accountant.runtime.clock_step_guard import GuardedClock
 from accountant.runtime.ingest import Ingest
-from accountant.runtime.service_metrics import (
+from accountant.runtime.job_and_task_metrics import (
     BooksCollector,
     DeliveryCollector,
     InventoryCollector,
@@ -65,7 +65,7 @@ from accountant.runtime.service_metrics import (
 )
 from accountant.storage.backups import Backup
 from accountant.storage.duckdb_ledger import open_ledger
-from accountant.storage.file_store import open_store
+from accountant.storage.folder_or_object_store import open_store
 from accountant.web import job_pages, node_pages, overview_pages, statement_pages
 from accountant.wire.policy_models import Policy
 from gputally.base.background_tasks import BackgroundTasks
@@ -74,8 +74,8 @@ from gputally.base.errors import AccountantError, CannotStart
 from gputally.base.units import MS_PER_SECOND
 from gputally.base.yaml_file import FileFault, read
 from gputally.kubernetes.objects import Api
-from gputally.server import config_models
-from gputally.server.config_models import WatchedFile
+from gputally.server import config_loading
+from gputally.server.config_loading import WatchedFile
 from gputally.server.https_server import BadCertificate, Identity, Tls
 from gputally.server.logs_and_metrics import TaskMetrics
 from gputally.server.tokens_and_grants import Authenticator
@@ -89,22 +89,22 @@ ROUTES = (
             ingest_routes.pod_router,
             admin_routes.gpu_router,
             admin_routes.router,
-            usage_routes.query_router,
-            usage_routes.window_router,
+            usage_and_cost_routes.query_router,
+            usage_and_cost_routes.window_router,
             statement_routes.statement_router,
             statement_routes.period_router,
             bookkeeping_routes.router,
             bookkeeping_routes.adjustment_router,
             bookkeeping_routes.price_router,
-            usage_routes.budget_router,
+            usage_and_cost_routes.budget_router,
             policy_routes.policy_router,
             policy_routes.decision_router,
             admin_routes.check_router,
             bookkeeping_routes.reconciliation_router,
             bookkeeping_routes.credit_router,
             bookkeeping_routes.audit_router,
-            usage_routes.wait_router,
-            usage_routes.job_router,
+            usage_and_cost_routes.wait_router,
+            usage_and_cost_routes.job_router,
             admin_routes.backup_router,
             admin_routes.delivery_router,
             admin_routes.health_router,
@@ -221,10 +221,10 @@ class Service:
         self.over = threading.Event()
         self._book = self._watch(settings.prices, prices.load, self._take_prices)
         self._policy = self._watch(
-            settings.policy, lambda path: config_models.load_yaml(path, Policy), self._take_policy
+            settings.policy, lambda path: config_loading.load_yaml(path, Policy), self._take_policy
         )
         self._deliveries_file = self._watch(
-            settings.deliveries, lambda path: config_models.load_yaml(path, DeliveriesFile)
+            settings.deliveries, lambda path: config_loading.load_yaml(path, DeliveriesFile)
         )
         written = YamlInventory(settings.inventory) if inventory is None and settings.inventory is not None else None
         now = clock.wall_ms()

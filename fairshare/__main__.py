@@ -39,11 +39,11 @@ from fairshare.cli.explain_command import explain
 from fairshare.cli.preempt_command import preempt
 from fairshare.cli.replay_command import replay
 from fairshare.cli.simulate_commands import simulate, what_if
-from fairshare.controller import notifier
+from fairshare.controller import cycle_recorder
 from fairshare.controller import policy_file as policies
 from fairshare.controller.weight_writer import adopt as take_over
 from fairshare.controller.weight_writer import advice, release_weights
-from fairshare.core.model import UNLIMITED, Claim, DivisionProblem, Function
+from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem, Function
 from fairshare.core.settings import load
 from fairshare.explain import plan_tables
 from fairshare.laws.division import divide as divide_case
@@ -57,7 +57,7 @@ from gputally.base.errors import AccountantError, DivisionError, FairshareError
 from gputally.base.option_groups import with_option_groups
 from gputally.base.untrusted_text import for_terminal
 from gputally.base.yaml_file import FileFault
-from gputally.server.config_models import Model, faults_of
+from gputally.server.config_loading import Model, faults_of
 
 _IGNORED = {"source", "expected", "expectedRemaining", "deterministic", "alternatives", "note", "meta"}
 
@@ -176,7 +176,7 @@ def run(
     if print_config:
         print(settings.as_yaml(), end="")
         return
-    notifier.configure(settings.log_level)
+    cycle_recorder.configure(settings.log_level)
     stop = threading.Event()
     set_on_signals(stop)
     composition.run(settings, stop)

@@ -19,22 +19,22 @@ from typing import Any, Protocol
 import structlog
 
 from accountant.wire.policy_models import Policy
-from fairshare.controller import notifier
+from fairshare.controller import cycle_recorder
 from fairshare.controller import policy_file as policies
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.kube_scheduler_extender import Extender, ExtenderViews
-from fairshare.core.model import Pod
 from fairshare.core.pods import BoundPods
+from fairshare.core.queues_and_weights import Pod
 from fairshare.core.settings import Settings, address
 from fairshare.http_server import Health, serve, serve_extender
-from fairshare.preemption.latency_objectives import Alarms, prometheus_latency
 from fairshare.preemption.preemption_cycle import no_calls
+from fairshare.preemption.service_latency_objectives import Alarms, prometheus_latency
 from fairshare.targets import KINDS
 from fairshare.targets.kube_scheduler import NAME as KUBE_SCHEDULER
 from fairshare.targets.runai import opened
-from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets.status_config_map import StatusObject
 from fairshare.usage.accountant_client import AccountantApi, other_clusters
 from fairshare.web.app import pages
 from fairshare.web.queue_history import ReportCache
@@ -74,7 +74,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     others = other_clusters(settings.accountants, settings.cluster_name)
     file = policies.PolicyFile(settings.policy, others)
     health = Health(clock, settings.interval, tasks)
-    told = notifier.Reports(events)
+    told = cycle_recorder.Reports(events)
     cluster = open_cluster(settings.cluster, settings.kubeconfig)
     watched: Reflector[dict[str, Any], Pod] = Reflector(
         cluster.api(), POD.path(), dict, BoundPods(clock), now_ms=clock.monotonic_ms

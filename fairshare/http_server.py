@@ -21,7 +21,8 @@ from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
 from gputally.server import https_server
 from gputally.server.https_server import Tls
-from gputally.server.request_handling import ConnectionLimits, RequestLog, read_body
+from gputally.server.rate_and_connection_limits import ConnectionLimits
+from gputally.server.request_handling import RequestLog, read_body
 
 BODY_S = 1.0
 """Time within which a body must arrive."""

@@ -8,5 +8,5 @@ step "types (strict)";   "$BIN/mypy"
 step "types (benchmarks)"; "$BIN/mypy" --explicit-package-bases tests/bench
 step "import contracts"; "$BIN/lint-imports" --no-cache
 step "dependencies";     "$BIN/deptry" .
-step "names";            "$BIN/python" -m scripts.plain_names
+step "names";            "$BIN/python" -m scripts.name_check
 step "dashboards";       "$BIN/gputally" dashboards check

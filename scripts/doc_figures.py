@@ -1,8 +1,8 @@
 """Draws the figures of the concepts page and of the case study.
 
-Every value is computed by the function that bills or divides: accounts by `accountant.core.accounts.split`, ages by
-`accountant.core.window_decay.age_weight`, shares by `fairshare.laws.division.divide`. Needs gputally[plots]; equal
-code gives equal bytes.
+Every value is computed by the function that bills or divides: accounts by `accountant.core.gpu_time_accounts.split`,
+ages by `accountant.core.window_decay.age_weight`, shares by `fairshare.laws.division.divide`. Equal code gives equal
+bytes.
 
 100 GPUs, three teams with 20 guaranteed each. Two keep the cluster full with small jobs; every two hours
 the LLM team asks for 40 GPUs on top of its 20, all at once, for a slot of an hour. Weights 3 : 1 : 1 entitle
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accountant.core.accounts import split
+from accountant.core.gpu_time_accounts import split
 from accountant.core.window_decay import age_weight
 from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy, WindowSpec
 from agent.wire import Gap, Holder, UsageInterval
-from fairshare.core.model import Claim, DivisionProblem
+from fairshare.core.queues_and_weights import Claim, DivisionProblem
 from fairshare.laws.division import divide
 from fairshare.simulator.kai_scenario_file import whole_gpus
 from fairshare.simulator.scheduler_engine import replay

@@ -208,7 +208,7 @@ def _plain(text: str) -> str:
 
 MODULES = {
     "Accountant": (
-        "accountant.runtime.service_metrics",
+        "accountant.runtime.job_and_task_metrics",
         "accountant.api.ledger_metrics",
         "accountant.compat.kai_usage_api",
         "gputally.server.logs_and_metrics",

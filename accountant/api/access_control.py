@@ -23,10 +23,10 @@ from accountant.wire.usage_models import Dimension
 from gputally.base.clock import Clock
 from gputally.base.errors import CannotStart
 from gputally.kubernetes.objects import Api
-from gputally.server import config_models
-from gputally.server.config_models import WatchedFile
+from gputally.server import config_loading
+from gputally.server.config_loading import WatchedFile
 from gputally.server.openid_connect import Issuers
-from gputally.server.request_handling import RateBound
+from gputally.server.rate_and_connection_limits import RateLimit
 from gputally.server.sign_in import CookieSigner, Person, SignInService, key_in, key_of
 from gputally.server.token_review import TokenReviews
 from gputally.server.tokens_and_grants import (
@@ -191,7 +191,7 @@ class CallersFile:
         self._callers: WatchedFile[Callers] | None = None
         if settings.callers is not None:
             self._callers = WatchedFile(
-                settings.callers, lambda path: config_models.load_yaml(path, Callers), report, self._enforce
+                settings.callers, lambda path: config_loading.load_yaml(path, Callers), report, self._enforce
             )
         self._enforce(self._callers.current if self._callers is not None else Callers())
         self.authenticator: Authenticator = CurrentAuthenticator(lambda: self._way)
@@ -231,7 +231,7 @@ class CallersFile:
         if callers.kubernetes is not None:
             cluster = self._settings.kubernetes.cluster
             limits = self._settings.limits
-            rate = RateBound(self._clock, limits.reviews_per_second, limits.reviews_burst)
+            rate = RateLimit(self._clock, limits.reviews_per_second, limits.reviews_burst)
             ways.append(
                 TokenReviews(self._api(), self._clock, cluster, callers.kubernetes, callers.grants, self._teams, rate)
             )

@@ -22,13 +22,13 @@ from accountant.core.errors import LedgerUnavailable
 from accountant.ledger.protocols import ClockReport, GpuMove, GpuOwnership, MisdatedRecords, RetiredDevice, Retirement
 from accountant.notifications.dispatcher import Dispatcher, UnknownDelivery
 from accountant.notifications.subscriptions import Delivery
-from accountant.runtime.guarded_clock import SKEW_MS, ClockState
-from accountant.runtime.service_metrics import CONTENT_TYPE
+from accountant.runtime.clock_step_guard import SKEW_MS, ClockState
+from accountant.runtime.job_and_task_metrics import CONTENT_TYPE
 from accountant.storage import backups
 from accountant.storage.backups import Backup, NoBackup
 from accountant.wire.usage_models import coverage
 from gputally.base.units import MS_PER_SECOND
-from gputally.server.config_models import Model
+from gputally.server.config_loading import Model
 
 backup_router = APIRouter(tags=["operation"])
 MEDIA_TYPE = "application/vnd.duckdb"

@@ -16,7 +16,7 @@ from accountant.bookkeeping.month_closing import Objecting, Status
 from accountant.bookkeeping.price_book_versions import Origin, PriceDiff
 from accountant.notifications.subscriptions import Outcome
 from agent.wire import PodFacts
-from gputally.server.config_models import Model
+from gputally.server.config_loading import Model
 
 
 class Balance(Model):

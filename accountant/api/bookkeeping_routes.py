@@ -37,7 +37,7 @@ from accountant.ledger.journal import FIRST_DIGEST, broken_at
 from accountant.prices.price_book import PriceBook, Share
 from gputally.base.money import exact_sum
 from gputally.base.yaml_file import FileFault, parse
-from gputally.server.config_models import Model, validate
+from gputally.server.config_loading import Model, validate
 from gputally.server.tokens_and_grants import Principal
 
 adjustment_router = APIRouter(tags=["periods"])

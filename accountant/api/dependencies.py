@@ -27,15 +27,15 @@ from accountant.prices.price_book import PriceBook
 from accountant.reports.report_model import ReportQuestions
 from accountant.reports.report_text import silence_note
 from accountant.runtime.background_tasks import LakePublisher
-from accountant.runtime.guarded_clock import GuardedClock
-from accountant.runtime.service_metrics import Metrics
+from accountant.runtime.clock_step_guard import GuardedClock
+from accountant.runtime.job_and_task_metrics import Metrics
 from accountant.storage.backups import KeptBackups
-from accountant.storage.file_store import open_store
-from accountant.storage.snapshot import Hole, Imbalance
+from accountant.storage.folder_or_object_store import open_store
+from accountant.storage.read_snapshot import Hole, Imbalance
 from agent.wire import Batch
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
-from gputally.server.request_handling import RateBound
+from gputally.server.rate_and_connection_limits import RateLimit
 from gputally.server.sign_in import SignInService
 from gputally.server.tokens_and_grants import Authenticator, Principal
 
@@ -54,7 +54,7 @@ class Ingesting(Protocol):
 
 
 class LedgerSnapshot(JobQuestions, ReportQuestions, Protocol):
-    """Read access to one commit (accountant.storage.snapshot)."""
+    """Read access to one commit (accountant.storage.read_snapshot)."""
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
         """The number of GPUs of each node for any part of the span, by cluster and node."""
@@ -153,7 +153,7 @@ class Deps:
     spent: Callable[[], float] = time.thread_time
     guard: GuardedClock | None = None
     lake: LakePublisher | None = None
-    bound: RateBound | None = None
+    bound: RateLimit | None = None
     picker: Callable[[], ClusterPicker | None] = lambda: None
 
     def book(self) -> PriceBook | None:
@@ -175,9 +175,9 @@ class Deps:
         return KeptBackups(open_store(wanted.backups_to, wanted.object_storage, wanted.data), wanted.backups.keep)
 
     @cached_property
-    def rate(self) -> RateBound:
+    def rate(self) -> RateLimit:
         limits = self.settings.limits
-        return self.bound or RateBound(self.clock, limits.requests_per_second, limits.burst)
+        return self.bound or RateLimit(self.clock, limits.requests_per_second, limits.burst)
 
     @cached_property
     def prepared(self) -> AnswerCache:

@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from accountant.api.admin_routes import MOST_QUARANTINED
 from accountant.api.dependencies import Checked
 from accountant.billing.budget_forecast import states
-from accountant.billing.costs import ACCOUNTS, ALLOCATED, Charge, charges, cost, quantify
+from accountant.billing.usage_pricing import ACCOUNTS, ALLOCATED, Charge, charges, cost, quantify
 from accountant.core.periods import Month
 from accountant.core.settings import Settings
 from accountant.ledger.protocols import NodeFacts, Questions

@@ -12,7 +12,7 @@ from accountant.api.dependencies import Deps, Given
 from accountant.api.problems import Refusal, json_body, refuses
 from accountant.api.query_parameters import SpanParams
 from accountant.wire.policy_models import Decision, Policy, PolicyVersion
-from gputally.server.config_models import Model
+from gputally.server.config_loading import Model
 
 policy_router = APIRouter(tags=["policy"])
 _FAR_MS = 253_402_300_800_000

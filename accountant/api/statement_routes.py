@@ -17,14 +17,14 @@ from accountant.api.bookkeeping_models import ObjectionLine, Period
 from accountant.api.dependencies import Deps, Given
 from accountant.api.problems import answers, refuses, takes
 from accountant.api.query_parameters import REPORT_WIDTH, MonthText, SpanParams, check_cost, check_teams, invalid
-from accountant.billing.bills import statement
+from accountant.billing.cost_allocation import statement
 from accountant.billing.statements import canonical
 from accountant.bookkeeping.month_closing import ClosedMonths, Objecting
 from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.reports import report_model
 from accountant.reports.output_formats import RENDERINGS, Form, file_name
-from gputally.server.config_models import Model
+from gputally.server.config_loading import Model
 from gputally.server.request_handling import tagged
 
 statement_router = APIRouter(tags=["statements"])

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, NamedTuple
 
-from accountant.billing.costs import ALLOCATED, Charge, charges, quantify, total_cost
+from accountant.billing.usage_pricing import ALLOCATED, Charge, charges, quantify, total_cost
 from accountant.core.periods import Month, days, whole_day, zone
 from accountant.ledger.protocols import Questions
 from accountant.prices.price_book import PriceBook

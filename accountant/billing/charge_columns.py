@@ -13,8 +13,18 @@ from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 
-from accountant.billing.costs import ACCOUNTS, BILLED, DETAILS, LINE_ACCOUNTS, Account, Charge, Detail, charges, pieces
-from accountant.core.accounts import merged
+from accountant.billing.usage_pricing import (
+    ACCOUNTS,
+    BILLED,
+    DETAILS,
+    LINE_ACCOUNTS,
+    Account,
+    Charge,
+    Detail,
+    charges,
+    pieces,
+)
+from accountant.core.gpu_time_accounts import merged
 from accountant.ledger.protocols import Questions
 from accountant.ledger.usage_columns import Place, UsageColumns, Whole
 from accountant.prices.price_book import Price, PriceBook

@@ -24,8 +24,17 @@ from fractions import Fraction
 from itertools import product
 from typing import Final, NamedTuple, Protocol
 
-from accountant.billing.costs import ALLOCATED, Charge, PricedTime, charges, pieces, quantify, total_cost, unpriced_us
 from accountant.billing.queue_waits import KnownPod, pod_wait
+from accountant.billing.usage_pricing import (
+    ALLOCATED,
+    Charge,
+    PricedTime,
+    charges,
+    pieces,
+    quantify,
+    total_cost,
+    unpriced_us,
+)
 from accountant.core.claim_overlap import Span
 from accountant.ledger.protocols import EpochReport, JobKey, Questions
 from accountant.ledger.usage_columns import PRICED_BY, Place
@@ -107,7 +116,7 @@ Where = Mapping[Dimension, Collection[str]]
 
 
 class EpochQuestions(Questions, Protocol):
-    """The queries that epochs need: accountant.storage.snapshot.Snapshot."""
+    """The queries that epochs need: accountant.storage.read_snapshot.Snapshot."""
 
     def usage_between(
         self, edges: Sequence[int], by: Sequence[Dimension], where: Where | None = None, timezone: str = "UTC"

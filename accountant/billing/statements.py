@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias, TypedDict
 
 from pydantic import TypeAdapter
 
-from accountant.billing.costs import DETAILS, LINE_ACCOUNTS, Account, Charge, Detail, coverage, quantify
+from accountant.billing.usage_pricing import DETAILS, LINE_ACCOUNTS, Account, Charge, Detail, coverage, quantify
 from accountant.core.periods import Month, zone
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import PolicyVersion
@@ -33,9 +33,9 @@ Status = Literal["open", "closed"]
 class StatementLine:
     """GPU time that one team pays for, in one account, on one kind of GPU at one price.
 
-    detail: see accountant.billing.costs.Detail. gpu_hours: nine decimals. unit_price and price_row: None if not billed
-    (down, unmetered) or unpriced. cost: 0 if the account is not billed, None if a price is missing. In a correction all
-    figures are differences and may be negative; unpriced time counts as 0 there."""
+    detail: see accountant.billing.usage_pricing.Detail. gpu_hours: nine decimals. unit_price and price_row: None if not
+    billed (down, unmetered) or unpriced. cost: 0 if the account is not billed, None if a price is missing. In a
+    correction all figures are differences and may be negative; unpriced time counts as 0 there."""
 
     team: str
     account: Account

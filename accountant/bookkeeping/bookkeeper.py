@@ -18,8 +18,7 @@ from typing import Final, Protocol
 
 from pydantic import TypeAdapter
 
-from accountant.billing.bills import bills, unused_commitments
-from accountant.billing.costs import Charge
+from accountant.billing.cost_allocation import bills, unused_commitments
 from accountant.billing.statements import (
     Adjustment,
     Closing,
@@ -32,6 +31,7 @@ from accountant.billing.statements import (
     for_teams,
     from_canonical,
 )
+from accountant.billing.usage_pricing import Charge
 from accountant.bookkeeping.corrections_and_adjustments import (
     CreditLine,
     NewAdjustment,

@@ -29,10 +29,10 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from accountant.billing.bills import bill_start_up
 from accountant.billing.charge_columns import charges_by_cuts
-from accountant.billing.costs import ALLOCATED, BILLED, DETAILS, LINE_ACCOUNTS, quantify, total_cost
+from accountant.billing.cost_allocation import bill_start_up
 from accountant.billing.statements import Adjustment, Correction, StatementLine, as_text
+from accountant.billing.usage_pricing import ALLOCATED, BILLED, DETAILS, LINE_ACCOUNTS, quantify, total_cost
 from accountant.bookkeeping.month_closing import CannotClose
 from accountant.core.periods import Month, utc
 from accountant.ledger.protocols import Ledger
@@ -41,7 +41,7 @@ from accountant.prices.price_book import PriceBook, Share
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Dimension
 from gputally.base.money import Money, exact_product, exact_sum, gpu_hours, minor_places, payable
-from gputally.server.config_models import Model
+from gputally.server.config_loading import Model
 
 
 @dataclass(frozen=True, slots=True)

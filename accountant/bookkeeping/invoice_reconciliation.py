@@ -19,13 +19,13 @@ from typing import TypeAlias
 
 from pydantic import Field
 
-from accountant.billing.costs import Charge, quantify, total_cost
+from accountant.billing.usage_pricing import Charge, quantify, total_cost
 from accountant.core.periods import utc
 from accountant.prices.gpu_model_names import parse_gpu_model
 from accountant.prices.price_book import MAX_PLACES, Price, PriceBook, PriceRow
 from accountant.wire.policy_models import IDLE
 from gputally.base.money import exact_sum
-from gputally.server.config_models import Model
+from gputally.server.config_loading import Model
 
 _AFTER = "@after-"
 """Part of a row's id: the suffix names the month after which the row's own price applies again."""

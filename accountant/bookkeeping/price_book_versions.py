@@ -22,7 +22,7 @@ from accountant.bookkeeping.invoice_reconciliation import TrueUp
 from accountant.ledger.journal import Act, Journal, NewAct, record
 from accountant.prices.price_book import PriceBook
 from gputally.base.money import exact_sum
-from gputally.server.config_models import Model
+from gputally.server.config_loading import Model
 
 Origin = Literal["file", "put"]
 

@@ -41,7 +41,7 @@ from accountant.core import periods
 from accountant.ledger.protocols import GpuOwnership, RetiredDevice
 from gputally.base.errors import CannotStart
 from gputally.base.option_groups import with_option_groups
-from gputally.server.config_models import Model, load_yaml
+from gputally.server.config_loading import Model, load_yaml
 
 if TYPE_CHECKING:
     from accountant.storage.invoice_file import InvoiceItem

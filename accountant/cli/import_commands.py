@@ -31,7 +31,7 @@ from gputally.base.option_groups import with_option_groups
 from gputally.base.prometheus_api import Prometheus
 from gputally.base.terminal import Terminal
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR
-from gputally.server.config_models import parse_duration
+from gputally.server.config_loading import parse_duration
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 import_app = typer.Typer(help="History from before any agent: Prometheus, or Slurm's accounting.", no_args_is_help=True)

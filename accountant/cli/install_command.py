@@ -24,7 +24,7 @@ from gputally.base.terminal import table
 from gputally.base.yaml_file import FileFault, parse
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import Kind, Object
-from gputally.server.config_models import validate
+from gputally.server.config_loading import validate
 from gputally.server.tokens_and_grants import Scope, TokenEntry, TokenList, new_token, sha256
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -36,12 +36,12 @@ from accountant.cli.connection_options import Ledger, Printed, Server, Timezone,
 from accountant.composition import Service
 from accountant.core.settings import ObjectStorage, Settings, host_and_port, load
 from accountant.ledger.protocols import ClockReport, MisdatedRecords
-from accountant.runtime.guarded_clock import GuardedClock, boot_id
+from accountant.runtime.clock_step_guard import GuardedClock, boot_id
 from accountant.runtime.leadership import Leadership, leadership, take_over
 from accountant.storage import backups
 from accountant.storage.backups import Backup
 from accountant.storage.duckdb_ledger import open_ledger
-from accountant.storage.file_store import FileStore, in_folder, open_store, sha256
+from accountant.storage.folder_or_object_store import FileStore, in_folder, open_store, sha256
 from gputally.base import atomic_file
 from gputally.base.accountant_api import Unanswered
 from gputally.base.background_tasks import set_on_signals
@@ -50,7 +50,7 @@ from gputally.base.command_output import show
 from gputally.base.option_groups import with_option_groups
 from gputally.base.terminal import Terminal, table
 from gputally.base.yaml_file import FileFault
-from gputally.server import config_models, logs_and_metrics
+from gputally.server import config_loading, logs_and_metrics
 from gputally.server.https_server import serve as serving
 from gputally.server.tokens_and_grants import SCOPES, Scope, TokenEntry, TokenList, new_token
 
@@ -420,7 +420,7 @@ def _last_line(node: yaml.Node) -> int:
 
 def _entries(file: Path) -> tuple[TokenEntry, ...]:
     try:
-        return config_models.load_yaml(file, TokenList).tokens
+        return config_loading.load_yaml(file, TokenList).tokens
     except FileFault as error:
         raise typer.BadParameter(str(error)) from error
 

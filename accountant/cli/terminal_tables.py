@@ -23,7 +23,7 @@ from accountant.api.bookkeeping_models import (
     PriceVersion,
     WaitingProposal,
 )
-from accountant.billing.costs import ACCOUNTS
+from accountant.billing.usage_pricing import ACCOUNTS
 from accountant.bookkeeping.invoice_reconciliation import ReconciledLine, Reconciliation
 from accountant.bookkeeping.price_book_versions import PriceChange, PriceDiff
 from accountant.core.periods import utc
@@ -38,7 +38,7 @@ from gputally.base.terminal import figures, table
 if TYPE_CHECKING:
     from accountant.ledger.protocols import ClockReport, GpuOwnership, MisdatedRecords, RetiredDevice
     from accountant.storage.backups import Backup
-    from accountant.storage.snapshot import Imbalance
+    from accountant.storage.read_snapshot import Imbalance
 
 NAMES = {IDLE: "(unallocated)", UNASSIGNED: "(unassigned)", "": NOTHING}
 """Text for the special names of teams and queues."""

@@ -43,9 +43,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from accountant.api import query_parameters
-from accountant.billing.billing_rules import spread_shares, whole_weights
-from accountant.billing.costs import ALLOCATED, Charge, charges
+from accountant.billing.idle_and_mig_billing import spread_shares, whole_weights
 from accountant.billing.queue_waits import KnownPod
+from accountant.billing.usage_pricing import ALLOCATED, Charge, charges
 from accountant.compat.opencost_query import (
     ASSET,
     CONTROLLER_KINDS,
@@ -714,7 +714,7 @@ class AllocationSource:
 
 
 class ExchangeRates(Protocol):
-    """accountant.fleet.members.Rates. to: the currency that amounts are converted to."""
+    """accountant.fleet.fleet_members.Rates. to: the currency that amounts are converted to."""
 
     to: str
 

@@ -1,6 +1,6 @@
 """Defines every setting of the accountant.
 
-Error messages name the place of the faulty value (`gputally.server.config_models`). Unknown keys are errors.
+Error messages name the place of the faulty value (`gputally.server.config_loading`). Unknown keys are errors.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from accountant.core import periods
 from accountant.core.errors import SecretsUnreadable
 from accountant.wire.policy_models import Measure
 from gputally.base.errors import SettingsFault as SettingsFault
-from gputally.server import config_models
-from gputally.server.config_models import Duration, Model, bare_off
-from gputally.server.request_handling import ConnectionLimits
+from gputally.server import config_loading
+from gputally.server.config_loading import Duration, Model, bare_off
+from gputally.server.rate_and_connection_limits import ConnectionLimits
 from gputally.server.tokens_and_grants import is_loopback
 
 
@@ -114,7 +114,7 @@ class KaiUsage(Model):
     @model_validator(mode="after")
     def _ordered(self) -> KaiUsage:
         if self.plain_after < self.stale_after:
-            raise config_models.at("kai_usage.plain_after", "plain_after is smaller than stale_after")
+            raise config_loading.at("kai_usage.plain_after", "plain_after is smaller than stale_after")
         return self
 
 
@@ -389,22 +389,22 @@ class Settings(Model):
     @model_validator(mode="after")
     def _guarded(self) -> Settings:
         if self.auth == "off" and not is_loopback(self.host):
-            raise config_models.at(
+            raise config_loading.at(
                 "auth", f"auth: off needs a loopback address, and {self.listen} can be reached from elsewhere"
             )
         if self.auth == "tokens" and self.tokens is None and self.callers is None:
-            raise config_models.at(
+            raise config_loading.at(
                 "tokens", "no token file (set tokens: FILE, callers: FILE, or auth: off on a loopback address)"
             )
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise config_models.at("tls_key" if self.tls_key else "tls_cert", "tls_cert and tls_key go together")
+            raise config_loading.at("tls_key" if self.tls_key else "tls_cert", "tls_cert and tls_key go together")
         if self.leader_election is not None and self.leader_election.own_volume:
             if self.archive is None:
-                raise config_models.at("archive", "leader_election.own_volume needs an archive that all reach")
+                raise config_loading.at("archive", "leader_election.own_volume needs an archive that all reach")
             if self.backups.to is None:
-                raise config_models.at("backups", "leader_election.own_volume needs backups.to that all reach")
+                raise config_loading.at("backups", "leader_election.own_volume needs backups.to that all reach")
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise config_models.at("tls_client_ca", "client certificates need tls_cert and tls_key")
+            raise config_loading.at("tls_client_ca", "client certificates need tls_cert and tls_key")
         return self
 
     @property
@@ -449,6 +449,6 @@ def host_and_port(listen: str) -> tuple[str, int]:
 def load(
     path: Path | None = None, environ: Mapping[str, str] = os.environ, flags: Mapping[str, object] | None = None
 ) -> Settings:
-    """Reads and merges settings file, environment and flags (`gputally.server.config_models`). Raises SettingsFault
+    """Reads and merges settings file, environment and flags (`gputally.server.config_loading`). Raises SettingsFault
     with a line per fault."""
-    return config_models.load_settings(Settings, ENV_PREFIX, path, environ, flags or {})
+    return config_loading.load_settings(Settings, ENV_PREFIX, path, environ, flags or {})

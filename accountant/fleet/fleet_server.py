@@ -36,9 +36,9 @@ from accountant.composition import create_app
 from accountant.core.errors import LedgerFailed
 from accountant.core.settings import Settings
 from accountant.fleet import fleet_routes
+from accountant.fleet.fleet_members import Fleet, Member
 from accountant.fleet.fleet_routes import FleetState
-from accountant.fleet.members import Fleet, Member
-from accountant.runtime.service_metrics import Metrics
+from accountant.runtime.job_and_task_metrics import Metrics
 from accountant.web import overview_pages
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, set_on_signals
 from gputally.base.clock import Clock
@@ -47,7 +47,7 @@ from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.objects import Api
 from gputally.server.https_server import serve
 from gputally.server.logs_and_metrics import TaskMetrics
-from gputally.server.request_handling import RateBound
+from gputally.server.rate_and_connection_limits import RateLimit
 
 PREFIX: Final = "/clusters/"
 _OPENCOST: Final = "opencost"
@@ -109,7 +109,7 @@ class FleetService:
         self.tasks = BackgroundTasks(clock, (AccountantError,))
         self._clock = clock
         self._log = structlog.get_logger("accountant.fleet")
-        self._rate = RateBound(clock, settings.limits.requests_per_second, settings.limits.burst)
+        self._rate = RateLimit(clock, settings.limits.requests_per_second, settings.limits.burst)
         self._served: dict[str, _Served] = {}
         self._state = FleetState(fleet, settings, clock)
         self._callers = CallersFile(settings, clock, self._refused, _no_cluster, self._state.teams)

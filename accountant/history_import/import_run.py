@@ -28,7 +28,7 @@ import msgspec
 from pydantic import AfterValidator, Field, model_validator
 
 from accountant.core.claim_overlap import Span, cut, intersect, subtract, union
-from accountant.history_import.gpu_holds import imported_time, rows
+from accountant.history_import.gpu_assignment import imported_time, rows
 from accountant.history_import.kubernetes_history import NodeHistory
 from accountant.ledger.journal import Act
 from accountant.wire.http_client import AccountantClient
@@ -36,7 +36,7 @@ from accountant.wire.usage_models import ChunkNote, ImportState
 from agent.wire import Batch, PodFacts, UsageInterval
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS, prorate
 from gputally.base.untrusted_text import known_epoch, known_name
-from gputally.server.config_models import Model
+from gputally.server.config_loading import Model
 
 Source = Literal["prometheus", "slurm"]
 _PREFIX = "import:"

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from accountant.core.claim_overlap import Span, intersect, subtract, union
-from accountant.history_import.gpu_holds import Demand, GpuLayout, Slot, SlotHold, place, runs
+from accountant.history_import.gpu_assignment import Demand, GpuLayout, Slot, SlotHold, place, runs
 from accountant.history_import.prometheus_series import (
     Container,
     Device,

@@ -21,7 +21,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from accountant.core.claim_overlap import Span
-from accountant.history_import.gpu_holds import FigureSeries, GpuLayout, GpuPart, TimeGrid, bridge_gaps, mig_slice, runs
+from accountant.history_import.gpu_assignment import (
+    FigureSeries,
+    GpuLayout,
+    GpuPart,
+    TimeGrid,
+    bridge_gaps,
+    mig_slice,
+    runs,
+)
 from accountant.inventory.pod_facts import JOB_LABELS
 from agent.wire import Slice
 from gputally.base.pod_queue_labels import QUEUE_KEYS

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
-from accountant.history_import.gpu_holds import TimeGrid
+from accountant.history_import.gpu_assignment import TimeGrid
 from accountant.history_import.import_run import Chunk
 from accountant.history_import.kubernetes_history import NodeHistory, histories
 from accountant.history_import.prometheus_series import Labels, Observed, Series, device_of

@@ -28,7 +28,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from accountant.core.claim_overlap import Span
-from accountant.history_import.gpu_holds import Demand, GpuLayout, GpuPart, SlotHold, place
+from accountant.history_import.gpu_assignment import Demand, GpuLayout, GpuPart, SlotHold, place
 from accountant.history_import.import_run import Chunk
 from accountant.history_import.kubernetes_history import NodeHistory
 from agent.wire import Holder, PodFacts

@@ -35,7 +35,7 @@ from accountant.ledger.protocols import Down, EpochReport, Facts, Inventory, Nam
 from agent.wire import PodFacts
 from gputally.base.atomic_file import Stamp, stamp_of
 from gputally.base.yaml_file import FileFault, Key
-from gputally.server.config_models import Duration, Model, load_yaml
+from gputally.server.config_loading import Duration, Model, load_yaml
 
 UTC = zone("UTC")
 

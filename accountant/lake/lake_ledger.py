@@ -23,8 +23,8 @@ from sqlglot import exp
 from accountant.billing.charge_columns import numbered
 from accountant.billing.queue_waits import KnownPod
 from accountant.billing.statements import Statement, from_canonical
-from accountant.core.accounts import merged
 from accountant.core.errors import LedgerUnavailable, UnsupportedQuestion
+from accountant.core.gpu_time_accounts import merged
 from accountant.core.periods import Month, local_date, utc, zone
 from accountant.core.window_decay import bounds, factor, term
 from accountant.inventory.pod_facts import ObservedPod
@@ -43,10 +43,10 @@ from accountant.ledger.protocols import (
 from accountant.ledger.team_assignment import Assignment, in_force, rolled_up
 from accountant.ledger.usage_columns import PRICED_BY, Hours, JobName, Peak, Place, UsageColumns, Whole, repeated
 from accountant.prices.price_book import PriceBook
-from accountant.storage.query.grouping import OF_TIME
-from accountant.storage.snapshot import Hole
-from accountant.storage.span_plan import local_hours
-from accountant.storage.write.reference_tables import policies_between
+from accountant.storage.query.group_by_dimensions import OF_TIME
+from accountant.storage.read_snapshot import Hole
+from accountant.storage.span_splitting import local_hours
+from accountant.storage.write.inventory_and_journal_tables import policies_between
 from accountant.wire.policy_models import IDLE, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_models import Accounts, Dimension, UsageLine, coverage, known_memory
 from gputally.base.units import MS_PER_HOUR
@@ -319,7 +319,7 @@ class LakeLedger:
         waiting: bool = False,
         placed: bool = False,
     ) -> list[KnownPod]:
-        """Pods that existed in the span, by cluster and uid; see accountant.storage.snapshot."""
+        """Pods that existed in the span, by cluster and uid; see accountant.storage.read_snapshot."""
         asked = exp.select("*").from_("pods").where(self._own())
         if of is not None:
             asked = asked.where(_among("job", {key.job for key in of}))

@@ -23,12 +23,12 @@ from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.month_closing import ClosedMonths, statement_hash
 from accountant.core.periods import Month, local_date
 from accountant.core.settings import Settings
-from accountant.lake import tables, upkeep
+from accountant.lake import table_maintenance, tables
 from accountant.lake.catalog import Catalogue
-from accountant.lake.comparison import LakeComparison, compare, compare_charges
 from accountant.lake.engines import DuckDbEngine
 from accountant.lake.focus_rows import focus_rows
-from accountant.lake.upkeep import Removed
+from accountant.lake.ledger_comparison import LakeComparison, compare, compare_charges
+from accountant.lake.table_maintenance import Removed
 from accountant.lake.usage_rows import DayRows, day_rows, day_span
 from accountant.ledger.protocols import EpochReport
 from accountant.prices.price_book import PriceBook
@@ -107,7 +107,7 @@ class Publisher:
 
     def keep_small(self) -> Removed:
         """Removes old versions and the files that only they need. Raises LakeUnavailable."""
-        return upkeep.keep_small(self._catalogue, self._clock.wall_ms(), self._lake.keep_snapshots)
+        return table_maintenance.keep_small(self._catalogue, self._clock.wall_ms(), self._lake.keep_snapshots)
 
     def compare(self) -> LakeComparison:
         """Compares the lake with the ledger, over the last `days_back` days, as many older days, which change every

@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pyarrow as pa
 
-from accountant.billing.costs import ACCOUNTS, BILLED, charges, quantify, total_cost
+from accountant.billing.usage_pricing import ACCOUNTS, BILLED, charges, quantify, total_cost
 from accountant.core.periods import midnight_ms
 from accountant.lake.tables import (
     ACCOUNT_COLUMNS,
@@ -31,7 +31,7 @@ from accountant.lake.tables import (
 from accountant.ledger.protocols import Questions
 from accountant.ledger.usage_columns import PRICED_BY, Place, UsageColumns, Whole
 from accountant.prices.price_book import Price, PriceBook
-from accountant.storage.span_plan import local_hours
+from accountant.storage.span_splitting import local_hours
 from accountant.wire.usage_models import Dimension
 from gputally.base.units import MS_PER_HOUR, US_PER_MS
 
@@ -40,7 +40,7 @@ _BILLED = [account in BILLED for account in ACCOUNTS]
 
 
 class DayQuestions(Questions, Protocol):
-    """The part of accountant.storage.snapshot.Snapshot that is needed to build a day's rows."""
+    """The part of accountant.storage.read_snapshot.Snapshot that is needed to build a day's rows."""
 
     def usage_columns(
         self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC", *, memos: bool = False

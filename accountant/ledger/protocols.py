@@ -24,7 +24,7 @@ from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_models import Dimension, UsageLine
 from agent.wire import Ack, Batch, PodFacts
-from gputally.server.config_models import Model
+from gputally.server.config_loading import Model
 
 EPOCH_KEY: Final = "gputally.dev/epoch"
 """Annotation of a pod: the number of the last epoch that its job completed, `12` or `12@2026-10-01T13:45:00Z`."""

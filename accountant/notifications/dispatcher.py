@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar, cast
 import structlog
 
 from accountant.billing import budget_forecast
-from accountant.billing.bills import bills
+from accountant.billing.cost_allocation import bills
 from accountant.bookkeeping.bookkeeper import Bookkeeper, BookkeepingLedger
 from accountant.core.errors import CannotRender, LedgerFailed
 from accountant.core.periods import Month, local_date, midnight_ms

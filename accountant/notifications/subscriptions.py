@@ -33,7 +33,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from accountant.ledger.journal import Act, NewAct
 from accountant.reports.output_formats import RENDERINGS, Form
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
-from gputally.server.config_models import Model, bare_off
+from gputally.server.config_loading import Model, bare_off
 
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
 Address = Annotated[str, Field(max_length=254, pattern=r"^[^@\s,;<>\"]+@[^@\s,;<>\"]+$")]

@@ -13,7 +13,7 @@ A row states its price in one of three ways: the amount itself, the price of a w
 own GPUs. A discount is written beside the list price. Every row has its source and the day on which it was read.
 
 `billing` holds the billing policy. It is part of the price book, so it is dated and versioned with the prices, and
-every statement names its version. accountant.billing.billing_rules applies it.
+every statement names its version. accountant.billing.idle_and_mig_billing applies it.
 
     billing:
       shared_gpus: allocation          # or busy: a holder is billed for borrowed time
@@ -24,9 +24,9 @@ every statement names its version. accountant.billing.billing_rules applies it.
 A commitment is a number of GPUs that is paid for in every hour, used or not. Usage counts against it at the committed
 rate, usage beyond it has the normal price, and the rest of an hour is unused. Within an hour it covers all usage in the
 same proportion, so the order of groups does not matter; unused hours do not compensate for others.
-accountant.billing.costs and accountant.billing.bills apply it. Source: FOCUS, commitment discount examples (an hour's
-Used and Unused EffectiveCost add up to the commitment; unused has no ConsumedQuantity). FOCUS takes usage in the order
-of arrival; its totals are the same.
+accountant.billing.usage_pricing and accountant.billing.cost_allocation apply it. Source: FOCUS, commitment discount
+examples (an hour's Used and Unused EffectiveCost add up to the commitment; unused has no ConsumedQuantity). FOCUS takes
+usage in the order of arrival; its totals are the same.
 
 `Instance` derives a GPU-hour price from an instance price. Either the GPUs carry the whole price (`whole-instance`), or
 each resource gets its part in proportion to weight × amount (`gpu-only`). The parts add up to the machine's price: only
@@ -70,7 +70,7 @@ from accountant.prices.gpu_model_names import GpuModel, parse_gpu_model
 from accountant.wire.policy_models import IDLE
 from gputally.base.money import CURRENCIES, exact_product, plain
 from gputally.base.units import MS_PER_HOUR, apportion
-from gputally.server.config_models import Model, load_yaml
+from gputally.server.config_loading import Model, load_yaml
 
 MAX_AMOUNT = 10**9
 MAX_PLACES = 12

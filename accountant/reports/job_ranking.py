@@ -22,8 +22,8 @@ from operator import itemgetter
 import numpy as np
 
 from accountant.billing.charge_columns import ACCOUNT, DETAIL, KEY, PLACE, PRICE, TIME, ChargeColumns, numbered
-from accountant.billing.costs import ALLOCATED, LINE_ACCOUNTS, Charge, PricedTime, total_cost
 from accountant.billing.job_costs import EpochQuestions, Where, epoch_lines, only_job
+from accountant.billing.usage_pricing import ALLOCATED, LINE_ACCOUNTS, Charge, PricedTime, total_cost
 from accountant.ledger.protocols import EpochReport, JobKey
 from accountant.ledger.usage_columns import JobName, Whole
 from accountant.prices.price_book import PriceBook

@@ -69,15 +69,15 @@ def _json(report: Report) -> bytes:
 
 
 def _focus(report: Report) -> bytes:
-    from accountant.reports import focus_export
+    from accountant.reports import focus_columns
 
-    return focus_export.render_bundle(report)
+    return focus_columns.render_bundle(report)
 
 
 def _focus_1_2(report: Report) -> bytes:
-    from accountant.reports import focus_export
+    from accountant.reports import focus_columns
 
-    return focus_export.render_projection(report).encode()
+    return focus_columns.render_projection(report).encode()
 
 
 RENDERINGS: Final[dict[Form, Rendering]] = {

@@ -19,10 +19,9 @@ from typing import Final, Protocol
 from zoneinfo import ZoneInfo
 
 from accountant.billing import budget_forecast, queue_waits
-from accountant.billing.bills import billed_columns, unused_commitments
 from accountant.billing.budget_forecast import BY as BY_DAY
 from accountant.billing.budget_forecast import Outlook
-from accountant.billing.costs import Charge, charges
+from accountant.billing.cost_allocation import billed_columns, unused_commitments
 from accountant.billing.job_costs import EpochQuestions
 from accountant.billing.queue_waits import KnownPod, WaitRow
 from accountant.billing.quota_usage import QuotaRow, quotas
@@ -36,6 +35,7 @@ from accountant.billing.statements import (
     payable_lines,
 )
 from accountant.billing.statements import build as build_statement
+from accountant.billing.usage_pricing import Charge, charges
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.periods import Month, zone
 from accountant.core.settings import Issuer
@@ -64,7 +64,7 @@ _BY_TEAM: tuple[Dimension, ...] = ("team",)
 
 
 class ReportQuestions(EpochQuestions, Protocol):
-    """The queries of a report: accountant.storage.snapshot.Snapshot."""
+    """The queries of a report: accountant.storage.read_snapshot.Snapshot."""
 
     def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
         """The held time by team, queue and local hour, as columns."""

@@ -12,8 +12,8 @@ from datetime import date
 from decimal import Decimal
 from typing import TypeVar, cast
 
-from accountant.billing.costs import Account, PricedTime
 from accountant.billing.statements import Entry
+from accountant.billing.usage_pricing import Account, PricedTime
 from accountant.wire.usage_models import Accounts
 from gputally.base.money import exact_sum
 

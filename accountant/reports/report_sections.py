@@ -14,8 +14,8 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from accountant.billing.costs import ACCOUNTS, ALLOCATED, Charge, quantify
 from accountant.billing.statements import Entry, StatementLine
+from accountant.billing.usage_pricing import ACCOUNTS, ALLOCATED, Charge, quantify
 from accountant.core.periods import days
 from accountant.ledger.usage_columns import Hours, Place
 from accountant.reports.report_rows import (

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo
 
-from accountant.billing.costs import Account, Detail
+from accountant.billing.usage_pricing import Account, Detail
 from accountant.core.periods import Month, local_date, midnight_ms
 from accountant.core.periods import utc as utc
 from accountant.reports.report_rows import Difference, change

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
 
-from accountant.billing.costs import ALLOCATED, Charge
+from accountant.billing.usage_pricing import ALLOCATED, Charge
 from accountant.ledger.usage_columns import JobName, Peak, Place
 from accountant.prices.price_book import Price, PriceBook
 from accountant.reports.report_rows import JobRow

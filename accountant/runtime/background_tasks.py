@@ -29,8 +29,8 @@ from gputally.base.errors import AccountantError
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
 if TYPE_CHECKING:  # an accountant without a lake does not load its libraries
-    from accountant.lake.comparison import LakeComparison
-    from accountant.lake.upkeep import Removed
+    from accountant.lake.ledger_comparison import LakeComparison
+    from accountant.lake.table_maintenance import Removed
 
 RESENDABLE: Final[frozenset[ActKind]] = frozenset({"imported", "pods"})
 """Acts whose content the sender can send again; all others exist only in the ledger."""

@@ -21,8 +21,8 @@ from accountant.core.errors import LedgerFailed
 from accountant.core.settings import LeaderElection, Settings
 from accountant.storage import backups
 from accountant.storage.duckdb_ledger import open_ledger
-from accountant.storage.file_store import open_store
-from accountant.storage.parquet_archive import Archive
+from accountant.storage.folder_or_object_store import open_store
+from accountant.storage.record_archive import Archive
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks
 from gputally.base.clock import Clock
 

@@ -18,11 +18,11 @@ from typing import Final, Protocol
 
 from accountant.core.errors import LedgerDamaged, LedgerUnavailable
 from accountant.storage.crash_recovery import block_copy_path
-from accountant.storage.file_store import FileStore, sha256
+from accountant.storage.folder_or_object_store import FileStore, sha256
 from gputally.base import atomic_file
 from gputally.base.errors import AccountantError
 from gputally.base.units import MS_PER_SECOND
-from gputally.server.config_models import Model
+from gputally.server.config_loading import Model
 
 _NAME: Final = r"ledger-\d{8}T\d{9}Z"
 _HIDDEN: Final = re.compile(rf"\.{_NAME}\..+")

@@ -49,20 +49,20 @@ from accountant.prices.price_book import PriceBook
 from accountant.storage import gpu_lifetimes as owners
 from accountant.storage import retention
 from accountant.storage.duckdb_engine import Cursor, Database, fingerprints, statement
-from accountant.storage.file_store import FileStore
+from accountant.storage.folder_or_object_store import FileStore
 from accountant.storage.gpu_lifetimes import retired_devices, retirement_act, retiring
 from accountant.storage.ledger_state import Mark
-from accountant.storage.parquet_archive import Archive, ArchivePart, groups, marks_of, take_rest
 from accountant.storage.query.window_weights import Lens
-from accountant.storage.snapshot import Hole, Imbalance, Snapshot, holes, imbalance, quarantine
+from accountant.storage.read_snapshot import Hole, Imbalance, Snapshot, holes, imbalance, quarantine
+from accountant.storage.record_archive import Archive, ArchivePart, groups, marks_of, take_rest
 from accountant.storage.transactions import WAL_BYTES, Transactions
-from accountant.storage.write import record_columns, reference_tables
+from accountant.storage.write import inventory_and_journal_tables, record_columns
 from accountant.storage.write import rollups as daily
 from accountant.storage.write.batch_admission import SKEW_MS, GroupCommit, IntervalCounts
 from accountant.storage.write.interval_writer import BookedChanges
+from accountant.storage.write.inventory_and_journal_tables import read_acts, write_acts, write_epochs
 from accountant.storage.write.ownership import MOVE_AFTER_MS, PodClaims
 from accountant.storage.write.record_columns import Stream, add
-from accountant.storage.write.reference_tables import read_acts, write_acts, write_epochs
 from accountant.storage.write.rollups import DailySums
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_models import Dimension, UsageLine, coverage
@@ -338,7 +338,7 @@ class DuckLedger(Offsite):
     def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0, act: NewAct | None = None) -> None:
         with self._acting(now_ms) if act is not None else self._writing:
             self._require_clock()
-            if act is not None or reference_tables.tells_news(self._state.fleet, facts):
+            if act is not None or inventory_and_journal_tables.tells_news(self._state.fleet, facts):
                 self._observe(facts, now_ms, closed_ms, act)
 
     def _observe(self, facts: Facts, now_ms: int, closed_ms: int, act: NewAct | None) -> None:
@@ -347,7 +347,7 @@ class DuckLedger(Offsite):
             if act is not None:
                 acts = write_acts(cursor, [act], acts)[-1].number
             requeued = self._names.origins.requeued(cursor, facts.pods)
-            fleet = reference_tables.write_facts(cursor, self._state.fleet, facts, now_ms, closed_ms)
+            fleet = inventory_and_journal_tables.write_facts(cursor, self._state.fleet, facts, now_ms, closed_ms)
             self._names.origins.learn(cursor, facts.pods)
             booked = BookedChanges({}, frozenset(), pods=facts.pods, requeued=requeued)
             self._commit(cursor, replace(self._state, fleet=fleet, acts=acts), booked)
@@ -363,7 +363,7 @@ class DuckLedger(Offsite):
             effective = max(now_ms, known[-1].effective_ms + 1) if known else now_ms
             version = PolicyVersion(version=policy.version(), effective_ms=effective, policy=policy)
             with self._transaction() as cursor:
-                reference_tables.write_policy(cursor, version)
+                inventory_and_journal_tables.write_policy(cursor, version)
                 detail = f"in force from {effective}" + (f", instead of {known[-1].version}" if known else "")
                 acts = self._state.acts
                 if who:
@@ -374,7 +374,7 @@ class DuckLedger(Offsite):
             return version
 
     def report_epochs(self, reports: Sequence[EpochReport], now_ms: int) -> int:
-        """Returns how many reports were new (accountant.storage.write.reference_tables)."""
+        """Returns how many reports were new (accountant.storage.write.inventory_and_journal_tables)."""
         with self._writing:
             self._require_clock()
             with self._transaction() as cursor:
@@ -392,7 +392,7 @@ class DuckLedger(Offsite):
             self._require_clock()
             with self._transaction() as cursor:
                 last = self._state.decisions
-                new = reference_tables.write_decisions(cursor, decisions, now_ms, last)
+                new = inventory_and_journal_tables.write_decisions(cursor, decisions, now_ms, last)
                 self._commit(cursor, replace(self._state, decisions=last + new), beside=True)
             return new
 
@@ -402,10 +402,10 @@ class DuckLedger(Offsite):
         while True:
             with self._writing, self._transaction() as cursor:
                 archived = self._state.archived_registers.get("decision", 0) if self._archive is not None else None
-                removed = reference_tables.remove_decisions(cursor, before_ms, archived)
+                removed = inventory_and_journal_tables.remove_decisions(cursor, before_ms, archived)
                 self._commit(cursor, self._state, news=False)
             total += removed
-            if removed < reference_tables.REMOVED_AT_ONCE:
+            if removed < inventory_and_journal_tables.REMOVED_AT_ONCE:
                 return total
 
     def record(self, acts: Sequence[NewAct], seen: int) -> list[Act]:
@@ -433,7 +433,7 @@ class DuckLedger(Offsite):
             found = retired_devices(fleet, ends)
             with self._transaction() as cursor:
                 acts = write_acts(cursor, [retirement_act(found, now_ms, who, reason)], self._state.acts)[-1].number
-                reference_tables.write_retired(cursor, ends)
+                inventory_and_journal_tables.write_retired(cursor, ends)
                 after = replace(fleet, retired={**fleet.retired, **ends})
                 self._commit(cursor, replace(self._state, fleet=after, acts=acts))
             return found
@@ -536,7 +536,7 @@ class DuckLedger(Offsite):
         waiting: bool = False,
         placed: bool = False,
     ) -> list[KnownPod]:
-        """Pods that existed in the span, by cluster and uid. of, waiting, placed: see accountant.storage.snapshot."""
+        """Pods that existed in the span, by cluster and uid. of, waiting, placed: see `Snapshot.pods`."""
         with self._snapshot() as (cursor, state):
             return Snapshot(cursor, state).pods(start_ms, end_ms, of=of, waiting=waiting, placed=placed)
 
@@ -606,7 +606,7 @@ class DuckLedger(Offsite):
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
         known = [rules.version for rules in self._state.policies if rules.version is not None]
-        return reference_tables.policies_between(known, start_ms, end_ms)
+        return inventory_and_journal_tables.policies_between(known, start_ms, end_ms)
 
     def decisions(
         self,
@@ -620,7 +620,9 @@ class DuckLedger(Offsite):
         cluster: str | None = None,
     ) -> list[Decision]:
         with self._snapshot() as (cursor, _):
-            return reference_tables.read_decisions(cursor, start_ms, end_ms, limit, kind, subject, gang, cluster)
+            return inventory_and_journal_tables.read_decisions(
+                cursor, start_ms, end_ms, limit, kind, subject, gang, cluster
+            )
 
     def acts(self, *kinds: ActKind, subject: str | None = None) -> list[Act]:
         with self._snapshot() as (cursor, _):

@@ -22,11 +22,11 @@ import pyarrow as pa
 from accountant.ledger.team_assignment import Assignment
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.gpu_lifetimes import Fleet, Gpu, GpuCensus, Tenure
-from accountant.storage.span_plan import EVERY_GPU
+from accountant.storage.span_splitting import EVERY_GPU
 from accountant.storage.write import record_columns, rollups
+from accountant.storage.write.inventory_and_journal_tables import last_act, last_decision, read_namespaces, read_nodes
 from accountant.storage.write.name_ids import NO_DEVICE, DeviceName, Devices
 from accountant.storage.write.record_columns import Stream
-from accountant.storage.write.reference_tables import last_act, last_decision, read_namespaces, read_nodes
 from accountant.storage.write.rollups import DailySums, row_range
 from accountant.wire.policy_models import Policy, PolicyVersion
 from accountant.wire.usage_models import Dimension

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from accountant.core.errors import LedgerDamaged, LedgerUnavailable
 from accountant.storage.duckdb_engine import Cursor, Row
-from accountant.storage.parquet_archive import Archive, rows_of
+from accountant.storage.record_archive import Archive, rows_of
 from accountant.storage.write.batch_admission import MAX_INTERVAL_MS
 from accountant.storage.write.record_columns import Incoming, Stream
 from gputally.base.units import MS_PER_HOUR

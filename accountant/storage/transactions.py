@@ -17,11 +17,11 @@ from zoneinfo import ZoneInfo
 from accountant.core.errors import LedgerUnavailable
 from accountant.storage import retention
 from accountant.storage.duckdb_engine import Cursor, Database
-from accountant.storage.file_store import FileStore
+from accountant.storage.folder_or_object_store import FileStore
 from accountant.storage.gpu_lifetimes import read_owners
 from accountant.storage.ledger_state import Changes, State, load
-from accountant.storage.parquet_archive import Archive
 from accountant.storage.query.window_query import Windows
+from accountant.storage.record_archive import Archive
 from accountant.storage.write.batch_admission import GroupCommit, stored_digests
 from accountant.storage.write.interval_writer import BookedChanges, book
 from accountant.storage.write.name_ids import Dictionaries, PodKey
@@ -56,7 +56,7 @@ class Transactions:
         gpu_move_after_ms: int = MOVE_AFTER_MS,
     ) -> None:
         """doubt: returns why the clock is not trusted, so that nothing may be given a timestamp; "" if it is trusted
-        (accountant.runtime.guarded_clock). fence: returns why nothing may be committed; "" if this process is the
+        (accountant.runtime.clock_step_guard). fence: returns why nothing may be committed; "" if this process is the
         leader (accountant.runtime.leadership). acts_at_once: acknowledge an act only when it is archived.
         gpu_move_after_ms: silence about a GPU after which another node may report it."""
         self._clock = clock

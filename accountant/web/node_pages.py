@@ -20,8 +20,8 @@ from accountant.api.admin_routes import Move
 from accountant.api.dependencies import Given
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params, invalid
-from accountant.billing.costs import ACCOUNTS
 from accountant.billing.job_costs import EpochQuestions, Where
+from accountant.billing.usage_pricing import ACCOUNTS
 from accountant.core.periods import zone
 from accountant.ledger.protocols import GpuMove
 from accountant.reports import report_text

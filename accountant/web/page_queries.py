@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 from accountant.api.answer_cache import Answer
 from accountant.api.dependencies import Deps
-from accountant.billing import job_costs, statement_items, statements
-from accountant.billing.bills import bills_by_cuts
+from accountant.billing import job_costs, statement_breakdown, statements
 from accountant.billing.charge_columns import Groups
+from accountant.billing.cost_allocation import bills_by_cuts
 from accountant.billing.job_costs import Where
-from accountant.billing.statement_items import Cut
+from accountant.billing.statement_breakdown import Cut
 from accountant.billing.statements import Statement
 from accountant.core import periods
 from accountant.core.periods import Month
@@ -206,7 +206,7 @@ def bills_of(deps: Deps, month: Month, by: Cut) -> Answer[Bills]:
 
 def all_bills_of(deps: Deps, month: Month) -> None:
     """The bills of a month in all groupings, computed together from one snapshot with shared intermediate results."""
-    cuts = tuple(statement_items.DIMENSIONS)
+    cuts = tuple(statement_breakdown.DIMENSIONS)
     keys, mark = _bills_keys(deps, month, cuts)
     deps.prepared.together(keys, lambda: _bills(deps, month, cuts), mark)
 
@@ -229,7 +229,7 @@ def _bills(deps: Deps, month: Month, cuts: Sequence[Cut]) -> list[Bills]:
     end = min(whole_end, at)
     book = deps.books.priced_by(deps.books.kept(month))
     with deps.ledger.moment(start, end) as moment:
-        several = bills_by_cuts(moment, book, start, end, [statement_items.DIMENSIONS[by] for by in cuts], timezone)
+        several = bills_by_cuts(moment, book, start, end, [statement_breakdown.DIMENSIONS[by] for by in cuts], timezone)
     return [
         Bills(at, statements.build(found.charges, book, (), start, end, timezone), found.groups) for found in several
     ]

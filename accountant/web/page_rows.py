@@ -13,10 +13,10 @@ from urllib.parse import urlencode
 
 from pydantic import TypeAdapter
 
-from accountant.billing.bills import statement
-from accountant.billing.costs import ACCOUNTS, ALLOCATED, BILLED, Account, charges, quantify, unpriced_us
+from accountant.billing.cost_allocation import statement
 from accountant.billing.queue_waits import KnownPod, pod_wait
 from accountant.billing.statements import Adjustment, Correction
+from accountant.billing.usage_pricing import ACCOUNTS, ALLOCATED, BILLED, Account, charges, quantify, unpriced_us
 from accountant.core.periods import Month, zone
 from accountant.inventory.pod_facts import is_gpu_resource
 from accountant.ledger.journal import Act, Journal
@@ -37,7 +37,7 @@ MOST_HOLDERS = 40
 
 
 class MachineQuestions(Questions, Protocol):
-    """The queries about machines: accountant.storage.snapshot.Snapshot."""
+    """The queries about machines: accountant.storage.read_snapshot.Snapshot."""
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
         """The number of GPUs of each node for any part of the span, by cluster and node."""

@@ -26,8 +26,7 @@ from accountant.api.access_control import Reading, of_everyone, team_for
 from accountant.api.dependencies import Deps, Given
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params
-from accountant.billing.costs import Capacity
-from accountant.billing.statement_items import (
+from accountant.billing.statement_breakdown import (
     DIMENSIONS,
     LATE,
     Cut,
@@ -39,6 +38,7 @@ from accountant.billing.statement_items import (
     itemise,
 )
 from accountant.billing.statements import Statement, StatementLine
+from accountant.billing.usage_pricing import Capacity
 from accountant.bookkeeping.bookkeeper import ENTRIES
 from accountant.bookkeeping.invoice_reconciliation import KeptInvoice, ReconciledLine, Reconciliation
 from accountant.bookkeeping.month_closing import CannotClose

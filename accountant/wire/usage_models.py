@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Literal
 
-from gputally.server.config_models import Exact, Model
+from gputally.server.config_loading import Exact, Model
 
 Dimension = Literal[
     "team", "queue", "namespace", "job", "pod", "container", "user", "gpu_model", "gpu", "node", "cluster", "pool",

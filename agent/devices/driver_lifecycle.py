@@ -366,7 +366,7 @@ BY_SIGNAL = "signal"
 
 
 class DriverHolder(Protocol):
-    """A source that keeps the driver open: `agent.holders.node_source.NodeSource`."""
+    """A source that keeps the driver open: `agent.holders.node_snapshot.NodeSource`."""
 
     def snapshot(self, at_ms: int) -> Snapshot: ...
     def release(self, why: str) -> None: ...

@@ -49,7 +49,7 @@ from agent.holders.kubelet_client import Kubelet
 from agent.holders.kubelet_pod_resources import Devices, PodResources
 from agent.holders.lean_list_watch import PATH as PODS
 from agent.holders.lean_list_watch import ApiServer, BoundPods, PodStore, Reflector, in_cluster
-from agent.holders.node_source import NodeSource
+from agent.holders.node_snapshot import NodeSource
 from agent.holders.process_cgroups import PodLogs, PodName, ProcessTable
 from agent.wire import SharingMode
 from gputally.base.background_tasks import BackgroundTasks, Work
@@ -188,7 +188,7 @@ def _tell(name: str, error: Exception) -> None:
 
 
 class NodePods:
-    """The `agent.holders.node_source.Claims` of Kubernetes. pods, node, slices, claims: None if the API server is not
+    """The `agent.holders.node_snapshot.Claims` of Kubernetes. pods, node, slices, claims: None if the API server is not
     used.
     """
 
@@ -245,7 +245,7 @@ class NodePods:
             thread.join(timeout=wait_s)
 
     def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
-        """See agent.holders.node_source.Claims."""
+        """See agent.holders.node_snapshot.Claims."""
         now_ms = self._clock.monotonic_ms()
         views = self._pods[0].views() if self._pods is not None else _NO_VIEWS
         unknown = self._kubelet.unknown_for()

@@ -15,14 +15,14 @@ from fairshare import composition
 from fairshare.controller import policy_file as policies
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.core.model import Pod
 from fairshare.core.pods import read_pod
+from fairshare.core.queues_and_weights import Pod
 from fairshare.laws.feedback_laws import Memory
-from fairshare.targets import status_conditions
+from fairshare.targets import status_config_map
 from fairshare.targets.runai import opened
-from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets.status_config_map import StatusObject
 from fairshare.usage.accountant_client import AccountantApi, other_clusters
-from fairshare.usage.cluster_windows import OtherClusters
+from fairshare.usage.multi_cluster_windows import OtherClusters
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output
 from gputally.base.errors import ClusterError
@@ -163,7 +163,7 @@ def tried_cycle(
 def _remembered(cluster: Cluster, where: StatusObject) -> dict[str, Memory]:
     """Return the state of the controller's law for each target, as its ConfigMap has it."""
     try:
-        return status_conditions.memories(cluster.get(CONFIG_MAP, where.name, where.namespace))
+        return status_config_map.memories(cluster.get(CONFIG_MAP, where.name, where.namespace))
     except ClusterError:
         return {}
 

@@ -21,7 +21,7 @@ from accountant.wire.usage_models import BudgetState
 from fairshare.cli.command_options import FleetOptions, PolicyOrInForce, Printed, TargetOptions, tried_cycle
 from fairshare.controller import policy_file as policies
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.core.model import UNLIMITED, Gang, Pod
+from fairshare.core.queues_and_weights import UNLIMITED, Gang, Pod
 from fairshare.explain.plan_tables import indented, lost_words, number, titled_table
 from fairshare.explain.queue_explanation import (
     PodAccount,
@@ -34,12 +34,12 @@ from fairshare.explain.queue_explanation import (
 )
 from fairshare.targets import ADAPTERS
 from fairshare.usage.accountant_client import AccountantApi
-from fairshare.usage.cluster_windows import OtherClusters
+from fairshare.usage.multi_cluster_windows import OtherClusters
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output, show
 from gputally.base.errors import AccountantUnavailable, FairshareError
 from gputally.base.option_groups import with_option_groups
-from gputally.server.config_models import parse_duration
+from gputally.server.config_loading import parse_duration
 
 MOST_GANGS = 8
 

@@ -12,15 +12,15 @@ from rich.text import Text
 from fairshare.cli.command_options import ClusterOptions, FleetOptions, PolicyPath, Printed, pods_of
 from fairshare.controller import policy_file as policies
 from fairshare.explain import plan_tables
-from fairshare.preemption.latency_objectives import prometheus_latency
 from fairshare.preemption.preemption_cycle import by_hand, measured
 from fairshare.preemption.preemption_types import PreemptionCall
+from fairshare.preemption.service_latency_objectives import prometheus_latency
 from fairshare.preemption.target_preemption import PreemptionReport
 from fairshare.targets import ADAPTERS
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import draw, show
 from gputally.base.option_groups import with_option_groups
-from gputally.server.config_models import parse_seconds
+from gputally.server.config_loading import parse_seconds
 
 
 @with_option_groups

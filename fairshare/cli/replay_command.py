@@ -25,7 +25,7 @@ from fairshare.controller import cycle_report
 from fairshare.controller.cycle_report import EVERYTHING, INPUTS, plain, with_change
 from fairshare.explain.plan_tables import titled_table
 from fairshare.laws.weight_calculation import WeightResult
-from fairshare.laws.weight_change import WeightChange
+from fairshare.laws.weight_change_causes import WeightChange
 from fairshare.preemption import preemption_types, target_preemption
 from fairshare.preemption.preemption_types import Verdict
 from gputally.base.command_output import show

@@ -22,12 +22,12 @@ from rich.text import Text
 from fairshare.cli.command_options import AccountantOptions
 from fairshare.cli.explain_command import duration
 from fairshare.controller import policy_file as policies
-from fairshare.explain import what_if as comparing
+from fairshare.explain import policy_replay as comparing
 from fairshare.explain.plan_tables import titled_table
-from fairshare.explain.what_if import ComparedQueue, Comparison, ReplayedQueue, WhatIfError, of_books, of_trace
-from fairshare.simulator import comparison, job_traces, kai_scenario_file, scheduling_policies
-from fairshare.simulator.comparison import Result, players
+from fairshare.explain.policy_replay import ComparedQueue, Comparison, ReplayedQueue, WhatIfError, of_books, of_trace
+from fairshare.simulator import job_traces, kai_scenario_file, policy_comparison, scheduling_policies
 from fairshare.simulator.job_traces import teams_of
+from fairshare.simulator.policy_comparison import Result, players
 from fairshare.simulator.simulation_model import Workload, columns
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output, show
@@ -37,7 +37,7 @@ from gputally.base.terminal import Terminal
 from gputally.base.units import MS_PER_DAY
 from gputally.base.untrusted_text import for_cell
 from gputally.base.yaml_file import read
-from gputally.server.config_models import parse_duration
+from gputally.server.config_loading import parse_duration
 
 
 class SimulateError(FairshareError):
@@ -74,27 +74,27 @@ def simulate(
         if scheduling_policies.unknown(name):
             raise SimulateError(f"no policy {name!r}; one of {', '.join(scheduling_policies.NAMES)}")
     if plots is not None:
-        comparison.available()
+        policy_comparison.available()
     workload, parts = _workload(trace, share, team_column, leave_out_faulty)
     begin = _seconds(start)
     length = days * 86_400 if days else (workload.submit_s[-1] + 1 - begin) // 21_600 * 21_600
     workload = workload.between(begin, begin + length)
     if length < 8 * 86_400 or not workload.submit_s:
         raise SimulateError(f"{trace}: a replay needs jobs and eight days at least: one week to fill the cluster")
-    sizes = comparison.capacities_for(workload, length / 3600, _loads(loads))
+    sizes = policy_comparison.capacities_for(workload, length / 3600, _loads(loads))
     if capacity is not None:
         sizes = [(workload.gpu_hours / (capacity * length / 3600), capacity)]
     if windows > 1 and window_days * 86_400 > length:
         raise SimulateError(f"--window-days {window_days}: the replay has {length // 86_400} days")
-    stretches = comparison.windows_of(length, windows, window_days)
+    stretches = policy_comparison.windows_of(length, windows, window_days)
     console = Terminal(width=None if sys.stdout.isatty() else 200)
     results = _run(workload, parts, names, stretches, sizes)
-    for table in comparison.tables(comparison.summarise(results)):
+    for table in policy_comparison.tables(policy_comparison.summarise(results)):
         console.print(table)
     if output is not None:
-        _write_csv(output, comparison.HEADER, comparison.rows(results))
+        _write_csv(output, policy_comparison.HEADER, policy_comparison.rows(results))
     if plots is not None:
-        for path in comparison.draw(results, plots):
+        for path in policy_comparison.draw(results, plots):
             console.print(f"wrote {path}")
 
 
@@ -110,12 +110,12 @@ def _run(
     workload: Workload,
     parts: Sequence[float],
     names: Sequence[str],
-    stretches: Sequence[comparison.Window],
+    stretches: Sequence[policy_comparison.Window],
     sizes: Sequence[tuple[float, int]],
 ) -> list[Result]:
-    with _progress_bar() as bar, players(comparison.TaskRunner(workload, parts)) as replays:
+    with _progress_bar() as bar, players(policy_comparison.TaskRunner(workload, parts)) as replays:
         task = bar.add_task("replaying", total=1.0)
-        return comparison.compare(
+        return policy_comparison.compare(
             names, stretches, sizes, replays, lambda name, part: bar.update(task, completed=part, description=name)
         )
 
@@ -206,7 +206,7 @@ def what_if(
     ones.
     """
     if plots is not None:
-        comparison.available()
+        policy_comparison.available()
     other, now_ms = policies.load(policy)[0], SystemClock().wall_ms()
     if trace is not None:
         if against is None or capacity is None:
@@ -291,4 +291,4 @@ def _draw(folder: Path, found: Comparison, name: str) -> Path:
         (queue, {label: cases[case] for case, label in labels.items() if cases[case]})
         for queue, cases in sorted(found.series.items(), key=lambda item: -fsum(held for _, held in item[1]["then"]))
     ]
-    return comparison.draw_days(folder, panels)
+    return policy_comparison.draw_days(folder, panels)

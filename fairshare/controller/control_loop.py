@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from accountant.wire.policy_models import Decision, Policy, UsageWindow
+from fairshare.controller.cycle_recorder import Notifier
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport, hold_decision, weight_decisions
-from fairshare.controller.notifier import Notifier
 from fairshare.controller.weight_writer import (
     MOST_WRITES,
     MOST_WRITES_AT,
@@ -25,18 +25,18 @@ from fairshare.controller.weight_writer import (
     reasons,
     with_ownership_verdict,
 )
-from fairshare.core.model import Condition, Observation, Pod, Value, Weight, own_window
 from fairshare.core.queue_objects import has_ref, say
+from fairshare.core.queues_and_weights import Condition, Observation, Pod, Value, Weight, own_window
 from fairshare.laws.feedback_laws import Memory
 from fairshare.laws.weight_calculation import WeightInputs, WeightResult, weigh_pools
-from fairshare.laws.weight_change import DecidedWeight, WeightChange, changes
+from fairshare.laws.weight_change_causes import DecidedWeight, WeightChange, changes
 from fairshare.preemption import target_preemption
 from fairshare.preemption.preemption_claims import free_by_node
 from fairshare.preemption.preemption_cycle import Calls, PreemptionCounts, Preemptions, no_calls
 from fairshare.preemption.target_preemption import mode_of
 from fairshare.preemption.unfinished_preemptions import NOT_RESUMED, FinishedPreemptions, PreemptionFinisher
-from fairshare.targets import ADAPTERS, status_conditions
-from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets import ADAPTERS, status_config_map
+from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import Adapter, Apply, list_if_served, look_at, plan, release
 from fairshare.usage.accountant_client import AccountantPort, Usage
 from fairshare.usage.cluster_capacity import (
@@ -47,7 +47,7 @@ from fairshare.usage.cluster_capacity import (
     one_unit,
     target_capacity,
 )
-from fairshare.usage.cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
+from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
 from fairshare.usage.stale_usage_hold import UsageHold, fresh, with_capacity_reason
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantUnavailable, ClusterError, NotFound, Unavailable
@@ -209,7 +209,7 @@ class Controller:
         if not quiet:
             memory = {target.target: self._memory.get(target.target, {}) for target in targets}
             # A replica that lost the Lease meanwhile would overwrite the new leader's state.
-            state = status_conditions.remember(memory, version) | self._preemptions.state() if self._leading() else None
+            state = status_config_map.remember(memory, version) | self._preemptions.state() if self._leading() else None
             self._telling.say(report, state)
             self._telling.deliver(decisions, away=window is None)
         report = replace(report, duration_ms=self._clock.monotonic_ms() - started)
@@ -230,7 +230,7 @@ class Controller:
             return False
         except ClusterError:
             return True  # it does not exist yet, or may not be read
-        self._memory |= status_conditions.memories(standing)
+        self._memory |= status_config_map.memories(standing)
         self._telling.resume(standing)
         self._preemptions.restore(standing)
         return True

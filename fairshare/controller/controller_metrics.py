@@ -17,10 +17,10 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from fairshare.controller.cycle_report import CycleReport, TargetReport
-from fairshare.core.model import UNLIMITED, Entitlement
+from fairshare.core.queues_and_weights import UNLIMITED, Entitlement
 from fairshare.preemption.eviction import STOPPED
-from fairshare.preemption.latency_objectives import Alarms
 from fairshare.preemption.preemption_claims import unplaceable_gpus
+from fairshare.preemption.service_latency_objectives import Alarms
 from fairshare.preemption.target_preemption import troubles
 from fairshare.usage.stale_usage_hold import USAGE_FRESH
 from gputally.base.background_tasks import BackgroundTasks

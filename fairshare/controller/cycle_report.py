@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from accountant.wire.policy_models import Decision, Policy, UsageWindow
-from fairshare.core.model import Condition, Entitlement, FleetWindow, Gang, Quota, Standing, Weight
+from fairshare.core.queues_and_weights import Condition, Entitlement, FleetWindow, Gang, Quota, Standing, Weight
 from fairshare.laws.feedback_laws import Memory
 from fairshare.laws.weight_calculation import Pool, WeightInputs, WeightResult, weigh_pools
-from fairshare.laws.weight_change import WeightChange, change_sentence
+from fairshare.laws.weight_change_causes import WeightChange, change_sentence
 from fairshare.preemption.target_preemption import RELEASE, PreemptionReport
 from fairshare.targets.weight_plan import Apply, Mode
 from fairshare.usage.stale_usage_hold import UsageHold

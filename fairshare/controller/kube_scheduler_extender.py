@@ -33,9 +33,9 @@ import msgspec
 
 from accountant.wire.policy_models import Policy
 from fairshare.controller.cycle_report import CycleReport, TargetReport
-from fairshare.core.model import Condition, Entitlement, Pod, Standing
 from fairshare.core.pods import LABELLED, queue_namer, read_pod, taken_up
 from fairshare.core.queue_tree import PolicyTree
+from fairshare.core.queues_and_weights import Condition, Entitlement, Pod, Standing
 from fairshare.laws.weight_calculation import WeightInputs, weigh_pools
 from gputally.base.clock import Clock
 from gputally.kubernetes.objects import Object, gpus

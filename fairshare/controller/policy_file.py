@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Protocol
 
 from accountant.wire.policy_models import MOST, Mode, Policy, QueuePolicy
-from fairshare.core.model import UNLIMITED
 from fairshare.core.queue_tree import PolicyTree
+from fairshare.core.queues_and_weights import UNLIMITED
 from fairshare.laws.gang_turns import gang_reach
-from fairshare.usage.cluster_windows import OtherClusters
+from fairshare.usage.multi_cluster_windows import OtherClusters
 from gputally.base import atomic_file
 from gputally.base.errors import ClusterError, FairshareError
 from gputally.base.yaml_file import Document, FileFault, Key, read
 from gputally.kubernetes.objects import CONFIG_MAP, Object, Objects
-from gputally.server.config_models import ReloadedFile, validate
+from gputally.server.config_loading import ReloadedFile, validate
 
 _SCHEDULERS = frozenset({"kai", "kueue", "kueue-cohort", "volcano", "slurm", "policy", "runai", "runai-department"})
 

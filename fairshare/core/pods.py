@@ -29,8 +29,8 @@ from math import fsum
 from typing import Any
 
 from accountant.wire.policy_models import Policy
-from fairshare.core.model import Gang, Pod, Standing
 from fairshare.core.queue_tree import PolicyTree
+from fairshare.core.queues_and_weights import Gang, Pod, Standing
 from gputally.base.clock import Clock
 from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, queue_ref
 from gputally.kubernetes.objects import POD, Kind, Object, gpus, look, quantity

@@ -14,7 +14,7 @@ from math import isfinite
 from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
-from fairshare.core.model import Condition, Issue, Standing, TargetQueue, Value
+from fairshare.core.queues_and_weights import Condition, Issue, Standing, TargetQueue, Value
 from gputally.kubernetes.objects import Kind, Object
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import inf
 
-from fairshare.core.model import UNLIMITED, Quota
+from fairshare.core.queues_and_weights import UNLIMITED, Quota
 
 
 class Quotas:

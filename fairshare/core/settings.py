@@ -15,8 +15,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from gputally.base import errors
 from gputally.base.errors import FairshareError
-from gputally.server import config_models
-from gputally.server.config_models import Duration, Model
+from gputally.server import config_loading
+from gputally.server.config_loading import Duration, Model
 from gputally.server.tokens_and_grants import is_loopback
 
 ENV_PREFIX = "GPUTALLY_FAIRSHARE_"
@@ -120,15 +120,15 @@ class Settings(Model):
         guarded = self.pages_tokens is not None or self.pages_callers is not None
         if self.pages_listen and not guarded and not is_loopback(address(self.pages_listen)[0]):
             reason = f"{self.pages_listen} can be reached from elsewhere: set pages_tokens or pages_callers"
-            raise config_models.at("pages_listen", reason)
+            raise config_loading.at("pages_listen", reason)
         if self.pages_callers is not None and not (self.pages_public_url and self.pages_session_key):
-            raise config_models.at("pages_callers", "goes together with pages_public_url and pages_session_key")
+            raise config_loading.at("pages_callers", "goes together with pages_public_url and pages_session_key")
         if (self.pages_certificate is None) != (self.pages_key is None):
-            raise config_models.at(
+            raise config_loading.at(
                 "pages_key" if self.pages_key else "pages_certificate", "pages_certificate and pages_key go together"
             )
         if self.pages_accountant and not self.pages_accountant.startswith(("http://", "https://")):
-            raise config_models.at("pages_accountant", f"not an address: {self.pages_accountant!r}")
+            raise config_loading.at("pages_accountant", f"not an address: {self.pages_accountant!r}")
         return self
 
     @property
@@ -151,10 +151,10 @@ def address(text: str) -> tuple[str, int]:
 
 
 def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Settings:
-    """Reads and merges settings file, environment and flags (`gputally.server.config_models`). flags: only those given
+    """Reads and merges settings file, environment and flags (`gputally.server.config_loading`). flags: only those given
     by the user. Raises SettingsFault."""
     try:
-        return config_models.load_settings(Settings, ENV_PREFIX, path, environ, flags)
+        return config_loading.load_settings(Settings, ENV_PREFIX, path, environ, flags)
     except errors.SettingsFault as fault:
         raise SettingsFault(str(fault)) from fault
 

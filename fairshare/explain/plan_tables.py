@@ -17,7 +17,7 @@ from rich.text import Text
 
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport
 from fairshare.controller.weight_writer import Adoption
-from fairshare.core.model import UNLIMITED, Division, DivisionProblem, DivisionRound, FleetWindow, Value
+from fairshare.core.queues_and_weights import UNLIMITED, Division, DivisionProblem, DivisionRound, FleetWindow, Value
 from fairshare.preemption.target_preemption import PreemptionReport
 from fairshare.usage.stale_usage_hold import USAGE_FRESH
 

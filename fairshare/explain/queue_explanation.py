@@ -17,8 +17,8 @@ from typing import Any
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy
 from accountant.wire.usage_models import BudgetState
 from fairshare.controller.cycle_report import CycleReport, TargetReport
-from fairshare.core.model import UNLIMITED, Entitlement, Gang, Pod, Standing, Weight
 from fairshare.core.queue_tree import PolicyTree
+from fairshare.core.queues_and_weights import UNLIMITED, Entitlement, Gang, Pod, Standing, Weight
 from fairshare.laws.gang_turns import gang_reach
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 

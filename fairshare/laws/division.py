@@ -29,7 +29,15 @@ from struct import pack
 import numpy as np
 import numpy.typing as npt
 
-from fairshare.core.model import UNLIMITED, Claim, Division, DivisionProblem, DivisionRound, Remainder, RoundOffer
+from fairshare.core.queues_and_weights import (
+    UNLIMITED,
+    Claim,
+    Division,
+    DivisionProblem,
+    DivisionRound,
+    Remainder,
+    RoundOffer,
+)
 from gputally.base.errors import DivisionError
 
 Steps = list[DivisionRound | Remainder]

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from math import inf
 
 from accountant.wire.policy_models import Policy, QueuePolicy, TurnPolicy
-from fairshare.core.model import UNLIMITED, Claim, DivisionProblem
 from fairshare.core.queue_tree import PolicyTree
+from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem
 from fairshare.laws.division import divide, fair_shares
 from fairshare.laws.feedback_laws import LawQueue, LawQueues, Memory
 

@@ -14,9 +14,6 @@ Two deliberate corrections of KAI's arithmetic:
 A budget whose spend is unknown (time without a price) has no effect. A used-up budget removes only the over-quota
 weight; the deserved quota is a guarantee and stays.
 
-Step, deadband and hold-down determine how far a weight moves in one cycle from the weight in force. Without them a
-scheduler that preempts at every change would thrash.
-
 `weigh_pools` computes weights separately for each part of a cluster that its scheduler keeps apart: KAI's scheduling
 shards. A shard's queues divide only the GPUs of its nodes, minus those held by pods of other schedulers. History is
 taken relative to the shard's share of the cluster's capacity.
@@ -29,11 +26,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import compress
 from math import exp2, fsum, inf, log
-from typing import NamedTuple
 
 from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, UsageWindow, WindowSpec
 from accountant.wire.usage_models import BudgetState
-from fairshare.core.model import (
+from fairshare.core.queues_and_weights import (
     UNLIMITED,
     Claim,
     DivisionProblem,
@@ -59,117 +55,9 @@ from fairshare.laws.feedback_laws import (
     Multifactor,
     normalised,
 )
+from fairshare.laws.weight_pacing import PacedWeight, pace, rescale, rounded_to_configured
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
 from gputally.kubernetes.objects import Object, gpus_of_nodes
-
-DIGITS = 6
-"""Significant digits of a published weight."""
-_FORM = f".{DIGITS}g"
-
-
-class PacedWeight(NamedTuple):
-    """stepped: how far one cycle may move. value: the weight to publish. notes: the bounds that limited it."""
-
-    stepped: float
-    value: float
-    notes: tuple[str, ...] = ()
-
-
-def rounded_weight(value: float) -> float:
-    """Round to six significant digits, which people can read and which never decide a share."""
-    return float(format(value, _FORM))
-
-
-def pace(target: float, standing: Standing, bounds: Bounds, now_ms: int) -> PacedWeight:
-    """Move for one cycle towards `target` (> 0). An unset or zero weight has no step bound: it jumps."""
-    held = standing.weight
-    stepped, value, left_ms = strides(target, held, standing.changed_ms, standing.direction, bounds, now_ms)
-    notes: tuple[str, ...] = ()
-    if stepped != target:
-        notes = (f"on the way to {target:g}, at most {bounds.max_step:.0%} a cycle",)
-    if left_ms > 0:
-        notes = (*notes, f"held down for {-(-left_ms // 1000)} s before turning round")
-    elif value != stepped:
-        notes = (*notes, f"a change below the deadband of {bounds.deadband:.1%}")
-    return PacedWeight(stepped, value, notes)
-
-
-def unpaced(bounds: Bounds) -> bool:
-    """Return whether every weight within the multipliers can be reached in one cycle, so that `strides` changes
-    nothing.
-    """
-    return (
-        not bounds.deadband
-        and not bounds.hold_down
-        and bounds.max_multiplier / bounds.min_multiplier <= bounds.max_step
-    )
-
-
-def strides(
-    target: float, held: float | None, changed_ms: int | None, direction: int, bounds: Bounds, now_ms: int
-) -> tuple[float, float, int]:
-    """Compute `pace` in numbers: how far one cycle may move, the weight to publish, and for how many ms the weight may
-    not reverse. held, changed_ms, direction: see `Standing`.
-    """
-    if held is None or held <= 0:
-        return target, target, 0
-    step = bounds.max_step
-    least, most = held * (1 - step) if step < 1 else 0.0, held * (1 + step)
-    stepped = target if least <= target <= most else rounded_weight(min(max(target, least), most))
-    change = stepped - held
-    if not change or abs(change) <= bounds.deadband * held:
-        return stepped, held, 0
-    if changed_ms is not None and direction == (-1 if change > 0 else 1):
-        left_ms = changed_ms + bounds.hold_down * 1000 - now_ms
-        if left_ms > 0:
-            return stepped, held, left_ms
-    return stepped, stepped, 0
-
-
-def rescale(configured: Sequence[float], wanted: Sequence[float], bounds: Bounds) -> list[float]:
-    """Return clamp(c · wanted, lower, upper) per queue, with the c that makes the sum the configured total.
-
-    Monotone: a queue that is wanted to have less never gets more. If all wanted weights are zero: the configured
-    weights.
-    """
-    asked = fsum(wanted)
-    if asked == 0:
-        return list(configured)
-    least, most = bounds.min_multiplier, bounds.max_multiplier
-    total = fsum(configured)
-    free = total / asked
-    scaled = [free * part for part in wanted]
-    for weight, value in zip(configured, scaled, strict=True):
-        if not weight * least <= value <= weight * most:
-            break
-    else:
-        return scaled
-    rows = [(part, weight * least, weight * most) for part, weight in zip(wanted, configured, strict=True)]
-
-    def summed(c: float) -> float:
-        return fsum([min(max(c * part, low), high) for part, low, high in rows])
-
-    # The sum grows with c, linearly between the points where a queue reaches a bound.
-    corners = sorted({bound / part for part, *both in rows if part > 0 for bound in both} | {0.0})
-    first, last = 0, len(corners) - 1
-    while first < last:
-        middle = (first + last) // 2
-        if summed(corners[middle]) >= total:
-            last = middle
-        else:
-            first = middle + 1
-    c = corners[first]
-    if first > 0 and summed(c) > total:
-        start = corners[first - 1]
-        rise, run = summed(c) - summed(start), c - start
-        c = start + (total - summed(start)) * run / rise
-    return [min(max(c * part, low), high) for part, low, high in rows]
-
-
-def rounded_to_configured(value: float, configured: float) -> float:
-    """Round the weight, and return exactly the configured weight if only rounding separates them."""
-    return configured if abs(value - configured) <= 1e-9 * configured else rounded_weight(value)
-
 
 _THOUSANDTHS = 1000.0
 """Static shares are divided in thousandths of a GPU, so that rounding to whole units is not visible."""

@@ -12,9 +12,9 @@ from dataclasses import astuple, dataclass
 from math import fsum, inf
 
 from accountant.wire.policy_models import Policy, PreemptionPolicy
-from fairshare.core.model import UNLIMITED, Entitlement, Gang, Pod, Quota
 from fairshare.core.pods import taken_up
 from fairshare.core.queue_tree import PolicyTree
+from fairshare.core.queues_and_weights import UNLIMITED, Entitlement, Gang, Pod, Quota
 from fairshare.preemption.preemption_rules import (
     EPSILON,
     Account,

@@ -23,24 +23,24 @@ from dataclasses import astuple, replace
 from typing import Any, Literal
 
 from accountant.wire.policy_models import Decision, Policy
-from fairshare.core.model import Entitlement, Eviction, Gang, Pod, Quota, Standing
 from fairshare.core.queue_objects import has_ref
 from fairshare.core.queue_tree import PolicyTree
+from fairshare.core.queues_and_weights import Entitlement, Eviction, Gang, Pod, Quota, Standing
 from fairshare.laws.weight_calculation import WeightInputs, weigh_pools
 from fairshare.preemption import target_preemption
 from fairshare.preemption.eviction import STOPPED, EvictionVeto
 from fairshare.preemption.idle_reclaim import IdleReport, IdleWatch, PodUsage
-from fairshare.preemption.latency_objectives import Latency, shown
 from fairshare.preemption.preemption_claims import NO_QUOTAS, named_by, preemption_inputs
 from fairshare.preemption.preemption_rules import PastPreemption, still_limiting
 from fairshare.preemption.preemption_types import PreemptionCall
+from fairshare.preemption.service_latency_objectives import Latency, shown
 from fairshare.preemption.target_preemption import ClaimsUnsettled, PreemptionReport, RecordedOutcomes
 from fairshare.preemption.victim_candidates import key_of
-from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import Adapter, list_if_served, look_at
 from fairshare.usage.accountant_client import AccountantPort
 from fairshare.usage.cluster_capacity import LostGpus, NothingToDivide, UnmeteredNodes, target_capacity
-from fairshare.usage.cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
+from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
 from fairshare.usage.stale_usage_hold import usage_gate
 from gputally.base.clock import Clock
 from gputally.base.errors import ClusterError, Conflict, FairshareError, NotFound

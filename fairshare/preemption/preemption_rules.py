@@ -20,7 +20,7 @@ from math import inf
 from typing import Final, Literal
 
 from accountant.wire.policy_models import PreemptionPolicy
-from fairshare.core.model import UNLIMITED
+from fairshare.core.queues_and_weights import UNLIMITED
 from gputally.base.units import MS_PER_SECOND
 
 Amounts = Mapping[str, float]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from fairshare.core.model import Gang, Pod, Quota
+from fairshare.core.queues_and_weights import Gang, Pod, Quota
 from fairshare.preemption.preemption_rules import Account, Limit, PastPreemption
 
 Trigger = Literal["waits", "latency", "by hand", "idle"]

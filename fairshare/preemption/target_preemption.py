@@ -16,8 +16,8 @@ from importlib.metadata import version
 from typing import Any, Final, Literal
 
 from accountant.wire.policy_models import Decision, Mode, Policy
-from fairshare.core.model import Condition
 from fairshare.core.queue_objects import say
+from fairshare.core.queues_and_weights import Condition
 from fairshare.preemption.eviction import STOPPED, Done, EvictionCheck, EvictionResult, EvictionVeto, act, events
 from fairshare.preemption.preemption_rules import Limit, PastPreemption
 from fairshare.preemption.preemption_types import PreemptionInputs, Verdict, Victim, read, show, write

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from fairshare.core.model import Condition
 from fairshare.core.pods import millis
 from fairshare.core.queue_objects import say
+from fairshare.core.queues_and_weights import Condition
 from fairshare.targets.kueue import WORKLOADS
 from fairshare.targets.volcano import COMMAND, JOB
 from fairshare.targets.weight_plan import FIELD_MANAGER, list_if_served

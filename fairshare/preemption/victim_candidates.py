@@ -13,8 +13,8 @@ from functools import cached_property
 from math import fsum
 
 from accountant.wire.policy_models import Policy
-from fairshare.core.model import Gang, Pod
 from fairshare.core.queue_tree import PolicyTree
+from fairshare.core.queues_and_weights import Gang, Pod
 from fairshare.preemption.preemption_rules import EPSILON, PastPreemption
 from fairshare.preemption.preemption_types import Ground, PreemptionInputs, Victim
 from gputally.base.units import MS_PER_SECOND

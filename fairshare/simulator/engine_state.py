@@ -13,7 +13,7 @@ from math import inf
 from operator import attrgetter
 from typing import Protocol
 
-from fairshare.core.model import UNLIMITED, Claim, DivisionProblem
+from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem
 from fairshare.laws.division import divide
 from fairshare.preemption.preemption_rules import EPSILON
 from fairshare.simulator.simulation_model import WHOLE, Flavour, Job, NodeSpec, Slot, slots_of

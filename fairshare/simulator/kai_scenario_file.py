@@ -19,7 +19,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy, WindowSpec
-from fairshare.core.model import UNLIMITED, Claim, DivisionProblem
+from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem
 from fairshare.laws.division import divide, fair_shares
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.scheduling_policies import Feedback, Usage
@@ -27,7 +27,7 @@ from fairshare.simulator.simulation_model import ControllerView, Dividing, Pool,
 from gputally.base.errors import DivisionError
 from gputally.base.units import MS_PER_SECOND
 from gputally.base.yaml_file import Document, FileFault
-from gputally.server.config_models import Model, validate
+from gputally.server.config_loading import Model, validate
 
 
 def whole_gpus(

@@ -34,7 +34,7 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
-from fairshare.core.model import UNLIMITED, Claim, DivisionProblem
+from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem
 from fairshare.laws.division import divide, fair_shares
 from fairshare.preemption.preemption_rules import EPSILON
 from fairshare.simulator.engine_state import (

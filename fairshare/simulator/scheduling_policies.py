@@ -30,7 +30,8 @@ import numpy.typing as npt
 from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePolicy, WindowSpec
 from fairshare.laws.division import fill, fill_from
 from fairshare.laws.feedback_laws import LawColumns, LawQueues, Memory, fair_share_factor
-from fairshare.laws.weight_calculation import law_of, law_results, strides, unpaced
+from fairshare.laws.weight_calculation import law_of, law_results
+from fairshare.laws.weight_pacing import strides, unpaced
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.simulation_model import (
     CONTROL_S,
@@ -43,7 +44,7 @@ from fairshare.simulator.simulation_model import (
     Workload,
 )
 from gputally.base.units import apportion
-from gputally.server.config_models import parse_duration
+from gputally.server.config_loading import parse_duration
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -19,7 +19,10 @@ from math import fsum, isfinite
 from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
-from fairshare.core.model import (
+from fairshare.core.pods import CHECKPOINT, by_gang, in_order, millis, named, with_pods
+from fairshare.core.queue_objects import differences, in_sync, match, owners, read_queues, target_queue
+from fairshare.core.queue_tree import PolicyTree
+from fairshare.core.queues_and_weights import (
     Condition,
     Eviction,
     Gang,
@@ -31,9 +34,6 @@ from fairshare.core.model import (
     TargetQueue,
     Value,
 )
-from fairshare.core.pods import CHECKPOINT, by_gang, in_order, millis, named, with_pods
-from fairshare.core.queue_objects import differences, in_sync, match, owners, read_queues, target_queue
-from fairshare.core.queue_tree import PolicyTree
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
 from gputally.kubernetes.objects import EVENT, GPU, NODE, PRIORITY_CLASS, Kind, Object, gpus, look, node_up, quantity
 

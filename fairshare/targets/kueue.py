@@ -38,7 +38,9 @@ from math import fsum, inf
 from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
-from fairshare.core.model import (
+from fairshare.core.pods import CHECKPOINT, amounts, by_gang, in_order, millis, named, request, with_pods
+from fairshare.core.queue_objects import differences, in_sync, match, owners, read_queues, say, target_queue
+from fairshare.core.queues_and_weights import (
     UNLIMITED,
     Condition,
     Eviction,
@@ -52,8 +54,6 @@ from fairshare.core.model import (
     Value,
     Weight,
 )
-from fairshare.core.pods import CHECKPOINT, amounts, by_gang, in_order, millis, named, request, with_pods
-from fairshare.core.queue_objects import differences, in_sync, match, owners, read_queues, say, target_queue
 from fairshare.core.quotas import Quotas, capacity
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse

@@ -40,9 +40,9 @@ import httpx2
 
 from accountant.wire.policy_models import Policy
 from fairshare.core import queue_objects
-from fairshare.core.model import Condition, Issue, Observation, Pod, Standing, TargetQueue, Value
 from fairshare.core.queue_objects import has_ref, match, owners, read_queues, target_queue
-from fairshare.targets.status_conditions import StatusObject
+from fairshare.core.queues_and_weights import Condition, Issue, Observation, Pod, Standing, TargetQueue, Value
+from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen, same
 from gputally.base import http_calls
 from gputally.base.clock import Clock

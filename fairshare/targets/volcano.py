@@ -21,7 +21,9 @@ from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.core import queue_objects
-from fairshare.core.model import (
+from fairshare.core.pods import CHECKPOINT, amounts, by_gang, in_order, millis, named, request, with_pods
+from fairshare.core.queue_objects import match, owners, read_queues, target_queue
+from fairshare.core.queues_and_weights import (
     UNLIMITED,
     Claim,
     Condition,
@@ -35,8 +37,6 @@ from fairshare.core.model import (
     Value,
     Weight,
 )
-from fairshare.core.pods import CHECKPOINT, amounts, by_gang, in_order, millis, named, request, with_pods
-from fairshare.core.queue_objects import match, owners, read_queues, target_queue
 from fairshare.laws.division import divide
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen, same
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse

@@ -26,13 +26,13 @@ from accountant.wire.policy_models import ClusterName, Decision, Measure, Policy
 from accountant.wire.usage_models import Accounts, BudgetState, Dimension, UsageAnswer, UsageLine
 from fairshare.core.queue_objects import instant
 from fairshare.laws import weight_calculation
-from fairshare.usage.cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
+from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
 from fairshare.usage.stale_usage_hold import UsageHold, usage_gate
 from gputally.base.accountant_api import Query, Unanswered
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantRefused, AccountantUnavailable
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
-from gputally.server.config_models import Model, load_yaml
+from gputally.server.config_loading import Model, load_yaml
 
 
 class AccountantPort(Protocol):

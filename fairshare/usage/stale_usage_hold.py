@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from accountant.wire.policy_models import Policy, UsageWindow
-from fairshare.core.model import Condition, own_window
+from fairshare.core.queues_and_weights import Condition, own_window
 from fairshare.laws.weight_calculation import effective_s
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
 from gputally.kubernetes.objects import Object, gpus, gpus_of_nodes, look

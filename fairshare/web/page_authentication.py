@@ -24,8 +24,8 @@ from starlette.responses import Response
 
 from gputally.base.clock import Clock
 from gputally.base.errors import CannotStart, FairshareError
-from gputally.server import config_models
-from gputally.server.config_models import WatchedFile
+from gputally.server import config_loading
+from gputally.server.config_loading import WatchedFile
 from gputally.server.sign_in import MARK, CookieSigner, SignInService, key_of
 from gputally.server.tokens_and_grants import (
     SCOPES,
@@ -126,7 +126,7 @@ class SignIns:
         self._public_url = public_url
         self._session_seconds = session_seconds
         self._lock = threading.Lock()
-        self._file = WatchedFile(callers, lambda path: config_models.load_yaml(path, Callers), report, self._enforce)
+        self._file = WatchedFile(callers, lambda path: config_loading.load_yaml(path, Callers), report, self._enforce)
         self._looked_ms = clock.monotonic_ms()
         self._people: SignInService | None = None
         self._enforce(self._file.current)

@@ -27,7 +27,7 @@ from ruamel.yaml.util import load_yaml_guess_indent
 from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.controller import policy_file as policies
 from gputally.base.yaml_file import FileFault, Key, Plain, parse
-from gputally.server.config_models import faults_of
+from gputally.server.config_loading import faults_of
 
 Path = tuple[Key, ...]
 LISTED = "queues"

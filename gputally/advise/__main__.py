@@ -24,7 +24,7 @@ from gputally.base.command_output import Output, show
 from gputally.base.errors import AccountantError
 from gputally.base.option_groups import with_option_groups
 from gputally.base.untrusted_text import for_terminal
-from gputally.server.config_models import parse_duration
+from gputally.server.config_loading import parse_duration
 
 app = typer.Typer(
     help="What the books suggest: nodes, spot capacity, shared GPUs.",

@@ -31,7 +31,7 @@ from gputally.demo.pipeline import Pipeline
 from gputally.demo.results import Results, collect
 from gputally.demo.scenario import DAYS, MOST_DAYS, Options, Scenario, build
 from gputally.demo.worker_processes import NICE, Parts, Worker, order, spare_collections
-from gputally.server.config_models import parse_duration
+from gputally.server.config_loading import parse_duration
 
 _BUCKET_S = BUCKET_MS // MS_PER_SECOND
 LOG = "demo.log"

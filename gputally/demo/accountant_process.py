@@ -19,7 +19,7 @@ from typing import Any
 
 import structlog
 
-from accountant.billing.costs import cost
+from accountant.billing.usage_pricing import cost
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts

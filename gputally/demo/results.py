@@ -18,7 +18,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from accountant.billing.costs import ACCOUNTS
+from accountant.billing.usage_pricing import ACCOUNTS
 from accountant.core.periods import utc
 from accountant.reports import report_text
 from accountant.wire.policy_models import IDLE, UNASSIGNED

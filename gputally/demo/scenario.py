@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accountant.wire.policy_models import Bounds, KaiTarget, Policy, QueuePolicy, Targets, WindowSpec
-from fairshare.core.model import Claim
+from fairshare.core.queues_and_weights import Claim
 from fairshare.simulator import job_traces
 from fairshare.simulator.job_traces import teams_of
 from fairshare.simulator.scheduler_engine import ClusterSimulation

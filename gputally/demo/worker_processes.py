@@ -199,7 +199,7 @@ def _said(who: str, error: Exception) -> str:
 
 
 ACCOUNTANT = "gputally.demo.accountant_process:DemoAccountant"
-SITE = "gputally.demo.agent_site:AgentSite"
+SITE = "gputally.demo.simulated_machines:AgentSite"
 LEDGER_FILES = ("report.html", "statement.csv", "ledger.duckdb")
 """Files that the accountant writes."""
 

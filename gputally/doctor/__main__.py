@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from agent.core import json_log
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import OUTPUTS, show
+from gputally.doctor.check_facts import Options, Sources, usual
 from gputally.doctor.check_list import CHECKS, make_all
-from gputally.doctor.data_sources import Options, Sources, usual
 from gputally.doctor.findings import Result, Status, exit_code
 
 if TYPE_CHECKING:

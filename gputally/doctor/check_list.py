@@ -12,7 +12,7 @@ from agent.core.errors import AgentError
 from gputally.base.errors import AccountantError, FairshareError
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from gputally.base.yaml_file import FileFault
-from gputally.doctor.data_sources import Sources
+from gputally.doctor.check_facts import Sources
 from gputally.doctor.findings import CannotCheck, CheckResult, Finding, Result
 
 if TYPE_CHECKING:

@@ -11,17 +11,17 @@ from math import fsum
 from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.controller.kube_scheduler_extender import REMEDY
 from fairshare.controller.policy_file import advice
-from fairshare.core.model import UNLIMITED, Condition, Gang, Issue, Pod
 from fairshare.core.pods import read_pod
 from fairshare.core.queue_objects import has_ref
 from fairshare.core.queue_tree import PolicyTree
+from fairshare.core.queues_and_weights import UNLIMITED, Condition, Gang, Issue, Pod
 from fairshare.laws.gang_turns import gang_reach
 from fairshare.targets import ADAPTERS, kai, kueue, volcano
 from fairshare.targets.kube_scheduler import NAME as KUBE_SCHEDULER
-from fairshare.targets.status_conditions import StatusObject, conditions
+from fairshare.targets.status_config_map import StatusObject, conditions
 from fairshare.targets.weight_plan import look_at
 from gputally.base.errors import ClusterError, NotFound
-from gputally.doctor.data_sources import ClusterView
+from gputally.doctor.check_facts import ClusterView
 from gputally.doctor.findings import CheckResult, Finding, Severity, first_findings, joined_names
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, gpus, look
 

@@ -32,8 +32,8 @@ from uvicorn.server import ServerState
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, described
 from gputally.base.errors import AccountantError, CannotStart
 from gputally.base.yaml_file import Unreadable
-from gputally.server.config_models import ReloadedFile
-from gputally.server.request_handling import ConnectionLimits, Connections
+from gputally.server.config_loading import ReloadedFile
+from gputally.server.rate_and_connection_limits import ConnectionLimits, Connections
 
 
 class BadCertificate(Unreadable, AccountantError):

@@ -21,7 +21,7 @@ from gputally.base.errors import ClusterError
 from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.objects import Api
 from gputally.server import tokens_and_grants
-from gputally.server.request_handling import RateBound
+from gputally.server.rate_and_connection_limits import RateLimit
 from gputally.server.tokens_and_grants import (
     AuthorityUnavailable,
     Grant,
@@ -123,7 +123,7 @@ class TokenReviews:
         callers: KubernetesCallers,
         grants: Sequence[Grant] = (),
         teams: Callable[[], Collection[str]] = tuple,
-        rate: RateBound | None = None,
+        rate: RateLimit | None = None,
     ) -> None:
         self._api = api
         self._clock = clock

@@ -48,8 +48,8 @@ from pydantic import AwareDatetime, Field, field_validator, model_validator
 
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
-from gputally.server import config_models
-from gputally.server.config_models import Model, WatchedFile
+from gputally.server import config_loading
+from gputally.server.config_loading import Model, WatchedFile
 
 Scope = Literal["ingest", "import", "read", "progress", "policy", "admin"]
 SCOPES: tuple[Scope, ...] = ("ingest", "import", "read", "progress", "policy", "admin")
@@ -227,7 +227,7 @@ class TokenFile:
     """
 
     def __init__(self, path: Path, clock: Clock, report: Callable[[str], None]) -> None:
-        self._file = WatchedFile(path, lambda p: config_models.load_yaml(p, TokenList).tokens, report)
+        self._file = WatchedFile(path, lambda p: config_loading.load_yaml(p, TokenList).tokens, report)
         self._clock = clock
         self._looked_ms = clock.monotonic_ms()
 

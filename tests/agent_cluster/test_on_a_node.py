@@ -19,7 +19,7 @@ from agent.devices.nvml_library import Driver
 from agent.holders.kubelet_client import Kubelet, UnaryChannel
 from agent.holders.kubernetes_source import ClusterSource, NodePods, kubernetes_source
 from agent.holders.lean_list_watch import PodStore, Reflector
-from agent.holders.node_source import NodeSource
+from agent.holders.node_snapshot import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from agent.main_loop import Agent
 from agent.upload.spool import Outbox

@@ -1,7 +1,7 @@
 """From what the driver says per process to a counter per holder: the ladder of methods, MPS, strangers."""
 
 from agent.core.readings import SOLE, Allocation, DeviceReading, ProcessReading, Reading, Unavailable
-from agent.holders.node_source import STRANGER, HolderCounters, Owned
+from agent.holders.node_snapshot import STRANGER, HolderCounters, Owned
 from agent.simulation.simulated_node import H100, make_gpu
 from agent.wire import Holder
 from tests.agent_core.metering import pod

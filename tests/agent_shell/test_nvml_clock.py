@@ -9,7 +9,7 @@ import pytest
 from agent.devices.driver_lifecycle import Gpus
 from agent.devices.nvml_library import Driver
 from agent.devices.utilization import RING_MS
-from agent.holders.node_source import NodeSource
+from agent.holders.node_snapshot import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from gputally.base.clock import VirtualClock
 from tests.agent_shell.rig import T0, Rig

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from accountant.core.accounts import split
+from accountant.core.gpu_time_accounts import split
 from agent.core.errors import DriverReplaced
 from agent.core.readings import Condition, ProcessReading, Recovery, RecoveryAction, Unavailable, XidCount
 from agent.devices.driver_lifecycle import RETRY_MIN_MS, REVIVE_MS, Gpus

@@ -13,7 +13,7 @@ import pytest
 
 from agent.core.errors import DriverReplaced
 from agent.core.readings import Allocation
-from agent.holders.node_source import NodeSource
+from agent.holders.node_snapshot import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from agent.metering.meter import Meter
 from agent.wire import Holder, UsageInterval

@@ -268,7 +268,7 @@ CALLERS = record(
 @quiet(20, 4_000)
 @given(text=CALLERS.map(lambda value: yaml.safe_dump(value, allow_unicode=True)) | LINES)
 def test_a_made_up_callers_file_is_read_or_refused_with_its_place(text: str) -> None:
-    from gputally.server.config_models import validate
+    from gputally.server.config_loading import validate
 
     try:
         validate(parse(text, "callers.yaml"), Callers)

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_models import Accounts, BudgetState
 from fairshare.controller.control_loop import Controller
-from fairshare.core.model import Pod
 from fairshare.core.pods import read_pod
+from fairshare.core.queues_and_weights import Pod
 from fairshare.targets.kai import POD_GROUP, QUEUE, SHARD
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import NotFound

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from fairshare.core.model import Claim, DivisionProblem
+from fairshare.core.queues_and_weights import Claim, DivisionProblem
 from fairshare.laws.division import divide
 from tests.bench.figure import Figure, median_cpu_seconds
 

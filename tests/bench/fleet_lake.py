@@ -32,7 +32,7 @@ from sqlglot import exp
 from accountant.billing.statements import for_teams
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.settings import Lake, Settings
-from accountant.fleet.members import Fleet
+from accountant.fleet.fleet_members import Fleet
 from accountant.lake import tables
 from accountant.lake.catalog import Catalogue
 from accountant.lake.engines import Bounds, DuckDbEngine, Engine

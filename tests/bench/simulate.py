@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 
-from fairshare.simulator import comparison, job_traces, scheduling_policies
-from fairshare.simulator.comparison import players
+from fairshare.simulator import job_traces, policy_comparison, scheduling_policies
+from fairshare.simulator.policy_comparison import players
 from fairshare.simulator.scheduling_policies import Setup
 from fairshare.simulator.simulation_model import columns
 from tests.bench.figure import Figure
@@ -34,8 +34,8 @@ def measure() -> list[Figure]:
         scheduling_policies.run(name, workload, setup, length)
         figures.append(Figure(f"Philly, six weeks, {name}", time.process_time() - begin, "s CPU", "goal", 2.0))
     begin = time.perf_counter()
-    with players(comparison.TaskRunner(workload, setup.share)) as replays:
-        comparison.compare(SIDE_BY_SIDE, [comparison.Window(0, length)], [(1.13, GPUS)], replays)
+    with players(policy_comparison.TaskRunner(workload, setup.share)) as replays:
+        policy_comparison.compare(SIDE_BY_SIDE, [policy_comparison.Window(0, length)], [(1.13, GPUS)], replays)
     wall = (time.perf_counter() - begin) / len(SIDE_BY_SIDE)
     figures.append(Figure(f"{len(SIDE_BY_SIDE)} policies side by side, each", wall, "s wall", "goal", 2.0))
     return figures

@@ -10,7 +10,7 @@ from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import Policy
 from accountant.wire.usage_models import Accounts
 from gputally.base.yaml_file import parse
-from gputally.server.config_models import validate
+from gputally.server.config_loading import validate
 from tests.fakes.rows import Row
 
 

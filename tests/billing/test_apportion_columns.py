@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.statement_items import minor_units, nano_hours
+from accountant.billing.statement_breakdown import minor_units, nano_hours
 from gputally.base.money import HOUR_PLACES, Money, exact_product, minor_places, nano_gpu_hours, payable
 from gputally.base.units import apportion
 from tests.effort import examples

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.bills import statement
+from accountant.billing.cost_allocation import statement
 from accountant.billing.statements import canonical, from_canonical
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.month_closing import CannotClose, faults, statement_hash

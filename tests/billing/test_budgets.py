@@ -13,7 +13,7 @@ from accountant.core.periods import Month, zone
 from accountant.reports.report_model import build
 from accountant.wire.policy_models import Policy
 from gputally.base.yaml_file import FileFault, parse
-from gputally.server.config_models import validate
+from gputally.server.config_loading import validate
 
 TREE = """
 queues:

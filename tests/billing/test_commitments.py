@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from rich.console import Console
 
-from accountant.billing.bills import bills, statement, unused_commitments
-from accountant.billing.costs import charges, cost
+from accountant.billing.cost_allocation import bills, statement, unused_commitments
 from accountant.billing.statements import canonical, from_canonical
+from accountant.billing.usage_pricing import charges, cost
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.invoice_reconciliation import Invoice, InvoiceLine
 from accountant.bookkeeping.price_book_versions import difference

@@ -7,9 +7,9 @@ from decimal import Decimal
 
 import pytest
 
-from accountant.billing.bills import bills_by_cuts
 from accountant.billing.charge_columns import Groups
-from accountant.billing.statement_items import DIMENSIONS, LATE, LineFilter, Row, accounts_named, itemise, total
+from accountant.billing.cost_allocation import bills_by_cuts
+from accountant.billing.statement_breakdown import DIMENSIONS, LATE, LineFilter, Row, accounts_named, itemise, total
 from accountant.billing.statements import build, payable_lines
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.wire.policy_models import IDLE

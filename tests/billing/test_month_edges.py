@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from accountant.billing.costs import cost
 from accountant.billing.statements import from_canonical
+from accountant.billing.usage_pricing import cost
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.periods import Month, days, midnight_ms, zone
 from accountant.ledger.protocols import Facts, NamespaceFacts

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.bills import statement
-from accountant.billing.costs import charges, cost
+from accountant.billing.cost_allocation import statement
 from accountant.billing.statements import canonical
-from accountant.core.accounts import split
+from accountant.billing.usage_pricing import charges, cost
+from accountant.core.gpu_time_accounts import split
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
 from accountant.reports import html_and_pdf
 from accountant.reports.report_model import build

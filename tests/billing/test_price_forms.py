@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.billing.billing_rules import memory_to_compute, rebase
-from accountant.billing.costs import charges, cost
+from accountant.billing.idle_and_mig_billing import memory_to_compute, rebase
+from accountant.billing.usage_pricing import charges, cost
 from accountant.core.periods import parse_instant, zone
 from accountant.prices.price_book import Amortised, PriceBook
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Accounts
 from gputally.base.yaml_file import FileFault, parse
-from gputally.server.config_models import validate
+from gputally.server.config_loading import validate
 
 HOUR = 3_600_000_000
 REST = "per: gpu-hour, source: s, as_of: 2026-01-01"

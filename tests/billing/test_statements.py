@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.bills import statement
+from accountant.billing.cost_allocation import statement
 from accountant.billing.statements import canonical
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.periods import Month, zone

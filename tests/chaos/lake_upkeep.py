@@ -8,7 +8,7 @@ from contextlib import closing
 
 from accountant.core.settings import Lake
 from accountant.lake.catalog import Catalogue
-from accountant.lake.upkeep import keep_small
+from accountant.lake.table_maintenance import keep_small
 from gputally.base.units import MS_PER_DAY
 
 

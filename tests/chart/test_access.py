@@ -16,7 +16,7 @@ from accountant.cli.install_command import manifests as secrets_of
 from accountant.prices.price_book import PriceBook
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import parse
-from gputally.server.config_models import validate
+from gputally.server.config_loading import validate
 from gputally.server.token_review import TokenReviews
 from gputally.server.tokens_and_grants import Callers, Principal
 from tests.chart.conftest import Manifest, container, named, notes, pod_specs, volumes, ways_out

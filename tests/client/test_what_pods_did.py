@@ -9,7 +9,7 @@ import pytest
 from accountant.core.settings import Limits, Settings
 from accountant.wire.policy_models import IdleReclaimPolicy, Policy
 from agent.wire import Batch
-from fairshare.core.model import Pod
+from fairshare.core.queues_and_weights import Pod
 from fairshare.preemption.idle_reclaim import is_idle
 from fairshare.preemption.preemption_types import Idleness, PodUse
 from fairshare.usage.accountant_client import AccountantApi

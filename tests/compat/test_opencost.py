@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 from starlette.testclient import TestClient
 
-from accountant.billing.costs import BILLED, charges, cost
+from accountant.billing.usage_pricing import BILLED, charges, cost
 from accountant.compat import opencost_query
 from accountant.compat.opencost_api import AllocationSource, create_app, instant
 from accountant.core.settings import Limits

@@ -18,7 +18,7 @@ from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.composition import create_app
 from accountant.core.settings import Settings
 from accountant.ledger.protocols import Facts, NodeFacts
-from accountant.runtime.service_metrics import Metrics
+from accountant.runtime.job_and_task_metrics import Metrics
 from gputally.server.tokens_and_grants import AllowAll
 from tests.compat.opencost_day import START_MS
 from tests.compat.opencost_listener import DAY, HOUR_MS, Port

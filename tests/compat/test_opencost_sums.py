@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.costs import ACCOUNTS, BILLED, Charge
+from accountant.billing.usage_pricing import ACCOUNTS, BILLED, Charge
 from accountant.compat.opencost_api import Allocation, PodSeen, accumulated, aggregated, allocations, share_idle
 from accountant.compat.opencost_query import KEYS
 from accountant.ledger.usage_columns import Place
@@ -30,7 +30,7 @@ PRICES = [Price(f"p{i}", Decimal(text), Decimal(text), ROW, 0, 2**50) for i, tex
 
 @st.composite
 def books(draw: st.DrawFn) -> list[Charge]:
-    """Charges of an hour, in the form and the order of accountant.billing.costs."""
+    """Charges of an hour, in the form and the order of accountant.billing.usage_pricing."""
     found = []
     for _ in range(draw(st.integers(0, 12))):
         account = draw(st.sampled_from(ACCOUNTS))

@@ -9,13 +9,13 @@ from prometheus_client.core import Metric
 
 from accountant.api.ledger_metrics import LedgerCollector
 from accountant.core.settings import Settings
-from accountant.runtime.service_metrics import BooksCollector
-from accountant.runtime.service_metrics import Metrics as AccountantMetrics
+from accountant.runtime.job_and_task_metrics import BooksCollector
+from accountant.runtime.job_and_task_metrics import Metrics as AccountantMetrics
 from accountant.storage.duckdb_ledger import open_ledger
 from agent.metrics.exporter import AgentMetrics
 from fairshare.controller.controller_metrics import Metrics as FairshareMetrics
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.preemption.latency_objectives import Alarms
+from fairshare.preemption.service_latency_objectives import Alarms
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
 from scripts import reference_pages

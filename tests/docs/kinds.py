@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from accountant.cli.bookkeeping_commands import InstanceMap
 from accountant.core.settings import Settings
-from accountant.fleet.members import Rates
+from accountant.fleet.fleet_members import Rates
 from accountant.inventory.inventory_file import InventoryFile
 from accountant.notifications.subscriptions import DeliveriesFile
 from accountant.prices.price_book import PriceBook
@@ -26,7 +26,7 @@ from agent.commands.top_command import parse as live_prices
 from fairshare.controller.policy_file import advice
 from gputally.base import yaml_file
 from gputally.base.yaml_file import Document, FileFault
-from gputally.server.config_models import validate
+from gputally.server.config_loading import validate
 from gputally.server.tokens_and_grants import Callers
 
 SCHEMA = Path(__file__).parents[2] / "helm" / "gputally" / "values.schema.json"

@@ -7,7 +7,7 @@ import re
 import duckdb
 from pyiceberg.catalog import load_catalog
 
-from accountant.billing.costs import cost
+from accountant.billing.usage_pricing import cost
 from scripts.reference_pages import LAKE_PAGE, lake_page
 from tests.lake.questions import SPAN, published
 from tests.ledger.busy import BOOK

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from gputally.doctor.check_facts import Sources
 from gputally.doctor.check_list import make_all
-from gputally.doctor.data_sources import Sources
 from gputally.doctor.findings import Result
 from gputally.doctor.node_checks import DAEMON_SET
 from gputally.kubernetes.objects import POD

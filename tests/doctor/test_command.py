@@ -20,8 +20,8 @@ from fairshare.targets.kai import QUEUE
 from gputally.base.accountant_api import Unanswered
 from gputally.base.clock import VirtualClock
 from gputally.doctor.__main__ import CALLED_WRONGLY, examine, main
+from gputally.doctor.check_facts import Sources
 from gputally.doctor.check_list import CHECKS, make_all
-from gputally.doctor.data_sources import Sources
 from gputally.doctor.findings import Result
 from gputally.doctor.rbac_checks import SERVICE_ACCOUNT, AccessRight, ask
 from tests.doctor.conftest import NOW_MS, MemoryGround, failed, node, pod

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from accountant.wire.policy_models import Policy
-from fairshare.core.model import Condition, Gang, Issue, Pod
+from fairshare.core.queues_and_weights import Condition, Gang, Issue, Pod
 from fairshare.targets.kueue import WORKLOADS
-from fairshare.targets.status_conditions import StatusObject, render
+from fairshare.targets.status_config_map import StatusObject, render
 from gputally.doctor.rbac_checks import AccessRight, needed_rights, scheduler_configs
 from gputally.doctor.scheduler_checks import (
     KNOWN,

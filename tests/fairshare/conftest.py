@@ -12,7 +12,7 @@ import pytest
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_models import Accounts, BudgetState
 from fairshare.controller.control_loop import Controller
-from fairshare.core.model import Observation, Pod
+from fairshare.core.queues_and_weights import Observation, Pod
 from fairshare.targets import KINDS
 from fairshare.targets.weight_plan import Adapter, look_at
 from gputally.base.clock import VirtualClock

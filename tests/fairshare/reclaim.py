@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fairshare.core.model import UNLIMITED
+from fairshare.core.queues_and_weights import UNLIMITED
 from fairshare.preemption.preemption_rules import (
     EPSILON,
     Account,

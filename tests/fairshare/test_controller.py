@@ -15,7 +15,7 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport, replay_weights
 from fairshare.core import queue_objects
 from fairshare.targets.kai import QUEUE, SHARD
-from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable, Conflict, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from fairshare.core.model import Pod
 from fairshare.core.pods import (
     CHECKPOINT,
     GANG_LABEL,
@@ -22,6 +21,7 @@ from fairshare.core.pods import (
     request,
     smallest_waiting,
 )
+from fairshare.core.queues_and_weights import Pod
 from fairshare.preemption.preemption_claims import free_by_node
 from fairshare.targets.kai import KaiAdapter
 from gputally.base.clock import VirtualClock

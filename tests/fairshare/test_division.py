@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from fairshare.__main__ import parse
-from fairshare.core.model import Claim, DivisionProblem, DivisionRound, Remainder
+from fairshare.core.queues_and_weights import Claim, DivisionProblem, DivisionRound, Remainder
 from fairshare.explain.plan_tables import division_table
 from fairshare.laws.division import divide
 from gputally.base.errors import DivisionError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fairshare.core.model import Gang, Pod
+from fairshare.core.queues_and_weights import Gang, Pod
 from fairshare.preemption import unfinished_preemptions
 from fairshare.preemption.eviction import OPT_OUT, EvictionCheck, EvictionResult, EvictionVeto, act
 from fairshare.preemption.preemption_types import Victim

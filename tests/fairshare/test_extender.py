@@ -32,7 +32,7 @@ from fairshare.controller.kube_scheduler_extender import (
     fair_nodes,
     scores,
 )
-from fairshare.core.model import Pod
+from fairshare.core.queues_and_weights import Pod
 from fairshare.http_server import serve_extender
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.objects import GPU

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from accountant.wire.policy_models import IdleReclaimPolicy, Policy
-from fairshare.core.model import Gang, Pod
+from fairshare.core.queues_and_weights import Gang, Pod
 from fairshare.preemption import idle_reclaim
 from fairshare.preemption.preemption_types import Idleness, PodUse, PreemptionInputs, read, write
 from fairshare.preemption.victim_selection import decide

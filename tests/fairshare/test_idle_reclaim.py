@@ -15,7 +15,7 @@ from fairshare.core.pods import QUEUE_LABEL, read_pod
 from fairshare.preemption.idle_reclaim import LOOKS, WARNING
 from fairshare.preemption.target_preemption import replay_verdicts
 from fairshare.targets import KINDS
-from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable, Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fairshare.core import queue_objects
-from fairshare.core.model import Issue, Pod, TargetQueue
 from fairshare.core.pods import read_pod
+from fairshare.core.queues_and_weights import Issue, Pod, TargetQueue
 from fairshare.preemption.victim_candidates import bundles
 from fairshare.targets.kai import CONFIG, POD_GROUP, QUEUE, SHARD, KaiAdapter, effective, read_queue, usage_read
 from fairshare.targets.weight_plan import look_at

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import release_weights
 from fairshare.core import queue_objects
-from fairshare.core.model import Issue, TargetQueue
+from fairshare.core.queues_and_weights import Issue, TargetQueue
 from fairshare.preemption.preemption_cycle import NotPossible, by_hand
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.targets import ADAPTERS, KINDS

@@ -6,8 +6,8 @@ import httpx2
 import pytest
 
 from accountant.wire.policy_models import Policy
-from fairshare.preemption.latency_objectives import Alarms, Latency, LatencyUnknown, prometheus_latency, shown
 from fairshare.preemption.preemption_types import PreemptionCall
+from fairshare.preemption.service_latency_objectives import Alarms, Latency, LatencyUnknown, prometheus_latency, shown
 
 SLO = {"name": "chat", "queue": "serving", "query": "p99", "above": "50ms", "sustained": "5m", "gpus": 2}
 MINUTE_MS = 60_000

@@ -16,7 +16,7 @@ from fairshare.core import queue_objects
 from fairshare.targets import KINDS
 from fairshare.targets.kai import QUEUE
 from fairshare.targets.kueue import CLUSTER_QUEUES
-from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.volcano import QUEUE as VOLCANO_QUEUE
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from accountant.wire.policy_models import UsageWindow
 from fairshare.controller import cycle_report
-from fairshare.core.model import Standing
+from fairshare.core.queues_and_weights import Standing
 from fairshare.explain.plan_tables import lost_words
 from fairshare.laws.weight_calculation import calculate_weights
 from fairshare.targets import kai, kueue, volcano

@@ -16,12 +16,12 @@ from structlog.testing import capture_logs
 from accountant.wire.policy_models import Decision, Policy
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
+from fairshare.controller.cycle_recorder import MOST_CYCLES, Notifier, Reports
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.controller.notifier import MOST_CYCLES, Notifier, Reports
-from fairshare.core.model import Pod
 from fairshare.core.pods import read_pod
+from fairshare.core.queues_and_weights import Pod
 from fairshare.targets.kai import QUEUE, SHARD
-from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantRefused, Refused
 from gputally.base.yaml_file import FileFault

@@ -13,13 +13,13 @@ from fairshare.__main__ import main
 from fairshare.cli.preempt_command import view
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
-from fairshare.core.model import Pod
 from fairshare.core.pods import read_pod
-from fairshare.preemption.latency_objectives import Alarms
+from fairshare.core.queues_and_weights import Pod
 from fairshare.preemption.preemption_cycle import NotPossible, by_hand, measured
 from fairshare.preemption.preemption_types import PreemptionCall
+from fairshare.preemption.service_latency_objectives import Alarms
 from fairshare.targets import ADAPTERS, KINDS
-from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import NODE, POD

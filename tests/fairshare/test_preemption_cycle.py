@@ -13,7 +13,7 @@ from fairshare.controller.controller_metrics import Metrics
 from fairshare.core.pods import CHECKPOINT, read_pod
 from fairshare.preemption.preemption_cycle import FORGOTTEN_MS
 from fairshare.preemption.target_preemption import replay_verdicts
-from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, POD

@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairshare.core.model import Quota
+from fairshare.core.queues_and_weights import Quota
 from fairshare.core.quotas import Quotas, capacity
 
 

@@ -15,7 +15,7 @@ from accountant.wire.policy_models import Policy
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import MOST_WRITES_AT, adopt, release_weights
 from fairshare.targets.runai import PROJECT, RunaiAdapter, RunaiApi, RunaiCluster, RunaiFault, opened
-from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import NotFound, Refused, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster

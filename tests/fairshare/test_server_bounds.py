@@ -17,7 +17,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gputally.server.https_server import Identity, Tls, serve
-from gputally.server.request_handling import ConnectionLimits, read_body
+from gputally.server.rate_and_connection_limits import ConnectionLimits
+from gputally.server.request_handling import read_body
 
 SOON = ConnectionLimits(connections=40, connections_by_address=10, header_seconds=0.3)
 

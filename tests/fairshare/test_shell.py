@@ -22,11 +22,11 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.policy_file import PolicyFile, only_try
-from fairshare.core.model import Condition
+from fairshare.core.queues_and_weights import Condition
 from fairshare.core.settings import SettingsFault, load
 from fairshare.http_server import Health, serve
 from fairshare.targets.kai import QUEUE
-from fairshare.targets.status_conditions import StatusObject, changed_conditions, render
+from fairshare.targets.status_config_map import StatusObject, changed_conditions, render
 from fairshare.usage.stale_usage_hold import gpus_of_window
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import CannotStart

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fairshare.__main__ import main
-from fairshare.simulator import comparison, kai_scenario_file
+from fairshare.simulator import kai_scenario_file, policy_comparison
 from fairshare.simulator.kai_scenario_file import Scenario
 from gputally.base.errors import DivisionError
 from gputally.base.yaml_file import Document
@@ -48,7 +48,7 @@ def test_a_comparison_in_a_table_a_csv_and_figures(trace: Path, capsys: pytest.C
 
 def test_a_figure_drawn_again_is_the_same_to_the_byte(tmp_path: Path) -> None:
     panels = [("a", {"static": [(0.0, 1.0), (1.0, 2.0)], "deficit": [(0.0, 2.0), (1.0, 1.0)]})]
-    once, again = (comparison.draw_days(tmp_path / name, panels).read_bytes() for name in ("once", "again"))
+    once, again = (policy_comparison.draw_days(tmp_path / name, panels).read_bytes() for name in ("once", "again"))
     assert once == again
 
 

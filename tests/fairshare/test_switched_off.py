@@ -11,7 +11,7 @@ from fairshare.controller.control_loop import Controller
 from fairshare.preemption.unfinished_preemptions import PREEMPTION, PreemptionIntent, end_all
 from fairshare.targets import KINDS
 from fairshare.targets.kueue import CLUSTER_QUEUES, WORKLOADS
-from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.volcano import JOB
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import Refused

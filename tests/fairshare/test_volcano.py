@@ -15,8 +15,8 @@ import fairshare
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import adopt, advice, carry_out, release_weights
 from fairshare.core import queue_objects
-from fairshare.core.model import TargetQueue
 from fairshare.core.pods import read_pod
+from fairshare.core.queues_and_weights import TargetQueue
 from fairshare.preemption.unfinished_preemptions import PREEMPTION
 from fairshare.targets import ADAPTERS, KINDS
 from fairshare.targets.runai import NODE_POOL, UNITS

@@ -13,7 +13,7 @@ from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.weight_writer import available, carry_out
 from fairshare.core import queue_objects
 from fairshare.targets.kai import QUEUE, shard_advice, usage_read
-from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import Apply
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.objects import CONFIG_MAP

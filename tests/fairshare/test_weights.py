@@ -8,9 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from accountant.wire.policy_models import Bounds, Policy, UsageWindow
-from fairshare.core.model import Claim, DivisionProblem, Standing
+from fairshare.core.queues_and_weights import Claim, DivisionProblem, Standing
 from fairshare.laws.division import divide
-from fairshare.laws.weight_calculation import calculate_weights, pace, static_parts, unpaced, usage_ratios
+from fairshare.laws.weight_calculation import calculate_weights, static_parts, usage_ratios
+from fairshare.laws.weight_pacing import pace, unpaced
 from tests.fairshare.builders import policy_of
 
 CAPACITY = 1_000_000

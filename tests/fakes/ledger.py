@@ -25,7 +25,7 @@ from accountant.ledger.protocols import (
     Receipt,
 )
 from accountant.prices.price_book import PriceBook
-from accountant.storage.snapshot import Hole, Imbalance
+from accountant.storage.read_snapshot import Hole, Imbalance
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_models import Accounts, Dimension, UsageLine
 from agent.wire import Ack, Batch

@@ -24,8 +24,8 @@ from fairshare.simulator.simulation_model import (
     Stopped,
 )
 from gputally.base.units import MS_PER_MINUTE
-from gputally.demo.agent_site import pods_of
 from gputally.demo.cluster_and_workload import REPLICAS, SHARED
+from gputally.demo.simulated_machines import pods_of
 
 Generation = Literal["old", "new"]
 _LINGER_MS = 10 * MS_PER_MINUTE

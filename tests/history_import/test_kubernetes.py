@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from accountant.history_import.gpu_holds import TimeGrid, rows
+from accountant.history_import.gpu_assignment import TimeGrid, rows
 from accountant.history_import.kubernetes_history import histories
 from accountant.history_import.prometheus_series import Observed, Series, device_of, labelled_pod, pod_of, resource
 from accountant.history_import.prometheus_source import selector

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.history_import.gpu_holds import (
+from accountant.history_import.gpu_assignment import (
     Demand,
     FigureSeries,
     GpuLayout,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.history_import import slurm_history
-from accountant.history_import.gpu_holds import rows
+from accountant.history_import.gpu_assignment import rows
 from accountant.history_import.import_run import Chunk, epoch
 from accountant.history_import.slurm_history import Job, NodeGpus, SlurmHistory, node_names, offers
 

@@ -24,7 +24,7 @@ from accountant.ledger.protocols import Receipt
 from accountant.prices import price_book as prices
 from accountant.prices.price_book import PriceBook
 from accountant.runtime.ingest import decode
-from accountant.runtime.service_metrics import Metrics
+from accountant.runtime.job_and_task_metrics import Metrics
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Accounts, UsageLine
 from agent.wire import Batch, Holder, UsageInterval

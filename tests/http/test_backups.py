@@ -14,7 +14,7 @@ from accountant.core.errors import LedgerDamaged
 from accountant.core.settings import Archive, Backups, Settings
 from accountant.ledger.journal import NewAct, record
 from accountant.storage import backups
-from accountant.storage.file_store import in_folder
+from accountant.storage.folder_or_object_store import in_folder
 from gputally.server.https_server import serve
 from tests import fresh
 from tests.price_books import price_book_text

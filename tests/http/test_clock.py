@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from accountant.__main__ import main
 from accountant.composition import Service
 from accountant.core.settings import Settings
-from accountant.runtime.guarded_clock import AGREE_MS, LONG_MS, GuardedClock
+from accountant.runtime.clock_step_guard import AGREE_MS, LONG_MS, GuardedClock
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.wire.policy_models import Decision, Policy
 from gputally.base.clock import VirtualClock

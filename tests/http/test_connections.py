@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
 from gputally.server.https_server import Identity, Tls, serve
-from gputally.server.request_handling import ConnectionLimits, Connections
+from gputally.server.rate_and_connection_limits import ConnectionLimits, Connections
 from tests.patience import until
 
 SOON = ConnectionLimits(connections=40, connections_by_address=20, header_seconds=0.3, stalled_seconds=0.3)

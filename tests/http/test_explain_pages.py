@@ -19,7 +19,7 @@ from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision, Policy
 from agent.wire import Holder, PodFacts, UsageInterval
 from fairshare.controller.cycle_report import Outcome, TargetReport, hold_decision, weight_decisions
-from fairshare.core.model import Standing
+from fairshare.core.queues_and_weights import Standing
 from fairshare.laws.weight_calculation import calculate_weights
 from fairshare.preemption.eviction import EvictionResult
 from fairshare.preemption.target_preemption import PreemptionReport, VictimStop, decisions

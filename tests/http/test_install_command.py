@@ -13,7 +13,7 @@ from accountant.cli.install_command import SECRET, Plan, install
 from gputally.base.errors import AccountantError, NotFound, Refused
 from gputally.base.yaml_file import parse
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.server.config_models import validate
+from gputally.server.config_loading import validate
 from gputally.server.tokens_and_grants import TokenEntry, TokenList, sha256
 
 ALL = Plan("gputally", "metering", programs=True, node="n1", cluster="prod")

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.billing.bills import bills_by_cuts
-from accountant.billing.statement_items import DIMENSIONS
+from accountant.billing.cost_allocation import bills_by_cuts
+from accountant.billing.statement_breakdown import DIMENSIONS
 from accountant.storage.duckdb_engine import Cursor, Parameters, Row
 from accountant.storage.duckdb_ledger import DuckLedger
-from accountant.storage.query.grouping import coarser_lines
+from accountant.storage.query.group_by_dimensions import coarser_lines
 from accountant.wire.usage_models import Dimension
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.bench import pages

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from accountant.ledger.protocols import Quarantined
-from accountant.storage.snapshot import Hole
+from accountant.storage.read_snapshot import Hole
 from accountant.web.page_rows import by_node, current_use, month_so_far
 from accountant.wire.policy_models import Decision
 from accountant.wire.usage_models import Accounts, UsageLine

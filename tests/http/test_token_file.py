@@ -14,7 +14,7 @@ from accountant.__main__ import main
 from accountant.cli.server_commands import without
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import parse
-from gputally.server.config_models import validate
+from gputally.server.config_loading import validate
 from gputally.server.tokens_and_grants import TokenFile, TokenList, Unauthenticated, sha256
 from tests.http.conftest import NOW_MS
 

@@ -21,7 +21,7 @@ from accountant.ledger.journal import NewAct, record
 from accountant.ledger.protocols import Facts, NodeFacts
 from accountant.runtime.background_tasks import Maintenance
 from accountant.storage import backups
-from accountant.storage.file_store import in_folder
+from accountant.storage.folder_or_object_store import in_folder
 from accountant.wire.policy_models import Decision, Policy
 from gputally.base.units import MS_PER_DAY
 from tests import fresh

@@ -9,7 +9,7 @@ import pytest
 
 from accountant.ledger.journal import NewAct, broken_at
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
-from accountant.storage.write import reference_tables
+from accountant.storage.write import inventory_and_journal_tables
 from accountant.wire.policy_models import Policy
 from gputally.base.clock import VirtualClock
 
@@ -46,7 +46,7 @@ def test_a_failed_act_leaves_no_trace(ledger: DuckLedger, monkeypatch: pytest.Mo
     def fails(*_: object) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(reference_tables, "write_policy", fails)
+    monkeypatch.setattr(inventory_and_journal_tables, "write_policy", fails)
     with pytest.raises(RuntimeError):
         ledger.put_policy(POLICY, 100, "ann")
     assert ledger.trail(0, 100) == []

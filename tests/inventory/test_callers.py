@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault
-from gputally.server import config_models, tokens_and_grants
+from gputally.server import config_loading, tokens_and_grants
 from gputally.server.openid_connect import AGAIN_MS, FRESH_MS, STALE_MS, Issuers, source
 from gputally.server.tokens_and_grants import AuthorityUnavailable, Callers, Issuer, Principal, Unauthenticated
 from tests.inventory.issued import EDGE, GRANTS, KEY, LOGIN, ask, signed
@@ -215,7 +215,7 @@ grants:
 def test_the_file_of_callers(tmp_path: Path) -> None:
     path = tmp_path / "callers.yaml"
     path.write_text(FILE)
-    callers = config_models.load_yaml(path, Callers)
+    callers = config_loading.load_yaml(path, Callers)
     assert callers.certified("lab-n1") == Principal("certificate:lab-n1", frozenset({"ingest"}), "lab", "n1")
     assert callers.certified("somebody") is None
     for old, new, fault in [
@@ -229,7 +229,7 @@ def test_the_file_of_callers(tmp_path: Path) -> None:
     ]:
         path.write_text(FILE.replace(old, new))
         with pytest.raises(FileFault, match=fault):
-            config_models.load_yaml(path, Callers)
+            config_loading.load_yaml(path, Callers)
 
 
 @given(st.one_of(st.text(), st.binary().map(lambda raw: f"e30.{base64.urlsafe_b64encode(raw).decode().rstrip('=')}.x")))

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from accountant.inventory.kubernetes_inventory import ClusterInventory
 from accountant.ledger.team_assignment import Assignment
-from accountant.runtime.service_metrics import InventoryCollector
+from accountant.runtime.job_and_task_metrics import InventoryCollector
 from accountant.wire.policy_models import UNASSIGNED, Policy, PolicyVersion
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import Refused

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gputally.base.yaml_file import FileFault, Unreadable, read
-from gputally.server.config_models import WatchedFile
+from gputally.server.config_loading import WatchedFile
 from tests.limits import no_more_files
 
 

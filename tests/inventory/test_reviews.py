@@ -11,7 +11,7 @@ import pytest
 
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import Unavailable
-from gputally.server.request_handling import RateBound
+from gputally.server.rate_and_connection_limits import RateLimit
 from gputally.server.token_review import REFUSED_MS, REMEMBERED_MS, TokenReviews
 from gputally.server.tokens_and_grants import (
     AnyOf,
@@ -187,7 +187,7 @@ def test_rbac_grants_people(
 
 def test_made_up_tokens_of_one_address_cost_the_api_server_little(server: Reviewing, clock: VirtualClock) -> None:
     callers = KubernetesCallers(agents=("gputally/agent",))
-    way = TokenReviews(server, clock, "prod", callers, GRANTS, rate=RateBound(clock, 5.0, 10))
+    way = TokenReviews(server, clock, "prod", callers, GRANTS, rate=RateLimit(clock, 5.0, 10))
     good = signed(clock)
     server.users[good] = account("agent", "n7")
     assert asyncio.run(way.authenticate(good, "10.0.0.1")).node == "n7"

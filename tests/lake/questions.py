@@ -10,8 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from accountant.billing.costs import cost
 from accountant.billing.job_costs import jobs
+from accountant.billing.usage_pricing import cost
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.settings import Lake, LakeCatalog, Settings
 from accountant.lake.catalog import Catalogue
@@ -22,7 +22,7 @@ from accountant.ledger.protocols import EpochReport, Facts, JobKey
 from accountant.prices.price_book import PriceBook
 from accountant.reports import report_model
 from accountant.storage.duckdb_ledger import DuckLedger
-from accountant.storage.snapshot import Snapshot
+from accountant.storage.read_snapshot import Snapshot
 from accountant.wire.policy_models import Decision, WindowSpec
 from accountant.wire.usage_models import Dimension
 from gputally.base.clock import VirtualClock

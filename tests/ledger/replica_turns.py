@@ -9,7 +9,7 @@ from accountant.ledger.journal import NewAct
 from accountant.runtime.leadership import take_over
 from accountant.storage import backups
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
-from accountant.storage.file_store import open_store
+from accountant.storage.folder_or_object_store import open_store
 from agent.wire import Batch
 from gputally.base.clock import VirtualClock
 from tests.chaos.killing import Outbox

@@ -17,7 +17,7 @@ from accountant.core.errors import LedgerDamaged, LedgerUnavailable
 from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import EpochReport, Facts, JobKey, NodeFacts
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
-from accountant.storage.file_store import FileStore, in_folder
+from accountant.storage.folder_or_object_store import FileStore, in_folder
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR

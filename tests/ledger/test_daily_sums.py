@@ -19,7 +19,7 @@ import pytest
 
 from accountant.ledger.protocols import EpochReport, Facts, JobKey, NamespaceFacts, NodeFacts
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
-from accountant.storage.file_store import in_folder
+from accountant.storage.folder_or_object_store import in_folder
 from accountant.wire.policy_models import Policy, QueuePolicy, WindowSpec
 from accountant.wire.usage_models import UsageLine
 from agent.wire import Skipped

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from accountant.storage.duckdb_engine import Database
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
-from accountant.storage.span_plan import TaggedSpan, plan_spans
+from accountant.storage.span_splitting import TaggedSpan, plan_spans
 from accountant.storage.write.rollups import MOST_AT_ONCE, DailySums, local_day
 from accountant.wire.usage_models import Dimension
 from agent.wire import Holder

@@ -9,7 +9,7 @@ from typing import Any
 
 from accountant.storage.duckdb_engine import statement
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
-from accountant.storage.file_store import in_folder
+from accountant.storage.folder_or_object_store import in_folder
 from accountant.wire.policy_models import Decision
 from gputally.base.clock import VirtualClock
 from tests.ledger.conftest import NOW_MS

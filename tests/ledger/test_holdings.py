@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.bills import billed_columns
-from accountant.billing.costs import ALLOCATED, Charge, charges
+from accountant.billing.cost_allocation import billed_columns
+from accountant.billing.usage_pricing import ALLOCATED, Charge, charges
 from accountant.ledger.usage_columns import Hours
 from accountant.reports import report_sections, savings_hints
 from accountant.reports.job_ranking import BilledJobs

@@ -18,7 +18,7 @@ from accountant.core.errors import BadBatch
 from accountant.ledger.protocols import Receipt
 from accountant.runtime.ingest import Ingest, decode
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
-from accountant.storage.file_store import in_folder
+from accountant.storage.folder_or_object_store import in_folder
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from tests.effort import examples

@@ -13,7 +13,7 @@ from accountant.core.errors import CannotMove
 from accountant.ledger.protocols import GpuMove
 from accountant.storage.duckdb_engine import Database
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
-from accountant.storage.file_store import in_folder
+from accountant.storage.folder_or_object_store import in_folder
 from gputally.base.clock import VirtualClock
 
 MINUTE = 60_000

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from accountant.billing.costs import charges
+from accountant.billing.usage_pricing import charges
 from accountant.ledger.protocols import Down, Facts, IdlePhases, LentTime, NodeFacts
 from accountant.prices.price_book import PriceBook
 from accountant.storage.duckdb_ledger import DuckLedger
 from agent.wire import Holder
 from gputally.base.yaml_file import parse
-from gputally.server.config_models import validate
+from gputally.server.config_loading import validate
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS
 
 US = 60_000_000

@@ -9,7 +9,7 @@ from pathlib import Path
 import duckdb
 
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
-from accountant.storage.file_store import in_folder
+from accountant.storage.folder_or_object_store import in_folder
 from accountant.wire.usage_models import Dimension
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.bills import bills, bills_by_cuts
-from accountant.billing.costs import Charge, charges
-from accountant.billing.statement_items import DIMENSIONS, Cut
+from accountant.billing.cost_allocation import bills, bills_by_cuts
+from accountant.billing.statement_breakdown import DIMENSIONS, Cut
 from accountant.billing.statements import build
+from accountant.billing.usage_pricing import Charge, charges
 from accountant.ledger.protocols import Facts
 from accountant.ledger.usage_columns import UsageColumns
 from accountant.prices.price_book import Billing, IdlePolicy, PriceBook

@@ -25,7 +25,7 @@ from accountant.notifications.triggers import LEAST_US, TeamDay, unusual
 from accountant.wire.usage_models import BudgetState
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR
 from gputally.base.yaml_file import FileFault, parse
-from gputally.server import config_models
+from gputally.server import config_loading
 
 BERLIN = ZoneInfo("Europe/Berlin")
 GRACE_MS = 5 * MS_PER_DAY
@@ -37,7 +37,7 @@ def at(text: str) -> int:
 
 def deliveries_file(text: str) -> DeliveriesFile:
     head = "schema: 1\ndestinations:\n  disk: {folder: /reports}\n  chat: {slack: {url_file: /url}}\n"
-    return config_models.validate(parse(head + text, "deliveries.yaml"), DeliveriesFile)
+    return config_loading.validate(parse(head + text, "deliveries.yaml"), DeliveriesFile)
 
 
 def closed(month: str, when: str, digest: str = "ab" * 32) -> ClosedMonth:
@@ -78,7 +78,7 @@ def test_a_fault_in_the_orders_is_told_with_its_line(text, fault):
 )
 def test_a_destination_is_one_of_four_and_whole(destination, fault):
     with pytest.raises(FileFault) as told:
-        config_models.validate(parse(f"schema: 1\ndestinations:\n  one: {destination}\n", "d.yaml"), DeliveriesFile)
+        config_loading.validate(parse(f"schema: 1\ndestinations:\n  one: {destination}\n", "d.yaml"), DeliveriesFile)
     assert fault in str(told.value)
 
 

@@ -20,7 +20,7 @@ from accountant.wire.policy_models import Policy
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY
 from gputally.base.yaml_file import parse
-from gputally.server import config_models
+from gputally.server import config_loading
 from gputally.server.https_server import serve
 from tests import fresh
 from tests.billing.rows import at, held, price_book, quota_policy, unheld
@@ -61,7 +61,7 @@ class Office:
         self.books = Bookkeeper(self.ledger, self.clock)
         self.books.prices.take(price_book(PRICES), "file", "prices.yaml", "", at(now))
         self.basket = Basket()
-        self.deliveries_file = config_models.validate(parse(HEAD + text, "deliveries.yaml"), DeliveriesFile)
+        self.deliveries_file = config_loading.validate(parse(HEAD + text, "deliveries.yaml"), DeliveriesFile)
         self.restart()
 
     def restart(self) -> None:

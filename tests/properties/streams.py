@@ -10,8 +10,8 @@ from itertools import pairwise
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from accountant.core.accounts import AccountVector, part, split
 from accountant.core.claim_overlap import Claim, ClaimRank, settle
+from accountant.core.gpu_time_accounts import AccountVector, part, split
 from accountant.core.window_decay import age_weights, combine
 from accountant.ledger.protocols import Receipt
 from accountant.storage.duckdb_ledger import DuckLedger

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.core.accounts import split
+from accountant.core.gpu_time_accounts import split
 from accountant.storage.write import batch_admission, record_columns
 from accountant.storage.write.interval_writer import simple
 from accountant.storage.write.record_columns import Incoming, Section, contents, digest, digests

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, UsageWindow
-from fairshare.core.model import UNLIMITED, Claim, DivisionProblem, DivisionRound, Remainder, Standing
+from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem, DivisionRound, Remainder, Standing
 from fairshare.laws.division import divide
 from fairshare.laws.weight_calculation import calculate_weights, usage_ratios
 from tests.effort import examples

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy
-from fairshare.core.model import Standing
+from fairshare.core.queues_and_weights import Standing
 from fairshare.laws.deficit_law import Deficit, ledger
 from fairshare.laws.feedback_laws import (
     FairTree,

@@ -33,7 +33,7 @@ from agent.core.readings import (
     Unavailable,
 )
 from agent.holders.device_allocations import settle
-from agent.holders.node_source import HolderCounters, Owned
+from agent.holders.node_snapshot import HolderCounters, Owned
 from agent.metering.meter import ClosedSet, Meter
 from agent.simulation.simulated_node import A100, H100, make_gpu
 from agent.wire import Batch, Holder

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.bills import bills_by_cuts
+from accountant.billing.cost_allocation import bills_by_cuts
 from accountant.billing.statements import canonical
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.periods import Month

@@ -14,7 +14,7 @@ from accountant.wire.policy_models import Budget, Decision, Policy, UsageWindow
 from accountant.wire.usage_models import BudgetState
 from fairshare.cli.replay_command import recount
 from fairshare.controller.cycle_report import Outcome, TargetReport, replay_weights, weight_decisions
-from fairshare.core.model import Standing
+from fairshare.core.queues_and_weights import Standing
 from fairshare.laws.weight_calculation import WeightResult, acts, calculate_weights, exhausted
 from fairshare.targets.weight_plan import Apply
 from tests.usage_windows import usage_window

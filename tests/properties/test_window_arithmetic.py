@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.core.accounts import AccountVector, add, part
 from accountant.core.claim_overlap import intersect, subtract, union
+from accountant.core.gpu_time_accounts import AccountVector, add, part
 from accountant.core.window_decay import age_weight, age_weights, combine, factor
 from gputally.base.units import BUCKET_MS
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from accountant.billing.costs import ALLOCATED, charges
+from accountant.billing.usage_pricing import ALLOCATED, charges
 from accountant.core.errors import UnsupportedQuestion
 from accountant.core.window_decay import factor, reference_ms, term
 from accountant.ledger.protocols import Down, Facts, NodeFacts

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accountant.core.accounts import ACCOUNTS, AccountVector, add
+from accountant.core.gpu_time_accounts import ACCOUNTS, AccountVector, add
 from accountant.core.window_decay import factor, term
 from accountant.ledger.protocols import Down, Facts, NodeFacts
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger

@@ -18,7 +18,7 @@ from accountant.ledger.protocols import Down, Facts, NodeFacts
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
 from agent.wire import Batch
-from fairshare.usage.cluster_windows import sum_of
+from fairshare.usage.multi_cluster_windows import sum_of
 from gputally.base.units import BUCKET_MS
 from tests.effort import examples
 from tests.properties.streams import POLICY, SPAN_MS, START_MS, Stream, batches, book, streams

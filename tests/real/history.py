@@ -18,7 +18,7 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from accountant.runtime.service_metrics import InventoryCollector
+from accountant.runtime.job_and_task_metrics import InventoryCollector
 from accountant.wire.policy_models import Budget
 from agent.core.readings import Allocation, Condition, XidCount
 from agent.metering.meter import ClosedSet, Meter

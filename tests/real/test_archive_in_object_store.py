@@ -14,7 +14,7 @@ from accountant.core.errors import LedgerUnavailable
 from accountant.core.settings import ObjectStorage
 from accountant.storage import backups
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
-from accountant.storage.file_store import FileStore, open_store
+from accountant.storage.folder_or_object_store import FileStore, open_store
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.fakes.fault_proxy import Fault, FaultProxy

@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("playwright", reason="make test-real installs the browser driver", exc_type=ImportError)
 
 from accountant.api.ledger_metrics import SETTLE_MS
-from accountant.billing import costs
+from accountant.billing import usage_pricing
 from accountant.prices.price_book import PriceBook, load
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.usage_models import Accounts, Dimension
@@ -162,7 +162,7 @@ class Truth:
 
     def cost(self, start_ms: int) -> dict[str, float]:
         """By team."""
-        answer = costs.cost(self.ledger, self.book, start_ms, self.settled_ms, ("team",))
+        answer = usage_pricing.cost(self.ledger, self.book, start_ms, self.settled_ms, ("team",))
         return {line.key["team"]: float(line.cost or 0) for line in answer.lines}
 
 

@@ -17,7 +17,7 @@ from sqlglot import exp
 
 from accountant.core.errors import LakeUnavailable
 from accountant.core.settings import Lake, LakeCatalog
-from accountant.fleet.members import load_lake
+from accountant.fleet.fleet_members import load_lake
 from accountant.lake.catalog import Catalogue
 from accountant.lake.engines import Bounds, DuckDbEngine
 from accountant.lake.remote_engines import CATALOG_VARIABLE, ClickHouseEngine, SparkEngine, TrinoEngine

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 import yaml
 
-from accountant.billing.costs import cost
+from accountant.billing.usage_pricing import cost
 from accountant.core.settings import LakeCatalog
 from accountant.lake.tables import USAGE_HOURLY
 from scripts.reference_pages import LAKE_PAGE

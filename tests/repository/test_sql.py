@@ -38,7 +38,7 @@ OWN = {
         "source",
         "start",
     },
-    "accountant/storage/parquet_archive.py": {
+    "accountant/storage/record_archive.py": {
         "after",
         "files",
         "key",
@@ -51,7 +51,7 @@ OWN = {
         "table",
         "values",
     },
-    "accountant/storage/query/grouping.py": {
+    "accountant/storage/query/group_by_dimensions.py": {
         "\"coalesce(u.who, '')\" if by_user else \"''\"",
         "' AND '.join((f'list_contains(${name}s, {_QUOTED[name]})' for name in filters)) or 'true'",
         "', '.join((_QUOTED[name] for name in wanted))",
@@ -87,7 +87,14 @@ OWN = {
         "rows_of(cursor, files)",
         "source",
     },
-    "accountant/storage/snapshot.py": {"_PLACED * placed", "_WAITING * waiting", "named", "only", "table", "tables"},
+    "accountant/storage/read_snapshot.py": {
+        "_PLACED * placed",
+        "_WAITING * waiting",
+        "named",
+        "only",
+        "table",
+        "tables",
+    },
     "accountant/storage/write/interval_writer.py": {"table"},
     "accountant/storage/write/name_ids.py": {"c", "columns", "match", "self._table", "table"},
     "accountant/storage/write/record_columns.py": {"', '.join(['unnest(?)'] * len(lists))", "table"},

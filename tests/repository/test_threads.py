@@ -12,7 +12,7 @@ WITHOUT_A_TASK = {
     "accountant/history_import/import_run.py": "senders of one import, whose command waits for them",
     "fairshare/web/app.py": "compiles the pages' templates once; a page compiles its own where that failed",
     "fairshare/web/what_if_previews.py": "one preview, whose page shows its progress, its failure and its time limit",
-    "gputally/demo/agent_site.py": "the demo's agents, which the demo waits for",
+    "gputally/demo/simulated_machines.py": "the demo's agents, which the demo waits for",
     "gputally/demo/pipeline.py": "the demo's scheduler, which the demo waits for",
     "gputally/demo/worker_processes.py": "the orders of one of the demo's processes",
 }

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fairshare.core.model import Claim
+from fairshare.core.queues_and_weights import Claim
 from fairshare.simulator.scheduler_engine import ClusterSimulation
 from fairshare.simulator.simulation_model import (
     Event,

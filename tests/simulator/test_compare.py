@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from accountant.wire.policy_models import Policy, TurnPolicy
-from fairshare.core.model import Standing
+from fairshare.core.queues_and_weights import Standing
 from fairshare.laws.weight_calculation import calculate_weights
-from fairshare.simulator import comparison, fairness_measures, kai_scenario_file, scheduling_policies
-from fairshare.simulator.comparison import players
+from fairshare.simulator import fairness_measures, kai_scenario_file, policy_comparison, scheduling_policies
 from fairshare.simulator.kai_scenario_file import whole_gpus
+from fairshare.simulator.policy_comparison import players
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.scheduling_policies import NAMES, Feedback, Setup
 from fairshare.simulator.simulation_model import CONTROL_S, ControllerView, Pool, Workload
@@ -79,18 +79,18 @@ def test_every_policy_keeps_the_cluster_as_full_as_the_work_allows(name: str) ->
 
 def test_a_comparison_takes_the_contended_windows_from_the_first_come_run() -> None:
     work = _two_teams(16)
-    windows = comparison.windows_of(16 * DAY, 2, 15)
+    windows = policy_comparison.windows_of(16 * DAY, 2, 15)
     assert [(w.start_s, w.end_s) for w in windows] == [(0, 15 * DAY), (DAY, 16 * DAY)]
     seen: list[float] = []
     asked = (("static", "fifo", "deficit"), windows, [(1.5, 16)])
-    player = comparison.TaskRunner(work, (0.5, 0.5))
-    results = comparison.compare(*asked, player, lambda _, part: seen.append(part))
+    player = policy_comparison.TaskRunner(work, (0.5, 0.5))
+    results = policy_comparison.compare(*asked, player, lambda _, part: seen.append(part))
     assert [r.score.policy for r in results] == ["static", "fifo", "deficit"] * 2
     assert seen[-1] <= 1.0
     assert seen == sorted(seen)
     with players(player, most=2) as replays:
-        assert comparison.compare(*asked, replays) == results, "in processes of their own"
-    summaries = comparison.summarise(results)
+        assert policy_comparison.compare(*asked, replays) == results, "in processes of their own"
+    summaries = policy_comparison.summarise(results)
     assert [s.policy for s in summaries] == ["static", "fifo", "deficit"]
     by_name = {s.policy: s.mean for s in summaries}
     assert by_name["fifo"].week[0] > 3 * by_name["deficit"].week[0]
@@ -108,13 +108,13 @@ def test_a_comparison_takes_the_contended_windows_from_the_first_come_run() -> N
 
 
 def test_the_bootstrap_is_repeatable_and_knows_how_little_one_window_says() -> None:
-    assert comparison.bootstrap([]) == (0.0, 0.0)
-    assert comparison.bootstrap([0.3]) == (0.3, 0.3)
-    low, high = comparison.bootstrap([0.1, 0.2, 0.3, 0.4, 0.5])
-    assert (low, high) == comparison.bootstrap([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert policy_comparison.bootstrap([]) == (0.0, 0.0)
+    assert policy_comparison.bootstrap([0.3]) == (0.3, 0.3)
+    low, high = policy_comparison.bootstrap([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert (low, high) == policy_comparison.bootstrap([0.1, 0.2, 0.3, 0.4, 0.5])
     assert 0.1 < low < 0.3 < high < 0.5
-    assert comparison.bootstrap([0.2] * 3) == pytest.approx((0.2, 0.2))
-    assert comparison.bootstrap([0.0, 1.0] * 8) == pytest.approx((0.255, 0.745))
+    assert policy_comparison.bootstrap([0.2] * 3) == pytest.approx((0.2, 0.2))
+    assert policy_comparison.bootstrap([0.0, 1.0] * 8) == pytest.approx((0.255, 0.745))
 
 
 def test_slowdown_is_bounded_for_short_jobs() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairshare.core.model import UNLIMITED, Claim
+from fairshare.core.queues_and_weights import UNLIMITED, Claim
 from fairshare.simulator.scheduler_engine import ClusterSimulation
 from fairshare.simulator.simulation_model import Event, Job, Outage, Rules, Started, Stopped
 from tests.effort import examples

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairshare.core.model import Claim
+from fairshare.core.queues_and_weights import Claim
 from fairshare.preemption.preemption_rules import (
     Account,
     Claimant,

@@ -21,15 +21,15 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
-from accountant.billing.billing_rules import Share, lend
-from accountant.billing.idle_breakdown import Launch, Phase, PhaseSpan, gang, in_gangs, phase_spans
+from accountant.billing.idle_and_mig_billing import Share, lend
+from accountant.billing.idle_time_causes import Launch, Phase, PhaseSpan, gang, in_gangs, phase_spans
 from accountant.core.claim_overlap import union
 from accountant.ledger.protocols import IdlePhases, LentTime
 from accountant.storage.duckdb_engine import Cursor, Row, statement
 from accountant.storage.ledger_state import State
-from accountant.storage.query.grouping import ConstantSpan, key_of, pieces_of
+from accountant.storage.query.group_by_dimensions import ConstantSpan, key_of, pieces_of
 from accountant.storage.query.usage_sums import Sum, scan
-from accountant.storage.span_plan import TaggedSpan
+from accountant.storage.span_splitting import TaggedSpan
 from accountant.storage.write import record_columns
 from accountant.storage.write.name_ids import NO_DEVICE, holders
 from accountant.storage.write.rollups import row_range

@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from accountant.core import accounts as proration
+from accountant.core import gpu_time_accounts as proration
 from accountant.ledger.protocols import OF_HOLDERS
 from accountant.ledger.usage_columns import (
     COLUMNS,
@@ -34,7 +34,7 @@ from accountant.ledger.usage_columns import (
 )
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.ledger_state import DeviceKinds, State
-from accountant.storage.query.grouping import (
+from accountant.storage.query.group_by_dimensions import (
     OF_TIME,
     UNHELD,
     ConstantSpan,
@@ -47,7 +47,7 @@ from accountant.storage.query.grouping import (
 from accountant.storage.query.idle_time_query import IdleTime, idle_time
 from accountant.storage.query.usage_query import unseen
 from accountant.storage.query.usage_sums import accounts
-from accountant.storage.span_plan import EVERY_GPU, TaggedSpan
+from accountant.storage.span_splitting import EVERY_GPU, TaggedSpan
 from accountant.storage.write.name_ids import NO_DEVICE
 from accountant.wire.usage_models import Dimension
 from gputally.base.units import MS_PER_HOUR

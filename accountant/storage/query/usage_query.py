@@ -14,12 +14,12 @@ from itertools import pairwise
 from operator import add
 from zoneinfo import ZoneInfo
 
-from accountant.core.accounts import AccountVector, full_us
+from accountant.core.gpu_time_accounts import AccountVector, full_us
 from accountant.ledger.protocols import OF_HOLDERS
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.gpu_lifetimes import Fleet, down_in, in_service
 from accountant.storage.ledger_state import DeviceKinds, State, device_kinds
-from accountant.storage.query.grouping import (
+from accountant.storage.query.group_by_dimensions import (
     OF_TIME,
     UNHELD,
     ConstantSpan,
@@ -31,7 +31,7 @@ from accountant.storage.query.grouping import (
     pieces_of,
 )
 from accountant.storage.query.usage_sums import Sum, scan
-from accountant.storage.span_plan import TaggedSpan
+from accountant.storage.span_splitting import TaggedSpan
 from accountant.storage.write.name_ids import DeviceName, holders
 from accountant.wire.usage_models import Accounts, Dimension, UsageLine, known_memory
 from gputally.base.units import MS_PER_HOUR

@@ -2,7 +2,7 @@
 
 Days with sums, whole hours and whole quarter-hours are read from their tables, or from the rows if their hour is not
 folded. At the edges the engine sums rows that lie entirely inside; a set that reaches over the edge is cut by
-`accountant.core.accounts.part`.
+`accountant.core.gpu_time_accounts.part`.
 
 Time leaves the engine as 64-bit integers, which hold 292,000 GPU-years and are three times as cheap to fetch as 128-bit
 ones. Energy may need more and is not converted. A value that does not fit raises an error.
@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from accountant.core import accounts as proration
-from accountant.core.accounts import ACCOUNTS, CELLS, AccountVector, part
+from accountant.core import gpu_time_accounts as proration
+from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, AccountVector, part
 from accountant.storage.duckdb_engine import Cursor, Row, statement, streamed
 from accountant.storage.ledger_state import DeviceKinds, Kinds, State
-from accountant.storage.span_plan import EVERY_GPU, Bucket, TaggedSpan, near, plan_spans
+from accountant.storage.span_splitting import EVERY_GPU, Bucket, TaggedSpan, near, plan_spans
 from accountant.storage.write import record_columns
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 

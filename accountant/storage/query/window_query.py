@@ -23,9 +23,9 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import numpy.typing as npt
 
-from accountant.core.accounts import full_us
 from accountant.core.claim_overlap import Span, cut
 from accountant.core.errors import UnsupportedQuestion
+from accountant.core.gpu_time_accounts import full_us
 from accountant.core.window_decay import age_weights, bounds, combine, factor, reference_ms, slurm_weights, term
 from accountant.ledger.team_assignment import NO_POLICY, Assignment, in_force, rolled_up
 from accountant.storage.duckdb_engine import Cursor
@@ -56,7 +56,7 @@ from accountant.storage.query.window_weights import (
     placement_changes,
     shard_of,
 )
-from accountant.storage.span_plan import EVERY_GPU, quarters
+from accountant.storage.span_splitting import EVERY_GPU, quarters
 from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND
 

@@ -22,12 +22,12 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from accountant.core import accounts
+from accountant.core import gpu_time_accounts
 from accountant.core.window_decay import factor, reference_ms
 from accountant.storage.duckdb_engine import Cursor, Row, statement
 from accountant.storage.query.usage_sums import straddling_parts
 from accountant.storage.query.window_weights import Place
-from accountant.storage.span_plan import TaggedSpan, near
+from accountant.storage.span_splitting import TaggedSpan, near
 from accountant.storage.write import record_columns
 from accountant.storage.write.interval_writer import AddedRows, BookedChanges
 from gputally.base.units import BUCKET_MS, MS_PER_SECOND
@@ -117,7 +117,7 @@ def added_up(parts: Sequence[Sums]) -> Sums:
         return NO_SUMS
     keys = np.concatenate([one.keys for one in parts])
     values = exact(np.concatenate([one.values for one in parts]))
-    return Sums(*accounts.merged(keys, values))
+    return Sums(*gpu_time_accounts.merged(keys, values))
 
 
 def exact(values: Numbers) -> Numbers:
@@ -210,7 +210,7 @@ class SumsCache:
         spans = list(zip(added.start_ms.tolist(), added.end_ms.tolist(), strict=True))
         reference = bucket + BUCKET_MS
         weight_of = {span: factor(*span, reference, view.half_life_s) for span in set(spans)}
-        values = accounts.figures(added.cells, [weight_of[span] for span in spans])
+        values = gpu_time_accounts.figures(added.cells, [weight_of[span] for span in spans])
         places = np.array([self.places[Place(cluster)] for cluster in added.cluster.values], np.int64)
         queues = np.array([self.queues[queue] for queue in added.queue.values], np.int64)
         queue = np.where(added.paid, queues[added.queue.of_row], NO_PAYER)
@@ -296,7 +296,7 @@ class Reader:
         origins = self._origins({one.payer for one in parts})
         keys = [(0, 0, self._places[one.device], self._queues[origins.get(one.payer)]) for one in parts]
         weights = [factor(one.start_ms, one.end_ms, asked[one.tag].reference_ms, self._half_life_s) for one in parts]
-        values = accounts.figures(np.array([one.cells for one in parts], np.int64), weights)
+        values = gpu_time_accounts.figures(np.array([one.cells for one in parts], np.int64), weights)
         tags = np.array([asked[one.tag].tag for one in parts])
         sums = Sums(np.array(keys, np.int64), values)
         return {tag: added_up([sums.of(tags == tag)]) for tag in set(tags.tolist())}

@@ -17,7 +17,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Final, NamedTuple
 
-from accountant.billing.billing_rules import memory_to_compute
+from accountant.billing.idle_and_mig_billing import memory_to_compute
 from accountant.core.claim_overlap import Span
 from accountant.prices.gpu_model_names import GpuModel, parse_gpu_model
 from accountant.prices.price_book import PriceBook

@@ -24,8 +24,8 @@ from typing import TypeGuard
 import numpy as np
 from msgspec import structs
 
-from accountant.core.accounts import full_us
 from accountant.core.errors import BadBatch, SequenceGap
+from accountant.core.gpu_time_accounts import full_us
 from accountant.history_import.import_run import is_import
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.write import record_columns

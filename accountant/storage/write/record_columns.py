@@ -8,9 +8,9 @@ tables in `migrations/`.
 A digest is used only to compare a replayed record with the stored one. A field added to the wire format later is
 included only if it differs from its default, so that old digests stay valid.
 
-`cells` computes the same figures for columns as accountant.core.accounts for single rows; the few rows with gaps are
-computed individually. `add` passes few rows as lists, which costs a small statement half as much as an Arrow table; for
-many rows the table is faster.
+`cells` computes the same figures for columns as accountant.core.gpu_time_accounts for single rows; the few rows with
+gaps are computed individually. `add` passes few rows as lists, which costs a small statement half as much as an Arrow
+table; for many rows the table is faster.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from accountant.core.accounts import CELLS, split
+from accountant.core.gpu_time_accounts import CELLS, split
 from accountant.storage.duckdb_engine import Cursor
 from agent.wire import Holder, PodFacts, Sharing, Slice, UsageInterval
 
@@ -387,7 +387,7 @@ def _gaps(incoming: Incoming) -> Any:
 
 
 def cells(incoming: Incoming) -> Whole:
-    """The cells (accountant.core.accounts.AccountVector) of each row."""
+    """The cells (accountant.core.gpu_time_accounts.AccountVector) of each row."""
     capacity, allocated = (incoming.numbers(name).value for name in ("capacity_us", "allocated_us"))
     busy, energy, memory = (incoming.numbers(name) for name in ("busy_us", "energy_uj", "memory_mib_s"))
     by_holder = incoming.holder

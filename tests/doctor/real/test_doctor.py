@@ -12,8 +12,8 @@ from fairshare.targets import KINDS
 from fairshare.targets.kai import QUEUE, SHARD
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.base.errors import Unavailable
+from gputally.doctor.check_facts import Sources
 from gputally.doctor.check_list import make_all
-from gputally.doctor.data_sources import Sources
 from gputally.doctor.findings import Result
 from gputally.doctor.pending_pod_checks import messages
 from gputally.kubernetes.api_client import Inspector

@@ -14,7 +14,7 @@ from fairshare.controller.control_loop import Controller
 from fairshare.core import queue_objects
 from fairshare.targets import KINDS
 from fairshare.targets.kai import QUEUE, SHARD
-from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import FIELD_MANAGER
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterError, Conflict, NotFound, Refused

@@ -17,13 +17,13 @@ import pytest
 
 from fairshare.controller import policy_file as policies
 from fairshare.controller.control_loop import Controller
-from fairshare.core.model import Gang
 from fairshare.core.pods import read_pod
+from fairshare.core.queues_and_weights import Gang
 from fairshare.preemption.eviction import EvictionCheck, act
 from fairshare.preemption.preemption_types import Victim
 from fairshare.targets import KINDS, kueue, volcano
 from fairshare.targets.kai import QUEUE
-from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterError, Refused
 from gputally.kubernetes.api_client import KubernetesCluster

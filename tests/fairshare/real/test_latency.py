@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fairshare.preemption.latency_objectives import LatencyUnknown, prometheus_latency
+from fairshare.preemption.service_latency_objectives import LatencyUnknown, prometheus_latency
 from tests.real.prometheus import backfill, prometheus
 
 pytestmark = pytest.mark.real

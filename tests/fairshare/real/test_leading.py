@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fairshare.controller.control_loop import Controller
-from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets.status_config_map import StatusObject
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.kubernetes.api_client import KubernetesCluster

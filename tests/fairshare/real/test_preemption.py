@@ -13,8 +13,8 @@ import pytest
 from accountant.wire.policy_models import Policy
 from accountant.wire.usage_models import Accounts
 from fairshare.controller.control_loop import Controller
-from fairshare.core.model import Gang
 from fairshare.core.pods import QUEUE_LABEL, SPOT_LABEL, read_pod
+from fairshare.core.queues_and_weights import Gang
 from fairshare.preemption.eviction import EvictionCheck, act
 from fairshare.preemption.idle_reclaim import WARNING
 from fairshare.preemption.preemption_types import Victim

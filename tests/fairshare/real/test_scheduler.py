@@ -11,8 +11,8 @@ import pytest
 import trustme
 
 from fairshare.controller.kube_scheduler_extender import Extender, ExtenderView, QueueShare
-from fairshare.core.model import Pod
 from fairshare.core.pods import QUEUE_LABEL, read_pod
+from fairshare.core.queues_and_weights import Pod
 from fairshare.http_server import serve_extender
 from gputally.base.clock import SystemClock
 from gputally.kubernetes.api_client import KubernetesCluster

@@ -14,7 +14,7 @@ import structlog
 
 from fairshare.controller.cycle_report import Outcome, TargetReport
 from fairshare.controller.policy_file import PolicyConfigMapWriter, PolicyFileChanged, PolicyNotWritten, digest, keeper
-from fairshare.core.model import Standing
+from fairshare.core.queues_and_weights import Standing
 from fairshare.core.settings import Settings, SettingsFault, load
 from fairshare.targets import KINDS
 from fairshare.usage.accountant_client import AccountantApi

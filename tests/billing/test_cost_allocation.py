@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.billing_rules import Share, lend, spread_shares
-from accountant.billing.bills import bills, bills_by_cuts, weights
 from accountant.billing.charge_columns import split_in_order
-from accountant.billing.costs import charges, quantify, total_cost
-from accountant.billing.idle_breakdown import Launch, PhaseSpan, gang, phase_spans
+from accountant.billing.cost_allocation import bills, bills_by_cuts, weights
+from accountant.billing.idle_and_mig_billing import Share, lend, spread_shares
+from accountant.billing.idle_time_causes import Launch, PhaseSpan, gang, phase_spans
 from accountant.billing.quota_usage import reserve
+from accountant.billing.usage_pricing import charges, quantify, total_cost
 from accountant.ledger.protocols import IdlePhases
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE
 from gputally.base.yaml_file import FileFault, parse
-from gputally.server.config_models import validate
+from gputally.server.config_loading import validate
 
 HOUR = 3_600_000_000
 ROW = "per: gpu-hour, source: s, as_of: 2026-01-01, basis: gpu-only, valid_from: 2026-01-01"

@@ -16,11 +16,11 @@ import structlog
 
 from accountant.wire.policy_models import Decision
 from fairshare.controller.cycle_report import EVERYTHING, CycleReport, Outcome, Result, TargetReport, with_change
-from fairshare.core.model import Condition, Observation, Value
 from fairshare.core.queue_objects import say
+from fairshare.core.queues_and_weights import Condition, Observation, Value
 from fairshare.core.settings import Level
-from fairshare.targets import status_conditions
-from fairshare.targets.status_conditions import StatusObject
+from fairshare.targets import status_config_map
+from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import FIELD_MANAGER
 from fairshare.usage.accountant_client import AccountantPort
 from gputally.base.errors import AccountantRefused, AccountantUnavailable, ClusterError, NotFound, Unavailable
@@ -46,11 +46,11 @@ class Notifier:
         self._undelivered: str | None = None
         self._refused: tuple[str, ...] = ()
         self._unsaid: str | None = None
-        self._told: tuple[status_conditions.Scoped, ...] = ()
+        self._told: tuple[status_config_map.Scoped, ...] = ()
 
     def resume(self, standing: Object) -> None:
         """Continue from the conditions in the status object of another leader (or the last run)."""
-        self._told = status_conditions.conditions(standing)
+        self._told = status_config_map.conditions(standing)
 
     def failures(
         self, target: str, observation: Observation, outcomes: Sequence[Outcome], now_ms: int
@@ -91,7 +91,7 @@ class Notifier:
     def turned(self, last: CycleReport | None, report: CycleReport) -> tuple[Event, ...]:
         """Return an event for every condition that changed."""
         before = last.scoped_conditions() if last is not None and last.leading else self._told
-        return status_conditions.changed_conditions(
+        return status_config_map.changed_conditions(
             self._status_object or StatusObject(), before, report.scoped_conditions(), report.at_ms
         )
 
@@ -159,7 +159,7 @@ class Notifier:
             standing: Object | None = self._cluster.get(CONFIG_MAP, where.name, where.namespace)
         except NotFound:
             standing = None
-        return status_conditions.render(where, report.scoped_conditions(), standing, report.at_ms, state)
+        return status_config_map.render(where, report.scoped_conditions(), standing, report.at_ms, state)
 
 
 def _bounded(decisions: Sequence[Decision]) -> list[Decision]:

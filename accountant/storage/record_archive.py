@@ -10,8 +10,8 @@ recorded in the ledger. If a part exists that the ledger has not recorded (the a
 steps, or the ledger was restored from a backup), the part is never overwritten; its records are replayed into the
 ledger. A folder without `part.json` is a leftover of a killed writer. Parts are never changed or deleted.
 
-Parts are Parquet files (zstd) in a folder or in an object store (`accountant.storage.file_store`); `part.json` lists
-them with their SHA-256.
+Parts are Parquet files (zstd) in a folder or in an object store (`accountant.storage.folder_or_object_store`);
+`part.json` lists them with their SHA-256.
 
 Replayed rows are booked like rows from agents, so a rebuilt ledger equals the original. Replaying is idempotent: rows
 at or below a mark are skipped, everything else is added only if it is missing. Transactions are the caller's task.
@@ -30,7 +30,7 @@ import pyarrow as pa
 from accountant.core.errors import LedgerDamaged, LedgerUnavailable
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.storage.duckdb_engine import Cursor, Row, statement
-from accountant.storage.file_store import FileStore, sha256
+from accountant.storage.folder_or_object_store import FileStore, sha256
 from accountant.storage.write import record_columns
 from accountant.storage.write.batch_admission import GroupCommit
 from accountant.storage.write.interval_writer import write_pods

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.costs import charges, cost, quantify
+from accountant.billing.usage_pricing import charges, cost, quantify
 from accountant.wire.policy_models import IDLE
 from tests.effort import examples
 

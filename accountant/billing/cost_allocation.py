@@ -18,11 +18,11 @@ from typing import Final
 
 import numpy as np
 
-from accountant.billing.billing_rules import spread_shares, whole_weights
 from accountant.billing.charge_columns import ACCOUNT, DETAIL, KEY, PLACE, BilledLines, ChargeColumns, charges_by_cuts
-from accountant.billing.costs import ALLOCATED, DETAILS, LINE_ACCOUNTS, Charge, Detail, charges, merged, pieces
+from accountant.billing.idle_and_mig_billing import spread_shares, whole_weights
 from accountant.billing.quota_usage import reserve, unused_by_team
 from accountant.billing.statements import Statement, build, for_teams
+from accountant.billing.usage_pricing import ALLOCATED, DETAILS, LINE_ACCOUNTS, Charge, Detail, charges, merged, pieces
 from accountant.core.periods import hours, zone
 from accountant.ledger.protocols import OF_HOLDERS, Questions
 from accountant.ledger.usage_columns import Place

@@ -20,8 +20,8 @@ from typing import Final, Literal
 import numpy as np
 
 from accountant.billing.charge_columns import Groups, LineKey
-from accountant.billing.costs import ALLOCATED, Account
 from accountant.billing.statements import Statement, StatementLine, payable_lines
+from accountant.billing.usage_pricing import ALLOCATED, Account
 from accountant.ledger.usage_columns import Whole
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Dimension

@@ -1,7 +1,7 @@
 """Answers all queries of one reader from the same commit, and checks that the ledger balances.
 
 A report runs many queries while others write. Results are cached within the snapshot, so that a later query can reuse
-them (accountant.storage.query.grouping). Not thread-safe, because it uses one cursor.
+them (accountant.storage.query.group_by_dimensions). Not thread-safe, because it uses one cursor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from accountant.billing.queue_waits import KnownPod, merged
-from accountant.core.accounts import ACCOUNTS, CELLS, full_us
+from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, full_us
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.ledger.protocols import EpochReport, IdlePhases, JobKey, LentTime, Quarantined
 from accountant.ledger.team_assignment import NO_POLICY, labels_count
@@ -22,12 +22,12 @@ from accountant.ledger.usage_columns import Hours, JobName, Peak, UsageColumns
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import gpus_at
 from accountant.storage.ledger_state import State
-from accountant.storage.query.grouping import ResultCache
+from accountant.storage.query.group_by_dimensions import ResultCache
 from accountant.storage.query.idle_time_query import idle_phases, lent_time
 from accountant.storage.query.usage_columns_query import hourly_peaks, hours, usage_columns
 from accountant.storage.query.usage_query import usage, usage_between
-from accountant.storage.write import record_columns, reference_tables
-from accountant.storage.write.reference_tables import epochs_between, read_epochs
+from accountant.storage.write import inventory_and_journal_tables, record_columns
+from accountant.storage.write.inventory_and_journal_tables import epochs_between, read_epochs
 from accountant.wire.policy_models import PolicyVersion
 from accountant.wire.usage_models import Dimension, UsageLine, coverage
 
@@ -85,7 +85,7 @@ class Snapshot:
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
         known = [rules.version for rules in self._state.policies if rules.version is not None]
-        return reference_tables.policies_between(known, start_ms, end_ms)
+        return inventory_and_journal_tables.policies_between(known, start_ms, end_ms)
 
     def coverage(self, start_ms: int, end_ms: int) -> float | None:
         return coverage(self.usage(start_ms, end_ms, ()))

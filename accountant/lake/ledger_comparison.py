@@ -11,8 +11,8 @@ from zoneinfo import ZoneInfo
 
 from sqlglot import exp
 
-from accountant.billing.costs import charges, quantify
 from accountant.billing.statements import Statement
+from accountant.billing.usage_pricing import charges, quantify
 from accountant.lake.engines import Bounds, Engine
 from accountant.lake.tables import ACCOUNT_COLUMNS
 from accountant.lake.usage_rows import day_span

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from agent.devices.driver_lifecycle import Gpus
 from agent.devices.nvml_library import Driver, Fault
 from agent.holders.kubelet_client import Kubelet, KubeletAnswer, UnaryChannel
-from agent.holders.node_source import NodeSource
+from agent.holders.node_snapshot import NodeSource
 from agent.holders.process_cgroups import PodLogs, ProcessTable
 from gputally.base.clock import Clock
 from gputally.doctor.findings import CannotCheck

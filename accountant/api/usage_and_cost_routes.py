@@ -37,9 +37,9 @@ from accountant.api.query_parameters import (
 )
 from accountant.billing import job_costs as asking
 from accountant.billing.budget_forecast import states
-from accountant.billing.costs import cost
-from accountant.billing.idle_breakdown import broken_down
+from accountant.billing.idle_time_causes import broken_down
 from accountant.billing.queue_waits import PodWait, WaitStatistics, pod_wait, wait_statistics
+from accountant.billing.usage_pricing import cost
 from accountant.core import periods
 from accountant.core.errors import shown
 from accountant.core.periods import Month
@@ -59,7 +59,7 @@ from accountant.wire.usage_models import (
 )
 from gputally.base.money import exact_sum
 from gputally.base.units import MS_PER_DAY, MS_PER_SECOND
-from gputally.server.config_models import Duration, Model
+from gputally.server.config_loading import Duration, Model
 from gputally.server.tokens_and_grants import Principal
 
 query_router = APIRouter(tags=["figures"])

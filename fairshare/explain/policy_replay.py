@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import fmean, median
 
 from accountant.wire.policy_models import Policy, QueuePolicy
-from fairshare.core.model import UNLIMITED
 from fairshare.core.queue_tree import PolicyTree
+from fairshare.core.queues_and_weights import UNLIMITED
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.simulator import job_traces
 from fairshare.simulator.job_traces import HeldHour

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import floor, fsum, log10
 
 from accountant.wire.policy_models import UsageWindow
-from fairshare.core.model import Standing, Weight
+from fairshare.core.queues_and_weights import Standing, Weight
 from fairshare.laws.weight_calculation import WeightInputs, weigh_pools
 
 CAUSES = (

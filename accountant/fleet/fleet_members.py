@@ -15,8 +15,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from accountant.billing.costs import cost
 from accountant.billing.statements import Statement
+from accountant.billing.usage_pricing import cost
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core import periods
 from accountant.core.errors import LakeUnavailable, nearest
@@ -31,8 +31,8 @@ from accountant.wire.usage_models import Accounts, CostAnswer, CostLine, Dimensi
 from gputally.base.clock import Clock, VirtualClock
 from gputally.base.errors import AccountantError
 from gputally.base.money import exact_product, exact_sum, plain
-from gputally.server import config_models
-from gputally.server.config_models import Exact, Model
+from gputally.server import config_loading
+from gputally.server.config_loading import Exact, Model
 
 Where = Mapping[Dimension, Collection[str]]
 ProgressCallback = Callable[[str, int, int], None]
@@ -288,7 +288,7 @@ def load_lake(path_or_warehouse: str) -> Lake:
     whose catalog is a SQLite file in it. Raises gputally.base.yaml_file.FileFault."""
     path = Path(path_or_warehouse)
     if path.suffix in {".yaml", ".yml"} or path.is_file():
-        return config_models.load_yaml(path, Lake)
+        return config_loading.load_yaml(path, Lake)
     return Lake(warehouse=path_or_warehouse)
 
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from sqlglot import exp
 
-from accountant.billing.costs import cost
 from accountant.billing.statements import canonical
+from accountant.billing.usage_pricing import cost
 from accountant.core.errors import LakeUnavailable, UnsupportedQuestion
 from accountant.core.periods import Month
-from accountant.fleet.members import Fleet, Rates, SeveralCurrencies
+from accountant.fleet.fleet_members import Fleet, Rates, SeveralCurrencies
 from accountant.lake.engines import Bounds, DuckDbEngine, Engine
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports import report_model

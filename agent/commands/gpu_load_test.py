@@ -171,7 +171,7 @@ class Check:
 
 
 class Load(Protocol):
-    """Makes the load: `agent.commands.smoke_test.Cuda`."""
+    """Makes the load: `agent.commands.gpu_load_test.Cuda`."""
 
     def uuid(self) -> str: ...
 
@@ -399,7 +399,7 @@ def run(arguments: argparse.Namespace) -> int:
     """The command; returns its exit code."""
     from agent.devices.driver_lifecycle import Gpus
     from agent.devices.nvml_library import Driver
-    from agent.holders.node_source import NodeSource
+    from agent.holders.node_snapshot import NodeSource
     from agent.holders.process_cgroups import ProcessTable
 
     try:

@@ -25,7 +25,7 @@ from accountant.ledger.team_assignment import NO_POLICY, Assignment, in_force
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import Fleet, changes_between
 from accountant.storage.ledger_state import OF_NODES, State
-from accountant.storage.span_plan import edges_inside, local_hours
+from accountant.storage.span_splitting import edges_inside, local_hours
 from accountant.storage.write.name_ids import DeviceName, HolderName, holders
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Accounts, Dimension, UsageLine, known_memory

@@ -17,15 +17,15 @@ from fairshare.__main__ import main
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport, replay_weights
 from fairshare.controller.policy_file import PolicyFile
-from fairshare.core.model import FleetWindow
-from fairshare.explain.what_if import of_books
+from fairshare.core.queues_and_weights import FleetWindow
+from fairshare.explain.policy_replay import of_books
 from fairshare.laws.weight_calculation import calculate_weights
 from fairshare.preemption.preemption_cycle import NotPossible, by_hand
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.targets import ADAPTERS
 from fairshare.targets.kai import QUEUE
 from fairshare.usage.accountant_client import AccountantApi, other_clusters
-from fairshare.usage.cluster_windows import OtherClusters, sum_of
+from fairshare.usage.multi_cluster_windows import OtherClusters, sum_of
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.memory_cluster import MemoryCluster

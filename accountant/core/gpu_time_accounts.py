@@ -142,7 +142,7 @@ def full_us(span_ms: int) -> int:
 
 
 Whole = npt.NDArray[np.int64]
-"""An array with rows of accountant.core.accounts.AccountVector, or with one number per row."""
+"""An array with rows of accountant.core.gpu_time_accounts.AccountVector, or with one number per row."""
 
 
 def terms(values: Whole, weights: Sequence[float] | npt.NDArray[np.float64]) -> Whole:

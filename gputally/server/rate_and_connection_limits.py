@@ -1,0 +1,106 @@
+"""Limits connections, of all clients and by address, and the rate of each client's requests.
+
+A connection counts from the moment it is accepted, before TLS, until it is closed. A connection above the limit is
+closed at once. The total leaves file descriptors for the rest of the process. A client's rate is a token bucket, and
+memory is bounded.
+"""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+from cachetools import LRUCache
+
+from gputally.base.clock import Clock
+
+RESERVED_DESCRIPTORS = 128
+"""Descriptors reserved for the ledger, the spool, the log and outgoing connections."""
+FEWEST_CONNECTIONS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Limits. connections: of all clients. connections_by_address: of one address. header_seconds: for the TLS
+    handshake, and for a request's line and headers together. header_bytes: their size. stalled_seconds: how long an
+    answer may wait for a client that does not read.
+    """
+
+    connections: int = 16_384
+    connections_by_address: int = 1_024
+    header_seconds: float = 5.0
+    header_bytes: int = 64 * 1024
+    stalled_seconds: float = 120.0
+
+
+class Connections:
+    """Counts open connections. Thread-safe."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._most = min(limits.connections, most_descriptors())
+        self._most_by_address = min(limits.connections_by_address, max(1, self._most // 2))
+        self._lock = threading.Lock()
+        self._by_address: Counter[str] = Counter()
+        self._open = 0
+        self.refused = 0
+        """Connections that were closed because there were too many."""
+
+    def enter(self, address: str) -> bool:
+        """Count a new connection; returns False if it exceeds the limit."""
+        with self._lock:
+            if self._open >= self._most or self._by_address[address] >= self._most_by_address:
+                self.refused += 1
+                return False
+            self._open += 1
+            self._by_address[address] += 1
+            return True
+
+    def leave(self, address: str) -> None:
+        """Record that a connection ended."""
+        with self._lock:
+            self._open -= 1
+            self._by_address[address] -= 1
+            if not self._by_address[address]:
+                del self._by_address[address]
+
+    @property
+    def open(self) -> int:
+        """The number of open connections."""
+        return self._open
+
+
+def most_descriptors() -> int:
+    """Return how many connections this process may hold and still open files. Raises its soft limit to the
+    hard limit.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    if soft == resource.RLIM_INFINITY:
+        return 2**31
+    return max(FEWEST_CONNECTIONS, soft - max(RESERVED_DESCRIPTORS, soft // 4))
+
+
+_BUCKETS = 16_384
+
+
+class RateLimit:
+    """A token bucket per client; the least recently seen clients are forgotten to bound memory."""
+
+    def __init__(self, clock: Clock, per_second: float, burst: int) -> None:
+        self._clock = clock
+        self._per_ms = per_second / 1000
+        self._burst = float(burst)
+        self._buckets: LRUCache[tuple[str, str], tuple[float, int]] = LRUCache(_BUCKETS)
+
+    def admit(self, client: tuple[str, str]) -> float:
+        """Return 0 if the request may pass, otherwise the seconds after which one may."""
+        now = self._clock.monotonic_ms()
+        level, since = self._buckets.pop(client, (self._burst, now))
+        level = min(self._burst, level + (now - since) * self._per_ms)
+        wait = 0.0 if level >= 1 else (1 - level) / self._per_ms / 1000
+        self._buckets[client] = (level if wait else level - 1, now)
+        return wait
