@@ -64,7 +64,7 @@ class Engine:
         """The ledgers of a lake."""
         # Imported here: half a second that no other command needs.
         from accountant.fleet.fleet_members import Fleet, Rates, load_lake
-        from accountant.lake.engines import open_engine
+        from accountant.lake.query_engines import open_engine
 
         running = open_engine(self.engine, load_lake(lake) if isinstance(lake, str) else lake, self.engine_url)
         try:

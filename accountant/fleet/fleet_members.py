@@ -22,8 +22,8 @@ from accountant.core import periods
 from accountant.core.errors import LakeUnavailable, nearest
 from accountant.core.periods import Month
 from accountant.core.settings import Issuer, Lake
-from accountant.lake.engines import Engine
 from accountant.lake.lake_ledger import LakeLedger, LedgerStatus, ledgers
+from accountant.lake.query_engines import Engine
 from accountant.reports import report_model
 from accountant.reports.report_model import Report
 from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec

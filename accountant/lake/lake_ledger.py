@@ -28,7 +28,7 @@ from accountant.core.gpu_time_accounts import merged
 from accountant.core.periods import Month, local_date, utc, zone
 from accountant.core.window_decay import bounds, factor, term
 from accountant.inventory.pod_facts import ObservedPod
-from accountant.lake.engines import Bounds, Engine
+from accountant.lake.query_engines import Bounds, Engine
 from accountant.lake.tables import ACCOUNT_COLUMNS, MEMO_COLUMNS, column_of
 from accountant.ledger.journal import Act, ActKind, NewAct
 from accountant.ledger.protocols import (

@@ -13,7 +13,7 @@ from sqlglot import exp
 
 from accountant.billing.statements import Statement
 from accountant.billing.usage_pricing import charges, quantify
-from accountant.lake.engines import Bounds, Engine
+from accountant.lake.query_engines import Bounds, Engine
 from accountant.lake.tables import ACCOUNT_COLUMNS
 from accountant.lake.usage_rows import day_span
 from accountant.ledger.protocols import Questions

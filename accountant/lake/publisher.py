@@ -25,9 +25,9 @@ from accountant.core.periods import Month, local_date
 from accountant.core.settings import Settings
 from accountant.lake import table_maintenance, tables
 from accountant.lake.catalog import Catalogue
-from accountant.lake.engines import DuckDbEngine
 from accountant.lake.focus_rows import focus_rows
 from accountant.lake.ledger_comparison import LakeComparison, compare, compare_charges
+from accountant.lake.query_engines import DuckDbEngine
 from accountant.lake.table_maintenance import Removed
 from accountant.lake.usage_rows import DayRows, day_rows, day_span
 from accountant.ledger.protocols import EpochReport

@@ -35,8 +35,8 @@ from accountant.core.settings import Lake, Settings
 from accountant.fleet.fleet_members import Fleet
 from accountant.lake import tables
 from accountant.lake.catalog import Catalogue
-from accountant.lake.engines import Bounds, DuckDbEngine, Engine
 from accountant.lake.publisher import Publisher
+from accountant.lake.query_engines import Bounds, DuckDbEngine, Engine
 from accountant.storage.duckdb_ledger import open_ledger
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY
@@ -257,7 +257,7 @@ def _spark(place: Path, workers: Sequence[int]) -> list[Figure]:
 
 
 def _ask_spark(place: str, workers: int) -> dict[str, float]:
-    from accountant.lake.remote_engines import SparkEngine
+    from accountant.lake.remote_query_engines import SparkEngine
     from tests.real.spark import spark_cluster
 
     warnings.simplefilter("ignore", ResourceWarning)

@@ -27,8 +27,8 @@ from accountant.fleet.fleet_members import Fleet
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.lake import tables
 from accountant.lake.catalog import Catalogue
-from accountant.lake.engines import DuckDbEngine
 from accountant.lake.publisher import Publisher, line_rows, statement_row
+from accountant.lake.query_engines import DuckDbEngine
 from accountant.prices.price_book import PriceBook
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.wire.policy_models import Policy, QueuePolicy

@@ -15,7 +15,7 @@ from accountant.billing.usage_pricing import cost
 from accountant.core.errors import LakeUnavailable, UnsupportedQuestion
 from accountant.core.periods import Month
 from accountant.fleet.fleet_members import Fleet, Rates, SeveralCurrencies
-from accountant.lake.engines import Bounds, DuckDbEngine, Engine
+from accountant.lake.query_engines import Bounds, DuckDbEngine, Engine
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports import report_model
 from accountant.reports.output_formats import RENDERINGS, Form

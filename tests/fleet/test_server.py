@@ -26,7 +26,7 @@ from accountant.core.periods import utc
 from accountant.core.settings import Settings
 from accountant.fleet.fleet_members import Fleet, Rates
 from accountant.fleet.fleet_server import FleetService
-from accountant.lake.engines import DuckDbEngine
+from accountant.lake.query_engines import DuckDbEngine
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports.focus_columns import unpack
 from accountant.runtime.job_and_task_metrics import Metrics

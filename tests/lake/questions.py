@@ -15,9 +15,9 @@ from accountant.billing.usage_pricing import cost
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.settings import Lake, LakeCatalog, Settings
 from accountant.lake.catalog import Catalogue
-from accountant.lake.engines import Engine
 from accountant.lake.lake_ledger import LakeLedger, ledgers
 from accountant.lake.publisher import Publisher
+from accountant.lake.query_engines import Engine
 from accountant.ledger.protocols import EpochReport, Facts, JobKey
 from accountant.prices.price_book import PriceBook
 from accountant.reports import report_model

@@ -12,7 +12,7 @@ import yaml
 
 from accountant.core.settings import Lake, LakeCatalog
 from accountant.lake.catalog import BATCH
-from accountant.lake.engines import DuckDbEngine
+from accountant.lake.query_engines import DuckDbEngine
 from accountant.lake.tables import DAYS
 from tests.fakes.fault_proxy import Fault, fault_proxy
 from tests.lake.questions import HOUR, PublishedLedger, differences, published

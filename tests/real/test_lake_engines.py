@@ -19,8 +19,8 @@ from accountant.core.errors import LakeUnavailable
 from accountant.core.settings import Lake, LakeCatalog
 from accountant.fleet.fleet_members import load_lake
 from accountant.lake.catalog import Catalogue
-from accountant.lake.engines import Bounds, DuckDbEngine
-from accountant.lake.remote_engines import CATALOG_VARIABLE, ClickHouseEngine, SparkEngine, TrinoEngine
+from accountant.lake.query_engines import Bounds, DuckDbEngine
+from accountant.lake.remote_query_engines import CATALOG_VARIABLE, ClickHouseEngine, SparkEngine, TrinoEngine
 from accountant.lake.tables import DAYS, TABLES
 from tests.fakes.fault_proxy import Fault, FaultProxy
 from tests.lake.questions import HOUR, PublishedLedger, differences, published

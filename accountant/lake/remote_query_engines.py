@@ -20,7 +20,7 @@ from sqlglot import exp
 from accountant.core.errors import LakeUnavailable
 from accountant.core.settings import Lake
 from accountant.lake.catalog import NAMESPACE, Catalogue, described, without_password
-from accountant.lake.engines import Bounds, Engine
+from accountant.lake.query_engines import Bounds, Engine
 from accountant.lake.tables import TABLES
 
 CATALOG_VARIABLE: Final = "GPUTALLY_ENGINE_CATALOG"

@@ -1,4 +1,4 @@
-"""Runs SQLGlot queries on a query engine (DuckDB here, others in remote_engines) over the lake's tables.
+"""Runs SQLGlot queries on a query engine (DuckDB here, others in remote_query_engines) over the lake's tables.
 
 Engines only add integers and filter by name. Dividing, pricing and rounding are done in Python, so every engine gives
 the same figures.
@@ -145,6 +145,6 @@ def open_engine(name: str, lake: Lake, url: str = "") -> Engine:
     """The engine of that name over a lake. url: address of a remote engine. Raises LakeUnavailable."""
     if name == "duckdb":
         return DuckDbEngine(Catalogue.connect(lake))
-    from accountant.lake import remote_engines
+    from accountant.lake import remote_query_engines
 
-    return remote_engines.connect(name, lake, url)
+    return remote_query_engines.connect(name, lake, url)
