@@ -4,8 +4,7 @@
 usage, 70 the database failed and the process has to be started again.
 
 A command that only calls a running accountant does not load the accountant's own modules, which would take four fifths
-of its start-up time. Help and completion, which list every command, import all of them.
-"""
+of its start-up time. Help and completion, which list every command, import all of them."""
 
 from __future__ import annotations
 

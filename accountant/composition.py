@@ -3,8 +3,7 @@ listeners.
 
 `maintain` does everything that is due (checks files, reads the inventory, runs checkpoints); `start` calls it in a
 thread, while the demo and the tests call it themselves at chosen times. `close` flushes the ingest before it closes the
-ledger.
-"""
+ledger."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Runs `gputally agent`: reads the settings, builds the parts, and runs them until a signal arrives.
 
 A user's mistake gives a one-line message on stderr and exit code 2, a fault of the machine (spool, port) exit code 1.
-Libraries that only some commands need are imported there.
-"""
+Libraries that only some commands need are imported there."""
 
 from __future__ import annotations
 
@@ -88,8 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return the parser of all commands, or only of `run` if that is the command, because the daemon needs nothing that
-    the others import.
-    """
+    the others import."""
     made = argparse.ArgumentParser(prog="gputally agent", description="Meters the GPUs of one machine.")
     made.add_argument("--version", action="version", version=f"gputally agent {_version()}")
     commands = made.add_subparsers(dest="command", metavar="COMMAND")
@@ -167,8 +165,7 @@ def _once(chosen: Settings) -> int:
 
 def _source(chosen: Settings, node: str, clock: Clock, tasks: BackgroundTasks, *, restarted: bool = False) -> Source:
     """Return the source of readings. Raises FileFault for a scenario or pods file that cannot be read, SettingsError if
-    no source is chosen.
-    """
+    no source is chosen."""
     if chosen.simulated:
         from agent.simulation.scenario_file import load_scenario
 

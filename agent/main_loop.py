@@ -3,8 +3,7 @@
 Sampling must never wait for the network, because the driver keeps samples for only ten seconds. `sample` and `ship` are
 single bounded steps, so that tests and the demo can run them on a virtual clock. If a source fails, only the readings
 of that moment are lost. If the spool fails, bounded memory replaces it until it works again, and the oldest records are
-kept. No reading is interpreted here.
-"""
+kept. No reading is interpreted here."""
 
 from __future__ import annotations
 
@@ -77,8 +76,7 @@ class _UnspooledRecords:
 class Agent:
     """One node's agent. `shutdown` closes the given source, uploader and outbox.
 
-    metrics gets the results of every turn; on_sample is called with every snapshot after it was metered.
-    """
+    metrics gets the results of every turn; on_sample is called with every snapshot after it was metered."""
 
     def __init__(
         self,
@@ -150,8 +148,7 @@ class Agent:
 
     def ship(self, upto: int | None = None) -> ShipResult:
         """Try once to deliver records, nothing newer than `upto`; an unreadable spool gives a result to retry, not an
-        error.
-        """
+        error."""
         try:
             result = self._uploader.ship(upto)
         except OutboxUnavailable as error:
@@ -192,8 +189,7 @@ class Agent:
         """Close the open intervals, spool them, deliver what the grace period allows, and close everything.
 
         shipping: the thread that may be in the middle of an upload; if it does not end, the next start delivers the
-        rest. deliver: False leaves all records to the next start.
-        """
+        rest. deliver: False leaves all records to the next start."""
         deadline_ms = self._clock.monotonic_ms() + round(self._settings.grace_s * MS_PER_SECOND)
         now_ms = self._timeline.now_ms()
         self._leap()
@@ -292,8 +288,7 @@ class Agent:
 
     def _date_again(self) -> None:
         """Correct the times of records that were dated by a wrong clock of this boot, if the accountant agrees with the
-        right one.
-        """
+        right one."""
         line_ms = self._line_ms()
         if self._lines.opinion(line_ms) and (count := self._lines.date_again(line_ms)):
             log.warning("records that a wrong clock dated are dated again", extra={"records": count})
@@ -317,8 +312,7 @@ class Agent:
     def _news(self, snapshot: Snapshot) -> tuple[PodFacts, ...]:
         """Return facts that are new or changed since they were spooled; the time of observation is not a change.
         Returns all facts if the accountant lost records that no spool holds any more, because they contained the owners
-        of these pods.
-        """
+        of these pods."""
         if (forgotten := self._outbox.forgotten) != self._forgotten:
             self._forgotten = forgotten
             self._facts.clear()
@@ -356,8 +350,7 @@ class Agent:
 
     def _store(self, oldest: _UnspooledRecords) -> bool:
         """Append to the outbox; returns False while it cannot be written. The meter's state is stored only with the
-        newest sets, because otherwise it would claim that sets are spooled which are still in memory.
-        """
+        newest sets, because otherwise it would claim that sets are spooled which are still in memory."""
         state = self._meter.state() if len(self._backlog) == 1 else None
         try:
             done = self._outbox.append(oldest.sets, oldest.facts, state)

@@ -9,8 +9,7 @@ Unknown is not zero: a value that could not be read is None, with the reason in 
 Records hold no references back to their containers, so the garbage collector need not track them (`gc=False`): the
 accountant receives tens of thousands at once.
 
-`python -m agent.wire > docs/schema/usage-batch.v1.json` writes the schema again; a test compares the file with it.
-"""
+`python -m agent.wire > docs/schema/usage-batch.v1.json` writes the schema again; a test compares the file with it."""
 
 from __future__ import annotations
 

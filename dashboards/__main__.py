@@ -7,8 +7,7 @@ inside the Helm chart, because a chart can only contain files of its own. Do not
 A push is idempotent: a dashboard in Grafana that already equals ours is not written, so a second push creates no new
 version. Only our own folder and uids are written. The token is never shown.
 
-Source of the calls: Grafana's HTTP API reference (`/api/folders`, `/api/dashboards`), valid for Grafana 9 to 13.
-"""
+Source of the calls: Grafana's HTTP API reference (`/api/folders`, `/api/dashboards`), valid for Grafana 9 to 13."""
 
 from __future__ import annotations
 

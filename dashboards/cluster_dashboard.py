@@ -2,8 +2,7 @@
 
 There are two sources, named in every description. *Live* figures come from the agents and follow the GPUs within an
 interval (a minute). *Booked* figures come from the accountant's ledger, from which bills and weights are computed; they
-lag by the minutes that rows may take to arrive.
-"""
+lag by the minutes that rows may take to arrive."""
 
 from __future__ import annotations
 

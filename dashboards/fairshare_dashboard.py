@@ -1,8 +1,7 @@
 """Builds the dashboard "Fairshare": what each queue is entitled to, holds and requests.
 
 All figures come from the controller. While it keeps the last good weights (usage too old, or not enough of it metered),
-shares and entitlements have no figure, because old ones would look current.
-"""
+shares and entitlements have no figure, because old ones would look current."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Builds the dashboard "GPU and pod": all details of one device or one pod.
 
-If many GPUs are selected, only the twenty largest series are drawn; the panels are meant for one node, GPU or pod.
-"""
+If many GPUs are selected, only the twenty largest series are drawn; the panels are meant for one node, GPU or pod."""
 
 from __future__ import annotations
 

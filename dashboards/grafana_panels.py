@@ -7,8 +7,7 @@ Source of the JSON: the types of npm @grafana/schema 13.2.3.
 
 The colours are the eight of Okabe and Ito, "Color Universal Design" (2008). A thing has the same colour in every panel.
 If names are not known in advance (queues, namespaces), a name's first or last character determines the colour; others
-use the Cividis scale, which has the same purpose (Nuñez, Anderton, Renslow, PLOS ONE 2018).
-"""
+use the Cividis scale, which has the same purpose (Nuñez, Anderton, Renslow, PLOS ONE 2018)."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ This module contains no PromQL and no metric names. The JSON contains no null ex
 
 Variables depend on each other in this order: data source, cluster, job, pool, GPU model, node, GPU, namespace, pod; and
 team, queue; and target. A dashboard includes those that its panels use. A cluster without pools in its inventory still
-has nodes: a node is left out only if it is known to be in another pool.
-"""
+has nodes: a node is left out only if it is known to be in another pool."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A rule is a function from a dashboard to faults, each with the panel and the reason. The rules follow
 grafana/dashboard-linter; our `node` variable replaces its `instance`, because people know nodes and not scrape
-addresses. Expressions are checked as text here; the tests prove that they parse and name existing metrics.
-"""
+addresses. Expressions are checked as text here; the tests prove that they parse and name existing metrics."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ An alert waits (`for`) long enough to ignore a roll-out, a restart or one lost s
 component that died has no series, so alerts look for series that existed within the last day and do not now. Values and
 labels in texts are Prometheus templates.
 
-Names of records are level:metric:operation (prometheus.io/docs/practices/rules).
-"""
+Names of records are level:metric:operation (prometheus.io/docs/practices/rules)."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Invariants: every selector contains the dashboard's variables; a counter is read through `rate` or `increase` and summed
 only afterwards; the window of a rate is `$__rate_interval`, so that it fits the scrape interval and the zoom; counters
 of the agents' closed intervals are divided by the time metered in the same window. The functions only compose text; the
-tests parse every expression.
-"""
+tests parse every expression."""
 
 from __future__ import annotations
 

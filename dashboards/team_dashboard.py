@@ -1,8 +1,7 @@
 """Builds the dashboard "Team": a team's usage and cost compared with its budgets.
 
 Month figures are booked. Present usage is live and known by namespace: a namespace is shown if the team held anything
-in it this month, so a namespace of two teams is shown for both.
-"""
+in it this month, so a namespace of two teams is shown for both."""
 
 from __future__ import annotations
 

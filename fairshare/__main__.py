@@ -4,8 +4,7 @@
 
 `divide` reads cases from JSON. A case has the keys `name, total, kValue, queues[], function, resource`, and a queue the
 keys `name, request, deserved, limit, overQuotaWeight, usage, priority, creation, parent, initialFairShare`. Further
-keys of a conformance file (such as `expected`) are ignored; any other key is a fault, reported with its case.
-"""
+keys of a conformance file (such as `expected`) are ignored; any other key is a fault, reported with its case."""
 
 from __future__ import annotations
 
@@ -194,8 +193,7 @@ def plan(
     """Run one cycle that writes nothing, and show every weight with the reason of every number.
 
     It uses the API server's dry-run, so it shows conflicts and refusals in advance. The accountant gets neither the
-    policy nor the decisions.
-    """
+    policy nor the decisions."""
     others = at.others()
     with at.client() as client:
         report, _ = tried_cycle(policies.load(policy, others)[0], client, others, on)
@@ -274,8 +272,7 @@ def release(
     on: TargetOptions,
 ) -> None:
     """Restore the weight of every queue from before gputally, and let preempted work run again; for switching gputally
-    off.
-    """
+    off."""
     given = policies.load(policy)[0]
     others = [policies.load(path)[0] for path in other or ()]
     with on.targets(given) as (there, elsewhere):

@@ -2,8 +2,7 @@
 
 Cycles run in the calling thread. Other threads follow the pods, take part in the election if there are replicas, and
 serve /metrics, the probes and the extender. SIGTERM sets `stop`: the current cycle ends, the Lease is released, the
-servers close.
-"""
+servers close."""
 
 from __future__ import annotations
 

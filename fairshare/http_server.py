@@ -1,7 +1,6 @@
 """Serves health, metrics and the kube-scheduler extender over HTTP.
 
-Each has a listener of its own (`gputally.server.https_server`), which limits connections, handshakes and headers.
-"""
+Each has a listener of its own (`gputally.server.https_server`), which limits connections, handshakes and headers."""
 
 from __future__ import annotations
 
@@ -98,8 +97,7 @@ def serve_extender(
 ) -> Iterator[str]:
     """Serve `POST /scheduler/prioritize` and `/scheduler/preempt` until the context ends; yields the base URL.
 
-    told: called with every answer, as (verb, seconds, ok | late | refused). Raises CannotStart.
-    """
+    told: called with every answer, as (verb, seconds, ok | late | refused). Raises CannotStart."""
     verbs = {"prioritize": extender.prioritize, "preempt": extender.preempt}
 
     async def answer(request: Request) -> Response:

@@ -1,8 +1,7 @@
 """Runs the `gputally` command and imports a program only when it is called.
 
 It uses only the standard library, because the agent's image contains no command line framework. Every program is a
-function `main(argv) -> exit code` that parses its own arguments.
-"""
+function `main(argv) -> exit code` that parses its own arguments."""
 
 from __future__ import annotations
 
@@ -74,8 +73,7 @@ def usage() -> str:
 
 def run(command: Command, arguments: Sequence[str]) -> int:
     """Import the program and run it. Raises SystemExit with a one-line message if a library is missing, as it is in the
-    image of another program. A missing library may show only when the program imports the called part.
-    """
+    image of another program. A missing library may show only when the program imports the called part."""
     try:
         program = cast(Main, getattr(importlib.import_module(command.module), command.entry))
         return program(arguments)

@@ -2,8 +2,7 @@
 
 Times are UTC timestamps, GPU time and energy are integers with the unit in the column's name, money is
 `decimal.Decimal` with a currency, and an unknown value is missing, never zero. The client fetches all pages: a result
-is complete, or an exception is raised.
-"""
+is complete, or an exception is raised."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ _OF_DECISION = (
 def connect(url: str, token: str | None = None, *, ca_file: str | Path | None = None) -> Client:
     """Return a client of the accountant at `url`. Sends no request yet. Raises Unanswered for an invalid address.
 
-    ca_file: PEM file of the authorities for https, instead of the system's.
-    """
+    ca_file: PEM file of the authorities for https, instead of the system's."""
     return Client(AccountantConnection(url, token, Path(ca_file) if ca_file is not None else None))
 
 
@@ -178,8 +176,7 @@ class Client:
         """Usage of every queue over the window that ends at `at`: `queue`, `usage` in `attrs["unit"]`, and `share` of
         the window's capacity. Kinds as in the policy: sliding, tumbling (`start`), cron, calendar. gpu_weights: the
         weight of GPU time by model. cluster: count only its GPUs. attrs: start, capacity, unassigned, coverage,
-        watermark.
-        """
+        watermark."""
         query: Query = {
             "kind": kind, "size": size, "half_life": half_life, "measure": measure, "at": _instant(at),
             "start": _instant(start), "cron": cron, "cluster": cluster,

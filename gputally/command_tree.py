@@ -1,8 +1,7 @@
 """Describes all commands as one tree, for shell completion and the command reference.
 
 A program is imported only if a completion goes beyond its name or a caller needs the whole tree. Programs that parse
-with the standard library (the agent's image has no other parser) are converted to typer commands.
-"""
+with the standard library (the agent's image has no other parser) are converted to typer commands."""
 
 from __future__ import annotations
 

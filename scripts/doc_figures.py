@@ -6,8 +6,7 @@ bytes.
 
 100 GPUs, three teams with 20 guaranteed each. Two keep the cluster full with small jobs; every two hours
 the LLM team asks for 40 GPUs on top of its 20, all at once, for a slot of an hour. Weights 3 : 1 : 1 entitle
-it to 44 in the mean, a little more than the 40 that its slots come to.
-"""
+it to 44 in the mean, a little more than the 40 that its slots come to."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Checks that no module, class or function has a name that says nothing to a newcomer, and that texts name who acts.
 
 `python -m scripts.name_check` prints each place with such a name or word and ends with status 1 where there is one.
-CONTRIBUTING.md says how to choose a name.
-"""
+CONTRIBUTING.md says how to choose a name."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ ours (labels, requests and limits), is one value.
 
 Every figure in `MEASURED` stands in docs/performance.md or docs/sizing.md with the command that took it; the rest of
 the table of sizes is arithmetic that the page states in words. Nothing is rounded in favour of a figure: sizes and
-times round up.
-"""
+times round up."""
 
 from __future__ import annotations
 

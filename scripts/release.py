@@ -2,8 +2,7 @@
 
 `python -m scripts.release` (`make release-dry-run`) leaves wheel, source, chart, bills of materials, the libraries of
 each image and the release notes in dist/, each checked the way its users meet it. `--tag vX.Y.Z` also compares the tag
-with the version, as the release workflow does. That workflow publishes and signs (docs/releasing.md).
-"""
+with the version, as the release workflow does. That workflow publishes and signs (docs/releasing.md)."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ Every run keeps in pytest's cache which tests it skipped, for want of the shelf 
 `--skipped-in=FOLDER` runs just those that a run in another checkout skipped, so that the pipeline runs no test twice.
 
 What the suite loads stays until its end. It is left out of the collections of cyclic garbage, which would else walk all
-of it again and again: a third of the time that loading takes.
-"""
+of it again and again: a third of the time that loading takes."""
 
 from __future__ import annotations
 

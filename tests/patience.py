@@ -1,8 +1,7 @@
 """How long a test waits for what has its own time, a process or a thread: longer where many others wait for a turn too.
 
 A fixed time is either so long that a hang is found late, or too short on a busy machine; and a process
-that was not given its turn has not failed. What can have a virtual clock is not waited for.
-"""
+that was not given its turn has not failed. What can have a virtual clock is not waited for."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Files that are read in place and never copied: vectors, traces, the schedulers' CRDs.
 
 They stand beside the checkout, or where GPUTALLY_SHARED says. Absent they skip a test with one clear
-line, and fail it in CI.
-"""
+line, and fail it in CI."""
 
 from __future__ import annotations
 

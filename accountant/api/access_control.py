@@ -4,8 +4,7 @@ A request is authenticated by a bearer token, Kubernetes TokenReview, a client c
 `CallersFile.look` reads changed files again; an invalid new version changes nothing.
 
 Authorisation precedes the body: a request without permission is answered before any byte of its body is read. Routes
-check further limits of a principal (teams, nodes) themselves.
-"""
+check further limits of a principal (teams, nodes) themselves."""
 
 from __future__ import annotations
 

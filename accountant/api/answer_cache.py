@@ -23,8 +23,7 @@ Invariants:
 - An answer is dropped KEPT_MS after its last page. An answer of one page is not cached.
 
 Lines are stored as compressed JSON, which takes less than a tenth of the memory of objects. Both caches evict the least
-recently used entries first.
-"""
+recently used entries first."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 report.
 
 Frozen pydantic models only: a command-line client can import them without importing the HTTP server. Instants are UTC
-milliseconds, money is a decimal in the price book's currency.
-"""
+milliseconds, money is a decimal in the price book's currency."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Serves credits, adjustments, corrections, price books, invoice reconciliations and the audit trail.
 
-Proposals are late changes to closed months, which an administrator accepts or refuses.
-"""
+Proposals are late changes to closed months, which an administrator accepts or refuses."""
 
 from __future__ import annotations
 

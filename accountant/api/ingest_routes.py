@@ -5,8 +5,7 @@ agent.wire. A 200 is sent only after the commit.
 
 The import route accepts only batches whose epoch marks them as an import and whose rows all have the method `imported`;
 such rows yield to rows that an agent measured. So a token with this scope can add to the past, but not change metered
-time.
-"""
+time."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ families are left out and `gputally_ledger_up` is 0. Figures of the last quarter
 they do not depend on the second of the scrape.
 
 The number of series is limited by the GPU models and pools, teams, nodes of the inventory and queues of the policy, by
-MOST_NODES (the nodes with the most unmetered time) and by MOST_NAMESPACES.
-"""
+MOST_NODES (the nodes with the most unmetered time) and by MOST_NAMESPACES."""
 
 from __future__ import annotations
 

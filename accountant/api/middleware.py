@@ -5,8 +5,7 @@ and problem, but no token and no query string.
 
 A body counts against the limits as far as it has arrived, so a slow body does not take space from a fast one. A
 compressed body is decompressed in pieces and only up to the limit, so a small body that expands enormously costs no
-more than the limit.
-"""
+more than the limit."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ document.
 type (413 is split, 400 and 422 are bisected, everything else is tried again later). `detail` is text for people and may
 change. Additional members are allowed.
 
-agent.wire uses msgspec instead of pydantic; its JSON Schema is generated and added to the others.
-"""
+agent.wire uses msgspec instead of pydantic; its JSON Schema is generated and added to the others."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ A cursor names its answer and the number of lines shown so far. It contains the 
 so that "until now" is the same on every page, and a digest of the query, so that it cannot be used with another one.
 accountant.api.answer_cache guarantees that pages belong together.
 
-The estimated cost of a query is the GPU-hours of its span times the number of dimensions of its groups.
-"""
+The estimated cost of a query is the GPU-hours of its span times the number of dimensions of its groups."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Serves statements and reports, and closes, reopens and publishes months.
 
 Statements and reports are computed on request and have an ETag of their content, so that a client with the same content
-gets 304 instead.
-"""
+gets 304 instead."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Serves usage, cost, windows, waits, budgets and jobs.
 
-Window boundaries and decay are defined in accountant.core.window_decay.
-"""
+Window boundaries and decay are defined in accountant.core.window_decay."""
 
 from __future__ import annotations
 

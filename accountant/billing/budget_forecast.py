@@ -11,8 +11,7 @@ MIN_DAYS whole days there is no forecast. Sums have a fixed order (math.fsum), s
 Source: prediction interval of a sum of n further draws, normal approximation: mean·n ± z·s·sqrt(n + n²/k) after k days.
 
 A report (`outlook`) shows two forecasts: a straight line (the spend divided by the elapsed part of the month) and the
-run rate with its interval.
-"""
+run rate with its interval."""
 
 from __future__ import annotations
 

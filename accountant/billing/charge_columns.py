@@ -1,8 +1,7 @@
 """Holds the charges of a span as integer columns: prices usage, and separates start-up time from other idle time.
 
 A month's bill by pod or node has some hundred thousand charges. Columns can be summed and regrouped without an object
-per charge; `ChargeColumns.charges` creates objects for those a caller displays.
-"""
+per charge; `ChargeColumns.charges` creates objects for those a caller displays."""
 
 from __future__ import annotations
 

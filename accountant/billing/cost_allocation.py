@@ -6,8 +6,7 @@ up to its charges, account by account and price row by price row. Committed GPU 
 the capacity; it is listed separately (`unused_commitments`).
 
 The order is fixed: start-up time, then unused guarantees, then the rest of the unallocated time, which is spread by the
-cost of held time. This module queries the ledger; the rules are in billing_rules and quota_usage.
-"""
+cost of held time. This module queries the ledger; the rules are in billing_rules and quota_usage."""
 
 from __future__ import annotations
 

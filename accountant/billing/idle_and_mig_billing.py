@@ -12,8 +12,7 @@ proportion. What neither has is not billed, so the bill of a GPU never exceeds t
 `by_memory` bills MIG instances. Agents divide a GPU by compute slices: a 1g of 7 holds 1/7 of its time. With
 `mig_basis: memory` an instance pays for its memory slices instead, 1/8 each; memory without an instance is unallocated.
 `rebase` only moves time between holders and unheld time, so the total stays the same and no account becomes negative.
-Source of the geometry: NVIDIA MIG user guide (eight memory slices; seven compute slices, four on an A30).
-"""
+Source of the geometry: NVIDIA MIG user guide (eight memory slices; seven compute slices, four on an A30)."""
 
 from __future__ import annotations
 

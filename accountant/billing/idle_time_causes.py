@@ -11,8 +11,7 @@ unallocated time of an hour that its unused guarantee reserved, by the policy in
 most the unallocated time of the hour.
 
 The breakdown is computed only on request, because it needs more than the hourly sums. This module queries the ledger;
-the rule for start-up is `phase_spans` below, that for guarantees is in accountant.billing.quota_usage.
-"""
+the rule for start-up is `phase_spans` below, that for guarantees is in accountant.billing.quota_usage."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ epochs and the rest always add up to the job.
 
 Charges are computed per hour and then divided in proportion to the GPU time that the job held in each part of the hour.
 With one price per hour, each epoch gets exactly the cost of its own time; with several prices (commitments, shared
-GPUs) the parts still add up to the hour's cost.
-"""
+GPUs) the parts still add up to the hour's cost."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ A pod that was never scheduled has waited until it ended, or until now. If an in
 pod is left out of that figure; unknown is not zero.
 
 Events after the end of the span are ignored: a pod that was placed later still waited at the end. So a past month
-always has the same result.
-"""
+always has the same result."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ compensate for hours in which it held less, because an unused guarantee cannot b
 children hold GPUs.
 
 Unused guarantees reserve at most the unallocated time of the same hour; if less was free than all queues left unused,
-it is divided in proportion.
-"""
+it is divided in proportion."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ Invariants:
   rounded, to the currency's minor unit, so that the teams' amounts add up to the total.
 - The amount due is the payable amount plus corrections of closed months plus credits and charges booked in this one.
 - Equal records, price book and policies give equal bytes, for any order of arrival. The bytes of a closed month are
-  stored (accountant.bookkeeping.bookkeeper) and contain the hash of the previous month.
-"""
+  stored (accountant.bookkeeping.bookkeeper) and contain the hash of the previous month."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ Unallocated time is priced too and stays in `__idle__`, so that the lines add up
 Unmetered time and down time are never billed. Billed time without a price is listed as unpriced; a sum that contains
 unpriced time is None.
 
-Amounts are not rounded here; gputally.base.money rounds them once.
-"""
+Amounts are not rounded here; gputally.base.money rounds them once."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ ledger again. Corrections, adjustments and credits do not change statement lines
 has not changed since its author read it.
 
 `fold_acts` derives the state from the acts. The content of these acts is encoded and decoded only in this module;
-content that was recorded stays readable in later releases.
-"""
+content that was recorded stays readable in later releases."""
 
 from __future__ import annotations
 

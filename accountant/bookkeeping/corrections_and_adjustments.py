@@ -15,8 +15,7 @@ and reason. It is due in addition to the lines and changes none.
 A credit for a node covers time that was billed although the node was unusable, such as a hung node or a failed fabric
 (time recorded as `down` is not billed and needs no credit). It is the billed time of the node's holders at its price,
 times a share, in minor units that add up. A span of a node can be credited once. accountant.bookkeeping.bookkeeper
-books it.
-"""
+books it."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ pool's invoice and its bills is `unmatched` (negative if the bills are higher); 
 is unmatched entirely.
 
 A true-up is the set of hourly rates at which the month's bills equal the invoice. `trued_up` writes these rates into
-the price book for that month only.
-"""
+the price book for that month only."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 A month is open while it runs, then in grace for some days (late records still count), then due to be closed (they still
 count). A closed month's statement no longer changes, and a published month cannot be reopened. Months are closed in
 order, each with the hash of the previous one. Only the newest closed month can be reopened, before it is published and
-with a reason.
-"""
+with a reason."""
 
 from __future__ import annotations
 

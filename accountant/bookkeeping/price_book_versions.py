@@ -5,8 +5,7 @@ is in force. The file is put in force only if its content differs from the last 
 undo a later act. Every version stays readable, because statements refer to them.
 
 A version consists of the price book as written (its base) and the invoice rates of past months. The rates are stored
-separately, so that a later price book keeps them (accountant.bookkeeping.bookkeeper).
-"""
+separately, so that a later price book keeps them (accountant.bookkeeping.bookkeeper)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Defines the options of commands that call a running accountant, or, with `--db`, open a stopped ledger.
 
-A command has a parameter of type `Server`, `Ledger`, `ZonedLedger` or `Priced` (`gputally.base.option_groups`).
-"""
+A command has a parameter of type `Server`, `Ledger`, `ZonedLedger` or `Priced` (`gputally.base.option_groups`)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The tokens are for people and programs outside the cluster, and for the chart's programs if the accountant cannot have
 their service account tokens reviewed (its chart value `kubernetesApi` is false). Repeating it changes nothing: existing
-tokens and token file entries are kept. To replace a token, delete its Secret and run the command again.
-"""
+tokens and token file entries are kept. To replace a token, delete its Secret and run the command again."""
 
 from __future__ import annotations
 

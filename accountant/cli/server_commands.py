@@ -3,8 +3,7 @@
 `serve` exits with 0 after a requested stop, and with 70 if the database failed and the process has to be started again.
 
 The accountant reads the token file again within a second of a change, so a revoked token is refused from the next
-request on. `token revoke` deletes only the lines of the entry; comments and other entries stay as they are.
-"""
+request on. `token revoke` deletes only the lines of the entry; comments and other entries stay as they are."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Runs `usage`, `cost`, `check`, `report` and `jobs`.
 
 Output files are written atomically, because another program may be waiting for them. A job can be named as the table
-shows it or by a suffix of that name; the full id is needed only if the suffix is ambiguous.
-"""
+shows it or by a suffix of that name; the full id is needed only if the suffix is ambiguous."""
 
 from __future__ import annotations
 

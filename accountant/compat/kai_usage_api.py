@@ -25,8 +25,7 @@ KAI divides usage of a queue by capacity. Both are the exact integral of GPUs ov
 because KAI keeps only the last of several rows.
 
 CPU and memory are not metered: their capacity is a positive constant and their usage empty, so the usage of every queue
-is 0. A capacity of 0 would make it NaN, and no queue would get an over-quota share.
-"""
+is 0. A capacity of 0 would make it NaN, and no queue would get an over-quota share."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ idle. Source of the order: OpenCost core/pkg/opencost/allocation.go (AggregateBy
 
 Only GPU figures are metered; CPU, memory, network, load balancers and volumes are 0. Times are RFC 3339 in UTC. Floats
 are the nearest ones to the exact values, not rounded to five decimals. Source: OpenCost
-core/pkg/opencost/allocation_json.go and summaryallocation_json.go.
-"""
+core/pkg/opencost/allocation_json.go and summaryallocation_json.go."""
 
 from __future__ import annotations
 

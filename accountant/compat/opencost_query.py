@@ -19,8 +19,7 @@ filter = element (('+' | '|') element)*      + is and, | is or; both together on
     value = "text" (',' "text")*                 one of them; negated: none of them
 
 Source: OpenCost core/pkg/filter/ast/parser.go and core/pkg/filter/allocation/parser.go. `one_of` is a filter of version
-1.
-"""
+1."""
 
 from __future__ import annotations
 

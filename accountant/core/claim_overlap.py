@@ -3,8 +3,7 @@
 A claim is one set of rows as received. Of overlapping claims, the one with the lowest `Claim.rank` keeps the time.
 Measured claims precede claims that an agent carried over a restart, and both precede imported ones; then the older
 outbox comes first (its epoch is a UUIDv7, so the text sorts by creation), then the lower sequence number. The result
-depends only on the set of claims, not on the order of arrival.
-"""
+depends only on the set of claims, not on the order of arrival."""
 
 from __future__ import annotations
 

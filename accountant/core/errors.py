@@ -1,8 +1,7 @@
 """Defines the accountant's exceptions, and suggests known names for a mistyped one.
 
 Every message is one line: the place, then the reason. Invalid data does not raise; it becomes a value (a quarantined
-row, a result) and never stops the ledger.
-"""
+row, a result) and never stops the ledger."""
 
 from __future__ import annotations
 

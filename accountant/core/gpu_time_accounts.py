@@ -5,8 +5,7 @@ microsecond: the accounts of a row add up to its capacity, the parts of a set ov
 the set, and a part of a full set adds up to its length.
 
 There are no floats and no nodes or lifetimes here; `down` is only the time of a lost GPU (down time of nodes is added
-in `accountant.storage.gpu_lifetimes`).
-"""
+in `accountant.storage.gpu_lifetimes`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Defines every setting of the accountant.
 
-Error messages name the place of the faulty value (`gputally.server.config_loading`). Unknown keys are errors.
-"""
+Error messages name the place of the faulty value (`gputally.server.config_loading`). Unknown keys are errors."""
 
 from __future__ import annotations
 

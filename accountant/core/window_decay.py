@@ -7,8 +7,7 @@ first. So the result is bit-equal for any order of arrival, and an interval has 
 half-life.
 
 Instants are UTC milliseconds. Formula: KAI-Scheduler's usage query, 0.5^(age / half-life) summed over samples, in the
-limit of continuous sampling.
-"""
+limit of continuous sampling."""
 
 from __future__ import annotations
 

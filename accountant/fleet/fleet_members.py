@@ -2,8 +2,7 @@
 
 Each member computes its own answers, with its own price book, policies and time zone, like its accountant. Only
 GPU-microseconds and exact amounts of one currency are added. Amounts in several currencies are converted and added only
-if the operator gives rates.
-"""
+if the operator gives rates."""
 
 from __future__ import annotations
 

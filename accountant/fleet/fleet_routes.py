@@ -1,7 +1,6 @@
 """Serves the pages and the API about all ledgers of a lake: the overview, a team's page, usage, cost and months.
 
-Each ledger answers with its own time zone, price book and policies (accountant.fleet.fleet_members).
-"""
+Each ledger answers with its own time zone, price book and policies (accountant.fleet.fleet_members)."""
 
 from __future__ import annotations
 

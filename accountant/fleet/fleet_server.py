@@ -3,8 +3,7 @@
 Each ledger has the accountant's own application under `/clusters/NAME/`, with its own time zone, price book and
 policies; its clock shows the end of its published figures. Pages and API of all ledgers are in
 accountant.fleet.fleet_routes. The server is stateless (everything can be read from the lake again), so any number of
-replicas may run.
-"""
+replicas may run."""
 
 from __future__ import annotations
 

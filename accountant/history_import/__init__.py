@@ -1,4 +1,3 @@
 """Imports usage from before the first agent: records of other systems, as intervals with method `imported`.
 
-Imports write to the ledger only through the accountant's HTTP API.
-"""
+Imports write to the ledger only through the accountant's HTTP API."""

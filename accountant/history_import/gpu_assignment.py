@@ -16,8 +16,7 @@ each piece the rows add up to the piece exactly: parts and slots by largest rema
 piece in which the holder of some slot is unknown has no rows and stays unmetered.
 
 Busy time of a part belongs to its only holder. If several share the part, their busy time is unknown, and the part's
-busy time is in a separate row without a holder.
-"""
+busy time is in a separate row without a holder."""
 
 from __future__ import annotations
 

@@ -13,8 +13,7 @@ because a UUIDv7 begins with a hexadecimal digit.
 
 A finished chunk is recorded as an act (`ImportedChunk`), so it is part of the audit trail, of the archive and of every
 backup. `said_of` prorates chunks at the edges of a span; its result is shown as the source of figures and never used to
-compute them.
-"""
+compute them."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ gputally.base.pod_queue_labels.
 
 A pod holds its GPUs while its requests are listed with a node and its phase is not over. The listing is exact only to
 the scrape interval; an instant reported by kube-state-metrics (start, completion) is used if it fits the listing,
-otherwise the middle of the possible range.
-"""
+otherwise the middle of the possible range."""
 
 from __future__ import annotations
 

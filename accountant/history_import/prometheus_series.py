@@ -9,8 +9,7 @@ If utilisation is available both as time with a running kernel and as engine act
 GPU; a MIG instance has only the second, as a part of the instance. A device's node is the one whose pods it was
 labelled with, or a name in the series that Kubernetes knows.
 
-A pod that is listed before and after a missing scrape is taken to have existed in between.
-"""
+A pod that is listed before and after a missing scrape is taken to have existed in between."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Every selector has a window that ends at the instant (`last_over_time(x[w])`), so the result does not depend on the
 server's staleness rules. The window is one step, or two scrape intervals if these are longer. Metrics are queried by
-their old and new names; labels are read by `prometheus_series`.
-"""
+their old and new names; labels are read by `prometheus_series`."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ found by their heading, times are epoch seconds, or local times in the given zon
 sacct says how many GPUs a job had, on which nodes and when, but not which GPUs, how many on each node, or their
 utilisation. So the GPUs of a job are divided evenly over its nodes, and a node has as many GPUs as it is described with
 or was seen to need at once, whichever is more. Every GPU-second of a job is on some GPU, so the hours equal Slurm's
-exactly.
-"""
+exactly."""
 
 from __future__ import annotations
 

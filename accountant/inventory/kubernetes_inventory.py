@@ -2,8 +2,7 @@
 
 Reflectors, each in a thread of its own, hold reduced objects; `read` makes facts of them. The facts of a pod are
 repeated until a reading with them is confirmed (`taken`), and its chain of owners is looked up once. If the server does
-not answer, the previous state stays, and time reported by agents is still billed.
-"""
+not answer, the previous state stays, and time reported by agents is still billed."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@
 that the cluster reports (a condition's transition, a taint's time), otherwise when it was first seen; its end likewise.
 
 Repeated maintenance follows a cron expression in its own time zone, so `0 6 * * sun` is at six in the morning on both
-sides of a clock change. Only maintenance that has begun is returned, because planned maintenance may be cancelled.
-"""
+sides of a clock change. Only maintenance that has begun is returned, because planned maintenance may be cancelled."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ skipped and tried again later. Queue objects of KAI and Volcano are not watched,
 A scheduler reads a pod's queue once, when it places the pod, while the pod's owner can change labels at any time. So
 the earliest observation of a placed pod fixes its queue, and a later label cannot move booked time to another queue.
 Before the placement the newest observation counts. Changes by an administrator still count: the ClusterQueue and the
-cohorts of a Kueue queue.
-"""
+cohorts of a Kueue queue."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Makes the rows of the table `focus` from a month's report: Cost and Usage of FOCUS 1.4.
 
 The cells are those of the FOCUS export (accountant.reports.focus_columns). An exact amount may have more decimals than
-the column, so amounts are rounded cumulatively within each team's charges and add up to what the team owes.
-"""
+the column, so amounts are rounded cumulatively within each team's charges and add up to what the team owes."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A day is written as a whole, in one commit with other days of the ledger; a second commit writes the control totals to
 the table `days`. After a crash between the two, a day's digest differs from that in `days`, and the next run writes the
-day again, which is idempotent. Data that has not changed since the last run is not read.
-"""
+day again, which is idempotent. Data that has not changed since the last run is not read."""
 
 from __future__ import annotations
 

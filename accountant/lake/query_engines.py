@@ -1,8 +1,7 @@
 """Runs SQLGlot queries on a query engine (DuckDB here, others in remote_query_engines) over the lake's tables.
 
 Engines only add integers and filter by name. Dividing, pricing and rounding are done in Python, so every engine gives
-the same figures.
-"""
+the same figures."""
 
 from __future__ import annotations
 

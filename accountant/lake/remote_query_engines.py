@@ -2,8 +2,7 @@
 
 Each reads the tables itself: Spark and Trino through a catalog configured there (`GPUTALLY_ENGINE_CATALOG`, default
 `lake`), ClickHouse from the tables' folders, in the version that the lake's catalog names. Their clients are not
-dependencies of gputally; if one is missing, the error says what to install.
-"""
+dependencies of gputally; if one is missing, the error says what to install."""
 
 from __future__ import annotations
 

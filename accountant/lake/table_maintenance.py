@@ -1,8 +1,7 @@
 """Keeps the lake small: removes old versions of its tables, and files that no version refers to.
 
 Versions with a tag are kept permanently: the months as they were stated. A file is removed only if it is older than the
-kept versions, so that a file about to be committed is safe.
-"""
+kept versions, so that a file about to be committed is safe."""
 
 from __future__ import annotations
 

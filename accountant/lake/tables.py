@@ -3,8 +3,7 @@
 Every table has the column `ledger`: the name under which one accountant publishes. Only this accountant replaces the
 row, as part of a whole partition. All columns are nullable; null means "unknown" or "not applicable", never zero.
 Instants are `timestamptz` in UTC, and also integer milliseconds since 1970 (`…_ms`), which all engines treat alike.
-Amounts are decimal(38,9).
-"""
+Amounts are decimal(38,9)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Makes the rows of one day of `usage_hourly` from the ledger.
 
 The time of a day is split at local hours and where any price changes, so that every piece has one price. Within a day
-and price, amounts are rounded cumulatively (running total), so that their sum equals the exact cost to 10⁻⁹.
-"""
+and price, amounts are rounded cumulatively (running total), so that their sum equals the exact cost to 10⁻⁹."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ piece. Intervals that reach over an edge are divided by `gputally.base.units.pro
 
 An epoch report is one instant, identified by job and epoch number. If several reports name the same epoch, the earliest
 instant counts, so neither their number nor their order matters. The cost of an epoch is computed from the ledger
-(accountant.billing.job_costs); bills do not depend on these reports.
-"""
+(accountant.billing.job_costs); bills do not depend on these reports."""
 
 from __future__ import annotations
 

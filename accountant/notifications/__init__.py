@@ -2,5 +2,4 @@
 
 `subscriptions` reads what the operator wants and records delivery attempts, `triggers` decides what is due, `messages`
 composes the text for each medium, `channels` sends it, `dispatcher` combines these. A message is not sent twice
-automatically: an attempt with an unknown outcome is shown to a person instead of being repeated.
-"""
+automatically: an attempt with an unknown outcome is shown to a person instead of being repeated."""

@@ -2,8 +2,7 @@
 
 A channel has one of three outcomes: it returns a short text after delivery, raises `Refused` (not delivered, may be
 tried again), or raises `DeliveryUncertain` (handed over, but no answer came). It does not retry, and its texts contain
-no secrets.
-"""
+no secrets."""
 
 from __future__ import annotations
 

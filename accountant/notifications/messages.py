@@ -1,8 +1,7 @@
 """Composes a message and renders it for mail, Slack and Microsoft Teams.
 
 Names in a message come from users of the cluster, so no medium interprets them: the HTML of mails is escaped, Slack's
-blocks are `plain_text`, and Teams' cards use text runs without Markdown. A subject is one line.
-"""
+blocks are `plain_text`, and Teams' cards use text runs without Markdown. A subject is one line."""
 
 from __future__ import annotations
 

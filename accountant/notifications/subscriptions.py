@@ -17,8 +17,7 @@ notices:
 
 An act is recorded before a message is sent, and another with the outcome afterwards. An attempt that failed is repeated
 at growing intervals. An attempt with an unknown outcome (the process died, or the connection broke after the message
-was handed over) is not repeated, because the message may have arrived; a person can request it `again`.
-"""
+was handed over) is not repeated, because the message may have arrived; a person can request it `again`."""
 
 from __future__ import annotations
 

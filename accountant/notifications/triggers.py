@@ -8,8 +8,7 @@ the team held anything, the spread their median absolute deviation, scaled to eq
 distribution (Leys et al., "Detecting outliers", J. Exp. Soc. Psychology 49, 2013). So one extreme day changes neither.
 Days without use are not counted as 0, otherwise every day would be unusual for a new ledger or team, or for teams that
 work on some weekdays only. If two of the same weekdays were as high, the day is part of a weekly rhythm and no anomaly.
-Less use than usual is never reported.
-"""
+Less use than usual is never reported."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ NVML, GPU Feature Discovery and people write the same device in many ways: `NVID
 the name does not state is None; nothing is looked up or guessed.
 
 Source of the label forms: NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery (`nvidia.com/gpu.product` has the suffix
--SHARED with time-slicing and -MIG-<profile> with MIG strategy single).
-"""
+-SHARED with time-slicing and -MIG-<profile> with MIG strategy single)."""
 
 from __future__ import annotations
 

@@ -44,8 +44,7 @@ price = (capex - residual + life_months × (colocation + operations + licences))
 `hours` are the real hours of the life, from the day in service over the calendar months, not 730 a month. Power is paid
 by the hour, so its part does not depend on the length of the life. With `utilisation` 1 the cost is divided by all
 hours, and idle time has a cost of its own, which fair shares need. Below 1, the price of used hours includes the
-expected idle time.
-"""
+expected idle time."""
 
 from __future__ import annotations
 

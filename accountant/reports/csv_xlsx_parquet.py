@@ -10,8 +10,7 @@ removed, so equal reports give equal bytes.
 In Parquet, GPU-hours are DECIMAL(38, 9), unit prices DECIMAL(38, 12), the precision of a price book, and money
 DECIMAL(38, 21), so that price × hours fits without rounding; instants are UTC microseconds. Totals and the statement's
 hash are in the file's metadata, so that no row is a sum of others. There is one row group without version-dependent
-statistics: equal reports give equal bytes with the same version of Arrow.
-"""
+statistics: equal reports give equal bytes with the same version of Arrow."""
 
 from __future__ import annotations
 

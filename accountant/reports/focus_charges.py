@@ -8,8 +8,7 @@ Invariants:
 - So a team's charges add up to its amount due in the statement, and all charges to the statement's total.
 - Who held what on which day comes from the present records. For a closed month they only divide the stored lines, whose
   amounts never change.
-- Time without a price, unmetered time and down time is no charge (accountant.reports.focus_columns lists it).
-"""
+- Time without a price, unmetered time and down time is no charge (accountant.reports.focus_columns lists it)."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ which equals the billing currency.
 
 Rules for the format (FOCUS 1.4, columns and attributes): a period is half-open, in UTC; null is an empty cell; numbers
 are plain decimals; custom columns begin with `x_` and come last; without a SkuPriceId there is no unit price, quantity
-or pricing category.
-"""
+or pricing category."""
 
 from __future__ import annotations
 

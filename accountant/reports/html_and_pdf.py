@@ -7,8 +7,7 @@ Chart colours are CSS classes (`s0`, `s1`, …; `a-busy`, …) that the page def
 print. Every chart has a title and a description.
 
 WeasyPrint is imported only when the first PDF is requested, because it needs Pango, which may be missing. It must not
-fetch anything: every request for a URL is refused. Equal reports give equal bytes with equal fonts.
-"""
+fetch anything: every request for a URL is refused. Equal reports give equal bytes with equal fonts."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ created only for displayed jobs. Each job is quantified separately (gputally.bas
 everywhere; rounding affects the displayed figures, not which jobs are displayed.
 
 If an epoch began before the span, only its part inside counts. Costs are exact and for the job's own time, before the
-billing policy moves any of it. Epochs are read from the ledger for the displayed jobs only.
-"""
+billing policy moves any of it. Epochs are read from the ledger for the displayed jobs only."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ and of the cluster's page are equal. Renderers only format them.
 `read_data` reads everything that reports need from the ledger, once for all teams, with a few queries for any size of
 cluster. `made_of` builds the report of any scope from this data; `build` reads and builds one report.
 
-The same ledger, price book and span give the same report. Pass a snapshot, so that all queries see the same commit.
-"""
+The same ledger, price book and span give the same report. Pass a snapshot, so that all queries see the same commit."""
 
 from __future__ import annotations
 

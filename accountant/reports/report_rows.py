@@ -1,8 +1,7 @@
 """Sums report rows and compares them with the period before.
 
 Sums are of integers and exact costs; shares and utilisation are computed from the sums, and are None if the divisor is
-0.
-"""
+0."""
 
 from __future__ import annotations
 

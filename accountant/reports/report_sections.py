@@ -1,8 +1,7 @@
 """Computes the tables of a report: headline, accounts, teams, GPU kinds, days, hours.
 
 Tables of statement lines are sums of the same payable amounts, so their rows and columns agree to the cent. Jobs and
-users are finer than statement lines; their costs are exact.
-"""
+users are finer than statement lines; their costs are exact."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ are fractions, not percentages. None is unknown or unpriced, never 0.
 
 `records` yields one record per statement line, per team's payable amount, per unused commitment, per correction of an
 earlier month, per credit or charge, and per team's amount due; the field `record` distinguishes them, so that a total
-is not added to its parts. Costs of lines are exact: unit price × hours.
-"""
+is not added to its parts. Costs of lines are exact: unit price × hours."""
 
 from __future__ import annotations
 

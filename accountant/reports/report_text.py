@@ -1,7 +1,6 @@
 """Formats a report's figures as text, and describes the age of the newest record.
 
-Rounding here is for display only; files for programs (CSV, canonical JSON) do not use it.
-"""
+Rounding here is for display only; files for programs (CSV, canonical JSON) do not use it."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ model still fits before following a hint.
 A candidate for spot capacity is a batch job (a kind that ends and can be restarted) on another capacity type, if the
 price book has a spot price of the same model and region. The ledger does not know whether the job writes checkpoints or
 how often spot capacity is withdrawn; the saving is the difference in price for the same GPU-hours, without repeated
-work.
-"""
+work."""
 
 from __future__ import annotations
 

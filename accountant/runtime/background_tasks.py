@@ -3,8 +3,7 @@
 A routine that fails is logged, counted and tried again within a minute; the others continue. Only a failed ledger ends
 the process.
 
-The policy's windows are queried once after the start, so that the controller's first query is fast.
-"""
+The policy's windows are queried once after the start, so that the controller's first query is fast."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 A commit costs one sync of the log for any number of batches, so one thread takes all waiting batches and books them
 together. It waits for more batches only while several senders are active, and only until as many have arrived as there
 were senders recently, because a sender waits for its answer before it sends again. After two commits with a single
-sender it does not wait any more. A future is resolved only after the commit.
-"""
+sender it does not wait any more. A future is resolved only after the commit."""
 
 from __future__ import annotations
 

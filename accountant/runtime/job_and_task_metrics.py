@@ -6,8 +6,7 @@ accountant.api.ledger_metrics.
 Costs of jobs are lifetime costs as in `GET /v1/jobs/{id}`; a job without a price has no series. Users determine the
 number of jobs, so it is limited to those with the highest burn rate; another series says how many are left out.
 Lifetime costs are slow to compute, so at most a twentieth of the time is spent on them; in between a scrape shows the
-previous result.
-"""
+previous result."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A waiting replica answers every request with 503, so agents keep records in their spools and send them again. A replica
 that cannot renew the Lease commits nothing more and ends before another one may start. Replicas with volumes of their
-own rebuild the ledger from the newest backup and the archive, unless no other replica led since they did.
-"""
+own rebuild the ledger from the newest backup and the archive, unless no other replica led since they did."""
 
 from __future__ import annotations
 

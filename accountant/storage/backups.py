@@ -2,8 +2,7 @@
 
 A backup is `NAME.duckdb` with `NAME.json` beside it, which holds its time, number of rows and SHA-256; the backup
 counts as existing only once its .json file is there. Restoring never overwrites a ledger. Records newer than the backup
-come from the archive, if there is one, and from the agents.
-"""
+come from the archive, if there is one, and from the agents."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ the whole block in place, although the current header still refers to the other 
 that write, the block is corrupt and the file does not open (seen once in some thousand kills). So before every
 checkpoint these blocks are copied to `<ledger>.blocks`, with the headers of the file. They are restored only while the
 file still has the saved headers; other headers show that the checkpoint was completed. A file other than the one they
-were copied from is not changed.
-"""
+were copied from is not changed."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Each call uses a cursor of its own and reads the result to the end. Rows are passed in through Arrow; statements are in
 `sql/`. Engine errors become `LedgerFailed` if the process has to end, otherwise `LedgerUnavailable`. This module does
-not know what the tables mean.
-"""
+not know what the tables mean."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ Records with a date in the future come from a clock that was ahead. `redate` qua
 their time is unmetered, and gives policies, observations and decisions a date that is not in the future. Acts are not
 changed, since their digests form a chain; the act that records the correction names them. Archive parts are never
 rewritten. When a ledger is rebuilt from them, it repeats each correction where it meets the act of that correction
-(`redatings_in`), before it replays later records.
-"""
+(`redatings_in`), before it replays later records."""
 
 from __future__ import annotations
 

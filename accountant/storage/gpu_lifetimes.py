@@ -16,8 +16,7 @@ installed with their rack, and their newest record ends in the last minute. So a
 number of different lifetimes, and each commit updates the counts. GPUs that were ever down, or may have disappeared,
 are few and stored individually.
 
-The register says which node each GPU belonged to (`read_owners`, `shown`) and which GPUs an administrator may move.
-"""
+The register says which node each GPU belonged to (`read_owners`, `shown`) and which GPUs an administrator may move."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ span in the past stays the same while later records arrive.
 `DeviceKinds` groups devices that a query does not distinguish, so that the engine returns few sums: one for all
 devices, one per group with equal values of the queried dimensions (model, pool, node …), or one per device. The result
 by job and model then has as many rows as jobs and models, not jobs times GPUs. A GPU that belonged to several groups,
-because it moved or was renamed, is kept separate.
-"""
+because it moved or was renamed, is kept separate."""
 
 from __future__ import annotations
 

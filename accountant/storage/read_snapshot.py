@@ -1,8 +1,7 @@
 """Answers all queries of one reader from the same commit, and checks that the ledger balances.
 
 A report runs many queries while others write. Results are cached within the snapshot, so that a later query can reuse
-them (accountant.storage.query.group_by_dimensions). Not thread-safe, because it uses one cursor.
-"""
+them (accountant.storage.query.group_by_dimensions). Not thread-safe, because it uses one cursor."""
 
 from __future__ import annotations
 

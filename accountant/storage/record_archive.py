@@ -14,8 +14,7 @@ Parts are Parquet files (zstd) in a folder or in an object store (`accountant.st
 `part.json` lists them with their SHA-256.
 
 Replayed rows are booked like rows from agents, so a rebuilt ledger equals the original. Replaying is idempotent: rows
-at or below a mark are skipped, everything else is added only if it is missing. Transactions are the caller's task.
-"""
+at or below a mark are skipped, everything else is added only if it is missing. Transactions are the caller's task."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ record needs them.
 The rows of an hour are either all in the file or, if the hour is *frozen*, only in the archive; its sums stay. Only an
 hour in which every row counts as received is frozen, so the archive need not store which parts were cut. A query that
 needs rows of a frozen hour reads them from the archive (`show`). A late record for such an hour first brings its rows
-back (`thaw`), so booking needs no special case.
-"""
+back (`thaw`), so booking needs no special case."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Decisions name gangs, whose names are `<job>` or `<job>-<suffix>`; KAI adds the prefix `pg-`, Kueue the kind of the job.
 A record about a victim lists its pods, which identify the job exactly. A record about a workload that claims GPUs has
-no pods yet; it is assigned to the job with the longest matching name.
-"""
+no pods yet; it is assigned to the job with the longest matching name."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ Invariants:
 - Answers are cut to what a page can show before they are cached: a month of a large fleet has tens of thousands of
   jobs.
 
-Quick queries are made by the page modules directly.
-"""
+Quick queries are made by the page modules directly."""
 
 from __future__ import annotations
 

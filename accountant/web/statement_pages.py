@@ -5,8 +5,7 @@ row is the figure; it includes everything, even if only the largest rows are sho
 
 A team lead sees the lines of their own teams, and only acts that concern these.
 
-The invoice is the newest stored one (`gputally accountant reconcile --keep`, or a true-up).
-"""
+The invoice is the newest stored one (`gputally accountant reconcile --keep`, or a true-up)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Explains a recorded decision in words and numbers, for the pages of both servers.
 
 All values come from the decision itself and from those of the same cycle, as the controller posted them. A posted
-decision is external JSON, so missing values and values that are not numbers are left out.
-"""
+decision is external JSON, so missing values and values that are not numbers are left out."""
 
 from __future__ import annotations
 

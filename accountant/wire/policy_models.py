@@ -4,8 +4,7 @@ Frozen pydantic models. Integers have their unit in the name; money is a decimal
 are refused.
 
 The models only define what can be written. `fairshare.targets` writes weights into the objects of schedulers, and
-`fairshare.preemption.victim_selection` applies the preemption rules.
-"""
+`fairshare.preemption.victim_selection` applies the preemption rules."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ call, 3 no GPU.
 
 The driver's library is loaded on first use. Metering does not use this module. It is for one thread.
 
-Source of the calls: cuda.h (CUDA driver API); the kernel is PTX, which the driver compiles for its GPU.
-"""
+Source of the calls: cuda.h (CUDA driver API); the kernel is PTX, which the driver compiles for its GPU."""
 
 from __future__ import annotations
 
@@ -215,8 +214,7 @@ def examine(
 ) -> tuple[Check, ...]:
     """Make the load and check the agent's readings. holder: the holder of this process, None if unknown.
 
-    Raises CudaFault.
-    """
+    Raises CudaFault."""
     uuid = load.uuid()
 
     def look() -> _View:
@@ -240,8 +238,7 @@ def examine(
 
 def _keep_busy(load: Load, look: Callable[[], _View], pause: Callable[[int], None], busy_ms: int) -> _View:
     """Keep the GPU busy for that long and return the last view. It reads in between, so that no driver sample
-    is lost.
-    """
+    is lost."""
     spent = 0
     view: _View | None = None
     while spent < busy_ms or view is None:
@@ -316,8 +313,7 @@ def _holder(expected: Holder, view: _View) -> Check:
 
 def _busy(before: _View, after: _View) -> Check:
     """Check busy time. On an unshared device it is the device's busy time; on a shared one the process's own, which may
-    be any value above 0.
-    """
+    be any value above 0."""
     span_us = (after.at_ms - before.at_ms) * US_PER_MS
     alone = len(after.pids) <= 1
     expected = f"{MIN_BUSY_PERCENT} % or more" if alone else "more than 0 %"

@@ -5,8 +5,7 @@ their log folders, processes). With --metrics it shows the last closed intervals
 a GPU or if the page cannot be read; 2 for a wrong call.
 
 `History` turns frames into lines; `render` draws them, with as many columns as fit on the terminal. An unknown value is
-a dash, never a zero. Only this module imports rich, and only to draw a table.
-"""
+a dash, never a zero. Only this module imports rich, and only to draw a table."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ _MICRO = 1_000_000
 @dataclass(frozen=True, slots=True)
 class HolderFrame:
     """One holder on one device. key: identifies it in all frames. share: its part of the GPU, None if unknown. busy_us
-    is a counter, in time of the whole GPU.
-    """
+    is a counter, in time of the whole GPU."""
 
     key: str
     name: str
@@ -75,8 +73,7 @@ class DeviceFrame:
 class Frame:
     """A node at `at_ms`. message: why the reading failed, "" if it did not.
 
-    serial: None if the counters are current; otherwise a number that grows when intervals are closed.
-    """
+    serial: None if the counters are current; otherwise a number that grows when intervals are closed."""
 
     at_ms: int
     devices: tuple[DeviceFrame, ...]
@@ -377,8 +374,7 @@ def page(url: str, clock: Clock) -> Look:
     """Return a function that reads a running agent's page. If the agent does not answer, the frame has no GPUs and says
     so.
 
-    Raises SettingsError for anything but a plain http:// address.
-    """
+    Raises SettingsError for anything but a plain http:// address."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         raise SettingsError(f"--metrics: expected http://HOST:PORT/metrics, got {url!r}")

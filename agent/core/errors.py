@@ -1,7 +1,6 @@
 """Defines the exceptions that stop the agent or one of its steps.
 
-A failed reading is not an exception but `agent.core.readings.Unavailable`.
-"""
+A failed reading is not an exception but `agent.core.readings.Unavailable`."""
 
 from __future__ import annotations
 
@@ -29,14 +28,12 @@ class SpoolNotWritable(OutboxUnavailable):
 class DriverReplaced(AgentError):
     """The kernel driver was replaced while its NVML library was loaded; only a new process can talk to the new driver.
 
-    Source: NVML_ERROR_LIB_RM_VERSION_MISMATCH. The command restarts itself (agent.devices.driver_lifecycle).
-    """
+    Source: NVML_ERROR_LIB_RM_VERSION_MISMATCH. The command restarts itself (agent.devices.driver_lifecycle)."""
 
 
 class ClockSetBack(AgentError):
     """The clock was far ahead when the agent started, and is right now: a new process must correct the times in the
-    spool and continue with the right time.
-    """
+    spool and continue with the right time."""
 
 
 class TokenUnavailable(AgentError):

@@ -1,7 +1,6 @@
 """Posts over one kept-alive connection, with limited answers and a token that is read again from its file.
 
-It uses only http.client, because the agent's image contains no HTTP library, and follows no redirects.
-"""
+It uses only http.client, because the agent's image contains no HTTP library, and follows no redirects."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # Source: RFC 6750, 2.1 (b64token
 
 class Unreachable(AgentError):
     """No complete answer came: the connection was refused, reset, timed out or not trusted, or the answer was too
-    large.
-    """
+    large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +78,7 @@ def connection_to(
     """Return an unopened connection, and the prefix of every path. ca_file: None for the system's authorities.
     identity: shown to a server that asks for a certificate.
 
-    Raises SettingsError for a url that is not http(s)://host[:port][/path] and for files that cannot be read.
-    """
+    Raises SettingsError for a url that is not http(s)://host[:port][/path] and for files that cannot be read."""
     parts = urlsplit(url)
     try:
         port = parts.port
@@ -108,8 +105,7 @@ class HttpSender:
     """POSTs to paths below `url`. Renewed authorities and a renewed client certificate are used from then on; an
     incomplete renewal changes nothing.
 
-    Raises the exceptions of `connection_to`.
-    """
+    Raises the exceptions of `connection_to`."""
 
     def __init__(self, url: str, ca_file: Path | None, timeout_s: float, identity: Identity | None = None) -> None:
         self._args = url, ca_file, timeout_s, identity

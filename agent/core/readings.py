@@ -4,8 +4,7 @@ reason.
 All values are frozen. Values that are made for every device and sample are msgspec structs, which take a tenth of the
 time. A failed reading is `Unavailable(reason)`, never 0 and never None. Cumulative readings (busy, energy) count up
 from an arbitrary origin per GPU; a decrease or a changed `counter_epoch` means that the driver restarted with a new
-origin.
-"""
+origin."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ from agent.wire import Health, Holder, Method, PodFacts, SharingMode
 class Unavailable:
     """A failed reading and its reason, in a few words that can be a label.
 
-    refused: the driver should have answered and did not, so no coarser method may replace the reading.
-    """
+    refused: the driver should have answered and did not, so no coarser method may replace the reading."""
 
     reason: str
     refused: bool = False
@@ -46,8 +44,7 @@ class MigInstance:
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """One physical GPU. `compute_slices` is the denominator of its MIG fractions (7 on A100/H100). minor: N of
-    /dev/nvidiaN. minor and memory_mib are None if they were not read.
-    """
+    /dev/nvidiaN. minor and memory_mib are None if they were not read."""
 
     uuid: str
     index: int
@@ -67,8 +64,7 @@ class Allocation:
 
     replicas: how many of the device's `sharing_replicas` equal parts it holds (time-slicing, MPS). fraction_ppm:
     declared fraction in millionths for mode `fraction` and `dra`; None = not declared. virtual: the kubelet allocated
-    one of HAMi's virtual devices.
-    """
+    one of HAMi's virtual devices."""
 
     gpu_uuid: str
     holder: Holder
@@ -85,8 +81,7 @@ class HolderReading(msgspec.Struct, frozen=True, gc=False):
 
     They are matched to allocations by the holder's uid and container. A holder whose reading failed is listed with
     Unavailable. A holder that is not listed did nothing if `DeviceReading.method` is `process` or `accounting`, and is
-    unknown otherwise.
-    """
+    unknown otherwise."""
 
     holder: Holder
     mig_uuid: str = ""
@@ -102,8 +97,7 @@ class ProcessReading:
     estimate, of which only the proportion between processes is used. accounted_us: the same from the driver's
     accounting mode, which misses nothing and is preferred. running: False for a process that ended since the previous
     reading; it is listed this once. mps_client: it is in the MPS server's list of clients. graphics: it draws, whether
-    it computes or not.
-    """
+    it computes or not."""
 
     pid: int
     mig_uuid: str = ""
@@ -117,8 +111,7 @@ class ProcessReading:
 
 class InstanceReading(msgspec.Struct, frozen=True, gc=False):
     """One MIG instance as a whole, for all of its users. The times are cumulative physical-GPU time: the instance's own
-    activity times compute / compute_slices. method: how its busy time was read (None: by the device's method).
-    """
+    activity times compute / compute_slices. method: how its busy time was read (None: by the device's method)."""
 
     mig_uuid: str
     busy_us: Reading = Unavailable("not read")
@@ -160,8 +153,7 @@ class Condition:
 
     ecc_corrected, ecc_uncorrected: since the driver was loaded. throttle_reasons: the bits of NVML's clocks event
     reasons. recoveries: required actions. row_remap_pending: whether remapped rows of memory wait for the next reset of
-    the GPU, which continues to work.
-    """
+    the GPU, which continues to work."""
 
     temperature_c: Reading = Unavailable("not read")
     sm_clock_mhz: Reading = Unavailable("not read")
@@ -179,8 +171,7 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False):
 
     sample_gaps: how often the driver's samples of the busy time were missing; a step in which it grew has no known busy
     time. holders: the holders that use the device, as far as `processes` could be matched. unlisted: (MIG uuid or "",
-    reason) of each place whose processes could not be listed; they are unknown.
-    """
+    reason) of each place whose processes could not be listed; they are unknown."""
 
     gpu: Gpu
     health: Health = "ok"
@@ -213,8 +204,7 @@ class Snapshot:
     `allocations` is Unavailable if no source knows the holders: the meter then keeps the last known holders, marks the
     time as a gap, and books no time as unheld. `unknown_holders` names the GPUs whose holders are unknown while others
     are known, with the reason; their allocations are the last known ones. `sources` names each source and its failure
-    ("" = it answered); `took_ms` the duration of those that are timed.
-    """
+    ("" = it answered); `took_ms` the duration of those that are timed."""
 
     at_ms: int
     devices: tuple[DeviceReading, ...]

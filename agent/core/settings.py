@@ -5,8 +5,7 @@ frozen Struct. A fault is reported with its place: `file:line`, the variable or 
 
 A privilege level is what the operator granted (the chart's `agent.privilege`). At `allocation`, the driver's process
 numbers are the host's and would match unrelated processes in the agent's own process table, so they are ignored. If the
-driver reports more than the level promises, it is used; if it refuses what the level promises, that is reported.
-"""
+driver reports more than the level promises, it is used; if it refuses what the level promises, that is reported."""
 
 from __future__ import annotations
 
@@ -212,8 +211,7 @@ def metavar(name: str) -> str:
 @cache
 def _types(*, annotated: bool = False) -> Mapping[str, Any]:
     """Return the types of all settings, cached because evaluating them takes as long as the rest of the argument
-    parsing.
-    """
+    parsing."""
     return get_type_hints(Settings, include_extras=annotated)
 
 

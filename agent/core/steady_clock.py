@@ -6,8 +6,7 @@ new wall time is used.
 
 Every time in the meter comes from here. Time advances with the monotonic clock, so durations are real durations, and is
 slewed towards the wall clock at a bounded rate. A wall clock that was set far ahead is adopted at once; one that was
-set back is approached by running slow, so spans never overlap.
-"""
+set back is approached by running slow, so spans never overlap."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ log = logging.getLogger("gputally.base.clock")
 
 SET_MS: Final = 5 * MS_PER_MINUTE
 """A wall clock that moved by more than this against the monotonic one is checked with the accountant; smaller steps are
-accepted.
-"""
+accepted."""
 
 Opinion = Callable[[int], bool | None]
 """Whether a clock line (wall time less monotonic time) is right; None if unknown."""
@@ -33,8 +31,7 @@ Opinion = Callable[[int], bool | None]
 
 class SteadyClock:
     """A `gputally.base.clock.Clock`. Thread-safe. opinion: may be set later, by the code that talks to the
-    accountant.
-    """
+    accountant."""
 
     def __init__(self, inner: Clock, opinion: Opinion = lambda _: None) -> None:
         self.opinion = opinion
@@ -60,8 +57,7 @@ class SteadyClock:
 
     def ask(self, opinion: Opinion, earlier_ms: int | None) -> None:
         """Check the wall clock with `opinion` from now on. earlier_ms: the line of an earlier process of this boot,
-        used if the wall clock is contradicted and this line is not.
-        """
+        used if the wall clock is contradicted and this line is not."""
         with self._lock:
             self.opinion = opinion
             if earlier_ms is not None and opinion(self._wall_line()) is False and opinion(earlier_ms):
@@ -105,8 +101,7 @@ class Step:
 
 class Timeline:
     """A timeline whose `now_ms` never decreases. Between two calls it advances by the monotonic duration, plus or minus
-    the slew (SLEW_PPM; FAST_SLEW_PPM after a step back), except when a step forwards is adopted.
-    """
+    the slew (SLEW_PPM; FAST_SLEW_PPM after a step back), except when a step forwards is adopted."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -9,8 +9,7 @@ Only (GPU uuid, GPU instance) -> value is read. The exporter's pod labels name t
 ignored. The exporter lists a device that several pods share several times, partly with copies of the whole value and
 partly with shares: the largest value is the device's. Only ValueError is raised, for text that is not an exposition.
 
-Source of names and units: dcgm-exporter, etc/default-counters.csv; DCGM 4.6, dcgm_fields.h (renames).
-"""
+Source of names and units: dcgm-exporter, etc/default-counters.csv; DCGM 4.6, dcgm_fields.h (renames)."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ _FIELDS: Mapping[str, Field] = {
 _PERCENT_FIELDS = frozenset({"DCGM_FI_DEV_GPU_UTIL"})
 _OVERSHOOT = 2.0
 """Highest plausible ratio. The ratio of an instance can read up to 1.3 (NVIDIA/DCGM issue 152); a larger value is a
-percentage.
-"""
+percentage."""
 _PERCENT = 100
 _INSTANCE = re.compile(r"[0-9]{1,4}")
 
@@ -176,8 +174,7 @@ class Exporter:
 
     def latest(self) -> tuple[Ratios, str, int]:
         """Return the exporter's last figures (empty once they are too old), why its last answer failed, and the
-        duration of the last good answer in milliseconds.
-        """
+        duration of the last good answer in milliseconds."""
         with self._lock:
             fresh = self._read_ms is not None and self._clock.monotonic_ms() - self._read_ms <= MAX_AGE_MS
             return (self._ratios if fresh else {}), self._failure, self._took_ms
@@ -256,8 +253,7 @@ class WithDcgm:
 
     def _instance(self, device: DeviceReading, instance: InstanceReading, ratios: Ratios) -> InstanceReading:
         """Return the reading of an instance. A GPU instance with several compute instances has one figure for all of
-        them, which is not used.
-        """
+        them, which is not used."""
         gpu = device.gpu
         mig = next((m for m in gpu.mig if m.uuid == instance.mig_uuid), None)
         if mig is None or sum(m.gi == mig.gi for m in gpu.mig) > 1:
@@ -278,8 +274,7 @@ class WithDcgm:
 
     def _is_missing(self, known: Reading, place: Place, field: Field, ratios: Ratios) -> bool:
         """Return whether NVML does not show the figure and never did, and the exporter does. A figure that NVML should
-        have and refuses stays unknown, because the exporter uses the same driver and may repeat an old value.
-        """
+        have and refuses stays unknown, because the exporter uses the same driver and may repeat an old value."""
         if isinstance(known, Unavailable):
             if known.refused:
                 return False
@@ -293,7 +288,6 @@ class WithDcgm:
 
 def _bounded(place: Place, values: Mapping[Field, float]) -> Mapping[Field, float]:
     """Return the values with a corrected engine ratio. An instance's engine ratio is at most one slice of several
-    (NVIDIA/DCGM issue 138); if more multiprocessors than that were active, their ratio is the better lower bound.
-    """
+    (NVIDIA/DCGM issue 138); if more multiprocessors than that were active, their ratio is the better lower bound."""
     known = [values[field] for field in _BOUNDS if field in values]
     return {**values, "busy": max(known)} if place[1] is not None and known else values

@@ -13,8 +13,7 @@ metering.
 
 After a driver upgrade, the library of the old driver stays mapped, so only a new process can continue: the same
 program, arguments, process number and spool; the meter continues where it closed. If the new process also finds the old
-library (a container gets the new one only when it is restarted), it ends, and its supervisor restarts it.
-"""
+library (a container gets the new one only when it is restarted), it ends, and its supervisor restarts it."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ _LIBRARY, _EVENTS = "library", "events"
 @dataclass(frozen=True, slots=True)
 class DriverReading:
     """One reading of the machine. failure: why nothing could be read ("" = the driver answered). events_failure: why
-    errors that the driver reports may be missing ("" = they are complete).
-    """
+    errors that the driver reports may be missing ("" = they are complete)."""
 
     devices: tuple[DeviceReading, ...]
     failure: str
@@ -117,8 +115,7 @@ class Gpus:
         """Close the driver at the next reading and keep it closed until `reacquire(why)`.
 
         Requests are distinguished by `why`, which is shown as the reason; the driver is opened again when all of them
-        are withdrawn. May be called from any thread.
-        """
+        are withdrawn. May be called from any thread."""
         self._released.add(why)
 
     def reacquire(self, why: str) -> None:
@@ -250,8 +247,7 @@ class Gpus:
 
     def _enumerate(self) -> list[tuple[Any, Gpu]]:
         """List every GPU that can be opened and has a name. One that cannot does not affect the others: if it was seen
-        before, it stays listed without a handle. Raises Fault, DriverReplaced.
-        """
+        before, it stays listed without a handle. Raises Fault, DriverReplaced."""
         version = self._text("nvmlSystemGetDriverVersion")
         found: list[tuple[Any, Gpu]] = []
         self._passed_over = []
@@ -268,8 +264,7 @@ class Gpus:
 
     def _describe(self, handle: Any, index: int, version: str) -> Gpu:
         """Read a GPU's description. Fields that it refuses keep their former values. Raises Refused if it has
-        no name.
-        """
+        no name."""
         uuid = str(self._driver.call("nvmlDeviceGetUUID", handle))
         known = self._devices[uuid].gpu if uuid in self._devices else None
         model = self._text("nvmlDeviceGetName", handle) or (known.model if known else "")

@@ -4,8 +4,7 @@ GPM returns the exact average between two samples, so each engine keeps two and 
 is missed. Samples have times of their own, because a sample can be taken some time after its reading began, behind slow
 lookups. GPM is the only source of activity inside a MIG instance, and exists from Hopper on. The percentages become
 counters of microseconds that never decrease. Source: nvml.h, nvmlGpmMetricsGet; two samples need at least 100 ms
-between them.
-"""
+between them."""
 
 from __future__ import annotations
 
@@ -77,8 +76,7 @@ class Gpm:
     def read(self, handle: Any, at_ms: int, name: str = "", gi: int | None = None) -> EngineActivity | Unavailable:
         """Return an engine's activity since it was first read. handle: the GPU's; gi: the instance's, in MIG.
 
-        Raises Lost, Restart, DriverReplaced.
-        """
+        Raises Lost, Restart, DriverReplaced."""
         try:
             if not self._is_supported(handle):
                 return self._unsupported

@@ -3,8 +3,7 @@
 Handles come and go with the library (`open`, `close`); the facts about the GPU stay, and so do counters unless the
 driver may have been restarted. A failed reading is Unavailable with its reason. This module does not know the holder of
 a process. A failed reading concerns only itself, whatever its code. A lost GPU, a library that must be restarted or a
-replaced driver is reported only if the handle or the GPU count confirms it.
-"""
+replaced driver is reported only if the handle or the GPU count confirms it."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ def total_mib(driver: Driver, handle: Any) -> Reading:
 @dataclass(frozen=True, slots=True)
 class Access:
     """What the agent may read. processes: the agent sees the host's processes, so process numbers are meaningful. gpm:
-    the performance counters. enable_accounting: switch accounting mode on, for the whole host.
-    """
+    the performance counters. enable_accounting: switch accounting mode on, for the whole host."""
 
     processes: bool = True
     gpm: bool = True
@@ -128,15 +126,13 @@ class Device:
 
     def miss(self, faults: Sequence[Fault]) -> None:
         """Record that the library started without this GPU. faults: why GPUs were passed over, without names; the GPU
-        is lost unless it may be one of them.
-        """
+        is lost unless it may be one of them."""
         there = [fault for fault in faults if not isinstance(fault, Lost)]
         self._missing = str(there[0]) if there else ""
 
     def close(self, *, forget: bool) -> None:
         """Drop the handles; call it while the library is still loaded. forget: the driver may restart, so its counters
-        begin again.
-        """
+        begin again."""
         self._handle = None
         self._mig.void()
         self._gpm.close(forget=forget)
@@ -156,8 +152,7 @@ class Device:
 
     def look_again(self) -> None:
         """Look up the MIG layout again, because a caller named an unknown instance and a change may not have been
-        reported.
-        """
+        reported."""
         self._mig.missed = True
 
     def read(self, at_ms: int) -> DeviceReading:
@@ -174,8 +169,7 @@ class Device:
 
     def _confirm(self, silent: bool) -> None:
         """Check a code that may concern more than its own call. Raises Lost, Restart or DriverReplaced if the library
-        or the handle confirms it; the first or the last of them if the GPU answers nothing.
-        """
+        or the handle confirms it; the first or the last of them if the GPU answers nothing."""
         doubts = list(self._driver.doubts.values())
         self._driver.call("nvmlDeviceGetCount")
         with suppress(Refused):
@@ -251,8 +245,7 @@ class Device:
 
     def _memory(self, handle: Any) -> Reading:
         """Return used MiB. Version 2 of the call excludes what the driver reserves for itself; older drivers
-        lack it.
-        """
+        lack it."""
         name, version = "nvmlDeviceGetMemoryInfo", self._driver.constant("nvmlMemory_v2")
         used = self._driver.figure(name, handle, version, read=lambda info: int(info.used) // _MIB)
         if isinstance(used, Unavailable):
@@ -275,8 +268,7 @@ class Device:
 
     def _is_coherent(self) -> bool:
         """Return whether CPU and GPU share one address space in hardware. If the driver does not report it, the model
-        decides.
-        """
+        decides."""
         if self._coherent is None:
             mode = self._driver.figure("nvmlDeviceGetAddressingMode", self._handle)
             if isinstance(mode, int):
@@ -287,8 +279,7 @@ class Device:
 
     def _held_memory(self, processes: Processes, mig_uuid: str | None = None) -> Reading:
         """Return used MiB of coherent memory. The driver counts all of the system's memory there as used, including its
-        file cache, so only processes tell what the GPU's users hold. mig_uuid: of one instance (None: of the GPU).
-        """
+        file cache, so only processes tell what the GPU's users hold. mig_uuid: of one instance (None: of the GPU)."""
         if not self._access.processes:
             return Unavailable("coherent memory: processes are not looked at")
         for place, why in processes.unlisted:
@@ -313,8 +304,7 @@ class Device:
 
     def _busy_us(self, at_ms: int) -> Reading:
         """Return busy time integrated from the driver's sample ring. No samples mean idle only if the rate can be read,
-        and the rate replaces samples only on a GPU that never had a ring.
-        """
+        and the rate replaces samples only on a GPU that never had a ring."""
         try:
             rate = int(self._driver.call("nvmlDeviceGetUtilizationRates", self._handle).gpu)
         except Refused as fault:
@@ -403,8 +393,7 @@ class Device:
         """Return the actions that the driver itself reports, which outlast a restart of the agent.
 
         If a call is refused for the moment, its last answer stays, because a fault does not disappear when the driver
-        does not report it.
-        """
+        does not report it."""
         try:
             _, _, pending, failed = self._driver.call("nvmlDeviceGetRemappedRows", self._handle)
             self._row_remap_pending = bool(pending)
@@ -425,8 +414,7 @@ class Device:
 
     def _recover(self, condition: Condition, processes: Processes | None) -> tuple[Recovery, ...]:
         """Return the required actions for the GPU. A restart of programs is done once all processes that ran at the
-        error have ended.
-        """
+        error have ended."""
         xids = self._events.unmended(self.gpu.uuid)
         contained = [xid for xid in xids if RECOVERY[xid] == "restart_app"]
         if not contained:

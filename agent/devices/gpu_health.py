@@ -2,8 +2,7 @@
 
 One event set for all GPUs is emptied at every reading without waiting, so no second thread uses the driver. Counts
 belong to the GPU's uuid and outlive the library. A GPU or a driver without events is not a fault; if the driver
-supports events and does not deliver them, `failure` has the reason.
-"""
+supports events and does not deliver them, `failure` has the reason."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ RECOVERY: Final[dict[int, RecoveryAction]] = {
     120: "reset_gpu",
 }
 """Actions that the XID catalogue requires at once: 48 double-bit ECC error, 64 row remapping failed, 79 fallen off the
-bus, 94 contained and 95 uncontained memory error, 119 and 120 the GPU's system processor does not answer.
-"""
+bus, 94 contained and 95 uncontained memory error, 119 and 120 the GPU's system processor does not answer."""
 
 
 class Events:

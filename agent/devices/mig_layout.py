@@ -3,8 +3,7 @@
 A lookup takes 50 to 100 ms on some machines, so the list is read when MIG is switched, when the driver reports a
 change, soon after a caller named an instance that is not in it, and once a minute. A lookup that fails changes nothing
 and is repeated: if an instance were removed by mistake, its holder would get the whole GPU. Instances are distinguished
-by uuid in any form, because numbers are reused after a repartitioning. This module does not know what runs on them.
-"""
+by uuid in any form, because numbers are reused after a repartitioning. This module does not know what runs on them."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ DEFAULT_SLICES = 7
 @dataclass(frozen=True, slots=True)
 class Instance:
     """One MIG device with its handle. gi_slices: compute slices of its GPU instance; alone: whether it is the only
-    compute instance there, so that its activity is that of the GPU instance.
-    """
+    compute instance there, so that its activity is that of the GPU instance."""
 
     handle: Any
     facts: MigInstance
@@ -61,8 +59,7 @@ class MigLayout:
 
     def refresh(self, handle: Any, at_ms: int, *, changed: bool = False) -> bool:
         """Look up the layout if that is due; returns whether it was. A GPU that refuses to report its mode keeps the
-        former layout. If it never reported one, it is not known to be whole, unless it does not support modes.
-        """
+        former layout. If it never reported one, it is not known to be whole, unless it does not support modes."""
         try:
             enabled = int(self._driver.call("nvmlDeviceGetMigMode", handle)[0]) == 1
         except Refused as fault:

@@ -12,8 +12,7 @@ Source of the codes: nvml.h (NVIDIA Management Library), nvmlReturn_t.
 On a hung GPU a call blocks inside the kernel and cannot be interrupted. Calls therefore run on a worker thread. If one
 does not return in time, its thread is abandoned, its group is refused until it returns, and a new worker serves the
 other groups. Normally a whole round of calls needs one hand-over and no new thread. The data of a group belongs to its
-call until the call returns, so groups must not share state.
-"""
+call until the call returns, so groups must not share state."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ def remedy(reason: str) -> str:
 
 class Fault(Exception):
     """A failed NVML call. `code` is its nvmlReturn_t; `str()` is a reason that can be a label and names the
-    function.
-    """
+    function."""
 
     def __init__(self, code: int, function: str) -> None:
         super().__init__(f"{_REASONS.get(code, 'nvml error')} ({function}, {code})")
@@ -121,8 +119,7 @@ class _Process(ctypes.Structure):
 
 def _concerns_more(code: int, function: str) -> Fault | DriverReplaced | None:
     """Return what a code says about the GPU, the library or the process; None for a code that concerns only
-    the call.
-    """
+    the call."""
     if code == _REPLACED:
         return DriverReplaced("the NVIDIA driver was replaced; the agent must be started again")
     return Lost(code, function) if code in _LOST else Restart(code, function) if code in _RESTART else None
@@ -131,8 +128,7 @@ def _concerns_more(code: int, function: str) -> Fault | DriverReplaced | None:
 class Driver:
     """NVML through the real binding, for one thread at a time.
 
-    doubts: codes of refused calls that may concern more than the call, since `doubts` was last cleared.
-    """
+    doubts: codes of refused calls that may concern more than the call, since `doubts` was last cleared."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -177,8 +173,7 @@ class Driver:
         """Return (pid, bytes of memory or None) for a list of processes. name: the function's in the library, version
         3.
 
-        It bypasses the binding, which makes an object of every process at ten times the cost. Raises like `call`.
-        """
+        It bypasses the binding, which makes an object of every process at ten times the cost. Raises like `call`."""
         try:
             function = getattr(self._binding().nvmlLib, name)
         except AttributeError as error:
@@ -228,8 +223,7 @@ class CallHangs(Exception):
 
 class CallWatchdog:
     """Runs calls with a time limit, for one caller at a time. Groups are names; there are at most as many hung threads
-    as groups.
-    """
+    as groups."""
 
     def __init__(self) -> None:
         self._worker: _Worker | None = None
@@ -244,8 +238,7 @@ class CallWatchdog:
 
     def call(self, group: str, limit_s: float, action: Callable[[], _Result]) -> _Result:
         """Return what `action` returns, or raise what it raises. Raises CallHangs, at once if the group
-        already hangs.
-        """
+        already hangs."""
         (outcome,) = self.run([(group, action)], limit_s)
         if isinstance(outcome, Exception):
             raise outcome
@@ -254,8 +247,7 @@ class CallWatchdog:
     def run(self, calls: Sequence[tuple[str, Callable[[], _Result]]], limit_s: float) -> list[_Result | Exception]:
         """Run calls and return one outcome per call, in order: its result, its exception, or CallHangs.
 
-        limit_s: how long one call may take; a hang is noticed after at most twice that.
-        """
+        limit_s: how long one call may take; a hang is noticed after at most twice that."""
         hung = self.stuck
         outcomes: list[_Result | Exception] = [CallHangs(group) for group, _ in calls]
         waiting = [number for number, (group, _) in enumerate(calls) if group not in hung]
@@ -318,8 +310,7 @@ class _Worker:
 
     def work(self, task: _Round[_Result], limit_s: float) -> list[_Result | Exception]:
         """Return the outcomes when all calls have returned, or those so far when the next one does not return
-        in time.
-        """
+        in time."""
         self.tasks.put(task)  # type: ignore[arg-type]
         made = 0
         while True:

@@ -16,8 +16,7 @@ Unlike the per-process sampler, accounting mode loses nothing between two readin
 them), so a process that lived between two readings is found as well. Version 2 gives running sums. Version 1 gives only
 the busy part of the whole life of an ended process, in whole percents, which is used only for processes that were never
 seen alive. Source: open-gpu-kernel-modules, gpu_acct.c: sumGpuUtil adds a sample's utilisation (hundredths of a
-percent) to the process it names; ended processes are listed only where the agent shares the host's process numbers.
-"""
+percent) to the process it names; ended processes are listed only where the agent shares the host's process numbers."""
 
 from __future__ import annotations
 
@@ -71,8 +70,7 @@ class BusyCounter:
 
         samples: (timestamp in microseconds, percent) newer than `last_seen_us`, in any order; empty if the driver has
         none, None if it keeps none at all. rate: percent at this moment, which distinguishes an idle device from late
-        samples, and replaces samples if none are kept.
-        """
+        samples, and replaces samples if none are kept."""
         elapsed_us = 0 if self._at_ms is None else (at_ms - self._at_ms) * US_PER_MS
         limit_us = self._reported_us + elapsed_us + self._waiting_us
         if samples is None:
@@ -100,8 +98,7 @@ class BusyCounter:
 
     def start_over(self, at_ms: int, known: Iterable[int]) -> None:
         """Record that the clock of the samples was set back: the time since the last call is a gap, and samples count
-        from here. known: the timestamps of all samples that the driver has now.
-        """
+        from here. known: the timestamps of all samples that the driver has now."""
         self.lose(at_ms)
         self._void, self.last_seen_us = frozenset(known), 0
         self.gaps += 1
@@ -152,8 +149,7 @@ MAX_POWER_MW = 4_000_000
 """More power than any GPU draws. A smaller figure counts as a wrap only if this power explains it."""
 _SHORTEST_MS = 1_000
 """Shortest time between two figures. The driver renews the figure periodically, so a shorter time may get the energy of
-a longer one.
-"""
+a longer one."""
 _MICROJOULES_PER_MILLIJOULE = 1_000
 
 
@@ -203,8 +199,7 @@ _FULL_SCALE = 10_000
 class Accounted:
     """The accounting since the previous reading.
 
-    times: busy microseconds per process; ended: the processes that were never seen alive.
-    """
+    times: busy microseconds per process; ended: the processes that were never seen alive."""
 
     times: dict[int, Reading] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
@@ -229,8 +224,7 @@ class Accounting:
 
     def forget(self) -> None:
         """Reset after the driver was closed: the mode may have changed, and processes that ran meanwhile are not
-        counted.
-        """
+        counted."""
         self._on, self._version_2 = False, True
         self._asked_ms = None
         self.skip()
@@ -344,8 +338,7 @@ _COMPUTE, _MPS = "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSCom
 _GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses_v3"
 _ASK_EVERY = 5
 """Number of readings between reads of an empty list of graphics processes or MPS clients; it is also read when a
-compute process starts or ends.
-"""
+compute process starts or ends."""
 _NO_MIG_RATE = Unavailable("MIG: no per-process utilisation")
 _CLOCK_SET_BACK = Unavailable("the system clock was set back", refused=True)
 _ENDED = Unavailable("ended")
@@ -408,8 +401,7 @@ class ProcessSampler:
 
     def clock_set_back(self, handle: Any, at_ms: int) -> None:
         """Record that the clock of the samples was set back. Older samples then have later dates than new ones, until
-        the driver's ring has been overwritten.
-        """
+        the driver's ring has been overwritten."""
         listed: list[Any] = []
         if self._samplers:
             with suppress(Refused):
@@ -419,8 +411,7 @@ class ProcessSampler:
 
     def read(self, handle: Any, mig: MigLayout, at_ms: int, *, period_us: int | None, device_busy: bool) -> Processes:
         """Read the processes. period_us: between two samples of the device; device_busy: whether the device did
-        anything since the last reading.
-        """
+        anything since the last reading."""
         running: dict[int, _Running] = {}
         unlisted: dict[str, str] = {}
         self._readings += 1
@@ -475,8 +466,7 @@ class ProcessSampler:
 
     def _also(self, name: str, handle: Any, place: str, due: bool, *, lacks: bool) -> list[tuple[int, int | None]]:
         """Return a list that is usually empty. due: whether an empty one is read again. lacks: whether "not supported"
-        means that the place has no such list, and so no such processes. Raises Refused.
-        """
+        means that the place has no such list, and so no such processes. Raises Refused."""
         key = name, place
         if not due and key not in self._filled:
             return []

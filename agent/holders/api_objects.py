@@ -3,8 +3,7 @@
 All other fields are skipped, so objects of newer servers can be read; data that cannot be read raises `Unreadable`.
 Names are Kubernetes' own, in snake case. Source: kubernetes.io, API reference v1.36, Pod and Node.
 
-`gputally.base.pod_queue_labels` decides which queue a pod names.
-"""
+`gputally.base.pod_queue_labels` decides which queue a pod names."""
 
 from __future__ import annotations
 
@@ -234,8 +233,7 @@ class PodView:
     containers: in the order of the spec; container_ids: their names by the runtime's ids, for those that ran.
     config_hash: the name of a static pod's control group. fraction, memory_mib: the part of a GPU that a fraction
     scheduler gave it (None: not declared); groups: the shared GPUs it is on. limits: GPU resources by container.
-    by_kai: KAI or Run:ai places it. bound: it has a node. wants_gpu: whether its facts are sent.
-    """
+    by_kai: KAI or Run:ai places it. bound: it has a node. wants_gpu: whether its facts are sent."""
 
     facts: PodFacts
     over: bool
@@ -265,8 +263,7 @@ class PodView:
 def read(pod: bytes, node: str, allowed_labels: Sequence[str]) -> PodView:
     """Reduce the JSON of a v1 Pod. allowed_labels: keys, or patterns with `*`, that may leave the node.
 
-    Raises agent.holders.api_objects.Unreadable.
-    """
+    Raises agent.holders.api_objects.Unreadable."""
     found = decode_pod(pod)
     meta, spec, status = found.metadata, found.spec, found.status or PodStatus()
     labels, annotations = meta.labels or {}, meta.annotations or {}
@@ -323,8 +320,7 @@ def _owners(references: Sequence[OwnerReference]) -> tuple[Owner, ...]:
 
 def _workload(references: Sequence[OwnerReference], labels: Mapping[str, str]) -> str:
     """Return the workload. A Deployment gives its name and a hash to its ReplicaSet, and the hash to the pods as a
-    label.
-    """
+    label."""
     for owner in _owners(references):
         template = labels.get(_TEMPLATE_HASH, "")
         if owner.kind == "ReplicaSet" and template and owner.name.endswith(f"-{template}"):
@@ -337,8 +333,7 @@ def _requests(spec: Spec, annotations: Mapping[str, str]) -> dict[str, str]:
     """Return the GPU resources as the scheduler counts them: the sum of the containers that run together, or the
     largest init container.
 
-    Source: kubernetes.io, "Sidecar Containers", resource sharing within containers.
-    """
+    Source: kubernetes.io, "Sidecar Containers", resource sharing within containers."""
     together: dict[str, int] = {}
     before: dict[str, int] = {}
     odd: dict[str, str] = {}
@@ -363,8 +358,7 @@ def _requests(spec: Spec, annotations: Mapping[str, str]) -> dict[str, str]:
 
 def _limits(spec: Spec) -> dict[str, dict[str, str]]:
     """Return the limits by container. Extended resources are not overcommitted, so a request without a limit counts as
-    a limit; neither can be changed later.
-    """
+    a limit; neither can be changed later."""
     found: dict[str, dict[str, str]] = {}
     for container in (*(spec.init_containers or ()), *(spec.containers or ())):
         resources = container.resources or Resources()

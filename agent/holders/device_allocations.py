@@ -32,8 +32,7 @@ claim names a device of a pool; its uuid is an attribute in the ResourceSlice th
 identifies a statically partitioned MIG device. Source: kubernetes.io API reference, ResourceClaim v1, ResourceSlice v1.
 
 The owner of a pod can write its annotations, so a declared part counts only beside a reservation pod, and as it was
-when the pod was bound (`BoundPods`). A pod to which the kubelet allocated a device holds that device.
-"""
+when the pod was bound (`BoundPods`). A pod to which the kubelet allocated a device holds that device."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ _LIKE_A_GPU = re.compile(r"(?:MIG-)?GPU-|MIG-|nvidia\d")
 @dataclass(frozen=True, slots=True)
 class Place:
     """A GPU, or one of its MIG instances. replica: which of its equal parts; "" for the whole. virtual: the part is one
-    of HAMi's virtual devices, which are not equal.
-    """
+    of HAMi's virtual devices, which are not equal."""
 
     gpu_uuid: str
     mig_uuid: str = ""
@@ -80,8 +78,7 @@ class Place:
 
 def _by_minor(gpus: Sequence[Gpu]) -> dict[int, Gpu]:
     """Return the GPUs by minor number. If the number of one GPU was not read, it can be derived only if a single GPU is
-    left, because its index may be another GPU's minor number.
-    """
+    left, because its index may be another GPU's minor number."""
     known = {gpu.minor: gpu for gpu in gpus if gpu.minor is not None}
     unread = [gpu for gpu in gpus if gpu.minor is None]
     left = set(range(len(gpus))) - known.keys()
@@ -123,8 +120,7 @@ class DeviceNames:
     def claimed(self, pool: str, device: str) -> Place | None:
         """Return the device of a name of NVIDIA's DRA driver: by its published uuid, otherwise by its name. The name of
         a MIG device made on demand states its profile, not the instance; it is found only if the GPU has one instance
-        of that profile.
-        """
+        of that profile."""
         published = self._places.get(self._claimable.get((pool, device), ""))
         if published is not None:
             return published
@@ -259,8 +255,7 @@ class SliceStore:
 
     def uuids(self) -> Mapping[Device, str]:
         """Return the uuid of every device that has one. The mapping must not be modified; a change creates a
-        new one.
-        """
+        new one."""
         return self._uuids
 
     def replace(self, items: Sequence[bytes]) -> None:
@@ -316,8 +311,7 @@ def settle(
     """Return the allocations with reservation pods replaced by the pods that share their GPUs.
 
     requests: for each pod by uid, its resource requests with the scheduler's annotations under their names. An unused
-    reservation stays with its reservation pod, and so do all of them if `systems` does not contain KAI.
-    """
+    reservation stays with its reservation pod, and so do all of them if `systems` does not contain KAI."""
     ordered = list(allocations)
     if KAI not in systems:
         return tuple(ordered)
@@ -358,8 +352,7 @@ def declared_ppm(fraction: str, memory: str, memory_mib: int | None) -> int | No
 def limited_ppm(limits: Mapping[str, str], memory_mib: int | None) -> int | None:
     """Return the part of one GPU that a HAMi container's limits allow, in millionths: the larger of cores and memory,
     because no other pod can have it. Without a memory limit it is all of the memory, which is HAMi's default. None: the
-    limit is a size, and the GPU's memory is unknown.
-    """
+    limit is a size, and the GPU's memory is unknown."""
     cores, size, percent = (number(limits.get(name, "")) for name in (_CORES, _MEMORY, _MEMORY_PERCENT))
     memory = Decimal(1)
     if size is not None and size > 0:
@@ -388,8 +381,7 @@ Key = tuple[str, str]
 @dataclass(frozen=True, slots=True)
 class NodeAllocations:
     """The allocations of a node. unresolved: ids that were meant for a GPU and name none of this node, each once.
-    unnamed: sharing systems in use here that the settings do not name.
-    """
+    unnamed: sharing systems in use here that the settings do not name."""
 
     allocations: tuple[Allocation, ...]
     unresolved: tuple[str, ...] = ()
@@ -400,8 +392,7 @@ class NodeAllocations:
 class Node:
     """The node's facts for the join. offered: the devices the kubelet can allocate. replica_mode: how replicas are
     shared on this node. uids: of pods that are known only from their log folders. claimable: the uuids of devices in
-    claims, by pool and device. watched: devices that claims only monitor. systems: the sharing systems of this node.
-    """
+    claims, by pool and device. watched: devices that claims only monitor. systems: the sharing systems of this node."""
 
     gpus: Sequence[Gpu]
     offered: Sequence[Devices] = ()
@@ -449,8 +440,7 @@ def find_holders(given: Iterable[PodResources], views: Mapping[Key, PodView], no
 def merge_offered(before: Sequence[Devices], offered: Sequence[Devices], gpus: Sequence[Gpu]) -> tuple[Devices, ...]:
     """Return `offered`, plus devices that were offered before and are missing now.
 
-    The kubelet offers only healthy devices, and none while their plugin restarts; allocated devices stay allocated.
-    """
+    The kubelet offers only healthy devices, and none while their plugin restarts; allocated devices stay allocated."""
     names = DeviceNames(gpus)
     present = {_whole(place) for devices in offered for name in devices.ids if (place := names.place(name))}
     kept = [
@@ -471,8 +461,7 @@ _Claim = tuple[str, Place, bool]
 
 def _claims(pod: PodResources, names: DeviceNames, unresolved: set[str], watched: Watched) -> list[_Claim]:
     """Return every device of a pod once. An init container passes its devices on to the others, which list
-    them again.
-    """
+    them again."""
     claims: list[_Claim] = []
     seen: set[str] = set()
     for container in pod.containers:
@@ -526,8 +515,7 @@ def _pod_allocations(
 
 def _limited(held: Sequence[Allocation], view: PodView, gpus: Sequence[Gpu]) -> list[Allocation]:
     """Return HAMi's virtual devices, each with the part that the limits of its container allow. Other allocations stay
-    unchanged.
-    """
+    unchanged."""
     memory: dict[tuple[str, str], int | None] = {(gpu.uuid, ""): gpu.memory_mib for gpu in gpus}
     memory |= {(gpu.uuid, instance.uuid): instance.memory_mib for gpu in gpus for instance in gpu.mig}
 

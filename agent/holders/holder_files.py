@@ -27,8 +27,7 @@ The folder of HPC job files has one file per GPU, named by its index (`0`) or, f
 instance (`0.1`); one job id per line. Source: dcgm-exporter, DCGM_HPC_JOB_MAPPING_DIR. Jobs of one file share its
 device equally. The folder is read with every reading, up to a limit. A GPU without a file has no job. If a file cannot
 be read or is invalid, its GPU keeps the jobs that were read last, and its holders are unknown until the file can be
-read again. Without the folder this applies to every GPU.
-"""
+read again. Without the folder this applies to every GPU."""
 
 from __future__ import annotations
 
@@ -107,8 +106,7 @@ class Pods:
     file was not accepted. sources: each source with its failure. known: pods by the names a control group may use:
     their uid, and a static pod's configuration hash. took_ms: durations of the timed sources. unresolved: held devices
     that are not among the node's. unknown: why the holders of a GPU are unknown, by its uuid; its allocations are the
-    last known ones.
-    """
+    last known ones."""
 
     facts: tuple[PodFacts, ...]
     allocations: tuple[Allocation, ...] | Unavailable
@@ -122,8 +120,7 @@ class Pods:
 
 class PodsFile:
     """A pods file; see the module. Raises FileFault only at the first reading; later the last good version stays in
-    use.
-    """
+    use."""
 
     def __init__(self, path: Path, node: str) -> None:
         self._path = path

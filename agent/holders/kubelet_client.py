@@ -8,8 +8,7 @@ The kubelet's socket is the agent's only use of gRPC, and grpcio would cost ever
 HTTP/2 POST with five bytes of prefix and reads the status from the trailers. It returns flow control windows as data
 arrives, limits answers, and replaces a connection that a restarted server left behind once within a call (the calls are
 reads). It offers no compression and accepts none. It is for one thread at a time. Source: gRPC over HTTP2 (grpc.io,
-PROTOCOL-HTTP2), RFC 9113.
-"""
+PROTOCOL-HTTP2), RFC 9113."""
 
 from __future__ import annotations
 
@@ -82,8 +81,7 @@ class UnaryChannel:
 
     def call(self, method: str, message: bytes = b"") -> bytes:
         """Call a method and return the answer's message. method: `/package.Service/Method`. Raises RpcUnavailable,
-        RpcFailed.
-        """
+        RpcFailed."""
         self._deadline_ms = self._clock.monotonic_ms() + round(self._timeout_s * MS_PER_SECOND)
         kept = self._h2 is not None
         try:
@@ -239,8 +237,7 @@ class Channel(Protocol):
 class KubeletAnswer:
     """The last answer. pods: the devices of each pod. offered: the allocatable devices, empty if an old kubelet does
     not report them. at_ms: monotonic time of the answer, None before the first. failure: why the latest request failed
-    ("" = it did not).
-    """
+    ("" = it did not)."""
 
     pods: tuple[PodResources, ...] = ()
     offered: tuple[Devices, ...] = ()
@@ -312,8 +309,7 @@ class Kubelet:
 
     def _ask_offered(self) -> tuple[Devices, ...]:
         """Return the allocatable devices. Kubelets before 1.23 do not support the call; then the number of parts of a
-        device is unknown.
-        """
+        device is unknown."""
         try:
             return kubelet_pod_resources.decode_allocatable(
                 self._channel.call(kubelet_pod_resources.SERVICE + "GetAllocatableResources")

@@ -2,8 +2,7 @@
 
 Only the fields that the agent needs are kept; unknown fields are skipped by their wire type, so messages of newer
 kubelets can be read. Any input gives a value or raises `Malformed`. Source of the field numbers: k8s.io/kubelet,
-pkg/apis/podresources/v1/api.proto; of the encoding: protobuf.dev, "Encoding".
-"""
+pkg/apis/podresources/v1/api.proto; of the encoding: protobuf.dev, "Encoding"."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ class Devices:
 @dataclass(frozen=True, slots=True)
 class ClaimedDevice:
     """A device allocated through a ResourceClaim (DRA). cdi: its CDI names. share_id: "" unless its capacity is
-    consumed in shares.
-    """
+    consumed in shares."""
 
     claim_namespace: str
     claim: str

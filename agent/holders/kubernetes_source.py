@@ -15,8 +15,7 @@ open. The labels:
 | `nvidia.com/gpu.deploy.client` | anything but `true` |
 
 Sources: NVIDIA GPU Operator, "GPU Driver Upgrades"; NVIDIA/mig-parted reconfigure-mig; NVIDIA/k8s-driver-manager;
-GPU Operator 26.7 for `gpu.deploy.client`; NVIDIA/gpu-feature-discovery and GKE for the sharing strategy.
-"""
+GPU Operator 26.7 for `gpu.deploy.client`; NVIDIA/gpu-feature-discovery and GKE for the sharing strategy."""
 
 from __future__ import annotations
 
@@ -89,8 +88,7 @@ def replica_mode(labels: Mapping[str, str]) -> SharingMode:
 
 class NodeStore:
     """The `agent.holders.lean_list_watch.Store` of one node. on_release: called with the reason to close the driver
-    whenever it changes, "" if there is none. A node that is gone or unknown asks for nothing.
-    """
+    whenever it changes, "" if there is none. A node that is gone or unknown asks for nothing."""
 
     def __init__(self, node: str, on_release: Callable[[str], None]) -> None:
         self._node = node
@@ -138,8 +136,7 @@ SYNC_MS = 30 * MS_PER_SECOND
 """How long to wait for the first list of pods. A pod that is seen before it would be billed under a temporary uid."""
 KEEP_MS = MS_PER_MINUTE
 """How long a running pod keeps its devices when it is missing from the list; a restarting kubelet lists no pods until
-it has heard of them again.
-"""
+it has heard of them again."""
 _NO_VIEWS: Mapping[Key, PodView] = {}
 _NO_NAMES: Mapping[str, PodName] = {}
 _NOTHING_WATCHED: Watched = frozenset()
@@ -162,8 +159,7 @@ class _JoinInputs:
 
     def same_as(self, other: _JoinInputs | None) -> bool:
         """Compare with other inputs, by identity where a change makes a new object, which avoids comparing a hundred
-        pods.
-        """
+        pods."""
         return (
             other is not None
             and self.views is other.views
@@ -189,8 +185,7 @@ def _tell(name: str, error: Exception) -> None:
 
 class NodePods:
     """The `agent.holders.node_snapshot.Claims` of Kubernetes. pods, node, slices, claims: None if the API server is not
-    used.
-    """
+    used."""
 
     def __init__(
         self,
@@ -298,8 +293,7 @@ class NodePods:
 
     def _sources(self, holding: NodeAllocations) -> tuple[tuple[str, str], ...]:
         """Return each source with its failure; `allocations` is what the others reported that matches no GPU or setting
-        here.
-        """
+        here."""
         odd = f"no GPU here is called {', '.join(holding.unresolved[:3])}" if holding.unresolved else ""
         if not odd and holding.unnamed:
             systems = ",".join(sorted(holding.unnamed))
@@ -323,8 +317,7 @@ class NodePods:
 
 def _known(views: Mapping[Key, PodView]) -> dict[str, KnownPod]:
     """Return the pods by the names of their control groups; a static pod's is the hash of its configuration, not its
-    uid.
-    """
+    uid."""
     known = {}
     for (namespace, name), view in views.items():
         known[view.facts.uid] = pod = KnownPod(view.facts.uid, namespace, name, view.container_ids)
@@ -343,8 +336,7 @@ def _unnumbered(gpus: Sequence[Gpu], unresolved: Sequence[str]) -> dict[str, str
 
 class ClusterSource:
     """The `agent.devices.driver_lifecycle.DriverHolder` of a Kubernetes node: its GPUs, with the threads that follow
-    their holders.
-    """
+    their holders."""
 
     def __init__(self, node: NodeSource, pods: NodePods, api: ApiServer | None) -> None:
         self._node = node
@@ -399,8 +391,7 @@ def kubernetes_source(
     """Create the source and start its threads. bound: what pods declared when they were bound, as an earlier process
     recorded it. tasks: the list of its threads.
 
-    Raises SettingsError if this is not a Kubernetes node or the API server's address is invalid.
-    """
+    Raises SettingsError if this is not a Kubernetes node or the API server's address is invalid."""
     socket = Path(chosen.kubelet_socket)
     api = _api(chosen, socket, environ)
     kubelet = Kubelet(socket, clock)

@@ -61,8 +61,7 @@ _decoder = msgspec.json.Decoder(dict[str, _DeclaredSharing])
 
 class BoundPods:
     """What pods declared when they were bound. file: None keeps them only in this process. Not thread-safe: one
-    reflector owns it.
-    """
+    reflector owns it."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
@@ -162,8 +161,7 @@ class ApiServer:
     none.
 
     Each request has a connection of its own, so threads may share it. Raises SettingsError for a url or a CA file that
-    cannot be used.
-    """
+    cannot be used."""
 
     def __init__(self, url: str, ca_file: Path | None, token_file: Path | None) -> None:
         connection_to(url, ca_file, TIMEOUT_S)  # invalid values fail here and not at every request
@@ -297,8 +295,7 @@ class Reflector:
 
     synced: whether the objects were listed once. failure: why the latest request failed ("" = it continues). took_ms:
     duration of the last list. optional: the cluster may not have such objects, which is not a failure; they are looked
-    for again periodically.
-    """
+    for again periodically."""
 
     def __init__(
         self,
@@ -428,8 +425,7 @@ class PodStore:
     the node.
 
     on_change: called after every change of a pod that may hold a GPU. bound: what pods declared when they were bound;
-    later changes by their owners do not count.
-    """
+    later changes by their owners do not count."""
 
     def __init__(
         self,

@@ -11,8 +11,7 @@ device; `agent.metering.busy_time_attribution` scales them to the device's own b
 processes, or their busy time, no coarser method replaces it: the time of the holders there is unknown, except for a
 holder that has all of the device and had it alone before. A counter never decreases. If the time of one process is
 unknown, so is its holder's, and a process without a known holder makes the time of every holder of that GPU unknown.
-The result is deterministic; there is one instance per node.
-"""
+The result is deterministic; there is one instance per node."""
 
 from __future__ import annotations
 
@@ -79,8 +78,7 @@ class HolderCounters:
         visible: whether processes could be named. uncertain: `claims` are the last known ones.
 
         claims: the allocations of this device. A holder that has all of a device to itself, now and at the last
-        reading, gets no reading of its own: it has the device's busy time less that of other pods' processes.
-        """
+        reading, gets no reading of its own: it has the device's busy time less that of other pods' processes."""
         sole = _sole(claims)
         lone = sole & self._sole.get(device.gpu.uuid, sole)
         self._sole[device.gpu.uuid] = sole
@@ -213,8 +211,7 @@ _Place = tuple[str, str]
 
 CHECK_EVERY = 10
 """How often a process number is checked. A process that holds a GPU from reading to reading keeps its number, so this
-is rare.
-"""
+is rare."""
 
 
 class Claims(Protocol):

@@ -6,8 +6,7 @@ distinguished from a later one with the same number by its start time, and its h
 that just ended has no control group any more. This module does not know GPUs.
 
 `/var/log/pods/NAMESPACE_NAME_UID/` exists for every pod that the kubelet runs; a static pod has the uid of its control
-group. It is read-only, bounded, and missing outside Kubernetes, which is not a fault.
-"""
+group. It is read-only, bounded, and missing outside Kubernetes, which is not a fault."""
 
 from __future__ import annotations
 
@@ -81,8 +80,7 @@ def holder_in(cgroup: str, known_pods: Collection[str] = ()) -> Holder | None:
     """Return the holder of a control group; None for a plain process.
 
     known_pods: uids that this node's kubelet knows. Of nested pods the first known one counts, else the outermost,
-    because the outer agent bills the outer pod.
-    """
+    because the outer agent bills the outer pod."""
     job = _SLURM.search(cgroup)
     if job:
         return Holder(kind="slurm", uid=job.group(1), name=f"job {job.group(1)}", container=job.group(2) or "")
@@ -108,8 +106,7 @@ class ProcessTable:
     def holder(self, pid: int, known_pods: Collection[str] = (), *, same: bool = False) -> Holder | None:
         """Return the holder of a process; a process that ended keeps its holder. None if it is not in this table.
 
-        same: the caller has seen the process since its last call, so the number cannot belong to another one.
-        """
+        same: the caller has seen the process since its last call, so the number cannot belong to another one."""
         known = self._remembered.get(pid)
         if same and known is not None:
             return known[1]
@@ -138,8 +135,7 @@ class ProcessTable:
 
     def _start_time(self, pid: int) -> str:
         """Return field 22 of /proc/PID/stat, counted after the last ')', because a command may contain any
-        character.
-        """
+        character."""
         fields = self._read(pid, "stat").rpartition(")")[2].split()
         return fields[19] if len(fields) > 19 else ""
 
@@ -154,8 +150,7 @@ class ProcessTable:
 
     def _read(self, pid: int, name: str) -> str:
         """Return one file of a process, "" if it is gone. It uses plain descriptors, because it runs for every process
-        and sample.
-        """
+        and sample."""
         try:
             descriptor = os.open(f"{self._root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:

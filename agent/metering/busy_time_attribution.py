@@ -3,8 +3,7 @@ MIG GPUs.
 
 The capacities of a layout add up to span x 1 GPU, the busy shares to the device's busy time and the energy shares to
 its energy, all in whole units and none negative, whatever the readings are. The result does not depend on the order of
-the values. The module has no clock, no I/O, and no state except a cache of divisions.
-"""
+the values. The module has no clock, no I/O, and no state except a cache of divisions."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ class Share:
     """One row of a GPU while its holders stay the same: a holder's part, or the unheld rest (holder None).
 
     key: finds its readings. exclusive: the sole holder of an unshared device, which gets all of the device's time if no
-    finer reading exists.
-    """
+    finer reading exists."""
 
     key: tuple[str, str, str]
 
@@ -91,8 +89,7 @@ class Layout:
 
 def reading_key(holder: Holder, mig_uuid: str) -> tuple[str, str, str]:
     """Return the key of a reading. Readings and allocations come from different sources with possibly different names,
-    so uids decide.
-    """
+    so uids decide."""
     return holder.uid, holder.container, mig_uuid
 
 
@@ -139,8 +136,7 @@ def _share_out(
     """The shares of one part and their weights.
 
     A holder declares its part by fraction_ppm or by replicas / sharing_replicas; one that declares
-    nothing counts as 1 / number of holders. What is left is unheld; more than the whole is scaled down.
-    """
+    nothing counts as 1 / number of holders. What is left is unheld; more than the whole is scaled down."""
     mig_uuid = instance.uuid if instance else ""
     piece = _slice(gpu, instance) if instance else None
     holders: dict[tuple[str, str, str], list[Allocation]] = {}
@@ -199,8 +195,7 @@ def attribute_busy(
     All values are microseconds. `parts`: the reading of each part. `claims`: the reading of each share's holder, 0 if
     it is unheld or unknown. `strangers`: busy time of other processes on each part. Readings that exceed the containing
     reading are scaled down together (the per-process figures of a driver are samples, so they only give proportions);
-    time that no holder claims is unattributed.
-    """
+    time that no holder claims is unattributed."""
     if len(claims) == 1:  # most GPUs are one part with one holder
         limit = min(parts[0], device)
         claim = claims[0]
@@ -226,8 +221,7 @@ def attribute_activity(
 
     busy and capacities: of the part's shares; rest_us: busy time on the part without an owner. Drivers count
     activity per device or instance only, so on a shared one it goes by busy time: an estimate, which says
-    nothing about who used the tensor cores. Activity in a stretch without busy time goes by allocation.
-    """
+    nothing about who used the tensor cores. Activity in a stretch without busy time goes by allocation."""
     weights = [*busy, rest_us]
     if not any(weights):
         weights = [c if s.holder is not None else 0 for s, c in zip(part.shares, capacities, strict=True)]
@@ -239,8 +233,7 @@ def attribute_energy(energy_uj: int, active_uj: int, busy: Sequence[int], capaci
     """Return the energy per row in microjoules, which adds up to `energy_uj`.
 
     The active part is divided by busy time, the idle part by allocation, the unheld row included, because an idle GPU
-    draws power for its holders. Source: the active / idle split of Kepler's GPU power model.
-    """
+    draws power for its holders. Source: the active / idle split of Kepler's GPU power model."""
     if len(busy) == 1:
         return [energy_uj]
     active = active_uj if any(busy) else 0
@@ -254,8 +247,7 @@ def active_energy(energy_uj: int, span_ms: int, busy_us: int, idle_power_mw: int
     """Return the part of a device's energy that was used because it was busy, in microjoules.
 
     This is the energy above its idle power (the lowest power while it did nothing, as in Kepler's power model); until
-    the idle power is known, the busy part of the time.
-    """
+    the idle power is known, the busy part of the time."""
     if busy_us == 0 or span_ms == 0:
         return 0
     if idle_power_mw is not None:

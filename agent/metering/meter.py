@@ -11,8 +11,7 @@ within one boot of the node, because a reboot ends every holder.
 
 The deltas of an open interval are added up and divided over its rows when it closes. Readings are samples, so they are
 scaled to each other over the whole span, not step by step. A figure is unknown (None) if it was missing while other
-figures could be read. Time in which nothing could be read is a gap, and the figure covers the rest of the span.
-"""
+figures could be read. Time in which nothing could be read is a gap, and the figure covers the rest of the span."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ _NONE: Set[int] = frozenset()
 
 class SpanReadings(msgspec.Struct, frozen=True, gc=False):
     """One row's readings over a closed span; None if unknown. method: the coarsest that contributed to its busy time,
-    `allocation` if that is unknown.
-    """
+    `allocation` if that is unknown."""
 
     busy_us: int | None
     sm_active_us: int | None
@@ -85,8 +83,7 @@ class _Total:
 
 class _Activity:
     """SM or tensor activity by part, from its first reading on. missing: whether it was not read before, in a span that
-    was otherwise read.
-    """
+    was otherwise read."""
 
     __slots__ = ("_missing", "_totals")
 
@@ -109,8 +106,7 @@ class _Activity:
 class OpenSpan:
     """The open span of one GPU: its readings so far, per part and per share.
 
-    One is made for every closed row, so rare fields (gaps, activity) are created on first use.
-    """
+    One is made for every closed row, so rare fields (gaps, activity) are created on first use."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -139,8 +135,7 @@ class OpenSpan:
     def add(self, step: Step, start_ms: int, end_ms: int, gap: str = "") -> None:
         """Add a step over [start_ms, end_ms), directly after the last one.
 
-        gap: why the holders were unknown meanwhile ("" = they were known).
-        """
+        gap: why the holders were unknown meanwhile ("" = they were known)."""
         length = end_ms - start_ms
         reasons = step.reasons
         unread = {i for i, reason in enumerate(reasons) if reason} if any(reasons) else _NONE
@@ -196,8 +191,7 @@ class OpenSpan:
         over the span.
 
         Over all of them busy time adds up to the device's busy time and energy to its energy. A sampler may exceed the
-        span by a fraction of its period; this is not cut off, because it averages out.
-        """
+        span by a fraction of its period; this is not cut off, because it averages out."""
         layout = self._layout
         if self._gaps:
             self._forgive_idle()
@@ -388,8 +382,7 @@ class _WatchedGpu:
         unsure: str = "",
     ) -> None:
         """layout: of these allocations, if it is known. unsure: why it is unknown whether its unheld shares are unheld
-        ("" = it is known).
-        """
+        ("" = it is known)."""
         self.reading = reading
         self.holders = holders
         self.allocations = allocations
@@ -418,8 +411,7 @@ class _WatchedGpu:
 
     def close(self, end_ms: int) -> ClosedSet:
         """Return the rows of the span. If it is unknown whether the rest is unheld, the last known holders get their
-        rows, and the rest stays unmetered, as after a restart.
-        """
+        rows, and the rest stays unmetered, as after a restart."""
         if self.unsure:
             kept = [i for i, share in enumerate(self.layout.shares) if share.holder is not None]
             closed = _unread(self.layout, self.reading.health, kept, self.start_ms, end_ms, self.unsure)
@@ -437,8 +429,7 @@ class Meter:
 
     interval_ms must divide 15 minutes. boot_id ties a saved state to one boot of the node. silence_ms: if no snapshot
     came for longer (default: three intervals, at least five minutes), the time is treated like a restart, because
-    holders may have changed unseen.
-    """
+    holders may have changed unseen."""
 
     def __init__(
         self, interval_ms: int, month_zone: ZoneInfo, *, boot_id: str = "", silence_ms: int | None = None
@@ -534,8 +525,7 @@ class Meter:
     def flush(self, at_ms: int) -> tuple[ClosedSet, ...]:
         """Close the open spans of every GPU at `at_ms` (not before the last snapshot) and stop metering.
 
-        Time after the last snapshot was not read and is a gap.
-        """
+        Time after the last snapshot was not read and is a gap."""
         if self._at_ms is None:
             return ()
         end_ms = max(at_ms, self._at_ms)
@@ -555,8 +545,7 @@ class Meter:
     def leap(self, by_ms: int) -> tuple[ClosedSet, ...]:
         """Handle a clock that was set ahead since the last snapshot: close open spans, and continue `by_ms` later.
 
-        The skipped time did not pass, so nothing was held in it; the time that really passed is carried.
-        """
+        The skipped time did not pass, so nothing was held in it; the time that really passed is carried."""
         if self._at_ms is None:
             return ()
         closed = self.flush(self._at_ms)
@@ -573,8 +562,7 @@ class Meter:
 
         Holders that still hold the same device get rows from their last closed end to the first snapshot with known
         holders (method `carried`, no readings); unheld time is not carried. A state of another boot or version, or one
-        that cannot be read, is ignored.
-        """
+        that cannot be read, is ignored."""
         gpus = decode(state, self._boot_id)
         if gpus and not self._open:
             self._carry = {held.gpu.uuid: held for held in gpus}
@@ -588,8 +576,7 @@ class Meter:
         self, open_: _WatchedGpu, after: DeviceReading | Unavailable, index: Holders, instants: Sequence[int], cut: bool
     ) -> list[ClosedSet]:
         """Add the time between the first and the last of `instants`; close at the ones in between and, if it is a
-        `cut`, at the last one.
-        """
+        `cut`, at the last one."""
         step = measure(open_.layout, open_.reading, after, open_.holders, index)
         if step.idle_power_mw is not None:
             known_mw = open_.idle_power_mw
@@ -662,8 +649,7 @@ def _by_gpu(allocations: tuple[Allocation, ...]) -> dict[str, tuple[Allocation, 
 
 def _layout_now(open_: _WatchedGpu, after: DeviceReading | None, claims: tuple[Allocation, ...]) -> Layout | None:
     """Return the layout from a reading on: the same object if the rows of the GPU continue unchanged, None if the
-    device is gone. The order of a source's list does not matter.
-    """
+    device is gone. The order of a source's list does not matter."""
     if after is None:
         return None
     before = open_.reading

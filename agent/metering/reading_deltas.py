@@ -2,8 +2,7 @@
 
 `measure` turns two readings into a `Step`, which can be cut at instants inside it; the pieces add up to the step. A
 figure that could not be read is unknown with its reason, never zero. A counter never decreases: an apparent decrease
-means a new origin. The results are deterministic integers.
-"""
+means a new origin. The results are deterministic integers."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ NO_HOLDER_READING = "no per-holder reading"
 @dataclass(frozen=True, slots=True, eq=False)
 class Methods:
     """The method of the busy time of each share, and of each part as a whole: positions in the list of methods, a
-    higher one is coarser, 0 if there is none.
-    """
+    higher one is coarser, 0 if there is none."""
 
     shares: tuple[int, ...]
     parts: int
@@ -57,8 +55,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     device, parts, claims, strangers: busy microseconds (0 if unknown); `reasons` says per share why its own figure is
     unknown ("" = known), `methods` how it was read. energy_uj: of the device; sm_active_us, tensor_active_us: of each
     part, None if unknown; None instead of a sequence if unknown for all parts. memory_mib: held from the first reading
-    on, per share and in total. idle_power_mw: power at its start, if the device did nothing.
-    """
+    on, per share and in total. idle_power_mw: power at its start, if the device did nothing."""
 
     busy_known: bool
     device: int
@@ -77,8 +74,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     def pieces(self, layout: Layout, instants: Sequence[int]) -> list[Step]:
         """Cut the step into len(instants) - 1 consecutive pieces, which add up to it exactly.
 
-        Its claims are scaled to the device first, so that every piece fits too.
-        """
+        Its claims are scaled to the device first, so that every piece fits too."""
         claims, rest = attribute_busy(layout, self.device, self.parts, self.claims, self.strangers)
         start, span = instants[0], instants[-1] - instants[0]
         pieces = []
@@ -118,8 +114,7 @@ def measure(
     """Compute what happened on a device from one reading to the next (Unavailable: there is no next one, with the
     reason).
 
-    A counter that decreased or changed its epoch has a new origin: that span is unknown.
-    """
+    A counter that decreased or changed its epoch has a new origin: that span is unknown."""
     if isinstance(after, Unavailable):
         return _unknown(layout, before, after)
     energy = _difference(before.energy_uj, after.energy_uj)
@@ -164,8 +159,7 @@ def plain(
     layout: Layout, device: Reading, after: DeviceReading, holders: Holders, holders_after: Holders
 ) -> Busy | None:
     """Return the same as `reconciled` if nothing has to be reconciled, as in most steps: a whole GPU that was read with
-    all its holders and no other processes. None otherwise.
-    """
+    all its holders and no other processes. None otherwise."""
     if isinstance(device, Unavailable) or not layout.whole or holders_after.keys() != layout.positions.keys():
         return None
     claims = [0] * len(layout.shares)
@@ -227,8 +221,7 @@ def _reconcile(part: GpuPart, whole: Reading, claims: list[Reading], strangers: 
     """Return the busy time of the part as a whole and of its holders, each derived from the other if possible.
 
     A sole holder without a reading has everything except the time of other processes; a part without a reading is as
-    busy as its holders, if all of them are known. Otherwise its holders are unknown.
-    """
+    busy as its holders, if all of them are known. Otherwise its holders are unknown."""
     if not isinstance(whole, Unavailable):
         if part.shares[0].exclusive and isinstance(claims[0], Unavailable):
             return whole, claims if claims[0].refused else [max(whole - strangers, 0)]
@@ -268,8 +261,7 @@ def _or_zero(reading: Reading) -> int:
 
 def _claim(key: tuple[str, str, str], before: Holders, after: Holders, complete: bool) -> Reading:
     """Return the busy time of one holder. A holder that is first listed now counts from zero since it appeared; one
-    that a complete list no longer contains has ended, with its last reading.
-    """
+    that a complete list no longer contains has ended, with its last reading."""
     first, last = before.get(key), after.get(key)
     if last is None:
         return 0 if complete else Unavailable(NO_HOLDER_READING)
@@ -348,8 +340,7 @@ def _methods(
     """Return the method of each share's busy time: of its own reading, or of the part that it has alone.
 
     ways: of each part as a whole, and whether its first share has no reading of its own. For an unheld share, it shows
-    that nothing was busy there. Results are cached, because a step is made for every device and sample.
-    """
+    that nothing was busy there. Results are cached, because a step is made for every device and sample."""
     key = after.method, ways, reasons
     known = layout.methods.get(key)
     if known is None:

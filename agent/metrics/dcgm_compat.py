@@ -4,8 +4,7 @@ It is off by default. The figures are those of the last closed interval and the 
 device add up to it. Figures of the device as a whole (temperature, clocks, errors) are shown once, for the pod that has
 it alone or without a pod. gputally never reads these metrics.
 
-Source of names, units and labels: dcgm-exporter, etc/default-counters.csv and its metric rendering.
-"""
+Source of names, units and labels: dcgm-exporter, etc/default-counters.csv and its metric rendering."""
 
 from __future__ import annotations
 
@@ -76,8 +75,7 @@ class DcgmOutput:
 
     def _read(self, gpu: Gpu, rows: Sequence[UsageInterval], before: Mapping[Labels, _Share]) -> dict[Labels, _Share]:
         """Return one set's rows by series; rows of one series (unheld and unattributed) are merged. Energy
-        accumulates.
-        """
+        accumulates."""
         shares: dict[Labels, _Share] = {}
         for row in rows:
             labels = _row_labels(gpu, row, self._node)

@@ -6,8 +6,7 @@ without a scraper they are removed after some time. `agent.metrics.metric_famili
 start at zero with the process, as Prometheus expects of counters.
 
 The server handles at most four requests at a time, five seconds each, and answers 404 for anything else. It never
-blocks the sampling thread.
-"""
+blocks the sampling thread."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ log = logging.getLogger("agent.metrics.exporter")
 
 SCRAPES_AFTER_END = 2
 """How many scrapes still show the series of a holder that is gone, so that the last value is seen even if one scrape
-fails.
-"""
+fails."""
 UNSCRAPED_MS = 10 * MS_PER_MINUTE
 """How long such series are kept without a scrape, because memory must not grow with every past holder."""
 
@@ -61,8 +59,7 @@ class _SeriesLifetime:
 class AgentMetrics:
     """The agent's metrics. Safe to scrape while they are updated.
 
-    compatible: series under other names, updated and shown with these. tasks: the agent's own, shown with these.
-    """
+    compatible: series under other names, updated and shown with these. tasks: the agent's own, shown with these."""
 
     def __init__(
         self, node: str, version: str, compatible: DcgmOutput | None = None, tasks: BackgroundTasks | None = None
@@ -174,8 +171,7 @@ TIMEOUT_S = 5.0
 
 class Exposition:
     """An HTTP server that runs until `close`. text: returns one scrape; alive: for /livez; tasks: for /readyz, and the
-    list in which its own thread is. Raises PortUnavailable.
-    """
+    list in which its own thread is. Raises PortUnavailable."""
 
     def __init__(
         self, host: str, port: int, text: Callable[[], bytes], alive: Callable[[], bool], tasks: BackgroundTasks

@@ -13,8 +13,7 @@ no series, and never 0.
 A node with a hundred pods has a thousand series, most of which have the same labels in every scrape: their text is
 cached, and only the numbers are formatted again. The client library, which makes an object of every label set, takes
 several times as long for a scrape and a quarter of the agent's start-up time. Tests read the output with the library's
-parser. Source: Prometheus exposition formats, text format 0.0.4.
-"""
+parser. Source: Prometheus exposition formats, text format 0.0.4."""
 
 from __future__ import annotations
 
@@ -112,8 +111,7 @@ class Operations:
     nvml_up None: there is no NVML here (a simulated or imported source). collectors: per source its success (None: it
     is a part of another) and the duration of its last reading in seconds (None: not timed); sample_s: the duration of
     all. unspooled_rows: kept in memory while the spool cannot be written; unspooled_lost_rows: had no room there.
-    privilege: the level granted on Kubernetes, "" elsewhere; unseen: what cannot be seen at it.
-    """
+    privilege: the level granted on Kubernetes, "" elsewhere; unseen: what cannot be seen at it."""
 
     nvml_up: bool | None = None
     outbox_rows: int = 0
@@ -180,8 +178,7 @@ def of_pods(
     snapshot: Snapshot, sums: Mapping[PodKey, DeviceTotals], newest: Mapping[Place, PodKey], facts: Iterable[PodFacts]
 ) -> Iterator[Family]:
     """Yield the families of the holders and the facts of the pods. newest: the present labels of each holder on a
-    device.
-    """
+    device."""
     ordered = sorted(sums.items())
     now = [(key, total) for key, total in ordered if newest.get(key[:5]) == key]
     for name, text, attribute, per in (

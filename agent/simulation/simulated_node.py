@@ -292,8 +292,7 @@ class SimulatedNode:
         facts: PodFacts | None = None,
     ) -> None:
         """Allocate a device to a holder. Raises ValueError if the device does not exist or the holder has it
-        already.
-        """
+        already."""
         device = self._device(allocation.gpu_uuid)
         instance = self._instance(device, allocation.mig_uuid)
         _check(utilisation_ppm)
@@ -397,8 +396,7 @@ class SimulatedNode:
     def snapshot(self, at_ms: int) -> Snapshot:
         """Return a source's reading at `at_ms`, not before the last change.
 
-        Facts of pods that ended are shown twice more. Raises NodeOffline while the node is down.
-        """
+        Facts of pods that ended are shown twice more. Raises NodeOffline while the node is down."""
         self._move(at_ms)
         if self._offline:
             raise NodeOffline(f"node {self.name} is offline")

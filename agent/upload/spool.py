@@ -16,8 +16,7 @@ sent only after it has returned. Invariants:
 The module neither uses the network nor checks rows. The sampling and the shipping thread may use it at the same time.
 
 A file that sqlite reports as damaged is never deleted: it is renamed, and a new one is created. The lock is a separate
-file, so it is not renamed with it.
-"""
+file, so it is not renamed with it."""
 
 from __future__ import annotations
 
@@ -122,8 +121,7 @@ def write_anew(db: sqlite3.Connection, path: Path, now_ms: int) -> None:
     """Write the contents of `db`, whose own file is gone, to a new file at `path`. A file there is moved aside.
 
     Close `db` before opening the new file, because closing removes the log of that name. Raises sqlite3.Error,
-    OutboxUnavailable.
-    """
+    OutboxUnavailable."""
     fresh = path.with_name(f"{path.name}.fresh")
     try:
         fresh.unlink(missing_ok=True)
@@ -140,8 +138,7 @@ def connect(path: Path, now_ms: int, *, fsync: bool) -> sqlite3.Connection:
     """Open or create the file. A damaged file is moved aside (`.damaged-<now_ms>`), logged, and replaced by a new one.
 
     Raises OutboxUnavailable for everything else, such as permissions or a newer layout; SpoolNotWritable for lack of
-    space and other faults that may pass.
-    """
+    space and other faults that may pass."""
     try:
         try:
             return _connect(path, fsync)
@@ -225,8 +222,7 @@ class Spool:
     path: the sqlite file; its folder is created. fsync=False trades durability for speed. patient: if the disk cannot
     be written now, the file is opened as soon as it can. randbits: source of an epoch's randomness.
 
-    db, marks: for use within `reading` or `transaction`; the marks may be read at any time once the file is open.
-    """
+    db, marks: for use within `reading` or `transaction`; the marks may be read at any time once the file is open."""
 
     db: sqlite3.Connection
     marks: Marks
@@ -282,8 +278,7 @@ class Spool:
 
     def unused_bytes(self) -> int:
         """Return the file's unused bytes: pages of removed records, which later records reuse. Raises
-        OutboxUnavailable.
-        """
+        OutboxUnavailable."""
         with self.reading():
             pages, size = (self.db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size"))
             return int(pages * size)
@@ -430,8 +425,7 @@ class Stats:
     """The contents of the outbox. oldest_age_ms: of the oldest record that is not durable yet, 0 if there is none.
     parked: records declared as skipped that are still stored. lost_sets: refused for lack of space, ever;
     unspooled_sets: lost earlier, because the spool could not be written. released_early: records deleted for lack of
-    space before they were archived.
-    """
+    space before they were archived."""
 
     rows: int = 0
     unsent_rows: int = 0
@@ -455,8 +449,7 @@ def encode(record: UsageInterval | PodFacts) -> bytes:
 
 def shifted_record(payload: bytes, kind: int, by_ms: int) -> bytes:
     """Return a stored record moved by `by_ms`. Of a pod's facts, only the time of observation comes from the node's
-    clock.
-    """
+    clock."""
     if kind == FACTS:
         facts = _facts.decode(payload)
         return encode(msgspec.structs.replace(facts, observed_ms=facts.observed_ms + by_ms))
@@ -534,8 +527,7 @@ class Outbox:
     record the accountant has not confirmed. fsync=False trades durability for speed and is only for simulations.
     patient: if the disk cannot be written now, the file is opened as soon as it can, and all calls until then raise
     OutboxUnavailable. randbits: source of the epoch's randomness. free_bytes: of the volume; None: read from the
-    volume.
-    """
+    volume."""
 
     def __init__(
         self,
@@ -578,8 +570,7 @@ class Outbox:
         """Number and store records in one transaction: facts first (they explain the rows), then sets, then state.
 
         None leaves the stored meter state unchanged. Raises OutboxUnavailable; then nothing was stored and no number
-        was used.
-        """
+        was used."""
         units = [(FACTS, [encode(fact)]) for fact in facts]
         units += [(INTERVAL, [encode(row) for row in closed.rows]) for closed in sets if closed.rows]
         size = sum([len(payload) + _ROW_OVERHEAD for _, payloads in units for payload in payloads])
@@ -600,8 +591,7 @@ class Outbox:
 
     def declare(self, loss: LostRecords) -> None:
         """Declare records that were lost before they were appended, after all earlier records. Raises
-        OutboxUnavailable.
-        """
+        OutboxUnavailable."""
         with self._spool.transaction():
             self._spool.mark(unspooled_sets=self._spool.marks.unspooled_sets + loss.sets)
             self._record_loss(loss, SPOOL_UNWRITABLE, self._clock.wall_ms())
@@ -611,8 +601,7 @@ class Outbox:
 
         Marks may decrease (its ledger was restored): stored records are then sent again. Marks beyond the newest
         assigned number mean that this file is an old copy of itself: a new epoch begins and the stored records get new
-        numbers; the accountant resolves the overlap. An answer to another epoch is ignored.
-        """
+        numbers; the accountant resolves the overlap. An answer to another epoch is ignored."""
         with self._spool.transaction():
             if ack.epoch != self.epoch:
                 log.warning("answer for another epoch ignored", extra={"answered": ack.epoch, "epoch": self.epoch})
@@ -650,8 +639,7 @@ class Outbox:
     ) -> Pending | None:
         """Return the next records to send, at least one unit; None if the accountant has everything.
 
-        upto: the newest number, as `append` returned it.
-        """
+        upto: the newest number, as `append` returned it."""
         with self._spool.reading():
             oldest = self._oldest_seq()
             first = max(self.durable_seq + 1, oldest)

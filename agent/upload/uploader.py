@@ -15,8 +15,7 @@ arguments. It never logs a token and never follows a redirect.
 
 A record's clock line is the difference between the agent's time and the monotonic clock. Setting the clock moves this
 line; within one boot of the node the monotonic clock shows exactly by how much. So unsent records that were dated by a
-wrong line can be corrected.
-"""
+wrong line can be corrected."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ from gputally.base.units import MS_PER_MINUTE
 
 WRONG_MS: Final = 5 * MS_PER_MINUTE
 """Difference above which two clock lines come from different clock settings. The accountant refuses records that are
-this far ahead of its clock.
-"""
+this far ahead of its clock."""
 _MOST: Final = 100
 _KEY: Final = "clock_lines"
 
@@ -158,8 +156,7 @@ class ShipResult:
 
     idle: nothing to send. waiting: still backing off. accepted: stored by the accountant. rewound: the accountant is at
     another number, continue from there. narrowed: continue with fewer sets. parked: one set declared as skipped. retry:
-    try later, nothing lost; `detail` says why.
-    """
+    try later, nothing lost; `detail` says why."""
 
     outcome: Outcome
     rows: int = 0
@@ -199,8 +196,7 @@ class Uploader:
     the client certificate, beside or instead of a token: all are read again when they are renewed. max_rows, max_bytes:
     limits of one batch before compression; a single set may exceed them. compares_clocks: tell the accountant the time,
     and keep back records that are ahead of its clock. A simulation, which moves the clocks of nodes and accountant one
-    after the other, does neither. Raises SettingsError for an invalid url.
-    """
+    after the other, does neither. Raises SettingsError for an invalid url."""
 
     def __init__(
         self,
@@ -274,8 +270,7 @@ class Uploader:
 
     def _is_ahead(self, pending: Pending) -> bool:
         """Return whether the accountant would refuse records as future-dated that a clock correction can still save.
-        After an hour they are sent anyway, so that the refusal is visible there.
-        """
+        After an hour they are sent anyway, so that the refusal is visible there."""
         if not self._compares_clocks:
             return False
         told, now_ms = self.lines.accountant_ms, self._clock.monotonic_ms()

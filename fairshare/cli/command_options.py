@@ -142,8 +142,7 @@ def tried_cycle(
     policy: Policy, client: AccountantApi, others: OtherClusters, on: TargetOptions
 ) -> tuple[CycleReport, Sequence[Pod]]:
     """Run one cycle as the controller would do it now, without writing and without sending anything to the accountant;
-    returns its report and the pods. It uses the API server's dry-run, so it shows conflicts and refusals.
-    """
+    returns its report and the pods. It uses the API server's dry-run, so it shows conflicts and refusals."""
     with on.targets(policy) as (cluster, elsewhere):
         pods = pods_of(cluster)
         report = Controller(

@@ -1,7 +1,6 @@
 """Runs `explain`: the reasons for a queue's share and for a pod's wait.
 
-It runs one cycle as the controller would do it now; nothing is written or sent.
-"""
+It runs one cycle as the controller would do it now; nothing is written or sent."""
 
 from __future__ import annotations
 

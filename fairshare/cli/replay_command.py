@@ -3,8 +3,7 @@
 A cycle's record holds all its inputs except the policy, which is found by its version: the arguments of `weigh`
 (`fairshare.controller.cycle_report.weight_decisions`), or the inputs of its preemptions. A number differs only if this
 release computes it differently, or if the record was changed or is incomplete; the command says which, as far as the
-record shows it. The outcome of a write or for a victim is not a decision, and is not computed again.
-"""
+record shows it. The outcome of a write or for a victim is not a decision, and is not computed again."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ class Difference:
 @dataclass(frozen=True, slots=True)
 class CycleReplay:
     """One cycle of one target. compared: how many numbers were compared. fault: why it cannot be computed at all.
-    reason: the explanation of the differences, as far as known.
-    """
+    reason: the explanation of the differences, as far as known."""
 
     cycle: Decision
     compared: int
@@ -59,8 +57,7 @@ class CycleReplay:
 
 def recount(decisions: Sequence[Decision], policies: Mapping[str, Policy], release: str) -> tuple[CycleReplay, ...]:
     """Recompute every cycle whose record is among `decisions`, oldest first, with the weights that refer to it.
-    policies: by version. release: the running version of gputally.
-    """
+    policies: by version. release: the running version of gputally."""
     of_cycle: dict[str, list[Decision]] = {}
     for decision in decisions:
         if isinstance(cycle := decision.inputs.get("cycle"), str):
@@ -182,8 +179,7 @@ def replay(
 ) -> None:
     """Compute past weights and preemptions again from their recorded inputs; exit 1 if any result differs.
 
-    A date means a day, a time a minute, in UTC unless a zone is given.
-    """
+    A date means a day, a time a minute, in UTC unless a zone is given."""
     start_ms, end_ms, wanted = _span(when)
     with at.client() as client:
         found = list(client.decisions(start_ms, end_ms))

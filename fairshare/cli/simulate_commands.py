@@ -1,7 +1,6 @@
 """Runs `simulate` and `what-if`.
 
-Exit codes: 0 success, 1 a one-line message on stderr, 2 wrong call.
-"""
+Exit codes: 0 success, 1 a one-line message on stderr, 2 wrong call."""
 
 from __future__ import annotations
 
@@ -122,8 +121,7 @@ def _run(
 
 def _workload(trace: Path, share: Path | None, team: str, lenient: bool) -> tuple[Workload, list[float]]:
     """Return the jobs of teams that have a share, and the shares, which add up to 1. lenient: invalid rows are counted
-    on stderr and left out.
-    """
+    on stderr and left out."""
     if lenient:
         jobs, faults = job_traces.load_with_faults(trace, 0, team=team)
         if faults:
@@ -203,8 +201,7 @@ def what_if(
     at: AccountantOptions,
 ) -> None:
     """Replay history under another policy: GPU-hours, waits and preemptions of every queue, compared with the recorded
-    ones.
-    """
+    ones."""
     if plots is not None:
         policy_comparison.available()
     other, now_ms = policies.load(policy)[0], SystemClock().wall_ms()

@@ -4,8 +4,7 @@ A cycle needs only the policy, the accountant and the cluster: its state is in a
 last report, decisions not yet delivered) only avoids repeated messages, and a law's memory only carries momentum.
 
 A target that cannot be written is reported as degraded; the other targets continue. Unusable usage changes no weight
-(`fairshare.usage.stale_usage_hold`). The loop never forces a field, and writes nothing in dry-run.
-"""
+(`fairshare.usage.stale_usage_hold`). The loop never forces a field, and writes nothing in dry-run."""
 
 from __future__ import annotations
 
@@ -130,8 +129,7 @@ class Controller:
     def run(self, stop: threading.Event, guard: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         """Run a cycle every `interval_s` until `stop` is set; the current cycle is finished.
 
-        guard: encloses each cycle, and can keep its exceptions from ending the controller.
-        """
+        guard: encloses each cycle, and can keep its exceptions from ending the controller."""
         while not stop.is_set():
             with guard():
                 self._take_policy()
@@ -141,8 +139,7 @@ class Controller:
 
     def _take_policy(self) -> None:
         """Load a new policy if there is one. A faulty one leaves the old one in force and is reported until it is
-        corrected.
-        """
+        corrected."""
         if self._reload is None:
             return
         try:
@@ -237,8 +234,7 @@ class Controller:
 
     def _nodes(self) -> tuple[Sequence[Object], UsageHold | None]:
         """Return every node, and why shares and room cannot be computed from the cluster's state: without nodes the
-        capacity is unknown, and without pods every GPU would seem free.
-        """
+        capacity is unknown, and without pods every GPU would seem free."""
         unseen = self._unseen()
         hold = UsageHold("PodsUnseen", unseen) if unseen is not None else None
         try:
@@ -338,8 +334,7 @@ class Controller:
         self, target: str, now: WeightInputs, weights: Sequence[Weight], applies: Sequence[Apply]
     ) -> Mapping[str, WeightChange]:
         """Return the causes of the changes of the weights to be written, each since this controller's previous
-        decision.
-        """
+        decision."""
         queues = {apply.queue for apply in applies}
         decided = self._decided.setdefault(target, {})
         written = [weight for weight in weights if weight.queue in queues]
@@ -357,8 +352,7 @@ class Controller:
         self, report: TargetReport, nodes: Sequence[Object], now_ms: int, metered_ms: int | None
     ) -> tuple[TargetReport, tuple[Decision, ...]]:
         """Run preemption after the weights, which make the schedulers preempt by themselves, and only with usable
-        usage.
-        """
+        usage."""
         if not report.entitlements:
             return report, ()
         try:

@@ -3,8 +3,7 @@
 Gauges are made from the report at a scrape, so a removed queue has no series. Counters change once per cycle.
 
 Entitlement and usage are omitted during a hold, because an old figure would look current. A queue has one series per
-target, because each target divides its own GPUs.
-"""
+target, because each target divides its own GPUs."""
 
 from __future__ import annotations
 

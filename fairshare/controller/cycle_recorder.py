@@ -2,8 +2,7 @@
 
 Each message is sent once, because a dry run plans the same writes again in every cycle, and a contested field stays
 contested. Messages that the cluster does not accept are lost (weights matter more); decisions that the accountant does
-not accept are kept, within bounds. The notifier neither decides nor writes a target's objects.
-"""
+not accept are kept, within bounds. The notifier neither decides nor writes a target's objects."""
 
 from __future__ import annotations
 
@@ -78,8 +77,7 @@ class Notifier:
 
     def news(self, target: TargetReport) -> tuple[Outcome, ...]:
         """Return outcomes that differ from the last recorded ones, because a dry run plans the same writes in every
-        cycle.
-        """
+        cycle."""
         news = []
         for outcome in target.outcomes:
             key, said = (target.target, outcome.apply.queue), (outcome.apply.value, outcome.result)
@@ -98,8 +96,7 @@ class Notifier:
     def say(self, report: CycleReport, state: Mapping[str, str] | None) -> None:
         """Write the status object with the state to keep, then the events; a refused event does not stop the others.
 
-        state None: the status object now has another owner.
-        """
+        state None: the status object now has another owner."""
         self._unsaid = None
         if self._status_object is not None and state is not None:
             try:
@@ -129,8 +126,7 @@ class Notifier:
 
     def _post(self, decisions: Sequence[Decision]) -> list[str]:
         """Post decisions; returns why some will never be accepted. They are halved until a refused one is alone, so
-        that it does not block the others.
-        """
+        that it does not block the others."""
         try:
             self._accountant.post_decisions(decisions)
         except AccountantRefused as error:
@@ -185,8 +181,7 @@ def configure(level: Level) -> None:
 
 class Reports:
     """Logs reports: one event per write, one per changed condition, one for each cycle. Unchanged content is not logged
-    again, because a dry run plans the same writes every minute, and a contested field can stay contested for weeks.
-    """
+    again, because a dry run plans the same writes every minute, and a contested field can stay contested for weeks."""
 
     def __init__(self, log: Any) -> None:
         self._log = log

@@ -1,8 +1,7 @@
 """Describes what one cycle found, decided and did, and turns it into decision records.
 
 `decisions` turns a report into the records from which every weight can be computed again: one record of the cycle's
-inputs (subject `*`), and one per weight that refers to it.
-"""
+inputs (subject `*`), and one per weight that refers to it."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ class TargetReport:
     their budget is used up. lost: GPUs by node that the ledger records as lost and that are not in `gpus`. devices:
     physical GPUs behind `gpus`; None: the same number. preemption: None while it is off. quotas: by which the target
     admits work. pools: parts that are divided separately; empty: `gpus` are divided as one. changes: by queue, the
-    causes of the weight's change since the previous decision, if this controller made that one.
-    """
+    causes of the weight's change since the previous decision, if this controller made that one."""
 
     target: str
     mode: Mode
@@ -69,8 +67,7 @@ class TargetReport:
 @dataclass(frozen=True, slots=True)
 class CycleReport:
     """One cycle. hold: why nothing was decided; the targets are then only read. decisions: new ones. gpus_by_node: of
-    nodes that accept work; free_by_node: the part that no pod holds. leading: False on a standby.
-    """
+    nodes that accept work; free_by_node: the part that no pod holds. leading: False on a standby."""
 
     at_ms: int
     duration_ms: int
@@ -172,8 +169,7 @@ def with_change(why: str, change: WeightChange | None, weight: Weight | None) ->
 def replay_weights(policy: Policy, cycle: Decision) -> WeightResult:
     """Compute a cycle again from its record: the same numbers, bit for bit. policy: the one under which it was decided.
 
-    Raises ValueError for a record without inputs.
-    """
+    Raises ValueError for a record without inputs."""
     if not {"window", "standings", "gpus"} <= cycle.inputs.keys():
         raise ValueError(f"decision {cycle.id} holds no inputs; take the one with subject {EVERYTHING!r}")
     inputs: Any = cycle.inputs

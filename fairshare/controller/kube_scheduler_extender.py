@@ -18,8 +18,7 @@ frees whole nodes), apart from pods within their share.
 `preempt` can veto or narrow a preemption, but not start one. A pod may be a victim if its queue holds more than its
 share or is the preemptor's own; pods of unknown queues are not protected. A preemption across queues must not lift a
 queue above its share. Of the remaining nodes, those with the least loss are kept, where a victim counts with its whole
-gang.
-"""
+gang."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ SharesFor = Callable[[Pod], Mapping[str, QueueShare]]
 class ExtenderView:
     """The cluster's state for the answers. gpus: allocatable by node. pods: by uid. queue_of: policy queue of a pod,
     None if it has none. shares: by queue. shares_for: shares that include a pod's request, which the cycle may not have
-    known; None: they do not depend on the pod.
-    """
+    known; None: they do not depend on the pod."""
 
     gpus: Mapping[str, float]
     pods: Mapping[str, Pod]
@@ -97,8 +95,7 @@ def scores(
     pod: Pod, nodes: Sequence[str], room: ExtenderView, spent: Callable[[], bool] = lambda: False
 ) -> dict[str, int]:
     """Return a score of 0..10 for each of `nodes`. spent: returns whether the deadline has passed; the remaining nodes
-    then get 0.
-    """
+    then get 0."""
     on = used(room)
     queue = room.queue_of(pod)
     mine = room.shares.get(queue) if queue is not None else None
@@ -120,8 +117,7 @@ def scores(
 
 def _company(borrows: bool | None, there: Sequence[Pod], room: ExtenderView) -> float:
     """Return the part (0..1) of a node's GPUs held by pods whose queues are above or below their share like
-    this pod's.
-    """
+    this pod's."""
     if borrows is None or not there:
         return 0.5
     alike = 0.0
@@ -205,8 +201,7 @@ class Extender:
 
     def acts(self) -> Condition:
         """Return the condition `Effective` of the kube-scheduler: its configuration cannot be read, but this process
-        knows whether it sends requests.
-        """
+        knows whether it sends requests."""
         if self._asked:
             return Condition("Effective", "True", "Asked", "the scheduler asks the extender")
         text = "no scheduler has asked the extender of this replica since it started: shares act where it does"
@@ -256,8 +251,7 @@ class Extender:
 
     def _with_assumed(self, room: ExtenderView, capacity: Mapping[str, float]) -> ExtenderView:
         """Return the view with the expected placements; pods that the view already has on a node are dropped
-        from them.
-        """
+        from them."""
         now = self._clock.monotonic_ms()
         self._assumed = {
             uid: (pod, until)
@@ -397,8 +391,7 @@ def _with_newcomers(
     queue_of: Callable[[Pod], str | None],
 ) -> tuple[Entitlement, ...]:
     """Return the queues' entitlements including pods that the cycle has not seen. A queue that requested nothing was
-    due nothing, so its first pod would otherwise be refused its own share until the next cycle.
-    """
+    due nothing, so its first pod would otherwise be refused its own share until the next cycle."""
     seen = {pod.uid for gang in target.gangs for pod in gang.pods}
     asked: dict[str, float] = {}
     for pod in pods.values():

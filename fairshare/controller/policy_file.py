@@ -5,8 +5,7 @@ its ConfigMap.
 a file.
 
 A change never overwrites a concurrent one: a write states the version that it replaces, and is refused if that version
-is gone.
-"""
+is gone."""
 
 from __future__ import annotations
 
@@ -59,15 +58,13 @@ class PolicyFile:
     def changed(self) -> Policy | None:
         """Return the policy if the file has changed or could not be read the last time; otherwise None.
 
-        Raises FileFault, as `renew` does.
-        """
+        Raises FileFault, as `renew` does."""
         return self.policy if self._file.renew() else None
 
 
 def load(path: Path, others: OtherClusters | None = None) -> tuple[Policy, Document]:
     """Return the policy and the document it was read from. others: the clusters that it may count; None: not checked.
-    Raises FileFault, one line per fault.
-    """
+    Raises FileFault, one line per fault."""
     document = read(path)
     policy = loaded(document)
     if others is not None:
@@ -112,8 +109,7 @@ def advice(
     policy: Policy, capacity: float | None = None, largest: Mapping[str, float] | None = None
 ) -> tuple[Advice, ...]:
     """Return warnings in the order of the document. capacity: GPUs of the cluster, if known. largest: the largest gang
-    of some queues; checking whether the law can ever admit it needs the capacity.
-    """
+    of some queues; checking whether the law can ever admit it needs the capacity."""
     children = PolicyTree(policy).children
     found = [*_of_the_law(policy), *_of_kai(policy)]
     deserved = _deserved(children.get(None, ()))
@@ -238,8 +234,7 @@ class PolicyWriter(Protocol):
 
     def write(self, text: str, before: str) -> None:
         """Replace the policy at once, or not at all. before: digest of the expected present text. Raises
-        PolicyNotWritten.
-        """
+        PolicyNotWritten."""
         ...
 
 
@@ -302,8 +297,7 @@ class PolicyConfigMapWriter:
     """Writes the ConfigMap from which the file is mounted. A person requests this, so the field is first taken over and
     then written.
 
-    Both steps name the version that was read, so a concurrent write is a conflict.
-    """
+    Both steps name the version that was read, so a concurrent write is a conflict."""
 
     when = "as soon as the kubelet has brought it, about a minute"
 

@@ -7,8 +7,7 @@ those on which others depend. A lost lease stops all writes at once, because the
 The controller never forces a write: a field of another owner stays contested until that owner releases it, or until
 `gputally fairshare adopt` transfers it. The transfer does not change the value; the first weight published afterwards
 records it as the base. A GitOps tool that still has the field in its manifests overwrites it at its next sync: `advice`
-says what to change there.
-"""
+says what to change there."""
 
 from __future__ import annotations
 
@@ -121,8 +120,7 @@ def _advice(contested: Sequence[Apply]) -> str:
 
 def with_ownership_verdict(conditions: Sequence[Condition], outcomes: Sequence[Outcome]) -> tuple[Condition, ...]:
     """Return the adapter's conditions, with `Effective` set to False if another manager owns a field, because its
-    weight has no effect.
-    """
+    weight has no effect."""
     contested = sorted({outcome.apply.name for outcome in outcomes if outcome.result == "contested"})
     if not contested:
         return tuple(conditions)
@@ -161,8 +159,7 @@ def release_weights(
     Controller. left_behind: only objects that no queue of the policy refers to any more. others: policies that publish
     to the same cluster, whose objects are not changed.
 
-    Raises ClusterError if a target cannot be read.
-    """
+    Raises ClusterError if a target cannot be read."""
     planned: list[tuple[Objects, Sequence[Apply]]] = []
     for adapter, there in _of_policy(policy, adapters, clusters, cluster):
         theirs = {object_key(held) for other in others for held in look_at(adapter, other, there).held.values()}
@@ -187,8 +184,7 @@ _ADVICE = {
 @dataclass(frozen=True, slots=True)
 class Adoption:
     """An object of which a field was, or would be, taken over. owners: its former managers. group: of its API. default:
-    its value is the schema's default.
-    """
+    its value is the schema's default."""
 
     target: str
     queue: str
@@ -214,8 +210,7 @@ def adopt(
     """Take over every published field that has another owner (of `queue` only, if given). clusters: by adapter, for a
     target that is not in `cluster`.
 
-    Raises ClusterError if a target cannot be read.
-    """
+    Raises ClusterError if a target cannot be read."""
     found: list[Adoption] = []
     for adapter, there in _of_policy(policy, adapters, clusters, cluster):
         if adapter.mode(policy) != "off" and adapter.publishes(policy):

@@ -17,8 +17,7 @@ gangs by their controller, or single, in the queue that `gputally.dev/queue` nam
 Queue, gang, share of a GPU and "not preemptible" are labels and annotations, which the owner of a pod can change while
 it runs. They count as they were when the pod was first seen on its node. A checkpoint stays recorded, since saved work
 stays saved, and so does "interruptible at any time". The state is in memory: after a restart of the controller, pods
-count as they are then.
-"""
+count as they are then."""
 
 from __future__ import annotations
 
@@ -100,8 +99,7 @@ def read_pod(obj: Object) -> Pod | None:
 
 def request(spec: Mapping[str, Any]) -> float:
     """Return the GPUs a pod (or a pod template) takes on its node. Extended resources are not overcommitted, so limits
-    count.
-    """
+    count."""
     running = [_container(c) for c in spec.get("containers") or ()]
     beside, most = 0.0, 0.0
     for container in spec.get("initContainers") or ():
@@ -121,8 +119,7 @@ def _container(container: Mapping[str, Any]) -> float:
 
 def taken_up(pods: Iterable[Pod]) -> float:
     """Return the GPUs that pods of one node take. Pods that share a GPU use one that a reservation pod keeps for them,
-    so both count as one GPU.
-    """
+    so both count as one GPU."""
     whole: list[float] = []
     kept: list[float] = []
     shared: list[float] = []
@@ -173,8 +170,7 @@ def _gang(
     owner: Mapping[str, Any] | None,
 ) -> str:
     """Return the pod's group. A scheduler's group label counts only on pods that it places; otherwise a pod could join
-    another owner's gang.
-    """
+    another owner's gang."""
     placed = placed_by(scheduler)
     for kind, name in (
         ("PodGroup", annotations.get("pod-group-name") if placed == "kai" else None),
@@ -194,8 +190,7 @@ def named(obj: Object) -> str:
 
 def by_gang(pods: Iterable[Pod]) -> dict[str, tuple[Pod, ...]]:
     """Return pods by group, oldest first, without single pods. A pod being deleted neither holds nor requests GPUs; a
-    group with no other pods is left out.
-    """
+    group with no other pods is left out."""
     groups: dict[str, list[Pod]] = {}
     for pod in pods:
         if pod.gang:

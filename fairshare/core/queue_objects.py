@@ -2,8 +2,7 @@
 
 The first write records the operator's base weight, and `release` restores it. The recorded last published value
 distinguishes another owner's change from the controller's own. If a target's field holds not the weight but a value
-derived from it (a part of the cluster, GPUs), the weight is recorded too, because the next step starts from it.
-"""
+derived from it (a part of the cluster, GPUs), the weight is recorded too, because the next step starts from it."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ def match(
     objects: Iterable[Object], owner: Mapping[str, QueuePolicy], ref: Callable[[Object], str], kind: str
 ) -> QueueMatch:
     """Return one object per queue, or an issue. ref: returns the name by which a policy refers to an object. kind: for
-    people.
-    """
+    people."""
     named: dict[str, list[Object]] = {}
     strangers = []
     for obj in objects:
@@ -72,8 +70,7 @@ def match(
 
 def differences(name: str, pairs: Iterable[tuple[str, object, object]]) -> list[str]:
     """Return where an object of a target differs from the policy. pairs: name of the setting, value there, value in the
-    policy.
-    """
+    policy."""
     return [f"{name}: {what} {_value(there)}, policy {_value(here)}" for what, there, here in pairs if there != here]
 
 
@@ -129,8 +126,7 @@ _WORDS = {1: "up", -1: "down", 0: "none"}
 @dataclass(frozen=True, slots=True)
 class WeightAnnotations:
     """The controller's annotations on an object. base None: the operator had left the field unset. weight None: the
-    published value is the weight.
-    """
+    published value is the weight."""
 
     base: Value | None
     published: Value
@@ -154,8 +150,7 @@ class WeightAnnotations:
 def read(annotations: Mapping[str, str], *, text: bool = False) -> WeightAnnotations | None:
     """Read the annotations; None if the controller never wrote them, or if they cannot be understood.
 
-    text: the target's field holds text instead of a number.
-    """
+    text: the target's field holds text instead of a number."""
     base_text = annotations.get(BASE)
     published: Value | None
     base: Value | None
@@ -175,8 +170,7 @@ def read(annotations: Mapping[str, str], *, text: bool = False) -> WeightAnnotat
 
 def target_queue(obj: Object, kind: Kind, weight: Value | None, *, text: bool = False, **more: Any) -> TargetQueue:
     """Return an object of a target with its annotations. weight: its field's value; text: that value is text. more:
-    further fields of the TargetQueue.
-    """
+    further fields of the TargetQueue."""
     metadata = obj["metadata"]
     noted = read(metadata.get("annotations") or {}, text=text)
     return TargetQueue(

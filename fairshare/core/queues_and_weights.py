@@ -1,8 +1,7 @@
 """Defines queues, demand, entitlements and weights.
 
 Frozen values with small derived properties. GPUs are floats in units of one physical GPU, as in the schedulers; -1
-means unlimited.
-"""
+means unlimited."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ UNLIMITED: Final = -1.0
 
 Function = Literal["setResourceShare", "divideOverQuotaResource", "hierarchy"]
 """The part of KAI's division that a case uses: one sibling set in both phases, only the over-quota phase (on top of
-`Claim.initial`), or a tree of sibling sets.
-"""
+`Claim.initial`), or a tree of sibling sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +54,7 @@ class DivisionProblem:
 @dataclass(frozen=True, slots=True)
 class RoundOffer:
     """One queue in one round: n its normalised weight, U its usage, P the result of both, `offered` its part of the
-    pool (pool * P / S), `given` what it took: its remaining request, or the offer rounded down.
-    """
+    pool (pool * P / S), `given` what it took: its remaining request, or the offer rounded down."""
 
     queue: str
     n: float
@@ -95,8 +92,7 @@ class Remainder:
 @dataclass(frozen=True, slots=True)
 class Division:
     """The result: fair share per queue, sorted by name; `remaining` of the total is left over (at the roots). deserved:
-    the result of the first phase. steps: filled only if an explanation was requested.
-    """
+    the result of the first phase. steps: filled only if an explanation was requested."""
 
     shares: Mapping[str, float]
     remaining: float
@@ -112,8 +108,7 @@ class Standing:
     if unset. changed_ms, direction: when the controller last changed it, and whether up (1) or down (-1); None and 0 if
     never. gang: GPUs of its smallest pending gang, 0 if it has none. reclaims: workloads of other queues that were
     stopped for it since the last cycle, by its scheduler or by the controller
-    (`fairshare.preemption.preemption_cycle`).
-    """
+    (`fairshare.preemption.preemption_cycle`)."""
 
     requested: float
     allocated: float
@@ -178,8 +173,7 @@ class Gang:
     running since; None while it waits. checkpoint_ms: work before it is safe. job: name of the object's owner, "" if it
     has none. pool: whose quota it is admitted to (`Quota`), "" if its scheduler counts only nodes. core: pods, by uid,
     that are never surplus, if it matters which pods run and not only how many GPUs they have. topology: the topology
-    level that all its pods must share, "" if none is required.
-    """
+    level that all its pods must share, "" if none is required."""
 
     queue: str
     kind: Kind
@@ -215,8 +209,7 @@ class Explanation:
     requests more than its quota; otherwise n is as if every sibling did). p = max(0, n + k (n - u)). proportional: p
     rescaled within bounds so that the competitors' weights add up to their configured total. lower, upper: those
     bounds. previous: the weight in force. stepped: after the step bound. value: published, after hold-down and
-    deadband. law: whose p it is; trace: the law's own numbers, in the order of computation.
-    """
+    deadband. law: whose p it is; trace: the law's own numbers, in the order of computation."""
 
     usage: int
     capacity: float
@@ -252,8 +245,7 @@ class Weight:
 @dataclass(frozen=True, slots=True)
 class Entitlement:
     """What a queue is due now, in GPUs: `gpus` with its history, `without_history` with k = 0, both for its present
-    requests. guaranteed: its deserved quota, -1 unlimited.
-    """
+    requests. guaranteed: its deserved quota, -1 unlimited."""
 
     queue: str
     parent: str | None
@@ -285,8 +277,7 @@ class TargetQueue:
     weight None: unset. published None: never written by the controller; base is then meaningless. base None: the
     operator had left the field unset. static: the scheduler keeps history for this object itself, so it gets the
     configured weight. field: which of the object's fields this is, if there are several. path: the object's place in
-    the target's tree. default: the schema's default for the value. unset: the scheduler's value for an unset field.
-    """
+    the target's tree. default: the schema's default for the value. unset: the scheduler's value for an unset field."""
 
     name: str
     uid: str
@@ -323,8 +314,7 @@ class Quota:
 class Condition:
     """A condition of the controller or a target, in the form of Kubernetes.
 
-    remedy: what to change, with the lines to write; "" if the message says it, or nothing needs to change.
-    """
+    remedy: what to change, with the lines to write; "" if the message says it, or nothing needs to change."""
 
     type: str
     status: Literal["True", "False", "Unknown"]
@@ -337,8 +327,7 @@ class Condition:
 class Eviction:
     """Work that a target's own scheduler stopped for a queue of the policy, as far as it can still be seen.
 
-    id: of this eviction. queue: the beneficiary. victim: the workload, if several of its pods were evicted.
-    """
+    id: of this eviction. queue: the beneficiary. victim: the workload, if several of its pods were evicted."""
 
     id: str
     queue: str
@@ -349,8 +338,7 @@ class Eviction:
 class Shard:
     """A part of a cluster that its scheduler divides separately: its queues (of the policy) and its nodes.
 
-    nodes: by name; None: all of the cluster. taken: GPUs on them that pods of other schedulers hold.
-    """
+    nodes: by name; None: all of the cluster. taken: GPUs on them that pods of other schedulers hold."""
 
     queues: tuple[str, ...]
     nodes: frozenset[str] | None = None
@@ -366,8 +354,7 @@ class Observation:
     (queue, namespace, name). evictions: those that took from another queue, of any age. left: objects with a published
     weight that no queue of the policy refers to any more, by name. quotas: those by which the target admits work, by
     name; empty if it counts only nodes. capacity: GPUs that the target can give to these queues by its quotas; None: no
-    limit. shards: parts that are divided separately; empty: the cluster is one.
-    """
+    limit. shards: parts that are divided separately; empty: the cluster is one."""
 
     held: Mapping[str, TargetQueue]
     standings: Mapping[str, Standing]

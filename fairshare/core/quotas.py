@@ -4,8 +4,7 @@ The rules are Kueue's: a node lends what its lending limit leaves of its quota, 
 to its borrowing limit, and its use beyond the part that it does not lend counts against its parent. Flavors are added
 up; the room of a single flavor is not checked.
 
-Source: kubernetes-sigs/kueue ff69552e79ad, pkg/cache/scheduler/resource_node.go.
-"""
+Source: kubernetes-sigs/kueue ff69552e79ad, pkg/cache/scheduler/resource_node.go."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ class Quotas:
 
     def free(self, name: str) -> float:
         """Return what the node can use in addition to present use; infinite if it is unknown, < 0 if too much
-        is used.
-        """
+        is used."""
         node = self._nodes.get(name)
         if node is None:
             return inf

@@ -1,8 +1,7 @@
 """Defines every setting of the controller.
 
 Every fault names its place: `file:line`, the variable (`GPUTALLY_FAIRSHARE_` + upper case) or the option. Settings that
-affect weights are in the policy file instead.
-"""
+affect weights are in the policy file instead."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Renders divisions, plans and outcomes as tables and as plain values.
 
-Only this module rounds numbers.
-"""
+Only this module rounds numbers."""
 
 from __future__ import annotations
 

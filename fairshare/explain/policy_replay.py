@@ -4,8 +4,7 @@ The command `what-if` and the preview of the pages use it.
 
 The replay has one level: nested queues act as leaves, each with its part of its parents' weight, which is the effect of
 their weights while all queues request GPUs. A limit applies to each leaf below it separately; quotas are the leaves'
-own, and priorities between queues are ignored.
-"""
+own, and priorities between queues are ignored."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ def flat(policy: Policy) -> Policy:
 
 def bounded_together(policy: Policy) -> list[str]:
     """Return queues with several leaves below them whose quota or limit one level cannot represent, in the order of the
-    policy.
-    """
+    policy."""
     tree = PolicyTree(policy)
     return [q.name for q in policy.queues if len(tree.leaves(q.name)) > 1 and (q.limit > 0 or q.deserved != 0)]
 

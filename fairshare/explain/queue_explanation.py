@@ -3,8 +3,7 @@
 It computes only differences: entitlement, usage, weights and traces come from the cycle
 (`fairshare.controller.cycle_report`), the reach of the law from the advisor.
 
-A sentence says what the scheduler may do, never that it will, because the scheduler decides when a pod starts.
-"""
+A sentence says what the scheduler may do, never that it will, because the scheduler decides when a pod starts."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ _ROUNDING = 1e-6
 @dataclass(frozen=True, slots=True)
 class QueueLevel:
     """One queue on the path from the root to the explained one, in GPUs. left: what it is due and does not hold;
-    negative if it holds more. weight None: the target has no object for it.
-    """
+    negative if it holds more. weight None: the target has no object for it."""
 
     queue: QueuePolicy
     entitlement: Entitlement
@@ -58,8 +56,7 @@ def verdict(
     policy: Policy, levels: Sequence[QueueLevel], gpus: float, free: float, need: float, whole: float
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return why `need` more GPUs are not available, and what would have to change. The most restrictive queue of the
-    path decides. whole: what the gang needs in total, with what it already holds.
-    """
+    path decides. whole: what the gang needs in total, with what it already holds."""
     if whole > gpus:
         return (f"it needs {whole:g} GPUs; there are {gpus:g} in all: it can never start",), ()
     for level in levels:
@@ -205,8 +202,7 @@ class PublishedWeight:
 @dataclass(frozen=True, slots=True)
 class QueueAccount:
     """A queue at one target. levels: root first, the queue itself last. gangs: waiting gangs in it and below it, oldest
-    first. lost: GPUs by node that are not among `gpus`. past: earlier decisions about it, newest first.
-    """
+    first. lost: GPUs by node that are not among `gpus`. past: earlier decisions about it, newest first."""
 
     target: str
     gpus: float
@@ -228,8 +224,7 @@ class QueueAccount:
 @dataclass(frozen=True, slots=True)
 class PodAccount:
     """A pod. pod None: it is gone, and only decisions mention it. queue: the account of its queue, if the policy has
-    one.
-    """
+    one."""
 
     name: str
     pod: Pod | None
@@ -250,8 +245,7 @@ def explain_queue(
     past: Sequence[Decision] = (),
 ) -> tuple[QueueAccount, ...]:
     """Return one account per target with computed weights. modes: of every target, from the policy. Raises KeyError for
-    a queue that the policy does not have.
-    """
+    a queue that the policy does not have."""
     path = PolicyTree(policy).path(name)
     return tuple(
         _at(target, policy, report, path, modes, budgets, past) for target in report.targets if target.entitlements

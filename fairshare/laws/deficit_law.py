@@ -27,8 +27,7 @@ The feasible demand of an empty queue equals its usage, so it is owed nothing: c
 gain and rate the configured weights apply. Memory: x, and the leaky sums for the price. Units: GPUs, hours internally.
 
 `DeficitState` is a `Memory`: numbers by name and queue, which survive JSON. The law reuses the columns of its own
-state; any other mapping (from a status object, a decision, the cycle of a turn) is read by name.
-"""
+state; any other mapping (from a status object, a decision, the cycle of a turn) is read by name."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ _NOTHING: Mapping[str, float] = {}
 
 class DeficitState(Mapping[str, Mapping[str, float]]):
     """names: in their order. rows: one for each. logs: of each, the log of its multiplier. The turn is stored
-    separately.
-    """
+    separately."""
 
     __slots__ = ("_places", "logs", "names", "rows")
 
@@ -199,8 +197,7 @@ def _sized(
     targets: tuple[float, ...], pool: float, rate: float, quiet: float
 ) -> tuple[list[tuple[float, float]], list[float]]:
     """Return values that depend only on targets, pool and settings, which stay the same for weeks. For each queue: the
-    largest catch-up in GPUs and the GPUs against which its error is measured; and the width of its quiet zone.
-    """
+    largest catch-up in GPUs and the GPUs against which its error is measured; and the width of its quiet zone."""
     mean = max(fsum(targets) / max(len(targets), 1), _LEAST_TARGET)
     usual = pool * sqrt(mean)
     bounds, zones = [], []
@@ -214,8 +211,7 @@ def _sized(
 
 def ledger(siblings: LawQueues, horizon_h: float) -> dict[str, float]:
     """Return the GPU-hours every queue is owed: its part by target of all usage, limited by what it used and could use
-    in the next `horizon_h` hours, less what it used. Negative: it had more than its part.
-    """
+    in the next `horizon_h` hours, less what it used. Negative: it had more than its part."""
     siblings = siblings.by_name()
     names, _, targets, usage, asked, held, *_ = siblings.columns
     owed = _owed(usage, asked, held, targets, siblings, horizon_h)

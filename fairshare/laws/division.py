@@ -15,8 +15,7 @@ no queue exceeds its limit, the configured weights decide if no P does, and each
 Neither mode scales down quotas that exceed the total. Use compatibility to predict KAI; entitlements and our own
 simulated schedulers use the default.
 
-Source: KAI-Scheduler pkg/scheduler/plugins/proportion/resource_division, commit d5bc503a.
-"""
+Source: KAI-Scheduler pkg/scheduler/plugins/proportion/resource_division, commit d5bc503a."""
 
 from __future__ import annotations
 
@@ -94,8 +93,7 @@ def _all_whole(values: Floats) -> bool:
 def _sum_in_order(values: Floats) -> float:
     """Add the values one after the other and round at every step, as KAI does.
 
-    Python's `sum` carries rounding errors along from version 3.12 on, and numpy's adds in pairs.
-    """
+    Python's `sum` carries rounding errors along from version 3.12 on, and numpy's adds in pairs."""
     return float(np.add.accumulate(values)[-1]) if len(values) else 0.0
 
 
@@ -120,8 +118,7 @@ def _levels(priorities: Ints) -> list[tuple[int, int, int]]:
 
 class Siblings:
     """One sibling set during a division, by falling priority, then age, then name, so that a priority is a slice of
-    each column.
-    """
+    each column."""
 
     def __init__(
         self, claims: list[Claim], parent: str | None, steps: Steps | None, *, kai_compat: bool = False
@@ -172,8 +169,7 @@ class Siblings:
     def divide_over_quota(self, pool: float, k: float) -> float:
         """Run phase two: the rounds of every priority, high to low, each with its fractions; returns the rest.
 
-        As KAI does it, the fractions of all priorities come after all rounds.
-        """
+        As KAI does it, the fractions of all priorities come after all rounds."""
         owed: list[tuple[int, Ints, Floats]] = []
         for level, start, end in self._levels:
             if not pool > 0:
@@ -210,8 +206,7 @@ class Siblings:
         """Give out whole units until a round leaves no surplus.
 
         Returns the rest of the pool, and the fraction each queue is owed. The columns contain the queues that are still
-        unsatisfied.
-        """
+        unsatisfied."""
         wanting = (self.share[start:end] < self.cap[start:end]).nonzero()[0] + start
         weighty = self.weight[wanting] > 0
         index = wanting[weighty]
@@ -279,8 +274,7 @@ class Siblings:
 
     def _kai_remainders(self, pool: float, level: int, index: Ints, fraction: Floats) -> float:
         """Divide the remainders as KAI does: a unit may exceed the limit of a queue, and the pool shrinks
-        unit by unit.
-        """
+        unit by unit."""
         order = np.argsort(-fraction, kind="stable")
         order = order[: np.count_nonzero(fraction > 0)]
         for place, part in zip(index[order].tolist(), fraction[order].tolist(), strict=True):
@@ -298,8 +292,7 @@ def divide(case: DivisionProblem, *, explain: bool = False, kai_compat: bool = F
     """Divide `case.total`. With `explain` every round is kept in `Division.steps`. kai_compat: with KAI's quirks, see
     above.
 
-    Raises DivisionError for a duplicate name, an unknown parent or a cycle.
-    """
+    Raises DivisionError for a duplicate name, an unknown parent or a cycle."""
     claims = list(case.claims)
     names = [claim.name for claim in claims]
     if not all(map(lt, names, names[1:])):
@@ -385,8 +378,7 @@ def fill(total: float, caps: Sequence[float], weights: Sequence[float]) -> list[
 
 def fill_from(total: float, caps: Sequence[float], weights: Sequence[float], starts: Sequence[float]) -> list[float]:
     """Divide like `fill`, with different starting levels: i gets weight · (level - start), between 0 and its cap, at
-    the one level at which the sum is `total`; all get their caps if these add up to no more than `total`.
-    """
+    the one level at which the sum is `total`; all get their caps if these add up to no more than `total`."""
     some = [i for i, cap in enumerate(caps) if cap > 0 and weights[i] > 0]
     if sum([caps[i] for i in some]) <= total:
         return [cap if weight > 0 else 0.0 for cap, weight in zip(caps, weights, strict=True)]

@@ -12,8 +12,7 @@ numbers by name that can be stored as JSON.
 
 At every level the level fairshare LF = S / U (normalised shares over the level's usage) orders siblings; values within
 1e-12 are equal. Sources: SchedMD Slurm 284c3b95f08a, src/plugins/priority/multifactor/fair_tree.c and
-priority_multifactor.c (read, not copied), and doc/html/fair_tree.shtml.
-"""
+priority_multifactor.c (read, not copied), and doc/html/fair_tree.shtml."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ class LawQueue(NamedTuple):
     everything. usage: U, its usage in the policy's window over what the siblings had then (as GPU time: usage * pool *
     window). requested contains allocated; both contain its children's. gang: its smallest pending gang, 0 if it has
     none. weight_now: the weight in force, None if unset. reclaims: evictions made for it since the last cycle, as far
-    as known.
-    """
+    as known."""
 
     name: str
     weight: float
@@ -53,8 +51,7 @@ class LawQueue(NamedTuple):
 
 class LawColumns(NamedTuple):
     """Queues as columns, one for each field of `LawQueue`, because laws read one field of all queues, and a replay
-    stores them so. No row objects are made.
-    """
+    stores them so. No row objects are made."""
 
     names: Sequence[str]
     weights: Sequence[float]
@@ -87,8 +84,7 @@ def _picking(which: tuple[bool, ...]) -> Callable[[Sequence[Any]], Sequence[Any]
 class LawQueues:
     """Queues that are divided together. pool: the GPUs for them. window_s: the effective length of the usage window:
     its size, or with a half-life the integral of its decay over it. explain: False if traces and notes are not read, as
-    in replays, which call the law thousands of times.
-    """
+    in replays, which call the law thousands of times."""
 
     columns: LawColumns
     pool: float
@@ -118,8 +114,7 @@ class LawQueues:
 class LawResult:
     """A law's result. wanted: a weight >= 0 for each of `names`, which are the siblings' names in their order. traces:
     the intermediate numbers, by queue and name, in the order of computation. notes: a clause for people, by queue.
-    turn: the queue that has its turn now; its weights are then published without step and clamp.
-    """
+    turn: the queue that has its turn now; its weights are then published without step and clamp."""
 
     names: Sequence[str]
     wanted: Sequence[float]
@@ -141,8 +136,7 @@ class Law(Protocol):
     def relative(self) -> bool:
         """Whether only the proportions of the weights matter, and only among competing queues (those that request more
         than their quota); such a law has no state and gets only the competitors. Otherwise the weights are published as
-        they are, and the law considers demand itself.
-        """
+        they are, and the law considers demand itself."""
         ...
 
     def __call__(self, siblings: LawQueues, memory: Memory, /) -> LawResult: ...
@@ -160,8 +154,7 @@ class Kai:
     """P = max(0, n + k (n - U)). Published with the scheduler's own k at 0, it gives the same first round as the
     scheduler's own history.
 
-    Source: KAI-Scheduler resource_division.go, commit d5bc503a.
-    """
+    Source: KAI-Scheduler resource_division.go, commit d5bc503a."""
 
     k: float
     relative = True
@@ -184,8 +177,7 @@ _TIED = 1e-12
 @dataclass(frozen=True, slots=True)
 class FairTree:
     """Fair Tree as weights: among siblings, the configured part times the rank, so that the order of service becomes a
-    gradient and no weight is zero.
-    """
+    gradient and no weight is zero."""
 
     relative = True
 

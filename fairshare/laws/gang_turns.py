@@ -12,8 +12,7 @@ History can raise a share only by a limited amount: with k, the over-quota share
 others used everything is about n (1 + k) of the pool, so a gang of g GPUs needs about k = g / (n C) - 1. The exact
 figure, with rounding, comes from the division itself.
 
-Source of the bound: KAI-Scheduler resource_division.go, commit d5bc503a.
-"""
+Source of the bound: KAI-Scheduler resource_division.go, commit d5bc503a."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ _LEAD = 0.25
 @dataclass(frozen=True, slots=True)
 class GangTurn:
     """The queue that has its turn, and until when. weights: of every sibling. shares: the resulting GPUs. kept: state
-    to store, per queue.
-    """
+    to store, per queue."""
 
     queue: str
     until_ms: int
@@ -56,8 +54,7 @@ def turn_now(
     name: str | None,
 ) -> GangTurn | None:
     """Return the present turn, or one that begins now; None: use the smooth `weights`. owed: GPU-hours, which decide
-    whose turn it is. name: the queue whose turn is in progress according to this memory.
-    """
+    whose turn it is. name: the queue whose turn is in progress according to this memory."""
     if name is not None and name in weights:
         before = memory[name]
         return _turn(siblings, weights, name, before["others"], int(before["turn_until_ms"]), policy.ratio)
@@ -111,8 +108,7 @@ def fluid_shares(siblings: LawQueues, weights: Mapping[str, float]) -> dict[str,
 
 def turn_weights(weights: Mapping[str, float], queue: str, others: float, ratio: float) -> dict[str, float]:
     """Return the largest weight for `queue`; the others keep the part `others` of their own, but at least 1 / ratio of
-    it.
-    """
+    it."""
     top = max(weights.values())
     return {
         name: top if name == queue else max(weight * others, top / ratio) if weight > 0 else 0.0
@@ -128,8 +124,7 @@ def _may_take_turns(member: LawQueue, pool: float) -> bool:
 
 def _boost(siblings: LawQueues, weights: Mapping[str, float], queue: str, wanted: float, ratio: float) -> float | None:
     """Return the largest part of their weights that the others may keep while `queue` is due `wanted` GPUs: before
-    rounding if possible, otherwise after it. None if even the full ratio does not suffice.
-    """
+    rounding if possible, otherwise after it. None if even the full ratio does not suffice."""
     for shares in (fluid_shares, shares_under):
 
         def admits(others: float, shares: Shares = shares) -> bool:
@@ -164,8 +159,7 @@ _REACH_HALVINGS = 40
 @dataclass(frozen=True, slots=True)
 class GangReach:
     """The largest share of a queue for one gang. static: GPUs without history; best: the most that the configured law
-    can give; needed_k: the smallest k that admits the gang, None if none does.
-    """
+    can give; needed_k: the smallest k that admits the gang, None if none does."""
 
     queue: str
     gang: float
@@ -197,8 +191,7 @@ class GangReach:
 
 def gang_reach(policy: Policy, gpus: float, queue: str, gang: float) -> GangReach:
     """Compute how far the policy's law can raise `queue` in a cluster of `gpus` in which all other queues request
-    everything and used everything. Raises KeyError for an unknown queue.
-    """
+    everything and used everything. Raises KeyError for an unknown queue."""
     queues = {each.name: each for each in policy.queues}
     own = queues[queue]
     static = _share(policy, gpus, own, gang, 0.0)

@@ -16,8 +16,7 @@ weight; the deserved quota is a guarantee and stays.
 
 `weigh_pools` computes weights separately for each part of a cluster that its scheduler keeps apart: KAI's scheduling
 shards. A shard's queues divide only the GPUs of its nodes, minus those held by pods of other schedulers. History is
-taken relative to the shard's share of the cluster's capacity.
-"""
+taken relative to the shard's share of the cluster's capacity."""
 
 from __future__ import annotations
 
@@ -74,8 +73,7 @@ class UsageRatio:
 
 def effective_s(length_s: float, half_life_s: float | None) -> float:
     """Return how many seconds of full use a window of this length represents: its length, or ∫ 2^(-age / half-life)
-    over it.
-    """
+    over it."""
     if half_life_s is None:
         return float(length_s)
     return half_life_s / log(2) * (1 - exp2(-length_s / half_life_s))
@@ -138,8 +136,7 @@ def requests(queues: Mapping[str, QueuePolicy], standings: Mapping[str, Standing
 @dataclass(frozen=True, slots=True)
 class WeightResult:
     """The result of one cycle: entitlements of every queue of the policy, weights of those the target has, both sorted
-    by queue. memory: the law's state for the next cycle.
-    """
+    by queue. memory: the law's state for the next cycle."""
 
     entitlements: tuple[Entitlement, ...]
     weights: tuple[Weight, ...]
@@ -334,8 +331,7 @@ def _clamped(verdict: LawResult, configured: Sequence[float], bounds: Bounds) ->
 @lru_cache(1024)
 def _within(wanted: float, configured: float, least: float, most: float) -> float:
     """Return a wanted weight within the multipliers of the configured one; cached, because a law with a quiet zone
-    repeats its result.
-    """
+    repeats its result."""
     return rounded_to_configured(min(max(wanted, configured * least), configured * most), configured)
 
 
@@ -352,8 +348,7 @@ def _sibling_sets(
 
 def _due(law: Law, claims: tuple[Claim, ...], gpus: float, weights: Sequence[Weight]) -> Mapping[str, float]:
     """Return the entitlements with history: KAI's own division with its k; for the other laws a division by the
-    published weights.
-    """
+    published weights."""
     if isinstance(law, Kai):
         return divide(DivisionProblem("entitled", gpus, law.k, claims)).shares
     out = {weight.queue: weight.value for weight in weights}

@@ -2,8 +2,7 @@
 
 The inputs of the law are replaced one after the other, in a fixed order, from those of the previous decision to the
 present ones; the effect of each replacement on the law's result is its contribution. The rest, between the law's result
-and the published weight, is pace: the step bound, the hold-down and the deadband.
-"""
+and the published weight, is pace: the step bound, the hold-down and the deadband."""
 
 from __future__ import annotations
 
@@ -90,8 +89,7 @@ def _since(before: WeightInputs, now: WeightInputs, moved: Iterable[tuple[float,
 
 def change_sentence(change: WeightChange, value: float) -> str:
     """Return one clause for people: the visible parts, the largest first, rounded so that they add up to the displayed
-    change of the weight, with four digits.
-    """
+    change of the weight, with four digits."""
     size = max(abs(change.before), abs(value))
     if size == 0:
         return ""

@@ -1,8 +1,7 @@
 """Limits how far a published weight moves: multipliers of the configured weight, largest step, hold-down, deadband.
 
 Step, deadband and hold-down determine how far a weight moves in one cycle from the weight in force. Without them a
-scheduler that preempts at every change would thrash.
-"""
+scheduler that preempts at every change would thrash."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ def pace(target: float, standing: Standing, bounds: Bounds, now_ms: int) -> Pace
 
 def unpaced(bounds: Bounds) -> bool:
     """Return whether every weight within the multipliers can be reached in one cycle, so that `strides` changes
-    nothing.
-    """
+    nothing."""
     return (
         not bounds.deadband
         and not bounds.hold_down
@@ -60,8 +58,7 @@ def strides(
     target: float, held: float | None, changed_ms: int | None, direction: int, bounds: Bounds, now_ms: int
 ) -> tuple[float, float, int]:
     """Compute `pace` in numbers: how far one cycle may move, the weight to publish, and for how many ms the weight may
-    not reverse. held, changed_ms, direction: see `Standing`.
-    """
+    not reverse. held, changed_ms, direction: see `Standing`."""
     if held is None or held <= 0:
         return target, target, 0
     step = bounds.max_step
@@ -81,8 +78,7 @@ def rescale(configured: Sequence[float], wanted: Sequence[float], bounds: Bounds
     """Return clamp(c · wanted, lower, upper) per queue, with the c that makes the sum the configured total.
 
     Monotone: a queue that is wanted to have less never gets more. If all wanted weights are zero: the configured
-    weights.
-    """
+    weights."""
     asked = fsum(wanted)
     if asked == 0:
         return list(configured)

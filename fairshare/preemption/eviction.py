@@ -11,8 +11,7 @@ not only the first. Victims are stopped as follows:
   `fairshare.preemption.unfinished_preemptions` sends it again.
 - Everything else: the Eviction API for each pod, with its uid as precondition.
 
-A victim gets the reason as an annotation and an Event. This module never deletes a pod.
-"""
+A victim gets the reason as an annotation and an Event. This module never deletes a pod."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ OPT_OUT = "gputally.dev/preempt"
 """Annotation on a pod or Workload: `never` prevents gputally from preempting it."""
 Done = Literal["stopped", "would-stop", "gone", "another", "blocked", "refused", "partly", "unavailable"]
 """The outcome for one victim. gone: it had already ended; another: its name now belongs to another object; partly: some
-of its pods were stopped and some could not be.
-"""
+of its pods were stopped and some could not be."""
 STOPPED: frozenset[Done] = frozenset({"stopped", "partly"})
 _ORDINARY = {"Pending", "Running"}
 
@@ -48,8 +46,7 @@ class EvictionResult:
 @dataclass(frozen=True, slots=True)
 class EvictionVeto:
     """Why a victim stays. budget: a disruption budget protects it. refused: the API server or a webhook refuses.
-    changed: it has changed since the decision, or its owner has opted out.
-    """
+    changed: it has changed since the decision, or its owner has opted out."""
 
     kind: Literal["budget", "refused", "changed"]
     reason: str
@@ -57,8 +54,7 @@ class EvictionVeto:
 
 class EvictionCheck:
     """One round of checks before stopping victims. Budgets are read once; the disruptions of earlier victims in the
-    round count.
-    """
+    round count."""
 
     def __init__(self, cluster: Cluster, *, try_evictions: bool = True) -> None:
         """try_evictions: ask the Eviction API too, in its dry run; that needs the right to evict."""
@@ -69,8 +65,7 @@ class EvictionCheck:
 
     def refusal(self, victim: Victim) -> EvictionVeto | None:
         """Return why the cluster does not allow this victim to be stopped; None if it does. Raises ClusterError without
-        an answer.
-        """
+        an answer."""
         if is_whole_object(victim):
             reason = self._object(victim)
             return EvictionVeto("changed", reason) if reason is not None else None

@@ -11,8 +11,7 @@ kept in memory and, over restarts, in the status ConfigMap. If a pod is no longe
 owner informed. While the accountant does not answer, no workload counts as idle, and no warning is withdrawn.
 
 A warning that could not be written does not count: its grace period does not begin. A warning of a dry run says so and
-does not count once the rule is enforced. This module stops no workload.
-"""
+does not count once the rule is enforced. This module stops no workload."""
 
 from __future__ import annotations
 
@@ -103,8 +102,7 @@ def exemption(exempt: IdleExemptions, pod: Object) -> str | None:
 
 def verdicts(policy: Policy, situation: PreemptionInputs, budget: Budget, taken: set[str]) -> tuple[Verdict, ...]:
     """Return a verdict per gang whose idle parts may be stopped now, in the order of their warnings. budget: reduced by
-    each. taken: pods and whole gangs that other claims have already selected.
-    """
+    each. taken: pods and whole gangs that other claims have already selected."""
     rule, idleness = policy.preemption.idle, situation.idle
     if rule is None or idleness is None or situation.calls_only:
         return ()
@@ -186,8 +184,7 @@ def gpu_hours_worked(pod: Pod, use: PodUse | None, since_ms: int, end_ms: int) -
 
 def _lost(part: Bundle, idleness: Idleness) -> float:
     """Return the lost work: at most that of any victim, or less if the ledger shows how little of the time it
-    worked.
-    """
+    worked."""
     known = [idleness.worked[pod.uid] for pod in part.pods if pod.uid in idleness.worked]
     return min(part.lost_gpu_hours, fsum(known)) if len(known) == len(part.pods) else part.lost_gpu_hours
 
@@ -234,8 +231,7 @@ class IdleWatch:
 
     def restore(self, text: str) -> None:
         """Continue from the text that `state` wrote. An invalid text is ignored, and every grace period
-        begins again.
-        """
+        begins again."""
         self._warned = {}
         try:
             for target, uid, at_ms, mode in json.loads(text or "[]"):
@@ -264,8 +260,7 @@ class IdleWatch:
         now_ms: int,
     ) -> IdleReport:
         """Check a target. mode: of the rule at this target. end_ms: up to when usage is metered. Between two checks no
-        workload is warned, forgiven or reclaimed.
-        """
+        workload is warned, forgiven or reclaimed."""
         if rule is None or mode == "off":
             self._warned.pop(target, None)
             return IdleReport()

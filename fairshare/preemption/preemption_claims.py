@@ -2,8 +2,7 @@
 
 Pods are placed largest first, each on the node with the least room left over. A gang with unknown pods only needs as
 many GPUs as are free in total. This module neither predicts where a scheduler will place a pod nor reads node
-selectors: a GPU that only a selector excludes counts as usable.
-"""
+selectors: a GPU that only a selector excludes counts as usable."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ from gputally.kubernetes.objects import Object, gpus_of_nodes
 GPU = "gpu"
 MOST_CLAIMS = 50
 """Largest number of claims for which victims are searched in one cycle, and of refused ones that are reported; others
-wait for the next.
-"""
+wait for the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +74,7 @@ class Claim:
 
 def claims(policy: Policy, situation: PreemptionInputs) -> tuple[Claim, ...]:
     """Return the claims in the order of service: calls, then within quota, then by priority, then the queue with the
-    least of its share, then the longest wait.
-    """
+    least of its share, then the longest wait."""
     found = [*_called(situation), *(() if situation.calls_only else _waiting(policy.preemption, situation))]
     seen: dict[str, Claim] = {}
     for claim in found:
@@ -100,8 +97,7 @@ def claims(policy: Policy, situation: PreemptionInputs) -> tuple[Claim, ...]:
 
 def over_limit(claim: Claim, now: Accounts, expected: Accounts) -> str | None:
     """Return in words which limit makes the claim wait even if there is room. now: the accounts of the inputs;
-    expected: with the GPUs that earlier claims get.
-    """
+    expected: with the GPUs that earlier claims get."""
     for name in path(claim.queue, expected):
         stock = expected[name].stocks[GPU]
         if stock.limit != UNLIMITED and stock.allocated + claim.gpus > stock.limit + EPSILON:
@@ -111,8 +107,7 @@ def over_limit(claim: Claim, now: Accounts, expected: Accounts) -> str | None:
 
 def refusal(claim: Claim, now: Accounts, expected: Accounts) -> str | None:
     """Return in words why no workload is preempted for this claim; None if preemption is allowed. now, expected: see
-    `over_limit`.
-    """
+    `over_limit`."""
     if claim.called or may_reclaim(claim.asker, expected):
         return None
     stock = expected[claim.queue].stocks[GPU]
@@ -317,14 +312,12 @@ class FreeGpus:
 
     def free(self, nodes: Collection[str] | None = None) -> float:
         """Return the GPUs free in total, on `nodes` (None: on every node). A node that holds more than it lists reduces
-        no other node.
-        """
+        no other node."""
         return _free(self._free[node] for node in self._usable(nodes))
 
     def place(self, sizes: Sequence[float], total: float, nodes: Collection[str] | None = None) -> bool:
         """Reserve room for pods of these sizes (none known: for `total` GPUs anywhere); returns False, and reserves
-        nothing, if they do not fit.
-        """
+        nothing, if they do not fit."""
         taken = self._found(sizes, total, nodes)
         if taken is None:
             return False
@@ -360,8 +353,7 @@ class PlacementTrial:
     change.
 
     It gives the same results as `FreeGpus.place`. Pods of one size, as in nearly every gang, are only counted: the
-    number that fits on each node, which a part changes on few nodes.
-    """
+    number that fits on each node, which a part changes on few nodes."""
 
     def __init__(self, free: dict[str, float], sizes: Sequence[float], total: float) -> None:
         """free: free GPUs of the usable nodes; this object changes it."""
@@ -448,8 +440,7 @@ def fit(sizes: Sequence[float], amounts: Mapping[str, float]) -> dict[str, float
 def unplaceable_gpus(free: Mapping[str, float], gangs: Iterable[Gang]) -> float:
     """Return the GPUs left free after every waiting gang that fits has been placed, the largest first.
 
-    It is 0 if no gang waits after that, because then the room is simply free. free: by node.
-    """
+    It is 0 if no gang waits after that, because then the room is simply free. free: by node."""
     room = FreeGpus({node: max(0.0, amount) for node, amount in free.items()})
     waiting = sorted(
         (gang for gang in gangs if gang.waits > 0),

@@ -12,8 +12,7 @@ none, because their age is unknown. These counts are only in memory; a restart f
 Volcano's scheduler does not state the beneficiary of an eviction, so there only the controller's own are counted.
 
 A preemption by hand follows the controller's rules and limits, for a single workload; its class and wait do not matter.
-It is refused while usage is old or its coverage is low.
-"""
+It is refused while usage is old or its coverage is low."""
 
 from __future__ import annotations
 
@@ -102,8 +101,7 @@ class Preemptions:
     ) -> tuple[PreemptionReport | None, tuple[Decision, ...]]:
         """metered_ms: up to when usage is metered; None if unknown. quotas: by which the target admits work.
 
-        Returns None if the target's preemption is off. Raises ClusterError if nothing could be decided.
-        """
+        Returns None if the target's preemption is off. Raises ClusterError if nothing could be decided."""
         mode = target_preemption.mode_of(policy, target)
         if mode == "off" or not leading():
             return None, ()
@@ -246,8 +244,7 @@ def measured(
 ) -> str | None:
     """Return the sentence that requests room; None if the latency is not above the threshold.
 
-    query: by default that of the policy's SLO for the workload. Raises NotPossible or LatencyUnknown.
-    """
+    query: by default that of the policy's SLO for the workload. Raises NotPossible or LatencyUnknown."""
     if threshold is None:
         return "asked for by hand"
     asked = query or next((slo.query for slo in policy.preemption.slos if slo.workload == job), "")
@@ -274,8 +271,7 @@ def by_hand(
     """Decide, and with `enforce` also act and record. where: the ConfigMap with recent preemptions, which is updated.
     others: clusters whose usage the policy may count.
 
-    Raises NotPossible, AccountantUnavailable or ClusterError.
-    """
+    Raises NotPossible, AccountantUnavailable or ClusterError."""
     now_ms = clock.wall_ms()
     window = own = accountant.window(policy.window, policy.measure, now_ms, policy.min_coverage)
     hold = usage_gate(policy, own, now_ms)

@@ -8,8 +8,7 @@ KAI, a bundle's queue is checked before the bundle is taken, so a gang may bring
 Source: kai-scheduler/KAI-Scheduler d5bc503a, pkg/scheduler/plugins/proportion/reclaimable.
 
 Three limits apply at once: workloads of one team in an hour, workloads of the cluster in an hour, and GPU-hours of work
-lost in a day. In addition, a workload that was preempted is protected for some time. A dry run does not count.
-"""
+lost in a day. In addition, a workload that was preempted is protected for some time. A dry run does not count."""
 
 from __future__ import annotations
 
@@ -77,8 +76,7 @@ Accounts = Mapping[str, Account]
 
 def may_reclaim(asker: Claimant, accounts: Accounts) -> bool:
     """Return whether the claimant's queue stays within its fair share, or for a claimant that is not preemptible,
-    within its quota.
-    """
+    within its quota."""
     return all(
         _sum(stock.allocated, asker.required, name) <= _open(stock.share) + EPSILON
         and (asker.preemptible or _sum(stock.fixed, asker.required, name) <= _open(stock.deserved) + EPSILON)
@@ -88,8 +86,7 @@ def may_reclaim(asker: Claimant, accounts: Accounts) -> bool:
 
 def right_to_take(asker: Claimant, mine: Account, theirs: Account, remaining: Amounts) -> Right | None:
     """Return the rule by which the next bundle may be taken from `theirs`, which still holds `remaining`; None if there
-    is none.
-    """
+    is none."""
     held = {name: remaining.get(name, 0.0) for name in theirs.stocks}
     if within_quota(asker, mine) and any(
         held[name] > _open(stock.deserved) + EPSILON for name, stock in theirs.stocks.items()
@@ -176,8 +173,7 @@ class TakenBundles:
     def fair(self, saturation: float = 1.0) -> bool:
         """Return whether the claimant ends up no more saturated than the queues it takes from, at every level.
 
-        saturation: >= 1; how much more saturated they must stay before it may go above its share.
-        """
+        saturation: >= 1; how much more saturated they must stay before it may go above its share."""
         asked = {name for name, amount in self._asker.required.items() if amount > 0}
         for name in reversed(path(self._asker.queue, self._accounts)):
             account = self._accounts[name]
@@ -248,8 +244,7 @@ class Denial:
 @dataclass(frozen=True, slots=True)
 class PastPreemption:
     """One preempted workload (or a part of it). team: which pays for it, or its queue if it has no team. decision: the
-    id of the decision.
-    """
+    id of the decision."""
 
     at_ms: int
     key: str
@@ -270,8 +265,7 @@ class Budget:
     """What may still be stopped now. Each `spend` reduces it; a copy is independent.
 
     It is checked for every candidate, thousands of times a cycle, so all figures that a limit compares are kept as
-    sums, the lost work exactly.
-    """
+    sums, the lost work exactly."""
 
     def __init__(self, rules: PreemptionPolicy, past: Sequence[PastPreemption], now_ms: int) -> None:
         self._rules = rules
@@ -306,8 +300,7 @@ class Budget:
     def refusal(self, key: str, team: str, lost_gpu_hours: float) -> Denial | None:
         """Return why this workload may not be stopped now; None if it may.
 
-        Further parts of a workload that is being stopped at the same time do not count as another workload.
-        """
+        Further parts of a workload that is being stopped at the same time do not count as another workload."""
         rules = self._rules
         last = self._last_ms.get(key)
         if last is not None and self.now_ms - last < rules.cool_down * MS_PER_SECOND:

@@ -15,8 +15,7 @@ Trigger = Literal["waits", "latency", "by hand", "idle"]
 Ground = Literal["within quota", "above share", "latency", "lower class", "idle"]
 """Why a part may be taken: its queue holds more than its quota while the other is within its own; its queue is above
 its share and the other below; it borrows while a latency is over its threshold; it is in the same queue with a lower
-priority (only for a latency); or it does not use what it holds.
-"""
+priority (only for a latency); or it does not use what it holds."""
 
 Outcome = Literal["room", "preempts", "denied"]
 
@@ -24,8 +23,7 @@ Outcome = Literal["room", "preempts", "denied"]
 @dataclass(frozen=True, slots=True)
 class PreemptionCall:
     """A workload for which a latency objective, or a person, requests room at once. workload: namespace/name, or "" for
-    the whole queue; a workload determines its queue. gpus: to be freed if no pod of it waits. why: one sentence.
-    """
+    the whole queue; a workload determines its queue. gpus: to be freed if no pod of it waits. why: one sentence."""
 
     queue: str
     workload: str
@@ -99,8 +97,7 @@ class Victim:
 @dataclass(frozen=True, slots=True)
 class SparedWorkload:
     """A running workload that was considered and is not stopped, and why. limit: the limit that protects it, if one
-    does.
-    """
+    does."""
 
     key: str
     queue: str

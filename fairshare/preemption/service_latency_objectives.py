@@ -1,8 +1,7 @@
 """Reads service latencies from Prometheus and decides when one may request room.
 
 A latency that cannot be read, or has no value, is unknown: it never requests anything, and restarts the time. This
-module does not choose victims.
-"""
+module does not choose victims."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ def prometheus_latency(
     url: str, token_file: Path | None = None, transport: httpx2.BaseTransport | None = None
 ) -> Latency:
     """Return a function that reads latencies from a Prometheus: the largest value of an instant query, in seconds.
-    Raises LatencyUnknown for an invalid address. transport: instead of the network.
-    """
+    Raises LatencyUnknown for an invalid address. transport: instead of the network."""
     server = Prometheus(
         url, LatencyUnknown, token_file=token_file, timeout_s=_TIMEOUT_S, proxies=True, transport=transport
     )

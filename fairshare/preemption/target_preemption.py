@@ -5,8 +5,7 @@ inputs; `replay` computes them again. In a dry run everything is checked and rep
 
 It explains why a workload waits although the policy allows preemption for it: the API server or a webhook refuses,
 disruption budgets protect every possible victim, or a limit of the policy is reached. A workload that a rule protects
-is not reported. A dry run reports the same, except that evictions are not tried.
-"""
+is not reported. A dry run reports the same, except that evictions are not tried."""
 
 from __future__ import annotations
 
@@ -99,8 +98,7 @@ def preempt(
     known: Mapping[str, EvictionVeto] = _NONE,
 ) -> PreemptionReport:
     """known: vetoes that are still valid. Raises ClusterError if the cluster does not answer before anything was done,
-    ClaimsUnsettled if it keeps too many victims.
-    """
+    ClaimsUnsettled if it keeps too many victims."""
     settled, verdicts, vetoes = _vetted(policy, cluster, situation, mode, known)
     cycle = cycle_id(policy, settled)
     stops: list[VictimStop] = []
@@ -262,8 +260,7 @@ def facts(victim: Victim) -> dict[str, Any]:
 
 def replay_verdicts(policy: Policy, cycle: Decision) -> tuple[Verdict, ...]:
     """Decide a recorded cycle again: the same verdicts, bit for bit. policy: the one under which it was decided. Raises
-    ValueError for a record without inputs.
-    """
+    ValueError for a record without inputs."""
     recorded: Any = cycle.inputs.get("situation")
     if recorded is None:
         raise ValueError(f"decision {cycle.id} holds no inputs; take the one with subject {EVERYTHING!r}")

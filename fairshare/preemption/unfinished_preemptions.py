@@ -5,8 +5,7 @@ activated again once Kueue has taken its quota back (earlier would be a race); a
 another. Every cycle checks every object, so after a crash nothing is forgotten.
 
 This does not depend on usage, or on preemption still being enabled: a deactivated Workload must run again even if the
-accountant does not answer, or preemption or the target have been switched off since. This module stops no workload.
-"""
+accountant does not answer, or preemption or the target have been switched off since. This module stops no workload."""
 
 from __future__ import annotations
 
@@ -150,8 +149,7 @@ def _later(text: str, at_ms: int) -> bool:
 
 SELDOM_MS: Final = 5 * MS_PER_MINUTE
 """How often objects are checked if the controller itself stops no workload; a person still may (`gputally fairshare
-preempt`).
-"""
+preempt`)."""
 _KINDS: Final[Mapping[str, tuple[Kind, ...]]] = {"kueue": WORKLOADS, "volcano": (JOB,)}
 """Objects with intents, by target; versions of one kind show the same objects."""
 NOT_RESUMED = "NotResumed"
@@ -160,8 +158,7 @@ NOT_RESUMED = "NotResumed"
 @dataclass(frozen=True, slots=True)
 class FinishedPreemptions:
     """Workloads by namespace/name: `resumed` may run again, `left` is still being stopped. faults: what could not be
-    finished yet, and why.
-    """
+    finished yet, and why."""
 
     resumed: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
@@ -202,8 +199,7 @@ class PreemptionFinisher:
         self, cluster: Cluster, target: str, now_ms: int, *, enforces: bool, leading: Callable[[], bool]
     ) -> FinishedPreemptions:
         """enforces: whether the target's preemption stops workloads now, so that new intents are possible in every
-        cycle.
-        """
+        cycle."""
         kinds = _KINDS.get(target, ())
         if not kinds or (not enforces and now_ms < self._next_ms.get(target, now_ms)):
             return FinishedPreemptions()

@@ -2,8 +2,7 @@
 
 An elastic workload gives up its surplus pod by pod; its core, without which it does not run, is stopped as a whole
 together with the rest of the surplus. Kueue's Workloads and Volcano's Jobs are always stopped whole, by their own
-controllers. Work since the last checkpoint is lost, or since the start if there is none.
-"""
+controllers. Work since the last checkpoint is lost, or since the start if there is none."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ _HOUR_MS = 3_600_000
 @dataclass(frozen=True)
 class Bundle:
     """A part of one gang that can be stopped separately. pods: empty if only the gang's own object is known. whole: the
-    gang stops; otherwise it continues with less.
-    """
+    gang stops; otherwise it continues with less."""
 
     gang: Gang
     pods: tuple[Pod, ...]
@@ -131,8 +129,7 @@ def victim_of(bundle: Bundle, ground: Ground, team: str, reason: str) -> Victim:
 
 def by_preference(saturation: Mapping[str, float]) -> Callable[[Bundle], tuple[object, ...]]:
     """Return a sort key: spot, then surplus, then the lower priority, then the least lost work, then the queue most
-    above its share, then the newest. saturation: by queue, what it holds over what it is due.
-    """
+    above its share, then the newest. saturation: by queue, what it holds over what it is due."""
 
     def key(bundle: Bundle) -> tuple[object, ...]:
         return (

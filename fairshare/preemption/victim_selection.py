@@ -7,8 +7,7 @@ inputs and policy give the same verdicts, in whatever order gangs are listed.
 
 Parts are taken in the order of least loss (`victim_candidates`), by the rules of `preemption_rules` and within its
 limits, until the claim's pods fit on nodes; parts that are then not needed are spared. Of several orders, the one that
-loses least work is used. The search does not change the accounts (`State`); `_settle` does.
-"""
+loses least work is used. The search does not change the accounts (`State`); `_settle` does."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ class State:
     accounts: dict[str, Account]
     expected: dict[str, Account]
     """The accounts with the claims that find room without preemption; it is used for the claimant, not for the queues
-    that may lose.
-    """
+    that may lose."""
     room: FreeGpus
     budget: Budget
     taken: set[str]
@@ -94,8 +92,7 @@ class Field:
     """The candidates for every claim: the unprotected parts in two orders, and why the others are protected.
 
     parts: the unprotected parts of every gang. named: all running gangs, in the order in which they are reported.
-    quotas, teams: by queue.
-    """
+    quotas, teams: by queue."""
 
     orders: tuple[BundleOrder, ...]
     parts: Mapping[str, Sequence[Bundle]]
@@ -172,8 +169,7 @@ class Search:
 
     def _gather(self, order: BundleOrder) -> tuple[PickedBundle, ...] | None:
         """Take parts until the claim fits, then return those that were not needed. None: it never fits, or
-        not fairly.
-        """
+        not fairly."""
         claim, state = self._claim, self._state
         taking, budget = TakenBundles(claim.asker, self._accounts), state.budget.copy()
         trial = _ClaimPlacement(claim, state.room.trial(claim.sizes, claim.gpus, claim.nodes), state.quotas.copy())
@@ -389,8 +385,7 @@ def decide(policy: Policy, situation: PreemptionInputs) -> tuple[Verdict, ...]:
 class _ClaimDecisions:
     """The claims of one cycle, decided one after the other. It searches for victims at most `MOST_CLAIMS` times; a
     claim that needs no search, because it may not preempt or equals one without victims, does not delay the following
-    ones.
-    """
+    ones."""
 
     def __init__(self, policy: Policy, situation: PreemptionInputs, field: Field, state: State) -> None:
         self._policy = policy

@@ -1,8 +1,7 @@
 """Holds the state of a simulated scheduler: jobs, the tree of queues, and free GPUs.
 
 This module decides nothing: `fairshare.simulator.scheduler_engine` starts and stops jobs. The state is deterministic:
-nothing depends on the order of a dict or a set.
-"""
+nothing depends on the order of a dict or a set."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ class Gang:
 
     number: counts from 0 in the order of submission. queue: index in the tree. divided: its GPUs count in the division;
     False for parts of GPUs and for jobs of other schedulers, whose queues have indices after the tree's. flavours:
-    those it may run on. slots: numbers of those it holds. A time of -1 means that the event has not happened.
-    """
+    those it may run on. slots: numbers of those it holds. A time of -1 means that the event has not happened."""
 
     __slots__ = (
         "attempt", "crashes", "divided", "end_ms", "evictions", "finish_ms", "first_start_ms", "flavour", "flavours",
@@ -54,8 +52,7 @@ _NUMBER = attrgetter("number")
 class Line:
     """Waiting gangs, in the order of submission. Only those within the depth may start.
 
-    smallest: GPUs of the smallest of these, `NEVER` if none waits.
-    """
+    smallest: GPUs of the smallest of these, `NEVER` if none waits."""
 
     def __init__(self, depth: int) -> None:
         self.gangs: list[Gang] = []
@@ -134,8 +131,7 @@ class QueueTree:
 
     def levels(self, asking: int, leaf: int) -> tuple[int, ...]:
         """Return the queues that must agree when a leaf gives back to another: from the child of their lowest common
-        ancestor down to the leaf.
-        """
+        ancestor down to the leaf."""
         return self._levels[asking, leaf]
 
     def above_share(self, q: int, held: Sequence[int], shares: Sequence[float]) -> bool:
@@ -252,8 +248,7 @@ class NodePlacement:
     """Slots on nodes, by flavour. A GPU may be withdrawn (for several causes) and restored.
 
     A gang that fits on one node goes to the node it fills best; a larger one takes the emptiest nodes first and packs
-    its rest. Only counts and the order of the nodes decide.
-    """
+    its rest. Only counts and the order of the nodes decide."""
 
     def __init__(self, nodes: Sequence[NodeSpec]) -> None:
         self.slots: tuple[Slot, ...] = tuple(slot for node in nodes for slot in slots_of(node))

@@ -5,8 +5,7 @@ gang and to the time left. Its entitlement is its part, by configured weight, of
 window, up to that demand; so it depends neither on a policy's efficiency nor on work that no policy could run. The
 share error is the largest distance of a queue from its entitlement, as a part of the cluster's capacity in the window.
 Only contended windows count, in which the demand exceeds the capacity; the first-come-first-served run determines them.
-Times are GPU-milliseconds.
-"""
+Times are GPU-milliseconds."""
 
 from __future__ import annotations
 
@@ -207,8 +206,7 @@ def feasible_demand(
     """Return GPU-ms per queue that its jobs could use in [start_ms, end_ms) with unlimited GPUs, if the run began at
     `start_ms`. Rejected jobs are left out, because they cannot run.
 
-    parts: the part of a GPU of a slot of a shape; an unlisted shape is a whole GPU.
-    """
+    parts: the part of a GPU of a slot of a shape; an unlisted shape is a whole GPU."""
     sizes = parts or {}
     demand: dict[str, Fraction] = {}
     for outcome in outcomes:
@@ -223,8 +221,7 @@ def feasible_demand(
 def entitlement(total: int, demand: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
     """Divide `total` by weight, up to each demand; what one queue leaves goes to the others.
 
-    A queue without weight gets what the others leave.
-    """
+    A queue without weight gets what the others leave."""
     names = sorted(weights)
     caps = [float(demand.get(name, 0)) for name in names]
     return dict(zip(names, fill(float(total), caps, [weights[name] for name in names]), strict=True))

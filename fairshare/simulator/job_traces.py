@@ -10,8 +10,7 @@ The ledger knows what ran, but not what was requested. The following is assumed,
   number of different GPUs that it held.
 - It was submitted its queue's median wait before it first held a GPU, and it finished its work.
 - If it holds GPUs again within a day after it stopped, it is the same job, otherwise another one.
-- Jobs that never got a GPU are not in the ledger, so demand is underestimated where queues were refused for long.
-"""
+- Jobs that never got a GPU are not in the ledger, so demand is underestimated where queues were refused for long."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ def missing_columns(columns: Collection[str]) -> tuple[str, ...]:
 
 def parse_jobs(rows: Iterable[tuple[str, Mapping[str, object]]], start_ms: int) -> tuple[list[Job], list[Fault]]:
     """Return jobs by submission, with `submit_offset_s` counted from `start_ms`, and every fault in the order of the
-    rows.
-    """
+    rows."""
     jobs: list[Job] = []
     faults: list[Fault] = []
     seen: dict[str, str] = {}
@@ -172,8 +170,7 @@ class TraceError(FairshareError):
 def load(path: Path, start_ms: int, *, team: str = "team") -> list[Job]:
     """Return the jobs of a trace file, by submission. team: the column with a job's team.
 
-    Raises TraceError, also for a missing or unreadable file.
-    """
+    Raises TraceError, also for a missing or unreadable file."""
     jobs, faults = load_with_faults(path, start_ms, team=team)
     if faults:
         raise TraceError(_fault_lines(path, faults))
@@ -255,8 +252,7 @@ def _check_columns(path: Path, columns: Sequence[str], team: str) -> None:
 
 def shares(path: Path, *, team: str = "team") -> dict[str, float]:
     """Return the configured share per team from a CSV with the columns `team` and `share`; rows without a share are
-    left out. Raises TraceError.
-    """
+    left out. Raises TraceError."""
     found: dict[str, float] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
@@ -316,8 +312,7 @@ def jobs(
     waits_s: Mapping[str, float],
 ) -> Workload:
     """Return the workload of `queues`. gpus_of: how many different GPUs a (queue, job) held. waits_s: median wait by
-    queue. Jobs of other queues are left out and counted.
-    """
+    queue. Jobs of other queues are left out and counted."""
     by_job: dict[tuple[str, str], dict[int, int]] = {}
     for each in held:
         if each.gpu_us > 0:

@@ -7,8 +7,7 @@ Parent, Priority, DeservedGPUs, Weight}]`, `Jobs: {queue: {GPUs (per pod), NumPo
 A cycle takes one second. As in KAI's simulator, jobs never end and every pod is scheduled separately. Under the law
 `kai` the scheduler keeps the history itself (with its k, and its division in whole GPUs); under any other law it has k
 = 0 and the weights that the controller publishes. All nodes form one pool: they determine only the number of GPUs and
-the largest pod.
-"""
+the largest pod."""
 
 from __future__ import annotations
 
@@ -180,8 +179,7 @@ def _fault(document: Document, where: str, message: str) -> FileFault:
 
 def run(scenario: Scenario, law: str) -> Record:
     """Run it under a law of `LAWS`. Leaves of several departments are divided level by level, by `static` and `kai`
-    only. Raises ValueError for an unknown law, DivisionError for one that cannot divide a tree.
-    """
+    only. Raises ValueError for an unknown law, DivisionError for one that cannot divide a tree."""
     if law not in LAWS:
         raise ValueError(f"no law {law!r}; one of {', '.join(LAWS)}")
     if scenario.divided and law not in ("static", "kai"):
@@ -265,8 +263,7 @@ def _level_shares(
 
 def _policy(scenario: Scenario, law: str) -> Policy:
     """Return the controller's policy at the scenario's pace: times that are hours in a cluster are parts of
-    its window.
-    """
+    its window."""
     window = WindowSpec(size=scenario.window_s, half_life=scenario.half_life_s)
     pace = max(1, scenario.window_s // 10)
     return Policy.model_validate(

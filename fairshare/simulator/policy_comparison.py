@@ -5,8 +5,7 @@ cluster's size follows from the load of the whole trace, so all windows of a loa
 first-come-first-served run decides for all policies which weeks and days are contended.
 
 Common data goes to every process once, when it starts; a task is a few numbers. Results come back without the jobs,
-which both sides have. The parent process handles Ctrl-C: it drops tasks that have not begun.
-"""
+which both sides have. The parent process handles Ctrl-C: it drops tasks that have not begun."""
 
 from __future__ import annotations
 
@@ -74,8 +73,7 @@ def windows_of(length_s: int, count: int, days: int) -> list[Window]:
 @dataclass(frozen=True, slots=True)
 class Task:
     """One replay. contended: see `measures.contended`; None: this is the first-come-first-served run that determines
-    it.
-    """
+    it."""
 
     name: str
     load: float
@@ -155,8 +153,7 @@ def capacities_for(workload: Workload, hours: float, loads: Sequence[float]) -> 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """A policy at one load over all windows: the mean of every figure; of the week's error also the range, and the
-    interval that contains 95 % of the means of resampled windows.
-    """
+    interval that contains 95 % of the means of resampled windows."""
 
     load: float
     capacity: int
@@ -169,8 +166,7 @@ class Summary:
 
 def summarise(results: Sequence[Result]) -> list[Summary]:
     """Return summaries in the order in which (load, policy) first occur. Windows without contention count in all
-    figures except errors.
-    """
+    figures except errors."""
     groups: dict[tuple[float, int, str], list[PolicyScore]] = {}
     for result in results:
         groups.setdefault((result.load, result.capacity, result.score.policy), []).append(result.score)
@@ -184,8 +180,7 @@ def summarise(results: Sequence[Result]) -> list[Summary]:
 
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:
     """Return the interval with the middle 95 % of the means of resampled `values`. For up to `COUNTED` values it is
-    exact, by counting every resample; beyond, the normal approximation. (0, 0) without values.
-    """
+    exact, by counting every resample; beyond, the normal approximation. (0, 0) without values."""
     size = len(values)
     if not values:
         return 0.0, 0.0
@@ -228,8 +223,7 @@ _player: list[TaskRunner] = []
 @contextmanager
 def players(player: TaskRunner, most: int | None = None) -> Iterator[Replays]:
     """Yield a function that runs several tasks at once. most: number of processes; None: as many as this process may
-    use cores.
-    """
+    use cores."""
     count = len(os.sched_getaffinity(0)) if most is None else most
     if count < 2:
         yield player
@@ -371,8 +365,7 @@ def draw_days(folder: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[tu
 
 def draw(results: Sequence[Result], folder: Path) -> list[Path]:
     """Draw figures of the last load; returns the files. Raises FairshareError. The figure of costs shows all windows
-    and policies, the others the first window and as many policies as can be distinguished.
-    """
+    and policies, the others the first window and as many policies as can be distinguished."""
     pyplot = _pyplot()
     load, window = results[-1].load, results[0].window
     chosen = [result for result in results if result.load == load and result.window == window]
@@ -459,8 +452,7 @@ def _fairness(results: Sequence[Result], axes: Sequence[Axes]) -> None:
 def _costs(summaries: Sequence[Summary], axes: Sequence[Axes]) -> None:
     """Plot a week's error against a day's, against preemptions and against the movement of weights. Policies that no
     other policy beats in both figures are solid, the rest pale. The legend has the numbers. Policies that leave the
-    cluster emptier, or are far from the first policy, are left out.
-    """
+    cluster emptier, or are far from the first policy, are left out."""
     fullest = max(summary.mean.utilisation for summary in summaries)
     summaries = [
         summary

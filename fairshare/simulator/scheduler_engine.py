@@ -21,8 +21,7 @@ order of dicts. Capacity, limits and deserved quotas are never violated.
 
 Source of backfilling: Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995; Mu'alem and Feitelson, "Utilization,
 predictability, workloads, and user runtime estimates", IEEE TPDS 12(6), 2001. Backfilling uses the true run times here,
-so its result is better than with people's estimates, which are several times too long.
-"""
+so its result is better than with people's estimates, which are several times too long."""
 
 from __future__ import annotations
 
@@ -95,8 +94,7 @@ class Engine:
     """One scheduler over gangs that arrive, wait, run and end. Move it with `run_until`.
 
     Subclasses divide shares (`divide`) and decide which line is served first (`order`), and are called at every start
-    and stop.
-    """
+    and stop."""
 
     def __init__(
         self,
@@ -160,8 +158,7 @@ class Engine:
 
     def run_until(self, at_ms: int, *, cycle: bool = True) -> None:
         """Apply everything that happens up to and including `at_ms`; without `cycle`, not the scheduling at
-        that time.
-        """
+        that time."""
         while True:
             self.wake(min(self._events[0][0], self._arrivals_ms[self._submitted]))
             due_ms = self._cycle_ms
@@ -317,8 +314,7 @@ class Engine:
 
     def _bid(self, q: int, place: int) -> _Bid | None:
         """Return the bid of the first gang, from a place on, that can start now; None if none within the scan depth
-        can.
-        """
+        can."""
         line = self.lines[q]
         most = min(self.placement.most_free(), inf if self.rules.one_line else self.tree.room(q))
         if line.smallest > most:
@@ -390,8 +386,7 @@ class Engine:
 
     def _claimants(self, shares: Sequence[float]) -> list[int]:
         """Return the queues with a gang with which they stay within their share, in order; all waiting queues if those
-        that lose jobs in this cycle count too.
-        """
+        that lose jobs in this cycle count too."""
         held, settle = self.tree.held, self.rules.settle
         found = [
             q for q, line in enumerate(self.lines) if held[q] + line.smallest <= shares[q] or (settle and line.gangs)
@@ -405,8 +400,7 @@ class Engine:
 
     def _debtors(self, reclaimer: int, shares: Sequence[float]) -> tuple[list[Debtor], int]:
         """Return queues that may lose something, with the gangs that may be stopped, and when the next protected gang
-        may be.
-        """
+        may be."""
         debtors: list[Debtor] = []
         soonest_ms = NEVER
         for q in self.tree.leaves:
@@ -428,8 +422,7 @@ class Engine:
 @dataclass(frozen=True, slots=True)
 class Debtor:
     """A leaf queue that may have to give back. levels: the queues that must agree, see `QueueTree.levels`. gangs: those
-    that run in it, newest last.
-    """
+    that run in it, newest last."""
 
     levels: tuple[int, ...]
     gangs: Reversible[Gang]
@@ -440,8 +433,7 @@ def choose(
 ) -> tuple[Flavour, list[Gang]] | None:
     """Return the flavour to run on and the gangs to stop, with as few GPUs as possible; None if nothing helps.
 
-    by_ms: gangs that started later are not stopped.
-    """
+    by_ms: gangs that started later are not stopped."""
     best: tuple[int, int, Flavour, list[Gang]] | None = None
     for order, flavour in enumerate(gang.flavours):
         missing = gang.gpus - placement.free(flavour)
@@ -463,8 +455,7 @@ def collect(
     by_ms: int,
 ) -> list[Gang]:
     """Return the gangs to stop for `missing` GPUs of a flavour; empty if they do not suffice, or if the gang's queue or
-    one above it would then be fuller than those it takes from.
-    """
+    one above it would then be fuller than those it takes from."""
     held = list(tree.held)
     rows = [_Row(debtor.levels, _stoppable(debtor.gangs, flavour, by_ms)) for debtor in debtors]
     victims: list[Gang] = []
@@ -549,8 +540,7 @@ class Reservation:
 
     def admits(self, gpus: int, end_ms: int) -> bool:
         """Return whether a gang that would hold its GPUs until `end_ms` keeps the reservation; it then counts as
-        started.
-        """
+        started."""
         if end_ms <= self.at_ms:
             return True
         if gpus > self.spare:
@@ -561,8 +551,7 @@ class Reservation:
 
 def reserve(gpus: int, free: int, ends: Iterable[tuple[int, int]]) -> Reservation:
     """Reserve for a gang that does not fit into `free` GPUs. ends: (end, GPUs) of all running gangs, the next to end
-    first; together with `free` they must suffice.
-    """
+    first; together with `free` they must suffice."""
     at_ms, coming = 0, iter(ends)
     while free < gpus:
         at_ms, freed = next(coming)
@@ -781,8 +770,7 @@ class _PoolReplay(Engine):
 
     def order(self, line: int, gpus: int) -> Key:
         """Within the share, within the quota, then by how full the share would be. For a gang larger than its queue's
-        whole share, this does not show which queue is further behind. Without shares, by rank.
-        """
+        whole share, this does not show which queue is further behind. Without shares, by rank."""
         if not self.rules.reclaim:
             return (self.rank[line], line)
         held, share, deserved = self.tree.held[line], self._shares[line], self.tree.deserved[line]

@@ -12,8 +12,7 @@ with fluid shares, and are not those systems.
 
 The accountant's answers (usage over the policy's window) are kept as running sums, so a control period costs
 microseconds; `tests/demo/test_same_weights.py` compares them with `fairshare.laws.weight_calculation.calculate_weights`
-on real answers of the accountant.
-"""
+on real answers of the accountant."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ class Karma:
     unequal shares a GPU costs a queue 1 / (n · share), so that all earn the same without use; this weighting is not
     part of the paper. Quantum: a control period.
 
-    Source: Vuppalapati et al., "Karma: Resource Allocation for Dynamic Demands", OSDI 2023.
-    """
+    Source: Vuppalapati et al., "Karma: Resource Allocation for Dynamic Demands", OSDI 2023."""
 
     def __init__(self, capacity: int, share: Sequence[float], guaranteed: float = 0.5) -> None:
         self._fair = [part * capacity for part in share]
@@ -292,8 +290,7 @@ _LINE_DEPTH = 256
 @dataclass(frozen=True, slots=True)
 class Setup:
     """A cluster for a workload. share: of each queue, > 0, in the workload's order, adding up to 1. guaranteed: the
-    part of its share that is a deserved quota.
-    """
+    part of its share that is a deserved quota."""
 
     capacity: int
     share: Sequence[float]

@@ -1,8 +1,7 @@
 """Defines clusters, jobs, events and results of a simulation, as objects and as columns.
 
 A slot is what one member of a gang holds: a whole GPU, one MIG instance, or one replica of a time-sliced GPU. Slots of
-one shape, model and pool are interchangeable except for their place. All data is frozen.
-"""
+one shape, model and pool are interchangeable except for their place. All data is frozen."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ class Slot:
 class Outage:
     """A span in which a node, or one GPU, cannot be used; `end_ms` None: it does not end.
 
-    Its jobs stop at `start_ms` as after a crash: they keep what they checkpointed.
-    """
+    Its jobs stop at `start_ms` as after a crash: they keep what they checkpointed."""
 
     target: Literal["node", "gpu"]
     name: str
@@ -87,8 +85,7 @@ class Job:
     queue: leaf queue; a name the engine does not know is a job of another scheduler, placed as it
         comes and outside the division. models, pools: where it may run; empty is anywhere.
     utilisation_permille: how busy each of its slots is, of the slot, 0..1000.
-    preemptible: False runs only inside its queue's deserved quota and is never reclaimed.
-    """
+    preemptible: False runs only inside its queue's deserved quota and is never reclaimed."""
 
     id: str
     queue: str
@@ -136,8 +133,7 @@ class Rules:
 @dataclass(slots=True)
 class Outcome:
     """The result of one job. None: has not happened. lost_gpu_ms: work done and lost by stops, restarts included.
-    evictions: stops by reclaim; crashes: stops by outages.
-    """
+    evictions: stops by reclaim; crashes: stops by outages."""
 
     job: Job
     first_start_ms: int | None = None
@@ -235,8 +231,7 @@ class Workload:
 
 def columns(jobs: Iterable[Job], queues: Sequence[str]) -> Workload:
     """Return the workload of these queues; jobs of other queues are left out and counted. Part seconds of a run count
-    as whole ones.
-    """
+    as whole ones."""
     index = {name: i for i, name in enumerate(queues)}
     ordered = sorted(jobs, key=lambda job: (job.submit_ms, job.id))
     kept = [job for job in ordered if job.queue in index]
@@ -263,8 +258,7 @@ SNAPSHOT_S = 6 * 3600
 @dataclass(frozen=True, slots=True)
 class Pool:
     """The cluster and its shares. deserved, weights, limits: per queue, in the workload's order; a limit of None means
-    no limit. rules: the scheduler's; its cycle is the replay's tick, and a reclaim settles at the next event.
-    """
+    no limit. rules: the scheduler's; its cycle is the replay's tick, and a reclaim settles at the next event."""
 
     capacity: int
     deserved: Sequence[float]
@@ -304,8 +298,7 @@ Ranking = Callable[[ControllerView], Sequence[float]]
 @dataclass(slots=True)
 class Record:
     """The result of a replay. used[t], weights[t]: per control period. backlog: per snapshot, every job submitted and
-    not finished, with its seconds of work left. Times are -1 for events that did not happen.
-    """
+    not finished, with its seconds of work left. Times are -1 for events that did not happen."""
 
     workload: Workload
     pool: Pool

@@ -6,8 +6,7 @@ reads its history from the accountant, and weights stay as the operator set them
 wrong configuration.
 
 Source: kai-scheduler/KAI-Scheduler, scheduling.run.ai/v2 Queue, scheduling.run.ai/v2alpha2 PodGroup and
-kai.scheduler/v1 SchedulingShard, commit d5bc503a.
-"""
+kai.scheduler/v1 SchedulingShard, commit d5bc503a."""
 
 from __future__ import annotations
 
@@ -148,16 +147,14 @@ def read_queue(obj: Object) -> tuple[TargetQueue, Standing] | Issue:
 
 def _gpus(amounts: object) -> float:
     """Return the GPUs in an amount of KAI's: whole ones, MIG instances, and those of ResourceClaims under
-    their class.
-    """
+    their class."""
     claimed = amounts.get(CLAIMED) if isinstance(amounts, Mapping) else None
     return gpus(amounts) + (quantity(claimed) or 0.0)
 
 
 def effective(shards: Sequence[Object]) -> Condition:
     """Return whether gputally's weights are KAI's only history. Without a usage database KAI has no history, whatever k
-    is.
-    """
+    is."""
     faults: list[str] = []
     lines: list[str] = []
     for shard in shards:
@@ -175,8 +172,7 @@ def effective(shards: Sequence[Object]) -> Condition:
 
 def usage_read(shards: Sequence[Object], endpoint: str | None = None, config: Object | None = None) -> Condition:
     """In mode `usage`, return whether KAI reads history, and from `endpoint` if the policy names one. config: KAI's own
-    Config, from which its operator fills in a missing address; None if it cannot be read.
-    """
+    Config, from which its operator fills in a missing address; None if it cannot be read."""
     faults: list[str] = []
     unknown: list[str] = []
     lines: list[str] = []
@@ -233,8 +229,7 @@ def _address(database: Mapping[str, Any], config: Object | None) -> tuple[str | 
     """Return where a shard's scheduler queries usage, and the source of the address; None and the reason if it cannot
     be read.
 
-    Source: KAI pkg/operator/operands/scheduler/resources_for_shard.go, getUsageDBConfig.
-    """
+    Source: KAI pkg/operator/operands/scheduler/resources_for_shard.go, getUsageDBConfig."""
     variable = database.get("connectionStringEnvVar")
     if place := str(database.get("connectionString") or "").rstrip("/"):
         return ("", f" ({variable} is set too, which KAI refuses)") if variable else (place, "")
@@ -266,8 +261,7 @@ def _k_change(shard: Object, k: int) -> Mapping[str, Any]:
 
 def _own_metrics(shard: str, extra: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
     """Return expressions of the shard that the accountant's endpoint does not answer, those it may not answer, and
-    their keys. It answers KAI's own metrics, in aggregations too, and a capacity selected by `resource`.
-    """
+    their keys. It answers KAI's own metrics, in aggregations too, and a capacity selected by `resource`."""
     wrong: list[str] = []
     odd: list[str] = []
     keys: list[str] = []
@@ -297,8 +291,7 @@ def usage_url(shard: Object, endpoint: str, shards: int) -> str:
 def shard_advice(policy: Policy, endpoint: str) -> dict[str, Any]:
     """Return the part of a SchedulingShard's `spec` that matches the policy. endpoint: where KAI queries usage.
 
-    Changing a shard restarts KAI's scheduler. The window is the accountant's in both modes.
-    """
+    Changing a shard restarts KAI's scheduler. The window is the accountant's in both modes."""
     if policy.targets.kai.mode != "usage":
         return {"kValue": 0}
     window = policy.window
@@ -320,8 +313,7 @@ def _arguments(shard: Object) -> Mapping[str, Any] | None:
 def _stated_k(shard: Object) -> object:
     """Return kValue as KAI's scheduler gets it; None if it gets none.
 
-    Source: KAI pkg/apis/kai/v1/schedulingshard_types.go: a plugin's arguments replace the defaults.
-    """
+    Source: KAI pkg/apis/kai/v1/schedulingshard_types.go: a plugin's arguments replace the defaults."""
     arguments = _arguments(shard)
     return look(shard, ("spec", "kValue")) if arguments is None else arguments.get("kValue")
 
@@ -348,8 +340,7 @@ def _k(stated: object) -> float:
 
 def _sized(pods: Sequence[Pod], nodes: Sequence[Object]) -> tuple[Pod, ...]:
     """Return pods that request GPU memory, with the corresponding part of a GPU: of their node's or, while they wait,
-    of the smallest in the cluster, as KAI does. If no node states the size of its GPUs, the part stays 0.
-    """
+    of the smallest in the cluster, as KAI does. If no node states the size of its GPUs, the part stays 0."""
     memory = {node["metadata"]["name"]: size for node in nodes if (size := _memory(node)) > 0}
     least = min(memory.values(), default=0)
     if not any(pod.memory_mib for pod in pods):
@@ -366,8 +357,7 @@ def _with_memory(
     policy: Policy, owner: Mapping[str, QueuePolicy], standings: Mapping[str, Standing], pods: Sequence[Pod]
 ) -> dict[str, Standing]:
     """Add pods that wait for GPU memory to the requests: the scheduler counts them, the status of its Queues
-    does not.
-    """
+    does not."""
     own: dict[str, float] = {}
     for pod in pods:
         if pod.memory_mib > 0 and not pod.node and not pod.gated and pod.ref in owner:
@@ -401,8 +391,7 @@ def _shards(
     queue of the policy. values: node pools of the SchedulingShards; None: they cannot be read, and the cluster counts
     as one.
 
-    Source: KAI pkg/scheduler/plugins/proportion/proportion.go, getNodeResources; pkg/scheduler/cache.
-    """
+    Source: KAI pkg/scheduler/plugins/proportion/proportion.go, getNodeResources; pkg/scheduler/cache."""
     foreign: dict[str, float] = {}
     up = {node["metadata"]["name"] for node in nodes if node_up(node)}
     for pod in pods:
@@ -433,8 +422,7 @@ def _kais(pod: Pod) -> bool:
 
 def _places(policy: Policy, labels: Mapping[str, str]) -> Mapping[str, str]:
     """Return the node pool of every queue of the policy; a queue without a Queue object belongs to the pool of all
-    queues below it, if that is a single one.
-    """
+    queues below it, if that is a single one."""
     tree, places = PolicyTree(policy), dict(labels)
     for name in tree.queues:
         pools = {labels[queue.name] for _, queue in tree.downwards(name) if queue.name in labels}
@@ -458,8 +446,7 @@ def _bound_to_pools(
 def _memory(node: Object) -> int:
     """Return the MiB of one of a node's GPUs, in whole hundreds; 0 if it does not state it.
 
-    Source: KAI pkg/scheduler/api/node_info/node_info.go, getNodeGpuMemory.
-    """
+    Source: KAI pkg/scheduler/api/node_info/node_info.go, getNodeGpuMemory."""
     text = (look(node, ("metadata", "labels")) or {}).get(_MEMORY_LABEL, "")
     size = int(text) if isinstance(text, str) and text.isdecimal() else 0
     size = size if size < _TEBIBYTE_MIB else size // 2**20
@@ -470,8 +457,7 @@ def _priority(spec: Mapping[str, Any], classes: Sequence[Object] | None, pods: S
     """Return the priority as KAI reads it: of the PodGroup's class, else the global default, else 50. classes: None if
     they may not be read.
 
-    Source: KAI pkg/scheduler/cache/cluster_info/cluster_info.go, getPodGroupPriority.
-    """
+    Source: KAI pkg/scheduler/cache/cluster_info/cluster_info.go, getPodGroupPriority."""
     name = spec.get("priorityClassName", "")
     if classes is None:
         return _PRIORITIES.get(name, max((pod.priority for pod in pods), default=_DEFAULT_PRIORITY))
@@ -493,8 +479,7 @@ def _core(spec: Mapping[str, Any], pods: Sequence[Pod]) -> tuple[float, tuple[st
     """Return the GPUs without which a gang of subgroups does not run, and the pods that are never surplus: the oldest
     of every subgroup, as many as it needs; and those of no subgroup.
 
-    Source: KAI pkg/scheduler/api/podgroup_info/subgroup_info.
-    """
+    Source: KAI pkg/scheduler/api/podgroup_info/subgroup_info."""
     children: dict[str, list[Mapping[str, Any]]] = {}
     for each in spec["subGroups"]:
         children.setdefault(each.get("parent") or "", []).append(each)
@@ -584,8 +569,7 @@ def _evictions(
     owner: Mapping[str, QueuePolicy], groups: Sequence[Object], events: Sequence[Object]
 ) -> Iterator[Eviction]:
     """Yield evictions from KAI's Events on the PodGroups of its victims, one per pod, which name the PodGroup that gets
-    the room.
-    """
+    the room."""
     queues = {
         (obj["metadata"].get("namespace", ""), obj["metadata"]["name"]): (obj.get("spec") or {}).get("queue")
         for obj in groups

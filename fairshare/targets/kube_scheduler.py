@@ -2,8 +2,7 @@
 
 The label `gputally.dev/queue` states a pod's queue; `policy:NAME` refers to that label. Shares come from the same laws
 as for other targets and take effect through the extender (`fairshare.controller.kube_scheduler_extender`), which the
-scheduler's own configuration must name.
-"""
+scheduler's own configuration must name."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ class KubeSchedulerAdapter(Adapter):
 
 def _evictions(policy: Policy, events: Sequence[Object], pods: Sequence[Pod]) -> Iterator[Eviction]:
     """Yield evictions from the scheduler's Events on its victims, which name the pod that gets the room (gputally's
-    Events with the same reason do not).
-    """
+    Events with the same reason do not)."""
     queue_of, by_uid = queue_namer(policy), {pod.uid: pod for pod in pods}
     for event in events:
         related, regarding = event.get("related") or {}, event.get("regarding") or {}

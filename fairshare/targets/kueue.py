@@ -26,8 +26,7 @@ What switches fair sharing on differs by the version of the configuration:
 Admission fair sharing is switched on by `admissionFairSharing` in both, and counts nothing while its
 `usageHalfLifeTime` is 0 or unset.
 
-Source: kubernetes-sigs/kueue ff69552e79ad, apis/config, pkg/config (read strictly: an unknown key ends the manager).
-"""
+Source: kubernetes-sigs/kueue ff69552e79ad, apis/config, pkg/config (read strictly: an unknown key ends the manager)."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ _ZERO = re.compile(r"[+-]?(0+(\.0*)?(ns|us|µs|ms|s|m|h)?)*")
 class Configuration:
     """version: of the document, such as `v1beta2`. fair: weights of ClusterQueues and Cohorts are read. admission:
     weights of LocalQueues are read, if their ClusterQueue enables it. frozen: as `admission`, but nothing is counted.
-    fault: why the manager does not start with it, "" if no fault is known.
-    """
+    fault: why the manager does not start with it, "" if no fault is known."""
 
     version: str
     fair: bool
@@ -222,8 +220,7 @@ class KueueAdapter(Adapter):
         self, _policy: Policy, weights: Sequence[Weight], observation: Observation, _gpus: float
     ) -> Mapping[str, Value]:
         """Write six decimals, never zero unless the policy says zero; for a LocalQueue under AFS the
-        configured weight.
-        """
+        configured weight."""
         values: dict[str, Value] = {}
         for weight in weights:
             held = observation.held.get(weight.queue)
@@ -244,8 +241,7 @@ def _evictions(
     """Yield evictions from the condition `Preempted` of each victim: for which Workload, by uid, and by which path.
 
     Once the victim is admitted again, the condition is False and its message still states this. The status counts
-    preemptions, so none between two cycles is missed; of several since the last cycle, the latest is known.
-    """
+    preemptions, so none between two cycles is missed; of several since the last cycle, the latest is known."""
     queues = {gang.uid: gang.queue for gang in gangs}
     for obj in workloads:
         metadata = obj["metadata"]
@@ -437,8 +433,7 @@ def _gangs(
 
 def _gang(obj: Object, queue: str, pool: str, live: Mapping[str, Object]) -> Gang:
     """Read one Workload. An admitted Workload gets no more, even if it requested more (partial admission); an elastic
-    job's next Workload requests what it adds to the one it replaces.
-    """
+    job's next Workload requests what it adds to the one it replaces."""
     metadata, spec = obj["metadata"], obj.get("spec") or {}
     sets = spec.get("podSets") or ()
     done = _done(obj)
@@ -500,8 +495,7 @@ def _pod_set(pod_set: Mapping[str, Any], count: int, done: Pods) -> float:
 
 def _admitted(workload: Object) -> float:
     """Return the GPUs that a Workload is admitted for and still holds: of each set the admitted number of pods, times a
-    pod's request. The admission's own figures may be of other resources, into which Kueue transforms GPUs.
-    """
+    pod's request. The admission's own figures may be of other resources, into which Kueue transforms GPUs."""
     done = _done(workload)
     sets = {each.get("name"): each for each in look(workload, ("spec", "podSets")) or ()}
     held = []
@@ -517,8 +511,7 @@ def _queue_of(
     owner: Mapping[str, QueuePolicy], locals_: Mapping[str, Object], obj: Object
 ) -> tuple[QueuePolicy | None, str]:
     """Return the policy's queue by its LocalQueue, else by that LocalQueue's ClusterQueue, which is the
-    second value.
-    """
+    second value."""
     local = _local(obj)
     cluster = look(obj, ("status", "admission", "clusterQueue")) or look(
         locals_.get(local, {}), ("spec", "clusterQueue")
@@ -612,8 +605,7 @@ def _effective(
 
 def _shares(configuration: Configuration | None, queues: Iterable[Object], where: str) -> Condition:
     """Return whether the manager shows shares on every ClusterQueue, or on none. where: its configuration's
-    ConfigMap.
-    """
+    ConfigMap."""
     told = [obj for obj in queues if obj.get("status")]
     on = sum(look(obj, ("status", "fairSharing")) is not None for obj in told)
     advice = _remedy(where, fair_sharing_lines(configuration.version if configuration else "v1beta2"), configuration)
@@ -654,8 +646,7 @@ def _remedy(where: str, lines: str, configuration: Configuration | None) -> str:
 
 def _alone(policy: Policy, shared: Mapping[str, Object]) -> list[str]:
     """Return objects without a Cohort above, which borrow from no other. The root of a tree has none on purpose: it is
-    left out if the policy has nothing beside it.
-    """
+    left out if the policy has nothing beside it."""
     parents = {queue.name: queue.parent for queue in policy.queues}
     beside: dict[str | None, int] = {}
     for name in shared:

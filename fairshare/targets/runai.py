@@ -23,8 +23,7 @@ new token and never logged; the token is kept until shortly before it expires. H
 After 429 or 503 with Retry-After no request is sent for that time.
 
 Source: Run:ai REST API v2.2x and v3.0; `/api/v2/token` is OAuth 2.0's client credentials grant, `/api/v1/token` its
-older form.
-"""
+older form."""
 
 from __future__ import annotations
 
@@ -82,8 +81,7 @@ class RunaiApi:
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
         """credentials: a folder with `client-id` and `client-secret`. cluster: id; only its units are read. ca_file:
-        authorities (PEM) trusted instead of the system's. Raises Refused for an invalid address or authorities.
-        """
+        authorities (PEM) trusted instead of the system's. Raises Refused for an invalid address or authorities."""
         try:
             parsed = httpx2.URL(url)
         except httpx2.InvalidURL as error:
@@ -451,8 +449,7 @@ def opened(
     policy: Policy, cluster: Cluster, credentials: Path | None, ca_file: Path | None, where: StatusObject, clock: Clock
 ) -> Iterator[Mapping[str, Objects]]:
     """Yield the objects by adapter: Run:ai, or nothing if the policy does not use it. where: the controller's
-    ConfigMap; the notes on Run:ai's units are in a ConfigMap beside it. Raises RunaiFault.
-    """
+    ConfigMap; the notes on Run:ai's units are in a ConfigMap beside it. Raises RunaiFault."""
     target = policy.targets.runai
     if target.mode == "off" or target.url is None or not has_ref(policy, *RunaiAdapter.prefixes):
         yield {}

@@ -1,8 +1,7 @@
 """Keeps the controller's conditions in one ConfigMap.
 
 `lastTransitionTime` changes only with the status, and is read from the cluster, so that a restart keeps it. KAI's
-objects have statuses of their own, which the controller does not write.
-"""
+objects have statuses of their own, which the controller does not write."""
 
 from __future__ import annotations
 
@@ -80,8 +79,7 @@ def remember(memories: Mapping[str, Memory], policy_version: str) -> dict[str, s
 
 def memories(standing: Object) -> dict[str, Memory]:
     """Return what `remember` wrote, as far as it can be read. The state of another policy is used too: a new policy
-    continues with its numbers, and a law reads only those of its queues.
-    """
+    continues with its numbers, and a law reads only those of its queues."""
     found: dict[str, Memory] = {}
     for key, text in (standing.get("data") or {}).items():
         scope, _, target = key.partition(".")

@@ -9,8 +9,7 @@
 The first two values come from dividing the cluster among all queues by quota and weight, as if every queue requested
 GPUs, because a queue needs its share before it requests any. The weight itself is in an annotation.
 
-Source: volcano-sh/volcano ed72c7c815a9, scheduling.volcano.sh/v1beta1, plugins proportion, capacity, drf.
-"""
+Source: volcano-sh/volcano ed72c7c815a9, scheduling.volcano.sh/v1beta1, plugins proportion, capacity, drf."""
 
 from __future__ import annotations
 
@@ -213,8 +212,7 @@ def _gangs(
     owner: Mapping[str, QueuePolicy], groups: Sequence[Object], jobs: Sequence[Object], pods: Sequence[Pod]
 ) -> tuple[Gang, ...]:
     """Return the PodGroups of known queues. The request of a group without pods comes from its Job, otherwise from
-    minResources.
-    """
+    minResources."""
     members = by_gang(pods)
     asks = {(job["metadata"].get("namespace", ""), job["metadata"]["name"]): job for job in jobs}
     found = []
@@ -322,8 +320,7 @@ _Tiers = Sequence[Sequence[Mapping[str, Any]]]
 
 def _tiers(configuration: Sequence[Object]) -> _Tiers | str:
     """Return the plugins of every tier in `volcano-scheduler.conf`, or of the only entry with tiers; otherwise why they
-    are unknown.
-    """
+    are unknown."""
     if not configuration:
         return "it is not there, or not ours to read"
     found: dict[str, _Tiers] = {}

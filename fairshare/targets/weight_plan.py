@@ -6,8 +6,7 @@ nothing the second time, because a value that is already there is not planned ag
 The first write records the weight that it replaces as the operator's base weight. If a later weight is neither the
 published one nor the base, another owner has set it, and it is the new base. If the weight equals the base, it was
 reset, by a GitOps sync for example: the base stays, and the weight is published again. If the other owner applies with
-ownership, this becomes a conflict, which is reported and never forced.
-"""
+ownership, this becomes a conflict, which is reported and never forced."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ class ObjectQuery:
     """What an adapter needs to read: all objects of the first of `kinds` that is served, or the named one.
 
     required: without it there is nothing to publish to; otherwise it is read only for advice or demand. fields: a field
-    selector.
-    """
+    selector."""
 
     kinds: tuple[Kind, ...]
     required: bool = False
@@ -51,8 +49,7 @@ class Adapter(ABC):
     """One scheduler: converts its objects to the controller's model and back. This class contains what most schedulers
     have in common.
 
-    prefixes: of the refs of its queues.
-    """
+    prefixes: of the refs of its queues."""
 
     name: str
     prefixes: tuple[str, ...]
@@ -82,14 +79,12 @@ class Adapter(ABC):
         self, _policy: Policy, weights: Sequence[Weight], _observation: Observation, _gpus: float, /
     ) -> Mapping[str, Value]:
         """Return the value of each queue's field for its weight, in the target's own unit. gpus: of the cluster, > 0.
-        By default the law's weights unchanged, because they only matter relative to siblings'.
-        """
+        By default the law's weights unchanged, because they only matter relative to siblings'."""
         return {weight.queue: weight.value for weight in weights}
 
     def patch(self, held: TargetQueue, value: Value | None, annotations: Mapping[str, str]) -> Object:
         """Return the fields for server-side apply. value None: leave the field unset. The uid keeps the write from
-        creating an object that was deleted meanwhile.
-        """
+        creating an object that was deleted meanwhile."""
         given = {"namespace": held.namespace, "uid": held.uid, "annotations": dict(annotations)}
         metadata = {"name": held.name, **{key: each for key, each in given.items() if each}}
         patch: dict[str, Any] = {"apiVersion": held.kind.api_version, "kind": held.kind.kind, "metadata": metadata}
@@ -101,8 +96,7 @@ class Adapter(ABC):
 @dataclass(frozen=True, slots=True)
 class Apply:
     """One server-side apply. value: of the field; None leaves it unset. why: for people. order: writes of one target
-    are made in this order, see `write_order`. default: the schema's default value.
-    """
+    are made in this order, see `write_order`. default: the schema's default value."""
 
     target: str
     queue: str
@@ -128,8 +122,7 @@ def plan(
     now_ms: int,
 ) -> tuple[Action, ...]:
     """Return applies and their events in the order of the queues (in a tree whose sums are checked: in `write_order`),
-    then the conditions. values: see `Adapter.express`.
-    """
+    then the conditions. values: see `Adapter.express`."""
     planned: list[tuple[tuple[int, int], list[Action]]] = []
     for weight in sorted(weights, key=lambda weight: weight.queue):
         held = observation.held.get(weight.queue)
@@ -191,8 +184,7 @@ def release(
 
 def write_order(held: TargetQueue, value: Value | None) -> tuple[int, int]:
     """Shrink children before parents, then grow parents before children: the scheduler's webhook checks at every write
-    that children stay within their parent, so every step is valid if the first and the last state are.
-    """
+    that children stay within their parent, so every step is valid if the first and the last state are."""
     if not held.path or isinstance(value, str) or isinstance(held.weight, str):
         return (0, 0)
     depth = held.path.count("/")
@@ -201,8 +193,7 @@ def write_order(held: TargetQueue, value: Value | None) -> tuple[int, int]:
 
 def same(one: Value | None, other: Value | None, unset: float = 0.0) -> bool:
     """Compare values as the scheduler reads them, never as text: `1/2` is `1.0/2`. unset: its value for an
-    unset field.
-    """
+    unset field."""
     left, right = _numbers(one, unset), _numbers(other, unset)
     if left is None or right is None:
         return one == other
@@ -284,8 +275,7 @@ _RIGHTS = (
 def look_at(adapter: Adapter, policy: Policy, cluster: ObjectReader, pods: Sequence[Pod] = ()) -> Observation:
     """Read one target. Raises ClusterError if a required object does not exist.
 
-    Objects that may not be read are left out and reported, because demand is then underestimated.
-    """
+    Objects that may not be read are left out and reported, because demand is then underestimated."""
     seen: dict[Kind, Sequence[Object]] = {}
     refused: list[str] = []
     for read in adapter.reads(policy):

@@ -5,8 +5,7 @@ tries again.
 
 An accountant counts by one policy at a time. If it counts by another one, the controller announces its own again, each
 time after twice as long, so that two controllers with one accountant do not replace each other's policy all the time.
-This module does not decide whether usage is good enough.
-"""
+This module does not decide whether usage is good enough."""
 
 from __future__ import annotations
 
@@ -54,14 +53,12 @@ class AccountantPort(Protocol):
         self, start_ms: int, end_ms: int, pods: Sequence[tuple[str, str]] = ()
     ) -> Mapping[tuple[str, str], Accounts]:
         """Return GPU time by (namespace, name) over the span, of these pods (empty: of all). A name that exists in
-        several clusters is left out.
-        """
+        several clusters is left out."""
         ...
 
     def lost_gpus(self, start_ms: int, end_ms: int) -> Mapping[str, int]:
         """Return the number of GPUs by node that were lost for the whole span on a node in service. A node name that
-        exists in several clusters is left out.
-        """
+        exists in several clusters is left out."""
         ...
 
     def metered_nodes(self, start_ms: int, end_ms: int) -> Collection[str]:
@@ -106,8 +103,7 @@ class AccountantApi:
         """Raises AccountantUnavailable for an invalid address, or a file without a certificate.
 
         ca_file: authorities (PEM) trusted instead of the system's. cluster: the cluster to query and to record
-        decisions for; "": everything in the ledger. transport: instead of the network.
-        """
+        decisions for; "": everything in the ledger. transport: instead of the network."""
         with _translated():
             self._remote = AccountantClient(
                 url, ca_file=ca_file, token_file=token_file, timeout_s=timeout_s, proxies=True, transport=transport
@@ -383,8 +379,7 @@ class Usage:
 
     def _counted_otherwise(self, window: UsageWindow, version: str, now_ms: int) -> UsageHold:
         """Return the hold for a window with other queues, from another controller or a restored ledger. The policy is
-        announced again when it is time.
-        """
+        announced again when it is time."""
         if now_ms < self._effective_ms:  # the controller announced it itself; announcing it again would change nothing
             return UsageHold("PolicyNotInForce", _behind(self._effective_ms, now_ms))
         told = window.policy_version or "none"

@@ -19,8 +19,7 @@ ledger counts it once. Where both are needed (a lost GPU, the length of a window
 replicas; if nodes have different numbers, GPU counts have no common meaning, which is reported.
 
 Sources: NVIDIA/gpu-feature-discovery (`nvidia.com/gpu.replicas`, `nvidia.com/mig-….replicas`), NVIDIA/k8s-device-plugin
-(`renameByDefault`: `nvidia.com/gpu.shared`), GKE (`cloud.google.com/gke-max-shared-clients-per-gpu`).
-"""
+(`renameByDefault`: `nvidia.com/gpu.shared`), GKE (`cloud.google.com/gke-max-shared-clients-per-gpu`)."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ def devices(node: Object) -> float:
 
 def one_unit(nodes: Sequence[Object]) -> tuple[Condition, ...]:
     """Return a condition if GPUs count differently on different nodes, or not at all; empty otherwise. nodes: those
-    that accept work.
-    """
+    that accept work."""
     said: list[str] = []
     renamed = {_name(node): count for node in nodes if (count := _renamed(node)) > 0}
     if renamed:
@@ -101,16 +99,14 @@ AskLostGpus = Callable[[int, int], Mapping[str, int]]
 @dataclass(frozen=True, slots=True)
 class ServingNodes:
     """Nodes that accept work, with only working GPUs. lost: GPUs that were left out, by node; only nodes that listed
-    them.
-    """
+    them."""
 
     nodes: tuple[Object, ...] = ()
     lost: Mapping[str, float] = field(default_factory=dict)
 
     def capacity(self, window: UsageWindow) -> float:
         """Return the GPUs to divide: the nodes' own, or the window's average if no node ever listed any; 0 if
-        unknown.
-        """
+        unknown."""
         listed = gpus_of_nodes(self.nodes)
         return listed if listed > 0 or self.lost else gpus_of_window(window) or 0.0
 
@@ -129,8 +125,7 @@ class TargetCapacity:
     """What the queues of one target divide.
 
     devices: physical GPUs behind `gpus`; None if the nodes list none. pools: by shard; empty if the cluster is divided
-    as one.
-    """
+    as one."""
 
     gpus: float
     devices: float | None
@@ -173,8 +168,7 @@ def leave_out(nodes: Sequence[Object], lost: Mapping[str, int]) -> ServingNodes:
     """Return the nodes without their lost GPUs. lost: by name of the node.
 
     A node with `capacity` c that lists a as allocatable and has lost n keeps min(a, c - n), so a GPU that its device
-    plugin has already removed is not subtracted twice. All replicas of a lost GPU are removed.
-    """
+    plugin has already removed is not subtracted twice. All replicas of a lost GPU are removed."""
     shown: list[Object] = []
     out: dict[str, float] = {}
     for node in nodes:
@@ -198,8 +192,7 @@ def leave_out(nodes: Sequence[Object], lost: Mapping[str, int]) -> ServingNodes:
 
 class LostGpus:
     """Queries the accountant once for each state of its records in which any GPU is lost. For one controller; not
-    thread-safe.
-    """
+    thread-safe."""
 
     def __init__(self, ask: AskLostGpus) -> None:
         self._ask = ask
@@ -229,8 +222,7 @@ SETTLED_MS: Final = MS_PER_HOUR
 
 class UnmeteredNodes:
     """Queries the accountant only while there is a node that it has not reported. For one controller; not
-    thread-safe.
-    """
+    thread-safe."""
 
     def __init__(self, ask: AskMeteredNodes) -> None:
         self._ask = ask
@@ -239,8 +231,7 @@ class UnmeteredNodes:
 
     def fault(self, nodes: Sequence[Object], window: UsageWindow, now_ms: int, least: float) -> str | None:
         """Return why usage does not cover the GPUs to divide; None if it does. nodes: those that accept work. least:
-        part of their GPUs that must be metered. Raises AccountantUnavailable.
-        """
+        part of their GPUs that must be metered. Raises AccountantUnavailable."""
         span = quarter(window, now_ms)
         if span is None:
             return None

@@ -6,8 +6,7 @@ rows of all. With a half-life every accountant rounds the sum of each queue once
 by at most n/2 + 1/2 units per queue.
 
 Every window must pass the same checks as the controller's own. If one fails, if its accountant does not answer, or if
-its figures cannot be added, there is no sum: the last good weights stay, and the reason names the cluster.
-"""
+its figures cannot be added, there is no sum: the last good weights stay, and the reason names the cluster."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ class WindowSource(Protocol):
 @dataclass(frozen=True, slots=True)
 class OtherClusters:
     """Clusters that a policy may count besides the controller's own. own: its name in its ledger, "" if it has none.
-    accountants: by cluster name.
-    """
+    accountants: by cluster name."""
 
     own: str = ""
     accountants: Mapping[str, WindowSource] = field(default_factory=dict)
@@ -67,8 +65,7 @@ class OtherClusters:
         """Return the window of all clusters that the policy counts, or `own` and why there is none.
 
         own: the window of the controller's own cluster at `at_ms`. counted_alike: hold if a cluster's usage was counted
-        by other queues than the policy's.
-        """
+        by other queues than the policy's."""
         names = [name for name in policy.usage.clusters if name != self.own]
         windows: dict[str, UsageWindow] = {}
         for name in names:

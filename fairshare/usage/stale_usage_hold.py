@@ -48,8 +48,7 @@ def usage_gate(policy: Policy, window: UsageWindow, now_ms: int) -> UsageHold | 
 def with_capacity_reason(hold: UsageHold | None, nodes: Sequence[Object]) -> UsageHold | None:
     """Return the hold, with another reason if the cluster has no usable GPU now, for example because it was scaled to
     zero or drained. Without another hold, nodes that list GPUs and accept no work cause one, because the window's
-    average would be divided as if it were available. nodes: all of the cluster; empty if they cannot be read.
-    """
+    average would be divided as if it were available. nodes: all of the cluster; empty if they cannot be read."""
     if (hold is not None and hold.reason not in _NONE) or not nodes or gpus_of_nodes(nodes) > 0:
         return hold
     if hold is None and not any(map(_lists_gpus, nodes)):
@@ -75,8 +74,7 @@ def within(gpus: float, capacity: float | None) -> float:
 
 def gpus_of_window(window: UsageWindow) -> float | None:
     """Return the average GPUs of the controller's own cluster over the recorded part of the window, weighted like its
-    usage; None if it is not measured in GPU time.
-    """
+    usage; None if it is not measured in GPU time."""
     window = own_window(window)
     if window.unit != "gpu_us":
         return None

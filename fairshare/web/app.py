@@ -1,8 +1,7 @@
 """Builds the application of the pages from the controller's settings.
 
 Only this package imports jinja2, and the sign-in libraries only if people sign in, so a controller without pages does
-not load them.
-"""
+not load them."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ def pages(
 ) -> Iterator[str]:
     """Serve until the context ends; yields the base URL. tasks: the list of the listener's task.
 
-    Raises CannotStart, PagesMissing, NoCallers, NoSessions, and FileFault for tokens and callers.
-    """
+    Raises CannotStart, PagesMissing, NoCallers, NoSessions, and FileFault for tokens and callers."""
     if find_spec("jinja2") is None:
         raise PagesMissing("pages_listen: pages need jinja2: `pip install gputally` brings it")
     from fairshare.web.page_context import PageContext, PagesApp

@@ -5,8 +5,7 @@ It is imported only if people sign in, so a controller with tokens does not load
 
 A token is sent as a bearer token, or as the password of Basic, which browsers can ask for. Forms contain a secret value
 made from the caller's own token or session: a page of another site cannot compute it, and every replica can check it.
-The server stores nothing; a person's rights are looked up in the grants at every request.
-"""
+The server stores nothing; a person's rights are looked up in the grants at every request."""
 
 from __future__ import annotations
 
@@ -94,8 +93,7 @@ def sent(form: Fields, name: str) -> str:
 
 PROGRAM = "gputally-fairshare"
 """Name that separates these cookies from the accountant's: a session there is not valid here, even with the
-same key.
-"""
+same key."""
 _LOOK_EVERY_MS = 1_000
 
 
@@ -106,8 +104,7 @@ class NoSessions(FairshareError):
 class SignIns:
     """The sign-in, for any thread. report: called with the faults of a version that is not put in force.
 
-    Raises FileFault for an invalid first version, NoSessions for the key.
-    """
+    Raises FileFault for an invalid first version, NoSessions for the key."""
 
     def __init__(
         self,
@@ -172,8 +169,7 @@ class PageAuthentication:
     """Authenticates requests for the pages by token or signed-in session.
 
     people() returns None while sign-in is not available. Without tokens and people, every caller on this machine is
-    admitted, and no other.
-    """
+    admitted, and no other."""
 
     def __init__(self, tokens: TokenFile | None, people: Callable[[], SignInService | None] | None = None) -> None:
         self._tokens = tokens
@@ -187,8 +183,7 @@ class PageAuthentication:
     def admit(self, request: Request, scope: Scope, form: Fields | None = None, *, for_teams: bool = False) -> Caller:
         """Return the caller. Raises Refusal. A form must also come from one of these pages.
 
-        for_teams: the page has a version for callers who see only some teams.
-        """
+        for_teams: the page has a version for callers who see only some teams."""
         if self._tokens is None and self._people is None and not names_this_machine(request.headers.get("host", "")):
             raise Refusal(403, "Wrong host", "without tokens these pages answer only under localhost or 127.0.0.1")
         caller = self._caller(request)

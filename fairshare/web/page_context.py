@@ -1,8 +1,7 @@
 """Holds what every page needs, routes requests, and renders pages and errors.
 
 Every request is handled in the same steps: the form is read, the caller is authenticated, the handler runs in a thread.
-A defect is logged and answered as an error.
-"""
+A defect is logged and answered as an error."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ Applied = Callable[[str, str, str], None]
 @dataclass(frozen=True, slots=True)
 class PageContext:
     """The data behind the pages. interval_s: between two cycles. accountant: the address of its pages, "" if
-    unknown.
-    """
+    unknown."""
 
     scene: ReportCache
     history: History
@@ -108,8 +106,7 @@ class RequestContext:
 @dataclass(frozen=True, slots=True)
 class Page:
     """A route. prefix ending in "/": the handler gets the rest of the path. scope: required of a caller. for_teams: the
-    handler shows callers who see only some teams what belongs to them; otherwise such callers are refused.
-    """
+    handler shows callers who see only some teams what belongs to them; otherwise such callers are refused."""
 
     method: str
     prefix: str

@@ -5,8 +5,7 @@ finds the field of each.
 
 ruamel.yaml changes the values. Only the lines that the change affects are taken from its output; every other line stays
 unchanged. The result is parsed and must equal the requested data. Otherwise (anchors, merge keys, a list on one line),
-the file is written from the data, below its first comments.
-"""
+the file is written from the data, below its first comments."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ _NESTED = re.compile(r"^( +)[^ -]", re.MULTILINE)
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One entry of the list after the change. at: its number in the base, None for a new one. values: the keys that
-    change; None removes a key.
-    """
+    change; None removes a key."""
 
     at: int | None
     values: Mapping[str, Plain]
@@ -125,8 +123,7 @@ def _heading(text: str) -> str:
 
 def _edited(text: str, revision: Revision) -> str:
     """Edit the text. ruamel.yaml does not see comments on lines of their own, so these keep their places among the
-    unchanged lines.
-    """
+    unchanged lines."""
     lines = [f"{line}\n" for line in text.splitlines()]
     bare = "".join(line for line in lines if _has_content(line))
     _, indent, offset = load_yaml_guess_indent(bare)
@@ -201,8 +198,7 @@ def _merged(lines: Sequence[str], before: Sequence[str], after: Sequence[str]) -
 
 def _line_changes(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
     """Yield the ranges of lines that differ, and separately each line that is replaced by one, or whose value alone
-    changes.
-    """
+    changes."""
     for change, start, end, at, last in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if change == "replace":
             keys, new = ([line.partition(":")[0] for line in part] for part in (before[start:end], after[at:last]))
@@ -292,8 +288,7 @@ def shown(each: Field, value: Any) -> str:
 
 def value(each: Field, text: str) -> Plain:
     """Return the value in the file for a field's text; None: remove the key. Invalid text stays text, which the policy
-    then refuses (`unreadable`).
-    """
+    then refuses (`unreadable`)."""
     if not text:
         return None
     if each.kind == "list":
@@ -558,8 +553,7 @@ class Form:
 @dataclass(frozen=True, slots=True)
 class Finding:
     """field: the name of the form's field, "" for none. place: file:line in the changed file. where: the path in the
-    policy, "" if the place suffices.
-    """
+    policy, "" if the place suffices."""
 
     field: str
     place: str
@@ -580,8 +574,7 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class Draft:
     """The result of a form. policy None: it is invalid. edited: the file's own text with the changes; False: it had to
-    be written from the data.
-    """
+    be written from the data."""
 
     text: str
     edited: bool
@@ -626,8 +619,7 @@ def form_of(standing: PolicyText) -> Form:
 
 def form_from(sent: Mapping[str, Sequence[str]]) -> Form:
     """Return the fields that a browser sent: `window.size`, `queues.3.weight`, `queues.3.at`, `queues.3.gone`. Raises
-    ValueError for anything that these forms do not send.
-    """
+    ValueError for anything that these forms do not send."""
     values = {each.name: _sent(sent, each.name) for each in SCALARS}
     numbers = sorted({int(parts[1]) for key in sent if (parts := key.split("."))[0] == LISTED and _indexed(parts)})
     if len(numbers) > MOST_QUEUES:
@@ -655,8 +647,7 @@ def with_new_row(form: Form) -> Form:
 
 def draft(standing: PolicyText, form: Form, capacity: float | None = None) -> Draft:
     """Return the changed file, and its faults. capacity: GPUs, to compare quotas with. Raises ValueError for rows that
-    the file does not have.
-    """
+    the file does not have."""
     revision, numbers = _revision(standing, form)
     unread = {each.name: fault for each in SCALARS if (fault := unreadable(each, form.values[each.name]))}
     wanted = revised(standing.data, revision)

@@ -31,8 +31,7 @@ ByHour = Mapping[int, int]
 
 class HistoryQuestions(Protocol):
     """The queries to the accountant (`fairshare.usage.accountant_client.AccountantClient`). Raises
-    AccountantUnavailable.
-    """
+    AccountantUnavailable."""
 
     def usage(
         self,
@@ -97,8 +96,7 @@ class History:
 
 def shown_decisions(decisions: Iterable[Decision], most: int, queue: str = "", kind: str = "") -> list[Decision]:
     """Return the first of the decisions, without the records of cycles' inputs. queue: only those about it, or about
-    work in it.
-    """
+    work in it."""
     found = (
         each
         for each in decisions

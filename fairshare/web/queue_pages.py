@@ -4,8 +4,7 @@ The numbers come from the cycle (`fairshare.controller.cycle_report`).
 
 A queue belongs to the team that it or the nearest queue above it names, as in the accountant's books. A caller who sees
 only some teams sees a queue only if all queues below it belong to these teams too, because its figures contain theirs.
-Sentences of the cycle that could name siblings, parents and waiting workloads are left out.
-"""
+Sentences of the cycle that could name siblings, parents and waiting workloads are left out."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
 State = Literal["published", "steady", "tried", "held", "trouble", "none"]
 """The state of a queue's weight: written; within its deadband, so not written; only tried (dry-run); held for all
-queues; refused by the cluster; or without an object.
-"""
+queues; refused by the cluster; or without an object."""
 _TROUBLE = frozenset({"contested", "refused", "gone", "unavailable", "deferred"})
 _WORDS: Mapping[State, str] = {
     "published": "published",
@@ -52,8 +50,7 @@ class QueueRow:
     """One queue. entitled: its part by quotas and weights if all request, as a part of the cluster (0..1). used: the
     part of the window's capacity that it and the queues below it used; None without a window. due, held, asked: GPUs
     now, None if the target has no weights. owed_gpu_h, repaid_ms: what the deficit law owes it, and when it is repaid
-    at the present rate; None if it is owed nothing. state, why: of its weight.
-    """
+    at the present rate; None if it is owed nothing. state, why: of its weight."""
 
     name: str
     depth: int

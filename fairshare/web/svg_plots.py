@@ -1,8 +1,7 @@
 """Draws usage against entitlement as inline SVG.
 
 Colours are CSS classes of the style sheet, which people with any colour vision can distinguish; lines also differ in
-dashes. The SVG is built as element trees, so that no name can break out of its text.
-"""
+dashes. The SVG is built as element trees, so that no name can break out of its text."""
 
 from __future__ import annotations
 

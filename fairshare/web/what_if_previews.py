@@ -4,8 +4,7 @@ A preview replays the same days under the policy in force and under the draft. A
 runs: in a separate process, or directly.
 
 The process has a low priority and limited memory, and is ended when its time is over or on request. It sends its
-results through a pipe: ("progress", part, doing), then ("done", Comparison) or ("failed", reason).
-"""
+results through a pipe: ("progress", part, doing), then ("done", Comparison) or ("failed", reason)."""
 
 from __future__ import annotations
 
@@ -187,8 +186,7 @@ class Source:
 class Worker:
     """Implements `Work` in a separate process. most_mib: its memory; most_s: its time.
 
-    compare: the function to run; a function of a module, because it is passed by name.
-    """
+    compare: the function to run; a function of a module, because it is passed by name."""
 
     source: Source
     most_mib: int = 768

@@ -86,8 +86,7 @@ def spot(
     at: Server,
 ) -> None:
     """List batch jobs that would be cheaper on spot capacity, the best interval between their checkpoints, and the
-    saving.
-    """
+    saving."""
     assumed = RestartAssumptions(_seconds(checkpoint), _seconds(restart), _seconds(interruption_every))
     with at.asking() as remote:
         books = LedgerQuestions(remote, _window(days, until, timezone))

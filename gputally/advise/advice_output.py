@@ -70,8 +70,7 @@ class Window:
 
 class LedgerQuestions:
     """The queries to the accountant. Every method raises gputally.base.accountant_api.Unanswered with a one-line
-    message.
-    """
+    message."""
 
     def __init__(self, remote: AccountantClient, window: Window) -> None:
         self._remote = remote
@@ -80,8 +79,7 @@ class LedgerQuestions:
 
     def node_hours(self) -> tuple[list[NodeHour], float | None]:
         """Return the hours of every node, and the metered share of the capacity (None if there is no capacity).
-        Unmetered time is neither up nor idle; a node belongs to the pool in which it spent most of its time.
-        """
+        Unmetered time is neither up nor idle; a node belongs to the pool in which it spent most of its time."""
         span = self.window.start_ms, self.window.end_ms
         places = self._client.usage(*span, (*_PLACE, "node"))
         places["all"] = places[list(_UP)].sum(axis=1)
@@ -215,8 +213,7 @@ def notes(found: Sequence[PoolAdvice], window: Window, coverage: float | None) -
 
 def _week(one: PoolAdvice) -> RenderableType:
     """Render the needed nodes by weekday and hour, in one line if all hours are alike; · stands for an hour that the
-    window does not contain.
-    """
+    window does not contain."""
     if set(one.weekly) == {one.max_nodes}:
         return Text(
             f"{one.pool.name}: {one.max_nodes} {'node' if one.max_nodes == 1 else 'nodes'} needed at every hour"

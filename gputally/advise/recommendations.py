@@ -25,8 +25,7 @@ The report lists the candidates for sharing (accountant.reports.savings_hints, k
 never more than half busy in any hour. Memory is the mean over the held time. The ledger does not know the peak, so
 check it before you follow the advice.
 
-Source of models and profiles: NVIDIA Multi-Instance GPU User Guide, "Supported GPUs" and "Supported MIG Profiles".
-"""
+Source of models and profiles: NVIDIA Multi-Instance GPU User Guide, "Supported GPUs" and "Supported MIG Profiles"."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ THRESHOLD = 0.75
 """Part of a node's GPUs that may be held before another node is due."""
 FULL = 0.98
 """Part of a pool's GPUs that must be held for an hour to count as full. Demand that waited in a full hour does not
-show.
-"""
+show."""
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 HOURS = 24
 
@@ -116,8 +114,7 @@ def pools(
     threshold: float = THRESHOLD,
 ) -> tuple[PoolAdvice, ...]:
     """Compute the advice for each pool. lengths: of the window's local hours in ms; partial hours are ignored. prices:
-    of a GPU-hour. Raises ValueError for a threshold outside (0, 1].
-    """
+    of a GPU-hour. Raises ValueError for a threshold outside (0, 1]."""
     if not 0 < threshold <= 1:
         raise ValueError(f"a threshold is above 0 and at most 1, and not {threshold}")
     whole = {hour: ms for hour, ms in lengths.items() if ms >= US_PER_HOUR // US_PER_MS}
@@ -231,8 +228,7 @@ def _ansible(advised: Sequence[PoolAdvice], threshold: float, span: str) -> str:
 
 def _karpenter(advised: Sequence[PoolAdvice], threshold: float, span: str) -> str:
     """Return one YAML document for each named pool. Karpenter has neither a smallest size nor a schedule, so only the
-    limit is set.
-    """
+    limit is set."""
     parts = [
         f"# gputally advise autoscaler, {span}, at most {threshold:.0%} of a node's GPUs held\n",
         "# kubectl apply --server-side --field-manager=gputally-advise -f FILE   # NodePools that exist\n",
@@ -264,8 +260,7 @@ _MOST_EXPONENT = 50.0
 @dataclass(frozen=True, slots=True)
 class RestartAssumptions:
     """Assumptions about what the ledger does not know, in seconds. checkpoint_s: to write a checkpoint; restart_s: from
-    an interruption until the job works again; between_s: mean time between interruptions of one node.
-    """
+    an interruption until the job works again; between_s: mean time between interruptions of one node."""
 
     checkpoint_s: float
     restart_s: float
@@ -309,8 +304,7 @@ def daly(checkpoint_s: float, between_s: float) -> float:
 
 def run_overhead(interval_s: float, checkpoint_s: float, restart_s: float, between_s: float) -> float | None:
     """Return the factor by which checkpoints and interruptions lengthen a run (1.1: by a tenth); None if the run would
-    never end.
-    """
+    never end."""
     segment, restart = (interval_s + checkpoint_s) / between_s, restart_s / between_s
     if segment + restart > _MOST_EXPONENT:
         return None

@@ -1,4 +1,3 @@
 """Holds what every stage shares: units, clock, files, output and errors.
 
-It needs only the standard library, msgspec and PyYAML.
-"""
+It needs only the standard library, msgspec and PyYAML."""

@@ -1,7 +1,6 @@
 """Calls the accountant's HTTP API with a token file and a CA bundle; errors are one line.
 
-It follows no redirects and never prints the token.
-"""
+It follows no redirects and never prints the token."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ The content is made durable before it gets the name, and afterwards the name in 
 writing fails, no temporary file remains and the old content stays. A link at the place is replaced, not followed. No
 folders are created.
 
-A reader that polls the file detects new content by its stamp.
-"""
+A reader that polls the file detects new content by its stamp."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ Stamp: TypeAlias = tuple[int, int, int]
 
 def stamp(place: Path) -> Stamp | None:
     """Return the file's stamp, which changes whenever the file is written in place or replaced (as Kubernetes does);
-    None if the file cannot be read.
-    """
+    None if the file cannot be read."""
     try:
         return stamp_of(place.stat())
     except OSError:
@@ -41,8 +39,7 @@ def replacing(place: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     """Open a new file that replaces `place` when the block ends; an error in the block changes nothing.
 
     mode: the file's permissions; None: those of the replaced file, or the process's default for a new one. Raises
-    OSError.
-    """
+    OSError."""
     fresh = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
     rights = mode if mode is not None else _rights(place)
     # Until the permissions are set, no other user may read the file.

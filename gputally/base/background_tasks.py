@@ -2,8 +2,7 @@
 
 A task has a fault while its last run failed, while a run takes longer than its patience, and once its thread has ended.
 Readiness checks and metrics of all programs show the faults. A task decides nothing itself: its owner's loop runs it,
-catches its exceptions and continues. `BackgroundTasks.start` is such a loop on a thread of its own.
-"""
+catches its exceptions and continues. `BackgroundTasks.start` is such a loop on a thread of its own."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ FAILURES_HELP: Final = "Runs of a background task of this program that failed."
 class TaskState:
     """A task's state at one moment. fault: why the task does not work, None while it works. stopped: the fault is
     unexpected (the task hangs, its thread has ended, or it raised an error of an unexpected kind). failures: since the
-    start. running_s: duration of the current run.
-    """
+    start. running_s: duration of the current run."""
 
     fault: str | None
     stopped: bool
@@ -146,8 +144,7 @@ class BackgroundTask:
 
 Work = Callable[[threading.Event, BackgroundTask], None]
 """A function that runs until the event is set. It calls `begin` and `succeed` around each turn, or `progress` after
-each step.
-"""
+each step."""
 
 
 class BackgroundTasks:
@@ -180,8 +177,7 @@ class BackgroundTasks:
     ) -> threading.Thread:
         """Run `work` on a thread of its own until `stop` is set. If it raises or returns earlier, which is a defect,
         the error is reported to `tell` and the work starts again after `RESTART_S`, because a thread that ends would be
-        noticed too late.
-        """
+        noticed too late."""
         task = self.add(name, patience_s)
 
         def run() -> None:
@@ -205,8 +201,7 @@ def set_on_signals(event: threading.Event, numbers: Collection[signal.Signals] =
     """Set `event` when one of these signals arrives; returns the previous handlers.
 
     The handler only passes the signal to a thread: it interrupts the main thread anywhere, and setting the event
-    directly would deadlock if the main thread holds the event's lock. `SimpleQueue.put` is reentrant.
-    """
+    directly would deadlock if the main thread holds the event's lock. `SimpleQueue.put` is reentrant."""
     arrived: SimpleQueue[int] = SimpleQueue()
 
     def forward() -> None:

@@ -1,8 +1,7 @@
 """Defines the clock that every stage takes as an argument, and a virtual clock for tests and the demo.
 
 A clock has two readings: wall time (UTC, may be set) and monotonic time (never goes back, arbitrary origin). The owner
-of a `VirtualClock` moves it; the demo and the tests use it, so that they need not sleep.
-"""
+of a `VirtualClock` moves it; the demo and the tests use it, so that they need not sleep."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class VirtualClock:
     """A clock that stands still until it is moved.
 
     `wait` moves it, so a loop written for real time runs at once in a test. `step_wall` models an administrator (or
-    NTP) that sets the wall clock; monotonic time does not change.
-    """
+    NTP) that sets the wall clock; monotonic time does not change."""
 
     def __init__(self, wall_ms: int, monotonic_ms: int = 0) -> None:
         self._lock = threading.Lock()

@@ -3,8 +3,7 @@
 JSON holds all fields with exact figures: decimals as text, unknown values as null. CSV holds one record per line:
 nested names are joined by a dot, several values by a semicolon, unknown values are empty, and no spreadsheet treats a
 cell as a formula. Each command defines its records. The module uses only the standard library, except for tables, which
-rich draws.
-"""
+rich draws."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ def show(
     to: TextIO | None = None,
 ) -> None:
     """Print a command's result. document: the plain values that JSON shows. records: the lines of CSV, by default the
-    items of the document. to: a stream other than standard output.
-    """
+    items of the document. to: a stream other than standard output."""
     stream = to or sys.stdout
     if output == "json":
         stream.write(for_json(json.dumps(document, indent=2, ensure_ascii=False, default=_plain)) + "\n")
@@ -51,8 +49,7 @@ def show(
 
 def draw(what: RenderableType, to: TextIO | None = None) -> None:
     """Print a rich renderable at the terminal's width. Text is shown literally: a name or an answer of an API server
-    may contain what rich would treat as markup (`[denied]`, `:warning:`) and omit.
-    """
+    may contain what rich would treat as markup (`[denied]`, `:warning:`) and omit."""
     from gputally.base.terminal import Terminal
 
     stream = to or sys.stdout

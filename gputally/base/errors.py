@@ -52,8 +52,7 @@ class Refused(ClusterError):
 class Unavailable(ClusterError):
     """No answer, or a temporary failure: time-out, 429, 5xx, a webhook that is down. Retrying may help.
 
-    retry_after_s: when to retry, if the server said.
-    """
+    retry_after_s: when to retry, if the server said."""
 
     reason = "Unavailable"
 

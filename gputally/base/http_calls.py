@@ -1,8 +1,7 @@
 """Calls other HTTP servers with httpx2, for every program but the agent.
 
 No redirect is followed. Certificates are verified against the system's authorities or those of a file. Functions take
-the exception to raise, so that each caller's faults are of its own kind; the message is one line and holds no token.
-"""
+the exception to raise, so that each caller's faults are of its own kind; the message is one line and holds no token."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ def trust_context(ca_file: Path | None, fault: type[Exception]) -> ssl.SSLContex
 
 def trusting_for(url: httpx2.URL, ca_file: Path | None, fault: type[Exception]) -> ssl.SSLContext:
     """Return a TLS context for an address. For http it verifies nothing, because loading the system's authorities is
-    slow.
-    """
+    slow."""
     if url.scheme == "http" and ca_file is None:
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return trust_context(ca_file, fault)

@@ -6,8 +6,7 @@ largest remainder so that parts add up to the whole.
 
 An hour is 3.6e9 µs, and 1/3.6e9 has no finite decimal expansion. Therefore nothing here divides a price: time is first
 expressed in GPU-hours with nine decimals (a unit of 3.6 µs), apportioned so that the parts add up to the total, and a
-cost is price times that quantity, exactly.
-"""
+cost is price times that quantity, exactly."""
 
 from __future__ import annotations
 
@@ -106,8 +105,7 @@ class Money:
 
     def rounded(self) -> Money:
         """Round to the minor unit, half to even. Use it for a single figure; parts of a whole go through `payable`,
-        because otherwise they would not add up.
-        """
+        because otherwise they would not add up."""
         return Money(_to_decimal(round(_units(self)), minor_places(self.currency)), self.currency)
 
     def split(self, weights: Sequence[int], places: int | None = None) -> tuple[Money, ...]:

@@ -1,7 +1,6 @@
 """Formats numbers for people: percent, GPUs, hours, and one sign for "not known".
 
-The rounding is only for display.
-"""
+The rounding is only for display."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ MINUS = "\u2212"
 
 def percent(ratio: float | None, places: int = 1) -> str:
     """Format a ratio as `12.3 %`. A value above 0 and below the last digit is `<0.1 %`, and a value below 100 % is
-    never rounded up to 100 %.
-    """
+    never rounded up to 100 %."""
     if ratio is None:
         return NOTHING
     unit = 10.0**-places

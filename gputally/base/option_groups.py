@@ -1,8 +1,7 @@
 """Defines groups of options once for all commands that have them.
 
 A command takes a parameter whose type is a dataclass of options, and `with_option_groups` replaces it by the options of
-that class. Only the standard library is imported; the annotations belong to the option library.
-"""
+that class. Only the standard library is imported; the annotations belong to the option library."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ from typing import Any, get_type_hints
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter whose type is a group by the options of the group. Every option of a group needs a
-    default.
-    """
+    default."""
     types = get_type_hints(command, include_extras=True)
     groups = {name: types.pop(name) for name, kind in tuple(types.items()) if is_dataclass(kind)}
     names = {name: tuple(field.name for field in fields(group)) for name, group in groups.items()}

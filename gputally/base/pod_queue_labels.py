@@ -2,8 +2,7 @@
 
 Users write the labels of their pods, and the queue decides which team pays. So a queue counts only on a pod that the
 queue's own scheduler places; otherwise a user could let another team pay. Kueue places no pods; its label names a
-LocalQueue of the pod's own namespace, and only an administrator of the namespace can create one.
-"""
+LocalQueue of the pod's own namespace, and only an administrator of the namespace can create one."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ def queue_ref(
 ) -> str:
     """Return the queue a pod was sent to, as in `agent.wire.PodFacts`, or "" if no label counts.
 
-    scheduler: the pod's `schedulerName`. A label takes precedence over an annotation with the same key.
-    """
+    scheduler: the pod's `schedulerName`. A label takes precedence over an annotation with the same key."""
     if local := labels.get(KUEUE_QUEUE):
         return f"kueue:{namespace}/{local}"
     written = {**(annotations or {}), **labels}

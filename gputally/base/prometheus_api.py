@@ -1,8 +1,7 @@
 """Queries a Prometheus over its HTTP API.
 
 The token is read from its file at each query, because it may be rotated, and appears in no message. The size of an
-answer is limited before it is read into memory.
-"""
+answer is limited before it is read into memory."""
 
 from __future__ import annotations
 

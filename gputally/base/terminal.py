@@ -1,6 +1,5 @@
 """Provides the console of every command, which prints text literally, without markup or control sequences
-(`gputally.base.untrusted_text`).
-"""
+(`gputally.base.untrusted_text`)."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ from gputally.base.untrusted_text import for_terminal
 
 class Terminal(Console):
     """A console that prints text literally: a name or an answer of an API server may contain what rich would treat as
-    markup (`[denied]`, `:warning:`), or control sequences that a terminal would obey.
-    """
+    markup (`[denied]`, `:warning:`), or control sequences that a terminal would obey."""
 
     def __init__(self, **given: Any) -> None:
         """given: arguments of rich's Console, which override this class's defaults."""

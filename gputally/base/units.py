@@ -1,8 +1,7 @@
 """Defines the units of time, energy and memory, and divides integers without losing a unit.
 
 Nothing is rounded silently: every function defines where the remainder goes, and the parts always add up to the whole.
-No floats are used.
-"""
+No floats are used."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ def apportion(total: int, weights: Sequence[int]) -> list[int]:
     result depends only on the order of the arguments. All-zero weights divide evenly.
 
     Raises ValueError for a negative total, a negative weight, or no weights at all.
-    Source: Hamilton's method of apportionment.
-    """
+    Source: Hamilton's method of apportionment."""
     if not weights:
         raise ValueError("apportion needs at least one weight")
     if total < 0 or min(weights) < 0:
@@ -49,8 +47,7 @@ def prorate(value: int, span: int, start: int, end: int) -> int:
     """The part of `value`, spread evenly over [0, span), that falls into [start, end).
 
     Additive: over any partition of [0, span) the parts add up to `value` exactly, because each is
-    a difference of one cumulative floor. Needs 0 <= start <= end <= span, span > 0, value >= 0.
-    """
+    a difference of one cumulative floor. Needs 0 <= start <= end <= span, span > 0, value >= 0."""
     if not 0 <= start <= end <= span or span <= 0:
         raise ValueError(f"prorate needs 0 <= start <= end <= span, got [{start}, {end}) of {span}")
     return value * end // span - value * start // span

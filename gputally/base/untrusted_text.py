@@ -7,8 +7,7 @@ JSON's quotes by json.
 
 The alphabet and the greatest length of each identifier are declared here. The published models use these types, so an
 invalid value is refused with its place. Descriptions inside a record (a holder's or a pod's names, a GPU's model) are
-checked record by record with `is_name`, so that one bad name does not reject the data of a whole node.
-"""
+checked record by record with `is_name`, so that one bad name does not reject the data of a whole node."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ def is_epoch(text: str) -> bool:
 
 def is_name(text: str) -> bool:
     """Return whether the text is one line without control characters, no longer than a name may be. An empty text is a
-    name.
-    """
+    name."""
     if len(text) > LONGEST_NAME:
         return False
     return text.isprintable() or not any(unicodedata.category(character) in _STEERING for character in text)
@@ -75,8 +73,7 @@ def known_epoch(text: str) -> str:
 
 def unprintable(value: object, at: str = "") -> str:
     """Return the place of the first text or key in a document with a control character other than a line end
-    or a tab.
-    """
+    or a tab."""
     todo: list[tuple[str, object]] = [(at, value)]
     while todo:
         place, found = todo.pop()
@@ -100,8 +97,7 @@ _PLAIN: Final = re.compile(r"[ -~]*")
 
 def escaped(text: str, keep: str = "") -> str:
     r"""Return the text with every unprintable character as `\xHH`, `\uHHHH` or `\UHHHHHHHH`. keep: characters that are
-    not escaped.
-    """
+    not escaped."""
     if _PLAIN.fullmatch(text):
         return text
     return "".join(char if char.isprintable() or char in keep or char in _JOINERS else _code(char) for char in text)
@@ -125,8 +121,7 @@ def for_cell(text: str) -> str:
 
 def for_json(document: str) -> str:
     """Escape those characters in a JSON document that was written without `ensure_ascii`, by JSON's own escapes, which
-    keep its meaning.
-    """
+    keep its meaning."""
     if _PLAIN.fullmatch(document):
         return document
     return "".join(char if char.isprintable() or char == "\n" else _utf16(char) for char in document)

@@ -2,8 +2,7 @@
 
 `parse` gives plain data and remembers the line of every key and item; duplicate keys, which YAML readers silently drop,
 are faults. The caller validates the data and turns the path of a fault (`("queues", 2, "weight")`) into a place with
-`Document.place`; for a msgspec type, `convert` does both.
-"""
+`Document.place`; for a msgspec type, `convert` does both."""
 
 from __future__ import annotations
 
@@ -109,8 +108,7 @@ def parse(text: str, name: str, max_characters: int = MAX_BYTES) -> Document:
     """Parse one YAML document. Raises FileFault for invalid YAML, several documents, duplicate keys, or too many
     values.
 
-    Values that an alias repeats are counted before they are expanded, because a few lines can stand for gigabytes.
-    """
+    Values that an alias repeats are counted before they are expanded, because a few lines can stand for gigabytes."""
     import yaml
 
     if len(text) > max_characters:

@@ -1,7 +1,6 @@
 """Runs `gputally demo`: its options, the progress bar and the order of a run.
 
-The module imports little, so that the other processes, which load more, start early.
-"""
+The module imports little, so that the other processes, which load more, start early."""
 
 from __future__ import annotations
 
@@ -135,8 +134,7 @@ _ROOM_BYTES = 2 * 1024**3
 def simulate(scenario: Scenario, pipeline: Pipeline, console: Console, folder: Path) -> Results:
     """Run the demo with its progress bar, and beside it, in a separate process, the same jobs under static weights.
 
-    When it returns, the accountant has begun to write its files into `folder`.
-    """
+    When it returns, the accountant has begun to write its files into `folder`."""
     began = time.monotonic()
     with (
         closing(Worker("the run under static weights", BASELINE, nice=2 * NICE)) as static,
@@ -161,8 +159,7 @@ def run(
     scenario: Scenario, parts: Parts, out: Path, port: int | None, console: Console, output: Output = "table"
 ) -> bool:
     """Run the demo and serve its pages on `port` (0: any free one) until it is interrupted; with None it ends when
-    done. Returns whether every check passes.
-    """
+    done. Returns whether every check passes."""
     gpus = sum(len(node.gpus) for node in scenario.nodes)
     console.print(
         f"{len(scenario.nodes)} nodes, {gpus} GPUs, {len(scenario.policy.queues)} teams, {len(scenario.jobs):,} jobs, "
@@ -183,8 +180,7 @@ def run(
 
 def _quick_disk() -> Path | None:
     """Return a file system in memory with enough room, or None for the usual temporary folder. On one disk, nine
-    ledgers and spools would wait for each other's fsync, unlike nine machines.
-    """
+    ledgers and spools would wait for each other's fsync, unlike nine machines."""
     try:
         space = os.statvfs(_IN_MEMORY)
     except OSError:

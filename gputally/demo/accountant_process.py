@@ -2,8 +2,7 @@
 
 The accountant's service, ledger and server run unchanged. The demo replaces its clock, which is moved from hour to
 hour, its inventory, and the network connection, which fails as planned. Background tasks run only on request, so that a
-run can be repeated. At the end the demo queries the ledger once.
-"""
+run can be repeated. At the end the demo queries the ledger once."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 class UnreliableWire:
     """A network connection that can fail. away: a proxy answers instead of the accountant. lose_next_ack: the next
-    batch is booked, and its answer is lost. Both are set between requests.
-    """
+    batch is booked, and its answer is lost. Both are set between requests."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -126,8 +124,7 @@ _A_WEEK_S = 7 * 86_400
 
 _LINGER_MS = 30
 """Time to wait for late agents, since a late batch would cost a commit of its own. All agents deliver at once, on fewer
-cores than there are agents; the accountant waits no longer than until all have arrived.
-"""
+cores than there are agents; the accountant waits no longer than until all have arrived."""
 
 
 class DemoAccountant:
@@ -162,8 +159,7 @@ class DemoAccountant:
         self, now_ms: int, outages: Sequence[OutageBegan | OutageEnded], away: bool, keep_house: bool = False
     ) -> None:
         """Set the clock to `now_ms` and report node outages. away: do not answer until the next hour. keep_house: run
-        due background tasks first.
-        """
+        due background tasks first."""
         if keep_house:
             self.maintain()
         self._clock.advance_to(now_ms)

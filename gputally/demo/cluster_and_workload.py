@@ -19,8 +19,7 @@ The workload is synthetic, with figures from published traces:
   that of idle interactive pods (Alibaba GenAI: mean 7 %).
 
 The offered load is `LOAD` of the whole GPUs, so that queues wait and shares decide. The result is deterministic: every
-team draws from its own random stream, seeded by (seed, team).
-"""
+team draws from its own random stream, seeded by (seed, team)."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ def _node(name: str, model: str, shapes: dict[int, tuple[str, ...]] | None = Non
 
 def devices(node: NodeSpec) -> tuple[Gpu, ...]:
     """Return the node's GPUs as its agent sees them; slot `index` of a partitioned GPU is the MIG instance at
-    `index`.
-    """
+    `index`."""
     models = {model.name: model for model in MODELS.values()}
     return tuple(
         make_gpu(spec.uuid, index, models[spec.model], [shape for shape in spec.shapes if shape in MIG_PROFILES])
@@ -216,8 +214,7 @@ def _team(random: Random, team: Team, start_ms: int, days: int, offered_hours: f
 def _campaigns(random: Random, team: Team, start_ms: int, days: int, hours: float) -> Iterator[Job]:
     """Generate training campaigns until the team has requested its GPU-hours, divided by gang size.
 
-    Only work inside the span counts, so that long jobs at the end do not distort the load.
-    """
+    Only work inside the span counts, so that long jobs at the end do not distort the load."""
     end_ms = start_ms + days * MS_PER_DAY
     calendar = _Calendar(team.sprints, start_ms, days)
     parts = sum(part for _, part in team.gangs)
@@ -254,8 +251,7 @@ def _short_pods(random: Random, team: Team, start_ms: int, days: int) -> Iterato
 
 def _notebooks(random: Random, team: Team, start_ms: int, days: int) -> Iterator[Job]:
     """Generate notebooks, opened in the morning of a working day, hardly used, closed in the evening, sometimes
-    forgotten.
-    """
+    forgotten."""
     for person in range(team.notebooks + team.hoarders):
         hoards = person >= team.notebooks
         shape = WHOLE if hoards else random.choice((SHARED, SHARED, "1g.10gb", "2g.20gb"))

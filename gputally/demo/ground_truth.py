@@ -4,8 +4,7 @@ The ledger's accounts are compared with these. This module uses neither the agen
 scheduler's events and the spans that could not be metered (a node that lost power, an agent that was killed). It shares
 one rule with the agents: how microseconds of a GPU are divided among MIG instances, by largest remainder over each
 closed span. Spans end at every multiple of the interval and at every change of holders on that GPU. All figures are
-integers.
-"""
+integers."""
 
 from __future__ import annotations
 
@@ -76,8 +75,7 @@ class TrueTotals:
 class GroundTruth:
     """The ground truth. Give it the engine's events in order, and the spans that could not be metered.
 
-    It follows only the GPUs of its own nodes.
-    """
+    It follows only the GPUs of its own nodes."""
 
     def __init__(self, nodes: Sequence[NodeSpec], start_ms: int, interval_ms: int) -> None:
         self._interval_ms = interval_ms
@@ -114,8 +112,7 @@ class GroundTruth:
 
     def power_fails(self, node: str, at_ms: int) -> None:
         """Record a power failure, before the other events of that time: intervals that the agent had not closed are
-        lost.
-        """
+        lost."""
         for uuid in self._nodes[node]:
             gpu = self._gpus[uuid]
             closed_ms = self._closed_by(gpu, node)
@@ -144,8 +141,7 @@ class GroundTruth:
 
     def agent_returns(self, node: str, at_ms: int) -> None:
         """Record that the agent is back: it knows which pods still hold their GPUs, but neither their use nor idle time
-        meanwhile.
-        """
+        meanwhile."""
         for uuid in self._nodes[node]:
             gpu = self._gpus[uuid]
             for start, end in pairwise(self._instants(gpu.since_ms, at_ms)):

@@ -9,8 +9,7 @@ possible: agents and accountant have processes of their own, and while an hour i
 hour before and the machines simulate the next one.
 
 KAI's queue controller writes what queues hold and request into `Queue.status`, and its scheduler reads
-`overQuotaWeight`. This module does not change weights.
-"""
+`overQuotaWeight`. This module does not change weights."""
 
 from __future__ import annotations
 
@@ -112,8 +111,7 @@ class Pipeline:
     folder: for the ledger and the outboxes; must be empty. port 0: any free one. parts: unused worker processes; None:
     start new ones, whose warnings are not logged. scratch: remove the folder if this process ends without doing so.
     scraped: the agents keep metrics, which slows the run a little, and no hour begins before the previous one is over.
-    observe: called with every cycle.
-    """
+    observe: called with every cycle."""
 
     def __init__(
         self,
@@ -176,8 +174,7 @@ class Pipeline:
         """Run the whole span hour by hour; `progress` gets the virtual time, in any thread.
 
         As soon as an hour is booked, the controller runs its cycle and the scheduler continues, even if the machines
-        have not simulated the next hour yet. The weights therefore take effect an hour later.
-        """
+        have not simulated the next hour yet. The weights therefore take effect an hour later."""
         hours = self.scenario.days * 24
         events: Sequence[Event] = self.engine.events_until(self.scenario.start_ms)
         self._accountant.ask("hour", self.scenario.start_ms, _of_nodes(events), False)
@@ -217,8 +214,7 @@ class Pipeline:
         self, hour: int, control: Callable[[], None] | None, events: Sequence[Event]
     ) -> tuple[Mapping[str, QueueState], Sequence[Event]]:
         """Run the controller's cycle for the previous hour if it is due, then the scheduler until the end of the next
-        hour. Returns the queue states in between and the events of the next hour. events: of `hour`.
-        """
+        hour. Returns the queue states in between and the events of the next hour. events: of `hour`."""
         if control is not None:
             control()
         self._tell_nodes(events)
@@ -236,8 +232,7 @@ class Pipeline:
 
     def files_written(self) -> None:
         """Wait for the end of `write_files`, before any other request. Raises WorkerLost if a file cannot be
-        written.
-        """
+        written."""
         self._accountant.answer()
 
     def get(self, path: str) -> str:
@@ -249,8 +244,7 @@ class Pipeline:
 
     def _disturbed(self, hour: int, events: Sequence[Event]) -> bool:
         """Return whether the machines must wait with the hour after `hour` until their agents have delivered: because
-        answers are delayed, an agent ends before its answer arrives, or a check reads undelivered records.
-        """
+        answers are delayed, an agent ends before its answer arrives, or a check reads undelivered records."""
         faults = self.scenario.faults
         ends = any(isinstance(event, OutageBegan) and event.outage.target == "node" for event in events)
         killed = self._after(hour) < faults.killed_ms <= self._after(hour + 1)
@@ -259,8 +253,7 @@ class Pipeline:
     def _at_once(self, hour: int) -> bool:
         """Return whether the controller must handle `hour` before the next hour is delivered, because the result could
         differ (its policy takes effect when it first announces it; the accountant does not answer), or because the demo
-        is observed.
-        """
+        is observed."""
         away = self.scenario.faults.away
         return self._scraped or hour in away or hour + 1 in away or self.tally.cycles == self.tally.holds
 
@@ -278,8 +271,7 @@ class Pipeline:
 
     def _control(self, hour: int, states: Mapping[str, QueueState], progress: Callable[[int], None]) -> None:
         """Run KAI's queue controller, gputally's controller and KAI's scheduler, in this order. states: at the end of
-        the hour.
-        """
+        the hour."""
         self._clock.advance_to(self._after(hour))
         self.plane.report(states)
         report = self.controller.cycle()

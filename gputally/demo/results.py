@@ -1,7 +1,6 @@
 """Compares the ledger with the ground truth, and prints and writes the summary.
 
-Every GPU figure is an integer of microseconds.
-"""
+Every GPU figure is an integer of microseconds."""
 
 from __future__ import annotations
 
@@ -243,8 +242,7 @@ FILES = (*LEDGER_FILES, "plan.txt", "summary.json")
 
 def write_files(pipeline: Pipeline, results: Results, folder: Path) -> None:
     """Write FILES; the accountant has begun its own earlier. Raises OSError, and WorkerLost for files that the
-    accountant cannot write.
-    """
+    accountant cannot write."""
     (folder / "plan.txt").write_text(_plan(pipeline), encoding="utf-8")
     (folder / "summary.json").write_text(json.dumps(results.as_json(), indent=2) + "\n", encoding="utf-8")
     pipeline.files_written()

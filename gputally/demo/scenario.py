@@ -3,8 +3,7 @@
 It uses only the policy models of the accountant, because the run under static weights has a process of its own, which
 should not load a server.
 
-Deserved quotas are about a quarter of each team's part, so that history affects most of the cluster.
-"""
+Deserved quotas are about a quarter of each team's part, so that history affects most of the cluster."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ def teams_policy() -> Policy:
 
 def equal_policy(teams: Sequence[str], gpus: int) -> Policy:
     """Return the policy for the teams of a trace: equal weights, and a deserved quota of a quarter of an equal part of
-    the GPUs.
-    """
+    the GPUs."""
     return _policy([(team, float(gpus // (4 * len(teams))), 1.0) for team in sorted(teams)])
 
 

@@ -9,8 +9,7 @@ The outbox does not call fsync, because only the simulated machines can lose pow
 process.
 
 There is one pod per node and attempt. Names, owners and namespaces look like a real cluster's. The queue is in
-`queue_ref`, so a pod is billed to its team even if it lived while no agent ran.
-"""
+`queue_ref`, so a pod is billed to its team even if it lived while no agent ran."""
 
 from __future__ import annotations
 
@@ -161,8 +160,7 @@ def _resource(shape: str) -> str:
 class Machine:
     """A node that is off until `boot`; `running` while its agent runs.
 
-    randbits, jitter: sources of the agent's randomness. metrics: of its agents, for a Prometheus.
-    """
+    randbits, jitter: sources of the agent's randomness. metrics: of its agents, for a Prometheus."""
 
     def __init__(
         self,
@@ -307,8 +305,7 @@ LAST_READING_MS = 2_000
 class AgentSite:
     """Machines with their agents and the ground truth about them, under one clock, which this class moves.
 
-    It receives all events of the cluster and applies those of its own machines.
-    """
+    It receives all events of the cluster and applies those of its own machines."""
 
     def __init__(self, plot: SiteConfig) -> None:
         self._clock = VirtualClock(plot.start_ms)
@@ -357,8 +354,7 @@ class AgentSite:
     def deliver(self, upto: Mapping[str, int]) -> None:
         """Let these agents deliver their records up to number `upto` at once, as far as the accountant accepts them.
 
-        `follow` may run at the same time, as long as no agent ends in it.
-        """
+        `follow` may run at the same time, as long as no agent ends in it."""
         for _ in self._pool.map(lambda name: self._machines[name].deliver(upto[name]), upto):
             pass
 

@@ -9,8 +9,7 @@ All sites are called at once and awaited together. Each site has two pipes: whil
 machines can simulate the next.
 
 A worker loads its libraries when it starts, and creates its part later, when the arguments are known. The libraries of
-a part (above all the accountant's server and engine) are loaded only in its own process.
-"""
+a part (above all the accountant's server and engine) are loaded only in its own process."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ if TYPE_CHECKING:
 
 GC_ALLOCATIONS = 50_000
 """Allocations between garbage collections: an hour of the simulation makes about ten thousand objects, hardly any of
-them in cycles.
-"""
+them in cycles."""
 SWITCH_S = 0.0005
 """Thread switch interval. With Python's 5 ms the threads of a part would mostly wait for each other."""
 
@@ -65,8 +63,7 @@ class Worker:
 
     who: the name in messages ("the accountant has ended"). part: the name of the class, MODULE:CLASS, so that only the
     process imports it. pipes: the number of simultaneous calls. nice: lowers the process's priority. log_file: for its
-    warnings.
-    """
+    warnings."""
 
     def __init__(self, who: str, part: str, *, pipes: int = 1, nice: int = 0, log_file: Path | None = None) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy threads and locks
@@ -86,8 +83,7 @@ class Worker:
     def start(self, *arguments: object, scratch: Path | None = None) -> None:
         """Create the part, and return at once; an error is raised with the first answer.
 
-        scratch: a folder of this process, which the worker removes if this process ends without doing so.
-        """
+        scratch: a folder of this process, which the worker removes if this process ends without doing so."""
         self._started = True
         self._send(0, pickle.dumps((arguments, scratch)))
 
@@ -138,8 +134,7 @@ def order(method: str, *arguments: object) -> bytes:
 
 def spare_collections() -> None:
     """Exclude everything that is loaded now from garbage collection. Hardly any later object is in a cycle, and full
-    collections over all libraries would take a fifth of a run.
-    """
+    collections over all libraries would take a fifth of a run."""
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS)
 
@@ -207,8 +202,7 @@ LEDGER_FILES = ("report.html", "statement.csv", "ledger.duckdb")
 @dataclass(frozen=True, slots=True)
 class AccountantConfig:
     """The arguments of the demo's accountant. folder: for the ledger; must be empty. port 0: any free one. log_file:
-    for its warnings; None: only errors, to the terminal.
-    """
+    for its warnings; None: only errors, to the terminal."""
 
     nodes: tuple[NodeSpec, ...]
     teams: tuple[str, ...]
@@ -221,8 +215,7 @@ class AccountantConfig:
 @dataclass(frozen=True, slots=True)
 class LedgerFigures:
     """The ledger's figures of a span, and the number of received rows by outcome. costs: payable, by team; None if some
-    time has no price.
-    """
+    time has no price."""
 
     accounts: Accounts
     by_team: Mapping[str, Accounts]
@@ -269,8 +262,7 @@ class AgentPool:
     """The sites of a scenario's nodes. Their processes load libraries when this object is created, and `settle` creates
     the sites.
 
-    log_file: for the agents' warnings.
-    """
+    log_file: for the agents' warnings."""
 
     def __init__(self, log_file: Path | None) -> None:
         self._sites = [
@@ -303,8 +295,7 @@ class AgentPool:
 
     def set_out(self, events: Sequence[Event], until_ms: int) -> None:
         """Start AgentSite.follow on all sites and return at once. A delivery may be running if no agent ends
-        meanwhile.
-        """
+        meanwhile."""
         self._tell_all("follow", events, until_ms)
 
     def arrive(self) -> None:
@@ -348,8 +339,7 @@ class Parts:
     """The demo's worker processes: an accountant (gputally.demo.accountant_process) and the pool of agents. Use it as a
     context: leaving it shuts them down.
 
-    log_file: for their warnings; None: only errors, to the terminal.
-    """
+    log_file: for their warnings; None: only errors, to the terminal."""
 
     def __init__(self, log_file: Path | None = None) -> None:
         self.log_file = log_file

@@ -2,8 +2,7 @@
 
 It uses the standard library's parser, so it also runs where only the agent is installed: there it makes the checks of
 the machine, and the other checks report what is missing. Exit codes: 0 nothing wrong, 1 warnings, 2 errors, 64 wrong
-call.
-"""
+call."""
 
 from __future__ import annotations
 

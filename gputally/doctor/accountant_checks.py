@@ -1,7 +1,6 @@
 """Checks clocks, the accountant's reachability, and idle, unpriced or unowned GPU time in the ledger.
 
-Idle and right-sizing are the report's own rules and thresholds (accountant.reports.savings_hints).
-"""
+Idle and right-sizing are the report's own rules and thresholds (accountant.reports.savings_hints)."""
 
 from __future__ import annotations
 
@@ -22,15 +21,13 @@ TOLERATED_MS = 2_000
 """Skew below which nothing is reported."""
 REFUSED_MS = 5 * 60_000
 """Skew above which an accountant quarantines rows that end ahead of its clock
-(accountant.storage.write.batch_admission.SKEW_MS).
-"""
+(accountant.storage.write.batch_admission.SKEW_MS)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
     """The time that another machine reported. own_ms: this machine's time when the answer came; took_ms: the duration
-    of the request. The `Date` header has whole seconds, so the skew is known to a second plus the duration.
-    """
+    of the request. The `Date` header has whole seconds, so the skew is known to a second plus the duration."""
 
     who: str
     their_ms: int
@@ -70,8 +67,7 @@ def clocks(told: tuple[ClockReading, ...]) -> CheckResult:
 @dataclass(frozen=True, slots=True)
 class AccountantProbe:
     """The accountant's answers. ready, asked: HTTP status of /readyz and of a request that needs a token, 0 without an
-    answer; why: the reason from the answer or the network.
-    """
+    answer; why: the reason from the answer or the network."""
 
     url: str
     ready: int
@@ -110,8 +106,7 @@ Row = Mapping[str, Any]
 
 def idle_holders(lines: Iterable[UsageLine], hours_asked: int) -> CheckResult:
     """Find pods that held GPUs idle. lines: usage by team, namespace, pod and hour, over that many whole hours. A pod
-    counts if it held GPUs in every one of them.
-    """
+    counts if it held GPUs in every one of them."""
     pods: dict[tuple[str, str, str], list[UsageLine]] = {}
     for line in lines:
         key = line.key
@@ -173,8 +168,7 @@ def prices(
     rows: Sequence[Row], days: int, version: str | None, month: str, examples: Sequence[str] = ()
 ) -> CheckResult:
     """Check prices. rows: the report's table `unpriced`. version: of the price book, None without one. month: the month
-    to price again. examples: ids of the rows that are examples.
-    """
+    to price again. examples: ids of the rows that are examples."""
     if not version:
         remedy = "gputally accountant serve --prices FILE (docs/prices.md)"
         return CheckResult(

@@ -2,8 +2,7 @@
 
 A source that is not available raises the same exception at every use, either CannotCheck or one of the stages' narrow
 exceptions; `check_list.make` turns it into the reason why a check could not run. Modules that only some checks need are
-imported by them, so that the doctor runs on a machine with only the agent. Nothing is written.
-"""
+imported by them, so that the doctor runs on a machine with only the agent. Nothing is written."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ T = TypeVar("T")
 
 class ClusterView(Protocol):
     """A cluster whose objects can be read, which is also a gputally.kubernetes.objects.ObjectReader:
-    gputally.kubernetes.api_client.Inspector.
-    """
+    gputally.kubernetes.api_client.Inspector."""
 
     def list(self, kind: Kind, *, fields: str = "") -> Sequence[Object]: ...
 
@@ -73,8 +71,7 @@ class LazySource(Generic[T]):
 @dataclass(frozen=True)
 class Options:
     """The user's options. namespace: of the release. policy: a file to use instead of the policy in force at the
-    accountant.
-    """
+    accountant."""
 
     url: str = "http://127.0.0.1:8080"
     token_file: Path | None = None

@@ -20,8 +20,7 @@ class CannotCheck(Exception):
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A fault. what: the fault in one sentence, with the name of the object. evidence: the figures behind it. remedy:
-    the command that fixes it or, if there is none, what to do.
-    """
+    the command that fixes it or, if there is none, what to do."""
 
     severity: Severity
     what: str
@@ -32,8 +31,7 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class Result:
     """The result of a check. seen: what was examined, with figures. unknown: why the check could not run, ""
-    if it ran.
-    """
+    if it ran."""
 
     check: str
     seen: str = ""
@@ -59,8 +57,7 @@ class CheckResult:
 
 def exit_code(results: Sequence[Result]) -> int:
     """Return the exit code of the worst result: 0 nothing wrong, 1 warnings, 2 errors. A check that could not run is
-    not a fault.
-    """
+    not a fault."""
     return max((EXIT_CODE[result.status] for result in results), default=0)
 
 

@@ -19,8 +19,7 @@ _RESET = "nvidia-smi -r, or drain and reboot the node"
 @dataclass(frozen=True, slots=True)
 class Machine:
     """This machine. counted: the number of GPUs that the driver reports; a GPU that was lost earlier is counted and not
-    opened. agents_pod: this is the container of an agent, so the node has GPUs.
-    """
+    opened. agents_pod: this is the container of an agent, so the node has GPUs."""
 
     snapshot: Snapshot
     counted: int
@@ -29,8 +28,7 @@ class Machine:
 
 def driver(machine: Machine) -> CheckResult:
     """Check for GPUs that do not answer, and for missing readings that usage depends on. Raises CannotCheck if there is
-    no driver.
-    """
+    no driver."""
     snapshot = machine.snapshot
     failure = dict(snapshot.sources).get("nvml", "")
     if failure and not snapshot.devices and not machine.counted:
@@ -141,8 +139,7 @@ def agents(
     sets: Sequence[Object], pods: Sequence[Object], nodes: Sequence[Object], events: Sequence[Object]
 ) -> CheckResult:
     """Check the agents. sets, pods: only those of agents. events: of DaemonSets that could not create a pod. Raises
-    CannotCheck if none is installed.
-    """
+    CannotCheck if none is installed."""
     if not sets:
         raise CannotCheck("no DaemonSet of agents: none is installed, or its part-of label is another")
     with_gpus = {node["metadata"]["name"] for node in nodes if gpus(look(node, ("status", "allocatable")))}

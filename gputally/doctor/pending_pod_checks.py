@@ -2,8 +2,7 @@
 
 From Kubernetes 1.34.2 the scheduler's message no longer names the taint (kubernetes/kubernetes#134740), so this module
 derives it. Taints and tolerations: kubernetes.io, "Taints and Tolerations". For a pod with required node affinity, only
-its event is used.
-"""
+its event is used."""
 
 from __future__ import annotations
 
@@ -90,8 +89,7 @@ def messages(events: Iterable[Object]) -> dict[str, str]:
 
 def tolerates(tolerations: Iterable[Mapping[str, Any]], taint: Mapping[str, Any]) -> bool:
     """Return whether a toleration matches the taint. A missing effect matches every effect, and `Exists` without a key
-    every key.
-    """
+    every key."""
     for each in tolerations:
         if each.get("effect") and each["effect"] != taint.get("effect"):
             continue
@@ -116,8 +114,7 @@ def _blocking(
     one: Waiting, nodes: Sequence[Object], free: Mapping[str, float]
 ) -> dict[tuple[str, str, str], list[str]]:
     """Return the taints that alone keep the pod from nodes with free GPUs, with these nodes; empty if a node would
-    accept the pod.
-    """
+    accept the pod."""
     if look(one.spec, ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")):
         return {}
     selector = one.spec.get("nodeSelector") or {}

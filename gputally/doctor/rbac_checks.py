@@ -1,8 +1,7 @@
 """Checks which RBAC rights each program has and needs.
 
 The rights are those of the chart's roles (a test compares them). Rights on kinds that the server does not serve are not
-needed.
-"""
+needed."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ OWN = "gputally-fairshare"
 @dataclass(frozen=True, slots=True)
 class AccessRight:
     """A right. resource: with its subresource (`pods/eviction`). name: of a single object, "" for all. local: in the
-    release's own namespace.
-    """
+    release's own namespace."""
 
     group: str
     resource: str
@@ -125,8 +123,7 @@ def needed_rights(
     program: str, served: Collection[tuple[str, str]], *, preempts: bool = False, configs: Collection[str] = ()
 ) -> tuple[AccessRight, ...]:
     """Return the rights that the program needs. served: kinds, as (group, resource). preempts: the policy in force
-    stops running work. configs: ConfigMaps of schedulers that it names.
-    """
+    stops running work. configs: ConfigMaps of schedulers that it names."""
     wanted = NEEDS[program]
     if program == "fairshare":
         others = [name for name in configs if name not in SCHEDULER_CONFIGS]
@@ -164,8 +161,7 @@ def ask(
     ground: ClusterView, namespace: str, *, preempts: bool = False, configs: Collection[str] = ()
 ) -> tuple[dict[str, dict[AccessRight, bool]], dict[str, str]]:
     """Return the rights of each program, and the users that were checked. namespace: of the release, if no account
-    states it. configs: ConfigMaps of schedulers that the policy names.
-    """
+    states it. configs: ConfigMaps of schedulers that the policy names."""
     served = ground.served({right.group for rights in (*NEEDS.values(), PREEMPTING) for right in rights})
     accounts = _accounts(ground)
     answers: dict[str, dict[AccessRight, bool]] = {}
@@ -186,8 +182,7 @@ def ask(
 
 def _accounts(ground: ClusterView) -> dict[str, tuple[str, str]]:
     """Return (user, namespace) by program from the labels of the chart; empty if the accounts may not be listed or
-    checked.
-    """
+    checked."""
     found: dict[str, tuple[str, str]] = {}
     try:
         if not ground.may(_OTHERS):

@@ -1,6 +1,5 @@
 """Reads schedulers through the controller's adapters, and checks served kinds, weights, conflicts and quotas that can
-never be met.
-"""
+never be met."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ _ABOUT: Mapping[tuple[str, str], tuple[Severity, str]] = {
 @dataclass(frozen=True, slots=True)
 class Target:
     """One scheduler's state. versions: served, by (group, plural). conditions, issues: from its adapter, if the policy
-    refers to the scheduler. mode: off, dry-run or enforce. fault: why it could not be read.
-    """
+    refers to the scheduler. mode: off, dry-run or enforce. fault: why it could not be read."""
 
     name: str
     versions: Mapping[tuple[str, str], Sequence[str]]
@@ -88,8 +86,7 @@ def weights(
     policy: Policy | None, targets: Sequence[Target], told: Sequence[tuple[str, Condition]] = ()
 ) -> CheckResult:
     """Check whether every scheduler in the policy is installed in a supported version and reads the weights. told: the
-    controller's conditions in its status ConfigMap, by target.
-    """
+    controller's conditions in its status ConfigMap, by target."""
     findings = [each for target in targets for each in _of_target(policy, target)]
     findings += extender(policy, told)
     there = [f"{target.name} ({target.mode})" for target in targets if _first(target)]
@@ -297,8 +294,7 @@ _QUEUES = {"kai": (kai.QUEUE,), "kueue": kueue.CLUSTER_QUEUES, "volcano": (volca
 
 def targets(ground: ClusterView, policy: Policy | None) -> tuple[Target, ...]:
     """Return KAI, Kueue and Volcano with their served versions and, for those in the policy, the adapter's
-    conditions.
-    """
+    conditions."""
     groups = {kinds[0].api_version.partition("/")[0] for several in KNOWN.values() for kinds in several}
     served = ground.served(groups)
     return tuple(_target(name, ground, policy, served) for name in KNOWN)
@@ -368,8 +364,7 @@ def guarantees(
     policy: Policy | None, capacity: float, installed: float, objects: Sequence[QueueObject], gangs: Sequence[Gang]
 ) -> CheckResult:
     """Check guarantees. capacity: GPUs on nodes that are up; installed: on all nodes. gangs: present requests in the
-    policy's queues.
-    """
+    policy's queues."""
     findings = [*_quotas(policy, capacity, installed), *_native(objects, installed)]
     if policy is not None:
         findings += first_findings(_gangs(policy, capacity, gangs), "workloads that can never start")

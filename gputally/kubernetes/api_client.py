@@ -5,8 +5,7 @@ Every failure is a gputally.base.errors.ClusterError with the server's message.
 
 `KubernetesApi` reads objects and creates reviews, and returns answers as bytes; it changes nothing in a cluster.
 `KubernetesCluster` reads and writes objects; writes are server-side apply, never forced. `Inspector` also reads the
-cluster's versions, rights and time.
-"""
+cluster's versions, rights and time."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ def in_cluster() -> bool:
 
 def _connected(kubeconfig: Path | None) -> client.ApiClient:
     """Return a client of the cluster this pod runs in, or of the kubeconfig's cluster. Raises Unavailable if neither
-    exists.
-    """
+    exists."""
     settings = client.Configuration()
     try:
         if kubeconfig is None and in_cluster():
@@ -132,8 +130,7 @@ class KubernetesApi:
     @classmethod
     def connect(cls, kubeconfig: Path | None = None) -> KubernetesApi:
         """Connect to the cluster this pod runs in, or to the kubeconfig's cluster. Raises Unavailable if neither
-        exists.
-        """
+        exists."""
         return cls(_connected(kubeconfig))
 
     def get(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
@@ -159,8 +156,7 @@ class KubernetesApi:
 
 def _accept(metadata_only: bool, listing: bool) -> str:
     """Return the Accept header. The server answers 406 if a list is requested as one object, or one object as
-    a list.
-    """
+    a list."""
     return _JSON if not metadata_only else _METADATA_LIST if listing else _METADATA
 
 
@@ -172,8 +168,7 @@ def error_of(method: str, path: str, status: int, content: bytes, headers: Mappi
 
     404 is NotFound; 409 Conflict, with the owners of contested fields; 410 VersionGone; an eviction that a disruption
     budget does not allow now Blocked, one that two budgets cover Refused; 408, 429 and 5xx Unavailable; a webhook that
-    cannot be reached is a 500 and so Unavailable; all others Refused.
-    """
+    cannot be reached is a 500 and so Unavailable; all others Refused."""
     answer = decode(content) or {}
     text = str(answer.get("message") or content[:200].decode(errors="replace") or "no reason given")
     message = f"{method} {path}: {status}: {' '.join(text.split())}"
@@ -237,8 +232,7 @@ class KubernetesCluster:
     @classmethod
     def connect(cls, kinds: Iterable[Kind], kubeconfig: Path | None = None, *, timeout_s: float = 10.0) -> Self:
         """Connect to the cluster this pod runs in, or to the kubeconfig's cluster. Raises Unavailable if neither
-        exists.
-        """
+        exists."""
         return cls(_connected(kubeconfig), kinds, timeout_s=timeout_s)
 
     def list(self, kind: Kind, *, fields: str = "") -> list[Object]:
@@ -332,8 +326,7 @@ class KubernetesCluster:
 
     def event(self, event: Event) -> None:
         """Create an event. Its name is a digest of its content, so that a repeated event is answered with
-        `AlreadyExists`, which counts as success.
-        """
+        `AlreadyExists`, which counts as success."""
         namespace = event.namespace or "default"
         text = "\n".join((event.kind.kind, event.namespace, event.name, event.reason, event.message))
         body = {
@@ -395,8 +388,7 @@ class Inspector(KubernetesCluster):
 
     def served(self, groups: Iterable[str]) -> dict[tuple[str, str], tuple[str, ...]]:
         """Return the served versions by (group, plural) of these groups, the preferred one first; "" is the
-        core group.
-        """
+        core group."""
         known = {group["name"]: group for group in self._send("GET", "/apis").get("groups") or ()}
         found: dict[tuple[str, str], tuple[str, ...]] = {}
         for group in dict.fromkeys(groups):
@@ -417,8 +409,7 @@ class Inspector(KubernetesCluster):
 
     def may(self, wanted: Mapping[str, str], user: str = "", groups: Iterable[str] = ()) -> bool:
         """Return whether the caller, or that user, has a right. wanted: resourceAttributes (group, resource,
-        subresource, verb, name, namespace). Checking another user needs a right of its own.
-        """
+        subresource, verb, name, namespace). Checking another user needs a right of its own."""
         spec: dict[str, Any] = {"resourceAttributes": dict(wanted)}
         kind = "SelfSubjectAccessReview"
         if user:

@@ -3,8 +3,7 @@
 This module adds three rules to the client's election. A replica that could not renew for `renew_s` does not lead, even
 while a request hangs (`leading` depends on the clock, not on the election's steps). If the server is unavailable, the
 term ends, not the election. A replica that stops releases the Lease, so that the next one need not wait until it
-expires.
-"""
+expires."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ _library.propagate = False
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
     """Durations in whole seconds, as in client-go: how long a Lease lasts, how long its holder tries to renew, how
-    often.
-    """
+    often."""
 
     lease_s: int = 15
     renew_s: int = 10
@@ -81,8 +79,7 @@ class Election:
 
     def run(self, stop: threading.Event, task: BackgroundTask) -> None:
         """Take part in the election until `stop` is set, then release the Lease. Each request counts as progress of the
-        task.
-        """
+        task."""
         self._task = task
         asyncio.run(self._run(stop))
 

@@ -8,8 +8,7 @@ Twenty thousand pods are a hundred megabytes as objects and five as values. The 
 failure (the watch ends, a version is too old, the API server does not answer) the next list completes it, and meanwhile
 the old values stay. `behind` reports if the last answer is too old.
 
-It runs in a thread of its own; any thread may call `held`. `Metadata` has the fields of every object.
-"""
+It runs in a thread of its own; any thread may call `held`. `Metadata` has the fields of every object."""
 
 from __future__ import annotations
 
@@ -79,8 +78,7 @@ WATCH_SECONDS = 300
 """How long the server keeps a watch open."""
 MOST_BEHIND_SECONDS = 2 * WATCH_SECONDS
 """Age of the last answer above which the copy must not be used. A working server answers at least once in a watch; this
-is twice that time.
-"""
+is twice that time."""
 PAUSE_SECONDS = 1
 """Least time between two watches."""
 ABSENT_SECONDS = 60
@@ -111,8 +109,7 @@ class Reflector(Generic[O, V]):
 
     decode: the object's struct. keep: returns the value to store, None for no value. changed: called with every change,
     with None for an object that is gone or no longer kept. others: further paths, for servers that do not have the kind
-    at `path`. optional: a server without the kind is not a failure. now_ms: the clock of `heard_ms` and `behind`.
-    """
+    at `path`. optional: a server without the kind is not a failure. now_ms: the clock of `heard_ms` and `behind`."""
 
     def __init__(
         self,
@@ -218,8 +215,7 @@ class Reflector(Generic[O, V]):
         """Sync and follow until `stop` is set; failures are logged and retried with growing pauses.
 
         task: has a fault while an answer cannot be processed, or if none comes for longer than a watch lasts. A server
-        that does not answer is not a fault of the task: `heard_ms` and `failures` report it.
-        """
+        that does not answer is not a fault of the task: `heard_ms` and `failures` report it."""
         log = structlog.get_logger("gputally.kubernetes.api_client")
         self._task = task
         failures = absent = 0
@@ -271,8 +267,7 @@ class Reflector(Generic[O, V]):
 
     def absent(self, error: ClusterError) -> bool:
         """Return whether the error only means that the server does not have an optional kind; the next attempt uses
-        another path.
-        """
+        another path."""
         gone = self._optional and isinstance(error, NotFound)
         if gone:
             self._others.append(self.path)

@@ -9,8 +9,7 @@ objects. The status is written only through its subresource. `resourceVersion` c
 It uses no wall clock, validates no schemas, runs no controllers and calls no webhooks; an `admit` function replaces
 webhooks. Lists are atomic. It is not thread-safe.
 
-Source: https://kubernetes.io/docs/reference/using-api/server-side-apply/
-"""
+Source: https://kubernetes.io/docs/reference/using-api/server-side-apply/"""
 
 from __future__ import annotations
 
@@ -95,8 +94,7 @@ class Owned:
 
     def update(self, me: Owner, old: Mapping[FieldPath, Any], new: Mapping[FieldPath, Any]) -> None:
         """Replace `old` by `new` without conflicts: `me` becomes the owner of changed leaves, and missing leaves are
-        removed.
-        """
+        removed."""
         changed = {path for path, value in new.items() if path not in old or old[path] != value}
         gone = old.keys() - new.keys()
         for path in gone:
@@ -185,8 +183,7 @@ _Key = tuple[str, str, str, str]
 
 class MemoryCluster:
     """Implements `gputally.kubernetes.objects.Cluster`; `put`, `delete` and `events` are for other clients and for
-    tests.
-    """
+    tests."""
 
     def __init__(
         self,
@@ -196,8 +193,7 @@ class MemoryCluster:
         admit: Callable[[Object], str | None] | None = None,
     ) -> None:
         """Serve `kinds`, starting with `objects` (see `load`). admit: replaces a webhook; a text is the reason for a
-        refusal.
-        """
+        refusal."""
         self._kinds = {(kind.api_version, kind.kind): kind for kind in kinds}
         self._store: dict[_Key, Owned] = {}
         self._version = 0
@@ -215,8 +211,7 @@ class MemoryCluster:
     def load(self, objects: Iterable[Object]) -> None:
         """Load objects unchanged, status included. Raises NotFound for a kind that is not served.
 
-        Fields belong to the managers in `metadata.managedFields`; without it, they have no owner.
-        """
+        Fields belong to the managers in `metadata.managedFields`; without it, they have no owner."""
         for obj in objects:
             kind = self._kind_of(obj)
             self._commit(self._key(kind, obj), Owned.read(obj), None)
@@ -326,8 +321,7 @@ class MemoryCluster:
     def put(self, obj: Object, *, field_manager: str, subresource: str = "", dry_run: bool = False) -> Object:
         """Replace an object without conflicts, as other controllers, `kubectl edit` and forcing GitOps tools do.
 
-        `field_manager` becomes the owner of every changed leaf; missing leaves are removed.
-        """
+        `field_manager` becomes the owner of every changed leaf; missing leaves are removed."""
         kind = self._kind_of(obj)
         key = self._key(kind, obj)
         before = self._store.get(key)
@@ -417,8 +411,7 @@ class MemoryCluster:
 
 class _MemoryApi:
     """Lists and watches of a MemoryCluster, answered as an API server does; a watch ends with the last stored
-    change.
-    """
+    change."""
 
     def __init__(self, cluster: MemoryCluster) -> None:
         self._cluster = cluster

@@ -13,8 +13,7 @@ Evictions are checked in the same order as in the API server: if the uid belongs
 has already cost the budget one disruption.
 
 Sources: Kubernetes API conventions, metadata.managedFields (FieldsV1); apimachinery/pkg/api/resource, "Quantity";
-Kubernetes 1.36, registry/core/pod/rest/eviction.go.
-"""
+Kubernetes 1.36, registry/core/pod/rest/eviction.go."""
 
 from __future__ import annotations
 
@@ -64,8 +63,7 @@ _SERVER_SET = frozenset(
 
 def leaves(obj: Mapping[str, Any]) -> dict[FieldPath, Any]:
     """Return every ownable leaf with its value in document order, without identity fields and fields that the server
-    sets.
-    """
+    sets."""
     found: dict[FieldPath, Any] = {}
     for key, value in obj.items():
         if key == "metadata":
@@ -200,8 +198,7 @@ def quantity(value: object) -> float | None:
 def gpus(resources: object) -> float:
     """Return the GPUs in a list of resources: whole GPUs, and MIG instances by their compute slices out of seven.
 
-    An invalid quantity counts as 0, because the object belongs to another owner.
-    """
+    An invalid quantity counts as 0, because the object belongs to another owner."""
     if not isinstance(resources, Mapping):
         return 0.0
     amounts = []
@@ -236,8 +233,7 @@ def gpus_of_nodes(nodes: Sequence[Object]) -> float:
     """Return the allocatable GPUs (MIG instances by their slices) of nodes that accept work.
 
     As in the ledger, a node is `down` if it is not ready, cordoned, or has a NoSchedule or NoExecute taint of gputally
-    or of the node controller: its GPUs are in no share.
-    """
+    or of the node controller: its GPUs are in no share."""
     return fsum(gpus(look(node, ("status", "allocatable"))) for node in nodes if node_up(node))
 
 
@@ -271,8 +267,7 @@ __all__ = [
 class Event:
     """An event for people who look at the object. namespace "": a cluster-scoped object.
 
-    Repeating the same (object, reason, message) gives one event, not two.
-    """
+    Repeating the same (object, reason, message) gives one event, not two."""
 
     kind: Kind
     name: str
@@ -307,8 +302,7 @@ class ObjectReader(Protocol):
         """Return all objects of the kind, in every namespace, sorted by (namespace, name). fields: a field selector,
         such as `reason=Evict`.
 
-        Raises NotFound if the kind itself (its CRD) does not exist.
-        """
+        Raises NotFound if the kind itself (its CRD) does not exist."""
         ...
 
     def get(self, kind: Kind, name: str, namespace: str = "") -> Object:
@@ -318,23 +312,20 @@ class ObjectReader(Protocol):
 
 class Objects(ObjectReader, Protocol):
     """Objects that carry a target's weights: a Kubernetes API server, or a client with the same interface
-    (`fairshare.targets.runai`). Every method raises NotFound, Refused or Unavailable of gputally.base.errors.
-    """
+    (`fairshare.targets.runai`). Every method raises NotFound, Refused or Unavailable of gputally.base.errors."""
 
     def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
         """Apply the fields in `obj` by server-side apply; returns the resulting object (or, in a dry run, what it would
         be).
 
         Fields that the manager applied before and now omits are removed. A `metadata.resourceVersion` makes the write
-        conditional. Raises Conflict with the owners of contested fields; then nothing is written.
-        """
+        conditional. Raises Conflict with the owners of contested fields; then nothing is written."""
         ...
 
     def transfer(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
         """Take the fields in `obj` over from their managers, at their present values, at a person's request. This is
         the only way to take another owner's field. `obj` names its resourceVersion. Raises Conflict if a value has
-        changed; then nothing is written.
-        """
+        changed; then nothing is written."""
         ...
 
 
@@ -347,8 +338,7 @@ class Cluster(Objects, Protocol):
 
     def scan(self, kind: Kind, take: Callable[[Object], object]) -> str:
         """Pass every object of the kind to `take`, page by page, without keeping them; returns the version to watch
-        from.
-        """
+        from."""
         ...
 
     def api(self) -> Api:
@@ -360,14 +350,12 @@ class Cluster(Objects, Protocol):
     ) -> Object:
         """Merge `change` into one object, for fields that several clients write in turn (a Workload's `spec.active`).
 
-        A `metadata.uid` or `metadata.resourceVersion` in it makes the write conditional: Conflict if it differs.
-        """
+        A `metadata.uid` or `metadata.resourceVersion` in it makes the write conditional: Conflict if it differs."""
         ...
 
     def create(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
         """Create an object, with a name from the server if it has `metadata.generateName`. Raises Conflict if it
-        exists.
-        """
+        exists."""
         ...
 
     def evict(self, name: str, namespace: str, uid: str, *, grace_s: int | None = None, dry_run: bool = False) -> None:
@@ -375,8 +363,7 @@ class Cluster(Objects, Protocol):
 
         Raises NotFound if it is gone, Blocked if a budget does not allow it now, Conflict if the uid belongs to another
         pod (which has cost the budget one disruption: compare the uid first), Refused if more than one budget covers
-        it.
-        """
+        it."""
         ...
 
     def event(self, event: Event) -> None:

@@ -34,8 +34,7 @@ def load_settings(
     """Read and merge the three sources. Raises SettingsFault with one line per fault.
 
     environ: PREFIX + `LIMITS__BODY_BYTES` sets `limits.body_bytes`. flags: only those the user gave, with dots for
-    nested keys.
-    """
+    nested keys."""
     try:
         document = read(path) if path is not None else Document("settings", {}, {})
     except FileFault as error:
@@ -112,8 +111,7 @@ def load_yaml(path: Path, model: type[M]) -> M:
 def validate(document: Document, model: type[M]) -> M:
     """Validate a parsed document. Raises FileFault.
 
-    A validator that knows the place of a fault raises a ValueError with a `path` attribute.
-    """
+    A validator that knows the place of a fault raises a ValueError with a `path` attribute."""
     try:
         found = model.model_validate(document.data)
         if wrong := booleans_as_numbers(document.data, found):
@@ -178,8 +176,7 @@ _WHOLE = re.compile("[0-9]{1,12}")
 
 def parse_duration(value: object) -> object:
     """Return the seconds of `7d`, `1h30m`, `1w` or a plain integer, also as text in a query string. Raises ValueError
-    for anything else.
-    """
+    for anything else."""
     if not isinstance(value, str):
         return value
     if _WHOLE.fullmatch(value):
@@ -192,8 +189,7 @@ def parse_duration(value: object) -> object:
 
 def parse_seconds(value: object) -> object:
     """Return the seconds of `50ms`, of text such as `2s` or `1m`, or of a plain number. Raises ValueError for anything
-    else.
-    """
+    else."""
     if isinstance(value, str) and value.endswith("ms") and _NUMBER.fullmatch(value[:-2]):
         return float(value[:-2]) / 1000
     return parse_duration(value)
@@ -234,8 +230,7 @@ class ReloadedFile(Generic[T]):
     """The value that `load` made of a file's last good version. Raises FileFault if the first version is invalid.
 
     enforce: puts later versions in force; the owner puts the first one in force. If it raises, the previous version
-    stays in force, and the new one is tried again at the next check. beside: further files that `load` reads.
-    """
+    stays in force, and the new one is tried again at the next check. beside: further files that `load` reads."""
 
     def __init__(
         self,
@@ -269,8 +264,7 @@ class ReloadedFile(Generic[T]):
         """Read the file and put it in force, if it has changed or could not be put in force before; returns True if
         another version is now in force.
 
-        Raises FileFault once for a version that is not put in force, and the exceptions of `enforce` each time.
-        """
+        Raises FileFault once for a version that is not put in force, and the exceptions of `enforce` each time."""
         found = self._stamped()
         if found == self._stamps and not self._again:
             return False
@@ -310,8 +304,7 @@ class FileNotInForce(FileFault):
 class WatchedFile(ReloadedFile[T]):
     """A reloaded file whose faults are reported instead of raised.
 
-    report: called with the faults (`file:line: reason`) of a version that is not put in force.
-    """
+    report: called with the faults (`file:line: reason`) of a version that is not put in force."""
 
     def __init__(
         self,

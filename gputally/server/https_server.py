@@ -5,8 +5,7 @@ limits both (gputally.server.request_handling), and closes a connection whose ha
 time.
 
 The TLS layer verifies a client certificate against its authorities; a request gets its subject's common name, as the
-ASGI TLS extension names it.
-"""
+ASGI TLS extension names it."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class BadCertificate(Unreadable, AccountantError):
 class Identity:
     """The server's TLS files. certificate, key: PEM files of the server. client_ca: PEM file of the authorities of
     client certificates; None: no client certificates. clients_required: only clients with such a certificate get a
-    connection; otherwise a client without one can still send a bearer token.
-    """
+    connection; otherwise a client without one can still send a bearer token."""
 
     certificate: Path
     key: Path
@@ -57,8 +55,7 @@ class Tls(ReloadedFile[ssl.SSLContext]):
     """The TLS context of all new connections, replaced when the files change. Raises BadCertificate.
 
     A client whose authority the new files lack gets no new connection. Files that cannot be used are tried again at
-    each `renew`.
-    """
+    each `renew`."""
 
     def __init__(self, identity: Identity) -> None:
         beside = [identity.key, *([identity.client_ca] if identity.client_ca is not None else [])]
@@ -339,8 +336,7 @@ def serve(
 
     tasks: the list in which the thread is a task, which has a fault while a request blocks all others. renew: use
     changed certificate files for new connections; without it, the caller must call `look`. tls: serve HTTPS with it.
-    port 0 takes a free one. Raises CannotStart.
-    """
+    port 0 takes a free one. Raises CannotStart."""
     bound = listen(host, port)
     task = None if tasks is None else tasks.add(name)
     server = _Server(

@@ -4,8 +4,7 @@ A token is verified against the issuer's own keys (JWKS, from a file or over HTT
 its audience, and its times by the local clock. The issuer of a cluster can authenticate only the agents, and if
 configured the pods, of that cluster.
 
-Sources: OpenID Connect Core 1.0 §3.1, OpenID Connect Discovery 1.0 §4, RFC 7636 (PKCE), RFC 6749 §4.1.3.
-"""
+Sources: OpenID Connect Core 1.0 §3.1, OpenID Connect Discovery 1.0 §4, RFC 7636 (PKCE), RFC 6749 §4.1.3."""
 
 from __future__ import annotations
 
@@ -90,8 +89,7 @@ class Keys:
 
     def key(self, name: str) -> Any:
         """Return a key. Raises Unauthenticated for a key that the issuer does not have, AuthorityUnavailable if this is
-        unknown.
-        """
+        unknown."""
         with self._lock:
             now = self._clock.monotonic_ms()
             fresh = self._fetched_ms is not None and now - self._fetched_ms < FRESH_MS
@@ -156,8 +154,7 @@ def verified(
     token: str, said: tokens_and_grants.UnverifiedToken, issuer: str, audience: str, keys: Keys, now_ms: int
 ) -> Mapping[str, Any]:
     """Return the claims of a token that this issuer made for this audience. Raises Unauthenticated,
-    AuthorityUnavailable.
-    """
+    AuthorityUnavailable."""
     if said.algorithm not in ALGORITHMS:
         raise Unauthenticated("the token is not known")
     try:
@@ -178,8 +175,7 @@ def verified(
 
 def check_party(claims: Mapping[str, Any], clients: Collection[str]) -> None:
     """Check the authorized party (OpenID Connect Core 1.0, 3.1.3.7). A token for a client that is not allowed is
-    refused, and so is a token with several audiences and no authorized party. Raises Unauthenticated.
-    """
+    refused, and so is a token with several audiences and no authorized party. Raises Unauthenticated."""
     party, audience = claims.get("azp"), claims.get("aud")
     if party is None and isinstance(audience, list) and len(audience) > 1:
         raise Unauthenticated("the token is for several audiences and does not say which client it was made for (azp)")
@@ -201,8 +197,7 @@ def _of_cluster(claims: Mapping[str, Any], issuer: Issuer) -> Principal:
     """Return the bound service account in a cluster's own token (claim `kubernetes.io`): an agent, or a pod for its
     job.
 
-    It does not check whether the pod still exists: its token is valid until it expires.
-    """
+    It does not check whether the pod still exists: its token is valid until it expires."""
     assert issuer.cluster is not None
     account = tokens_and_grants.service_account(str(claims.get("sub", ""))) or ""
     found = tokens_and_grants.agent(account, _bound_to(claims, "node", "name"), issuer.agents, issuer.cluster)

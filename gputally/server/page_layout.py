@@ -2,8 +2,7 @@
 
 Templates extend `base.html` here. The style sheet is that of the reports with additions for pages. All values pass
 jinja2's autoescape, because users choose names. The module has no routes and uses neither the ledger nor a web
-framework.
-"""
+framework."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ from gputally.base.untrusted_text import for_page
 
 def shown(value: object) -> object:
     """Return a printed value without characters that are unprintable or change the reading direction: jinja2's
-    `finalize`.
-    """
+    `finalize`."""
     return for_page(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -42,8 +40,7 @@ _OWN_SCRIPT = "; script-src 'self'; connect-src 'self'"
 
 def headers(*, script: bool = False) -> Mapping[str, str]:
     """Return the headers of every response: no resources from elsewhere, no frames, no caching. script: files of this
-    server may run; inline scripts never do.
-    """
+    server may run; inline scripts never do."""
     return {
         "Content-Security-Policy": _CONTENT + (_OWN_SCRIPT if script else ""),
         "X-Content-Type-Options": "nosniff",

@@ -2,8 +2,7 @@
 
 A connection counts from the moment it is accepted, before TLS, until it is closed. A connection above the limit is
 closed at once. The total leaves file descriptors for the rest of the process. A client's rate is a token bucket, and
-memory is bounded.
-"""
+memory is bounded."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ FEWEST_CONNECTIONS = 16
 class ConnectionLimits:
     """Limits. connections: of all clients. connections_by_address: of one address. header_seconds: for the TLS
     handshake, and for a request's line and headers together. header_bytes: their size. stalled_seconds: how long an
-    answer may wait for a client that does not read.
-    """
+    answer may wait for a client that does not read."""
 
     connections: int = 16_384
     connections_by_address: int = 1_024
@@ -73,8 +71,7 @@ class Connections:
 
 def most_descriptors() -> int:
     """Return how many connections this process may hold and still open files. Raises its soft limit to the
-    hard limit.
-    """
+    hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

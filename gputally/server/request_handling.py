@@ -1,6 +1,5 @@
 """Wraps an ASGI application so that every response has its headers and every defect is logged; reads bodies within
-limits; serves content with an ETag.
-"""
+limits; serves content with an ETag."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
 
 class RequestLog:
     """Wraps a Starlette application and answers 500 if it raises. headers: added to every response that does not set
-    them.
-    """
+    them."""
 
     def __init__(
         self, app: ASGIApp, name: str, *, headers: Mapping[str, str] | None = None, answered: Answered | None = None
@@ -93,8 +91,7 @@ _CLOSE = {"Connection": "close"}
 def tagged(request: Request, body: bytes, media_type: str, file: str = "") -> Response:
     """Answer 200 with an ETag of the content, or 304 if the client has it already.
 
-    file: the name under which a browser saves it; "": it is displayed.
-    """
+    file: the name under which a browser saves it; "": it is displayed."""
     tag = f'"{hashlib.sha256(body).hexdigest()}"'
     headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
     if file:

@@ -11,8 +11,7 @@ Scripts cannot read the cookies, and browsers do not send them with posts from o
 bound to this host (`__Host-`, `__Secure-`: RFC 6265bis §4.1.3).
 
 `sign_in_routes` serves the pages; each program defines the look of a page and of a refusal (`SignInSite`). These pages
-need no sign-in and show no data.
-"""
+need no sign-in and show no data."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ class Session:
 
 class CookieSigner:
     """Signs and verifies cookies. key: secret, the same after restarts. program: the name of the program whose pages
-    these are, also part of the cookies' names.
-    """
+    these are, also part of the cookies' names."""
 
     def __init__(self, key: bytes, program: str = "gputally") -> None:
         self._key = key
@@ -80,8 +78,7 @@ class CookieSigner:
 
     def session(self, session: Session, now_ms: int, seconds: int) -> str:
         """Return a session as cookie text. Raises Unauthenticated if a person is in more groups than a cookie
-        can hold.
-        """
+        can hold."""
         text = self._sealed("session", _plain(session), now_ms, seconds)
         if len(text) > _MOST_BYTES:
             raise Unauthenticated("this person is in more groups than a session can hold")
@@ -123,8 +120,7 @@ class CookieSigner:
 
 def key_of(path: Path, remedy: str = f"a key has at least {_KEY_BYTES} bytes") -> bytes:
     """Read the key from a file; another key ends all sessions. Raises CannotStart. remedy: advice for a key that is too
-    short.
-    """
+    short."""
     try:
         key = path.read_bytes()
     except OSError as error:
@@ -193,8 +189,7 @@ class Person:
 
 class SignInService:
     """Signs people in and out. callers: the file in force. public_url: the address of the pages in a browser. provider:
-    makes the client of an issuer.
-    """
+    makes the client of an issuer."""
 
     def __init__(
         self,
@@ -218,8 +213,7 @@ class SignInService:
 
     def leave(self, provider: Provider, following: str) -> Response:
         """Redirect to the provider, and afterwards to `following` if it is a path of this server. Raises
-        AuthorityUnavailable.
-        """
+        AuthorityUnavailable."""
         state, nonce, verifier = (secrets.token_urlsafe(_CHANCE_BYTES) for _ in range(3))
         under_way = SignIn(provider.issuer.issuer, state, nonce, verifier, own_path(following))
         address = provider.leave_for(self._redirect, state, nonce, verifier)
@@ -231,8 +225,7 @@ class SignInService:
     def arrive(self, cookies: Mapping[str, str], state: str, code: str) -> Response:
         """Handle the return from the provider and start a session. code: "" if the provider gave none.
 
-        Raises Unauthenticated, AuthorityUnavailable.
-        """
+        Raises Unauthenticated, AuthorityUnavailable."""
         if not code:
             raise Unauthenticated("the provider did not let you in")
         now = self._clock.wall_ms()
@@ -263,8 +256,7 @@ class SignInService:
 
     def person(self, cookies: Mapping[str, str]) -> Person | None:
         """Return the signed-in person; None for a browser without a session. Raises Unauthenticated for a session that
-        has ended.
-        """
+        has ended."""
         cookie = cookies.get(self._session_name)
         if not cookie:
             return None
@@ -276,8 +268,7 @@ class SignInService:
     def sign_out(self, cookies: Mapping[str, str], form_token: str) -> Response:
         """Delete the session in this browser. Raises CrossSite.
 
-        The provider is not signed out, so it could sign the person in again.
-        """
+        The provider is not signed out, so it could sign the person in again."""
         try:
             found = self.person(cookies)
         except Unauthenticated:

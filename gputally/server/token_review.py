@@ -3,8 +3,7 @@
 An answer is cached for at most a minute, and never beyond the token's own expiry. An agent's token must have gputally's
 audience and be bound to a pod, so that node A cannot write for node B. The review names the pod's node; before
 Kubernetes 1.30 it names only the pod, which is then looked up by name and uid. While the server does not answer, new
-callers are neither admitted nor rejected, and known ones stay admitted: `AuthorityUnavailable`.
-"""
+callers are neither admitted nor rejected, and known ones stay admitted: `AuthorityUnavailable`."""
 
 from __future__ import annotations
 
@@ -112,8 +111,7 @@ class TokenReviews:
     """A gputally.server.tokens_and_grants.Authenticator over an API server.
 
     cluster: its name in the ledger. teams: the existing teams, checked one by one if a person may not see all. rate:
-    how many tokens of one address are reviewed.
-    """
+    how many tokens of one address are reviewed."""
 
     def __init__(
         self,

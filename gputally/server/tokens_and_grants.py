@@ -22,8 +22,7 @@ certificates:                                # one agent's client certificate ea
   - {name: lab-n1, cluster: lab, node: n1}
 grants:
   - {groups: [platform], scopes: [read, admin]}
-  - {groups: [vision-leads], users: [ann@example.com], scopes: [read], teams: [vision]}
-"""
+  - {groups: [vision-leads], users: [ann@example.com], scopes: [read], teams: [vision]}"""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ class Principal:
 
     cluster, node: the only ones whose usage this principal may report. teams: the only ones whose figures it may see
     and whose jobs' progress it may report; None: all. pod: uid of the pod (of `cluster`) that the caller is, which may
-    report the progress of its own job.
-    """
+    report the progress of its own job."""
 
     name: str
     scopes: frozenset[Scope]
@@ -98,8 +96,7 @@ class Authenticator(Protocol):
 
     async def authenticate(self, token: str | None, address: str = "") -> Principal:
         """Return the principal. Raises Unauthenticated, AuthorityUnavailable or TooManyUnknown. None: the request
-        carried no token. address: of the caller.
-        """
+        carried no token. address: of the caller."""
         ...
 
 
@@ -223,8 +220,7 @@ class TokenList(Model):
 class TokenFile:
     """Bearer tokens from a file. Raises FileFault if the first version cannot be read.
 
-    report: called with the faults of a later version that is not put in force.
-    """
+    report: called with the faults of a later version that is not put in force."""
 
     def __init__(self, path: Path, clock: Clock, report: Callable[[str], None]) -> None:
         self._file = WatchedFile(path, lambda p: config_loading.load_yaml(p, TokenList).tokens, report)
@@ -280,8 +276,7 @@ def names_this_machine(host: str) -> bool:
 
 def token_in(authorization: str, *, basic: bool = True) -> str | None:
     """Return the bearer token of an Authorization header. basic: also accept the password of Basic, which browsers ask
-    people for.
-    """
+    people for."""
     kind, _, value = authorization.partition(" ")
     if kind.lower() == "bearer":
         return value.strip()
@@ -369,8 +364,7 @@ def service_account(username: str) -> str | None:
 def agent(account: str, node: str | None, agents: Collection[str], cluster: str) -> Principal | None:
     """Return the principal of an agent's service account; None if the account is not an agent's.
 
-    A token that is not bound to a node is refused, because it could report for any node. Raises Unauthenticated.
-    """
+    A token that is not bound to a node is refused, because it could report for any node. Raises Unauthenticated."""
     if account not in agents:
         return None
     if not node:
@@ -392,8 +386,7 @@ class KubernetesCallers(Model):
     agents: tuple[str, ...] = ()
     jobs: bool = False
     """Whether pods may report the progress of their own job, with a token of their service account for gputally's
-    audience.
-    """
+    audience."""
     rights: bool = False
     """Whether people also get rights from RBAC (SubjectAccessReview), in addition to the grants."""
 
@@ -433,8 +426,7 @@ class Issuer(Model):
     """Claim with a person's groups."""
     email_unverified: bool = False
     """Whether to accept an e-mail address that the token does not call verified, if `user` is `email`. Only for an
-    issuer at which people cannot enter the address themselves.
-    """
+    issuer at which people cannot enter the address themselves."""
     clients: tuple[str, ...] = ()
     """Clients, besides `audience` and the login's own, to which a person's token may have been issued (`azp`)."""
     login: Login | None = None

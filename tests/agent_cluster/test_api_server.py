@@ -1,7 +1,6 @@
 """The pods of a node followed on a real kube-apiserver, and on the small one of the other tests: one suite for both.
 
-The rights are the chart's own ClusterRole, so that it is proven to be enough, and to be needed.
-"""
+The rights are the chart's own ClusterRole, so that it is proven to be enough, and to be needed."""
 
 from __future__ import annotations
 

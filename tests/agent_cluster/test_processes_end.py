@@ -1,7 +1,6 @@
 """The agent as a process on a Kubernetes node, and how it ends: asked to, killed, or with the whole node.
 
-kubelet, API server, accountant and the driver's library are fakes behind their real interfaces.
-"""
+kubelet, API server, accountant and the driver's library are fakes behind their real interfaces."""
 
 from __future__ import annotations
 

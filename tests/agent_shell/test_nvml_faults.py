@@ -2,8 +2,7 @@
 `make test-real`, the first hundred of them in `make test`.
 
 Every history is made from its number alone. Allocations come from outside the driver, so whatever happens in there
-no allocated microsecond may be lost, none counted twice, and nothing may come out negative.
-"""
+no allocated microsecond may be lost, none counted twice, and nothing may come out negative."""
 
 from __future__ import annotations
 

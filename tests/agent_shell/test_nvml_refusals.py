@@ -2,8 +2,7 @@
 
 Each run is compared, second by second, with the same run without the refusal. A refusal makes a reading unknown,
 with the function and the code in the reason. It never lowers or raises the busy, idle or memory time of a holder, it
-never books a held GPU as unheld or down, and it never makes a holder of the process that happens to be known.
-"""
+never books a held GPU as unheld or down, and it never makes a holder of the process that happens to be known."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Against the truth: what the agent meters through NVML, beside how busy each process really was.
 
 The fake's samples name one runner each, are rounded to whole percents and are lost where nobody fetches
-them, as a driver's are; `noise` lets chance pick the runner instead of the regular turns of time slicing.
-"""
+them, as a driver's are; `noise` lets chance pick the runner instead of the regular turns of time slicing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Made-up requests against a real accountant: from its own document as every role, and with the structure of what it
 takes. No answer is a 5xx, and it ends with about the memory it began with.
 
-`make test` tries some dozens; `make test-real` more than 20,000 of each sort.
-"""
+`make test` tries some dozens; `make test-real` more than 20,000 of each sort."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """One sender cannot stop the others: 1,000 nodes report while another address does all that takes up room, at once.
 
-No node's batch is refused or answered later than five seconds, and the accountant stays within its memory.
-"""
+No node's batch is refused or answered later than five seconds, and the accountant stays within its memory."""
 
 from __future__ import annotations
 

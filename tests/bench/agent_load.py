@@ -2,8 +2,7 @@
 
 `python -m tests.bench.agent_load LIBRARY FOLDER GPUS PROCESSES MIG PODS HOURS` prints one JSON object. Times are CPU
 time of the whole process, the fake driver's own work left out; the simulated hours are read every five
-seconds, the longest the settings allow, and the agent's memory is looked at after each of them.
-"""
+seconds, the longest the settings allow, and the agent's memory is looked at after each of them."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Every row is a GPU-minute. A node's eight GPUs are held together by one pod for a day, then by the next; every
 eighth stretch nobody holds them. Rows lie in order of time, as they arrive in life. The hours that are over are
 folded by the ledger's own statements (`accountant.storage.write.rollups`), and so are days; the running hour is not,
-as in life.
-"""
+as in life."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """One sender of the ingest bench: `python -m tests.bench.client URL NODE BATCHES`.
 
 Encodes everything first, says `ready`, waits for a line, sends batch after batch, each after the ack of the one before,
-and prints the rows that were acknowledged and the seconds it took.
-"""
+and prints the rows that were acknowledged and the seconds it took."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """One cycle of the controller: 1,000 queues of KAI, 20,000 pods of 2,500 gangs, and what its process weighs.
 
 The API server is a stand-in that hands out objects made beforehand: what is measured is ours, not HTTP. Beside
-it: the goal of 1 s, in processor time; and 200 MiB of resident memory, with pods kept as values.
-"""
+it: the goal of 1 s, in processor time; and 200 MiB of resident memory, with pods kept as values."""
 
 from __future__ import annotations
 

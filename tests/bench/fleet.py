@@ -1,7 +1,6 @@
 """Rows per second from 1,000 nodes through POST /v1/usage with durable acks, senders on the same machine.
 
-Beside it: sqlite in this process, the same rows in 50-row commits, no HTTP, no checks, no sums.
-"""
+Beside it: sqlite in this process, the same rows in 50-row commits, no HTTP, no checks, no sums."""
 
 from __future__ import annotations
 

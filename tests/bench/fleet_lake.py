@@ -4,8 +4,7 @@ Every question runs in a process of its own, which is set up as `gputally fleet`
 statement over the same files, on the same engine: what an answer would cost without books and statements.
 
 GPUTALLY_BENCH_GPUS is another size (a multiple of 160). GPUTALLY_BENCH_LAKE is a folder in which the lake is kept from
-one run to the next; it needs 26 bytes for each GPU-hour, 1.8 GiB in all, and takes four minutes on two free cores.
-"""
+one run to the next; it needs 26 bytes for each GPU-hour, 1.8 GiB in all, and takes four minutes on two free cores."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Rows per second through POST /v1/usage with durable acks: 4 client processes, 50-row batches, one server.
 
-Beside it: sqlite in this process, the same rows, one durable commit per batch, no HTTP, no checks, no rollups.
-"""
+Beside it: sqlite in this process, the same rows, one durable commit per batch, no HTTP, no checks, no rollups."""
 
 from __future__ import annotations
 

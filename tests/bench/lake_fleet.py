@@ -2,8 +2,7 @@
 
 Every cluster has the same price book and policy. Each node of eight GPUs is held as a whole by one pod for a day, which
 begins and ends inside an hour, then by the next; every eighth stretch nobody holds it. Busy time, memory and energy are
-random numbers, which compress as badly as measured ones.
-"""
+random numbers, which compress as badly as measured ones."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Measured in a process of its own that opens the finished ledger and is set up as the accountant's is. Beside it: the
 usage by team, model and hour alone, asked of the rows themselves on the same engine: what the page would start from
-without sums.
-"""
+without sums."""
 
 from __future__ import annotations
 

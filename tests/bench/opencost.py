@@ -5,8 +5,7 @@ answers (`tests.compat.opencost_rule`). Both sides see the same day (`tests.comp
 every run, so the table of docs/from-opencost.md is held to it by a test. Needs Prometheus (`make control-plane`).
 
 What the ledger's answer costs is measured on a day of 1,000 GPUs. Nothing stands beside it: two questions are not what
-the program asks a Prometheus for an answer of its own.
-"""
+the program asks a Prometheus for an answer of its own."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ none of them. Asked of the application itself, in a process of its own, without 
 the first in CPU time, which a busy machine does not lengthen, the wall clock beside it. What the accountant asks ahead
 each minute is asked before, as in life, and is a row of its own; so is a page's first time where it takes longer than a
 page should. The controller's pages stand on the sample's queues and ask the ledger itself. The same month is asked over
-the API, too: the first page of an answer finds all of it, those that follow are of what was found.
-"""
+the API, too: the first page of an answer finds all of it, those that follow are of what was found."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ cycle looks at find victims. Beside it: the goal of 0.6 s of processor time, whi
 below one.
 
 And the worst of a cluster of one-GPU jobs: 2,000 of them, scattered, and 50 claims for up to 32 GPUs each, of which
-most want whole nodes; hundreds of workloads are looked at for each, and most are found not to be needed.
-"""
+most want whole nodes; hundreds of workloads are looked at for each, and most are found not to be needed."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ instant, so that neither answers from memory of the same one. Needs the control 
 
 The history goes to promtool two hours at a time, a block each: the whole text would be read once per block, and held.
 By how much the two sides differ is explained by Prometheus' sampling, to the last digits: every run holds its answers
-against `tests.compat.sampling`, which looks at the same series as its documentation says.
-"""
+against `tests.compat.sampling`, which looks at the same series as its documentation says."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Each node has a connection of its own and sends as an agent does: gzip, batches of 56 to 200 rows, the next one
 after the ack of the one before. Everything is encoded first; then it says `ready`, waits for a line, and
 prints rows acknowledged, seconds, and the median and 99th percentile of an ack in milliseconds. ROWS_PER_SECOND
-spreads the batches evenly in time; 0: as fast as they are answered.
-"""
+spreads the batches evenly in time; 0: as fast as they are answered."""
 
 from __future__ import annotations
 

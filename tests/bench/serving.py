@@ -3,8 +3,7 @@
 The ledger holds twelve hours of another 8,000 GPUs. A client asks for the last 12 hours, plain and decayed in turn,
 each time up to a minute that all nodes have reached, as a controller does. Beside each: the same question to the same
 accountant when nobody sends. The first question of each form finds nothing remembered; it is asked before, and told
-apart.
-"""
+apart."""
 
 from __future__ import annotations
 

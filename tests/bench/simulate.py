@@ -2,8 +2,7 @@
 
 Alone: seconds of CPU, without the measures. Side by side: seconds of wall a policy, with the measures, when as many
 processes play as there are cores, as `gputally fairshare simulate --compare` does. Beside both: the goal of 2 s a
-policy.
-"""
+policy."""
 
 from __future__ import annotations
 

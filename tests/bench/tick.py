@@ -1,8 +1,7 @@
 """The agent's own cost: one reading a second of a full node, a scrape, a start, and its memory after ten hours.
 
 The real binding reads the fake NVML library; times are CPU time, the fake's simulation left out. Beside each
-figure stands its goal. Needs a C compiler.
-"""
+figure stands its goal. Needs a C compiler."""
 
 from __future__ import annotations
 

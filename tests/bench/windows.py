@@ -1,7 +1,6 @@
 """Usage windows over a ledger of a million intervals (1,000 GPUs, 1,000 minutes).
 
-Beside them: the same sums with pandas over the same rows in memory, names resolved and nothing else to do.
-"""
+Beside them: the same sums with pandas over the same rows in memory, names resolved and nothing else to do."""
 
 from __future__ import annotations
 

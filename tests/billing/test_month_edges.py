@@ -1,8 +1,7 @@
 """Where months meet, on the real ledger: clocks that change, leap days, zones ahead of UTC, prices that change then.
 
 One GPU, held by turns without end. What each month says is held against the plain arithmetic of its instants; a price
-that changes at 00:00 local changes there and nowhere else.
-"""
+that changes at 00:00 local changes there and nowhere else."""
 
 from __future__ import annotations
 

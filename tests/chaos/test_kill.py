@@ -2,8 +2,7 @@
 
 What is simulated is the hardware alone. Every process is the real program, killed with SIGKILL at
 random moments and started again. Held GPUs must then be allocated for every microsecond of the
-span, to the right holder and once; the accounts of every GPU must add up to the span.
-"""
+span, to the right holder and once; the accounts of every GPU must add up to the span."""
 
 from __future__ import annotations
 
@@ -89,8 +88,7 @@ class Forked:
 class Program:
     """One process that can be killed and started again with the same command.
 
-    The first and the last are started as people start them; those between are forked where all is imported already.
-    """
+    The first and the last are started as people start them; those between are forked where all is imported already."""
 
     name: str
     command: Sequence[str]

@@ -1,7 +1,6 @@
 """The accountant is killed while it publishes: the lake equals the ledger, nothing twice, nothing missing.
 
-Every process is the real program (forked from one that has imported it already), killed with SIGKILL.
-"""
+Every process is the real program (forked from one that has imported it already), killed with SIGKILL."""
 
 from __future__ import annotations
 

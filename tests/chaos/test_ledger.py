@@ -1,7 +1,6 @@
 """The accountant's process dies, its disk fills, its clock goes back, its volume is lost: the books are exact.
 
-Every process is the real program (forked from one that has imported it already), killed with SIGKILL.
-"""
+Every process is the real program (forked from one that has imported it already), killed with SIGKILL."""
 
 from __future__ import annotations
 

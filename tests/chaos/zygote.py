@@ -1,8 +1,7 @@
 """Imports the programs once, then forks a process of one for every line it reads: JSON, which, and its arguments.
 
 A start costs a tenth of one that imports everything anew, so that hundreds of real processes can be killed. Answers
-each line with the process's id; stands between them and nobody: whoever asked for one kills it.
-"""
+each line with the process's id; stands between them and nobody: whoever asked for one kills it."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ Every namespace is one case. What kube-state-metrics would show is written once 
 documentation configures the scrape: a container that ended is shown as not running for ten minutes, as a finished
 pod's is until it is deleted, so that no series ends without a word; a node without power leaves its pods' statuses as
 they were. A second copy of the same history lacks half an hour, as if Prometheus had been away.
-Deterministic; the window is 24 hours, and what runs all day also ran before and after it.
-"""
+Deterministic; the window is 24 hours, and what runs all day also ran before and after it."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 The meter sees its node every five seconds, as often as an agent asks the kubelet who holds what; that a pod change is
 also noticed at once is not made use of. Between two changes on a node only every fifth minute is looked at, since
 nothing is different in between. A node that loses its power loses the interval that was open, and comes back as another
-boot, of which its meter knows nothing.
-"""
+boot, of which its meter knows nothing."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ The program itself does not run here. Its questions and its rule are stated as i
 `calculateStartAndEnd` and `applyGPUsAllocated` in pkg/costmodel): a pod lasts from the first to the last look at which
 a container of it ran, looks being a resolution apart; one look alone stands for one resolution around it; nothing
 reaches over the window. Its GPUs are the average of what it requested of `nvidia.com/gpu`, which is also what its
-exporter calls `container_gpu_allocation`. Pure: rows of answers in, hours out.
-"""
+exporter calls `container_gpu_allocation`. Pure: rows of answers in, hours out."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 `sum_over_time((METRIC)[window:resolution])` evaluates the metric at the absolute multiples of the resolution inside
 the window, each as an instant lookup of the last sample of the past five minutes. Prometheus 2 includes the left
 edge of the window, Prometheus 3 does not. Source: Prometheus' documentation of subqueries, and its migration guide
-to version 3.
-"""
+to version 3."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The requests that OpenCost's clients send, as their sources write them, and figures equal to the accountant's API.
 
-opencost-ui at 5babf86a, kubectl cost at 3f745369, opencost-parquet-exporter at 13fcda69.
-"""
+opencost-ui at 5babf86a, kubectl cost at 3f745369, opencost-parquet-exporter at 13fcda69."""
 
 from __future__ import annotations
 

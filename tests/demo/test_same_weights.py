@@ -2,8 +2,7 @@
 
 One engine, twice. Once what it does is metered by agents, booked by the accountant, fetched by the
 controller and written to Queue objects; once its usage goes straight into the replay's feedback. Faults
-are left out: what they do to the books the demo's own tests say.
-"""
+are left out: what they do to the books the demo's own tests say."""
 
 from __future__ import annotations
 

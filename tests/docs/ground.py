@@ -1,6 +1,5 @@
 """The cluster behind the pages' commands: a real API server with the schedulers' kinds, and what the pages take to be
-there. Its nodes are names: nothing runs on them.
-"""
+there. Its nodes are names: nothing runs on them."""
 
 from __future__ import annotations
 

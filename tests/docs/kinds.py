@@ -1,8 +1,7 @@
 """What a block of YAML can be, each held by the validator of the program that reads such a file.
 
 A page often shows a part of a file. `whole` adds what every file of that kind needs and the part leaves out, so that
-the validator sees what somebody would have who pasted the part into a file of his own.
-"""
+the validator sees what somebody would have who pasted the part into a file of his own."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Runs the commands of a page, in order, in one folder.
 
 `gputally` is called in this process, because a page has dozens of calls and a start of Python costs a second each;
-whatever needs a shell gets one, with the same folder and environment.
-"""
+whatever needs a shell gets one, with the same folder and environment."""
 
 from __future__ import annotations
 

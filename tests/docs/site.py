@@ -1,8 +1,7 @@
 """What the commands of the pages ask: an accountant on loopback with seven weeks of a small cluster behind it.
 
 Two nodes, eight GPUs, three teams, from 2026-10-01 to the 20th of November at ten, virtual time; October is over its
-grace and can be closed. Made once and copied, so that a page may close months without another's noticing.
-"""
+grace and can be closed. Made once and copied, so that a page may close months without another's noticing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The commands that need a cluster, typed as the pages have them: the real kubectl and helm, a real API server and, for
-latencies, a real Prometheus. What needs a node that runs pods is marked `kubelet` and not typed.
-"""
+latencies, a real Prometheus. What needs a node that runs pods is marked `kubelet` and not typed."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 They are typed from the top until the accountant's page has true figures, and then one file for each later step. Two
 nodes are names with the labels of real ones. tests/real/pods.py plays their kubelet; the agent's GPUs are its simulated
-source. All else is what the chart installs: arguments, files, accounts, roles, tokens, certificates.
-"""
+source. All else is what the chart installs: arguments, files, accounts, roles, tokens, certificates."""
 
 from __future__ import annotations
 

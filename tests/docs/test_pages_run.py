@@ -1,8 +1,7 @@
 """Every unmarked command of the pages runs, in order, and prints what its page shows.
 
 `GPUTALLY_UPDATE=1` puts what is printed now into the pages, where they show it without an ellipsis. Read the
-difference.
-"""
+difference."""
 
 from __future__ import annotations
 

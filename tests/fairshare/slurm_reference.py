@@ -19,8 +19,7 @@ The exact decayed integral is what gputally counts; `slurm_*` functions reproduc
 decay, which under-counts, for cross-checks against `sshare`.
 
 Source: SchedMD Slurm 284c3b95f08a, src/plugins/priority/multifactor/priority_multifactor.c (read, not
-copied). Pure.
-"""
+copied). Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The extender's JSON as the kube-scheduler writes and reads it, its limits, and the rules behind the answers.
 
-Field names are Go's, capitalised: k8s.io/kube-scheduler/extender/v1 has no JSON tags.
-"""
+Field names are Go's, capitalised: k8s.io/kube-scheduler/extender/v1 has no JSON tags."""
 
 from __future__ import annotations
 

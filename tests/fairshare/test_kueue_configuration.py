@@ -1,8 +1,7 @@
 """Kueue's configuration read as Kueue reads it.
 
 Each document went through Kueue's own strict decoder, defaults and conversion (ff69552e79ad, apis/config), and the list
-of strategies that its validation knows: what it said stands beside it.
-"""
+of strategies that its validation knows: what it said stands beside it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A stand-in for Run:ai's control plane, as its documented REST API says: tokens, units with node pools, one field.
 
-Not Run:ai: what is not needed for weights is not there, and how its scheduler divides is not imitated.
-"""
+Not Run:ai: what is not needed for weights is not there, and how its scheduler divides is not imitated."""
 
 from __future__ import annotations
 

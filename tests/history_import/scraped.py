@@ -3,8 +3,7 @@
 Both generations of labels: `old` is scraped without `honorLabels` (the workload behind `exported_`, the exporter under
 `pod`), kube-state-metrics tells no uid with requests, and a time-sliced GPU has no pod; `new` honours labels, so a GPU
 nobody holds carries the exporter's own name, and a time-sliced one that of whoever came last. In both the exporter's
-labels are one scrape old, and a pod that has completed is listed for a while with its requests.
-"""
+labels are one scrape old, and a pod that has completed is listed for a while with its requests."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Every route that can be asked, as every role, on a real ledger of two teams: a lead never sees a word of the other.
 
 What must not be seen carries a mark in every name it has (team, namespace, job, pod, user, budget, decision). The walk
-takes the routes from the application, so one that is added later is walked too.
-"""
+takes the routes from the application, so one that is added later is walked too."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Requests made up from the OpenAPI document itself: no defect, and no answer that the document does not describe.
 
 The document is the contract that clients are generated from, so an answer beside it is a fault of one of the two.
-Requests follow the document, or break it somewhere; they are drawn from a fixed seed. `-m real` draws many more.
-"""
+Requests follow the document, or break it somewhere; they are drawn from a fixed seed. `-m real` draws many more."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The images, built for real and run as a container runtime would: as their user, on a root that cannot be written.
 
 There is no engine: the kernel's mount namespaces and chroot do what it would do. That needs root and Debian's buildah;
-where they are missing that is said in one line, and in CI it is a failure.
-"""
+where they are missing that is said in one line, and in CI it is a failure."""
 
 from __future__ import annotations
 

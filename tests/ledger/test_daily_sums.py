@@ -1,8 +1,7 @@
 """Ledgers that earlier schemas wrote, kept: this release opens them, migrates them and tells the same.
 
 `GPUTALLY_GOLDEN=update` writes the file of the present schema, where there is none yet; kept files never change.
-Those of schemas 1 to 3 were written by the last releases that had them, which told the same.
-"""
+Those of schemas 1 to 3 were written by the last releases that had them, which told the same."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Whole, time-sliced, MPS, fractions, MIG, shared MIG and machines without Kubernetes; each process read by
 accounting, by samples or not at all, some by nobody that can be named. Readings are allowed to contradict the
-device: the rows may not.
-"""
+device: the rows may not."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Nodes close sets on a grid of half minutes and send them over a network that loses answers, repeats and
 reorders batches; both sides restart, outboxes get lost, two agents claim the same GPU, the ledger is put
 back to an older copy. Whatever happens: what the ledger books is what the oracle says, everything else of
-a GPU's life is `unmetered`, nothing is counted twice.
-"""
+a GPU's life is `unmetered`, nothing is counted twice."""
 
 from __future__ import annotations
 

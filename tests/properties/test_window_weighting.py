@@ -1,8 +1,7 @@
 """Windows that do not count every microsecond alike: cost, weights of models, shards, and Slurm's way to decay.
 
 The laws of tests/properties/test_windows.py hold for them too: equal to the formula over a plain scan, bit-equal
-whatever the order of arrival; and they meet the other answers of the ledger exactly.
-"""
+whatever the order of arrival; and they meet the other answers of the ledger exactly."""
 
 from __future__ import annotations
 

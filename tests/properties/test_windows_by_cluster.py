@@ -1,7 +1,6 @@
 """Windows of one cluster of several that share a ledger: what a ledger of its own would say, to the last bit.
 
-The clusters have nodes, GPUs, pods and queues of the same names.
-"""
+The clusters have nodes, GPUs, pods and queues of the same names."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A real kube-apiserver on loopback, for the suites that prove what a fake only claims.
 
 The programs come from scripts/control-plane.sh (built once from Go modules, cached). One server per
-test run, one namespace per test.
-"""
+test run, one namespace per test."""
 
 from __future__ import annotations
 

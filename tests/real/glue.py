@@ -1,7 +1,6 @@
 """AWS Glue's data catalog on loopback: moto's server, with the optimistic locking that AWS documents and moto lacks.
 
-`UpdateTable` with a `VersionId` that is no longer the table's is refused with ConcurrentModificationException.
-"""
+`UpdateTable` with a `VersionId` that is no longer the table's is refused with ConcurrentModificationException."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """What a Prometheus would have scraped, as timestamped OpenMetrics text to back-fill a real one with.
 
 `scraped` runs the demo on its virtual clock and reads every program's /metrics page now and then; `staged` adds what
-a demo of two days does not meet: faults of a device, workloads that wait and give way, an API server that is asked.
-"""
+a demo of two days does not meet: faults of a device, workloads that wait and give way, an API server that is asked."""
 
 from __future__ import annotations
 

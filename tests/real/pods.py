@@ -3,8 +3,7 @@
 Arguments, environment and volumes are those of the API server's objects.
 
 What a machine without containers has to put in their place: a folder for each volume; the loopback address for the name
-of a Service; a kubeconfig with a token of the pod's account for the pod's own access to the API server.
-"""
+of a Service; a kubeconfig with a token of the pod's account for the pod's own access to the API server."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Dashboards drawn by Grafana's own panels in Chromium, over what a real Prometheus answers.
 
 The page comes from scripts/grafana-preview.sh. It proves queries, units, legends, thresholds and layout; not Grafana's
-loader, its migrations or its links.
-"""
+loader, its migrations or its links."""
 
 from __future__ import annotations
 

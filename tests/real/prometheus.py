@@ -1,7 +1,6 @@
 """A real Prometheus 3 on loopback, scraping what a test serves or holding what a test back-filled.
 
-The programs come from scripts/prometheus.sh (built once from their Go module, cached).
-"""
+The programs come from scripts/prometheus.sh (built once from their Go module, cached)."""
 
 from __future__ import annotations
 

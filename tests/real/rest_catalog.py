@@ -1,7 +1,6 @@
 """A server of Iceberg's REST catalog on loopback: the project's own test fixture, over a SQLite file.
 
-The jars come from scripts/query-engines.sh; it reads folders with the Hadoop client that pyspark brings.
-"""
+The jars come from scripts/query-engines.sh; it reads folders with the Hadoop client that pyspark brings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A Spark standalone cluster on loopback, master and workers as processes, and a session that reads Iceberg tables.
 
-Spark is PyPI's pyspark, on Java 17 or 21 of the machine; the jars come from scripts/query-engines.sh.
-"""
+Spark is PyPI's pyspark, on Java 17 or 21 of the machine; the jars come from scripts/query-engines.sh."""
 
 from __future__ import annotations
 

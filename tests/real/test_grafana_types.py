@@ -1,8 +1,7 @@
 """The dashboards are what Grafana 13 says a dashboard is: compiled by TypeScript against its own published types.
 
 `Wire` is a type as it stands in JSON: an enum of texts is one of its texts. Everything is an object literal, so that a
-field which the type does not know is an error too.
-"""
+field which the type does not know is an error too."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Live panels on a real Prometheus that scrapes agents as in a cluster: every 30 s, intervals of 60 s, an agent that is
 replaced, and a second cluster whose nodes and queues have the same names.
 
-What the agent counts moves by a whole interval at once; wherever a window's edges fall, a GPU is one GPU.
-"""
+What the agent counts moves by a whole interval at once; wherever a window's edges fall, a GPU is one GPU."""
 
 from __future__ import annotations
 

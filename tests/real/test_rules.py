@@ -1,8 +1,7 @@
 """Every alert on the real rule engine: it fires where it should, and keeps quiet where it should not.
 
 A case is the series that there are, one sample a minute, in promtool's notation ("0+60x30": from 0, thirty steps of
-60). After `at` the alert fires with these labels; with `quiet` in place of what makes it fire, it does not.
-"""
+60). After `at` the alert fires with these labels; with `quiet` in place of what makes it fire, it does not."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """What the demo's pages, API and files say, pinned by digests: a change that is meant to change no output changes none.
 
 `GPUTALLY_GOLDEN=update` writes the digests anew. An output that differs is kept in the test's folder, to be compared
-with that of another checkout.
-"""
+with that of another checkout."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """FOCUS exports before the checkers others use: the FinOps Foundation's validator for 1.2, focus-data-toolkit for 1.4.
 
-The programs come from scripts/focus.sh (a venv of their own), the drivers from the shelf.
-"""
+The programs come from scripts/focus.sh (a venv of their own), the drivers from the shelf."""
 
 from __future__ import annotations
 

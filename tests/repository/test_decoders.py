@@ -2,8 +2,7 @@
 
 msgspec learns a Struct at its first use and shows it to other threads half-learnt: two that first decode the
 same type at once can end the process. So each is decoded by a `Decoder` that was made with its module (or with
-an object that a composition root makes).
-"""
+an object that a composition root makes)."""
 
 from __future__ import annotations
 

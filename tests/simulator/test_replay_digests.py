@@ -1,8 +1,7 @@
 """A replay gives what it always gave: the tables of docs/evaluation.md rest on it.
 
 Whoever makes the scheduler quicker changes no digest; whoever changes what it decides, or a law, writes them anew
-(GPUTALLY_UPDATE=1) and makes the tables again.
-"""
+(GPUTALLY_UPDATE=1) and makes the tables again."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ as the query uses them. Within a piece every value of a dimension is determined 
 
 `ResultCache` caches results for one snapshot, because a page runs a dozen queries about the same job or the same
 quarter-hour. The holders of a job are looked up once, and a coarser grouping is derived from a cached finer one. Sums
-are integers, so the derived answer is exactly that of the engine.
-"""
+are integers, so the derived answer is exactly that of the engine."""
 
 from __future__ import annotations
 

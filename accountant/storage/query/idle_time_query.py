@@ -7,8 +7,7 @@ and for hours without sums; the result equals that of reading all rows.
 
 Borrowed time (`lent_time`) is computed per GPU and quarter-hour (split where the span ends inside one), and only for
 hours in which something was borrowed. Borrowers are sorted by name, so the result does not depend on the order of
-arrival. Only a limited number of hours is held in memory at a time.
-"""
+arrival. Only a limited number of hours is held in memory at a time."""
 
 from __future__ import annotations
 

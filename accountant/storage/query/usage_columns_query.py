@@ -4,8 +4,7 @@ The engine sums by class of holders and kind of device; names are looked up once
 once per queue and namespace. The figures equal those of `usage` with the same grouping.
 
 Start-up time, which requires reading every pod, is computed once for all groupings. Memory grows with the results:
-their keys, and some hundred bytes per row.
-"""
+their keys, and some hundred bytes per row."""
 
 from __future__ import annotations
 

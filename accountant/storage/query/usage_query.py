@@ -2,8 +2,7 @@
 
 Whole days, hours and quarter-hours are read from their sums, the edges from rows. Unmetered time, for which there are
 no rows, and down time, which comes from the inventory, are computed per GPU and added, so that the accounts of every
-GPU add up to its capacity exactly.
-"""
+GPU add up to its capacity exactly."""
 
 from __future__ import annotations
 

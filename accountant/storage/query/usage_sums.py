@@ -5,8 +5,7 @@ folded. At the edges the engine sums rows that lie entirely inside; a set that r
 `accountant.core.gpu_time_accounts.part`.
 
 Time leaves the engine as 64-bit integers, which hold 292,000 GPU-years and are three times as cheap to fetch as 128-bit
-ones. Energy may need more and is not converted. A value that does not fit raises an error.
-"""
+ones. Energy may need more and is not converted. A value that does not fit raises an error."""
 
 from __future__ import annotations
 

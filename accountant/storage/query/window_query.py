@@ -5,8 +5,7 @@ sums of each slice come from accountant.storage.query.window_sums, mostly from i
 lifetimes of the GPUs. Sums of places with equal weight are added as integers, decayed by the age of their slice,
 combined, and multiplied once by the weight (accountant.storage.query.window_weights).
 
-Down time, of a node or of a lost GPU, is not capacity; time when both are down counts once.
-"""
+Down time, of a node or of a lost GPU, is not capacity; time when both are down counts once."""
 
 from __future__ import annotations
 

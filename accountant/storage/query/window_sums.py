@@ -7,8 +7,7 @@ cached quarter-hours if it can, or else drops them. A reader uses only entries t
 changed.
 
 Decayed terms are integers: each row is decayed to the end of its quarter-hour and rounded there
-(accountant.core.window_decay), so sums do not depend on the order in which rows arrived.
-"""
+(accountant.core.window_decay), so sums do not depend on the order in which rows arrived."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ window sums microseconds per place and multiplies once by an exact fraction, so 
 of arrival or on how time is split.
 
 A cost uses the price book's rows at the time, per whole GPU-hour: the amount of a statement before commitments and
-billing policy, which depend on other users and not only on the usage.
-"""
+billing policy, which depend on other users and not only on the usage."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ says that it has no older records; then the numbers in between are lost.
 
 A set (the rows of one GPU with equal span) is accepted or rejected as a whole: a partial set would leave a GPU with
 missing or double time. Nearly all sets are valid, and `beyond_doubt` confirms that for a whole group at once;
-`record_fault` checks the others individually and finds the fault.
-"""
+`record_fault` checks the others individually and finds the fault."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ that touch the region (accountant.core.claim_overlap), so the ledger does not de
 In a small commit each SQL statement costs more than its rows. So nothing is written that can be derived from the rows:
 sums are computed later (`accountant.storage.write.rollups`), and the record that a node has a GPU is written when it
 begins, not each time it is extended. The caches of readers receive the added rows (`BookedChanges.added`) and need not
-read them.
-"""
+read them."""
 
 from __future__ import annotations
 

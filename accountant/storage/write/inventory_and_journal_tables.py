@@ -1,8 +1,7 @@
 """Writes and reads the tables besides usage: nodes, namespaces, policies, decisions, acts and epochs, with their
 history.
 
-A node or a namespace has one row for its present facts, and one row in `past` for each earlier version.
-"""
+A node or a namespace has one row for its present facts, and one row in `past` for each earlier version."""
 
 from __future__ import annotations
 

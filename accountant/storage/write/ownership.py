@@ -6,8 +6,7 @@ for `move_after_ms`, or when an administrator confirms the move; earlier time st
 A pod belongs to the node to which the API server bound it, or to the nodes of its job in Slurm's accounting. If neither
 is known, it belongs to the node whose row first named it, and before any row names it, to the node that first reported
 facts about it. What another node reports about the pod is quarantined, or stored under an identifier that only this
-node uses. So neither node can change which team pays for the other's rows.
-"""
+node uses. So neither node can change which team pays for the other's rows."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ included only if it differs from its default, so that old digests stay valid.
 
 `cells` computes the same figures for columns as accountant.core.gpu_time_accounts for single rows; the few rows with
 gaps are computed individually. `add` passes few rows as lists, which costs a small statement half as much as an Arrow
-table; for many rows the table is faster.
-"""
+table; for many rows the table is faster."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ With day sums, a query over a month reads days instead of hours. A day has sums 
 its hours unfolds, they are deleted in the same transaction and computed again later. Each day's sum is stored with its
 span, so the sum of a day in another time zone stays usable until a day of this zone replaces it. A few days are
 computed per checkpoint, newest first, because the writer waits; a ledger without day sums gets them with its first
-checkpoints.
-"""
+checkpoints."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """One real API server that writes down who asked for what, and the kinds it does not bring itself.
 
 Kinds of schedulers and of owners of pods stand in by definitions without a schema: here it is about who may do what
-with them. What is in them, the suites of the controller and of the inventory know.
-"""
+with them. What is in them, the suites of the controller and of the inventory know."""
 
 from __future__ import annotations
 

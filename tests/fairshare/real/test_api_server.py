@@ -1,7 +1,6 @@
 """The cluster port on a real kube-apiserver with KAI's CRDs, and the in-memory one beside it: one suite for both.
 
-What holds on the real server and not on the fake would be a lie the rest of the tests believe.
-"""
+What holds on the real server and not on the fake would be a lie the rest of the tests believe."""
 
 from __future__ import annotations
 

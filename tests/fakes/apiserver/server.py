@@ -2,8 +2,7 @@
 
 It answers as kube-apiserver does where the agent can tell: versions are cluster-wide, a watch begins behind
 the version it is given and ends after `timeoutSeconds`, a version that was compacted away is 410. The same
-suite runs on the real one.
-"""
+suite runs on the real one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A kubelet's PodResources server: real gRPC (grpcio) on a unix socket, over state the test changes.
 
-The messages are compiled from the .proto beside this file when the tests run.
-"""
+The messages are compiled from the .proto beside this file when the tests run."""
 
 from __future__ import annotations
 

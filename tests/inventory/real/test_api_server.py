@@ -1,7 +1,6 @@
 """The accountant's side of a real kube-apiserver: inventory by watches, token and access reviews.
 
-What the fake server of the other tests claims is held here against the real one.
-"""
+What the fake server of the other tests claims is held here against the real one."""
 
 from __future__ import annotations
 
