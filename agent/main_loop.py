@@ -267,7 +267,9 @@ class Agent:
         """Raise ClockSetBack if the clock was far ahead and the accountant says that it is right now."""
         ahead_ms = -self._timeline.offset_ms
         if ahead_ms > WRONG_MS and self._lines.opinion(self._clock.wall_ms() - self._clock.monotonic_ms()):
-            raise ClockSetBack(f"the clock was {ahead_ms // MS_PER_SECOND} s ahead and is right now: starting anew")
+            raise ClockSetBack(
+                f"the clock was {ahead_ms // MS_PER_SECOND} s ahead and is right now: the agent restarts"
+            )
 
     def _line_ms(self) -> int:
         """Return how far the meter's time is ahead of the monotonic clock."""

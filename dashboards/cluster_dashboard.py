@@ -105,8 +105,8 @@ def namespaces() -> list[Table | BarGauge]:
         ),
         bars(
             "Held at peak hours, by namespace",
-            "Mean number of GPUs held at peak hours over the shown time: the ten largest. Who stands here and not "
-            "among those who use much could move work into the night. Live.",
+            "Mean number of GPUs held at peak hours over the shown time: the ten largest. A namespace here that is not "
+            "among the largest users could move work into the night. Live.",
             Query(promql.top(10, promql.at_peak(held)), "{{namespace}}"),
             GPUS,
             decimals=1,
@@ -289,7 +289,7 @@ def _money_and_demand() -> list[Stat]:
         ),
         stat(
             "Stranded",
-            "GPUs that are free while no waiting gang fits on them: too few on one node for what is asked for. "
+            "GPUs that are free while no waiting gang fits on them: too few on one node for the gang. "
             "From the controller.",
             Query(STRANDED),
             GPUS,

@@ -232,7 +232,7 @@ def _preemptions() -> list[BarGauge | TimeSeries]:
         ),
         timeseries(
             "Claims by outcome",
-            "What became of those who asked for room in the latest cycle: there was room, others gave way, or no "
+            "Outcome of each claim for room in the latest cycle: there was room, others gave way, or no "
             "workload may be stopped.",
             [
                 Query(

@@ -28,7 +28,7 @@ def holders() -> Table:
     return table(
         "Holders",
         "Each container that holds a part of a chosen GPU: the part it was given, how much of the GPU's time it is "
-        "busy, and the memory it uses. Where use cannot be told apart there is no figure, and not 0. Live.",
+        "busy, and the memory it uses. A cell is empty, and not 0, where the driver cannot measure the use. Live.",
         [(heading, Query(expression, instant=True)) for heading, expression in columns.items()],
         by=BY,
         columns={"Share": share, "Busy": share, "Memory": {"unit": "bytes"}},

@@ -197,7 +197,7 @@ def modern_and_uneditable(dashboard: Json) -> Iterator[str]:
     if dashboard["editable"]:
         yield "the dashboard must not be editable: changes belong into dashboards/"
     if not dashboard["uid"].startswith("gputally-") or len(dashboard["uid"]) > 40:
-        yield f"uid {dashboard['uid']!r} is not a stable name of ours of at most 40 characters"
+        yield f"uid {dashboard['uid']!r} is not a stable name of at most 40 characters"
     ids = [panel["id"] for panel in dashboard["panels"]]
     if len(set(ids)) != len(ids):
         yield "two panels have the same id"

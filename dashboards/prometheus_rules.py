@@ -198,7 +198,7 @@ METERING = Group(
             "15m",
             "warning",
             "The agent on {{ $labels.node }} cannot read its {{ $labels.collector }}",
-            "Time goes on being metered; who holds it, whose it is or how it is used may be unknown or out of date.",
+            "GPU time is still metered; its holder, its team or its use may be unknown or out of date.",
         ),
         Alert(
             "GputallyGpuLost",

@@ -283,7 +283,7 @@ def release(
     for line in ended.told():
         print(for_terminal(line), file=sys.stderr)
     if not outcomes and output == "table":
-        print("nothing to release: no queue carries a weight of ours")
+        print("nothing to release: no queue carries a weight of the controller")
     else:
         show(output, lambda: plan_tables.outcomes_table(outcomes), [plan_tables.outcome(each) for each in outcomes])
     stays = any(outcome.result not in {"applied", "would-apply"} for outcome in outcomes)

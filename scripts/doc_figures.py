@@ -43,7 +43,7 @@ POOL, KS = 16, (0.0, 1.0, 2.5)
 
 
 def rows() -> list[tuple[str, UsageInterval | None]]:
-    """An hour of one GPU, a row a minute, with what happens in it; None where nothing was recorded."""
+    """An hour of one GPU, a row a minute, with what happens in it; None if nothing was recorded."""
     found: list[tuple[str, UsageInterval | None]] = []
     for length, what in STORY:
         for _ in range(length):

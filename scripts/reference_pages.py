@@ -65,17 +65,16 @@ API_INTRO = """\
 Written by `python -m scripts.reference_pages` from [openapi.json](schema/openapi.json); edit the code, not this page.
 A running accountant serves the document at `/openapi.json`.
 
-- A caller shows a bearer token (`Authorization: Bearer …`); which scopes there are, and who vouches for a caller, is
-  said in [security](security.md).
+- A caller sends a bearer token (`Authorization: Bearer …`). [Security](security.md) lists the scopes and the sources of
+  tokens.
 - Times are UTC milliseconds, spans half open, GPU time integers of microseconds, money decimal text.
-- Lists come page by page: `next_page` of an answer is `page` of the next question, all but `limit` unchanged. Pages
-  that follow from one another are of one answer, of the moment of the first: they add up to it, and to the totals that
-  each of them shows, whatever is booked, priced or decided meanwhile. An answer is kept for a quarter of an hour after
-  its last page was asked for, as far as `limits.pages_bytes` has room. Of one that is kept no longer the pages go on
-  where it is still the same, as that of a month that is over mostly is; else they are refused (410 `page-gone`), and
-  the first page is to be asked for again. A page opens answers to its own question alone, for callers with the same
-  rights.
-- A refusal is `application/problem+json` with a stable `type`. Any question may meet {everywhere}.
+- Lists are paged: `next_page` of an answer is `page` of the next request; all parameters but `limit` stay the same.
+  All pages of a list show the state at the first request, even if time is booked, priced or decided in between, so
+  their rows add up to the totals that each page shows. The accountant keeps a list for a quarter of an hour after its
+  last page was read, within `limits.pages_bytes`. After that, pages continue if the answer is still the same, as it
+  usually is for a past month; otherwise the request is refused (410 `page-gone`): request the first page again. A
+  page token is valid for its own request only, and for callers with the same rights.
+- A refusal is `application/problem+json` with a stable `type`. Every route may answer {everywhere}.
 
 ```sh
 curl -sf -H "Authorization: Bearer $TOKEN" "$GPUTALLY_URL/v1/usage?by=team&start=2026-10-01&end=2026-11-01"
@@ -361,7 +360,7 @@ _TYPE_NAMES = {str: "text", int: "whole number", float: "number", Path: "path", 
 COMMANDS_INTRO = """\
 # Commands
 
-Generated from the programs' own parsers: `make reference` writes it anew. How they print, what their exit codes mean
+Generated from the programs' own parsers: `make reference` writes it again. How they print, what their exit codes mean
 and how a shell completes them: [the command line](cli.md).
 
 """
@@ -510,7 +509,7 @@ def values_tables(text: str) -> str:
 
 
 def values_page(current: str, text: str) -> str:
-    """The page with its tables made anew; the rest as it stands."""
+    """The page with its tables generated again and the rest unchanged."""
     before, _, rest = current.partition(VALUES_BEGIN)
     _, _, after = rest.partition(VALUES_END)
     return f"{before}{VALUES_BEGIN}\n{values_tables(text)}\n{VALUES_END}{after}"
@@ -635,7 +634,7 @@ def lake_sizing_table(fleets: tuple[int, ...] = LAKE_FLEETS, of: MeasuredLake = 
 
 
 def sizing_page(text: str) -> str:
-    """The page with its tables computed anew."""
+    """The page with its tables computed again."""
     parts = text.split(SIZING_BEGIN)
     for at, table in enumerate((sizing_table(), lake_sizing_table()), 1):
         parts[at] = f"\n\n{table}\n\n{SIZING_END}{parts[at].partition(SIZING_END)[2]}"
@@ -660,7 +659,7 @@ def _lake_table(table: LakeTable) -> str:
 
 
 def lake_page(current: str) -> str:
-    """The page with its tables anew."""
+    """The page with its tables generated again."""
     before, _, rest = current.partition(LAKE_BEGIN)
     _, _, after = rest.partition(LAKE_END)
     return f"{before}{LAKE_BEGIN}\n{lake_tables()}\n\n{LAKE_END}{after}"

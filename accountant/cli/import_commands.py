@@ -55,7 +55,7 @@ def from_prometheus(
     match: Annotated[str, typer.Option(help="Further label matchers, for example 'cluster=\"prod\"'.")] = "",
     scheduler: Annotated[str, typer.Option(help="Who places GPU pods, where kube_pod_scheduler is not scraped.")] = "",
     label: Annotated[list[str] | None, typer.Option(help="Label of pods that may name a team (repeatable).")] = None,
-    chunk: Annotated[str | None, typer.Option(help="How much is asked for at a time (default: by devices).")] = None,
+    chunk: Annotated[str | None, typer.Option(help="Length of one query (default: by devices).")] = None,
     source_token_file: Annotated[Path | None, typer.Option(help="File with the bearer token for URL.")] = None,
     source_ca_file: Annotated[Path | None, typer.Option(help="Authorities trusted for URL, PEM.")] = None,
     source_header: Annotated[list[str] | None, typer.Option(help="NAME: VALUE sent to URL (repeatable).")] = None,

@@ -334,7 +334,7 @@ def _called(name: str, remote: AccountantClient, span: Query) -> str:
         return found[0]
     if not found:
         near = nearest(name.rpartition("/")[2], {job.job.rpartition("/")[2] for job in known})
-        raise Unanswered(f"no job {name!r} held or asked for a GPU in that time{near} (--start looks further back)")
+        raise Unanswered(f"no job {name!r} held or requested a GPU in that time{near} (--start looks further back)")
     shown = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else "")
     raise Unanswered(f"{name!r} may be any of {len(found):,} jobs, say which: {shown}")
 

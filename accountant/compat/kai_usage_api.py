@@ -268,7 +268,7 @@ class KaiMetrics:
         )
         self.age = Gauge(
             "gputally_kai_usage_age_seconds",
-            "Age of the usage in the last answer to KAI: from the end of what is metered to the instant asked for.",
+            "Age of the usage in the last answer to KAI: from the end of the metered time to the requested instant.",
             registry=registry,
         )
         for result in ("usage", "stale", "plain", "refused"):

@@ -871,7 +871,9 @@ def _warnings(found: Found, unmetered_us: int, question: Question) -> list[str]:
         warnings.append("services are not known to the ledger")
     if any(name.startswith("annotation:") for name in question.aggregate):
         warnings.append("annotations are not kept in the ledger")
-    warnings += [f"{name} is asked for, but not kept in the ledger: no allocation has one" for name in question.unkept]
+    warnings += [
+        f"{name} is requested, but the ledger does not store it: no allocation has one" for name in question.unkept
+    ]
     warnings += [f"{name} is not applied" for name in question.ignored]
     return warnings
 

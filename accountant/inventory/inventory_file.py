@@ -130,7 +130,7 @@ class InventoryFile(Model):
             for index, entry in enumerate(entries):
                 key = (entry.cluster or self.cluster, entry.name)
                 if key in seen:
-                    raise InventoryFault((kind, index, "name"), f"{entry.name!r} stands here twice")
+                    raise InventoryFault((kind, index, "name"), f"{entry.name!r} occurs twice")
                 seen.add(key)
         for index, planned in enumerate(self.maintenance):
             try:

@@ -92,7 +92,7 @@ class Mail:
                 server.close()
                 raise
         except (smtplib.SMTPException, OSError, ValueError) as error:
-            raise Refused(f"{self._smtp.server}: {_said(error)}") from error
+            raise Refused(f"{self._smtp.server}: {_error_text(error)}") from error
         with contextlib.suppress(smtplib.SMTPException, OSError):  # the message is accepted already
             server.quit()
         return taken
@@ -135,7 +135,7 @@ class Mail:
         except smtplib.SMTPDataError:
             raise
         except (smtplib.SMTPServerDisconnected, OSError) as error:
-            raise DeliveryUncertain(f"{self._smtp.server}: no answer to the letter ({_said(error)})") from error
+            raise DeliveryUncertain(f"{self._smtp.server}: no answer to the letter ({_error_text(error)})") from error
         _must((code, answer), 250)
         taken = f"taken by {self._smtp.server} for {len(self._smtp.to) - len(refused)} of {len(self._smtp.to)}"
         return taken + "".join(f"; {who}: {why}" for who, why in refused.items())
@@ -199,7 +199,7 @@ def _must(answer: tuple[int, bytes], code: int) -> None:
         raise smtplib.SMTPResponseException(*answer)
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, smtplib.SMTPResponseException):
         text = error.smtp_error
         return f"{error.smtp_code} {text.decode(errors='replace') if isinstance(text, bytes) else text}"

@@ -91,7 +91,7 @@ def parse_amount(value: object) -> Decimal:
     if isinstance(exponent, int) and -exponent > MAX_PLACES:
         raise ValueError(f"more than {MAX_PLACES} decimals: {value}")
     if amount < 0:
-        raise ValueError(f"a price is not negative: {value}")
+        raise ValueError(f"a price cannot be negative: {value}")
     if amount > MAX_AMOUNT:
         raise ValueError(f"more than {MAX_AMOUNT} a GPU-hour: {value}")
     return amount
@@ -510,7 +510,7 @@ class PriceBook(Model):
         ids: set[str] = set()
         for index, row in enumerate(self.rows):
             if row.id in ids:
-                raise PriceFault(index, "id", f"row {row.id!r} stands here twice")
+                raise PriceFault(index, "id", f"row {row.id!r} occurs twice")
             ids.add(row.id)
             entry = _entry(index, row, tz)
             if row.commitment in committed:

@@ -266,7 +266,7 @@ async def read_form(request: Request) -> dict[str, str]:
     async for part in request.stream():
         body += part
         if len(body) > _MOST_FORM_BYTES:
-            raise Refusal("too-large", "a form this long is none of ours")
+            raise Refusal("too-large", "the form is longer than any form of this site")
     return {name: values[0] for name, values in parse_qs(body.decode(errors="replace")).items()}
 
 

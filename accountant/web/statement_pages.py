@@ -242,7 +242,7 @@ def act(request: Request, number: int, deps: Given, principal: Reading) -> Respo
 invoice_router = APIRouter(include_in_schema=False)
 Show = Literal["all", "apart", "together", "foreign"]
 SHOWS: dict[Show, str] = {
-    "all": "all", "apart": "apart", "together": "in agreement", "foreign": "no GPU of ours",
+    "all": "all", "apart": "apart", "together": "in agreement", "foreign": "no GPU of the cluster",
 }  # fmt: skip
 PARTS = ("invoice", "teams", "idle", "unused_commitments", "unmatched")
 

@@ -101,7 +101,7 @@ _OUTCOMES: Final = {
 }  # fmt: skip
 _TRIGGERS: Final = {
     "waits": "because it waits", "latency": "because a latency is over its threshold",
-    "by hand": "because a person asked for room", "idle": "because what is held stands idle",
+    "by hand": "because a person asked for room", "idle": "because held GPUs are idle",
 }  # fmt: skip
 _DONE: Final = {
     "applied": "It was written to the scheduler.", "would-apply": "A dry run: nothing was written.",
@@ -282,7 +282,7 @@ def _of_kai(parts: Mapping[str, Any]) -> str:
 def _cycle(decision: Decision, cycle: Sequence[Decision]) -> DecisionText:
     return DecisionText(
         "What the weights were computed from",
-        ("One window of usage, and what every queue asked for and held at that instant.",),
+        ("One window of usage, and what every queue requested and held at that instant.",),
         _window(decision),
         tuple(_queues(decision, None)),
         _others(decision, cycle),
@@ -378,7 +378,7 @@ def _queues(record: Decision | None, subject: str | None) -> list[TextTable]:
         )
         for one in found
     )
-    lead = "Used over the window; asked for, held and due in GPUs at that instant. A parent holds its children's."
+    lead = "Used over the window; requested, held and due in GPUs at that instant. A parent holds its children's."
     columns = ("Queue", "Used", "Of capacity", "Asks", "Holds", "Due", "Weight then")
     strong = frozenset(i for i, one in enumerate(found) if one.queue == subject)
     return [TextTable("Every queue then", lead, columns, rows, 1, strong)]

@@ -108,7 +108,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = KAI
     kubelet_socket: Annotated[
-        str, Meta(description="The kubelet's PodResources socket; mount its folder, since the socket is made anew.")
+        str,
+        Meta(
+            description="The kubelet's PodResources socket; mount its folder, because the kubelet recreates the socket."
+        ),
     ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
     api_url: Annotated[
         str, Meta(description="URL of the API server; empty: the one of this cluster; off: it is not asked.")
@@ -133,7 +136,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str, Meta(description="Where the kubelet's log folders are mounted: they say what a pod is called.")
     ] = "/var/log/pods"
     release_file: Annotated[
-        str, Meta(description="While this file exists the driver is let go, so that MIG can be reconfigured.")
+        str,
+        Meta(description="While this file exists the agent keeps the driver closed, so that MIG can be reconfigured."),
     ] = ""
     hpc_jobs: Annotated[
         str, Meta(description="Folder that says which jobs hold which GPUs, as dcgm-exporter reads it; empty: none.")

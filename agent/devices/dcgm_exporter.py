@@ -197,7 +197,7 @@ class Exporter:
             self._clock.wait(pause_ms / MS_PER_SECOND, stop)
 
     def _tell(self, error: Exception) -> None:
-        log.error("scraping dcgm-exporter failed and begins anew", exc_info=error)
+        log.error("scraping dcgm-exporter failed and restarts", exc_info=error)
         with self._lock:
             self._failure = described(error)
 

@@ -227,7 +227,7 @@ class Gpus:
         if not self._up:
             return
         if self._watchdog.stuck:
-            log.warning("NVML cannot be let go: a call hangs in the driver")
+            log.warning("NVML cannot be closed: a call hangs in the driver")
             return
         try:
             self._watchdog.call(_LIBRARY, self._library_s, partial(self._shut_down, forget=forget))
@@ -389,7 +389,7 @@ class ReleasableSource:
         if until_ms is not None and self._clock.monotonic_ms() >= until_ms:
             self._until_ms = None
             self._source.reacquire(BY_SIGNAL)
-            log.info("driver taken again after a signal")
+            log.info("driver opened again after a signal")
         return self._source.snapshot(at_ms)
 
     def close(self) -> None:

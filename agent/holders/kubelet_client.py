@@ -322,5 +322,5 @@ class Kubelet:
     def _failed(self, error: Exception) -> None:
         self._failures += 1
         if self._failures == 1:
-            log.warning("the kubelet does not say who holds what", extra={"reason": str(error)})
+            log.warning("the kubelet does not list the pods that hold GPUs", extra={"reason": str(error)})
         self._given = replace(self._given, failure=str(error))

@@ -127,7 +127,7 @@ class NodeStore:
     def _decide(self) -> None:
         reason = release_reason(self._labels)
         if reason != self._reason:
-            log.warning("driver let go" if reason else "driver taken again", extra={"label": reason or self._reason})
+            log.warning("driver released" if reason else "driver opened again", extra={"label": reason or self._reason})
             self._reason = reason
             self._on_release(reason)
 
@@ -180,7 +180,7 @@ class _JoinInputs:
 
 
 def _tell(name: str, error: Exception) -> None:
-    log.error("a loop failed and begins anew", extra={"loop": name}, exc_info=error)
+    log.error("a loop failed and restarts", extra={"loop": name}, exc_info=error)
 
 
 class NodePods:

@@ -130,8 +130,10 @@ def write_anew(db: sqlite3.Connection, path: Path, now_ms: int) -> None:
         kept = _move_aside(path, now_ms) if path.exists() else None
         fresh.replace(path)
     except OSError as error:
-        raise OutboxUnavailable(f"outbox {path} was removed and cannot be written anew: {error.strerror}") from error
-    log.critical("outbox was removed: written anew", extra={"path": str(path), "found_instead": str(kept or "nothing")})
+        raise OutboxUnavailable(f"outbox {path} was removed and cannot be rewritten: {error.strerror}") from error
+    log.critical(
+        "outbox was removed and is rewritten", extra={"path": str(path), "found_instead": str(kept or "nothing")}
+    )
 
 
 def connect(path: Path, now_ms: int, *, fsync: bool) -> sqlite3.Connection:
@@ -199,7 +201,7 @@ if TYPE_CHECKING:
     from agent.metering.meter import ClosedSet
 
 
-class Marks(msgspec.Struct, frozen=True):
+class SpoolMarks(msgspec.Struct, frozen=True):
     """The marks of the records, which change in the same transaction as the records."""
 
     epoch: str
@@ -213,7 +215,7 @@ class Marks(msgspec.Struct, frozen=True):
     released_early: int = 0
 
 
-_stored_marks = msgspec.json.Decoder(Marks)
+_stored_marks = msgspec.json.Decoder(SpoolMarks)
 
 
 class Spool:
@@ -225,7 +227,7 @@ class Spool:
     db, marks: for use within `reading` or `transaction`; the marks may be read at any time once the file is open."""
 
     db: sqlite3.Connection
-    marks: Marks
+    marks: SpoolMarks
 
     def __init__(self, path: Path, clock: Clock, *, fsync: bool, patient: bool, randbits: Callable[[int], int]) -> None:
         self._path = path
@@ -324,7 +326,7 @@ class Spool:
         self._unlock()  # that file may be gone as well
         try:
             self._lock = lock(self._path)
-            with self._failures("written anew"):
+            with self._failures("rewritten"):
                 write_anew(self.db, self._path, self._clock.wall_ms())
             self._let_go()
             self._open()
@@ -350,12 +352,12 @@ class Spool:
             except OutboxLocked as error:
                 raise OutboxUnavailable(str(error)) from error
 
-    def _load(self) -> Marks:
+    def _load(self) -> SpoolMarks:
         with self._failures("read"):
             stored = self.get("marks")
             if stored is not None:
                 return _stored_marks.decode(stored)
-            marks = Marks(epoch=self.new_epoch(self._clock.wall_ms()))
+            marks = SpoolMarks(epoch=self.new_epoch(self._clock.wall_ms()))
             self.put("marks", msgspec.json.encode(marks))
             return marks
 

@@ -124,7 +124,7 @@ def with_ownership_verdict(conditions: Sequence[Condition], outcomes: Sequence[O
     contested = sorted({outcome.apply.name for outcome in outcomes if outcome.result == "contested"})
     if not contested:
         return tuple(conditions)
-    text = f"another manager owns the field on {say(contested)}: our weight is not what stands there"
+    text = f"another manager owns the field on {say(contested)}, so the controller's weight has no effect"
     return tuple(
         Condition("Effective", "False", "FieldNotOurs", text)
         if condition.type == "Effective" and condition.status != "False"

@@ -300,7 +300,7 @@ def divide(case: DivisionProblem, *, explain: bool = False, kai_compat: bool = F
         names.sort()
         twice = next((one for one, other in pairwise(names) if one == other), None)
         if twice is not None:
-            raise DivisionError(f"queue {twice!r} stands there twice")
+            raise DivisionError(f"queue {twice!r} occurs twice")
     steps: Steps | None = [] if explain else None
     if case.function == "divideOverQuotaResource":
         siblings = Siblings(claims, None, steps, kai_compat=kai_compat)

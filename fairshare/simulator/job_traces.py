@@ -72,7 +72,7 @@ def parse_jobs(rows: Iterable[tuple[str, Mapping[str, object]]], start_ms: int) 
             faults.append(Fault(place, str(error)))
             continue
         if job.id in seen:
-            faults.append(Fault(place, f"job_id {job.id!r} stands here twice, first at {seen[job.id]}"))
+            faults.append(Fault(place, f"job_id {job.id!r} occurs twice, first at {seen[job.id]}"))
         else:
             seen[job.id] = place
             jobs.append(job)
@@ -242,7 +242,7 @@ def _check_columns(path: Path, columns: Sequence[str], team: str) -> None:
     read = {team, *REQUIRED, *UTILISATION, "kind", "preemptible"}
     twice = next((name for number, name in enumerate(columns) if name in read and name in columns[:number]), None)
     if twice is not None:
-        raise TraceError(f"{path}:1: column {twice!r} stands there twice")
+        raise TraceError(f"{path}:1: column {twice!r} occurs twice")
     missing = missing_columns(["team" if name == team else name for name in columns])
     if team != "team" and team not in columns:
         missing = (team, *(name for name in missing if name != "team"))

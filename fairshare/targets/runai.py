@@ -87,7 +87,7 @@ class RunaiApi:
         except httpx2.InvalidURL as error:
             raise Refused(f"not an address: {url!r}: {error}") from error
         if parsed.scheme != "https" and not (parsed.scheme == "http" and parsed.host in _LOCAL):
-            raise Refused(f"{url}: Run:ai is asked over https alone")
+            raise Refused(f"{url}: Run:ai is reached over https only")
         self._url = url.rstrip("/")
         self._credentials = credentials
         self._clock = clock
@@ -115,7 +115,7 @@ class RunaiApi:
             answer = self._ask("GET", path, query={**query, "offset": str(offset)})
             rows = answer.get(_LISTS[kind]) if isinstance(answer, dict) else None
             if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-                raise Unavailable(f"{self._url}{path}: not the answer of Run:ai")
+                raise Unavailable(f"{self._url}{path}: the answer is not one of Run:ai's API")
             yield from rows
             if len(rows) < PAGE:
                 return

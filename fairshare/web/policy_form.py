@@ -367,7 +367,7 @@ def _target(name: str, title: str, modes: tuple[tuple[str, str], ...], *more: Fi
 
 TARGETS = Group(
     "Targets",
-    "The schedulers that are told, and whether what is decided is written or only printed.",
+    "The schedulers that receive weights, and whether decisions are written or only printed.",
     (
         *_target(
             "kai", "KAI", (_WEIGHT[0], ("usage", "usage: KAI asks for it itself"), _WEIGHT[1]),
@@ -500,9 +500,9 @@ GROUPS = (
             Field(("deficit", "repay"), "Repay within", "duration", "in which a debt would be repaid at once"),
             Field(("deficit", "rate"), "Rate", "number", "most that a queue is moved off its share, of the pool"),
             Field(("deficit", "horizon"), "Horizon", "duration", "how far ahead pending work counts as demand"),
-            Field(("deficit", "gain"), "Gain", "number", "how strongly who is off his due moves his weight"),
+            Field(("deficit", "gain"), "Gain", "number", "how strongly a queue's distance from its due acts"),
             Field(("deficit", "smoothing"), "Smoothing", "duration", "averaged over this time"),
-            Field(("deficit", "reclaim_price"), "Its price", "number", "most taken from who has others preempted"),
+            Field(("deficit", "reclaim_price"), "Its price", "number", "most weight that preempting costs a queue"),
             Field(("deficit", "price_knee"), "Its knee", "number", "evictions per GPU-hour that cost half of it"),
             Field(("deficit", "quiet"), "Quiet below", "number", "smaller differences of share move no weight"),
             Field(("turns", "min_turn"), "Shortest turn", "duration", "of a gang that no share admits"),

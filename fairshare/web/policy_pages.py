@@ -150,7 +150,7 @@ def _sent(visit: RequestContext) -> Form:
     try:
         return policy_form.form_from(visit.form)
     except ValueError as error:
-        raise Refusal(400, "Not a form of ours", str(error)) from error
+        raise Refusal(400, "Not a form of this site", str(error)) from error
 
 
 def _draft(site: PagesApp, standing: PolicyText, sent: Form) -> Draft:

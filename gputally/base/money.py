@@ -151,7 +151,7 @@ def payable(amounts: Mapping[K, Money], currency: str, total: Money | None = Non
 def nano_gpu_hours(gpu_us: int) -> int:
     """Convert GPU-µs to whole nano-GPU-hours (3.6 µs each), half to even. Raises ValueError for a negative value."""
     if gpu_us < 0:
-        raise ValueError(f"GPU time is not negative: {gpu_us} µs")
+        raise ValueError(f"GPU time cannot be negative: {gpu_us} µs")
     return _half_even(gpu_us * 10**HOUR_PLACES, US_PER_HOUR)
 
 

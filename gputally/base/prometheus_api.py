@@ -87,7 +87,7 @@ class Prometheus:
     def range(self, query: str, start_ms: int, end_ms: int, step_ms: int) -> list[Result]:
         """Evaluate the query at start, start + step, … up to end, both included; the elements have `values`."""
         if (end_ms - start_ms) // step_ms + 1 > MOST_POINTS:
-            raise ValueError(f"more than {MOST_POINTS} points were asked for")
+            raise ValueError(f"the query has more than {MOST_POINTS} points")
         span = {"start": _seconds(start_ms), "end": _seconds(end_ms), "step": _seconds(step_ms)}
         return self._ask("query_range", {"query": query, **span})
 

@@ -177,7 +177,7 @@ def _locate(
             at = key.start_mark.line + 1
             inner = (*path, str(key.value))
             if inner in lines:
-                faults.append(f"{name}:{at}: key {key.value!r} stands here twice, first on line {lines[inner]}")
+                faults.append(f"{name}:{at}: key {key.value!r} occurs twice, first on line {lines[inner]}")
             else:
                 _locate(value, inner, at, lines, faults, name)
     elif isinstance(node, yaml.SequenceNode):

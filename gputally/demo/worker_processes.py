@@ -157,7 +157,7 @@ def _work(who: str, name: str, pipes: list[Connection], nice: int, log_file: Pat
         try:
             part = make(*arguments)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other side has to hear of it
-            said = _said(who, error)
+            said = _error_line(who, error)
             if first.recv() is not None:
                 first.send((None, said))
             return
@@ -177,13 +177,13 @@ def _obey(who: str, orders: Connection, part: WorkerObject) -> bool:
             try:
                 answer = getattr(part, method)(*arguments), ""
             except Exception as error:  # noqa: BLE001 - whatever it is, the other side has to hear of it
-                answer = None, _said(who, error)
+                answer = None, _error_line(who, error)
             orders.send(answer)
         return True
     return False
 
 
-def _said(who: str, error: Exception) -> str:
+def _error_line(who: str, error: Exception) -> str:
     """Describe an error in one line; log an unexpected one with its traceback."""
     if isinstance(error, AccountantError):
         return str(error)

@@ -158,7 +158,7 @@ def _oversized(row: Row, currency: str | None) -> Finding:
     )
     return Finding(
         "warning",
-        f"{row['job']} in {row['namespace'] or '(no namespace)'} of {row['team']} asked for far more than it used",
+        f"{row['job']} in {row['namespace'] or '(no namespace)'} of {row['team']} requested far more than it used",
         f"held {float(row['held_gpus']):.1f} GPUs, its busiest hour used {float(row['peak_busy_gpus']):.2f}{money}",
         remedy,
     )

@@ -239,7 +239,7 @@ _ALL: Sequence[Check] = (
     Check("guarantees", "quotas and gangs that can never be met", _guarantees),
     Check("placement", "pods that wait although GPUs are free, and by which taint", _placement),
     Check("idle", f"pods that hold GPUs and hardly use them, over {IDLE_HOURS} h", _idle),
-    Check("oversized", f"jobs that asked for far more GPUs than they used, over {REPORT_DAYS} days", _oversized),
+    Check("oversized", f"jobs that requested far more GPUs than they used, over {REPORT_DAYS} days", _oversized),
     Check("unowned", "nodes with busy time without an owner, over 24 h", _unowned),
     Check("prices", f"GPU models without a price, over {REPORT_DAYS} days", _prices),
 )

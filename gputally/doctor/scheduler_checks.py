@@ -39,10 +39,10 @@ _REMEDIES = {
 }
 _ABOUT: Mapping[tuple[str, str], tuple[Severity, str]] = {
     ("Effective", "False"): ("error", "weights published to {target} cannot act"),
-    ("Effective", "Unknown"): ("warning", "whether weights published to {target} act cannot be told"),
-    ("Readable", "False"): ("warning", "not all that {target} says can be read"),
-    ("InSync", "False"): ("warning", "{target} is set up otherwise than the policy says"),
-    ("InSync", "Unknown"): ("warning", "whether {target} is set up as the policy says cannot be told"),
+    ("Effective", "Unknown"): ("warning", "it is unknown whether weights published to {target} act"),
+    ("Readable", "False"): ("warning", "some answers of {target} cannot be read"),
+    ("InSync", "False"): ("warning", "{target} is not set up as the policy says"),
+    ("InSync", "Unknown"): ("warning", "it is unknown whether {target} is set up as the policy says"),
 }
 """Conditions that are findings, by type and status."""
 

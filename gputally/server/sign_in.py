@@ -112,7 +112,7 @@ class CookieSigner:
                 options={"require": ["exp"], "verify_exp": False},
             )
         except (jwt.PyJWTError, ValueError) as error:
-            raise Unauthenticated("the cookie is none of ours") from error
+            raise Unauthenticated("the cookie was not signed by this site") from error
         if claims["exp"] * MS_PER_SECOND <= now_ms:
             raise Unauthenticated("signed in too long ago")
         return claims
@@ -320,7 +320,7 @@ def sign_in_routes(site: SignInSite) -> list[Route]:
     def parameter(request: Request, name: str, default: str = "") -> str:
         text = request.query_params.get(name) or default
         if len(text) > LONGEST:
-            raise site.refusal("too-long", f"no parameter of ours has more than {LONGEST} characters")
+            raise site.refusal("too-long", f"a parameter has at most {LONGEST} characters")
         return text
 
     async def leave(request: Request) -> Response:

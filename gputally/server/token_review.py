@@ -197,7 +197,7 @@ class TokenReviews:
             answer = self._api.get(f"/api/v1/namespaces/{namespace}/pods", {"fieldSelector": f"metadata.name={name}"})
             pods = _pod_list.decode(answer).items
         except (ClusterError, msgspec.MsgspecError) as error:
-            raise AuthorityUnavailable(f"the API server cannot be asked: {error}") from error
+            raise AuthorityUnavailable(f"the API server cannot be reached: {error}") from error
         return next((pod.spec.node_name for pod in pods if pod.metadata.uid == uid), None)
 
     def _person(self, user: _User) -> Principal:
@@ -233,4 +233,4 @@ class TokenReviews:
         try:
             return answer.decode(self._api.post(path, body))
         except (ClusterError, msgspec.MsgspecError) as error:
-            raise AuthorityUnavailable(f"the API server cannot be asked: {error}") from error
+            raise AuthorityUnavailable(f"the API server cannot be reached: {error}") from error

@@ -226,4 +226,4 @@ def test_a_defect_does_not_end_the_thread_that_follows_the_kubelet(
     pods.start()
     assert kubelet.again.wait(10)
     pods.close()
-    assert "a loop failed and begins anew" in caplog.text
+    assert "a loop failed and restarts" in caplog.text

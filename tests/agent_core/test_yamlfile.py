@@ -44,7 +44,7 @@ def test_dates_stay_text() -> None:
 
 
 def test_a_duplicate_key_is_a_fault_and_names_the_first() -> None:
-    with pytest.raises(FileFault, match=r"^p.yaml:3: key 'a' stands here twice, first on line 1$"):
+    with pytest.raises(FileFault, match=r"^p.yaml:3: key 'a' occurs twice, first on line 1$"):
         parse("a: 1\nb: 2\na: 3\n", "p.yaml")
 
 

@@ -105,7 +105,7 @@ DEVICE = "pods:\n  - uid: u\n    namespace: n\n    name: p\n    devices:\n      
     (DEVICE + "{gpu: 0, sharing: mps, of: 2, replicas: 3}\n", ":6: replicas: 3 of 2"),
     (DEVICE + "{gpu: 0, of: 2}\n", ":6: sharing: missing"),
     (f"pods:\n  - {{{POD}}}\n  - {{{POD}}}\n", ":3: pod u is item 0 already"),
-    ("pods:\n  - uid: u\n    uid: v\n", ":3: key 'uid' stands here twice"),
+    ("pods:\n  - uid: u\n    uid: v\n", ":3: key 'uid' occurs twice"),
     ("pods: [\n", ":2: "),
 ])  # fmt: skip
 def test_faults_are_told_with_their_line(tmp_path: Path, text: str, fault: str) -> None:

@@ -52,7 +52,7 @@ def test_every_fault_is_told_with_its_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "fault"), [
     ("a: [\n", ":2: "),
     ("- a\n", ":1: expected settings as `name: value`"),
-    ("node: a\nnode: b\n", ":2: key 'node' stands here twice"),
+    ("node: a\nnode: b\n", ":2: key 'node' occurs twice"),
 ])  # fmt: skip
 def test_a_file_that_is_none(tmp_path: Path, text: str, fault: str) -> None:
     config = tmp_path / "agent.yaml"

@@ -80,7 +80,7 @@ def test_a_fault_does_not_stick_and_is_told_every_time(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("name: gpu-02", "name: gpu-01", "inventory.yaml:5: nodes.1.name: 'gpu-01' stands here twice"),
+        ("name: gpu-02", "name: gpu-01", "inventory.yaml:5: nodes.1.name: 'gpu-01' occurs twice"),
         ("pool: training", "pol: training", "inventory.yaml:6: nodes.1.pol: unknown key"),
         ("capacity_type: spot", "capacity_type: cheap", "inventory.yaml:9: nodes.1.capacity_type: "),
         ("08:00:00Z", "08:00:00", "inventory.yaml:11: nodes.1.down.0.start: '2026-10-05T08:00:00' has a time of day"),

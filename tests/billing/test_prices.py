@@ -101,7 +101,7 @@ def test_two_rows_that_ask_for_different_things_need_a_third(books, tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("id: a, model: T4, price: -1, valid_from: 2026-01-01", "rows.0.price: a price is not negative: -1"),
+        ("id: a, model: T4, price: -1, valid_from: 2026-01-01", "rows.0.price: a price cannot be negative: -1"),
         ("id: a, model: T4, price: cheap, valid_from: 2026-01-01", "rows.0.price: not a number: 'cheap'"),
         ("id: a, model: T4, price: true, valid_from: 2026-01-01", "prices.yaml:4: rows.0.price: not a number: True"),
         ("id: a, model: T4, price: .nan, valid_from: 2026-01-01", "prices.yaml:4: rows.0.price: not a price: nan"),
@@ -129,7 +129,7 @@ def test_refused_with_the_place(tmp_path, row, message):
         (HEAD.replace("USD", "USD\ntimezone: Mars/Base") + "  - {}\n", "prices.yaml:3: timezone: unknown time zone"),
         (HEAD + "  []\n", "prices.yaml:3: rows: "),
         ("", "prices.yaml:1: "),
-        (HEAD + "  - {id: a, id: b}\n", "stands here twice"),
+        (HEAD + "  - {id: a, id: b}\n", "occurs twice"),
     ],
 )
 def test_refused_books(tmp_path, text, message):
@@ -138,7 +138,7 @@ def test_refused_books(tmp_path, text, message):
 
 def test_overlapping_validity_and_repeated_ids_are_refused(tmp_path):
     row = f"  - {{id: a, model: T4, price: 1, valid_from: 2026-01-01, {REST}}}\n"
-    assert "prices.yaml:5: rows.1.id: row 'a' stands here twice" in refusal(tmp_path, HEAD + row + row)
+    assert "prices.yaml:5: rows.1.id: row 'a' occurs twice" in refusal(tmp_path, HEAD + row + row)
     second = row.replace("id: a", "id: b").replace("model: T4", "model: Tesla-T4")
     assert "valid at the same time as row 'a' for the same GPUs" in refusal(tmp_path, HEAD + row + second)
 

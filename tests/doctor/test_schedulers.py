@@ -264,7 +264,7 @@ def test_a_stopped_queue_and_a_quota_that_differs_are_warnings() -> None:
     stopped = cluster_queue(**SHOWN, spec={"stopPolicy": "Hold"})
     objects = [stopped, local_queue(), waits, configured(ON)]
     (found,) = weights(given, targets(MemoryGround(objects), given)).findings
-    assert (found.severity, found.what) == ("warning", "kueue is set up otherwise than the policy says (PolicyDiffers)")
+    assert (found.severity, found.what) == ("warning", "kueue is not set up as the policy says (PolicyDiffers)")
     assert found.evidence == (
         "ClusterQueue a admits nothing (stopPolicy Hold): 8 GPUs that wait there are not counted; a: quota 8, policy 16"
     )
@@ -277,7 +277,7 @@ def test_a_scheduler_that_asks_nothing_is_found_by_what_the_controller_notes() -
     ground = MemoryGround([render(where, [("kube-scheduler", silent)], None, NOW_MS)])
     assert ground.get(CONFIG_MAP, where.name, where.namespace)
     (found,) = weights(given, (), noted_conditions(ground, "gputally")).findings
-    assert found.what == "whether weights published to kube-scheduler act cannot be told (NoRequests)"
+    assert found.what == "it is unknown whether weights published to kube-scheduler act (NoRequests)"
     assert "tlsConfig: {caFile: " in found.remedy
     assert weights(given, (), noted_conditions(ground, "elsewhere")).findings == ()
     asks = Condition("Effective", "True", "Asked", "the scheduler asks the extender")

@@ -91,7 +91,7 @@ def test_weightless_queues_with_negative_usage_count_in_the_sum_alone() -> None:
 @pytest.mark.parametrize(
     ("claims", "message"),
     [
-        ((Claim("a", 1), Claim("a", 2)), "queue 'a' stands there twice"),
+        ((Claim("a", 1), Claim("a", 2)), "queue 'a' occurs twice"),
         ((Claim("a", 1, parent="x"),), "queue 'a' has the unknown parent 'x'"),
         ((Claim("a", 1, parent="b"), Claim("b", 1, parent="a")), "the queue tree has a cycle: a -> b -> a"),
         ((Claim("a", 1, parent="a"),), "the queue tree has a cycle: a -> a"),

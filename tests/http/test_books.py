@@ -197,7 +197,7 @@ def test_pricing_again_shows_first(place, asked):
     broken.write_text(PRICES.replace("2.4", "-1"))
     code, _, err = asked("reprice", "2026-11", "--book", broken)
     assert (code, err.count("\n")) == (1, 1)
-    assert "body:4: rows.0.price: a price is not negative: -1" in err
+    assert "body:4: rows.0.price: a price cannot be negative: -1" in err
     code, _, err = asked("reprice", "2026-11", "--book", folder / "none.yaml")
     assert (code, "No such file" in err) == (1, True)
 

@@ -247,7 +247,7 @@ def test_jobs_as_table_json_and_csv(stopped, asked, monkeypatch):
     for name in ("rain-0", "other/train-0", "vision/Job/train-0"):
         code, out, err = asked("jobs", name, *common)
         assert (code, out) == (1, "")
-        assert f"no job {name!r} held or asked for a GPU in that time" in err
+        assert f"no job {name!r} held or requested a GPU in that time" in err
 
 
 def test_a_job_is_meant_by_the_end_of_its_name():

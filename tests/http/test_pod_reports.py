@@ -68,7 +68,7 @@ class Silent:
     """An authority that does not answer."""
 
     async def authenticate(self, token, address=""):
-        raise AuthorityUnavailable("the API server cannot be asked: timed out")
+        raise AuthorityUnavailable("the API server cannot be reached: timed out")
 
 
 def test_where_nobody_can_vouch_the_caller_is_asked_to_come_again(door, kit):

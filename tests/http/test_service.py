@@ -169,7 +169,7 @@ def test_a_changed_price_book_is_taken_and_a_broken_one_is_not(open_service, tmp
     service.maintain()
     assert service.book().version == first
     (event,) = [entry for entry in logs if entry["event"] == "file_refused_running_version_stays"]
-    assert event["faults"][-1] == f"{path}:4: rows.0.price: a price is not negative: -3"
+    assert event["faults"][-1] == f"{path}:4: rows.0.price: a price cannot be negative: -3"
     path.write_text(price_book_text(H100="3.50"))
     clock.advance(30_000)
     service.maintain()

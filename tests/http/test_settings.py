@@ -50,7 +50,7 @@ def test_the_command_line_beats_the_environment_beats_the_file(file):
         ("listen: 0.0.0.0:8080\nauth: off\n", ":2: auth: auth: off needs a loopback address, and 0.0.0.0:8080 can be"),
         ("auth: off\nlisten: here\n", ":2: listen: not an address: 'here'"),
         ("auth: off\nlisten: 127.0.0.1:99999\n", ":2: listen: not an address"),
-        ("auth: off\nauth: tokens\n", ":2: key 'auth' stands here twice"),
+        ("auth: off\nauth: tokens\n", ":2: key 'auth' occurs twice"),
         ("- a\n", ":1: settings are a mapping"),
         ("auth: maybe\n", ":1: auth: Input should be 'tokens' or 'off'"),
         ("a: [\n", ":2: "),

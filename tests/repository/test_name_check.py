@@ -22,9 +22,9 @@ def test_a_folder_a_module_and_a_test_are_refused() -> None:
     assert name_check.refused([*bad, Path("agent/wire.py"), Path("tests/ledger/test_days.py")]) == bad
 
 
-def test_an_actor_without_a_name_is_refused_with_its_line() -> None:
-    text = "The agent writes.\nNobody reads, and whoever asks waits.\nThe body is read.\n"
-    assert list(name_check.vague(text)) == [(2, "Nobody"), (2, "whoever")]
+def test_an_actor_without_a_name_and_a_twisted_clause_are_refused_with_their_line() -> None:
+    text = "The agent writes.\nNobody reads, and whoever asks waits.\nA body anew.\nA name stands here twice.\n"
+    assert list(name_check.vague(text)) == [(2, "Nobody"), (2, "whoever"), (3, "anew"), (4, "stands here twice")]
     read = set(name_check.texts(name_check.ROOT))
     assert {Path("README.md"), Path("docs/install.md"), Path("accountant/composition.py")} <= read
     assert not any(path.parts[0] == "tests" for path in read)

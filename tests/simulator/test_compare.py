@@ -234,7 +234,7 @@ def test_a_faulty_scenario_is_refused_with_its_place_and_key(changes: dict[str, 
 
 
 def test_a_scenario_with_one_name_twice_is_refused() -> None:
-    with pytest.raises(DivisionError, match="queue 'a' stands there twice"):
+    with pytest.raises(DivisionError, match="queue 'a' occurs twice"):
         kai_scenario_file.parse(_scenario(Queues=[{"Name": "a"}, {"Name": "a"}]))
 
 

@@ -78,7 +78,7 @@ def test_every_fault_is_told_and_good_rows_stay() -> None:
     jobs, faults = parse_jobs(rows, 0)
     assert [job.id for job in jobs] == ["j1", "j2"]
     assert [fault.place for fault in faults] == ["f:3", "f:4"]
-    assert faults[1].reason == "job_id 'j1' stands here twice, first at f:2"
+    assert faults[1].reason == "job_id 'j1' occurs twice, first at f:2"
 
 
 def test_jobs_come_by_submission() -> None:

@@ -49,7 +49,7 @@ spec:
     spec:
       serviceAccountName: {{ include "gputally.serviceAccountName" $me }}
       automountServiceAccountToken: false
-      # The environment of a Service would be taken for settings of ours.
+      # The environment of a Service would be read as settings of this program.
       enableServiceLinks: false
       {{- with include "gputally.runtimeClass" (list $root $values) }}
       runtimeClassName: {{ . }}
