@@ -34,7 +34,7 @@ _QUANTUM: Final = Decimal(1).scaleb(-DECIMALS)
 
 
 class Column(NamedTuple):
-    """text: its content, with the unit."""
+    """A column of a table. text: describes its content, with the unit."""
 
     name: str
     type: ColumnType
@@ -43,8 +43,8 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LakeTable:
-    """partition: columns that all rows of a partition share; a partition is written as a whole. key: columns that
-    identify a row. order: sort order of the rows in a file."""
+    """A table in the lake. partition: columns that all rows of a partition share; a partition is written as a
+    whole. key: columns that identify a row. order: sort order of the rows in a file."""
 
     name: str
     text: str

@@ -49,7 +49,8 @@ class SpanPlan:
 def plan_spans(
     spans: Iterable[TaggedSpan], unfolded: Collection[int], kept: Sequence[tuple[int, int]] = ()
 ) -> SpanPlan:
-    """Splits each span into days with sums, whole hours, whole quarter-hours and edges, which together equal the span.
+    """Splits each span into days with sums, whole hours, whole quarter-hours and the shorter remainders at
+    both ends, which together equal the span.
 
     unfolded: starts of hours without sums. kept: days with sums, ascending."""
     found = SpanPlan()

@@ -310,7 +310,7 @@ def law_results(law: Law, siblings: LawQueues, policy: Policy, memory: Memory) -
 
 
 def competing(siblings: LawQueues) -> list[bool]:
-    """Return for each sibling whether it requests more than its quota and may have it."""
+    """Return for each sibling whether it requests more than its quota and its limit allows more."""
     columns = siblings.columns
     return [
         weight > 0 and deserved != UNLIMITED and asked > deserved and (limit == UNLIMITED or limit > deserved)

@@ -58,7 +58,7 @@ Calls = Callable[[Policy, int], Sequence[PreemptionCall]]
 
 
 def no_calls(_policy: Policy, _now_ms: int) -> Sequence[PreemptionCall]:
-    """Return no calls: no latency is watched."""
+    """Return an empty list of calls, for a policy that watches no latency."""
     return ()
 
 

@@ -199,7 +199,7 @@ class Workload:
 
     @property
     def gpu_hours(self) -> float:
-        """Return all offered work."""
+        """Return the GPU-hours that all jobs together need."""
         return sum(g * d for g, d in zip(self.gpus, self.duration_s, strict=True)) / 3600
 
     def between(self, start_s: int, end_s: int) -> Workload:

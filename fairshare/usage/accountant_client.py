@@ -279,7 +279,9 @@ class AccountantApi:
 
 @contextlib.contextmanager
 def _translated(*, sent: bool = False) -> Iterator[None]:
-    """Convert failures to this stage's exceptions. sent: the accountant may refuse the content for good."""
+    """Convert HTTP failures to the exceptions of this module. sent: the request has a body, which the
+    accountant may refuse.
+    """
     try:
         yield
     except Unanswered as error:
@@ -326,7 +328,9 @@ LONGEST_MS = 6 * MS_PER_HOUR
 
 @dataclass(frozen=True, slots=True)
 class UsageReading:
-    """window: None without an answer. hold: why it must not be used. spent: queues whose budget is used up."""
+    """One answer of the accountant. window: None without an answer. hold: why it must not be used. spent:
+    queues whose budget is used up.
+    """
 
     window: UsageWindow | None
     hold: UsageHold | None

@@ -275,7 +275,7 @@ def decision(visit: RequestContext) -> Response:
     """`/decision?id=&at=`: every input, and the arithmetic in words."""
     id, at = visit.asked("id")[:500], visit.asked("at")
     if not at.isascii() or not at.isdigit() or len(at) > 15:
-        raise Refusal(404, "No such decision", "its address says no time")
+        raise Refusal(404, "No such decision", "the address contains no time of a decision")
     missing = ""
     try:
         one, same = visit.context.history.decision(id, int(at))

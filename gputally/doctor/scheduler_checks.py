@@ -448,7 +448,7 @@ def _gangs(policy: Policy, capacity: float, gangs: Sequence[Gang]) -> Iterator[F
             if shares[key]:
                 yield Finding(
                     "warning",
-                    f"{name} waits for more than its queue {gang.queue} is ever due while others ask",
+                    f"{name} waits for more than the largest share of its queue {gang.queue} while others have demand",
                     shares[key],
                     f"{_CHECK.format(capacity=capacity)} --gang {gang.queue}={gang.minimum:.0f}",
                 )
