@@ -85,7 +85,7 @@ def test_every_choice_adds_up(kept, query, items):
 
 def test_the_page_says_what_the_invoice_pays_for(kept):
     said = " ".join(" ".join(read(kept.get("/invoice/2026-11").text).texts).split())
-    for text in ("6.23", "2.40", EVIL, "in agreement", "none of ours", "5.0000"):
+    for text in ("6.23", "2.40", EVIL, "in agreement", "no GPU of the cluster", "5.0000"):
         assert text in said
     (act,) = set(re.findall(r'href="(/act/\d+)"', kept.get("/invoice/2026-11").text))
     assert "An invoice was kept" in kept.get(act).text
