@@ -34,6 +34,8 @@ GONE = (OSError, http.client.HTTPException)
 PUBLISHED = "gputally_lake_published_timestamp_seconds"
 LAKE_FOLDER = "lake"
 MOST_QUARTERS = 18 * 96
+FILES_OF_A_RUN = 40
+"""About as many as a run that publishes writes; the instant of a kill does not depend on how fast the machine is."""
 
 
 @pytest.fixture
@@ -53,8 +55,8 @@ def _files(lake: Path) -> int:
     return sum(len(files) for _, _, files in os.walk(lake))
 
 
-def _live_and_die(accountant: Mortal, sender: Outbox, after_s: float) -> None:
-    """Take records until it begins to write to the lake, and kill it so many seconds later."""
+def _live_and_die(accountant: Mortal, sender: Outbox, files: int, after_s: float) -> None:
+    """Kill the accountant so many seconds after it has written so many files to the lake, or has published."""
     lake = accountant.folder / LAKE_FOLDER
     before = _files(lake)
     accountant.start()
@@ -63,7 +65,7 @@ def _live_and_die(accountant: Mortal, sender: Outbox, after_s: float) -> None:
         sender.grow(9)
     while sender.durable < sender.last:
         sender.send(accountant, 40)
-    accountant.until(lambda: _files(lake) > before, "it writes nothing to the lake")
+    accountant.until(lambda: _files(lake) >= before + files or _published(accountant), "it writes nothing to the lake")
     killer = threading.Timer(after_s, accountant.end)
     killer.start()
     killer.join()
@@ -81,8 +83,7 @@ def _published(accountant: Mortal) -> bool:
 def _killed(accountant: Mortal, kills: int) -> None:
     chance, sender = random.Random(SEED), outbox()
     for _ in range(kills):
-        # A run and the upkeep after it write for about a second.
-        _live_and_die(accountant, sender, chance.uniform(0.0, 1.0))
+        _live_and_die(accountant, sender, chance.randint(1, FILES_OF_A_RUN), chance.uniform(0.0, 0.03))
     assert accountant.kills == kills
     accountant.start()
     accountant.listening()
