@@ -1,33 +1,50 @@
 """Defines the deficit law: what a queue is owed is repaid over a set time.
 
-In words: a queue is owed the usage it should have had over the window, given its real demand, minus its actual usage.
-This is repaid over the next days at a rate that affects other queues little. Weights change only when necessary; a
-queue that causes many preemptions pays a small price; a gang that fits no share gets a turn.
+A queue is owed GPU-hours if it used less in the window than it should have, given its real demand. The law repays the
+debt over the next days, at a rate that affects the other queues little. For example, with `repay` = 100 h a queue that
+is owed 100 GPU-hours gets about one GPU more than its share.
 
-    ledger     e = fill(Σ used, used + horizon · pending; targets) - used                [GPU-hours]
-    catch-up   r = clip(e / repay, ± rate · pool · √mean · size), upwards no more than it waits for  [GPUs]
-    error      x = low-pass(fair + r - held, smoothing), fair: instantaneous share by targets  [GPUs]
+Three rules go with this. Weights change only when necessary. A queue that causes many preemptions pays a small price. A
+gang that fits no share gets a turn.
+
+    owed       e = fill(Σ used, used + horizon · pending; targets) - used                [GPU-hours]
+    catch-up   r = clip(e / repay, ± rate · pool · √mean · size), and not above the GPUs it waits for  [GPUs]
+    error      x = low-pass(fair + r - held, smoothing)                                        [GPUs]
     pressure   v = gain · x / (target · pool) - price                          [log of the weight]
-    price      reclaim_price · q / (q + 1), q = evictions for its sake per GPU-hour used / price_knee
-    common     c = ln of the factor by which the pressures together would change the sum of the weights
-    quiet      the weight in force stays while |ln(weight) - (v - c)| <= quiet / (target · size), or nothing waits
+    price      reclaim_price · q / (q + 1), with q = evictions per GPU-hour used / price_knee
+    common     c = ln of the factor by which all pressures together would change the sum of the weights
+    quiet      the log of the multiplier moves only if it is further than quiet / (target · size) from v - c,
+               and only while the siblings request more than the pool
 
-mean: of the siblings' targets. size = (target / mean) ^ 0.3, which is 1 for an average queue.
+Symbols:
 
-Only the proportions of weights matter: a change common to all, such as prices, has no effect (`common`).
+    used       GPU-hours of the queue in the window
+    pending    GPUs that the queue requests and does not hold
+    held       GPUs that the queue holds
+    target     the queue's part of the pool by quota and weight
+    mean       mean of the siblings' targets
+    size       (target / mean) ^ 0.3, which is 1 for an average queue
+    fair       instantaneous share of the queue by its target
+    evictions  preemptions that were made for this queue
 
-A queue's held GPUs fluctuate around its share, so a catch-up of that magnitude costs the others little per day. Jobs
-have the same sizes in large and small queues, so the fluctuation grows less than in proportion to the target; hence
-`size`, by which small queues move further and have a wider quiet zone.
+Only the proportions of weights matter. A change common to all weights therefore has no effect, and `common` removes it.
 
-Turns are given by `credit`: the amount owed plus the plain integral of fair share minus held GPUs, so that turns are
-right in the long run even if the window is short.
+The GPUs that a queue holds fluctuate around its share. A catch-up of the size of this fluctuation costs the other
+queues little per day. Jobs have the same sizes in large and small queues, so the fluctuation grows less than in
+proportion to the target. This is why the bounds contain `size`: relative to their targets, small queues move further
+and have a wider quiet zone.
 
-The feasible demand of an empty queue equals its usage, so it is owed nothing: credit exists only for real work. Without
-gain and rate the configured weights apply. Memory: x, and the leaky sums for the price. Units: GPUs, hours internally.
+Turns are given by `credit`: the amount owed plus the plain integral of fair share minus held GPUs. With the integral,
+turns are right in the long run even if the window is short.
 
-`DeficitState` is a `Memory`: numbers by name and queue, which survive JSON. The law reuses the columns of its own
-state; any other mapping (from a status object, a decision, the cycle of a turn) is read by name."""
+A queue without pending jobs is never owed anything, because it could not have used more than it did. Credit therefore
+exists only for real work. With gain and rate at 0 the configured weights apply.
+
+The memory of the law contains x, the integral for the credit, and the leaky sums for the price. Units are GPUs and
+hours internally.
+
+`DeficitState` is a `Memory`: numbers by name and queue, which can be stored as JSON. The law reuses the columns of its
+own state. It reads any other mapping by name, for example one from a status object or from a decision."""
 
 from __future__ import annotations
 
@@ -48,8 +65,9 @@ _NOTHING: Mapping[str, float] = {}
 
 
 class DeficitState(Mapping[str, Mapping[str, float]]):
-    """names: in their order. rows: one for each. logs: of each, the log of its multiplier. The turn is stored
-    separately."""
+    """The state of the law as columns: one of `rows` and one of `logs` for each of `names`.
+
+    logs: natural logarithms of the multipliers in force. The state of a turn is stored separately."""
 
     __slots__ = ("_places", "logs", "names", "rows")
 
@@ -115,7 +133,7 @@ class Deficit:
             return replace(verdict, names=as_given, wanted=[by_name[name] for name in as_given])
         names, weights, targets, usage, asked, held, _, _, _, _, reclaims = siblings.columns
         pool, settings, now_ms = siblings.pool, self.settings, siblings.now_ms
-        if pool <= 0:  # if their parent has nothing, no queue is above or below its part
+        if pool <= 0:  # if their parent has nothing, no queue has too much or too little
             kept = DeficitState.of(memory, siblings)
             return LawResult(names, list(weights), {}, dict.fromkeys(names, "there is nothing to divide here"), kept)
         gain, price, knee = settings.gain, settings.reclaim_price, settings.price_knee
@@ -133,7 +151,7 @@ class Deficit:
         for (x_then, caused, had, lacked, then_ms), due, mine, ask, has, evicted, (most, scale) in zip(
             before.rows, fair, owed, asked, held, reclaims, bounds, strict=True
         ):
-            if then_ms != seen_ms:  # usually the same for all
+            if then_ms != seen_ms:  # usually the same for all queues
                 seen_ms, hours = then_ms, _elapsed_h(then_ms, now_ms)
                 fades, nearer = max(0.0, 1.0 - hours / _PRICE_MEMORY_H), min(1.0, hours * 3600 / settings.smoothing)
             rate = mine / repay_h
@@ -196,8 +214,11 @@ def _moved(logs: Sequence[float], pressures: Sequence[float], common: float, zon
 def _sized(
     targets: tuple[float, ...], pool: float, rate: float, quiet: float
 ) -> tuple[list[tuple[float, float]], list[float]]:
-    """Return values that depend only on targets, pool and settings, which stay the same for weeks. For each queue: the
-    largest catch-up in GPUs and the GPUs against which its error is measured; and the width of its quiet zone."""
+    """Return the values that depend only on targets, pool and settings. They stay the same for weeks, so they are
+    cached.
+
+    The first list contains for each queue the largest catch-up in GPUs, and the GPUs by which its error is divided. The
+    second contains the width of each queue's quiet zone."""
     mean = max(fsum(targets) / max(len(targets), 1), _LEAST_TARGET)
     usual = pool * sqrt(mean)
     bounds, zones = [], []
@@ -210,8 +231,10 @@ def _sized(
 
 
 def ledger(siblings: LawQueues, horizon_h: float) -> dict[str, float]:
-    """Return the GPU-hours every queue is owed: its part by target of all usage, limited by what it used and could use
-    in the next `horizon_h` hours, less what it used. Negative: it had more than its part."""
+    """Return the GPU-hours that every queue is owed; a negative number means that it used more than its part.
+
+    A queue's part is its part by target of the usage of all. It is limited to what the queue used and could still use
+    in the next `horizon_h` hours."""
     siblings = siblings.by_name()
     names, _, targets, usage, asked, held, *_ = siblings.columns
     owed = _owed(usage, asked, held, targets, siblings, horizon_h)
@@ -243,7 +266,7 @@ def _traces(
     costs: Sequence[tuple[float, float]],
     common: float,
 ) -> dict[str, dict[str, float]]:
-    """Return the intermediate numbers by queue. costs: catch-up rate and price."""
+    """Return the intermediate numbers by queue. Each of `costs` is a pair of catch-up rate and price."""
     columns = siblings.columns
     rows = zip(columns.names, columns.allocated, fair, owed, kept, pressures, costs, strict=True)
     return {

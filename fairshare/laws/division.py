@@ -1,19 +1,34 @@
 """Divides GPUs among sibling queues in KAI's two phases, and by water-filling.
 
-First every queue gets its deserved quota. The rest goes, priority by priority, to unsatisfied queues in proportion to P
-= max(0, n + k (n - U)), where n is the weight normalised among them and U the usage. Each round gives whole units;
-fractions are settled afterwards, largest first.
+In the first phase every queue gets its deserved quota. In the second phase the rest goes to queues that want more, one
+priority after the other. Within a priority it is divided in proportion to
 
-`kai_compat=True` equals the scheduler including its rounding, except where its own result depends on the iteration
-order of a Go map: sums and differences are computed one by one, in the order of priority, creation and name. By default
-sums are `math.fsum` (exact, so they do not depend on the order of the queues). In both modes ties are broken by
-(creation, name), and the result depends only on the claims, not on their order.
+    P = max(0, n + k (n - U))
 
-With `kai_compat` the remainder rule may lift a queue above its request and limit by less than one unit; if every P is 0
-the pool is not divided; and fractions of a high priority are settled only after the rounds of the low ones. By default
-no queue exceeds its limit, the configured weights decide if no P does, and each priority is finished before the next.
-Neither mode scales down quotas that exceed the total. Use compatibility to predict KAI; entitlements and our own
-simulated schedulers use the default.
+    n   the queue's weight over the sum of the weights
+    U   the queue's usage, as a part of the capacity
+    k   the strength of history; with k = 0 the division is by weight
+
+Example: two queues of equal weight have n = 0.5. With k = 1, the one that used everything (U = 1) has P = 0, and the
+other (U = 0) has P = 1.
+
+Each round gives whole units. Fractions are given out afterwards, the largest first.
+
+`kai_compat=True` gives the same result as KAI's scheduler, including its rounding. The exception are cases in which the
+scheduler's own result depends on the iteration order of a Go map. In this mode sums and differences are computed one by
+one, in the order of priority, creation and name. Three properties of KAI follow:
+
+- The remainder rule may lift a queue above its request and limit by less than one unit.
+- If every P is 0, the pool is not divided.
+- The fractions of a high priority are given out only after the rounds of the low ones.
+
+The default mode avoids all three. No queue exceeds its limit. If every P is 0, the configured weights decide. Each
+priority is finished before the next. Sums are `math.fsum`, which is exact and therefore independent of the order.
+
+In both modes the result depends only on the claims, not on their order, because ties are broken by creation and name.
+Neither mode scales down quotas that exceed the total.
+
+Use `kai_compat` to predict KAI. Entitlements and the built-in simulated schedulers use the default.
 
 Source: KAI-Scheduler pkg/scheduler/plugins/proportion/resource_division, commit d5bc503a."""
 
@@ -58,12 +73,15 @@ def _column(values: Sequence[float]) -> Floats:
 
 
 def _sum(values: Floats, *, whole: bool = False) -> float:
-    """Return the sum of values >= 0, rounded exactly as `math.fsum`, so independent of the order. whole: they are known
-    to be whole numbers.
+    """Return the sum of values >= 0, rounded exactly as `math.fsum` rounds it.
 
-    Whole numbers add up exactly. Other long columns are cut, from the top, into slices of bits so narrow that a plain
-    sum of a slice is exact (Rump, Ogita, Oishi 2008, "Accurate floating-point summation"); `fsum` adds these few sums.
-    """
+    The result therefore does not depend on the order. Set `whole` if all values are known to be whole numbers.
+
+    Whole numbers add up exactly as long as the sum stays below 2^53. Other long columns are cut into slices, starting
+    with the highest bits. Each slice has so few bits that its plain sum is exact. `fsum` then adds the sums of the
+    slices.
+
+    Source: Rump, Ogita, Oishi 2008, "Accurate floating-point summation"."""
     if len(values) < _NARROW:
         return fsum(values.tolist())
     plain = float(np.add.reduce(values))
@@ -93,7 +111,7 @@ def _all_whole(values: Floats) -> bool:
 def _sum_in_order(values: Floats) -> float:
     """Add the values one after the other and round at every step, as KAI does.
 
-    Python's `sum` carries rounding errors along from version 3.12 on, and numpy's adds in pairs."""
+    Python's `sum` compensates rounding errors from version 3.12 on, and numpy's `sum` adds in pairs."""
     return float(np.add.accumulate(values)[-1]) if len(values) else 0.0
 
 
@@ -117,8 +135,10 @@ def _levels(priorities: Ints) -> list[tuple[int, int, int]]:
 
 
 class Siblings:
-    """One sibling set during a division, by falling priority, then age, then name, so that a priority is a slice of
-    each column."""
+    """One sibling set during a division.
+
+    The columns are sorted by falling priority, then age, then name. Each priority is therefore a slice of every column.
+    """
 
     def __init__(
         self, claims: list[Claim], parent: str | None, steps: Steps | None, *, kai_compat: bool = False
@@ -156,20 +176,23 @@ class Siblings:
         return dict(zip(self._by_name, share.tolist(), strict=True))
 
     def begin_with(self, held: Sequence[float]) -> None:
-        """Set the shares before the second phase, by name."""
+        """Set the shares with which the second phase starts; `held` is sorted by name."""
         share = np.array(held, float)
         self.share = share if self._order is None else share.take(self._order)
 
     def give_deserved(self, total: float) -> float:
-        """Run phase one, regardless of priority, usage and total; returns the rest, which may be < 0."""
+        """Run phase one and return the rest, which may be negative.
+
+        Every queue gets its quota up to its cap. Priority, usage and total have no influence."""
         quota = np.where(self.deserved == UNLIMITED, total, self.deserved)
         self.share = np.minimum(quota, self.cap)
         return self._less(total, self.share)
 
     def divide_over_quota(self, pool: float, k: float) -> float:
-        """Run phase two: the rounds of every priority, high to low, each with its fractions; returns the rest.
+        """Run phase two and return the rest.
 
-        As KAI does it, the fractions of all priorities come after all rounds."""
+        The priorities follow each other from high to low: the rounds of one, then its fractions. In KAI's mode the
+        fractions of all priorities come after all rounds."""
         owed: list[tuple[int, Ints, Floats]] = []
         for level, start, end in self._levels:
             if not pool > 0:
@@ -196,7 +219,7 @@ class Siblings:
         return total
 
     def _weightless(self, wanting: Ints, k: float) -> Floats:
-        """Return the P > 0 of queues with weight 0: KAI counts them in the sum and gives these queues nothing."""
+        """Return the positive P of queues with weight 0. KAI counts these in the sum but gives the queues nothing."""
         if k == 0 or not self.kai_compat:
             return np.zeros(0)
         p = self.usage[wanting[~(self.weight[wanting] > 0)]] * -k
@@ -205,8 +228,8 @@ class Siblings:
     def _rounds(self, pool: float, k: float, level: int, start: int, end: int) -> tuple[float, Ints, Floats]:
         """Give out whole units until a round leaves no surplus.
 
-        Returns the rest of the pool, and the fraction each queue is owed. The columns contain the queues that are still
-        unsatisfied."""
+        Returns the rest of the pool, the places of the queues that still want more, and the fraction that each is owed.
+        """
         wanting = (self.share[start:end] < self.cap[start:end]).nonzero()[0] + start
         weighty = self.weight[wanting] > 0
         index = wanting[weighty]
@@ -228,7 +251,8 @@ class Siblings:
             offered *= pool
             want = cap - share
             met = want <= offered
-            # A fraction of an earlier round stays after an offer of whole units; a satisfied queue has none.
+            # A queue that is offered whole units keeps the fraction of an earlier round. A satisfied queue has no
+            # fraction.
             given = np.floor(offered)
             part = offered - given
             np.copyto(fraction, part, where=part != 0)
@@ -257,7 +281,9 @@ class Siblings:
         return pool, index, fraction
 
     def _remainders(self, pool: float, level: int, index: Ints, fraction: Floats) -> float:
-        """Give out one unit each, or the rest of one, by largest fraction; ties go to the older queue, then by name."""
+        """Give one unit each by largest fraction; the last queue gets what is left of the last unit.
+
+        Ties go to the older queue, then by name."""
         if not len(index):
             return pool
         order = np.argsort(-fraction, kind="stable")
@@ -273,8 +299,8 @@ class Siblings:
         return pool - _sum(give)
 
     def _kai_remainders(self, pool: float, level: int, index: Ints, fraction: Floats) -> float:
-        """Divide the remainders as KAI does: a unit may exceed the limit of a queue, and the pool shrinks
-        unit by unit."""
+        """Divide the remainders as KAI does: a unit may exceed the limit of a queue, and the pool shrinks unit by
+        unit."""
         order = np.argsort(-fraction, kind="stable")
         order = order[: np.count_nonzero(fraction > 0)]
         for place, part in zip(index[order].tolist(), fraction[order].tolist(), strict=True):
@@ -289,8 +315,9 @@ class Siblings:
 
 
 def divide(case: DivisionProblem, *, explain: bool = False, kai_compat: bool = False) -> Division:
-    """Divide `case.total`. With `explain` every round is kept in `Division.steps`. kai_compat: with KAI's quirks, see
-    above.
+    """Divide `case.total` among `case.claims`.
+
+    With `explain` every round is kept in `Division.steps`. With `kai_compat` the result is that of KAI's scheduler.
 
     Raises DivisionError for a duplicate name, an unknown parent or a cycle."""
     claims = list(case.claims)
@@ -350,11 +377,13 @@ def _tree(claims: Sequence[Claim]) -> dict[str | None, list[Claim]]:
 
 
 _AMPLE = 1 - 1e-9
-"""Part of the total below which requests are so small that rounding cannot leave a queue short."""
+"""Largest part of the total that the requests may reach without rounding leaving a queue short."""
 
 
 def fill(total: float, caps: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Divide `total` by weight, up to each cap; what one queue leaves goes to the others; weight 0 gets nothing."""
+    """Divide `total` by weight, up to the cap of each queue; a queue with weight 0 gets nothing.
+
+    The units that a queue leaves because of its cap go to the others."""
     got = [0.0] * len(caps)
     open_ = [i for i, cap in enumerate(caps) if cap > 0.0 and weights[i] > 0.0]
     while open_ and total > 0.0:
@@ -377,8 +406,10 @@ def fill(total: float, caps: Sequence[float], weights: Sequence[float]) -> list[
 
 
 def fill_from(total: float, caps: Sequence[float], weights: Sequence[float], starts: Sequence[float]) -> list[float]:
-    """Divide like `fill`, with different starting levels: i gets weight · (level - start), between 0 and its cap, at
-    the one level at which the sum is `total`; all get their caps if these add up to no more than `total`."""
+    """Divide like `fill`, but with a starting level for each queue.
+
+    Queue i gets weight · (level - start), limited to 0 and its cap. All queues have the same level, at which the sum is
+    `total`. If the caps add up to no more than `total`, each queue gets its cap."""
     some = [i for i, cap in enumerate(caps) if cap > 0 and weights[i] > 0]
     if sum([caps[i] for i in some]) <= total:
         return [cap if weight > 0 else 0.0 for cap, weight in zip(caps, weights, strict=True)]
@@ -401,7 +432,8 @@ def fill_from(total: float, caps: Sequence[float], weights: Sequence[float], sta
 def fair_shares(
     total: float, asked: Sequence[float], deserved: Sequence[float], weights: Sequence[float]
 ) -> list[float]:
-    """Give deserved quotas first, and the rest by weight to queues that request more: KAI's division unrounded."""
+    """Give deserved quotas first, then the rest by weight to queues that request more. This is KAI's division without
+    rounding."""
     if sum(asked) < total * _AMPLE and min(weights) > 0:
         return list(map(float, asked))
     base = list(map(min, deserved, asked))

@@ -1,18 +1,26 @@
 """Defines the signature of a feedback law, and the laws static, KAI, Fair Tree and multifactor.
 
-A law gets one set of siblings (queues of one parent and one priority) and returns the weights to divide by instead of
-the configured ones. `fairshare.laws.weight_calculation` walks the tree, keeps the result within the policy's bounds and
-paces it. A law therefore knows neither the tree nor the cluster, and works the same at every level: usage, pool and
+A law gets one set of siblings, which are the queues of one parent and one priority. It returns the weights by which the
+scheduler divides, in place of the configured ones. `weight_calculation` walks the tree of queues, keeps the result
+within the policy's bounds and paces it.
+
+A law therefore knows neither the tree nor the cluster. It works the same at every level, because usage, pool and
 targets of siblings are relative to their parent's.
 
-Outside turns, every law keeps these invariants (tests/properties/test_laws.py). The result depends on the values, not
-on their order. A queue that used more never gets more. Scaling all configured weights changes nothing else. Without
-history the result is the configured weights. A law has no state: its memory is an argument and a result, `Memory`,
-numbers by name that can be stored as JSON.
+Outside turns, every law keeps these invariants (tests/properties/test_laws.py):
 
-At every level the level fairshare LF = S / U (normalised shares over the level's usage) orders siblings; values within
-1e-12 are equal. Sources: SchedMD Slurm 284c3b95f08a, src/plugins/priority/multifactor/fair_tree.c and
-priority_multifactor.c (read, not copied), and doc/html/fair_tree.shtml."""
+- The result depends on the values, not on their order.
+- A queue that used more never gets more.
+- Scaling all configured weights changes nothing else.
+- Without history the result is the configured weights.
+- A law has no state of its own. Its `Memory` is an argument and a result: numbers by name that can be stored as JSON.
+
+Fair Tree and multifactor come from Slurm. Fair Tree orders the siblings of every level by their level fairshare
+LF = S / U, where S is the queue's part of their shares and U its part of their usage. Values within 1e-12 of each other
+count as equal.
+
+Sources: SchedMD Slurm 284c3b95f08a, src/plugins/priority/multifactor/fair_tree.c and priority_multifactor.c (read, not
+copied), and doc/html/fair_tree.shtml."""
 
 from __future__ import annotations
 
@@ -28,13 +36,16 @@ Memory = Mapping[str, Mapping[str, float]]
 
 
 class LawQueue(NamedTuple):
-    """One queue as a law sees it. GPUs unless stated otherwise.
+    """One queue as a law sees it. All amounts are GPUs unless stated otherwise.
 
-    weight: configured, >= 0. target: its part (0..1) of the pool by quota and weight, if all queues requested
-    everything. usage: U, its usage in the policy's window over what the siblings had then (as GPU time: usage * pool *
-    window). requested contains allocated; both contain its children's. gang: its smallest pending gang, 0 if it has
-    none. weight_now: the weight in force, None if unset. reclaims: evictions made for it since the last cycle, as far
-    as known."""
+    weight: as configured, >= 0.
+    target: its part (0..1) of the pool by quota and weight if all queues requested everything.
+    usage: U, its usage in the policy's window over the capacity that the siblings had in it. As GPU time this
+        is usage * pool * window.
+    requested: includes `allocated`. Both include the children's.
+    gang: its smallest pending gang, 0 without one.
+    weight_now: the weight in force, None if unset.
+    reclaims: evictions made for it since the last cycle, as far as known."""
 
     name: str
     weight: float
@@ -50,8 +61,10 @@ class LawQueue(NamedTuple):
 
 
 class LawColumns(NamedTuple):
-    """Queues as columns, one for each field of `LawQueue`, because laws read one field of all queues, and a replay
-    stores them so. No row objects are made."""
+    """Queues as columns, one for each field of `LawQueue`.
+
+    Laws read one field of all queues at a time, and a replay stores the fields like this. No row objects are created.
+    """
 
     names: Sequence[str]
     weights: Sequence[float]
@@ -73,7 +86,8 @@ class LawColumns(NamedTuple):
 
 @lru_cache(256)
 def _picking(which: tuple[bool, ...]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Return a function that selects these places of a column; the competing queues rarely change."""
+    """Return a function that selects these places of a column. It is cached, because the competing queues rarely
+    change."""
     places = [place for place, one in enumerate(which) if one]
     if len(places) > 1:
         return itemgetter(*places)
@@ -82,9 +96,11 @@ def _picking(which: tuple[bool, ...]) -> Callable[[Sequence[Any]], Sequence[Any]
 
 @dataclass(frozen=True, slots=True)
 class LawQueues:
-    """Queues that are divided together. pool: the GPUs for them. window_s: the effective length of the usage window:
-    its size, or with a half-life the integral of its decay over it. explain: False if traces and notes are not read, as
-    in replays, which call the law thousands of times."""
+    """Queues that are divided together.
+
+    pool: the GPUs for them.
+    window_s: the effective length of the usage window. This is its size, or with a half-life the integral of the decay.
+    explain: False if traces and notes are not read. Replays set this, because they call the law thousands of times."""
 
     columns: LawColumns
     pool: float
@@ -97,12 +113,12 @@ class LawQueues:
         return tuple(map(LawQueue._make, zip(*self.columns, strict=True)))
 
     def only(self, which: Sequence[bool]) -> LawQueues:
-        """Return the same cycle with some of the queues, in their order."""
+        """Return the same siblings with only the selected queues, in their order."""
         columns = LawColumns._make(map(_picking(tuple(which)), self.columns))
         return LawQueues(columns, self.pool, self.window_s, self.now_ms, self.explain)
 
     def by_name(self) -> LawQueues:
-        """Return the same cycle with the queues in the order of their names."""
+        """Return the same siblings in the order of their names."""
         names = self.columns.names
         if all(map(lt, names, names[1:])):
             return self
@@ -112,9 +128,13 @@ class LawQueues:
 
 @dataclass(frozen=True, slots=True)
 class LawResult:
-    """A law's result. wanted: a weight >= 0 for each of `names`, which are the siblings' names in their order. traces:
-    the intermediate numbers, by queue and name, in the order of computation. notes: a clause for people, by queue.
-    turn: the queue that has its turn now; its weights are then published without step and clamp."""
+    """A law's result.
+
+    names: of the siblings, in their order.
+    wanted: a weight >= 0 for each name.
+    traces: the intermediate numbers by queue and name, in the order of computation.
+    notes: a clause for people, by queue.
+    turn: the queue that has its turn now. The weights are then published without step limit and bounds."""
 
     names: Sequence[str]
     wanted: Sequence[float]
@@ -134,9 +154,10 @@ class Law(Protocol):
 
     @property
     def relative(self) -> bool:
-        """Whether only the proportions of the weights matter, and only among competing queues (those that request more
-        than their quota); such a law has no state and gets only the competitors. Otherwise the weights are published as
-        they are, and the law considers demand itself."""
+        """Whether only the proportions of the weights matter, and only among queues that request more than their quota.
+
+        Such a law has no state and gets only these competing queues. The weights of any other law are published as they
+        are, and the law considers demand itself."""
         ...
 
     def __call__(self, siblings: LawQueues, memory: Memory, /) -> LawResult: ...
@@ -151,8 +172,10 @@ def normalised(siblings: LawQueues) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Kai:
-    """P = max(0, n + k (n - U)). Published with the scheduler's own k at 0, it gives the same first round as the
-    scheduler's own history.
+    """KAI's own rule as weights: P = max(0, n + k (n - U)).
+
+    The scheduler runs with its own k at 0 and these weights. Its first round then gives the same result as with its own
+    history.
 
     Source: KAI-Scheduler resource_division.go, commit d5bc503a."""
 
@@ -176,8 +199,10 @@ _TIED = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class FairTree:
-    """Fair Tree as weights: among siblings, the configured part times the rank, so that the order of service becomes a
-    gradient and no weight is zero."""
+    """Fair Tree as weights: the configured part of each sibling times its rank.
+
+    Slurm serves the siblings in the order of their ranks. Weights turn this order into a gradient in which no weight is
+    0."""
 
     relative = True
 

@@ -1,16 +1,18 @@
 """Gives turns to gangs larger than any share, and computes when a gang can be admitted.
 
-Fair shares can have any size, but a gang needs all its GPUs at once. If a gang is larger than its queue's share, no
-gain helps: the scheduler lets a queue reclaim only while it stays within its share with the gang, so the first gang
-that runs there stays. A turn concentrates the weights on one queue, by as little as admits its gang and never beyond
-`ratio`, for at least `min_turn`; the GPU-hours that queues are owed decide whose turn is next. Deserved quotas of the
-others are not weights and do not change.
+A fair share can have any size, but a gang needs all its GPUs at once. If a gang is larger than its queue's share, no
+gain of the law helps. The scheduler lets a queue reclaim GPUs only while it stays within its share, so the gang that
+happens to run first stays.
 
-A turn is checked with the scheduler's own division in whole GPUs (`fairshare.laws.division`).
+A turn concentrates the weights on one queue for at least `min_turn`. The weights of the others shrink by as little as
+admits the gang, and never by more than `ratio`. The GPU-hours that queues are owed decide whose turn is next. Deserved
+quotas of the other queues are not weights and do not change.
 
-History can raise a share only by a limited amount: with k, the over-quota share of a queue that used nothing while the
-others used everything is about n (1 + k) of the pool, so a gang of g GPUs needs about k = g / (n C) - 1. The exact
-figure, with rounding, comes from the division itself.
+A turn is checked with the scheduler's own division in whole GPUs (`division.py`).
+
+History alone can raise a share only by a limited amount. Take a queue with the normalised weight n that used nothing
+while the others used everything. With k its over-quota share is about n (1 + k) of the pool C. A gang of g GPUs
+therefore needs about k = g / (n C) - 1. The exact figure, with rounding, comes from the division itself.
 
 Source of the bound: KAI-Scheduler resource_division.go, commit d5bc503a."""
 
@@ -29,13 +31,16 @@ from fairshare.laws.feedback_laws import LawQueue, LawQueues, Memory
 Shares = Callable[[LawQueues, Mapping[str, float]], dict[str, float]]
 _TURN_HALVINGS = 12
 _LEAD = 0.25
-"""Part of a gang's GPU-hours in one turn by which a queue must be owed more than the queue that would make room."""
+"""A queue must be owed this part of a gang's GPU-hours in one turn more than the queue that would make room."""
 
 
 @dataclass(frozen=True, slots=True)
 class GangTurn:
-    """The queue that has its turn, and until when. weights: of every sibling. shares: the resulting GPUs. kept: state
-    to store, per queue."""
+    """The queue that has its turn, and until when.
+
+    weights: of every sibling.
+    shares: the resulting GPUs by queue.
+    kept: state to store, by queue."""
 
     queue: str
     until_ms: int
@@ -53,8 +58,10 @@ def turn_now(
     policy: TurnPolicy,
     name: str | None,
 ) -> GangTurn | None:
-    """Return the present turn, or one that begins now; None: use the smooth `weights`. owed: GPU-hours, which decide
-    whose turn it is. name: the queue whose turn is in progress according to this memory."""
+    """Return the present turn, or one that begins now. None means that the smooth `weights` apply.
+
+    owed: GPU-hours by queue, which decide whose turn it is.
+    name: the queue whose turn is in progress according to `memory`."""
     if name is not None and name in weights:
         before = memory[name]
         return _turn(siblings, weights, name, before["others"], int(before["turn_until_ms"]), policy.ratio)
@@ -86,7 +93,8 @@ def gang_lumps(siblings: LawQueues, policy: TurnPolicy) -> list[LawQueue]:
 
 
 def under_way(memory: Memory, now_ms: int, siblings: Collection[str]) -> str | None:
-    """Return which of the siblings has its turn. memory: of the whole tree; other siblings have turns of their own."""
+    """Return the sibling that has its turn, or None. `memory` is that of the whole tree, in which other siblings may
+    have turns of their own."""
     turning = [name for name, kept in memory.items() if kept.get("turn_until_ms", 0.0) > now_ms]
     return min([name for name in turning if name in siblings], default=None)
 
@@ -107,8 +115,8 @@ def fluid_shares(siblings: LawQueues, weights: Mapping[str, float]) -> dict[str,
 
 
 def turn_weights(weights: Mapping[str, float], queue: str, others: float, ratio: float) -> dict[str, float]:
-    """Return the largest weight for `queue`; the others keep the part `others` of their own, but at least 1 / ratio of
-    it."""
+    """Return weights in which `queue` has the largest and each other keeps the part `others` of its own, at least 1 /
+    ratio."""
     top = max(weights.values())
     return {
         name: top if name == queue else max(weight * others, top / ratio) if weight > 0 else 0.0
@@ -117,14 +125,16 @@ def turn_weights(weights: Mapping[str, float], queue: str, others: float, ratio:
 
 
 def _may_take_turns(member: LawQueue, pool: float) -> bool:
-    """Return whether weights could ever admit its smallest pending gang."""
+    """Return whether weights could ever admit the queue's smallest pending gang."""
     most = pool if member.limit < 0 else min(pool, member.limit)
     return member.weight > 0 and member.allocated + member.gang <= most
 
 
 def _boost(siblings: LawQueues, weights: Mapping[str, float], queue: str, wanted: float, ratio: float) -> float | None:
-    """Return the largest part of their weights that the others may keep while `queue` is due `wanted` GPUs: before
-    rounding if possible, otherwise after it. None if even the full ratio does not suffice."""
+    """Return the largest part of their weights that the others may keep if `queue` is to get `wanted` GPUs.
+
+    The share is computed before rounding if possible, otherwise after it. Returns None if even the full ratio is not
+    enough."""
     for shares in (fluid_shares, shares_under):
 
         def admits(others: float, shares: Shares = shares) -> bool:
@@ -158,8 +168,11 @@ _REACH_HALVINGS = 40
 
 @dataclass(frozen=True, slots=True)
 class GangReach:
-    """The largest share of a queue for one gang. static: GPUs without history; best: the most that the configured law
-    can give; needed_k: the smallest k that admits the gang, None if none does."""
+    """The largest share of a queue for one gang.
+
+    static: GPUs without history.
+    best: the most that the configured law can give.
+    needed_k: the smallest k that admits the gang, None if none does."""
 
     queue: str
     gang: float
@@ -173,7 +186,7 @@ class GangReach:
         return self.best >= self.gang
 
     def sentence(self, held: float = 0.0) -> str:
-        """Describe the reach in a sentence. held: the part of `gang` that the queue already holds, for others."""
+        """Describe the reach in a sentence. `held` is the part of `gang` that the queue already has for other jobs."""
         head = f"a gang of {self.gang - held:g} GPUs in {self.queue!r}"
         if held > 0:
             head = f"{head}, beside the {held:g} that it holds,"
@@ -190,8 +203,9 @@ class GangReach:
 
 
 def gang_reach(policy: Policy, gpus: float, queue: str, gang: float) -> GangReach:
-    """Compute how far the policy's law can raise `queue` in a cluster of `gpus` in which all other queues request
-    everything and used everything. Raises KeyError for an unknown queue."""
+    """Compute how far the policy's law can raise `queue` in a cluster of `gpus`.
+
+    It assumes that all other queues request everything and used everything. Raises KeyError for an unknown queue."""
     queues = {each.name: each for each in policy.queues}
     own = queues[queue]
     static = _share(policy, gpus, own, gang, 0.0)
@@ -215,7 +229,7 @@ def _least_k(policy: Policy, gpus: float, own: QueuePolicy, gang: float) -> floa
 
 
 def _share(policy: Policy, gpus: float, own: QueuePolicy, gang: float, k: float, ratio: float | None = None) -> float:
-    """Return the share of `own` with no usage, if its siblings used everything between them by weight."""
+    """Return the share of `own` if it used nothing and its siblings used everything, divided by their weights."""
     above = {queue.name for queue in PolicyTree(policy).upwards(own.name)}
     claims = []
     for each in policy.queues:
@@ -236,7 +250,7 @@ def _share(policy: Policy, gpus: float, own: QueuePolicy, gang: float, k: float,
 
 
 def _in_turn(policy: Policy, gpus: float, own: QueuePolicy, gang: float) -> float:
-    """Return the share in a turn, with its siblings' weights at the lowest that the ratio allows."""
+    """Return the share in a turn in which its siblings' weights are at the lowest that the ratio allows."""
     if policy.turns.ratio <= 0 or gang <= policy.turns.lump * gpus or UNLIMITED < own.limit < gang:
         return 0.0
     return _share(policy, gpus, own, gang, 0.0, policy.turns.ratio)

@@ -1,22 +1,23 @@
 """Computes entitlements and weights for the whole queue tree, and applies budgets that are used up.
 
-The policy's law (`fairshare.laws.feedback_laws`) returns the weights for every set of siblings. They are then limited
-by the policy's bounds: multipliers of the configured weight, largest step, hold-down, deadband; only a turn exceeds
-them. Every intermediate value is kept in `Explanation`. Equal inputs give equal weights, in any order.
+The policy's law returns the weights for every set of siblings. They are then limited by the policy's bounds:
+multipliers of the configured weight, largest step, hold-down and deadband. Only a turn may exceed the bounds. Every
+intermediate value is kept in `Explanation`. Equal inputs give equal weights, in any order.
 
-Two deliberate corrections of KAI's arithmetic:
+KAI's arithmetic is corrected deliberately in two places:
 
-- U of a child is relative to its parent's part of the cluster, not to the whole cluster, so that history corrects
-  inside a small department as much as among the roots;
-- U is never relative to less than the siblings' total usage. So Σ U <= 1 and Σ P >= 1: the case in which KAI does not
-  divide the pool cannot occur while any weight is positive.
+- U of a child is relative to its parent's part of the cluster, not to the whole cluster. History then has as much
+  effect inside a small department as among the roots.
+- U is never relative to less than the siblings' total usage. The values of U therefore add up to at most 1, and those
+  of P to at least 1. KAI does not divide the pool if every P is 0, and this case cannot occur while any weight is
+  positive.
 
-A budget whose spend is unknown (time without a price) has no effect. A used-up budget removes only the over-quota
-weight; the deserved quota is a guarantee and stays.
+A used-up budget removes only the over-quota weight. The deserved quota is a guarantee and stays. A budget whose spend
+is unknown, because some of its time has no price, has no effect.
 
-`weigh_pools` computes weights separately for each part of a cluster that its scheduler keeps apart: KAI's scheduling
-shards. A shard's queues divide only the GPUs of its nodes, minus those held by pods of other schedulers. History is
-taken relative to the shard's share of the cluster's capacity."""
+`weigh_pools` computes weights separately for each part of a cluster that its scheduler keeps apart. With KAI these are
+scheduling shards. The queues of a shard divide only the GPUs of its nodes, minus those that pods of other schedulers
+hold. Their history is relative to the shard's part of the cluster's capacity."""
 
 from __future__ import annotations
 
@@ -80,7 +81,9 @@ def effective_s(length_s: float, half_life_s: float | None) -> float:
 
 
 def usage_ratios(policy: Policy, window: UsageWindow, gpus: float) -> dict[str, UsageRatio]:
-    """Return U of every queue: its usage over max(its parent's part of the capacity, what the siblings used)."""
+    """Return U of every queue: its usage over its part of the capacity.
+
+    The divisor is its parent's part of the capacity, or what the siblings used if that is more."""
     queues = {queue.name: queue for queue in policy.queues}
     usage = {name: window.usage.get(name, 0) for name in queues}
     together: dict[str | None, int] = {}
@@ -135,8 +138,11 @@ def requests(queues: Mapping[str, QueuePolicy], standings: Mapping[str, Standing
 
 @dataclass(frozen=True, slots=True)
 class WeightResult:
-    """The result of one cycle: entitlements of every queue of the policy, weights of those the target has, both sorted
-    by queue. memory: the law's state for the next cycle."""
+    """The result of one cycle, sorted by queue.
+
+    entitlements: of every queue of the policy.
+    weights: of the queues that exist in the target.
+    memory: the law's state for the next cycle."""
 
     entitlements: tuple[Entitlement, ...]
     weights: tuple[Weight, ...]
@@ -145,7 +151,7 @@ class WeightResult:
 
 @dataclass(frozen=True, slots=True)
 class WantedWeight:
-    """The weight to divide by for one queue, before it is paced. competes: it requests more than its quota."""
+    """The weight that the law wants for one queue, before it is paced. competes: it requests more than its quota."""
 
     weight: float
     p: float
@@ -166,11 +172,15 @@ def calculate_weights(
     exhausted: frozenset[str] = frozenset(),
     devices: float | None = None,
 ) -> WeightResult:
-    """standings: by policy queue, of those with an object in the target. gpus: to divide, > 0. memory: of the previous
-    cycle; None or empty at first. exhausted: queues whose budget is used up; they get their quota only. devices:
-    physical GPUs behind `gpus`, if replicas of shared GPUs are listed several times; None: equal.
+    """Compute the entitlements and weights of one cycle.
 
-    window.usage of a queue includes its descendants'."""
+    window: the usage of a queue in it includes that of its descendants.
+    standings: by policy queue, of queues that have an object in the target.
+    gpus: the GPUs to divide, > 0.
+    memory: of the previous cycle; None or empty at first.
+    exhausted: queues whose budget is used up; they get their quota only.
+    devices: physical GPUs behind `gpus`. It differs from `gpus` if shared GPUs are listed once per replica. None means
+        equal."""
     queues = {
         queue.name: _as_it_stands(queue, standings.get(queue.name), exhausted)
         for queue in sorted(policy.queues, key=lambda queue: queue.name)
@@ -229,7 +239,7 @@ def calculate_weights(
 
 
 def _as_it_stands(queue: QueuePolicy, standing: Standing | None, exhausted: frozenset[str]) -> QueuePolicy:
-    """Return the queue with the limits from its budget and from its scheduler's own quota."""
+    """Return the queue with the limits from its budget and from the quota that its scheduler has for it."""
     changed: dict[str, float] = {"weight": 0.0} if queue.name in exhausted else {}
     if (
         standing is not None
@@ -252,10 +262,13 @@ def law_of(policy: Policy) -> Law:
 
 
 def _span_s(spec: WindowSpec, window: UsageWindow, ratio: UsageRatio, gpus: float) -> float:
-    """The number of seconds for which U of `gpus` GPUs equals the used GPU time. It is derived from the window's
-    capacity, because a window reaches back only to the first record, and the cluster may have had another size. If the
-    window is not in GPU time, the present size and the full window are assumed. With usage of several clusters, this
-    cluster repays the part of a debt that its capacity has of their sum; together they repay it once."""
+    """Return the number of seconds for which U of `gpus` GPUs equals the used GPU time.
+
+    It is derived from the window's capacity, because a window reaches back only to the first record, and the cluster
+    may have had another size. If the window is not in GPU time, the present size and the full window are assumed.
+
+    A window may contain the usage of several clusters. This cluster then repays its part of a debt, which is its part
+    of their capacity. Together the clusters repay the debt once."""
     if window.unit != "gpu_us" or gpus <= 0:
         return effective_s(spec.size, spec.half_life)
     part = window.own.capacity / window.capacity if isinstance(window, FleetWindow) else 1.0
@@ -265,10 +278,11 @@ def _span_s(spec: WindowSpec, window: UsageWindow, ratio: UsageRatio, gpus: floa
 def wanted_weight(
     law: Law, siblings: LawQueues, policy: Policy, memory: Memory
 ) -> tuple[dict[str, WantedWeight], Memory]:
-    """The weight that the law wants for every sibling within the policy's multipliers, before pace; and its memory.
+    """Return the weight that the law wants for every sibling, within the policy's multipliers and before pace; and its
+    memory.
 
-    A queue that does not compete gets from a relative law the weight that it would have if all competed, because the
-    scheduler may need it before the next cycle."""
+    With a relative law, a queue that does not compete gets the weight that it would have if all competed. The scheduler
+    may need this weight before the next cycle."""
     wants_more = dict(zip(siblings.columns.names, competing(siblings), strict=True))
     wishes: dict[str, WantedWeight] = {}
     kept: dict[str, Mapping[str, float]] = {}
@@ -288,7 +302,7 @@ Ruling = tuple[LawQueues, LawResult, Sequence[str], Sequence[float]]
 
 
 def law_results(law: Law, siblings: LawQueues, policy: Policy, memory: Memory) -> Iterator[Ruling]:
-    """Yield each call of the law. Every sibling is in one of the results."""
+    """Yield the result of each call of the law. Every sibling is in one of the results."""
     bounds, columns = policy.bounds, siblings.columns
     if not law.relative:
         verdict = law(siblings, memory)
@@ -330,15 +344,16 @@ def _clamped(verdict: LawResult, configured: Sequence[float], bounds: Bounds) ->
 
 @lru_cache(1024)
 def _within(wanted: float, configured: float, least: float, most: float) -> float:
-    """Return a wanted weight within the multipliers of the configured one; cached, because a law with a quiet zone
-    repeats its result."""
+    """Return a wanted weight within the multipliers of the configured one.
+
+    It is cached, because a law with a quiet zone repeats its result."""
     return rounded_to_configured(min(max(wanted, configured * least), configured * most), configured)
 
 
 def _sibling_sets(
     queues: Mapping[str, QueuePolicy], standings: Mapping[str, Standing]
 ) -> dict[tuple[str | None, int], list[QueuePolicy]]:
-    """Return the queues the target has, by parent and priority, each sorted by name."""
+    """Return the queues that exist in the target, by parent and priority, each set sorted by name."""
     sets: dict[tuple[str | None, int], list[QueuePolicy]] = {}
     for name, queue in queues.items():
         if name in standings:
@@ -347,7 +362,9 @@ def _sibling_sets(
 
 
 def _due(law: Law, claims: tuple[Claim, ...], gpus: float, weights: Sequence[Weight]) -> Mapping[str, float]:
-    """Return the entitlements with history: KAI's own division with its k; for the other laws a division by the
+    """Return the entitlements with history.
+
+    With the law KAI they come from KAI's own division with its k. With any other law they come from a division by the
     published weights."""
     if isinstance(law, Kai):
         return divide(DivisionProblem("entitled", gpus, law.k, claims)).shares
@@ -384,14 +401,14 @@ def _explain(
     *,
     exhausted: bool,
 ) -> Weight:
-    """Return the weight with its pace and every reason."""
+    """Return the weight after pacing, with every reason for it."""
     bounds = policy.bounds
     lower, upper = queue.weight * bounds.min_multiplier, queue.weight * bounds.max_multiplier
     notes: list[str] = []
     zero = "its budget is exhausted: nothing over its quota" if exhausted else "weight 0 in the policy stays 0"
     move = PacedWeight(0.0, 0.0, (zero,))
     if queue.weight > 0:
-        move = PacedWeight(wanted.weight, wanted.weight)  # half of a turn would not admit the gang
+        move = PacedWeight(wanted.weight, wanted.weight)  # a turn applies at once: half of it would not admit the gang
         if not wanted.turn:
             move = pace(wanted.weight, standing, bounds, now_ms)
         if wanted.n == 1:
@@ -428,7 +445,7 @@ def _explain(
 
 
 def _why(u: float, n: float, notes: Sequence[str]) -> str:
-    """Return one sentence for people."""
+    """Return one sentence for people that explains the weight."""
     if n == 1 or n == 0:
         return "; ".join(notes)
     verdict = "on its share" if abs(u - n) <= 0.005 else "above its share" if u > n else "below its share"
@@ -441,7 +458,7 @@ def acts(policy: Policy) -> bool:
 
 
 def exhausted(policy: Policy, states: Iterable[BudgetState]) -> frozenset[str]:
-    """Return queues under a used-up budget that limits them: the budget's own queue, or every queue of its team."""
+    """Return the queues that a used-up budget limits: the budget's own queue, or every queue of its team."""
     acting = {budget.name: budget for budget in policy.budgets if budget.exhausted == "no-over-quota"}
     found: set[str] = set()
     for state in states:
@@ -457,7 +474,10 @@ def exhausted(policy: Policy, states: Iterable[BudgetState]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The GPUs that the queues of one shard divide. queues: of the policy. part: of the cluster's capacity, 0..1."""
+    """The GPUs that the queues of one shard divide.
+
+    queues: the policy's queues of this shard.
+    part: of the cluster's capacity, 0..1."""
 
     queues: tuple[str, ...]
     gpus: float
@@ -465,7 +485,10 @@ class Pool:
 
 
 def pools(shards: Sequence[Shard], nodes: Sequence[Object], gpus: float) -> tuple[Pool, ...]:
-    """nodes: those that accept work, without lost GPUs. gpus: their total. Empty if the cluster is divided as one."""
+    """Return the GPUs of each shard. The result is empty if the cluster is divided as one.
+
+    nodes: those that accept work, without lost GPUs.
+    gpus: the total of these nodes."""
     found = []
     for shard in shards:
         own = (
@@ -479,8 +502,9 @@ def pools(shards: Sequence[Shard], nodes: Sequence[Object], gpus: float) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class WeightInputs:
-    """All inputs of `calculate_weights`. pools: the parts of the cluster that are divided separately; empty: `gpus` are
-    divided as one."""
+    """All inputs of `calculate_weights`.
+
+    pools: the parts of the cluster that are divided separately. If empty, `gpus` are divided as one."""
 
     policy: Policy
     window: UsageWindow
@@ -494,7 +518,7 @@ class WeightInputs:
 
 
 def weigh_pools(of: WeightInputs) -> WeightResult:
-    """Calculates weights pool by pool. Queues of no pool that have children get what these get together."""
+    """Calculate the weights pool by pool. A queue that belongs to no pool gets the sum of what its children get."""
     policy, standings, gpus = of.policy, of.standings, of.gpus
     common = (of.now_ms, of.memory, of.exhausted)
     if not of.pools:

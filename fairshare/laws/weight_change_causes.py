@@ -1,8 +1,8 @@
-"""Splits a change of a weight into the parts of its inputs, which add up to it exactly.
+"""Splits a change of a weight into the parts of its inputs, which add up to the change exactly.
 
-The inputs of the law are replaced one after the other, in a fixed order, from those of the previous decision to the
-present ones; the effect of each replacement on the law's result is its contribution. The rest, between the law's result
-and the published weight, is pace: the step bound, the hold-down and the deadband."""
+The inputs of the law are replaced one after the other, in a fixed order: the input of the previous decision by the
+present one. The effect of each replacement on the law's result is the contribution of that input. The rest, between the
+law's result and the published weight, is pace: the step bound, the hold-down and the deadband."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ CAUSES = (
 )
 """Contributions and their names, in the order in which inputs are replaced."""
 MOST = 32
-"""Largest number of weights of one cycle whose change is split; each needs two computations of all weights …"""
+"""Largest number of weights of one cycle whose change is split. Each of them needs two computations of all weights."""
 MOST_SITUATIONS = 4
-"""… and each different previous decision five more."""
+"""Largest number of different previous decisions. Each of them needs five more computations of all weights."""
 _SHOWN_DIGITS = 4
 
 
@@ -41,7 +41,10 @@ class DecidedWeight:
 
 @dataclass(frozen=True, slots=True)
 class WeightChange:
-    """before: the previously decided weight. parts: by cause, adding up to the change since."""
+    """A change of a weight.
+
+    before: the previously decided weight.
+    parts: by cause; they add up to the change since."""
 
     before: float
     parts: Mapping[str, float]
@@ -50,7 +53,7 @@ class WeightChange:
 def changes(
     decided: Mapping[str, DecidedWeight], now: WeightInputs, weights: Iterable[Weight]
 ) -> dict[str, WeightChange]:
-    """The causes of change of each weight in `now` that differs from the decided one; at most MOST weights."""
+    """Return the causes of change of each weight in `now` that differs from the decided one; MOST weights at most."""
     moved = [
         (decided[one.queue], one)
         for one in sorted(weights, key=lambda one: one.queue)
@@ -88,8 +91,9 @@ def _since(before: WeightInputs, now: WeightInputs, moved: Iterable[tuple[float,
 
 
 def change_sentence(change: WeightChange, value: float) -> str:
-    """Return one clause for people: the visible parts, the largest first, rounded so that they add up to the displayed
-    change of the weight, with four digits."""
+    """Return one clause for people with the visible parts, the largest first.
+
+    The parts are rounded to four digits so that they add up to the displayed change of the weight."""
     size = max(abs(change.before), abs(value))
     if size == 0:
         return ""

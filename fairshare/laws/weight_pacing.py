@@ -18,7 +18,11 @@ _FORM = f".{DIGITS}g"
 
 
 class PacedWeight(NamedTuple):
-    """stepped: how far one cycle may move. value: the weight to publish. notes: the bounds that limited it."""
+    """The result of pacing one weight.
+
+    stepped: the furthest point that one cycle may move to.
+    value: the weight to publish.
+    notes: the bounds that limited it."""
 
     stepped: float
     value: float
@@ -31,7 +35,8 @@ def rounded_weight(value: float) -> float:
 
 
 def pace(target: float, standing: Standing, bounds: Bounds, now_ms: int) -> PacedWeight:
-    """Move for one cycle towards `target` (> 0). An unset or zero weight has no step bound: it jumps."""
+    """Move for one cycle towards `target` (> 0). A weight that is unset or zero has no step bound and moves there at
+    once."""
     held = standing.weight
     stepped, value, left_ms = strides(target, held, standing.changed_ms, standing.direction, bounds, now_ms)
     notes: tuple[str, ...] = ()
@@ -45,8 +50,7 @@ def pace(target: float, standing: Standing, bounds: Bounds, now_ms: int) -> Pace
 
 
 def unpaced(bounds: Bounds) -> bool:
-    """Return whether every weight within the multipliers can be reached in one cycle, so that `strides` changes
-    nothing."""
+    """Return whether every weight within the multipliers can be reached in one cycle. `strides` then has no effect."""
     return (
         not bounds.deadband
         and not bounds.hold_down
@@ -57,8 +61,10 @@ def unpaced(bounds: Bounds) -> bool:
 def strides(
     target: float, held: float | None, changed_ms: int | None, direction: int, bounds: Bounds, now_ms: int
 ) -> tuple[float, float, int]:
-    """Compute `pace` in numbers: how far one cycle may move, the weight to publish, and for how many ms the weight may
-    not reverse. held, changed_ms, direction: see `Standing`."""
+    """Compute `pace` in numbers, without notes.
+
+    Returns the furthest point that one cycle may move to, the weight to publish, and for how many milliseconds the
+    weight may not reverse. For held, changed_ms and direction see `Standing`."""
     if held is None or held <= 0:
         return target, target, 0
     step = bounds.max_step
@@ -75,9 +81,9 @@ def strides(
 
 
 def rescale(configured: Sequence[float], wanted: Sequence[float], bounds: Bounds) -> list[float]:
-    """Return clamp(c · wanted, lower, upper) per queue, with the c that makes the sum the configured total.
+    """Return clamp(c · wanted, lower, upper) per queue, with the factor c for which the sum is the configured total.
 
-    Monotone: a queue that is wanted to have less never gets more. If all wanted weights are zero: the configured
+    A queue for which the law wants less never gets more. If all wanted weights are zero, the result is the configured
     weights."""
     asked = fsum(wanted)
     if asked == 0:
