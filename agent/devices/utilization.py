@@ -1,22 +1,25 @@
 """Turns utilization samples, the energy counter and per-process figures into counters that never decrease.
 
-A driver keeps a short ring of (timestamp, percent) samples for about ten seconds, so a gauge that is read periodically
-misses most of the use. Here every sample represents the time since the previous one. Missed samples are a gap, in which
-the counter does not change. The counter never decreases and never grows faster than the reader's time.
+Busy time of a device: a driver keeps a short ring of samples (timestamp, percent) for about ten seconds. A gauge that
+is read periodically misses most of the use. Here every sample represents the time since the previous sample. For
+example, a sample of 50 % that is 200 ms after the previous one adds 100 ms. Missed samples are a gap, in which the
+counter does not change. The counter never grows faster than the reader's time.
 
-The counters use integers only, and have neither a clock nor I/O.
+Busy time of processes has two sources. The per-process sampler has one ring for all processes, whose entries are
+overwritten. Accounting mode is exact if it is on. Both figures are returned, and the code that divides the device
+chooses.
 
-Busy time of processes has two sources: the per-process sampler, whose ring is shared by all processes and overwritten,
-and accounting mode, which is exact if it is on. Both are returned; the code that divides the device chooses. A process
-is listed once more after its end. Compute and graphics processes are two lists, and a process may be in both. If a list
-is refused, the processes of that place are unknown until it is available again. Only "not found" means that no process
-was busy. This module does not know the holder of a process.
+A process is listed once more after its end. Compute and graphics processes are two lists, and a process may be in both.
+If the driver refuses a list, the processes of that place are unknown until it is available again. Only "not found"
+means that no process was busy. This module does not know the holder of a process.
 
-Unlike the per-process sampler, accounting mode loses nothing between two readings, and it keeps ended processes (128 of
-them), so a process that lived between two readings is found as well. Version 2 gives running sums. Version 1 gives only
-the busy part of the whole life of an ended process, in whole percents, which is used only for processes that were never
-seen alive. Source: open-gpu-kernel-modules, gpu_acct.c: sumGpuUtil adds a sample's utilisation (hundredths of a
-percent) to the process it names; ended processes are listed only where the agent shares the host's process numbers."""
+Accounting mode loses nothing between two readings. It also keeps the last 128 ended processes, so a process that lived
+only between two readings is found as well. Version 2 gives running sums. Version 1 gives only the busy part of the
+whole life of an ended process, in whole percents. It is used only for processes that were never seen alive. Source:
+open-gpu-kernel-modules, gpu_acct.c: sumGpuUtil adds a sample's utilisation (hundredths of a percent) to the process it
+names. Ended processes are listed only where the agent shares the host's process numbers.
+
+The counters use integers only, and have neither a clock nor I/O."""
 
 from __future__ import annotations
 
@@ -47,13 +50,13 @@ class BusyCounter:
 
     def __init__(self, *, gaps: int = 0) -> None:
         self.last_seen_us = 0
-        """Newest timestamp that the driver returned; the next call asks for later ones (0: all)."""
+        """Newest timestamp that the driver returned, 0 before the first. The next call requests later samples."""
         self.gaps = gaps
         """How often samples were missing."""
         self.period_us: int | None = None
         """Time between two samples of the driver; None until it was seen."""
         self._void: frozenset[int] = frozenset()
-        """Timestamps later than `last_seen_us` that must not be counted (again)."""
+        """Timestamps later than `last_seen_us` that must not be counted again."""
         self._percent_us = 0
         self._reported_us = 0
         self._covered_us: int | None = None
@@ -68,9 +71,11 @@ class BusyCounter:
     def take(self, at_ms: int, samples: Sequence[tuple[int, int]] | None, rate: int) -> int:
         """Count the time since the last call and return the counter in microseconds.
 
-        samples: (timestamp in microseconds, percent) newer than `last_seen_us`, in any order; empty if the driver has
-        none, None if it keeps none at all. rate: percent at this moment, which distinguishes an idle device from late
-        samples, and replaces samples if none are kept."""
+        samples: (timestamp in microseconds, percent) newer than `last_seen_us`, in any order. Empty if the driver has
+            none now,
+        None if it keeps no samples at all.
+        rate: percent at this moment. It distinguishes an idle device from late samples, and replaces samples if none
+            are kept."""
         elapsed_us = 0 if self._at_ms is None else (at_ms - self._at_ms) * US_PER_MS
         limit_us = self._reported_us + elapsed_us + self._waiting_us
         if samples is None:
@@ -87,18 +92,20 @@ class BusyCounter:
                 self.last_seen_us = self._covered_us = ordered[-1][0]
                 self._waiting_us = 0
         self._at_ms = at_ms
-        # The newest sample may be a little younger or older than the last time; the part ahead of it is counted next
-        # time.
+        # The newest sample may be a little older or younger than the last call. The part ahead of the call is counted
+        # in the next one.
         self._reported_us = min(self._percent_us // _PERCENT, limit_us)
         return self._reported_us
 
     def lose(self, at_ms: int) -> None:
-        """Record that the use since the last call is unknown; the next call counts from here."""
+        """Record that the use since the last call is unknown. The next call counts from here."""
         self._at_ms, self._covered_us, self._waiting_us = at_ms, None, 0
 
     def start_over(self, at_ms: int, known: Iterable[int]) -> None:
-        """Record that the clock of the samples was set back: the time since the last call is a gap, and samples count
-        from here. known: the timestamps of all samples that the driver has now."""
+        """Record that the clock of the samples was set back. The time since the last call is a gap, and samples count
+        from here.
+
+        known: the timestamps of all samples that the driver has now."""
         self.lose(at_ms)
         self._void, self.last_seen_us = frozenset(known), 0
         self.gaps += 1
@@ -110,7 +117,7 @@ class BusyCounter:
             self._percent_us += rate * elapsed_us
 
     def _without_samples(self, elapsed_us: int, rate: int) -> None:
-        """Handle missing samples: an idle device has none; those of a busy device are late or lost."""
+        """Handle missing samples. An idle device has none, and those of a busy device are late or lost."""
         if not rate and not self._waiting_us:
             if self._covered_us is not None:
                 self._covered_us += elapsed_us
@@ -124,7 +131,7 @@ class BusyCounter:
 
     def _integrate(self, ordered: Sequence[tuple[int, int]], elapsed_us: int) -> None:
         covered = self._covered_us
-        if covered is None:  # idle since the first reading: older samples belong to before it
+        if covered is None:  # idle since the first reading: older samples belong to the time before it
             covered = ordered[-1][0] - elapsed_us
         steps = [b[0] - a[0] for a, b in pairwise(ordered)]
         if steps:
@@ -144,12 +151,12 @@ class BusyCounter:
 
 
 RANGE_MJ = 1 << 32
-"""Where a counter of 32 bits wraps; NVML's type is wider, but its counter may have only 32 bits."""
+"""Where a counter of 32 bits wraps. NVML's type is wider, but its counter may have only 32 bits."""
 MAX_POWER_MW = 4_000_000
 """More power than any GPU draws. A smaller figure counts as a wrap only if this power explains it."""
 _SHORTEST_MS = 1_000
-"""Shortest time between two figures. The driver renews the figure periodically, so a shorter time may get the energy of
-a longer one."""
+"""Shortest time assumed between two figures. The driver renews the figure periodically, so two figures read shortly
+after each other may differ by the energy of a longer time."""
 _MICROJOULES_PER_MILLIJOULE = 1_000
 
 
@@ -161,7 +168,7 @@ class EnergyCounter:
         self._last: tuple[int, int] | None = None
 
     def take(self, at_ms: int, millijoules: int) -> bool:
-        """Read a figure; returns False if the driver's counter began again, and `value_uj` with it."""
+        """Read a figure. Returns False if the driver's counter began again, and with it `value_uj`."""
         before, self._last = self._last, (at_ms, millijoules)
         gained_mj = self._gained(before, at_ms, millijoules)
         if gained_mj is None:
@@ -184,9 +191,9 @@ class EnergyCounter:
 log = logging.getLogger("agent.devices.utilization")
 
 SWEEP_MS = 5 * MS_PER_SECOND
-"""How often ended processes are listed; the driver keeps only a fixed number of them."""
+"""How often ended processes are listed. The driver keeps only a fixed number of them."""
 ASK_AGAIN_MS = MS_PER_MINUTE
-"""How often accounting mode is checked again while it is off; it may have been switched on."""
+"""How often accounting mode is checked again while it is off, because it may have been switched on."""
 _OFF = Unavailable("accounting mode is off")
 _ONLY_AT_THE_END = Unavailable("accounting: this driver tells only after the end")
 _LEFT_NO_TRACE = Unavailable("accounting: ended processes are not shown to this agent")
@@ -199,7 +206,8 @@ _FULL_SCALE = 10_000
 class Accounted:
     """The accounting since the previous reading.
 
-    times: busy microseconds per process; ended: the processes that were never seen alive."""
+    times: busy microseconds per process.
+    ended: the processes that were never seen alive."""
 
     times: dict[int, Reading] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
@@ -208,7 +216,9 @@ class Accounted:
 
 
 class Accounting:
-    """One GPU's accounting. enable: switch it on if it is off; it stays on, for the whole host."""
+    """One GPU's accounting.
+
+    enable: switch accounting on if it is off. It then stays on for the whole host."""
 
     def __init__(self, driver: Driver, *, enable: bool = False) -> None:
         self._driver = driver
@@ -223,14 +233,15 @@ class Accounting:
         """The processes whose sums the driver refused at the last reading."""
 
     def forget(self) -> None:
-        """Reset after the driver was closed: the mode may have changed, and processes that ran meanwhile are not
-        counted."""
+        """Reset after the driver was closed.
+
+        The mode may have changed, and processes that ran meanwhile are not counted."""
         self._on, self._version_2 = False, True
         self._asked_ms = None
         self.skip()
 
     def skip(self) -> None:
-        """Skip a step in which the processes are unknown: what they used until the next reading has no holder."""
+        """Skip a step in which the processes are unknown. What they use until the next reading has no holder."""
         self._swept_ms = None
         self._sums.clear()
         self._refused.clear()
@@ -238,8 +249,10 @@ class Accounting:
     def read(
         self, handle: Any, at_ms: int, alive: Collection[int], gone: Collection[int], period_us: int | None
     ) -> Accounted:
-        """Read the accounting since the previous call. alive, gone: processes running now, and those that ran at the
-        previous reading but not now.
+        """Read the accounting since the previous call.
+
+        alive: processes that run now.
+        gone: processes that ran at the previous reading but not now.
         period_us: time between two of the device's samples; None if unknown."""
         if not self._is_on(handle, at_ms):
             return Accounted()
@@ -281,7 +294,7 @@ class Accounting:
             return
         start, total = int(stats.startTime), int(stats.sumGpuUtil)
         known = self._sums.get(pid)
-        # The sum has grown over more than this step: it was refused, or this is the first reading.
+        # The sum has grown over more than this step, because it was refused before or this is the first reading.
         if pid in self._refused or (first and known is None):
             self._refused.discard(pid)
             self._sums[pid], times[pid] = (start, total), _COUNTS_FROM_HERE
@@ -329,16 +342,17 @@ class Accounting:
 
 _MIB = 1024 * 1024
 _SAMPLERS = ("nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo")
-"""Samplers; the second is newer, and on some drivers the only one that answers."""
+"""Names of the two samplers. The second is newer, and on some drivers the only one that answers."""
 _SILENT_READINGS = 5
-"""Number of readings in which a busy device may show no busy process before the other sampler is used."""
+"""For this many readings a busy device may show no busy process. Then the other sampler is used."""
 RING_MS = 15 * MS_PER_SECOND
-"""How long the driver keeps samples at most. Source: NVML_GPU_UTILIZATION_SAMPLES, 72 or 100 of them in some 10 s."""
+"""Longest time that the driver keeps samples. Source: NVML_GPU_UTILIZATION_SAMPLES, 72 or 100 of them in about 10 s."""
 _COMPUTE, _MPS = "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3"
 _GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses_v3"
 _ASK_EVERY = 5
-"""Number of readings between reads of an empty list of graphics processes or MPS clients; it is also read when a
-compute process starts or ends."""
+"""An empty list of graphics processes or MPS clients is read again after this many readings.
+
+It is also read when a compute process starts or ends."""
 _NO_MIG_RATE = Unavailable("MIG: no per-process utilisation")
 _CLOCK_SET_BACK = Unavailable("the system clock was set back", refused=True)
 _ENDED = Unavailable("ended")
@@ -347,7 +361,7 @@ _NOT_REPORTED = Unavailable("not reported")
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The processes of one GPU. unlisted: see agent.core.readings.DeviceReading."""
+    """The processes of one GPU. For `unlisted` see `DeviceReading`."""
 
     readings: tuple[ProcessReading, ...] = ()
     unlisted: tuple[tuple[str, str], ...] = ()
@@ -364,7 +378,7 @@ class _Running:
 
 
 class ProcessSampler:
-    """One GPU's processes. enable_accounting: see agent.devices.utilization."""
+    """Samples the processes of one GPU. For `enable_accounting` see `Accounting`."""
 
     def __init__(self, driver: Driver, uuid: str, *, enable_accounting: bool = False) -> None:
         self._driver = driver
@@ -374,7 +388,7 @@ class ProcessSampler:
         self._samplers = list(_SAMPLERS)
         self._no_rate = Unavailable("no per-process utilisation")
         self._answered = False
-        """Whether the first sampler ever answered; then a refusal does not mean that the GPU lacks it."""
+        """Whether the first sampler ever answered. If so, a refusal does not mean that the GPU lacks it."""
         self._seen_us = 0
         self._at_ms: int | None = None
         self._unknown_until_ms = 0
@@ -383,13 +397,13 @@ class ProcessSampler:
         self._silent = 0
         self._readings = -1
         self._filled: set[tuple[str, str]] = set()
-        """(list, place) of the lists that are read every time: they had processes, or were refused."""
+        """(list, place) of the lists that are read every time, because they had processes or were refused."""
         self._answering: set[str] = set()
-        """Places that reported graphics processes; a later refusal does not mean that they lack them."""
+        """Places that reported graphics processes. A later refusal does not mean that they have none."""
         self._listed: dict[str, list[int]] = {}
 
     def forget(self) -> None:
-        """Reset after the driver was closed: its counts are void."""
+        """Reset after the driver was closed, because its counts no longer apply."""
         self._accounting.forget()
         self._alive.clear()
         self._filled.clear()
@@ -400,8 +414,9 @@ class ProcessSampler:
         self._seen_us, self._at_ms, self._silent = 0, None, 0
 
     def clock_set_back(self, handle: Any, at_ms: int) -> None:
-        """Record that the clock of the samples was set back. Older samples then have later dates than new ones, until
-        the driver's ring has been overwritten."""
+        """Record that the clock of the samples was set back.
+
+        Older samples then have later dates than new ones, until the driver's ring has been overwritten."""
         listed: list[Any] = []
         if self._samplers:
             with suppress(Refused):
@@ -410,8 +425,10 @@ class ProcessSampler:
         self._seen_us, self._unknown_until_ms = 0, at_ms + RING_MS
 
     def read(self, handle: Any, mig: MigLayout, at_ms: int, *, period_us: int | None, device_busy: bool) -> Processes:
-        """Read the processes. period_us: between two samples of the device; device_busy: whether the device did
-        anything since the last reading."""
+        """Read the processes.
+
+        period_us: time between two samples of the device.
+        device_busy: whether the device did anything since the last reading."""
         running: dict[int, _Running] = {}
         unlisted: dict[str, str] = {}
         self._readings += 1
@@ -457,7 +474,7 @@ class ProcessSampler:
         self._listed[place] = pids
         drawers, served = {pid for pid, _ in drawing}, {pid for pid, _ in clients}
         used: dict[int, int | None] = {}
-        for pid, memory in (*listed, *drawing, *clients):  # each list tells all of a process's memory
+        for pid, memory in (*listed, *drawing, *clients):  # each list reports all memory of a process
             used[pid] = max((m for m in (used.get(pid), memory) if m is not None), default=None)
         return {
             pid: _Running(place, _NOT_REPORTED if memory is None else memory // _MIB, pid in served, pid in drawers)
@@ -465,8 +482,10 @@ class ProcessSampler:
         }
 
     def _also(self, name: str, handle: Any, place: str, due: bool, *, lacks: bool) -> list[tuple[int, int | None]]:
-        """Return a list that is usually empty. due: whether an empty one is read again. lacks: whether "not supported"
-        means that the place has no such list, and so no such processes. Raises Refused."""
+        """Return a list that is usually empty. Raises Refused.
+
+        due: whether an empty list is read again.
+        lacks: whether "not supported" means that the place has no such list, and so no such processes."""
         key = name, place
         if not due and key not in self._filled:
             return []
@@ -474,7 +493,7 @@ class ProcessSampler:
             found = self._driver.processes(name, handle)
         except Refused as fault:
             if not (fault.empty or (fault.unsupported and lacks)):
-                self._filled.add(key)  # so that it is read every time until it answers
+                self._filled.add(key)  # it is read every time until it answers
                 raise
             found = []
         else:
@@ -484,9 +503,10 @@ class ProcessSampler:
         return found
 
     def _rates(self, handle: Any, at_ms: int, expected: bool) -> dict[int, int] | Unavailable:
-        """Return busy microseconds per process since the previous reading, from sampled percentages. A value above 100
-        is invalid and is dropped, not clamped. After a refusal, the next answer covers only the time since the refusal.
-        """
+        """Return busy microseconds per process since the previous reading, from sampled percentages.
+
+        A value above 100 is invalid and is dropped, not clamped. After a refusal, the next answer covers only the time
+        since the refusal."""
         if not self._samplers:
             return self._no_rate
         if at_ms <= self._unknown_until_ms:

@@ -1,9 +1,16 @@
-"""Splits the busy time, activity and energy of a GPU among its holders by the rules for whole, time-sliced, MPS and
-MIG GPUs.
+"""Splits the busy time, activity and energy of a GPU among its holders.
 
-The capacities of a layout add up to span x 1 GPU, the busy shares to the device's busy time and the energy shares to
-its energy, all in whole units and none negative, whatever the readings are. The result does not depend on the order of
-the values. The module has no clock, no I/O, and no state except a cache of divisions."""
+There are rules for whole, time-sliced, MPS and MIG GPUs. A `Layout` says how a GPU is divided: first among its parts
+(the whole GPU, or its MIG instances), then each part among its holders.
+
+Three sums are exact, whatever the readings are:
+
+- The capacities of a layout add up to the length of the span, times one GPU.
+- The busy shares add up to the device's busy time.
+- The energy shares add up to the device's energy.
+
+All values are whole units and none is negative. The result does not depend on the order of the values. The module has
+no clock, no I/O, and no state except a cache of divisions."""
 
 from __future__ import annotations
 
@@ -21,10 +28,11 @@ _PPM = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One row of a GPU while its holders stay the same: a holder's part, or the unheld rest (holder None).
+    """One row of a GPU while its holders stay the same.
 
-    key: finds its readings. exclusive: the sole holder of an unshared device, which gets all of the device's time if no
-    finer reading exists."""
+    holder: whose part it is; None for the rest that nothing holds.
+    key: finds its readings.
+    exclusive: the sole holder of an unshared device. It gets all of the device's time if there is no finer reading."""
 
     key: tuple[str, str, str]
 
@@ -39,7 +47,8 @@ class Share:
 class GpuPart:
     """A whole GPU, one MIG instance, or the compute slices outside every instance (`outside`).
 
-    weight: its part of the device, over the sum of all parts. weights: those of its shares.
+    weight: its part of the device, over the sum of the weights of all parts.
+    weights: those of its shares.
     first: position of its first share in the layout."""
 
     mig_uuid: str
@@ -59,24 +68,22 @@ class Layout:
     parts: tuple[GpuPart, ...]
     shares: tuple[Share, ...]
     positions: dict[tuple[str, str, str], int]
-    """Position of each holder's share, by `Share.key`; unheld shares are not in it."""
+    """Position of each holder's share, by `Share.key`. Unheld shares have no entry."""
     whole: bool
-    """The GPU is one part, without MIG instances."""
+    """Whether the GPU is one part, without MIG instances."""
     methods: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    """Values that `agent.metering.reading_deltas` computes once per layout."""
+    """Values that `reading_deltas` computes once per layout."""
     _capacities: dict[int, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def capacities(self, span_ms: int) -> tuple[int, ...]:
-        """GPU-microseconds of each share over a span: they add up to span_ms * 1000 exactly.
+        """Return the GPU-microseconds of each share over a span. They add up to span_ms * 1000 exactly.
 
-        The device is divided among its parts first, each part then among its shares, both by largest
-        remainder; so an instance's rows add up to the instance however it is shared."""
+        The device is divided among its parts first, and each part then among its shares, both by largest remainder. The
+        rows of an instance therefore add up to the instance, however it is shared."""
         known = self._capacities.get(span_ms)
         if known is None:
             known = self._divide(span_ms * US_PER_MS)
-            if (
-                len(self._capacities) < 64
-            ):  # most spans have the length of the interval; other lengths must not fill the cache
+            if len(self._capacities) < 64:  # most spans have the length of the interval; do not cache others
                 self._capacities[span_ms] = known
         return known
 
@@ -88,17 +95,18 @@ class Layout:
 
 
 def reading_key(holder: Holder, mig_uuid: str) -> tuple[str, str, str]:
-    """Return the key of a reading. Readings and allocations come from different sources with possibly different names,
-    so uids decide."""
+    """Return the key of a reading.
+
+    It contains uids, because readings and allocations come from different sources whose names may differ."""
     return holder.uid, holder.container, mig_uuid
 
 
 def lay_out(gpu: Gpu, allocations: Iterable[Allocation]) -> Layout:
     """Divide a GPU among its holders.
 
-    Without MIG the GPU is one part. With MIG every instance is a part of compute / compute_slices of the device, and
-    the slices outside every instance are one more, unheld. (Should a driver report instances that exceed the device,
-    they are scaled down to it.) An allocation that names an unknown instance belongs to the part outside the
+    Without MIG the GPU is one part. With MIG every instance is a part of the size compute / compute_slices. The slices
+    outside every instance are one more part, which is unheld. If a driver reports instances that exceed the device,
+    they are scaled down to it. An allocation that names an unknown instance belongs to the part outside the
     instances."""
     ordered = tuple(sorted(allocations, key=_order))
     layouts: list[tuple[MigInstance | None, int, list[Allocation]]]
@@ -133,10 +141,11 @@ def _order(allocation: Allocation) -> tuple[str, ...]:
 def _share_out(
     gpu: Gpu, instance: MigInstance | None, allocations: Sequence[Allocation]
 ) -> tuple[list[Share], list[int]]:
-    """The shares of one part and their weights.
+    """Return the shares of one part and their weights.
 
-    A holder declares its part by fraction_ppm or by replicas / sharing_replicas; one that declares
-    nothing counts as 1 / number of holders. What is left is unheld; more than the whole is scaled down."""
+    A holder declares its part by `fraction_ppm` or by `replicas` of `sharing_replicas`. A holder that declares nothing
+    counts as 1 / number of holders. The rest of the part is unheld. If the declarations exceed the whole, they are
+    scaled down."""
     mig_uuid = instance.uuid if instance else ""
     piece = _slice(gpu, instance) if instance else None
     holders: dict[tuple[str, str, str], list[Allocation]] = {}
@@ -158,9 +167,9 @@ def _share_out(
 
 
 def _declared(claims: Sequence[Allocation]) -> tuple[int, int] | None:
-    """The part one holder declares, as a fraction; None if it declares none.
+    """Return the part that one holder declares, as numerator and denominator; None if it declares none.
 
-    A container that was given two replicas may be listed once with both or twice with one."""
+    A container that was given two replicas may be listed once with both, or twice with one."""
     numerator, denominator = 0, 1
     declared = False
     for claim in claims:
@@ -190,12 +199,18 @@ def _slice(gpu: Gpu, instance: MigInstance) -> Slice:
 def attribute_busy(
     layout: Layout, device: int, parts: Sequence[int], claims: Sequence[int], strangers: Sequence[int]
 ) -> tuple[list[int], int]:
-    """Scale the holders' claims to the device; returns (busy per share, unattributed), which add up to `device`.
+    """Scale the holders' claims to the device's busy time.
 
-    All values are microseconds. `parts`: the reading of each part. `claims`: the reading of each share's holder, 0 if
-    it is unheld or unknown. `strangers`: busy time of other processes on each part. Readings that exceed the containing
-    reading are scaled down together (the per-process figures of a driver are samples, so they only give proportions);
-    time that no holder claims is unattributed."""
+    Returns the busy time of each share, and the unattributed rest. Together they add up to `device`. All values are
+    microseconds.
+
+    parts: the reading of each part.
+    claims: the reading of each share's holder, 0 if the share is unheld or its reading unknown.
+    strangers: busy time of other processes on each part.
+
+    Claims may exceed the reading of their part, and parts that of the device. They are then scaled down together: the
+    per-process figures of a driver are samples, so only their proportions can be relied on. Time that no holder claims
+    is unattributed."""
     if len(claims) == 1:  # most GPUs are one part with one holder
         limit = min(parts[0], device)
         claim = claims[0]
@@ -216,12 +231,16 @@ def attribute_busy(
 def attribute_activity(
     part: GpuPart, activity_us: int, busy: Sequence[int], rest_us: int, capacities: Sequence[int]
 ) -> list[int]:
-    """SM or tensor activity of one part: microseconds per share, then those without a holder, adding up to
-    `activity_us`.
+    """Split the SM or tensor activity of one part.
 
-    busy and capacities: of the part's shares; rest_us: busy time on the part without an owner. Drivers count
-    activity per device or instance only, so on a shared one it goes by busy time: an estimate, which says
-    nothing about who used the tensor cores. Activity in a stretch without busy time goes by allocation."""
+    Returns the microseconds of each share, followed by those without a holder. They add up to `activity_us`.
+
+    busy, capacities: of the part's shares.
+    rest_us: busy time on the part without an owner.
+
+    Drivers count activity per device or instance only. On a shared part the activity is therefore divided by busy time.
+    This is an estimate and does not show which holder used the tensor cores. Activity in a span without busy time is
+    divided by allocation."""
     weights = [*busy, rest_us]
     if not any(weights):
         weights = [c if s.holder is not None else 0 for s, c in zip(part.shares, capacities, strict=True)]
@@ -230,10 +249,10 @@ def attribute_activity(
 
 
 def attribute_energy(energy_uj: int, active_uj: int, busy: Sequence[int], capacities: Sequence[int]) -> list[int]:
-    """Return the energy per row in microjoules, which adds up to `energy_uj`.
+    """Return the energy per row in microjoules. The rows add up to `energy_uj`.
 
-    The active part is divided by busy time, the idle part by allocation, the unheld row included, because an idle GPU
-    draws power for its holders. Source: the active / idle split of Kepler's GPU power model."""
+    The active part is divided by busy time. The idle part is divided by allocation, including the unheld row, because
+    an idle GPU draws power for its holders. Source: the active / idle split of Kepler's GPU power model."""
     if len(busy) == 1:
         return [energy_uj]
     active = active_uj if any(busy) else 0
@@ -246,8 +265,8 @@ def attribute_energy(energy_uj: int, active_uj: int, busy: Sequence[int], capaci
 def active_energy(energy_uj: int, span_ms: int, busy_us: int, idle_power_mw: int | None) -> int:
     """Return the part of a device's energy that was used because it was busy, in microjoules.
 
-    This is the energy above its idle power (the lowest power while it did nothing, as in Kepler's power model); until
-    the idle power is known, the busy part of the time."""
+    This is the energy above its idle power. The idle power is the lowest power while the device did nothing, as in
+    Kepler's power model. Until it is known, the active part is the busy fraction of the energy."""
     if busy_us == 0 or span_ms == 0:
         return 0
     if idle_power_mw is not None:

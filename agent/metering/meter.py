@@ -1,17 +1,20 @@
-"""Turns snapshots into closed usage intervals, and carries its state over a restart.
+"""Turns snapshots into closed usage intervals, and keeps its state over a restart.
 
-A snapshot is valid until the next one. Spans close at multiples of the interval, at the end of a local month and, for
-all rows of a GPU at once, when its holders change. Sets of one GPU never overlap, and while the GPU is metered, their
-capacities add up to the time exactly. Unobserved time gives no rows: the time before the holders were first known, and
-unheld time during a restart or a gap without snapshots. The meter is deterministic, without clock and I/O; the outbox
-assigns sequence numbers.
+A snapshot is valid until the next one. A span closes at multiples of the interval and at the end of a local month. When
+the holders of a GPU change, all rows of this GPU close at once.
 
-The state is stored with the closed sets in one transaction, so it never claims more than is spooled. It is valid only
-within one boot of the node, because a reboot ends every holder.
+Sets of rows of one GPU never overlap. While the GPU is metered, their capacities add up to the time exactly. Unobserved
+time gives no rows. This is the time before the holders were first known, and unheld time during a restart or during a
+gap without snapshots.
 
-The deltas of an open interval are added up and divided over its rows when it closes. Readings are samples, so they are
-scaled to each other over the whole span, not step by step. A figure is unknown (None) if it was missing while other
-figures could be read. Time in which nothing could be read is a gap, and the figure covers the rest of the span."""
+The readings of an open interval are added up, and divided over its rows when it closes. Readings are samples, so they
+are scaled to each other over the whole span, not at every step. A figure is unknown (None) if it was missing while
+other figures could be read. Time in which nothing could be read is a gap, and the figure covers the rest of the span.
+
+The state is stored in the same transaction as the closed sets, so it never claims more than is spooled. It is valid
+only within one boot of the node, because a reboot ends every holder.
+
+The meter is deterministic and has neither clock nor I/O. The outbox assigns the sequence numbers."""
 
 from __future__ import annotations
 
@@ -41,15 +44,17 @@ from agent.wire import UNATTRIBUTED, Gap, Health, Method, UsageInterval
 from gputally.base.units import BUCKET_MS, MS_PER_MINUTE, MS_PER_SECOND
 
 MAX_GAPS = 32
-"""Gaps kept per row; a source that fails more often than this within one span has the later ones
-joined, which overstates what is unknown and keeps the row small."""
+"""Largest number of gaps kept per row, so that a row stays small.
+
+If a source fails more often within one span, its later gaps are joined. This overstates the unknown time."""
 
 _NONE: Set[int] = frozenset()
 
 
 class SpanReadings(msgspec.Struct, frozen=True, gc=False):
-    """One row's readings over a closed span; None if unknown. method: the coarsest that contributed to its busy time,
-    `allocation` if that is unknown."""
+    """One row's readings over a closed span; None if unknown.
+
+    method: the coarsest method that contributed to its busy time, `allocation` if that is unknown."""
 
     busy_us: int | None
     sm_active_us: int | None
@@ -82,8 +87,9 @@ class _Total:
 
 
 class _Activity:
-    """SM or tensor activity by part, from its first reading on. missing: whether it was not read before, in a span that
-    was otherwise read."""
+    """SM or tensor activity by part, from its first reading on.
+
+    missing: whether it was missing earlier in a span in which other figures were read."""
 
     __slots__ = ("_missing", "_totals")
 
@@ -106,13 +112,13 @@ class _Activity:
 class OpenSpan:
     """The open span of one GPU: its readings so far, per part and per share.
 
-    One is made for every closed row, so rare fields (gaps, activity) are created on first use."""
+    An object is created for every closed row, so rare fields such as gaps and activity are created on first use."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._device = 0
         self._parts: Sequence[int] = ()
-        """Sums per part. Like the other sequences, it is empty before the first step and then has its values."""
+        """Sums per part. Like the other sequences, it is empty until the first step."""
         self._strangers: Sequence[int] = ()
         self._claims: Sequence[int] = ()
         self._unread: Set[int] = _NONE
@@ -121,7 +127,7 @@ class OpenSpan:
         self._energy = _Total()
         self._energy_ms = 0
         self._known = False
-        """Whether some of it could be read."""
+        """Whether any reading of the span was possible."""
         self._sm: _Activity | None = None
         self._tensor: _Activity | None = None
         self._methods: Methods | None = None
@@ -129,13 +135,13 @@ class OpenSpan:
         self._way = 0
         self._memory: Sequence[int | None] = ()
         self._memoryless: Set[int] = _NONE
-        """Shares whose memory is missing from a span that was otherwise read."""
+        """Shares whose memory is unknown although other figures were read."""
         self._device_memory = _Total()
 
     def add(self, step: Step, start_ms: int, end_ms: int, gap: str = "") -> None:
         """Add a step over [start_ms, end_ms), directly after the last one.
 
-        gap: why the holders were unknown meanwhile ("" = they were known)."""
+        gap: why the holders were unknown meanwhile; "" if they were known."""
         length = end_ms - start_ms
         reasons = step.reasons
         unread = {i for i, reason in enumerate(reasons) if reason} if any(reasons) else _NONE
@@ -158,7 +164,7 @@ class OpenSpan:
         self._tensor = self._active(self._tensor, step.tensor_active_us, step.busy_known)
         self._known = self._known or step.busy_known
         methods = step.methods
-        if methods is not self._methods:  # the methods differ from those of the last step
+        if methods is not self._methods:  # unlike in the last step
             self._rungs = list(map(max, self._rungs, methods.shares)) if self._rungs else methods.shares
             self._way = max(self._way, methods.parts)
             self._methods = methods
@@ -187,11 +193,12 @@ class OpenSpan:
     def settle(
         self, capacities: Sequence[int], idle_power_mw: int | None
     ) -> tuple[list[SpanReadings], SpanReadings | None]:
-        """Return the figures per share, and those without an owner (None if there are none). capacities: of the shares
-        over the span.
+        """Return the figures of each share, and those without an owner (None if there are none).
 
-        Over all of them busy time adds up to the device's busy time and energy to its energy. A sampler may exceed the
-        span by a fraction of its period; this is not cut off, because it averages out."""
+        capacities: of the shares over the span.
+
+        Over all of them the busy time adds up to the device's busy time, and the energy to its energy. A sampler may
+        exceed the span by a fraction of its period. This is not cut off, because it averages out."""
         layout = self._layout
         if self._gaps:
             self._forgive_idle()
@@ -200,7 +207,7 @@ class OpenSpan:
         energies: Sequence[int | None] = [None] * (len(busy) + 1)
         if energy is not None:
             alone = len(busy) == 1 and not rest  # the only share gets all energy, active and idle
-            # The active energy of an unread share is unknown, so all energy is divided by allocation.
+            # The active energy of a share without a reading is unknown, so all energy is divided by allocation.
             active = 0 if alone or self._unread else active_energy(energy, self._energy_ms, self._device, idle_power_mw)
             if rest:
                 energies = attribute_energy(energy, active, [*busy, rest], [*capacities, 0])
@@ -232,7 +239,8 @@ class OpenSpan:
     def _activity(
         self, of: _Activity | None, busy: list[int], capacities: Sequence[int]
     ) -> tuple[list[int | None], int | None]:
-        """Return SM or tensor activity per share, and without a holder (None: unknown for all parts)."""
+        """Return the SM or tensor activity of each share, and the activity without a holder. None: unknown for all
+        parts."""
         parts = None if of is None else of.get()
         if parts is None:
             return [None] * len(busy), None
@@ -252,7 +260,7 @@ class OpenSpan:
         return shares, unowned
 
     def _forgive_idle(self) -> None:
-        """Set the unknown busy time of holders to 0 on parts that were read and did nothing."""
+        """Set the unknown busy time of holders to 0 on parts whose reading shows that they did nothing."""
         for part, busy in zip(self._layout.parts, self._parts, strict=True):
             positions = range(part.first, part.first + len(part.shares))
             if busy or not all(
@@ -303,7 +311,7 @@ class GpuState(msgspec.Struct, frozen=True):
 
 
 class EncodedGpuState(msgspec.Struct, frozen=True):
-    """A `GpuState` whose larger parts are already encoded, because they change less often than the closed end."""
+    """A `GpuState` whose larger parts are already encoded. They change less often than the closed end."""
 
     closed_ms: int
     health: Health
@@ -323,7 +331,7 @@ _DECODER = msgspec.msgpack.Decoder(_State)
 
 
 def encode(boot_id: str, gpus: Iterable[GpuState | EncodedGpuState]) -> bytes:
-    # An encoded part decodes to the same state.
+    # Decoding gives the same state.
     return _ENCODER.encode(_State(_VERSION, boot_id, cast(tuple[GpuState, ...], tuple(gpus))))
 
 
@@ -351,7 +359,7 @@ _NOT_OBSERVED = Unavailable("not observed")
 
 
 class ClosedSet(Struct, frozen=True, gc=False):
-    """The rows of one GPU over one span, seq = 0: the outbox numbers them."""
+    """The rows of one GPU over one span. Their `seq` is 0 until the outbox numbers them."""
 
     rows: tuple[UsageInterval, ...]
 
@@ -381,8 +389,8 @@ class _WatchedGpu:
         layout: Layout | None = None,
         unsure: str = "",
     ) -> None:
-        """layout: of these allocations, if it is known. unsure: why it is unknown whether its unheld shares are unheld
-        ("" = it is known)."""
+        """layout: of these allocations, if it is known already.
+        unsure: why it is unknown whether its unheld shares are unheld; "" if it is known."""
         self.reading = reading
         self.holders = holders
         self.allocations = allocations
@@ -410,8 +418,10 @@ class _WatchedGpu:
         return GpuState(closed_ms, self.reading.health, self.reading.gpu, self.allocations, self.idle_power_mw)
 
     def close(self, end_ms: int) -> ClosedSet:
-        """Return the rows of the span. If it is unknown whether the rest is unheld, the last known holders get their
-        rows, and the rest stays unmetered, as after a restart."""
+        """Return the rows of the span.
+
+        If it is unknown whether the rest is unheld, the last known holders get their rows and the rest stays unmetered,
+        as after a restart."""
         if self.unsure:
             kept = [i for i, share in enumerate(self.layout.shares) if share.holder is not None]
             closed = _unread(self.layout, self.reading.health, kept, self.start_ms, end_ms, self.unsure)
@@ -427,9 +437,10 @@ class _WatchedGpu:
 class Meter:
     """Turns the snapshots of one node into closed sets.
 
-    interval_ms must divide 15 minutes. boot_id ties a saved state to one boot of the node. silence_ms: if no snapshot
-    came for longer (default: three intervals, at least five minutes), the time is treated like a restart, because
-    holders may have changed unseen."""
+    interval_ms: must divide 15 minutes.
+    boot_id: ties a saved state to one boot of the node.
+    silence_ms: if no snapshot comes for longer than this, the time is treated like a restart, because holders may have
+    changed unseen. The default is three intervals, and at least five minutes."""
 
     def __init__(
         self, interval_ms: int, month_zone: ZoneInfo, *, boot_id: str = "", silence_ms: int | None = None
@@ -452,7 +463,7 @@ class Meter:
         self._carry: dict[str, GpuState] = {}
 
     def observe(self, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
-        """Close everything up to snapshot.at_ms that ends at a cut or with a change of ownership.
+        """Close everything up to snapshot.at_ms that ends at a multiple of the interval or with a change of ownership.
 
         A snapshot that is not later than the last one is ignored."""
         at_ms = snapshot.at_ms
@@ -502,7 +513,7 @@ class Meter:
         return closed
 
     def _begin(self, snapshot: Snapshot) -> list[ClosedSet]:
-        """Start to meter new devices, as soon as their holders are known."""
+        """Start to meter new devices once their holders are known."""
         if self._allocations is None:
             return []
         closed: list[ClosedSet] = []
@@ -525,7 +536,7 @@ class Meter:
     def flush(self, at_ms: int) -> tuple[ClosedSet, ...]:
         """Close the open spans of every GPU at `at_ms` (not before the last snapshot) and stop metering.
 
-        Time after the last snapshot was not read and is a gap."""
+        The time after the last snapshot was not read and becomes a gap."""
         if self._at_ms is None:
             return ()
         end_ms = max(at_ms, self._at_ms)
@@ -545,7 +556,8 @@ class Meter:
     def leap(self, by_ms: int) -> tuple[ClosedSet, ...]:
         """Handle a clock that was set ahead since the last snapshot: close open spans, and continue `by_ms` later.
 
-        The skipped time did not pass, so nothing was held in it; the time that really passed is carried."""
+        The skipped time did not pass, so nothing was held in it. The time that really passed since the last snapshot is
+        carried."""
         if self._at_ms is None:
             return ()
         closed = self.flush(self._at_ms)
@@ -554,19 +566,20 @@ class Meter:
         return closed
 
     def state(self) -> bytes:
-        """Return the holders up to the last closed end; store it in the transaction that stores the sets."""
+        """Return the state at the last closed end. Store it in the transaction that stores the sets."""
         return encode(self._boot_id, [*self._carry.values(), *[open_.kept() for open_ in self._open.values()]])
 
     def resume(self, state: bytes, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
         """Start from a saved state, then observe the first snapshot after the restart.
 
-        Holders that still hold the same device get rows from their last closed end to the first snapshot with known
-        holders (method `carried`, no readings); unheld time is not carried. A state of another boot or version, or one
-        that cannot be read, is ignored."""
+        Some holders still hold the same device. They get rows from their last closed end to the first snapshot with
+        known holders (method `carried`, no readings). Unheld time is not carried. A state of another boot or version,
+        or one that cannot be read, is ignored."""
         gpus = decode(state, self._boot_id)
         if gpus and not self._open:
             self._carry = {held.gpu.uuid: held for held in gpus}
-            # If the wall clock was set back meanwhile, rows would otherwise overlap those closed before.
+            # If the wall clock was set back meanwhile, the new rows would otherwise overlap those that were closed
+            # before.
             closed_ms = max(held.closed_ms for held in gpus)
             if closed_ms > snapshot.at_ms:
                 self._at_ms = closed_ms
@@ -575,8 +588,9 @@ class Meter:
     def _advance(
         self, open_: _WatchedGpu, after: DeviceReading | Unavailable, index: Holders, instants: Sequence[int], cut: bool
     ) -> list[ClosedSet]:
-        """Add the time between the first and the last of `instants`; close at the ones in between and, if it is a
-        `cut`, at the last one."""
+        """Add the time between the first and the last of `instants`.
+
+        A set closes at each instant in between. If the last instant is a `cut`, a set closes there too."""
         step = measure(open_.layout, open_.reading, after, open_.holders, index)
         if step.idle_power_mw is not None:
             known_mw = open_.idle_power_mw
@@ -594,7 +608,7 @@ class Meter:
         return closed
 
     def _carried(self, held: GpuState, now: _WatchedGpu, at_ms: int) -> list[ClosedSet]:
-        """Sets over [held.closed_ms, at_ms) for the holders that are the same before and after."""
+        """Return sets over [held.closed_ms, at_ms) for the holders that are the same before and after."""
         if held.closed_ms >= at_ms or held.gpu.model != now.layout.gpu.model or held.health != now.reading.health:
             return []
         layout = lay_out(held.gpu, held.allocations)
@@ -617,7 +631,7 @@ class Meter:
         return instants
 
     def _is_cut(self, instants: Sequence[int]) -> bool:
-        """Return whether the last of these is a cut too."""
+        """Return whether a span closes at the last of these instants too."""
         return instants[-1] == self._cut_after(instants[-2])
 
     def _cut_after(self, at_ms: int) -> int:
@@ -627,14 +641,14 @@ class Meter:
 
 
 def _unknown_holders(snapshot: Snapshot) -> dict[str, str]:
-    """Return for each GPU why its holder is unknown; the same reason for all GPUs if no source answers."""
+    """Return for each GPU why its holder is unknown. If no source answers, all GPUs have the same reason."""
     if isinstance(snapshot.allocations, Unavailable):
         return {device.gpu.uuid: snapshot.allocations.reason for device in snapshot.devices}
     return dict(snapshot.unknown_holders)
 
 
 def next_month_ms(at_ms: int, zone: ZoneInfo) -> int:
-    """The first instant of the next calendar month of `zone`, UTC milliseconds."""
+    """Return the first instant of the next calendar month of `zone` in UTC milliseconds."""
     local = datetime.fromtimestamp(at_ms // MS_PER_SECOND, UTC).astimezone(zone)
     year, month = (local.year + 1, 1) if local.month == 12 else (local.year, local.month + 1)
     return int(datetime(year, month, 1, tzinfo=zone).timestamp()) * MS_PER_SECOND
@@ -648,8 +662,10 @@ def _by_gpu(allocations: tuple[Allocation, ...]) -> dict[str, tuple[Allocation, 
 
 
 def _layout_now(open_: _WatchedGpu, after: DeviceReading | None, claims: tuple[Allocation, ...]) -> Layout | None:
-    """Return the layout from a reading on: the same object if the rows of the GPU continue unchanged, None if the
-    device is gone. The order of a source's list does not matter."""
+    """Return the layout from a reading on.
+
+    It is the same object if the rows of the GPU continue unchanged, and None if the device is gone. The order of a
+    source's list does not matter."""
     if after is None:
         return None
     before = open_.reading
@@ -676,7 +692,7 @@ def _rows(
 
 
 def _unread(layout: Layout, health: Health, kept: Sequence[int], start_ms: int, end_ms: int, reason: str) -> ClosedSet:
-    """Return rows of the shares `kept` over a span without readings; other shares get no rows."""
+    """Return rows of the shares `kept` over a span without readings. Other shares get no rows."""
     capacities = layout.capacities(end_ms - start_ms)
     unread = SpanReadings(None, None, None, None, None, (Gap(start_ms, end_ms, reason),), "carried")
     span = (layout.gpu, health, start_ms, end_ms)

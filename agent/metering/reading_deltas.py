@@ -1,8 +1,8 @@
 """Computes what happened on one GPU between two readings.
 
-`measure` turns two readings into a `Step`, which can be cut at instants inside it; the pieces add up to the step. A
-figure that could not be read is unknown with its reason, never zero. A counter never decreases: an apparent decrease
-means a new origin. The results are deterministic integers."""
+`measure` turns two readings into a `Step`. A step can be cut at instants inside it, and the pieces add up to the step.
+A figure that could not be read is unknown and has a reason. It is never zero. A counter never decreases: if it seems
+to, it has started again. The results are deterministic integers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from agent.wire import Method
 from gputally.base.units import prorate
 
 Holders = dict[tuple[str, str, str], HolderReading]
-"""The holder readings of one device by `agent.metering.busy_time_attribution.reading_key`."""
+"""The holder readings of one device, by `reading_key`."""
 
 _METHODS: tuple[Method, ...] = (
     "simulated", "imported", "carried", "accounting", "device", "process", "gpm", "dcgm", "allocation",
 )  # fmt: skip
-"""Ways to come by a busy time, the finest first."""
+"""Methods of measuring busy time, the finest first."""
 _RANK = {method: rank for rank, method in enumerate(_METHODS)}
 _COMPLETE = frozenset({"process", "accounting"})
-"""Methods that see every process: a holder that they do not list did nothing."""
+"""Methods that see every process. A holder that they do not list did nothing."""
 
 _RESET = Unavailable("counter reset")
 _MOST_REMEMBERED = 64
@@ -37,8 +37,9 @@ NO_HOLDER_READING = "no per-holder reading"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Methods:
-    """The method of the busy time of each share, and of each part as a whole: positions in the list of methods, a
-    higher one is coarser, 0 if there is none."""
+    """The method of the busy time of each share, and of each part as a whole.
+
+    A method is given as its position in the list of methods: a higher one is coarser, and 0 means none."""
 
     shares: tuple[int, ...]
     parts: int
@@ -50,12 +51,15 @@ def method_of(rung: int) -> Method:
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
-    """Differences between two readings of one device; sequences follow the layout's parts or shares.
+    """Differences between two readings of one device. Sequences follow the layout's parts or shares.
 
-    device, parts, claims, strangers: busy microseconds (0 if unknown); `reasons` says per share why its own figure is
-    unknown ("" = known), `methods` how it was read. energy_uj: of the device; sm_active_us, tensor_active_us: of each
-    part, None if unknown; None instead of a sequence if unknown for all parts. memory_mib: held from the first reading
-    on, per share and in total. idle_power_mw: power at its start, if the device did nothing."""
+    device, parts, claims, strangers: busy microseconds, 0 if unknown.
+    reasons: why a share's own figure is unknown; "" if it is known.
+    methods: how each busy time was read.
+    energy_uj: of the device.
+    sm_active_us, tensor_active_us: of each part, None if unknown. The whole sequence is None if all parts are unknown.
+    memory_mib, device_memory_mib: held from the first reading on, per share and in total.
+    idle_power_mw: power at its start if the device did nothing."""
 
     busy_known: bool
     device: int
@@ -74,7 +78,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     def pieces(self, layout: Layout, instants: Sequence[int]) -> list[Step]:
         """Cut the step into len(instants) - 1 consecutive pieces, which add up to it exactly.
 
-        Its claims are scaled to the device first, so that every piece fits too."""
+        The claims are scaled to the device first, so that no piece claims more than its device time."""
         claims, rest = attribute_busy(layout, self.device, self.parts, self.claims, self.strangers)
         start, span = instants[0], instants[-1] - instants[0]
         pieces = []
@@ -111,10 +115,10 @@ def index_holders(reading: DeviceReading) -> Holders:
 def measure(
     layout: Layout, before: DeviceReading, after: DeviceReading | Unavailable, holders: Holders, holders_after: Holders
 ) -> Step:
-    """Compute what happened on a device from one reading to the next (Unavailable: there is no next one, with the
-    reason).
+    """Compute what happened on a device from one reading to the next.
 
-    A counter that decreased or changed its epoch has a new origin: that span is unknown."""
+    `after` is Unavailable, with the reason, if there is no next reading. A counter that decreased or changed its epoch
+    has started again, and the figure of that span is unknown."""
     if isinstance(after, Unavailable):
         return _unknown(layout, before, after)
     energy = _difference(before.energy_uj, after.energy_uj)
@@ -143,7 +147,9 @@ def measure(
 
 
 class Busy(msgspec.Struct, frozen=True, gc=False):
-    """The busy times of a step, with the names of `Step`. idle: nothing was done, as far as known."""
+    """The busy times of a step, with the names of `Step`.
+
+    idle: whether nothing was done, as far as known."""
 
     known: bool
     device: int
@@ -158,8 +164,9 @@ class Busy(msgspec.Struct, frozen=True, gc=False):
 def plain(
     layout: Layout, device: Reading, after: DeviceReading, holders: Holders, holders_after: Holders
 ) -> Busy | None:
-    """Return the same as `reconciled` if nothing has to be reconciled, as in most steps: a whole GPU that was read with
-    all its holders and no other processes. None otherwise."""
+    """Return the same as `reconciled` if nothing has to be reconciled, and None otherwise.
+
+    This is the case in most steps: a whole GPU that was read with all its holders and no other processes."""
     if isinstance(device, Unavailable) or not layout.whole or holders_after.keys() != layout.positions.keys():
         return None
     claims = [0] * len(layout.shares)
@@ -183,7 +190,7 @@ def reconciled(
     holders: Holders,
     holders_after: Holders,
 ) -> Busy:
-    """Return the busy times of any step, also with missing readings. device: the GPU's own reading."""
+    """Return the busy times of any step, also if readings are missing. `device` is the GPU's own reading."""
     complete = after.method in _COMPLETE
     strangers = _strangers(layout, holders, holders_after)
     claims: list[int] = []
@@ -218,10 +225,11 @@ def reconciled(
 
 
 def _reconcile(part: GpuPart, whole: Reading, claims: list[Reading], strangers: int) -> tuple[Reading, list[Reading]]:
-    """Return the busy time of the part as a whole and of its holders, each derived from the other if possible.
+    """Return the busy time of the part as a whole and of its holders.
 
-    A sole holder without a reading has everything except the time of other processes; a part without a reading is as
-    busy as its holders, if all of them are known. Otherwise its holders are unknown."""
+    If one of the two is missing, it is derived from the other where possible. A sole holder without a reading gets
+    everything except the time of other processes. A part without a reading is as busy as its holders, if all of them
+    are known. If any of them is unknown, all holders of such a part are unknown."""
     if not isinstance(whole, Unavailable):
         if part.shares[0].exclusive and isinstance(claims[0], Unavailable):
             return whole, claims if claims[0].refused else [max(whole - strangers, 0)]
@@ -260,8 +268,10 @@ def _or_zero(reading: Reading) -> int:
 
 
 def _claim(key: tuple[str, str, str], before: Holders, after: Holders, complete: bool) -> Reading:
-    """Return the busy time of one holder. A holder that is first listed now counts from zero since it appeared; one
-    that a complete list no longer contains has ended, with its last reading."""
+    """Return the busy time of one holder.
+
+    A holder that is listed for the first time counts from zero. A holder that a complete list no longer contains has
+    ended with its last reading."""
     first, last = before.get(key), after.get(key)
     if last is None:
         return 0 if complete else Unavailable(NO_HOLDER_READING)
@@ -339,8 +349,11 @@ def _methods(
 ) -> Methods:
     """Return the method of each share's busy time: of its own reading, or of the part that it has alone.
 
-    ways: of each part as a whole, and whether its first share has no reading of its own. For an unheld share, it shows
-    that nothing was busy there. Results are cached, because a step is made for every device and sample."""
+    ways: for each part, the method of the part as a whole, and whether its first share has no reading of its own. For
+        an
+    unheld share, it shows that nothing was busy there.
+
+    Results are cached, because a step is computed for every device and sample."""
     key = after.method, ways, reasons
     known = layout.methods.get(key)
     if known is None:
@@ -363,7 +376,7 @@ def _instance(reading: DeviceReading, mig_uuid: str) -> InstanceReading | None:
 
 
 def _memory(share: Share, reading: DeviceReading, holders: Holders) -> int | None:
-    """Return the MiB of a share's holder: its own reading, or all of a device that it has alone."""
+    """Return the MiB of a share's holder. This is its own reading, or all memory of a device that it has alone."""
     if share.holder is None:
         return 0
     own = holders.get(share.key)
