@@ -465,7 +465,7 @@ class Service:
         if lake is None:
             return None
         # Imported only with a lake: it takes a third of a second and 40 MiB.
-        from accountant.lake.catalog import Catalogue
+        from accountant.lake.iceberg_catalog import Catalogue
         from accountant.lake.publisher import Publisher
 
         return Publisher(self.ledger, self.books, self.settings, self._clock, partial(Catalogue.connect, lake))

@@ -52,9 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         commands.print_help()
         return 2
     if arguments.command == "smoke":
-        from agent.commands import gpu_load_test
+        from agent.commands import gpu_load_check
 
-        return gpu_load_test.run(arguments)
+        return gpu_load_check.run(arguments)
     restarted, began_s = driver_lifecycle.was_restarted(os.environ), time.monotonic()
     try:
         if arguments.command == "top":
@@ -104,10 +104,10 @@ def parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
         else:
             run.add_argument(settings.flag(name), dest=name, metavar=settings.metavar(name), help=text)
     if given[:1] != ["run"]:
-        from agent.commands import gpu_load_test, top_command
+        from agent.commands import gpu_load_check, top_command
 
         top_command.add_parser(commands)
-        gpu_load_test.add_parser(commands)
+        gpu_load_check.add_parser(commands)
     return made
 
 
@@ -173,8 +173,8 @@ def _source(chosen: Settings, node: str, clock: Clock, tasks: BackgroundTasks, *
     from agent.devices.driver_lifecycle import Gpus
     from agent.devices.gpu_device import Access
     from agent.devices.nvml_library import Driver
-    from agent.holders.holder_files import HpcJobs, PodsFile
     from agent.holders.node_snapshot import NodeSource
+    from agent.holders.pod_and_job_files import HpcJobs, PodsFile
     from agent.holders.process_cgroups import PodLogs, ProcessTable
 
     gpus = Gpus(

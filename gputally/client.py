@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from gputally.base.accountant_api import AccountantConnection, Query, Unanswered
+from gputally.base.accountant_connection import AccountantConnection, Query, Unanswered
 
 Instant = str | int | date | datetime | pd.Timestamp
 """RFC 3339 text, UTC milliseconds (numpy's integers too), an aware datetime, or a date, which means its local
@@ -56,8 +56,8 @@ def connect(url: str, token: str | None = None, *, ca_file: str | Path | None = 
 
 
 class Client:
-    """A client of the accountant. Every method raises Unanswered (gputally.base.accountant_api) with a one-line message
-    if there is no valid answer."""
+    """A client of the accountant. Every method raises Unanswered (gputally.base.accountant_connection) with a one-line
+    message if there is no valid answer."""
 
     def __init__(self, remote: AccountantConnection) -> None:
         self._remote = remote

@@ -18,7 +18,7 @@ from rich.console import RenderableType
 
 from accountant.core import periods
 from accountant.wire.http_client import AccountantClient
-from gputally.base.accountant_api import Unanswered
+from gputally.base.accountant_connection import Unanswered
 from gputally.base.command_output import Output, show
 from gputally.base.errors import CannotStart
 from gputally.base.http_calls import read_token

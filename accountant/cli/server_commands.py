@@ -42,7 +42,7 @@ from accountant.storage.backups import Backup
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.storage.folder_or_object_store import FileStore, in_folder, open_store, sha256
 from gputally.base import atomic_file
-from gputally.base.accountant_api import Unanswered
+from gputally.base.accountant_connection import Unanswered
 from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import show

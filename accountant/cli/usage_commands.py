@@ -36,7 +36,7 @@ from accountant.reports.report_text import money
 from accountant.wire.http_client import AccountantClient
 from accountant.wire.usage_models import CostAnswer, EpochLine, Job, JobAnswer, JobsAnswer, JobState, UsageAnswer
 from gputally.base import atomic_file
-from gputally.base.accountant_api import Query, Unanswered
+from gputally.base.accountant_connection import Query, Unanswered
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import show
 from gputally.base.errors import CannotStart

@@ -23,8 +23,8 @@ from accountant.bookkeeping.month_closing import ClosedMonths, statement_hash
 from accountant.core.periods import Month, local_date
 from accountant.core.settings import Settings
 from accountant.lake import table_maintenance, tables
-from accountant.lake.catalog import Catalogue
 from accountant.lake.focus_rows import focus_rows
+from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.ledger_comparison import LakeComparison, compare, compare_charges
 from accountant.lake.query_engines import DuckDbEngine
 from accountant.lake.table_maintenance import Removed
@@ -272,7 +272,11 @@ class Publisher:
         for one in lines:
             closed = books.of(str(one))
             if closed is not None:
-                for table in (tables.USAGE_HOURLY, tables.STATEMENT_LINES, tables.FOCUS):
+                for table in (
+                    tables.USAGE_HOURLY,
+                    tables.STATEMENT_LINES,
+                    tables.FOCUS,
+                ):
                     self._catalogue.tag(table, f"{self.name}-{one}-{closed.hash[:12]}")
         # Last, because this table shows what an earlier process wrote completely.
         self._replace(tables.STATEMENTS, rows)

@@ -14,7 +14,7 @@ import pyarrow.fs
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 
-from accountant.lake.catalog import Catalogue
+from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.tables import TABLES
 from gputally.base.units import MS_PER_SECOND
 

@@ -58,9 +58,9 @@ from accountant.storage.transactions import WAL_BYTES, Transactions
 from accountant.storage.write import inventory_and_journal_tables, record_columns
 from accountant.storage.write import rollups as daily
 from accountant.storage.write.batch_admission import SKEW_MS, GroupCommit, IntervalCounts
+from accountant.storage.write.gpu_and_pod_ownership import MOVE_AFTER_MS, PodClaims
 from accountant.storage.write.interval_writer import BookedChanges
 from accountant.storage.write.inventory_and_journal_tables import read_acts, write_acts, write_epochs
-from accountant.storage.write.ownership import MOVE_AFTER_MS, PodClaims
 from accountant.storage.write.record_columns import Stream, add
 from accountant.storage.write.rollups import DailySums
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec

@@ -46,7 +46,7 @@ from accountant.ledger.protocols import (
 )
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.span_splitting import TaggedSpan
-from accountant.storage.write.ownership import OwnedGpu, Ownership
+from accountant.storage.write.gpu_and_pod_ownership import OwnedGpu, Ownership
 from accountant.storage.write.record_columns import GpuName
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE
 

@@ -22,9 +22,9 @@ from accountant.storage.ledger_state import Changes, State, load
 from accountant.storage.query.window_query import Windows
 from accountant.storage.record_archive import Archive
 from accountant.storage.write.batch_admission import GroupCommit, stored_digests
+from accountant.storage.write.gpu_and_pod_ownership import MOVE_AFTER_MS, GpuOwners, PodNodes
 from accountant.storage.write.interval_writer import BookedChanges, book
 from accountant.storage.write.name_ids import Dictionaries, PodKey
-from accountant.storage.write.ownership import MOVE_AFTER_MS, GpuOwners, PodNodes
 from accountant.storage.write.record_columns import Stream
 from accountant.storage.write.rollups import compact
 from agent.wire import Ack

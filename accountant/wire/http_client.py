@@ -9,7 +9,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter
 
 from accountant.wire.usage_models import CostAnswer, JobsAnswer, UsageAnswer
-from gputally.base.accountant_api import AccountantConnection, Query, Unanswered
+from gputally.base.accountant_connection import AccountantConnection, Query, Unanswered
 
 M = TypeVar("M")
 Paged = TypeVar("Paged", UsageAnswer, CostAnswer, JobsAnswer)

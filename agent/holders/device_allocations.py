@@ -45,9 +45,9 @@ from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 
 from agent.core.readings import HAMI, KAI, Allocation, Gpu
-from agent.holders import api_objects
-from agent.holders.api_objects import PodView
+from agent.holders import kubernetes_api_objects
 from agent.holders.kubelet_pod_resources import ClaimedDevice, ContainerResources, Devices, PodResources
+from agent.holders.kubernetes_api_objects import PodView
 from agent.holders.lean_list_watch import FORBIDDEN, NOT_FOUND, Api, ApiUnavailable
 from agent.wire import Holder, SharingMode
 from gputally.base.background_tasks import BackgroundTask
@@ -216,7 +216,7 @@ class Claims:
                 continue
             try:
                 known[claim] = self._ask(*claim), now_ms + HOLDS_MS
-            except (ApiUnavailable, api_objects.Unreadable) as error:
+            except (ApiUnavailable, kubernetes_api_objects.Unreadable) as error:
                 failure = str(error)
                 if isinstance(error, ApiUnavailable) and error.status in (FORBIDDEN, NOT_FOUND):
                     known[claim] = frozenset(), now_ms + HOLDS_MS
@@ -229,7 +229,9 @@ class Claims:
             self._watched = watched
 
     def _ask(self, namespace: str, name: str) -> Watched:
-        found = api_objects.decode(self._api.page(CLAIMS_PATH.format(namespace, name), {}), api_objects.ResourceClaim)
+        found = kubernetes_api_objects.decode(
+            self._api.page(CLAIMS_PATH.format(namespace, name), {}), kubernetes_api_objects.ResourceClaim
+        )
         allocation = found.status.allocation if found.status else None
         results = allocation.devices.results if allocation and allocation.devices else None
         return frozenset((namespace, name, r.pool, r.device) for r in results or () if r.admin_access)
@@ -272,8 +274,8 @@ class SliceStore:
 
     def _take(self, change: str, item: bytes) -> None:
         try:
-            found = api_objects.decode(item, api_objects.ResourceSlice)
-        except api_objects.Unreadable as error:
+            found = kubernetes_api_objects.decode(item, kubernetes_api_objects.ResourceSlice)
+        except kubernetes_api_objects.Unreadable as error:
             log.warning("a resource slice that cannot be read", extra={"reason": str(error)[:200]})
             return
         name, spec = found.metadata.name, found.spec

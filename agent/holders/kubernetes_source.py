@@ -30,8 +30,7 @@ from agent.core.errors import SettingsError
 from agent.core.readings import KAI, Gpu, Snapshot, Unavailable
 from agent.core.settings import API_OFF, Settings, comma_separated
 from agent.devices.driver_lifecycle import Gpus
-from agent.holders import api_objects
-from agent.holders.api_objects import PodView
+from agent.holders import kubernetes_api_objects
 from agent.holders.device_allocations import SLICES_PATH as SLICES
 from agent.holders.device_allocations import (
     Claims,
@@ -43,12 +42,13 @@ from agent.holders.device_allocations import (
     find_holders,
     merge_offered,
 )
-from agent.holders.holder_files import KnownPod, Pods
 from agent.holders.kubelet_client import Kubelet
 from agent.holders.kubelet_pod_resources import Devices, PodResources
+from agent.holders.kubernetes_api_objects import PodView
 from agent.holders.lean_list_watch import PATH as PODS
 from agent.holders.lean_list_watch import ApiServer, BoundPods, PodStore, Reflector, in_cluster
 from agent.holders.node_snapshot import NodeSource
+from agent.holders.pod_and_job_files import KnownPod, Pods
 from agent.holders.process_cgroups import PodLogs, PodName, ProcessTable
 from agent.wire import SharingMode
 from gputally.base.background_tasks import BackgroundTasks, Work
@@ -117,8 +117,8 @@ class NodeStore:
 
     def _take(self, item: bytes) -> None:
         try:
-            meta = api_objects.decode(item, api_objects.Node).metadata
-        except api_objects.Unreadable as error:
+            meta = kubernetes_api_objects.decode(item, kubernetes_api_objects.Node).metadata
+        except kubernetes_api_objects.Unreadable as error:
             log.warning("a node that cannot be read", extra={"reason": str(error)[:200]})
             return
         if meta.name == self._node:

@@ -35,8 +35,8 @@ import msgspec
 
 from agent.core.errors import AgentError, SettingsError, TokenUnavailable
 from agent.core.lean_http_client import TokenFile, connection_to
-from agent.holders import api_objects
-from agent.holders.api_objects import GPU_FRACTION, GPU_MEMORY, PodView, Unreadable
+from agent.holders import kubernetes_api_objects
+from agent.holders.kubernetes_api_objects import GPU_FRACTION, GPU_MEMORY, PodView, Unreadable
 from agent.wire import PodFacts
 from gputally.base import atomic_file
 from gputally.base.background_tasks import BackgroundTask
@@ -246,8 +246,8 @@ def in_cluster(environ: Mapping[str, str], account: Path = ACCOUNT) -> ApiServer
 
 def _refused(response: http.client.HTTPResponse) -> ApiUnavailable:
     try:
-        said = api_objects.decode(response.read(64 * 1024), api_objects.Status).message[:200]
-    except api_objects.Unreadable:
+        said = kubernetes_api_objects.decode(response.read(64 * 1024), kubernetes_api_objects.Status).message[:200]
+    except kubernetes_api_objects.Unreadable:
         said = response.reason
     after = response.getheader("Retry-After", "").strip()
     retry_after_s = min(int(after[:6]), 3600) if after.isascii() and after.isdigit() else 0
@@ -338,7 +338,7 @@ class Reflector:
             if not self._version:
                 self._list()
             self._watch()
-        except (ApiUnavailable, api_objects.Unreadable) as error:
+        except (ApiUnavailable, kubernetes_api_objects.Unreadable) as error:
             return self._failed(error)
         return 0
 
@@ -348,7 +348,9 @@ class Reflector:
         while True:
             # Version 0: answered from the server's cache, which finds one node's pods without reading all pods.
             page = {"limit": str(PAGE_ITEMS), "continue": more} if more else {"resourceVersion": "0"}
-            found = api_objects.decode(self._api.page(self._path, {**self._selector, **page}), api_objects.Listing)
+            found = kubernetes_api_objects.decode(
+                self._api.page(self._path, {**self._selector, **page}), kubernetes_api_objects.Listing
+            )
             items += [bytes(item) for item in found.items or ()]
             more = found.metadata.more
             if not more:
@@ -372,17 +374,17 @@ class Reflector:
         self._task.succeed()  # a long time without a line is not a fault; the connection has a time limit
         for line in self._api.lines(self._path, parameters, lasts_s + 30):
             self._task.begin()
-            self._take(api_objects.decode(line, api_objects.Event))
+            self._take(kubernetes_api_objects.decode(line, kubernetes_api_objects.Event))
             quiet = False
         if quiet and self._clock.monotonic_ms() - began_ms < SHORT_MS:
             raise ApiUnavailable("watch: ended as soon as it began")
         self._well()
 
-    def _take(self, event: api_objects.Event) -> None:
+    def _take(self, event: kubernetes_api_objects.Event) -> None:
         if event.type == "ERROR":
-            status = api_objects.decode(event.object, api_objects.Status)
+            status = kubernetes_api_objects.decode(event.object, kubernetes_api_objects.Status)
             raise ApiUnavailable(f"watch: {status.message or status.reason}"[:200], status.code)
-        version = api_objects.resource_version(event.object)
+        version = kubernetes_api_objects.resource_version(event.object)
         if event.type in _CHANGES:
             self._store.apply(event.type, bytes(event.object))
         self._version = version or self._version
@@ -394,7 +396,7 @@ class Reflector:
         self._failures = 0
         self.failure = ""
 
-    def _failed(self, error: ApiUnavailable | api_objects.Unreadable) -> int:
+    def _failed(self, error: ApiUnavailable | kubernetes_api_objects.Unreadable) -> int:
         status = error.status if isinstance(error, ApiUnavailable) else GONE
         if status == NOT_FOUND and self._optional:
             self.failure = ""
@@ -498,7 +500,7 @@ class PodStore:
 
     def _read(self, item: bytes) -> PodView | None:
         try:
-            return self._bound.as_bound(api_objects.read(item, self._node, self._labels))
+            return self._bound.as_bound(kubernetes_api_objects.read(item, self._node, self._labels))
         except Unreadable as error:
             self.unreadable += 1
             log.warning("a pod that cannot be read", extra={"reason": str(error)[:200]})

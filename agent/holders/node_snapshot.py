@@ -36,7 +36,7 @@ from agent.core.readings import (
 )
 from agent.devices.driver_lifecycle import DriverReading, Gpus
 from agent.holders.device_allocations import Seen, settle
-from agent.holders.holder_files import Pods
+from agent.holders.pod_and_job_files import Pods
 from agent.holders.process_cgroups import PodLogs, PodName, ProcessTable
 from agent.metering.reading_deltas import NO_HOLDER_READING
 from agent.wire import Holder, Method, PodFacts

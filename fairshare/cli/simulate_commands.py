@@ -21,9 +21,16 @@ from rich.text import Text
 from fairshare.cli.command_options import AccountantOptions
 from fairshare.cli.explain_command import duration
 from fairshare.controller import policy_file as policies
-from fairshare.explain import policy_replay as comparing
+from fairshare.explain import what_if_comparison as comparing
 from fairshare.explain.plan_tables import titled_table
-from fairshare.explain.policy_replay import ComparedQueue, Comparison, ReplayedQueue, WhatIfError, of_books, of_trace
+from fairshare.explain.what_if_comparison import (
+    ComparedQueue,
+    Comparison,
+    ReplayedQueue,
+    WhatIfError,
+    of_books,
+    of_trace,
+)
 from fairshare.simulator import job_traces, kai_scenario_file, policy_comparison, scheduling_policies
 from fairshare.simulator.job_traces import teams_of
 from fairshare.simulator.policy_comparison import Result, players

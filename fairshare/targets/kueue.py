@@ -11,7 +11,7 @@ condition `Effective` reports this. Whether Kueue reads weights is visible in th
 configuration explains why.
 
 Kueue admits by quota: a Workload holds the GPUs that it is admitted for, and a queue can get at most the quotas of its
-ClusterQueue and Cohorts (`fairshare.core.quotas`), even if the nodes have more GPUs.
+ClusterQueue and Cohorts (`fairshare.core.admission_quotas`), even if the nodes have more GPUs.
 
 A weight is written as fixed-point text, 0.000001 at least: a JSON number that is no integer is refused.
 
@@ -37,6 +37,7 @@ from math import fsum, inf
 from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
+from fairshare.core.admission_quotas import Quotas, capacity
 from fairshare.core.pods import CHECKPOINT, amounts, by_gang, in_order, millis, named, request, with_pods
 from fairshare.core.queue_objects import differences, in_sync, match, owners, read_queues, say, target_queue
 from fairshare.core.queues_and_weights import (
@@ -53,7 +54,6 @@ from fairshare.core.queues_and_weights import (
     Value,
     Weight,
 )
-from fairshare.core.quotas import Quotas, capacity
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, fixed_point, gpus, look, quantity

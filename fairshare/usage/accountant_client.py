@@ -27,7 +27,7 @@ from fairshare.core.queue_objects import instant
 from fairshare.laws import weight_calculation
 from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
 from fairshare.usage.stale_usage_hold import UsageHold, usage_gate
-from gputally.base.accountant_api import Query, Unanswered
+from gputally.base.accountant_connection import Query, Unanswered
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantRefused, AccountantUnavailable
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND

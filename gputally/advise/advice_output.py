@@ -69,7 +69,7 @@ class Window:
 
 
 class LedgerQuestions:
-    """The queries to the accountant. Every method raises gputally.base.accountant_api.Unanswered with a one-line
+    """The queries to the accountant. Every method raises gputally.base.accountant_connection.Unanswered with a one-line
     message."""
 
     def __init__(self, remote: AccountantClient, window: Window) -> None:

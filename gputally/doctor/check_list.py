@@ -12,7 +12,7 @@ from agent.core.errors import AgentError
 from gputally.base.errors import AccountantError, FairshareError
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from gputally.base.yaml_file import FileFault
-from gputally.doctor.check_facts import Sources
+from gputally.doctor.check_inputs import Sources
 from gputally.doctor.findings import CannotCheck, CheckResult, Finding, Result
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _clock(sources: Sources) -> CheckResult:
 
 
 def _accountant(sources: Sources) -> CheckResult:
-    from gputally.base.accountant_api import Unanswered
+    from gputally.base.accountant_connection import Unanswered
     from gputally.doctor.accountant_checks import AccountantProbe, accountant
 
     url = sources.options.url

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from accountant.wire.policy_models import Policy
 from gputally.base.errors import ClusterError
-from gputally.doctor.check_facts import ClusterView
+from gputally.doctor.check_inputs import ClusterView
 from gputally.doctor.findings import CheckResult, Finding, joined_names
 from gputally.kubernetes.objects import Kind
 

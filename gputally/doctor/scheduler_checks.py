@@ -20,7 +20,7 @@ from fairshare.targets.kube_scheduler import NAME as KUBE_SCHEDULER
 from fairshare.targets.status_config_map import StatusObject, conditions
 from fairshare.targets.weight_plan import look_at
 from gputally.base.errors import ClusterError, NotFound
-from gputally.doctor.check_facts import ClusterView
+from gputally.doctor.check_inputs import ClusterView
 from gputally.doctor.findings import CheckResult, Finding, Severity, first_findings, joined_names
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, gpus, look
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agent.holders.api_objects import PodView, read
+from agent.holders.kubernetes_api_objects import PodView, read
 from agent.wire import PodFacts
 
 UID = "5f0ce1b2-7a41-4c0e-9d55-0123456789ab"

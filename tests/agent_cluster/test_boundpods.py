@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.holders.api_objects import PodView
+from agent.holders.kubernetes_api_objects import PodView
 from agent.holders.lean_list_watch import BOUND_PODS_FILE, BoundPods, PodStore
 from gputally.base.clock import VirtualClock
 from tests.agent_cluster.conftest import T0

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.core.readings import Allocation
-from agent.holders.api_objects import PodView
 from agent.holders.device_allocations import Node, NodeAllocations, find_holders
 from agent.holders.kubelet_pod_resources import ClaimedDevice, ContainerResources, Devices, PodResources
+from agent.holders.kubernetes_api_objects import PodView
 from agent.wire import Holder
 from tests.agent_cluster.conftest import gpu, uuid
 from tests.agent_cluster.objects import UID, view

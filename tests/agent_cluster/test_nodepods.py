@@ -12,10 +12,10 @@ from typing import cast
 import pytest
 
 from agent.core.readings import Unavailable
-from agent.holders.holder_files import Pods
 from agent.holders.kubelet_client import OFFER_MS, VALID_MS, Kubelet, UnaryChannel
 from agent.holders.kubernetes_source import KEEP_MS, SYNC_MS, NodePods, NodeStore
 from agent.holders.lean_list_watch import PodStore, Reflector
+from agent.holders.pod_and_job_files import Pods
 from agent.holders.process_cgroups import PodLogs
 from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import VirtualClock

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.holders import api_objects
-from agent.holders.api_objects import Unreadable
+from agent.holders import kubernetes_api_objects
+from agent.holders.kubernetes_api_objects import Unreadable
 from agent.wire import Owner
 from tests.agent_cluster.objects import UID, facts, pod_object, view
 from tests.effort import examples
@@ -103,7 +103,7 @@ def test_a_pending_pod_has_neither_start_nor_end() -> None:
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b'{"metadata": {}}', b'{"metadata": {"uid": 1}}', b"\xff"])
 def test_what_is_no_pod_is_unreadable(text: bytes) -> None:
     with pytest.raises(Unreadable):
-        api_objects.read(text, "n", ())
+        kubernetes_api_objects.read(text, "n", ())
 
 
 json_values = st.recursive(
@@ -125,11 +125,11 @@ def test_a_pod_with_anything_in_it_is_read_or_unreadable(path: list[str], value:
     if isinstance(here, dict):
         here[path[-1]] = value
     with contextlib.suppress(Unreadable):
-        api_objects.read(json.dumps(pod).encode(), "n", ("*",))
+        kubernetes_api_objects.read(json.dumps(pod).encode(), "n", ("*",))
 
 
 @settings(max_examples=examples(33, 200), deadline=None)
 @given(st.binary(max_size=100))
 def test_no_bytes_make_it_fail_in_another_way(data: bytes) -> None:
     with contextlib.suppress(Unreadable):
-        api_objects.read(data, "n", ("*",))
+        kubernetes_api_objects.read(data, "n", ("*",))

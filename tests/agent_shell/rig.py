@@ -10,8 +10,8 @@ from agent.core.readings import Allocation, Gpu, Snapshot
 from agent.devices.driver_lifecycle import Gpus
 from agent.devices.gpu_device import Access
 from agent.devices.nvml_library import Driver
-from agent.holders.holder_files import Pods
 from agent.holders.node_snapshot import NodeSource
+from agent.holders.pod_and_job_files import Pods
 from agent.holders.process_cgroups import ProcessTable
 from agent.metering.meter import ClosedSet, Meter
 from agent.wire import Holder, UsageInterval

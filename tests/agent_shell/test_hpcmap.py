@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from agent.core.readings import DeviceReading, Snapshot, Unavailable
 from agent.devices.driver_lifecycle import Gpus
 from agent.devices.nvml_library import Driver
-from agent.holders.holder_files import MAX_FILE_BYTES, MAX_FILES, HpcJobs, parse_jobs
 from agent.holders.node_snapshot import NodeSource
+from agent.holders.pod_and_job_files import MAX_FILE_BYTES, MAX_FILES, HpcJobs, parse_jobs
 from agent.holders.process_cgroups import ProcessTable
 from agent.metering.meter import ClosedSet, Meter
 from agent.simulation.simulated_node import A100, H100, make_gpu

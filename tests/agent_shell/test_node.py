@@ -13,8 +13,8 @@ from agent.core.readings import Allocation, Gpu, Snapshot, Unavailable
 from agent.core.settings import Settings
 from agent.devices.driver_lifecycle import Gpus
 from agent.devices.nvml_library import Driver
-from agent.holders.holder_files import Pods, PodsFile
 from agent.holders.node_snapshot import NodeSource
+from agent.holders.pod_and_job_files import Pods, PodsFile
 from agent.holders.process_cgroups import RESCAN_MS, PodLogs, ProcessTable
 from agent.main_loop import Agent
 from agent.upload.spool import Outbox

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.readings import Gpu
-from agent.holders.holder_files import PodsFile
+from agent.holders.pod_and_job_files import PodsFile
 from agent.wire import Holder, Owner
 from gputally.base.yaml_file import FileFault
 

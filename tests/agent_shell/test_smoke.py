@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agent.__main__ import main
-from agent.commands.gpu_load_test import Check, Cuda, CudaFault, NoCuda, duration_ms, print_checks, report, size, table
+from agent.commands.gpu_load_check import Check, Cuda, CudaFault, NoCuda, duration_ms, print_checks, report, size, table
 from agent.devices.driver_lifecycle import Gpus
 from agent.devices.nvml_library import Driver
 from agent.holders.node_snapshot import NodeSource

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from agent.core.settings import Settings
-from agent.holders.holder_files import Pods
+from agent.holders.pod_and_job_files import Pods
 from agent.main_loop import Agent
 from agent.metrics.exporter import AgentMetrics
 from agent.upload.spool import Outbox

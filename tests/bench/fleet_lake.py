@@ -33,7 +33,7 @@ from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.settings import Lake, Settings
 from accountant.fleet.fleet_members import Fleet
 from accountant.lake import tables
-from accountant.lake.catalog import Catalogue
+from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.publisher import Publisher
 from accountant.lake.query_engines import Bounds, DuckDbEngine, Engine
 from accountant.storage.duckdb_ledger import open_ledger
@@ -256,7 +256,7 @@ def _spark(place: Path, workers: Sequence[int]) -> list[Figure]:
 
 
 def _ask_spark(place: str, workers: int) -> dict[str, float]:
-    from accountant.lake.remote_query_engines import SparkEngine
+    from accountant.lake.query_engines import SparkEngine
     from tests.real.spark import spark_cluster
 
     warnings.simplefilter("ignore", ResourceWarning)

@@ -25,7 +25,7 @@ from accountant.core.settings import Lake, Settings
 from accountant.fleet.fleet_members import Fleet
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.lake import tables
-from accountant.lake.catalog import Catalogue
+from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.publisher import Publisher, line_rows, statement_row
 from accountant.lake.query_engines import DuckDbEngine
 from accountant.prices.price_book import PriceBook
@@ -124,7 +124,12 @@ def _registers(fleet: LakeFleet) -> dict[tables.LakeTable, list[dict[str, Any]]]
             with closing(Catalogue.connect(lake)) as found:
                 settings = Settings(auth="off", data=Path(folder), lake=lake)
                 Publisher(ledger, books, settings, clock, lambda: found).publish()
-                asked = tables.POLICIES, tables.PRICES, tables.ACTS, tables.LEDGERS
+                asked = (
+                    tables.POLICIES,
+                    tables.PRICES,
+                    tables.ACTS,
+                    tables.LEDGERS,
+                )
                 return {table: found.read(table, "none") for table in asked}
         finally:
             ledger.close()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from accountant.core.settings import Lake
-from accountant.lake.catalog import Catalogue
+from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.table_maintenance import keep_small
 from gputally.base.units import MS_PER_DAY
 

@@ -21,7 +21,7 @@ import pytest
 
 from accountant.core.settings import Lake
 from accountant.lake import tables
-from accountant.lake.catalog import Catalogue
+from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.table_maintenance import Removed, keep_small
 from tests.chaos.killing import Mortal, Outbox, balanced, forked, living, mortal
 from tests.chaos.lake_upkeep import later_ms

@@ -17,7 +17,7 @@ import gputally
 from accountant.core.settings import Settings
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy
 from agent.wire import Batch
-from gputally.base.accountant_api import Unanswered
+from gputally.base.accountant_connection import Unanswered
 from gputally.base.clock import VirtualClock
 from gputally.client import Client
 from tests.usage_records import QUARTER_MS, batch, interval, pod_facts, pod_holder, running_accountant

@@ -9,7 +9,7 @@ import pytest
 
 from accountant.wire.http_client import AccountantClient
 from gputally.base import http_calls
-from gputally.base.accountant_api import Unanswered
+from gputally.base.accountant_connection import Unanswered
 
 
 class Fault(Exception):

@@ -17,7 +17,7 @@ from fairshare.core.queue_objects import instant
 from fairshare.targets import KINDS
 from gputally.base.clock import Clock, VirtualClock
 from gputally.base.errors import Unavailable
-from gputally.doctor.check_facts import ClusterView, Options, Sources
+from gputally.doctor.check_inputs import ClusterView, Options, Sources
 from gputally.doctor.findings import CannotCheck
 from gputally.doctor.node_checks import DAEMON_SET, Machine
 from gputally.doctor.rbac_checks import SERVICE_ACCOUNT

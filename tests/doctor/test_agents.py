@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gputally.doctor.check_facts import Sources
+from gputally.doctor.check_inputs import Sources
 from gputally.doctor.check_list import make_all
 from gputally.doctor.findings import Result
 from gputally.doctor.node_checks import DAEMON_SET

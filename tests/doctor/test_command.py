@@ -17,10 +17,10 @@ from accountant.wire.policy_models import Policy
 from agent.holders.kubelet_client import KubeletAnswer
 from agent.wire import Batch, Holder
 from fairshare.targets.kai import QUEUE
-from gputally.base.accountant_api import Unanswered
+from gputally.base.accountant_connection import Unanswered
 from gputally.base.clock import VirtualClock
 from gputally.doctor.__main__ import CALLED_WRONGLY, examine, main
-from gputally.doctor.check_facts import Sources
+from gputally.doctor.check_inputs import Sources
 from gputally.doctor.check_list import CHECKS, make_all
 from gputally.doctor.findings import Result
 from gputally.doctor.rbac_checks import SERVICE_ACCOUNT, AccessRight, ask

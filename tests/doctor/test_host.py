@@ -11,7 +11,7 @@ import pytest
 
 from gputally.base.clock import VirtualClock
 from gputally.doctor.__main__ import examine
-from gputally.doctor.check_facts import Options, usual
+from gputally.doctor.check_inputs import Options, usual
 from gputally.doctor.check_list import make_all
 from gputally.doctor.findings import Result
 from tests.fakes.kubelet.server import FakeKubelet, compile_messages

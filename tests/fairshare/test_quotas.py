@@ -7,8 +7,8 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairshare.core.admission_quotas import Quotas, capacity
 from fairshare.core.queues_and_weights import Quota
-from fairshare.core.quotas import Quotas, capacity
 
 
 def test_siblings_borrow_what_is_left_of_the_cohort() -> None:

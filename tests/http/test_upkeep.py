@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from accountant.composition import Service
 from accountant.core.errors import LedgerUnavailable
 from accountant.core.settings import Archive, Backups, Lake, Settings
-from accountant.lake.catalog import Catalogue
+from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.tables import USAGE_HOURLY
 from accountant.ledger.journal import NewAct, record
 from accountant.ledger.protocols import Facts, NodeFacts

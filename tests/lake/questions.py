@@ -14,7 +14,7 @@ from accountant.billing.job_costs import jobs
 from accountant.billing.usage_pricing import cost
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.settings import Lake, LakeCatalog, Settings
-from accountant.lake.catalog import Catalogue
+from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.lake_ledger import LakeLedger, ledgers
 from accountant.lake.publisher import Publisher
 from accountant.lake.query_engines import Engine

@@ -17,7 +17,7 @@ from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.errors import LakeUnavailable
 from accountant.core.periods import Month, zone
 from accountant.lake import tables
-from accountant.lake.catalog import Catalogue
+from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.ledger_comparison import LakeComparison
 from accountant.lake.publisher import Published, Publisher
 from accountant.lake.table_maintenance import Removed, keep_small
@@ -63,11 +63,22 @@ def test_another_process_writes_the_part_of_a_register_that_changed_and_no_other
         assert len(rows(known, tables.DECISIONS)) == 4
         totals = {(row["register"], row["part"]): row["rows"] for row in rows(known, tables.REGISTERS)}
         assert totals["decisions", "2026-10-02"] == 1
-        for table in (tables.PODS, tables.NODES, tables.DECISIONS, tables.POLICIES, tables.PRICES, tables.ACTS):
+        for table in (
+            tables.PODS,
+            tables.NODES,
+            tables.DECISIONS,
+            tables.POLICIES,
+            tables.PRICES,
+            tables.ACTS,
+        ):
             assert sum(n for (name, _), n in totals.items() if name == table.name) == len(rows(known, table))
 
 
-@pytest.mark.parametrize("table", [tables.REGISTERS, tables.ACTS, tables.LEDGERS], ids=lambda table: table.name)
+@pytest.mark.parametrize(
+    "table",
+    [tables.REGISTERS, tables.ACTS, tables.LEDGERS],
+    ids=lambda table: table.name,
+)
 def test_registers_that_a_failed_run_left_are_written_by_the_next(table: tables.LakeTable) -> None:
     """By the same process, and by another one."""
     with published(publish=False) as known:
@@ -417,7 +428,9 @@ def test_days_of_long_ago_are_compared_too() -> None:
         lake, hourly = known.connect(), rows(known, tables.USAGE_HOURLY)
         spoilt = [{**row, "busy_us": row["busy_us"] + 1} for row in hourly if row["day"] == date(2026, 10, 1)]
         lake.replace(
-            tables.USAGE_HOURLY, tables.USAGE_HOURLY.of_rows(spoilt), {"ledger": "prod", "day": date(2026, 10, 1)}
+            tables.USAGE_HOURLY,
+            tables.USAGE_HOURLY.of_rows(spoilt),
+            {"ledger": "prod", "day": date(2026, 10, 1)},
         )
         named = 0
         for _ in range(2):
@@ -457,7 +470,11 @@ def test_old_versions_and_their_files_leave_and_what_is_stated_stays() -> None:
         stated = lake.open(tables.USAGE_HOURLY).scan().use_ref(tag).to_arrow().num_rows
         hourly = lake.open(tables.USAGE_HOURLY).scan().to_arrow()
         for _ in range(3):
-            lake.replace(tables.USAGE_HOURLY, hourly, {"ledger": "prod", "day": sorted(set(hourly["day"].to_pylist()))})
+            lake.replace(
+                tables.USAGE_HOURLY,
+                hourly,
+                {"ledger": "prod", "day": sorted(set(hourly["day"].to_pylist()))},
+            )
         ahead_ms = round(time.time() * 1_000) + 3 * 24 * HOUR
         removed = keep_small(lake, ahead_ms, 3_600)
         assert removed.versions >= 3

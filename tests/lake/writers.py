@@ -10,7 +10,7 @@ from typing import Any
 
 from accountant.core.settings import Lake
 from accountant.fleet.fleet_members import load_lake
-from accountant.lake.catalog import Catalogue
+from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.tables import DAYS
 
 DAY = date(2026, 10, 1)

@@ -18,7 +18,7 @@ import yaml
 
 from accountant.core.periods import Month
 from accountant.core.settings import LakeCatalog
-from accountant.lake.remote_query_engines import CATALOG_VARIABLE
+from accountant.lake.query_engines import CATALOG_VARIABLE
 from accountant.reports import report_model
 from accountant.reports.output_formats import RENDERINGS
 from gputally.base.money import exact_sum, plain

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from accountant.core.settings import Lake, LakeCatalog
-from accountant.lake.catalog import BATCH
+from accountant.lake.iceberg_catalog import BATCH
 from accountant.lake.query_engines import DuckDbEngine
 from accountant.lake.tables import DAYS
 from tests.fakes.fault_proxy import Fault, fault_proxy

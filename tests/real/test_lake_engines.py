@@ -18,9 +18,15 @@ from sqlglot import exp
 from accountant.core.errors import LakeUnavailable
 from accountant.core.settings import Lake, LakeCatalog
 from accountant.fleet.fleet_members import load_lake
-from accountant.lake.catalog import Catalogue
-from accountant.lake.query_engines import Bounds, DuckDbEngine
-from accountant.lake.remote_query_engines import CATALOG_VARIABLE, ClickHouseEngine, SparkEngine, TrinoEngine
+from accountant.lake.iceberg_catalog import Catalogue
+from accountant.lake.query_engines import (
+    CATALOG_VARIABLE,
+    Bounds,
+    ClickHouseEngine,
+    DuckDbEngine,
+    SparkEngine,
+    TrinoEngine,
+)
 from accountant.lake.tables import DAYS, TABLES
 from tests.fakes.fault_proxy import Fault, FaultProxy
 from tests.lake.questions import HOUR, PublishedLedger, differences, published

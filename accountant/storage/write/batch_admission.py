@@ -28,7 +28,7 @@ from accountant.core.gpu_time_accounts import full_us
 from accountant.history_import.import_run import is_import
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.write import record_columns
-from accountant.storage.write.ownership import GpuClaims, PodClaims
+from accountant.storage.write.gpu_and_pod_ownership import GpuClaims, PodClaims
 from accountant.storage.write.record_columns import (
     DistinctColumn,
     Fault,

@@ -12,7 +12,7 @@ from fairshare.targets import KINDS
 from fairshare.targets.kai import QUEUE, SHARD
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.base.errors import Unavailable
-from gputally.doctor.check_facts import Sources
+from gputally.doctor.check_inputs import Sources
 from gputally.doctor.check_list import make_all
 from gputally.doctor.findings import Result
 from gputally.doctor.pending_pod_checks import messages

@@ -14,7 +14,7 @@ from accountant.history_import.import_run import Destination
 from accountant.history_import.prometheus_source import History, PrometheusFailed
 from accountant.wire.http_client import AccountantClient
 from fairshare.simulator.simulation_model import Outage
-from gputally.base.accountant_api import Unanswered
+from gputally.base.accountant_connection import Unanswered
 from gputally.base.prometheus_api import Prometheus
 from gputally.base.units import MS_PER_HOUR
 from gputally.demo.ground_truth import GroundTruth

@@ -170,7 +170,7 @@ class Check:
 
 
 class Load(Protocol):
-    """Makes the load: `agent.commands.gpu_load_test.Cuda`."""
+    """Makes the load: `agent.commands.gpu_load_check.Cuda`."""
 
     def uuid(self) -> str: ...
 

@@ -166,7 +166,7 @@ def usual(options: Options, clock: Clock) -> Sources:
 
     def remote() -> AccountantClient:
         from accountant.wire.http_client import AccountantClient
-        from gputally.base.accountant_api import Unanswered
+        from gputally.base.accountant_connection import Unanswered
         from gputally.base.http_calls import read_token
 
         token = read_token(options.token_file, Unanswered) if options.token_file is not None else None
