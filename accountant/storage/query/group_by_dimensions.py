@@ -1,15 +1,16 @@
-"""Groups holders and devices by the dimensions of a query, for spans in which the values of these dimensions are
-constant.
+"""Groups holders and devices by the dimensions of a query.
 
-Holders with equal values of the queried dimensions form one class, and DuckDB sums per class. So the cost of an answer
-grows with its number of rows, not with the number of pods.
+Holders with equal values of the queried dimensions form one class, and DuckDB sums per class. The cost of an answer
+therefore grows with its number of rows, not with the number of pods.
 
-A span is split (`pieces_of`) where a policy, a label of a node or a namespace, or the local day or hour changes, as far
-as the query uses them. Within a piece every value of a dimension is determined by the holder, the device and the piece.
+The values of dimensions may change over time. `pieces_of` therefore splits a span where a policy, a label of a node or
+a namespace, or the local day or hour changes, as far as the query uses them. Within a piece, the holder and the device
+determine every value.
 
 `ResultCache` caches results for one snapshot, because a page runs a dozen queries about the same job or the same
-quarter-hour. The holders of a job are looked up once, and a coarser grouping is derived from a cached finer one. Sums
-are integers, so the derived answer is exactly that of the engine."""
+quarter-hour. The holders of a job are looked up once. A coarser grouping is derived from a cached finer one: for
+example, usage by team from usage by team and queue. Sums are integers, so the derived answer is exactly that of the
+engine."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Accounts, Dimension, UsageLine, known_memory
 
 MOST_NAMED: Final = 1_000
-"""Up to this many holders are grouped here; more are grouped by the engine."""
+"""Up to this many holders are grouped in Python. The engine groups more than that."""
 MOST_LINES: Final = 20_000
 """Answers with more lines are not cached."""
 
@@ -54,8 +55,9 @@ class ResultCache:
     def named(
         self, cursor: Cursor, jobs: Collection[str], pods: Collection[str], labels: Collection[str]
     ) -> Mapping[int, HolderName] | None:
-        """Holders that may belong to these jobs or be these pods, with their labels and users; the caller checks them
-        exactly. None if there are more than MOST_NAMED."""
+        """Return the holders that may belong to these jobs or be these pods, with their labels and users.
+
+        The caller checks them exactly. Returns None if there are more than MOST_NAMED."""
         key = (frozenset(jobs), frozenset(pods), frozenset(labels))
         if key not in self._holders:
             names = {*pods, *(job.partition("/")[2] or job for job in jobs)}
@@ -76,7 +78,7 @@ class ResultCache:
         timezone: str,
         find: Callable[[], list[UsageLine]],
     ) -> list[UsageLine]:
-        """The usage lines by `by`: derived from a cached answer with a finer grouping, or else computed by `find`."""
+        """Return the usage lines by `by`. They are derived from a cached finer grouping, or else computed by `find`."""
         chosen = frozenset((name, frozenset(values)) for name, values in (where or {}).items())
         known = self._usage.setdefault(_UsageQuestion(start_ms, end_ms, chosen, timezone), [])
         for finer, lines in known:
@@ -91,7 +93,7 @@ class ResultCache:
 
 
 def coarser_lines(lines: Sequence[UsageLine], by: Sequence[Dimension]) -> list[UsageLine]:
-    """Sums lines of `usage` to a grouping by fewer dimensions, which all lines have."""
+    """Sum lines of `usage` to a grouping by fewer dimensions. All lines must have these dimensions."""
     groups: dict[tuple[str, ...], list[UsageLine]] = {}
     for line in lines:
         groups.setdefault(tuple([line.key[name] for name in by]), []).append(line)
@@ -128,20 +130,22 @@ UNHELD = 0
 
 @dataclass(frozen=True, slots=True)
 class HolderClasses:
-    """of: holder id -> class; holders that are not in it do not match the filter. names: by class, the values of its
-    dimensions."""
+    """The class of each holder.
+
+    of: holder id -> class. A holder without an entry does not match the filter.
+    names: by class, the values of its dimensions."""
 
     of: Mapping[int, int]
     names: Mapping[int, HolderName]
 
     def only(self, asked: Callable[[HolderName], bool]) -> HolderClasses:
-        """Keeps only the classes for which `asked` is true."""
+        """Keep only the classes for which `asked` is true."""
         names = {number: name for number, name in self.names.items() if asked(name)}
         return HolderClasses({holder: number for holder, number in self.of.items() if number in names}, names)
 
 
 def asks_for_unheld_time(where: Mapping[Dimension, Collection[str]]) -> bool:
-    """Whether the filter on holder dimensions lets time without a payer pass."""
+    """Return whether the filter on holder dimensions includes time without a payer."""
     return all(
         (IDLE if dimension in ASSIGNED else "") in allowed
         for dimension, allowed in where.items()
@@ -158,10 +162,10 @@ def classes(
     labels: Collection[str] = (),
     memory: ResultCache | None = None,
 ) -> HolderClasses:
-    """The classes of the holders in [start_ms, end_ms), by the dimensions in `asked`. labels: the pod labels that can
-    name a team.
+    """Return the classes of the holders in [start_ms, end_ms), by the dimensions in `asked`.
 
-    memory: the snapshot's cache; for a filter by job or pod, all holders ever seen of them are looked up in it."""
+    labels: the pod labels that can name a team.
+    memory: the snapshot's cache. For a filter by job or pod, it contains all holders that these ever had."""
     wanted = told_apart(asked)
     if memory is not None and OF_FEW & where.keys():
         few = memory.named(cursor, where.get("job", ()), where.get("pod", ()), labels)
@@ -181,7 +185,7 @@ def classes(
 
 
 def of_all(found: Mapping[int, HolderName]) -> HolderClasses:
-    """A class of its own for every holder."""
+    """Return a class of its own for every holder."""
     return HolderClasses({number: number for number in found}, found)
 
 
@@ -203,8 +207,9 @@ def _of_few(
 
 
 def told_apart(asked: Collection[Dimension]) -> tuple[str, ...]:
-    """Columns of `holder_class` that the dimensions need; a team, for example, may depend on the cluster's
-    namespace."""
+    """Return the columns of `holder_class` that the dimensions need.
+
+    A dimension may need several columns: a team, for example, may depend on the cluster's namespace."""
     needed = {name for dimension in asked for name in _NEEDED.get(dimension, ())}
     return tuple(name for name in _QUOTED if name in needed) or ("cluster",)
 
@@ -217,7 +222,7 @@ def make_holder_classes(
     where: Mapping[Dimension, Collection[str]],
     labels: Collection[str] = (),
 ) -> None:
-    """Creates the table holder_class with the holders in [start_ms, end_ms) and these columns."""
+    """Create the table holder_class with the holders in [start_ms, end_ms) and these columns."""
     filters = {name: sorted(where[dimension]) for dimension, name in _NAMED.items() if dimension in where}
     by_label = "labels" in wanted and bool(labels)
     by_user = "user" in wanted or "user" in filters
@@ -240,7 +245,7 @@ def make_holder_classes(
 
 
 def named(told: Mapping[str, Any], labels: Collection[str]) -> HolderName:
-    """A HolderName with only the given columns set."""
+    """Return a HolderName with only the given columns set."""
     found = dict.fromkeys(("cluster", "namespace", "name", "queue_ref", "job"), "") | dict(told)
     values = found.pop("labels", None) or ()
     kept = frozenset((key, value) for key, value in zip(sorted(labels), values, strict=False) if value is not None)
@@ -265,8 +270,9 @@ OF_TIME: frozenset[Dimension] = frozenset({"day", "hour"})
 
 @dataclass(frozen=True, slots=True)
 class ConstantSpan:
-    """A span in which policy, labels of nodes and namespaces, local day and local hour are constant, as far as the
-    query uses them. era: pieces with the same era differ only in day and hour."""
+    """A span in which policy, labels of nodes and namespaces, local day and local hour are constant.
+
+    Only what the query uses is considered. Spans with the same `era` differ only in day and hour."""
 
     start_ms: int
     end_ms: int
@@ -279,8 +285,9 @@ class ConstantSpan:
 def pieces_of(
     state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimension], zone: ZoneInfo
 ) -> list[ConstantSpan]:
-    """Splits [start_ms, end_ms) into ConstantSpans for these dimensions, in order and without gaps. zone: of days and
-    hours."""
+    """Split [start_ms, end_ms) into ConstantSpans for these dimensions, in order and without gaps.
+
+    zone: of days and hours."""
     pieces = [ConstantSpan(start_ms, end_ms, NO_POLICY)]
     if wanted & ASSIGNED:
         pieces = [ConstantSpan(*found) for found in in_force(state.policies, start_ms, end_ms)]
@@ -320,7 +327,7 @@ def key_of(
     device: DeviceName,
     holder: HolderName | None,
 ) -> tuple[str, ...]:
-    """The values of the dimensions. holder: None for unheld time."""
+    """Return the values of the dimensions. `holder` is None for unheld time."""
     return tuple(_value(dimension, fleet, piece, gpu, device, holder) for dimension in wanted)
 
 

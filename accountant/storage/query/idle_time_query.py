@@ -1,13 +1,14 @@
 """Computes how much idle time was start-up, and how much time was borrowed on shared GPUs.
 
-Start-up time (`idle_phases`) is a part of `allocated_idle`; it is separate from `usage` because only statements and
-reports need it. Holders are processed in batches and the engine sums the rows. The hourly sums show which holder left
-GPUs idle in which hour. So rows are read only for hours in which a phase ended, for the hours at the ends of the span,
-and for hours without sums; the result equals that of reading all rows.
+Start-up time (`idle_phases`) is a part of `allocated_idle`. It is separate from `usage`, because only statements and
+reports need it. Holders are processed in batches, and the engine sums the rows. To read few rows, the hourly sums are
+read first: they show which holder left GPUs idle in which hour. Rows are then read only for three kinds of hours: those
+in which a phase ended, those at the ends of the span, and those without sums. The result equals that of reading all
+rows.
 
-Borrowed time (`lent_time`) is computed per GPU and quarter-hour (split where the span ends inside one), and only for
-hours in which something was borrowed. Borrowers are sorted by name, so the result does not depend on the order of
-arrival. Only a limited number of hours is held in memory at a time."""
+Borrowed time (`lent_time`) is computed per GPU and quarter-hour, and only for hours in which something was borrowed. A
+quarter-hour is cut where the span ends inside it. Borrowers are sorted by name, so the result does not depend on the
+order of arrival. Only a limited number of hours is held in memory at a time."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ from accountant.wire.usage_models import Dimension
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
 MOST_HOLDERS = 50_000
-"""Holders processed together; they take about 50 MiB."""
+"""Number of holders processed together. They take about 50 MiB."""
 _GANG = pa.schema([("cluster", pa.string()), ("namespace", pa.string()), ("workload", pa.string())])
 _PHASE = pa.schema([("holder", pa.int32()), ("phase", pa.string()), ("start_ms", pa.int64()), ("end_ms", pa.int64())])
 
@@ -50,8 +51,9 @@ def idle_phases(
     timezone: str,
     most: int = MOST_HOLDERS,
 ) -> list[IdlePhases]:
-    """See accountant.ledger.protocols.Ledger.idle_phases. most: approximate number of holders held in memory at a time
-    (a gang is not split)."""
+    """Return the start-up time per group, see `Ledger.idle_phases`.
+
+    most: approximate number of holders held in memory at a time. A gang is not split."""
     if start_ms >= end_ms:
         return []
     pieces = pieces_of(state, start_ms, end_ms, frozenset(by), ZoneInfo(timezone))
@@ -70,7 +72,9 @@ def idle_phases(
 
 
 class IdleTime(NamedTuple):
-    """Idle time of a holder on a device in a start-up phase, within one piece. piece: index into the pieces."""
+    """Idle time of a holder on a device in a start-up phase, within one piece.
+
+    piece: index into the pieces."""
 
     piece: int
     gpu: int
@@ -83,7 +87,7 @@ class IdleTime(NamedTuple):
 def idle_time(
     cursor: Cursor, state: State, pieces: Sequence[ConstantSpan], most: int = MOST_HOLDERS
 ) -> Iterator[list[IdleTime]]:
-    """The idle start-up time, one list per batch of holders. pieces: ascending and adjacent."""
+    """Yield the idle start-up time, one list per batch of holders. The pieces are ascending and adjacent."""
     start_ms, end_ms = pieces[0].start_ms, pieces[-1].end_ms
     ((holding,),) = cursor.run(
         f"SELECT count(*) FROM ({statement('payers')})",  # noqa: S608 - our own text
@@ -102,7 +106,7 @@ def idle_time(
 
 
 def _inside(cursor: Cursor, state: State, start_ms: int, end_ms: int, part: Mapping[str, int]) -> list[PhaseSpan]:
-    """The phases of one batch of holders in which they left GPUs idle."""
+    """Return the phases of one batch of holders in which they left GPUs idle."""
     rows = cursor.rows("launches", {**_held_in(start_ms - BUCKET_MS, end_ms, state.unfolded), **part})
     idle = {row[0] for row in rows}
     gangs = sorted({row[1:4] for row in rows if in_gangs(row[3])})
@@ -122,7 +126,7 @@ def _inside(cursor: Cursor, state: State, start_ms: int, end_ms: int, part: Mapp
 
 
 def _held_in(low_ms: int, high_ms: int, unfolded: Collection[int]) -> dict[str, int]:
-    """Parameters of `launches` for (low_ms, high_ms): the whole hours inside, and those without sums."""
+    """Return the parameters of `launches` for (low_ms, high_ms): the whole hours inside, and those without sums."""
     first = min(low_ms - low_ms % MS_PER_HOUR + MS_PER_HOUR, high_ms)
     last = max(first, high_ms - high_ms % MS_PER_HOUR)
     raw = {f"raw_{name}": at for name, at in row_range(unfolded).items()}
@@ -130,7 +134,7 @@ def _held_in(low_ms: int, high_ms: int, unfolded: Collection[int]) -> dict[str, 
 
 
 def _within(spans: Iterable[PhaseSpan], start_ms: int, end_ms: int, unfolded: Collection[int]) -> list[PhaseSpan]:
-    """The parts of the spans inside [start_ms, end_ms) and inside hours without sums."""
+    """Return the parts of the spans that lie inside [start_ms, end_ms) and inside hours without sums."""
     raw = [(max(low, start_ms), min(high, end_ms)) for low, high in union((at, at + MS_PER_HOUR) for at in unfolded)]
     cut = (
         span._replace(start_ms=max(span.start_ms, low), end_ms=min(span.end_ms, high))
@@ -141,7 +145,7 @@ def _within(spans: Iterable[PhaseSpan], start_ms: int, end_ms: int, unfolded: Co
 
 
 def _by_piece(spans: Iterable[PhaseSpan], pieces: Sequence[ConstantSpan]) -> list[list[PhaseSpan]]:
-    """The spans, split by piece; all lie inside the pieces, which ascend."""
+    """Return the spans, split by piece. All of them lie inside the pieces, which ascend."""
     starts = [piece.start_ms for piece in pieces]
     found: list[list[PhaseSpan]] = [[] for _ in pieces]
     for span in spans:
@@ -153,8 +157,9 @@ def _by_piece(spans: Iterable[PhaseSpan], pieces: Sequence[ConstantSpan]) -> lis
 
 
 def _idle(cursor: Cursor, spans: Iterable[PhaseSpan], unfolded: Collection[int]) -> list[Row]:
-    """GPU, device, holder, phase and idle microseconds inside the spans; whole folded hours are read from their
-    sums."""
+    """Return GPU, device, holder, phase and idle microseconds inside the spans.
+
+    Whole folded hours are read from their sums."""
     whole: list[PhaseSpan] = []
     rest: list[PhaseSpan] = []
     for span in spans:
@@ -176,7 +181,7 @@ def _table(spans: Iterable[PhaseSpan]) -> pa.Table:
 
 
 MOST_QUARTERS = 50_000
-"""Quarter-hours of GPUs processed together; they take about 100 MiB."""
+"""Number of quarter-hours of GPUs processed together. They take about 100 MiB."""
 
 
 def lent_time(
@@ -188,8 +193,9 @@ def lent_time(
     timezone: str,
     most: int = MOST_QUARTERS,
 ) -> list[LentTime]:
-    """See accountant.ledger.protocols.Ledger.lent. most: quarter-hours of GPUs held in memory at a time (at least those
-    of one hour)."""
+    """Return the borrowed time per group, see `Ledger.lent`.
+
+    most: number of quarter-hours of GPUs held in memory at a time, but at least those of one hour."""
     sums: dict[tuple[tuple[str, ...], str], int] = defaultdict(int)
     for begin, end in _stretches(cursor, start_ms, end_ms, most):
         _lend_in(cursor, state, begin, end, by, timezone, sums)
@@ -201,8 +207,9 @@ def lent_time(
 
 
 def _stretches(cursor: Cursor, start_ms: int, end_ms: int, most: int) -> list[tuple[int, int]]:
-    """Splits [start_ms, end_ms) into parts of whole hours with at most `most` borrowed quarter-hours each; empty if
-    nothing was borrowed."""
+    """Split [start_ms, end_ms) into parts of whole hours with at most `most` borrowed quarter-hours each.
+
+    The result is empty if nothing was borrowed."""
     edges: list[int] = []
     taken = 0
     for hour, count in cursor.run(
@@ -219,7 +226,7 @@ def _stretches(cursor: Cursor, start_ms: int, end_ms: int, most: int) -> list[tu
 def _spans(
     borrowed: Sequence[Row], pieces: Sequence[ConstantSpan], start_ms: int, end_ms: int
 ) -> tuple[list[TaggedSpan], list[ConstantSpan]]:
-    """The borrowed quarter-hours, in order, cut to the span and its pieces; and the piece of each."""
+    """Return the borrowed quarter-hours, in order, cut to the span and its pieces; and the piece of each."""
     spans: list[TaggedSpan] = []
     of: list[ConstantSpan] = []
     first = 0
@@ -245,7 +252,7 @@ def _lend_in(
     timezone: str,
     sums: dict[tuple[tuple[str, ...], str], int],
 ) -> None:
-    """Adds the time lent in [start_ms, end_ms) to `sums`."""
+    """Add the time lent in [start_ms, end_ms) to `sums`."""
     borrowed = cursor.rows("borrowed", {"low": start_ms - BUCKET_MS, "high": end_ms})
     pieces = pieces_of(state, start_ms, end_ms, frozenset(by), ZoneInfo(timezone))
     spans, of = _spans(borrowed, pieces, start_ms, end_ms)
@@ -275,7 +282,7 @@ def _lend_in(
         )
         unheld = [found for found in group if found.cells.unheld_us]
         span = spans[tag]
-        # Unheld time of a node that is down is down time, which cannot be lent.
+        # Unheld time of a node that is down counts as down time, which cannot be lent.
         down = any(start < span.end_ms and end > span.start_ms for start, end in state.fleet.life(gpu).down)
         unallocated = 0 if down else sum(found.cells.unheld_us for found in unheld)
         free, parts = lend(unallocated, [Share(found.cells.idle_us, found.cells.borrowed_us) for found in held])

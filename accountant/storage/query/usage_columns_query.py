@@ -1,10 +1,10 @@
 """Computes usage and held time as columns, for several groupings at once.
 
-The engine sums by class of holders and kind of device; names are looked up once per class and kind, and the paying team
+The engine sums by class of holders and kind of device. Names are looked up once per class and kind, and the paying team
 once per queue and namespace. The figures equal those of `usage` with the same grouping.
 
-Start-up time, which requires reading every pod, is computed once for all groupings. Memory grows with the results:
-their keys, and some hundred bytes per row."""
+Start-up time requires reading every pod, so it is computed once for all groupings. Memory grows with the results: it
+holds their keys, and some hundred bytes per row."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ H = TypeVar("H", bound=Hashable)
 
 
 def hours(cursor: Cursor, state: State, start_ms: int, end_ms: int, timezone: str) -> Hours:
-    """The held time by team, queue and local hour."""
+    """Return the held time by team, queue and local hour."""
     asked: tuple[Dimension, ...] = ("team", "queue", "hour")
     fleet = state.fleet
     pieces = pieces_of(state, start_ms, end_ms, frozenset(asked), ZoneInfo(timezone)) if start_ms < end_ms else []
@@ -99,7 +99,7 @@ def hourly_peaks(
     timezone: str,
     memory: ResultCache | None = None,
 ) -> dict[JobName, Peak]:
-    """The maximum of any local hour for these jobs, by team, namespace, job and cluster."""
+    """Return the maximum of any local hour for these jobs, by team, namespace, job and cluster."""
     if not jobs or start_ms >= end_ms:
         return {}
     fleet = state.fleet
@@ -146,8 +146,9 @@ def usage_columns(
     *,
     memos: bool = False,
 ) -> list[UsageColumns]:
-    """Usage of each span between two neighbouring edges, which ascend: one UsageColumns per grouping in `cuts`, each
-    grouped by its dimensions and by PRICED_BY."""
+    """Return the usage of each span between two neighbouring edges, which ascend.
+
+    The result has one UsageColumns per grouping in `cuts`. Each is grouped by its dimensions and by PRICED_BY."""
     zone = ZoneInfo(timezone)
     tables = [_Table.of(cursor, state, edges, by, zone, memos=memos) for by in cuts]
     if edges[0] >= edges[-1]:
@@ -165,7 +166,7 @@ def usage_columns(
 def _cut(
     state: State, edges: Sequence[int], asked: frozenset[Dimension], zone: ZoneInfo
 ) -> tuple[list[int], list[ConstantSpan]]:
-    """The pieces of all spans between edges, and for each piece the index of its span."""
+    """Return the pieces of all spans between edges, and for each piece the index of its span."""
     stretch_of: list[int] = []
     pieces: list[ConstantSpan] = []
     for number, (start, end) in enumerate(pairwise(edges)):
@@ -184,7 +185,7 @@ class _Numbers(Generic[H]):
         return self.of.setdefault(value, len(self.of))
 
     def ascending(self) -> tuple[list[H], Whole]:
-        """The sorted values, and for each number its position among them."""
+        """Return the sorted values, and for each number its position among them."""
         values = sorted(self.of)  # type: ignore[type-var]  # tuples of names
         place = np.zeros(len(values), dtype=np.int64)
         place[[self.of[value] for value in values]] = np.arange(len(values))
@@ -193,9 +194,13 @@ class _Numbers(Generic[H]):
 
 @dataclass(slots=True)
 class _Table:
-    """The rows of one grouping while they are collected. A key combines values of a class of holders, a kind of device
-    and a piece of time, each looked up once; pieces of one era differ only in day and hour, which do not depend on
-    holders and devices. stretch_of, era: by piece; of_era: one piece of each era."""
+    """The rows of one grouping while they are collected.
+
+    A key combines values of a class of holders, a kind of device and a piece of time. Each of the three is looked up
+    once. Pieces of one era differ only in day and hour, which do not depend on holders and devices.
+
+    stretch_of, era: by piece.
+    of_era: one piece of each era."""
 
     state: State
     by: tuple[Dimension, ...]
@@ -237,11 +242,11 @@ class _Table:
 
     @property
     def width(self) -> int:
-        """Columns of a row: COLUMNS, and MEMOS if requested."""
+        """Number of columns of a row: COLUMNS, and MEMOS if requested."""
         return _WIDTH + len(MEMOS) * self.memos
 
     def add_sums(self, cursor: Cursor) -> None:
-        """Adds the ledger's rows and sums, and the unmetered and down time, for which there are no rows."""
+        """Add the ledger's rows and sums, and the unmetered and down time, for which there are no rows."""
         told, state = self.told, self.state
         spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(self.pieces)]
         found = accounts(cursor, state, spans, told, payers=self.known.of, memos=self.memos)
@@ -254,7 +259,7 @@ class _Table:
             columns += [none, borrowed, unattributed, memory, memory_blind, energy, energy_blind]
         held = np.stack(columns, axis=1)
         self._add(tag, device, payer, held)
-        # The unheld part of a holder's row has no holder.
+        # The unheld part of a row with a holder has no holder.
         rest = np.flatnonzero(of_holder & (unheld > 0))
         loose = np.zeros((len(rest), self.width), dtype=np.int64)
         loose[:, _UNALLOCATED] = unheld[rest]
@@ -262,7 +267,7 @@ class _Table:
         self._add_unseen(cursor, tag, device, busy + idle + unknown + unheld + down)
 
     def add_phases(self, rows: Sequence[IdleTime], finest: Sequence[ConstantSpan]) -> None:
-        """Adds start-up time. rows: their pieces are at least as fine as those of this table."""
+        """Add start-up time. The pieces of `rows` are at least as fine as those of this table."""
         starts = [piece.start_ms for piece in self.pieces]
         at = np.searchsorted(starts, [piece.start_ms for piece in finest], side="right") - 1
         kinds, of_class = self.told.kinds, self.known.of
@@ -295,8 +300,6 @@ class _Table:
         memos = cells[:, _WIDTH:] if self.memos else None
         return UsageColumns(keys, places, at[:, 0], at[:, 1], at[:, 2], cells[:, :_WIDTH], memos)
 
-    # --- inside -------------------------------------------------------------------------------
-
     def _add_unseen(self, cursor: Cursor, tag: Whole, device: Whole, metered_us: Whole) -> None:
         at, sums = proration.merged(np.stack([tag, device], axis=1), metered_us.reshape(-1, 1))
         metered: dict[tuple[int, int], int] = defaultdict(int)
@@ -320,7 +323,7 @@ class _Table:
             self.rows.append((told, np.array(cells, dtype=np.int64)))
 
     def _add(self, tag: Whole, device: Whole, payer: Whole, cells: Whole) -> None:
-        """Adds rows given by piece, kind of device and class of holders."""
+        """Add rows given by piece, kind of device and class of holders."""
         if not len(tag):
             return
         fleet, shown, names = self.state.fleet, self.told.shown, self.known.names
@@ -360,7 +363,7 @@ def _arranged(values: tuple[str, ...], put: Sequence[int]) -> tuple[str, ...]:
 
 
 def _distinct(*columns: Whole) -> tuple[Whole, Whole]:
-    """The distinct rows of some columns, and for each row the index of its distinct row."""
+    """Return the distinct rows of some columns, and for each row the index of its distinct row."""
     code = columns[0]
     for column in columns[1:]:
         code = code * (int(column.max(initial=0)) + 1) + column
@@ -369,7 +372,7 @@ def _distinct(*columns: Whole) -> tuple[Whole, Whole]:
 
 
 def _lookup(eras: Whole, looks: Whole, of: Callable[[int, int], H]) -> tuple[list[H], Whole]:
-    """The distinct results of `of` for the pairs, sorted, and for each row the index of its result."""
+    """Return the distinct results of `of` for the pairs, sorted, and for each row the index of its result."""
     shift = int(looks.min(initial=0))
     pairs, row = _distinct(eras, looks - shift)
     numbers: _Numbers[H] = _Numbers()

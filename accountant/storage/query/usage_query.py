@@ -1,8 +1,8 @@
 """Computes usage per group over any span, including unmetered and down time.
 
-Whole days, hours and quarter-hours are read from their sums, the edges from rows. Unmetered time, for which there are
-no rows, and down time, which comes from the inventory, are computed per GPU and added, so that the accounts of every
-GPU add up to its capacity exactly."""
+Whole days, hours and quarter-hours are read from their sums, and the edges from rows. Unmetered time has no rows, and
+down time comes from the inventory. Both are computed per GPU and added, so that the accounts of every GPU add up to its
+capacity exactly."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ Where = Mapping[Dimension, Collection[str]]
 _OF_PLACES: tuple[Dimension, ...] = ("cluster", "node", "gpu")
 _NO_PAYER = -1
 MOST_APART = 1_000
-"""If a filter selects at most this many GPUs, only these are summed; otherwise all are summed and the others are
+"""If a filter selects at most this many GPUs, only these are summed. Otherwise all are summed and the others are
 dropped."""
 
 
 @dataclass(slots=True)
 class _Line:
-    """Collects one group; unmetered time is not part of the rows' cells."""
+    """The figures of one group while they are collected. The cells of rows do not include unmetered time."""
 
     cells: AccountVector
     unmetered_us: int = 0
@@ -62,7 +62,7 @@ def usage(
     timezone: str = "UTC",
     memory: ResultCache | None = None,
 ) -> list[UsageLine]:
-    """See accountant.ledger.protocols.Ledger.usage. memory: the snapshot's cache."""
+    """Return the usage per group, see `Ledger.usage`. memory: the snapshot's cache."""
     if start_ms >= end_ms:
         return []
 
@@ -81,7 +81,7 @@ def usage_between(
     timezone: str = "UTC",
     memory: ResultCache | None = None,
 ) -> list[list[UsageLine]]:
-    """`usage` of each span between two neighbouring edges, which ascend, in one pass over the rows."""
+    """Return the `usage` of each span between two neighbouring edges, which ascend. The rows are read only once."""
     where = where or {}
     wanted = [*dict.fromkeys([*by, *where])]
     asked, zone = frozenset(wanted), ZoneInfo(timezone)
@@ -155,7 +155,7 @@ def _contributions(
     if asked & OF_HOLDERS:
         short = pieces[-1].end_ms - pieces[0].start_ms <= MS_PER_HOUR
         if (short or gpus is not None) and not OF_HOLDERS & where.keys():
-            # For a long span or a few GPUs, the holders are taken from the sums themselves.
+            # For a long span or a few GPUs, the sums themselves show the holders.
             sums = scan(cursor, state, spans, told, by_payer=True, gpus=gpus)
             payers = {found.payer for found in sums} - {UNHELD}
             known = of_all(holders(cursor, payers, labels, users="user" in asked))
@@ -187,7 +187,7 @@ def _contributions(
     if not asks_for_unheld_time(where):
         return
     if OF_HOLDERS & where.keys():
-        # Holders excluded by the filter are missing from the sums, but their time was metered.
+        # The sums do not contain holders that the filter excludes, but their time was metered.
         metered = defaultdict(int)
         for found in scan(cursor, state, spans, told, gpus=gpus):
             metered[found.tag, told.member[found.device]] += found.cells.capacity_us
@@ -195,7 +195,7 @@ def _contributions(
 
 
 def _at(piece: ConstantSpan, key: tuple[str, ...], timed: Sequence[tuple[int, bool]]) -> tuple[str, ...]:
-    """The key of another piece of the same era, with this piece's day and hour."""
+    """Return the key of another piece of the same era, with this piece's day and hour."""
     if not timed:
         return key
     values = list(key)
@@ -205,9 +205,9 @@ def _at(piece: ConstantSpan, key: tuple[str, ...], timed: Sequence[tuple[int, bo
 
 
 def _looked_at(cursor: Cursor, state: State, where: Where) -> tuple[Mapping[int, DeviceName], frozenset[int] | None]:
-    """The devices that a filter by node or GPU can match, and their GPUs; None if all must be read.
+    """Return the devices that a filter by node or GPU can match, and their GPUs. None means that all must be read.
 
-    A GPU that moved is included with all its devices; the filter later drops its time elsewhere."""
+    A GPU that moved is included with all its devices. The filter drops its time on other nodes later."""
     if "node" not in where and "gpu" not in where:
         return {}, None  # a filter by cluster alone selects most GPUs
     fleet = state.fleet
@@ -227,7 +227,7 @@ def _looked_at(cursor: Cursor, state: State, where: Where) -> tuple[Mapping[int,
 
 
 def _held_and_rest(found: Sum) -> tuple[AccountVector | None, AccountVector | None]:
-    """The cells that the holder pays, and those without a payer."""
+    """Return the cells that the holder pays, and those without a payer."""
     cells = found.cells
     if not found.payer:
         return None, cells
@@ -246,7 +246,7 @@ def unseen(
     told: DeviceKinds,
     gpus: Collection[int] | None,
 ) -> Iterable[Contribution]:
-    """Unmetered time, and the unheld and missing time that counts as down because the node was down."""
+    """Yield the time without rows: unmetered time, and the unheld or missing time in which the node was down."""
     fleet = state.fleet
     spans = down_in(fleet.census.down(), [(piece.start_ms, piece.end_ms) for piece in pieces])
     down_us: dict[tuple[int, int], int] = defaultdict(int)
@@ -271,7 +271,7 @@ def unseen(
 def _lives(
     fleet: Fleet, pieces: Sequence[ConstantSpan], told: DeviceKinds, gpus: Collection[int] | None
 ) -> Iterable[tuple[int, int, int, DeviceName, int]]:
-    """(tag, member, a GPU of it, its last device, microseconds) of the capacity in each piece."""
+    """Yield the capacity in each piece as (tag, member, a GPU of it, its last device, microseconds)."""
     alike: dict[int, list[int]] = defaultdict(list)
     for gpu in fleet.tenures if gpus is None else gpus:
         member = told.of_gpu[gpu]

@@ -1,11 +1,14 @@
 """Sums usage over any span from day, hour and quarter-hour sums and from rows.
 
-Days with sums, whole hours and whole quarter-hours are read from their tables, or from the rows if their hour is not
-folded. At the edges the engine sums rows that lie entirely inside; a set that reaches over the edge is cut by
-`accountant.core.gpu_time_accounts.part`.
+Whole days, hours and quarter-hours are read from their tables. If an hour is not folded yet, its sums do not exist, and
+its rows are read. For example, in a folded past the span from 09:50 to 12:20 consists of rows from 09:50 to 10:00, the
+hours 10 and 11, the quarter-hour at 12:00, and rows from 12:15 to 12:20.
 
-Time leaves the engine as 64-bit integers, which hold 292,000 GPU-years and are three times as cheap to fetch as 128-bit
-ones. Energy may need more and is not converted. A value that does not fit raises an error."""
+At the edges the engine sums the rows that lie entirely inside the span. A set of rows that reaches over the edge is cut
+by `part` of the GPU time accounts.
+
+Sums leave the engine as 64-bit integers, which hold 292,000 GPU-years and are three times as cheap to fetch as 128-bit
+integers. Energy may need more and is not converted. A value that does not fit raises an error."""
 
 from __future__ import annotations
 
@@ -27,21 +30,23 @@ from accountant.storage.write import record_columns
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
 _FEW = 1_000
-"""Up to this many payers are listed in the statement."""
+"""Up to this many payers are written into the SQL statement."""
 Key = tuple[int, int, int, int]
 Whole = npt.NDArray[np.int64]
 P = TypeVar("P")
 _ACCOUNTS = ", ".join(f"sum({name})::BIGINT AS {name}" for name in CELLS[:ACCOUNTS])
 _CELLS = ", ".join(f"sum({name})::BIGINT AS {name}" for name in CELLS)
 _FIGURES = ", ".join(f"sum({name})" + "::BIGINT" * (name != "energy_uj") for name in CELLS)
-"""Without a cast, because energy may need more than 64 bits."""
+"""Energy has no cast, because it may need more than 64 bits."""
 _PAYERS = pa.schema([("id", pa.int32()), ("class", pa.int32())])
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """A sum of one group. payer: the class of holders, 0 without one. gpu, device: 0 if devices are not distinguished;
-    if they are grouped by kind, gpu is 0 and device is the kind."""
+    """The sum of one group.
+
+    payer: the class of holders, 0 without one.
+    gpu, device: 0 if devices are not distinguished. If they are grouped by kind, gpu is 0 and device is the kind."""
 
     tag: int
     gpu: int
@@ -60,12 +65,15 @@ def scan(
     by_payer: bool = False,
     gpus: Collection[int] | None = None,
 ) -> list[Sum]:
-    """Sums per tag and, depending on `told`, per GPU and device or per kind of device. Spans with the same tag and GPU
-    must not overlap.
+    """Return sums per tag of the spans. Depending on `told` they are also per GPU and device, or per kind of device.
 
-    payers: class by holder id, 0 for time without a holder; holders without a class are left out. If payers is None,
-    all holders count, as class 1 or, with by_payer, each by its id. gpus: the only GPUs that count, also in spans of
-    every GPU; None: all."""
+    Spans with the same tag and GPU must not overlap.
+
+    payers: class by holder id, 0 for time without a holder. Holders without a class are left out. If it is None, all
+        holders
+    count, as class 1.
+    by_payer: if `payers` is None, each holder counts as a class of its own, its id.
+    gpus: the only GPUs that count, also in spans of every GPU. None: all."""
     totals: dict[Key, Sequence[int]] = {}
     apart = _Grouping.of(told, payers, by_payer=by_payer, gpus=gpus)
     for rows in _parts(cursor, state, spans, apart, _rows(cursor)):
@@ -82,7 +90,8 @@ def accounts(
     payers: Mapping[int, int] | None = None,
     memos: bool = False,
 ) -> Whole:
-    """Like `scan` as columns, for very many results: tag, device, payer and the accounts; with memos, all cells."""
+    """Return the results of `scan` as columns, for very many of them: tag, device, payer and the accounts; with memos,
+    all cells."""
     apart = _Grouping.of(told, payers)
     parts = _parts(cursor, state, spans, apart, _columns(cursor, _CELLS if memos else _ACCOUNTS))
     shown = [0, 2, 3, *range(4, 4 + (len(CELLS) if memos else ACCOUNTS))]
@@ -96,7 +105,7 @@ def accounts(
 def _parts(
     cursor: Cursor, state: State, spans: Sequence[TaggedSpan], apart: _Grouping, ask: _SumQuery[P]
 ) -> Iterator[P | list[Row]]:
-    """Yields the sums of all parts of the spans, which `ask` reads."""
+    """Yield the sums of all parts of the spans, which `ask` reads."""
     if apart.gpus is not None and not apart.gpus:
         return
     kept = state.days.kept
@@ -127,8 +136,10 @@ def _parts(
 
 @dataclass(frozen=True, slots=True)
 class _SumQuery(Generic[P]):
-    """A query for sums. figures: the summed expressions. fetch: runs a statement over a range of time, joined with the
-    queried spans."""
+    """A query for sums.
+
+    figures: the summed expressions.
+    fetch: runs a statement over a range of time, joined with the queried spans."""
 
     figures: str
     fetch: Callable[[str, Mapping[str, int], pa.Table, _Grouping], P]
@@ -153,8 +164,11 @@ def _columns(cursor: Cursor, figures: str) -> _SumQuery[Whole]:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A table with sums of whole buckets. width_ms: size of a bucket, None for days. at: the start of a row's bucket;
-    of: the column that is compared with the range, at or after the bucket's start."""
+    """A table with sums of whole buckets.
+
+    width_ms: size of a bucket, None for days.
+    at: the start of a row's bucket.
+    of: the column that is compared with the range. It lies at or after the bucket's start."""
 
     table: str
     width_ms: int | None
@@ -173,11 +187,13 @@ _ROW_QUARTERS = _Source("present", BUCKET_MS, f"e.start_ms - e.start_ms % {BUCKE
 
 @dataclass(frozen=True, slots=True)
 class _Grouping:
-    """The columns and joins of the grouping. Unneeded joins are left out, because joining an empty table costs a small
-    query as much as its sums.
+    """The columns and joins of the grouping.
 
-    only: a condition on the GPUs and, if they are few, on the payers; only_sets: a condition that keeps the sets with
-    any matching row. kinds, payers: the joined tables, None for no join."""
+    Unneeded joins are left out: even the join with an empty table takes a small query as long as its sums.
+
+    only: a condition on the GPUs and, if they are few, on the payers.
+    only_sets: a condition that keeps the sets with any matching row.
+    kinds, payers: the joined tables, None for no join."""
 
     gpu: str
     device: str
@@ -200,7 +216,7 @@ class _Grouping:
         by_payer: bool = False,
         gpus: Collection[int] | None = None,
     ) -> _Grouping:
-        """See `scan`."""
+        """Return the grouping for these arguments of `scan`."""
         by_device, kinds = (told.by_device, told.kinds) if told is not None else (False, None)
         gpu, device = ("e.gpu", "e.device") if by_device else ("0", "0")
         payer, joins = "e.payer" if by_payer else "least(e.payer, 1)", ""
@@ -225,12 +241,12 @@ class _Grouping:
         return None if self.payers is None else record_columns.column_table(_PAYERS, self.payers.items())
 
     def looks_at(self, gpu: int, payers: Collection[int]) -> bool:
-        """Whether a set of rows of a GPU matches the filter."""
+        """Return whether a set of rows of a GPU matches the filter."""
         wanted = self.payers is None or any(payer in self.payers for payer in payers)
         return wanted and (self.gpus is None or gpu in self.gpus)
 
     def group(self, payer: int) -> int | None:
-        """The class of a payer; None if it is not among the queried ones."""
+        """Return the class of a payer; None if it is not among the queried ones."""
         if self.payers is None:
             return payer if self.by_payer else min(payer, 1)
         return self.payers.get(payer)
@@ -246,8 +262,9 @@ def _listed(numbers: Iterable[int]) -> str:
 def _of_buckets(
     ask: _SumQuery[P], source: _Source, buckets: Sequence[Bucket], apart: _Grouping, kept: Sequence[tuple[int, int]]
 ) -> P:
-    """The sums of buckets; if they are all buckets of a contiguous range, of every GPU and with one tag, they are read
-    as one range."""
+    """Return the sums of buckets.
+
+    If the buckets form a contiguous range of every GPU with one tag, they are read as one range."""
     low, last = min(at for _, _, at in buckets), max(at for _, _, at in buckets)
     if source.width_ms is None:
         high, there = last + 1, sum(low <= start <= last for start, _ in kept)
@@ -306,9 +323,9 @@ _EVERYTHING = _Grouping.of()
 def straddling_parts(
     cursor: Cursor, spans: Sequence[TaggedSpan], apart: _Grouping = _EVERYTHING
 ) -> Iterator[StraddlingPart]:
-    """The parts inside spans of sets that reach over an edge, if the sets match the filter of `apart`.
+    """Yield the parts inside spans of sets that reach over an edge, if the sets match the filter of `apart`.
 
-    A set is cut as a whole, otherwise its parts would not add up."""
+    A set is cut as a whole. If its rows were cut one by one, their parts would not add up."""
     rows = cursor.run(
         statement("straddling", only=apart.only_sets),
         {"low": min(s.start_ms for s in spans) - BUCKET_MS, "high": max(s.end_ms for s in spans)},

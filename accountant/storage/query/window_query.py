@@ -1,11 +1,13 @@
 """Computes a usage window: usage per queue, capacity, coverage and watermark.
 
-The window is split into slices at every quarter-hour and where the mapping of queues or the place of a GPU changes. The
-sums of each slice come from accountant.storage.query.window_sums, mostly from its cache; the capacity comes from the
-lifetimes of the GPUs. Sums of places with equal weight are added as integers, decayed by the age of their slice,
-combined, and multiplied once by the weight (accountant.storage.query.window_weights).
+The window is split into slices at every quarter-hour, and where the mapping of queues or the place of a GPU changes.
+The sums of each slice come from `window_sums`, mostly from its cache. The capacity comes from the lifetimes of the
+GPUs.
 
-Down time, of a node or of a lost GPU, is not capacity; time when both are down counts once."""
+Sums of places with equal weight are added as integers. They are decayed by the age of their slice, combined, and
+multiplied once by the weight (see `window_weights`).
+
+Down time, of a node or of a lost GPU, is not capacity. Time when both are down counts once."""
 
 from __future__ import annotations
 
@@ -63,15 +65,17 @@ _ALLOCATED, _LOST, _ENERGY = map(Figures._fields.index, ("allocated", "lost", "e
 MEASURED: Mapping[Measure, int] = {
     "allocated": _ALLOCATED, "busy": Figures._fields.index("busy"), "energy": _ENERGY, "cost": _ALLOCATED,
 }  # fmt: skip
-"""The column of `Figures` that each measure sums. A cost is that of allocated time; otherwise holding idle GPUs would
-be free."""
+"""The column of `Figures` that each measure sums.
+
+A cost is that of allocated time. If it were that of busy time, holding idle GPUs would be free."""
 _START, _END, _PLACE, _QUEUE = range(4)
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Slices of the window during which no GPU changes its place. gpus: the GPUs of each place that the lens
-    includes."""
+    """Slices of the window during which no GPU changes its place.
+
+    gpus: the GPUs of each place that the lens includes."""
 
     slices: Sequence[TimeSlice]
     placement: Placement
@@ -89,12 +93,16 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Question:
-    """One window query. slices: the parts of the window; policies: the policy of each slice; pieces: runs of slices
-    during which no GPU changes its place."""
+    """One window query.
+
+    slices: the parts of the window.
+    policies: the policy of each slice.
+    pieces: runs of slices during which no GPU changes its place."""
 
     spec: WindowSpec
     half_life_s: int | None
-    """Decays the sums within slices; None also for Slurm's decay, which applies to whole slices only."""
+    """Half-life that decays the sums within slices. It is None for Slurm's decay too, which applies to whole slices
+    only."""
     at_ms: int
     measure: Measure
     lens: Lens
@@ -120,7 +128,7 @@ class _Question:
 
     @cached_property
     def ages(self) -> Sequence[float] | None:
-        """The weight of each slice by its age; None without decay."""
+        """Return the weight of each slice by its age; None without decay."""
         if self.spec.decay == "slurm":
             return slurm_weights((one.start_ms for one in self.slices), self.at_ms, self.spec.half_life)
         return age_weights((one.reference_ms for one in self.slices), self.at_ms, self.half_life_s)
@@ -144,12 +152,12 @@ class _SliceSums:
         )
 
     def within(self, numbers: slice) -> slice:
-        """The lines of the slices with these numbers."""
+        """Return the lines of the slices with these numbers."""
         low, high = np.searchsorted(self.number, [numbers.start, numbers.stop]).tolist()
         return slice(low, high)
 
     def of_place(self, piece: _Piece, place: int) -> tuple[npt.NDArray[np.int64], Numbers]:
-        """The lines of a place in a piece, and their `Figures` by slice of the piece."""
+        """Return the lines of a place in a piece, and their `Figures` by slice of the piece."""
         within = self.within(piece.numbers)
         lines = np.flatnonzero(self.keys[within, _PLACE] == place) + within.start
         by_slice = np.zeros((len(piece.slices), len(Figures._fields)), dtype=self.values.dtype)
@@ -158,20 +166,22 @@ class _SliceSums:
 
 
 class Windows:
-    """Computes windows from cached sums. Thread-safe. month_zone: time zone of calendar windows."""
+    """Computes windows from cached sums. Thread-safe.
+
+    month_zone: time zone of calendar windows."""
 
     def __init__(self, month_zone: ZoneInfo) -> None:
         self._zone = month_zone
         self.sums = SumsCache()
 
     def bounds(self, spec: WindowSpec, at_ms: int) -> Span:
-        """The window's [start_ms, end_ms)."""
+        """Return the window's [start_ms, end_ms)."""
         return bounds(spec, at_ms, self._zone)
 
     def watermark(
         self, fleet: Fleet, end_ms: int, min_coverage: float, shard: str | None = None, cluster: str | None = None
     ) -> int | None:
-        """The watermark of every window that ends at `end_ms`."""
+        """Return the watermark of every window that ends at `end_ms`."""
         if shard is None:
             census = fleet.census_of(fleet.one_of_several(cluster))
         else:
@@ -188,9 +198,13 @@ class Windows:
         min_coverage: float,
         lens: Lens,
     ) -> UsageWindow | None:
-        """See accountant.ledger.protocols.Ledger.window. usage includes descendants, by queue name. The capacity of
-        measure `energy` is all energy recorded. cursor: of the snapshot of `state`; None: use only the cache, and
-        return None if that is not enough. Raises UnsupportedQuestion."""
+        """Return the window, see `Ledger.window`. Raises UnsupportedQuestion.
+
+        The usage is by queue name and includes that of descendants. The capacity of the measure `energy` is all energy
+        recorded.
+
+        cursor: of the snapshot of `state`. If it is None, only the cache is used, and the result is None if that is not
+            enough."""
         if measure == "cost" and lens.book is None:
             raise UnsupportedQuestion("without a price book nothing has a cost: ask for allocated, busy or energy")
         if measure in ("cost", "energy") and lens.gpu_weights:
@@ -233,8 +247,12 @@ class Windows:
 
 @dataclass(slots=True)
 class _Wanted:
-    """Required sums of a slice. into: receives the sums. form: the form in which they are cached; None: they are not
-    cached. spans: the rows to read if they are not in the cache. sums: None until they are known."""
+    """Required sums of a slice.
+
+    into: receives the sums.
+    form: the form in which they are cached; None if they are not cached.
+    spans: the rows to read if they are not in the cache.
+    sums: None until they are known."""
 
     slice: TimeSlice
     into: dict[int, Sums]
@@ -246,7 +264,8 @@ class _Wanted:
 class _Reading:
     """Takes the sums of slices from the cache, or reads them from the snapshot of `cursor` and caches them.
 
-    found: the sums of each slice, by its number. down: the part of them inside down time."""
+    found: the sums of each slice, by its number.
+    down: the part of them that lies inside down time."""
 
     def __init__(self, cache: SumsCache, cursor: Cursor | None, state: State, question: _Question) -> None:
         self._cache = cache
@@ -263,7 +282,7 @@ class _Reading:
         return self._cache.cached(self._view, self._state.version)
 
     def add(self, piece: _Piece) -> bool:
-        """Adds the sums of a piece; False if they are not all cached and there is no cursor."""
+        """Add the sums of a piece. Returns False if some are not cached and there is no cursor."""
         wanted = self._wanted(piece)
         for one in wanted:
             one.sums = self._known(one)
@@ -302,7 +321,7 @@ class _Reading:
             if one.whole:
                 wanted.append(_Wanted(one, self.found, "whole", [one]))
             elif self._view.steady and (self._view.placing is None or begin <= one.bucket):
-                # Cached sums by row span have the places at the beginning of the quarter-hour.
+                # Cached sums by row span belong to the places at the beginning of the quarter-hour.
                 quarter = replace(one, start_ms=one.bucket, end_ms=one.bucket + BUCKET_MS, by_span=True)
                 wanted.append(_Wanted(one, self.found, "by_span", [quarter]))
             else:
@@ -313,7 +332,7 @@ class _Reading:
         return wanted
 
     def _known(self, one: _Wanted) -> Sums | None:
-        """The cached sums; those of a whole quarter-hour may be added up from its sums by row span."""
+        """Return the cached sums. Those of a whole quarter-hour may be added up from its sums by row span."""
         known = self._cached.get(one.slice.bucket, {})
         if one.form == "whole" and "whole" not in known and "by_span" in known:
             whole = without_spans(known["by_span"])
@@ -327,7 +346,7 @@ class _Reading:
         return Reader(cursor, self._view.half_life_s, self._cache.queues, places)
 
     def _read_missing(self, reader: Reader, missing: Sequence[_Wanted]) -> None:
-        """Reads sums that are not cached. Folded hours have quarter-hourly sums; decayed terms need the rows."""
+        """Read sums that are not cached. Folded hours have quarter-hourly sums, but decayed sums need the rows."""
         at_hand = {
             one.slice.bucket: place
             for place, one in enumerate(missing)
@@ -344,7 +363,8 @@ class _Reading:
 
 
 def _inside(within: TimeSlice, sums: Sums) -> tuple[Sums, bool]:
-    """The part inside a slice of a quarter-hour's sums by row span, and whether a row reaches over an edge."""
+    """Return the part of a quarter-hour's sums by row span that lies inside a slice, and whether a row reaches over an
+    edge."""
     starts, ends = sums.keys[:, _START], sums.keys[:, _END]
     inside = (starts >= within.start_ms) & (ends <= within.end_ms)
     crossing = (starts < within.end_ms) & (ends > within.start_ms) & ~inside
@@ -352,9 +372,13 @@ def _inside(within: TimeSlice, sums: Sums) -> tuple[Sums, bool]:
 
 
 class _Total:
-    """Adds places of equal weight as integers, by slice, and multiplies by the weight at the end, exactly.
+    """The usage and capacity of the window while they are added up.
 
-    working: time of GPUs in service that were not down, without decay; metered: the part with a known measure.
+    Places of equal weight are added as integers, by slice, and multiplied by the weight at the end, so the result is
+    exact.
+
+    working: time of GPUs in service that were not down, without decay.
+    metered: the part of it with a known measure.
     lost: slices during which a GPU was lost."""
 
     def __init__(self, question: _Question, held: _SliceSums, in_down_time: _SliceSums, cache: SumsCache) -> None:
@@ -370,7 +394,7 @@ class _Total:
         self.lost: list[TimeSlice] = []
 
     def add(self, piece: _Piece) -> None:
-        """Adds the sums of the slices of a piece, and its GPUs."""
+        """Add the sums of the slices of a piece, and its GPUs."""
         held, lens = self._held, self._question.lens
         numbers = np.unique(held.keys[held.within(piece.numbers), _PLACE]).tolist()
         known = {self._places[number]: number for number in numbers}
@@ -379,7 +403,7 @@ class _Total:
                 self._add_place(piece, place, known.get(place, -1))
 
     def _add_place(self, piece: _Piece, place: Place, number: int) -> None:
-        """Adds a place of a piece. number: the number of the place.
+        """Add a place of a piece. `number` is the number of the place.
 
         Time without a weight counts neither as usage nor as capacity, and lowers the coverage."""
         question = self._question
@@ -391,7 +415,7 @@ class _Total:
         gpus = piece.gpus.get(place)
         if gpus is not None:
             self._add_gpus(piece, gpus, available, (down_by_slice[:, _ALLOCATED] + down_by_slice[:, _LOST]).tolist())
-        # Time that was held or lost during a node's down time is already part of it.
+        # Time that was held or lost during a node's down time is already included in it.
         self.working += inside.plain_allocated + inside.plain_lost - rows.plain_lost
         weight = question.lens.weight(place, piece.slices[0].start_ms)
         if weight is None:
@@ -402,9 +426,12 @@ class _Total:
         self._available[weight][piece.numbers] += energy if question.measure == "energy" else available
 
     def _add_gpus(self, piece: _Piece, gpus: GpusInService, available: list[int], in_down_time: Sequence[int]) -> None:
-        """Adds the time of GPUs in service, without their nodes' down time, to `available`, decayed by slice of the
-        piece. Terms are rounded, so a slice may be slightly below 0 if everything is lost. in_down_time: what was held
-        or lost then, by slice."""
+        """Add the time of GPUs in service to `available`, without their nodes' down time, decayed by slice of the
+        piece.
+
+        in_down_time: the time that was held or lost during down time, by slice.
+
+        The decayed terms are rounded. If everything is lost, a slice may therefore be slightly below 0."""
         half_life_s = self._question.half_life_s
         for number, parts in enumerate(in_service(gpus.lives, piece.spans)):
             for (start, end), count in parts.items():
@@ -420,7 +447,8 @@ class _Total:
             available[number] += in_down_time[number]
 
     def leaves(self) -> dict[str, int]:
-        """Usage of each queue without its descendants, in the window's unit; usage outside all queues as UNASSIGNED."""
+        """Return the usage of each queue without its descendants, in the window's unit; usage outside all queues as
+        UNASSIGNED."""
         question, held = self._question, self._held
         names, of_line = self._queues()
         column = held.values[:, MEASURED[question.measure]]
@@ -435,7 +463,8 @@ class _Total:
         return {queue: round(value) for queue, value in usage.items()}
 
     def _queues(self) -> tuple[list[str], npt.NDArray[np.int64]]:
-        """The names of the queues, and the queue number of each line by the policy of its slice; -1 without a payer."""
+        """Return the names of the queues, and the queue number of each line by the policy of its slice; -1 without a
+        payer."""
         numbers: dict[str, int] = {}
         of_line = np.full(len(self._held.number), -1)
         for rules, run in groupby(enumerate(self._question.policies), lambda pair: pair[1]):
@@ -450,7 +479,7 @@ class _Total:
         return list(numbers), of_line
 
     def capacity(self) -> int:
-        """The capacity in the window's unit. A negative value, which can only come from rounding, becomes 0."""
+        """Return the capacity in the window's unit. A negative value can only come from rounding and becomes 0."""
         ages = self._question.ages
         available = self._available.items()
         return round(sum(weight * combine(np.maximum(values, 0).tolist(), ages) for weight, values in available))
@@ -465,8 +494,9 @@ def _unit(measure: Measure, lens: Lens) -> str:
 def _slices(
     state: State, start_ms: int, end_ms: int, edges: Collection[int], half_life_s: int | None
 ) -> tuple[list[TimeSlice], list[Assignment]]:
-    """The window split at quarter-hours, at changes of the queue mapping, and at `edges`; and the policy of each
-    slice."""
+    """Split the window at quarter-hours, at changes of the queue mapping, and at `edges`.
+
+    Returns the slices, and the policy of each slice."""
     slices: list[TimeSlice] = []
     policies: list[Assignment] = []
     for begin, end, rules in in_force(state.policies, start_ms, end_ms):

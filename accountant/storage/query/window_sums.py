@@ -1,13 +1,14 @@
 """Reads and caches the sums from which usage windows are computed.
 
 A window is split into `TimeSlice`s, each inside one quarter-hour. The sums of a slice (`Sums`) are grouped by place (a
-cluster, or GPUs of one model with equal labels) and by the queue reference of the payer's pod. Sums of whole
-quarter-hours, and sums of quarter-hours by the spans of their rows, are cached per `View`. A commit adds its rows to
-cached quarter-hours if it can, or else drops them. A reader uses only entries that no commit after its own snapshot has
-changed.
+cluster, or GPUs of one model with equal labels) and by the queue reference of the payer's pod.
 
-Decayed terms are integers: each row is decayed to the end of its quarter-hour and rounded there
-(accountant.core.window_decay), so sums do not depend on the order in which rows arrived."""
+Two kinds of sums are cached per `View`: those of whole quarter-hours, and those of quarter-hours by the spans of their
+rows. A commit adds its rows to cached quarter-hours if it can. Otherwise it drops these quarter-hours. A reader uses
+only entries that no commit after its own snapshot has changed.
+
+Decayed sums are integers. Each row is decayed to the end of its quarter-hour and rounded there (see `window_decay`), so
+the sums do not depend on the order in which rows arrived."""
 
 from __future__ import annotations
 
@@ -32,9 +33,11 @@ from accountant.storage.write.interval_writer import AddedRows, BookedChanges
 from gputally.base.units import BUCKET_MS, MS_PER_SECOND
 
 MOST_LINES: Final = 1_000_000
-"""Lines of sums in the cache, over all views; when it is full, the older half of the quarter-hours is dropped."""
+"""Largest number of lines of sums in the cache, over all views. When it is full, the older half of the quarter-hours is
+dropped."""
 MOST_VIEWS: Final = 16
-"""Views in the cache, limited because every commit updates each; the least recently used one is dropped first."""
+"""Largest number of views in the cache. It is limited because every commit updates each view. The least recently used
+view is dropped first."""
 _EXACT: Final = 2**62
 
 Numbers = npt.NDArray[Any]
@@ -43,8 +46,9 @@ N = TypeVar("N", bound=Hashable)
 
 
 class Figures(NamedTuple):
-    """GPU-microseconds and microjoules. The first four are decayed, the rest not; `blind` is working time without
-    energy."""
+    """GPU-microseconds and microjoules of a group. The first four are decayed, the rest not.
+
+    `plain_blind` is working time without a known energy."""
 
     allocated: int = 0
     busy: int = 0
@@ -59,8 +63,10 @@ class Figures(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TimeSlice(TaggedSpan):
-    """Time inside one quarter-hour, of one GPU or of all. reference_ms: the instant to which its usage is decayed.
-    by_span: its rows are summed separately by their spans."""
+    """Time inside one quarter-hour, of one GPU or of all.
+
+    reference_ms: the instant to which its usage is decayed.
+    by_span: whether its rows are summed separately by their spans."""
 
     reference_ms: int = 0
     by_span: bool = False
@@ -72,12 +78,12 @@ class TimeSlice(TaggedSpan):
 
     @property
     def whole(self) -> bool:
-        """Whether it is the entire quarter-hour."""
+        """Whether the slice is the entire quarter-hour."""
         return self.end_ms - self.start_ms == BUCKET_MS
 
 
 class Numbering(Generic[N]):
-    """Assigns numbers to names in the order in which they are first used; a number never changes. Thread-safe."""
+    """Assigns numbers to names in the order in which they are first used. A number never changes. Thread-safe."""
 
     def __init__(self, *names: N) -> None:
         self.names: list[N] = list(names)
@@ -97,8 +103,10 @@ NO_PAYER: Final = 0
 
 
 class Sums(NamedTuple):
-    """keys: (n, 4): start_ms, end_ms (0 if spans are not distinguished), place, queue. values: (n, 9), the columns of
-    `Figures`."""
+    """Sums as two arrays with one row per group.
+
+    keys: (n, 4): start_ms, end_ms, place, queue. Start and end are 0 if spans are not distinguished.
+    values: (n, 9): the columns of `Figures`."""
 
     keys: npt.NDArray[np.int64]
     values: Numbers
@@ -111,7 +119,7 @@ NO_SUMS: Final = Sums(np.zeros((0, 4), np.int64), np.zeros((0, len(Figures._fiel
 
 
 def added_up(parts: Sequence[Sums]) -> Sums:
-    """Adds sums, exactly, for equal keys."""
+    """Add sums exactly for equal keys."""
     if not parts:
         return NO_SUMS
     keys = np.concatenate([one.keys for one in parts])
@@ -120,7 +128,7 @@ def added_up(parts: Sequence[Sums]) -> Sums:
 
 
 def exact(values: Numbers) -> Numbers:
-    """The same numbers as a type in which adding them cannot overflow."""
+    """Return the same numbers as a type in which adding them cannot overflow."""
     if values.dtype != object and int(values.max(initial=0)) * len(values) >= _EXACT:
         return values.astype(object)
     return values
@@ -133,20 +141,22 @@ def without_spans(sums: Sums) -> Sums:
 
 
 Form = Literal["whole", "by_span"] | tuple[tuple[int, int, int], ...]
-"""The kind of cached sums of a quarter-hour: all rows, all rows by their spans, or rows inside the down time of GPUs,
-(gpu, start_ms, end_ms) of each."""
+"""The kind of cached sums of a quarter-hour: all rows, all rows by their spans, or the rows inside the down time of
+GPUs. The last is given as (gpu, start_ms, end_ms) of each down time."""
 
 
 class View(NamedTuple):
-    """Identifies a set of cached sums. half_life_s: None without decay. placing: determines the places; None: by
-    cluster only."""
+    """Identifies a set of cached sums.
+
+    half_life_s: None without decay.
+    placing: determines the places; None if they depend on the cluster only."""
 
     half_life_s: int | None
     placing: Hashable = None
 
     @property
     def steady(self) -> bool:
-        """Whether the decayed terms of a row are the same wherever a slice begins or ends within its quarter-hour."""
+        """Whether the decayed sum of a row is the same wherever a slice begins or ends within its quarter-hour."""
         return reference_ms(0, 1, self.half_life_s) == BUCKET_MS
 
 
@@ -155,8 +165,9 @@ Buckets = Mapping[int, Mapping[Form, Sums]]
 
 
 class SumsCache:
-    """Caches sums of quarter-hours by view. Thread-safe. places, queues: the names behind the numbers in keys; a queue
-    is the queue reference of a pod."""
+    """Caches sums of quarter-hours by view. Thread-safe.
+
+    places, queues: the names behind the numbers in keys. A queue is the queue reference of a pod."""
 
     def __init__(self) -> None:
         self.places: Numbering[Place] = Numbering()
@@ -167,7 +178,7 @@ class SumsCache:
         self._cleared = 0
 
     def cached(self, view: View, version: int) -> Buckets:
-        """The cached sums of a view that are valid for the snapshot of `version`."""
+        """Return the cached sums of a view that are valid for the snapshot of `version`."""
         with self._lock:
             known = self._known.setdefault(view, {})
             self._known.move_to_end(view)
@@ -178,7 +189,7 @@ class SumsCache:
             return {bucket: parts for bucket, parts in known.items() if self._touched.get(bucket, 0) <= version}
 
     def remember(self, view: View, version: int, found: Iterable[tuple[int, Form, Sums]]) -> None:
-        """Caches sums read from the snapshot of `version`, unless a later commit changed them."""
+        """Cache sums read from the snapshot of `version`, unless a later commit changed them."""
         with self._lock:
             known = self._known.get(view)
             if known is None or self._cleared > version:
@@ -193,7 +204,9 @@ class SumsCache:
                         del of[old]
 
     def additions(self, booked: BookedChanges) -> Mapping[tuple[View, int], Sums]:
-        """The sums that a commit adds to cached quarter-hours, computed before the commit while readers continue."""
+        """Return the sums that a commit adds to cached quarter-hours.
+
+        They are computed before the commit, while readers continue."""
         with self._lock:
             wanted = [
                 (view, bucket)
@@ -205,7 +218,7 @@ class SumsCache:
         return {(view, bucket): self._added(booked.added[bucket](), bucket, view) for view, bucket in wanted}
 
     def _added(self, added: AddedRows, bucket: int, view: View) -> Sums:
-        """The sums of the rows that are added to a quarter-hour."""
+        """Return the sums of the rows that are added to a quarter-hour."""
         spans = list(zip(added.start_ms.tolist(), added.end_ms.tolist(), strict=True))
         reference = bucket + BUCKET_MS
         weight_of = {span: factor(*span, reference, view.half_life_s) for span in set(spans)}
@@ -217,7 +230,7 @@ class SumsCache:
         return added_up([Sums(keys, values)])
 
     def take(self, booked: BookedChanges, additions: Mapping[tuple[View, int], Sums], version: int) -> None:
-        """Updates the cache for the commit that makes `version`: adds its additions, drops other touched
+        """Update the cache for the commit that creates `version`: add its additions and drop other changed
         quarter-hours."""
         with self._lock:
             if booked.requeued:
@@ -233,7 +246,7 @@ class SumsCache:
                         known[bucket] = _grown(before, sums)
 
     def forget_all(self, version: int) -> None:
-        """Drops everything cached before the commit that makes `version`."""
+        """Drop everything that was cached before the commit that creates `version`."""
         with self._lock:
             self._clear(version)
 
@@ -244,7 +257,7 @@ class SumsCache:
 
 
 def _grown(before: Mapping[Form, Sums], sums: Sums) -> Mapping[Form, Sums]:
-    """A quarter-hour after an addition; its sums inside down time are dropped and must be read again."""
+    """Return a quarter-hour after an addition. Its sums inside down time are dropped and must be read again."""
     added: dict[Form, Sums] = {"by_span": sums, "whole": without_spans(sums)}
     return {form: added_up([before[form], more]) for form, more in added.items() if form in before}
 
@@ -262,14 +275,16 @@ class Reader:
         self._kinds = record_columns.column_table(record_columns.KIND, places.items())
 
     def folded(self, buckets: Collection[int]) -> dict[int, Sums]:
-        """The sums of whole quarter-hours of folded hours, by their starts, without decay."""
+        """Return the sums of whole quarter-hours of folded hours, by their starts, without decay."""
         span = {"low": min(buckets), "high": max(buckets) + BUCKET_MS}
         table = record_columns.column_table(record_columns.HOUR, [(at,) for at in buckets])
         return self._run(statement("window_quarters", origins=_origins()), span, table)
 
     def rows(self, asked: Sequence[TimeSlice]) -> dict[int, Sums]:
-        """The sums of rows inside the spans, by tag; with the parts of rows that reach over an edge, unless the span is
-        a quarter-hour, over whose edges no row reaches."""
+        """Return the sums of rows inside the spans, by tag.
+
+        They include the parts of rows that reach over an edge of the span. No row reaches over the edges of a whole
+        quarter-hour."""
         found: dict[int, list[Sums]] = defaultdict(list)
         sql = statement("window_rows", weight=statement("weight"), origins=_origins())
         half_life_ms = None if self._half_life_s is None else self._half_life_s * MS_PER_SECOND
@@ -287,7 +302,7 @@ class Reader:
         return {tag: added_up(several) for tag, several in found.items()}
 
     def straddling(self, asked: Sequence[TimeSlice]) -> dict[int, Sums]:
-        """The parts inside a span of rows that reach over its edge, by tag; a set of rows is cut as a whole."""
+        """Return the parts inside a span of rows that reach over its edge, by tag. A set of rows is cut as a whole."""
         numbered = [TaggedSpan(number, one.start_ms, one.end_ms, one.gpu) for number, one in enumerate(asked)]
         parts = [one for here in near(numbered) for one in straddling_parts(self._cursor, here)]
         if not parts:
@@ -316,7 +331,7 @@ def _origins() -> str:
 
 
 def _table(rows: Sequence[Row]) -> Sums:
-    """Sums from rows of keys and values; the values may exceed 64 bits."""
+    """Return sums from rows of keys and values. The values may exceed 64 bits."""
     whole = np.array(rows, dtype=object)
     values = whole[:, 4:]
     with suppress(OverflowError):

@@ -1,11 +1,11 @@
 """Groups GPUs into places and weights their time by price, GPU model, shard or cluster.
 
-A `Lens` excludes a place, gives its time an exact weight, or declares it without weight (time without a price). A
-window sums microseconds per place and multiplies once by an exact fraction, so the result does not depend on the order
-of arrival or on how time is split.
+A `Lens` decides for each place: it excludes the place, gives its time an exact weight, or leaves its time without a
+weight (if it has no price). A window sums microseconds per place and multiplies once by an exact fraction. The result
+therefore does not depend on the order of arrival or on how time is split.
 
-A cost uses the price book's rows at the time, per whole GPU-hour: the amount of a statement before commitments and
-billing policy, which depend on other users and not only on the usage."""
+A cost uses the price book's rows at the time, per whole GPU-hour. This is the amount of a statement before commitments
+and billing policy. Those depend on other users too, not only on the usage of the queue."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ _COST_UNITS_PER_US: Final = Fraction(10**COST_UNIT_PLACES, US_PER_HOUR)
 
 
 class Place(NamedTuple):
-    """GPUs that count alike: same model and labels. profile: of a MIG instance if it matters, else "". If only clusters
-    are distinguished, all other fields are ""."""
+    """GPUs that count alike, because they have the same model and labels.
+
+    profile: of a MIG instance if it matters, else "". If only clusters are distinguished, all other fields are ""."""
 
     cluster: str
     gpu_model: str = ""
@@ -44,9 +45,12 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Lens:
-    """What a window counts. book: count time at its prices. gpu_weights: by model, the most precise name first; other
-    models weigh 1. shard: only nodes of this scheduling shard ("": nodes without a shard). cluster: only nodes of this
-    cluster."""
+    """The GPU time that a window counts, and its weights.
+
+    book: count time at its prices.
+    gpu_weights: by model, the most precise name first. Other models weigh 1.
+    shard: only nodes of this scheduling shard; "" for nodes without a shard.
+    cluster: only nodes of this cluster."""
 
     book: PriceBook | None = None
     gpu_weights: tuple[tuple[GpuModel, Fraction], ...] = ()
@@ -62,7 +66,7 @@ class Lens:
         shard: str | None = None,
         cluster: str | None = None,
     ) -> Lens:
-        """gpu_weights: by model name, as in a price book."""
+        """Create a lens. gpu_weights: by model name, as in a price book."""
         named = [(parse_gpu_model(name), Fraction(weight)) for name, weight in (gpu_weights or {}).items()]
         named.sort(key=lambda pair: (-_precision(pair[0]), str(pair[0])))
         return cls(book, tuple(named), shard, cluster)
@@ -78,7 +82,7 @@ class Lens:
         return self.book is not None and self.book.mig_basis == "memory"
 
     def placing(self, fleet: Fleet) -> Hashable:
-        """A value that determines the places of devices; None: they depend on the cluster only."""
+        """Return a value that determines the places of devices; None if they depend on the cluster only."""
         if self.trivial:
             return None
         labels = {
@@ -91,11 +95,11 @@ class Lens:
         return (self.trivial or self.shard in (None, place.shard)) and self.cluster in (None, place.cluster)
 
     def cuts(self, start_ms: int, end_ms: int) -> tuple[int, ...]:
-        """Instants strictly inside the span at which weights change."""
+        """Return the instants strictly inside the span at which weights change."""
         return self.book.cuts(start_ms, end_ms) if self.book is not None else ()
 
     def weight(self, place: Place, at_ms: int) -> Fraction | None:
-        """The weight of a GPU-microsecond at that place and instant, in the window's unit; None if unknown."""
+        """Return the weight of a GPU-microsecond at that place and instant, in the window's unit; None if unknown."""
         if self.book is not None:
             row = self.book.unit_price(place.gpu_model, at_ms, place.pool, place.region, place.capacity_type)
             share = memory_to_compute(place.profile, place.gpu_model)
@@ -111,16 +115,19 @@ def _precision(model: GpuModel) -> int:
 
 
 class GpusInService(NamedTuple):
-    """The GPUs of a place. lives: number in service, by span. down: their down time, by GPU."""
+    """The GPUs of a place.
+
+    lives: number in service, by span.
+    down: their down time, by GPU."""
 
     lives: Mapping[Span, int]
     down: Sequence[tuple[int, Span]]
 
 
 class Placement:
-    """Finds the places of devices and GPUs for a time in which none changes.
+    """Finds the places of devices and GPUs for a time in which no place changes.
 
-    As the lens requires, places differ by cluster only, or by model, profile, node labels and cluster."""
+    The lens determines how places differ: by cluster only, or by model, profile, node labels and cluster."""
 
     def __init__(self, fleet: Fleet, lens: Lens, at_ms: int) -> None:
         self._fleet = fleet
@@ -129,12 +136,12 @@ class Placement:
         self._labels: dict[NodeKey, tuple[str, str, str, str]] = {}
 
     def place(self, device: DeviceName) -> Place:
-        """The place of a device in the records."""
+        """Return the place of a device in the records."""
         profile = device.profile if self._lens.tells_profiles else ""
         return self._place(device.gpu, device.node, device.gpu_model, profile)
 
     def gpus(self) -> dict[Place, GpusInService]:
-        """Every place that the lens includes, with its GPUs."""
+        """Return every place that the lens includes, with its GPUs."""
         fleet, lens = self._fleet, self._lens
         if lens.trivial:
             clusters = fleet.clusters if lens.cluster is None else fleet.clusters & {lens.cluster}
@@ -164,14 +171,14 @@ class Placement:
 
 
 def placement_changes(fleet: Fleet, start_ms: int, end_ms: int) -> list[int]:
-    """Instants strictly inside the span at which a GPU moved or a node's labels changed."""
+    """Return the instants strictly inside the span at which a GPU moved or a node's labels changed."""
     lives = (fleet.life(gpu) for gpu in fleet.tenures)
     moved = {since for life in lives if len(life.nodes) > 1 for since, _ in life.nodes if start_ms < since < end_ms}
     return sorted(moved | set(changes_between(fleet.placed.values(), start_ms, end_ms)))
 
 
 def shard_of(fleet: Fleet, shard: str, end_ms: int, cluster: str | None = None) -> list[int]:
-    """The GPUs on nodes of a scheduling shard just before an instant. cluster: only those of this cluster."""
+    """Return the GPUs on nodes of a scheduling shard just before an instant. cluster: only those of this cluster."""
     found = []
     for gpu in fleet.tenures:
         of = fleet.gpus[gpu].cluster
