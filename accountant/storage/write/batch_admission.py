@@ -1,15 +1,18 @@
 """Decides which records of a batch are new, replayed, missing or invalid.
 
-`GroupCommit` collects batches; once the last one has come, `sort_out` checks the rows of all together, and
-`accountant.storage.write.interval_writer` writes them. Marks advance only in the group until the commit, so a failed
-transaction leaves nothing behind.
+The records of an outbox are numbered. Its mark is the highest number up to which all records are stored. `admit`
+compares a batch with the mark:
 
-`admit` implements the protocol between agent and accountant. A batch that starts at or below the next expected number
-is accepted, and records that are already stored are dropped. A batch that starts above it is refused, unless the agent
-says that it has no older records; then the numbers in between are lost.
+- A batch that starts at or below the next number is accepted. Records that are already stored are dropped.
+- A batch that starts above it is refused, because records in between are missing and may still arrive.
+- If the agent says that it has no older records, the batch is accepted and the numbers in between are lost.
 
-A set (the rows of one GPU with equal span) is accepted or rejected as a whole: a partial set would leave a GPU with
-missing or double time. Nearly all sets are valid, and `beyond_doubt` confirms that for a whole group at once;
+`GroupCommit` collects batches that are committed together. After the last one, `sort_out` checks the rows of all
+together, and `interval_writer` writes them. Marks advance only in the group until the commit, so a failed transaction
+leaves nothing behind.
+
+A set is the rows of one GPU with equal span. It is accepted or rejected as a whole, because a partial set would leave a
+GPU with missing or double time. Nearly all sets are valid, and `beyond_doubt` confirms this for a whole group at once.
 `record_fault` checks the others individually and finds the fault."""
 
 from __future__ import annotations
@@ -54,8 +57,12 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class BatchCounts:
-    """The records of a batch. fresh_*: above the mark. replayed_*: at or below it. lost: (first, last) that will never
-    arrive. durable_seq: the mark after this batch."""
+    """The records of a batch.
+
+    fresh_intervals, fresh_facts, fresh_skipped: above the mark.
+    replayed: at or below the mark.
+    lost: first and last number of records that will never arrive.
+    durable_seq: the mark after this batch."""
 
     fresh_intervals: tuple[UsageInterval, ...]
     fresh_facts: tuple[PodFacts, ...]
@@ -66,8 +73,8 @@ class BatchCounts:
 
 
 def admit(batch: Batch, durable_seq: int) -> BatchCounts | Gap:
-    """Compares a batch with the outbox's mark. Raises BadBatch unless its records are numbered from first_seq on
-    without a gap."""
+    """Compare a batch with the outbox's mark. Raises BadBatch unless its records are numbered from first_seq on without
+    a gap."""
     count = _numbering(batch)
     lost = None
     if batch.first_seq > durable_seq + 1:
@@ -92,7 +99,7 @@ def admit(batch: Batch, durable_seq: int) -> BatchCounts | Gap:
 
 
 def _numbering(batch: Batch) -> int:
-    """How many numbers the batch covers; raises BadBatch for a gap."""
+    """Return how many numbers the batch covers. Raises BadBatch for a gap."""
     for name, text in (("cluster", batch.cluster), ("node", batch.node)):
         if not text or not is_name(text):
             raise BadBatch(
@@ -120,7 +127,7 @@ def _numbering(batch: Batch) -> int:
 
 
 def stored_digests(cursor: Cursor, stream: Stream, seqs: Sequence[int]) -> Mapping[int, frozenset[int]]:
-    """The digests of everything stored or quarantined under each number; numbers without any are left out."""
+    """Return the digests of everything stored or quarantined under each number. Numbers without any are left out."""
     ids = cursor.run("SELECT id FROM stream WHERE cluster = ? AND node = ? AND epoch = ?", stream)
     if not ids:
         return {}
@@ -134,11 +141,11 @@ def stored_digests(cursor: Cursor, stream: Stream, seqs: Sequence[int]) -> Mappi
 SKEW_MS = 5 * MS_PER_MINUTE
 """How far a node's clock may be ahead of the accountant's."""
 MAX_INTERVAL_MS = MS_PER_HOUR
-"""The longest span of a row. Agents close rows at least every quarter-hour; imports may be coarser."""
+"""The longest span of a row. Agents close rows at least every quarter-hour. Rows of imports may be longer."""
 EPOCH_2020_MS = 1_577_836_800_000
-"""2020-01-01T00:00:00Z: an earlier time shows that a clock was never set."""
+"""2020-01-01T00:00:00Z. An earlier time shows that a clock was never set."""
 LARGEST = 10**15
-"""Largest plausible figure of a row; sums of such figures stay far below 64 bits."""
+"""Largest plausible figure of a row. Sums of such figures stay far below 64 bits."""
 LARGEST_SMALL = 2**31 - 1
 """Largest slice number, size in MiB and number of replicas."""
 
@@ -149,7 +156,7 @@ SetKey = tuple[str, int, int]
 
 
 def sets(rows: Iterable[UsageInterval]) -> list[tuple[UsageInterval, ...]]:
-    """Groups rows of one GPU with equal span, in the order of their lowest number."""
+    """Group rows of one GPU with equal span, in the order of their lowest number."""
     grouped: dict[SetKey, list[UsageInterval]] = {}
     for row in sorted(rows, key=attrgetter("seq")):
         grouped.setdefault((row.gpu_uuid, row.start_ms, row.end_ms), []).append(row)
@@ -163,7 +170,7 @@ _figures_of = attrgetter(*_FIGURES)
 
 
 def beyond_doubt(incoming: Incoming, now_ms: int) -> Truth:
-    """For each set, whether it is certainly valid. False does not mean that `record_fault` finds a fault."""
+    """Return for each set whether it is certainly valid. False does not mean that `record_fault` finds a fault."""
     sets = incoming.sets
     span = sets.end_ms - sets.start_ms
     fine = (sets.start_ms >= EPOCH_2020_MS) & (sets.end_ms <= now_ms + SKEW_MS) & (span > 0) & (span <= MAX_INTERVAL_MS)
@@ -186,7 +193,7 @@ def beyond_doubt(incoming: Incoming, now_ms: int) -> Truth:
 
 
 def _each(column: DistinctColumn[K], holds: Callable[[K], bool]) -> Truth:
-    """For each row, whether the condition holds for its value."""
+    """Return for each row whether the condition holds for its value."""
     found: Truth = np.fromiter(map(holds, column.values), np.bool_, len(column.values))[column.of_row]
     return found
 
@@ -221,7 +228,7 @@ def _small_slice(part: Slice | None) -> bool:
 
 
 def record_fault(rows: Sequence[UsageInterval], now_ms: int) -> Fault | None:
-    """The first fault of a set, or None."""
+    """Return the first fault of a set, or None."""
     first = rows[0]
     start, end = first.start_ms, first.end_ms
     if not (EPOCH_2020_MS <= start < end <= now_ms + SKEW_MS and end - start <= MAX_INTERVAL_MS):
@@ -274,7 +281,8 @@ def _row_fault(row: UsageInterval) -> Fault | None:
 
 
 def fact_fault(fact: PodFacts, now_ms: int) -> Fault | None:
-    """The fault of a fact, or None. A fact dated in the future is rejected, since it would override every later one."""
+    """Return the fault of a fact, or None. A fact dated in the future is rejected, because it would override every
+    later one."""
     if not 0 <= fact.observed_ms <= now_ms + SKEW_MS:
         return Fault("future-dated", f"observed {fact.observed_ms - now_ms} ms after the accountant's clock")
     if not all(map(is_name, _names_in(fact))) or unprintable([fact.labels, fact.requests]):
@@ -285,7 +293,7 @@ def fact_fault(fact: PodFacts, now_ms: int) -> Fault | None:
 
 
 def in_range(fact: PodFacts) -> bool:
-    """Whether all numbers of a fact fit into the columns in which they are compared."""
+    """Return whether all numbers of a fact fit into the columns in which they are compared."""
     told = (fact.observed_ms, fact.created_ms, fact.scheduled_ms, fact.started_ms, fact.ended_ms, fact.priority)
     return all(number is None or abs(number) <= LARGEST for number in told)
 
@@ -305,7 +313,7 @@ class Rejected:
 
 @dataclass(slots=True)
 class IntervalCounts:
-    """What happened to the intervals of one batch; final after `sort_out`."""
+    """The number of intervals of one batch by outcome. It is final after `sort_out`."""
 
     stored: int
     duplicates: int
@@ -320,15 +328,16 @@ _FaultySet = tuple[int, Sequence[UsageInterval], Fault]
 
 @dataclass
 class GroupCommit:
-    """Batches that are committed together. marks: the highest contiguous number per outbox, committed; `take` advances
-    a copy."""
+    """Batches that are committed together.
+
+    marks: by outbox, the highest number up to which all records are committed. `take` advances a copy."""
 
     marks: Mapping[Stream, int]
     stored: Stored
     now_ms: int
     gpus: GpuClaims | None = None
     pods: PodClaims | None = None
-    """Check which GPUs and pods a node may report; None for records that were accepted before and are not checked
+    """Checks which GPUs and pods a node may report. None for records that were accepted before and are not checked
     again."""
     sections: list[Section] = field(default_factory=list)
     facts: list[tuple[Stream, PodFacts, int]] = field(default_factory=list)
@@ -340,28 +349,28 @@ class GroupCommit:
     _tallies: list[IntervalCounts] = field(default_factory=list)
     """Counts of the batches behind `sections`."""
     _digests: dict[tuple[Stream, int], set[int]] = field(default_factory=dict)
-    """Digests that were looked up, and those of the group itself up to `_indexed`; filled only for replays, which most
-    groups lack."""
+    """Digests that were looked up, and those of the group itself up to `_indexed`. They are needed only for replays,
+    which most groups do not contain."""
     _indexed: tuple[int, int, int] = (0, 0, 0)
 
     def durable(self, stream: Stream) -> int:
-        """The mark after this group."""
+        """Return the mark after this group."""
         return self.advanced.get(stream, self.marks.get(stream, 0))
 
     @property
     def changes(self) -> bool:
-        """Whether there is anything to write; a group of replays has nothing."""
+        """Return whether there is anything to write. A group of replays changes nothing."""
         moved = any(seq != self.marks.get(stream, 0) for stream, seq in self.advanced.items())
         return moved or bool(self.rejected)
 
     def take(self, batch: Batch) -> IntervalCounts:
-        """Adds a batch. Raises SequenceGap or BadBatch; the group is then unchanged."""
+        """Add a batch. If this raises SequenceGap or BadBatch, the group is unchanged."""
         stream = (batch.cluster, batch.node, batch.epoch)
         intake = admit(batch, self.durable(stream))
         if isinstance(intake, Gap):
             raise SequenceGap(Ack(epoch=batch.epoch, durable_seq=self.durable(stream), checkpointed_seq=0))
         duplicates, contradicting = self._replays(stream, intake.replayed)
-        if intake.lost is not None and not is_import(batch.epoch):  # an import's numbers are times, so gaps are normal
+        if intake.lost is not None and not is_import(batch.epoch):  # numbers of an import are times, so gaps are normal
             self.holes.append((stream, *intake.lost, "lost"))
         self.holes += [(stream, skip.seq, skip.seq, skip.reason) for skip in intake.fresh_skipped]
         for fact in intake.fresh_facts:
@@ -374,7 +383,7 @@ class GroupCommit:
         return tally
 
     def sort_out(self) -> None:
-        """Rejects invalid sets, and then those that their node may not report."""
+        """Reject invalid sets, and then those that their node may not report."""
         left = list(enumerate(self.sections))
         if left:
             left = self._without(left, self._untrue(Incoming(self.sections)))
@@ -388,7 +397,7 @@ class GroupCommit:
         self.incoming = Incoming([section for _, section in left]) if left else None
 
     def _without(self, sections: _Numbered, faulty: Iterable[_FaultySet]) -> _Numbered:
-        """The sections without the faulty sets, which are recorded as rejected."""
+        """Return the sections without the faulty sets, which are recorded as rejected."""
         refused: set[tuple[int, int]] = set()
         for number, rows, fault in faulty:
             stream, tally = self.sections[number].stream, self._tallies[number]
@@ -411,7 +420,7 @@ class GroupCommit:
                 yield number, rows, fault
 
     def _foreign(self, gpus: GpuClaims, sections: _Numbered) -> Iterator[_FaultySet]:
-        """Sets of GPUs that belong to another node, each GPU's in order of time."""
+        """Yield sets of GPUs that belong to another node, each GPU's in order of time."""
         incoming = Incoming([section for _, section in sections])
         sets, records = incoming.sets, incoming.records
         for place, section in enumerate(sets.section.tolist()):
@@ -429,7 +438,7 @@ class GroupCommit:
         pods.fetch(named | {(stream, fact.uid) for stream, fact, _ in self.facts})
 
     def _foreign_pods(self, pods: PodClaims, sections: _Numbered) -> Iterator[_FaultySet]:
-        """Sets that name a pod which the API server has bound to another node."""
+        """Yield sets that name a pod which the API server has bound to another node."""
         for number, (stream, rows, _) in sections:
             faults: dict[Holder, Fault] = {}
             for holder in dict.fromkeys(row.holder for row in rows):
@@ -443,7 +452,7 @@ class GroupCommit:
                     yield number, members, found
 
     def _renamed(self, pods: PodClaims, sections: _Numbered) -> _Numbered:
-        """The sections with the holders under which they are booked; the digests remain those of the records as
+        """Return the sections with the holders under which they are booked. The digests remain those of the records as
         sent."""
         changed = False
         found: _Numbered = []
@@ -466,7 +475,7 @@ class GroupCommit:
         ]
 
     def _believed(self, pods: PodClaims) -> Iterator[tuple[Stream, PodFacts, int]]:
-        """The facts from the node of their pod; others are rejected."""
+        """Yield the facts from the node of their pod. Others are rejected."""
         for stream, fact, mark in self.facts:
             told = pods.fact(stream, fact)
             if isinstance(told, Fault):
@@ -483,7 +492,7 @@ class GroupCommit:
             self.rejected.append(Rejected(stream, fact.seq, mark, fault, content(fact)))
 
     def _replays(self, stream: Stream, records: tuple[UsageInterval | PodFacts, ...]) -> tuple[int, int]:
-        """The number of intervals that are already stored, and of those that contradict the stored ones."""
+        """Return the number of intervals that are already stored, and of those that contradict the stored ones."""
         if not records:
             return 0, 0
         self._index()
@@ -507,7 +516,7 @@ class GroupCommit:
         return duplicates, contradicting
 
     def _index(self) -> None:
-        """Adds the digests of newly taken records, to find replays within the group."""
+        """Add the digests of newly taken records, to find replays within the group."""
         sections, facts, rejected = self._indexed
         for section in self.sections[sections:]:
             for row in section.rows:
@@ -524,7 +533,7 @@ def _is_named(holder: Holder | None) -> TypeGuard[Holder]:
 
 
 def _doubtful(incoming: Incoming, now_ms: int) -> Iterator[tuple[int, Sequence[UsageInterval]]]:
-    """Section and rows of the sets that must be checked individually."""
+    """Yield section and rows of the sets that must be checked individually."""
     try:
         sure = beyond_doubt(incoming, now_ms)
     except OverflowError:  # a figure that does not fit its column: check all sets

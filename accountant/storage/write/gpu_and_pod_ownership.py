@@ -1,12 +1,16 @@
 """Registers which node each GPU and each pod belongs to, and checks records against it before they are booked.
 
-A GPU belongs to the node that first reported it. Another node takes it over after the owner has been silent about it
-for `move_after_ms`, or when an administrator confirms the move; earlier time stays with the former owner.
+A GPU belongs to the node that first reported it. Another node can take it over in two ways: the owner has been silent
+about it for `move_after_ms`, or an administrator confirms the move. Earlier time stays with the former owner.
 
-A pod belongs to the node to which the API server bound it, or to the nodes of its job in Slurm's accounting. If neither
-is known, it belongs to the node whose row first named it, and before any row names it, to the node that first reported
-facts about it. What another node reports about the pod is quarantined, or stored under an identifier that only this
-node uses. So neither node can change which team pays for the other's rows."""
+The node of a pod is the first of these that is known:
+
+- the node to which the API server bound it, or the nodes of its job in Slurm's accounting
+- the node whose row first named it
+- the node that first reported facts about it
+
+If another node reports something about the pod, it is quarantined, or stored under an identifier that only this other
+node uses. Neither node can then change which team pays for the other's rows."""
 
 from __future__ import annotations
 
@@ -29,12 +33,14 @@ from agent.wire import Holder, PodFacts
 from gputally.base.units import MS_PER_HOUR
 
 MOVE_AFTER_MS = MS_PER_HOUR
-"""After silence about a GPU for this long another node may report it."""
+"""If the owner is silent about a GPU for this long, another node may report it."""
 
 
 class Ownership(NamedTuple):
-    """A GPU belongs to a node from `from_ms` until its next Ownership begins. at_ms: when the register learned it, by
-    the accountant's clock. who: the administrator who confirmed the move; "" if it was derived from records."""
+    """A GPU belongs to a node from `from_ms` until its next Ownership begins.
+
+    at_ms: when the register learned it, by the accountant's clock.
+    who: the administrator who confirmed the move; "" if it was derived from records."""
 
     node: str
     from_ms: int
@@ -43,10 +49,13 @@ class Ownership(NamedTuple):
 
 
 class OwnedGpu(NamedTuple):
-    """All ownerships of a GPU, ascending. first_ms, last_ms: the first booked start of any node and the newest booked
-    end of the present owner. heard_ms: when the accountant last booked an agent's record from the owner; None: not
-    since the process started. imported: the present owner is known only from an import. stored: how many of `owners`
-    are in the table; the others, always the last ones, were derived from records."""
+    """All ownerships of a GPU, ascending.
+
+    first_ms: the first booked start of any node.
+    last_ms: the newest booked end of the present owner.
+    heard_ms: when the accountant last booked an agent's record from the owner. None: not since the process started.
+    imported: whether the present owner is known only from an import.
+    stored: how many of `owners` are in the table. The others, always the last ones, were derived from records."""
 
     owners: tuple[Ownership, ...]
     first_ms: int
@@ -61,22 +70,22 @@ class OwnedGpu(NamedTuple):
         return self.owners[-1]
 
     def moved(self, to: Ownership, *, imported: bool = False) -> OwnedGpu:
-        """A copy with a new present owner, who has reported nothing yet."""
+        """Return a copy with a new present owner, which has reported nothing yet."""
         owners = (*self.owners, to)
         return OwnedGpu(owners, self.first_ms, to.from_ms, None, imported, len(owners))
 
 
 class GpuOwners:
-    """The writer's copy of the register. move_after_ms: see MOVE_AFTER_MS."""
+    """The writer's copy of the register. For move_after_ms see MOVE_AFTER_MS."""
 
     def __init__(self, move_after_ms: int = MOVE_AFTER_MS) -> None:
         self.move_after_ms = move_after_ms
         self.known: dict[GpuName, OwnedGpu] = {}
         self.listening_ms: int | None = None
-        """When this process first accepted records; before that it could not have heard from an owner."""
+        """When this process first accepted records. Before that it could not have received any from an owner."""
 
     def load(self, known: Mapping[GpuName, OwnedGpu]) -> None:
-        """Replaces the register, but keeps the known times at which owners were heard."""
+        """Replace the register, but keep the times at which owners last reported."""
         heard = {gpu: (owned.owner.node, owned.heard_ms) for gpu, owned in self.known.items()}
         loaded = {}
         for gpu, owned in known.items():
@@ -85,7 +94,7 @@ class GpuOwners:
         self.known = loaded
 
     def claims(self, now_ms: int) -> GpuClaims:
-        """Starts the checks of one transaction."""
+        """Start the checks of one transaction."""
         if self.listening_ms is None:
             self.listening_ms = now_ms
         return GpuClaims(self, now_ms)
@@ -104,7 +113,7 @@ class OwnershipRow(NamedTuple):
 
 @dataclass
 class GpuClaims:
-    """Checks and changes ownerships for one transaction. `commit` applies the changes to the register; without it they
+    """Checks and changes ownerships for one transaction. `commit` applies the changes to the register. Without it they
     are dropped."""
 
     register: GpuOwners
@@ -119,8 +128,8 @@ class GpuClaims:
         self.register.known |= self._changed
 
     def fault(self, gpu: GpuName, stream: Stream, start_ms: int, end_ms: int) -> Fault | None:
-        """Why the outbox's node may not report this span of the GPU; None if it may, and then the register is
-        updated."""
+        """Return why the outbox's node may not report this span of the GPU. If it may, update the register and return
+        None."""
         _, node, epoch = stream
         imported = is_import(epoch)
         owned = self._changed.get(gpu) or self.register.known.get(gpu)
@@ -129,7 +138,7 @@ class GpuClaims:
             self._change(gpu, owned, Ownership(node, start_ms, self.now_ms))
         elif not owns_span(owned.owners, node, start_ms, end_ms):
             if imported and end_ms <= owned.first_ms:
-                return None  # time before the first record of all: it does not change the owner
+                return None  # time before the first record of the GPU does not change the owner
             free_ms = self._free_ms(owned)
             if node == owned.owner.node or start_ms < free_ms or self._silent_until_ms(owned) > self.now_ms:
                 return _foreign_gpu(gpu[1], owned, node, start_ms, end_ms, self.register.move_after_ms)
@@ -145,8 +154,9 @@ class GpuClaims:
         return None
 
     def move(self, gpu: GpuName, node: str, who: str, from_ms: int = 0) -> OwnedGpu:
-        """Assigns the GPU to the node from `from_ms` on, at the earliest from the end of its present owner's newest
-        record. The silence of the new owner counts from now."""
+        """Assign the GPU to the node from `from_ms` on, but not before the end of its present owner's newest record.
+
+        The silence of the new owner counts from now."""
         owned = self.register.known[gpu]
         begin = max(owned.last_ms, owned.owner.from_ms + 1, from_ms)
         self._change(gpu, owned, Ownership(node, begin, self.now_ms, who))
@@ -160,21 +170,22 @@ class GpuClaims:
             self.rows.append(OwnershipRow(*gpu, one.node, one.from_ms, one.at_ms, one.who))
 
     def _silent_until_ms(self, owned: OwnedGpu) -> int:
-        """The time until which the owner must stay silent before another node may take over."""
+        """Return the time until which the owner must stay silent before another node may take over."""
         if owned.imported:
             return 0
         heard = owned.heard_ms if owned.heard_ms is not None else self.register.listening_ms
         return (heard or 0) + self.register.move_after_ms
 
     def _free_ms(self, owned: OwnedGpu) -> int:
-        """From when another node may own the GPU, so that late records of the owner still lie before it."""
+        """Return the time from which another node may own the GPU. Late records of the owner still lie before it."""
         if owned.imported:
             return owned.last_ms
         return max(owned.last_ms + self.register.move_after_ms, self._silent_until_ms(owned))
 
 
 def owns_span(owners: Iterable[Ownership], node: str, start_ms: int, end_ms: int) -> bool:
-    """Whether the whole span lies in one ownership of the node. The first one includes all earlier time."""
+    """Return whether the whole span lies in one ownership of the node. The first ownership includes all earlier
+    time."""
     steps = tuple(owners)
     for number, step in enumerate(steps):
         until_ms = steps[number + 1].from_ms if number + 1 < len(steps) else end_ms
@@ -199,18 +210,18 @@ KEEP = 200_000
 _OWN = "@"
 """Separates an identifier from the name of the only node that uses it."""
 _NO_NODE = ""
-"""Stands for "no node": named by rows of holders that are not pods, about which nodes report no facts."""
+"""Stands for "no node". Rows name it for holders that are not pods, because nodes report no facts about those."""
 
 
 class PodNode(NamedTuple):
-    """The node that first named a pod. by_row: in a row; otherwise only in a fact."""
+    """The node that first named a pod. `by_row` is true if it did so in a row, and false if only in a fact."""
 
     node: str
     by_row: bool
 
 
 class PodNodes:
-    """The writer's copy of the register of pods; entries that are not cached are read from the tables."""
+    """The writer's copy of the register of pods. Entries that are not cached are read from the tables."""
 
     def __init__(self, cursor: Callable[[], AbstractContextManager[Cursor]], keep: int = KEEP) -> None:
         self._cursor = cursor
@@ -220,7 +231,7 @@ class PodNodes:
         """By pod, its node (API server) or list of nodes (Slurm's accounting); "" if unknown."""
 
     def fetch(self, keys: Collection[PodKey]) -> None:
-        """Reads the entries of these pods into the cache."""
+        """Read the entries of these pods into the cache."""
         if len(self.named) > self._keep:
             self.forget()
         missing = [key for key in keys if key not in self.named or key not in self.bound]
@@ -238,17 +249,17 @@ class PodNodes:
                 self.named[key] = PodNode(node, by_row)
 
     def observe(self, facts: Iterable[tuple[str, PodFacts]]) -> None:
-        """Updates the cache with committed facts of the inventory."""
+        """Update the cache with committed facts of the inventory."""
         for cluster, fact in facts:
             if fact.node and (cluster, fact.uid) in self.bound:
                 self.bound[cluster, fact.uid] = fact.node
 
     def bound_node(self, key: PodKey) -> str:
-        """The node that the pod is bound to; "" if none or several are known."""
+        """Return the node that the pod is bound to; "" if none or several are known."""
         return _one_node(self.bound.get(key, ""))
 
     def forget(self) -> None:
-        """Drops the cache."""
+        """Drop the cache."""
         self.named.clear()
         self.bound.clear()
 
@@ -263,7 +274,7 @@ class PodNodeRow(NamedTuple):
 
 
 class PodClaims:
-    """Checks and new entries of one transaction. `commit` applies them to the register; without it they are dropped."""
+    """Checks and new entries of one transaction. `commit` applies them to the register. Without it they are dropped."""
 
     def __init__(self, register: PodNodes) -> None:
         self._register = register
@@ -278,19 +289,22 @@ class PodClaims:
         self._register.named |= self._named
 
     def fetch(self, named: Iterable[tuple[Stream, str]]) -> None:
-        """Prepares the checks of these pods, given as (outbox, identifier)."""
+        """Prepare the checks of these pods, given as (outbox, identifier)."""
         keys = {(stream[0], uid) for stream, uid in named}
         keys |= {(stream[0], _own(uid, stream[1])) for stream, uid in named}
         self._register.fetch(keys)
 
     def fault(self, stream: Stream, holder: Holder) -> Fault | None:
-        """Why the node may not name the holder: the API server has bound the pod to another node. None if it may."""
+        """Return why the node may not name the holder; None if it may.
+
+        It may not if the API server has bound the pod to another node."""
         bound = self._register.bound_node((stream[0], holder.uid)) if holder.kind == "pod" else ""
         return _foreign_pod(holder.uid, bound, stream[1]) if bound and bound != stream[1] else None
 
     def holder(self, stream: Stream, holder: Holder) -> Holder:
-        """The holder under which the row is booked: with an identifier of this node's own if the pod belongs to
-        another."""
+        """Return the holder under which the row is booked.
+
+        If the pod belongs to another node, the holder gets an identifier that only this node uses."""
         cluster, node, _ = stream
         key = (cluster, holder.uid)
         if holder.kind == "slurm" and not _is_listed(node, self._register.bound.get(key, "")):
@@ -315,7 +329,7 @@ class PodClaims:
         return holder if uid == holder.uid else structs.replace(holder, uid=uid)
 
     def fact(self, stream: Stream, fact: PodFacts) -> PodFacts | Fault:
-        """The fact as it is stored, or why it is rejected."""
+        """Return the fact as it is stored, or why it is rejected."""
         cluster, node, epoch = stream
         bound = self._register.bound_node((cluster, fact.uid))
         named = self._who((cluster, fact.uid))
@@ -343,13 +357,14 @@ class PodClaims:
 
 
 def _one_node(told: str) -> str:
-    """The node; "" for a list of several nodes."""
+    """Return the node; "" for a list of several nodes."""
     return "" if "," in told or "[" in told else told
 
 
 def _is_listed(node: str, told: str) -> bool:
-    """Whether the node is in the list of a job's nodes, compared by host name because Slurm leaves out domains. True if
-    there is no list, or it cannot be parsed."""
+    """Return whether the node is in the list of a job's nodes. True if there is no list, or it cannot be parsed.
+
+    Nodes are compared by host name, because Slurm leaves out domains."""
     hosts = _hosts(told)
     return not hosts or _host(node) in hosts
 

@@ -1,13 +1,13 @@
 """Writes intervals and resolves their overlaps with stored ones.
 
-Rows are stored as received. A set that starts after everything known of its GPU and lies inside one quarter-hour counts
-as it is (`simple`); any other set is resolved against overlapping sets (`settle`). The result is computed from all sets
-that touch the region (accountant.core.claim_overlap), so the ledger does not depend on the order in which sets arrive.
+Rows are stored as received. Most sets need no comparison: a set that starts after everything known of its GPU and lies
+inside one quarter-hour counts as it is (`simple`). Any other set is resolved against the sets that it overlaps
+(`settle`). The result is computed from all sets that touch the region, so the ledger does not depend on the order in
+which sets arrive.
 
-In a small commit each SQL statement costs more than its rows. So nothing is written that can be derived from the rows:
-sums are computed later (`accountant.storage.write.rollups`), and the record that a node has a GPU is written when it
-begins, not each time it is extended. The caches of readers receive the added rows (`BookedChanges.added`) and need not
-read them."""
+In a small commit each SQL statement costs more than its rows. Nothing is therefore written that can be derived from the
+rows. Sums are computed later (`rollups.py`). The record that a node has a GPU is written when it begins, not each time
+it is extended. The caches of readers receive the added rows (`BookedChanges.added`), so they need not read them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class _NeighbourSet:
 
 
 def settle(cursor: Cursor, regions: Iterable[TouchedSpan]) -> set[int]:
-    """Resolves the overlaps of everything that touches the regions; returns the starts of the quarter-hours that
+    """Resolve the overlaps of everything that touches the regions. Returns the starts of the quarter-hours that
     changed."""
     regions_of = _merged(regions)
     neighbours = _neighbours(cursor, [TouchedSpan(gpu, *span) for gpu, spans in regions_of.items() for span in spans])
@@ -97,7 +97,7 @@ def settle(cursor: Cursor, regions: Iterable[TouchedSpan]) -> set[int]:
 
 
 def _merged(regions: Iterable[TouchedSpan]) -> dict[int, list[Span]]:
-    """Disjoint spans per GPU."""
+    """Return the regions as disjoint spans per GPU."""
     spans: dict[int, list[Span]] = defaultdict(list)
     for region in regions:
         spans[region.gpu].append((region.start_ms, region.end_ms))
@@ -105,7 +105,7 @@ def _merged(regions: Iterable[TouchedSpan]) -> dict[int, list[Span]]:
 
 
 def _neighbours(cursor: Cursor, regions: list[TouchedSpan]) -> dict[int, list[_NeighbourSet]]:
-    """Per GPU: every set in the regions, and every set that touches one of those."""
+    """Return per GPU every set in the regions, and every set that touches one of those."""
     asked = [(0, r.gpu, r.start_ms - MAX_INTERVAL_MS, r.end_ms + MAX_INTERVAL_MS) for r in regions]
     streams = {row[0]: row[1:] for row in cursor.run("SELECT id, epoch, cluster || '/' || node FROM stream")}
     rows = cursor.rows(
@@ -148,7 +148,7 @@ def _rewrite(cursor: Cursor, sets: dict[SetId, _NeighbourSet], kept: dict[SetId,
 
 
 def _pieces(rows: list[Row], kept: list[Span]) -> list[tuple[object, ...]]:
-    """Rows of PIECE for each remaining span of one set (columns of set_cells.sql)."""
+    """Return rows of PIECE for each remaining span of one set (columns of set_cells.sql)."""
     start, end = rows[0][2], rows[0][3]
     cells = [AccountVector(*row[8:]) for row in rows]
     made: list[tuple[object, ...]] = []
@@ -164,7 +164,7 @@ def _ids(sets: Iterable[SetId]) -> pa.Table:
 
 
 def _bounds(regions: Iterable[TouchedSpan], reach_ms: int) -> dict[str, int]:
-    """The range of start_ms that can matter, to limit the scan."""
+    """Return the range of start_ms that can matter, to limit the scan."""
     spans = [(r.start_ms, r.end_ms) for r in regions]
     return {"low": min(s for s, _ in spans) - reach_ms, "high": max(e for _, e in spans) + reach_ms}
 
@@ -178,8 +178,11 @@ _ABOVE_MS = 2**43
 
 
 class AddedRows(NamedTuple):
-    """Rows of one quarter-hour that count as received, as columns. queue: the queue reference of the payer's pod;
-    `paid` is false without a payer. cluster: the sender's."""
+    """Rows of one quarter-hour that count as received, as columns.
+
+    queue: the queue reference of the payer's pod.
+    paid: false without a payer.
+    cluster: the sender's."""
 
     start_ms: Whole
     end_ms: Whole
@@ -207,13 +210,13 @@ class BookedChanges:
     requeued: bool = False
     """Whether a pod that holds GPU time changed its queue."""
     own: Mapping[int, Mapping[str, Tenure]] = field(default_factory=dict)
-    """Agents' own tenures of GPUs that imports named (accountant.storage.gpu_lifetimes)."""
+    """Tenures of GPUs that imports named, as the agents themselves reported them (see `gpu_lifetimes`)."""
 
 
 def book(
     cursor: Cursor, names: Dictionaries, group: GroupCommit, fleet: Fleet, unfolded: frozenset[int], days: DailySums
 ) -> BookedChanges:
-    """Writes the records of the group. Raises LedgerUnavailable or LedgerFailed; the caller then rolls back."""
+    """Write the records of the group. If this raises LedgerUnavailable or LedgerFailed, the caller rolls back."""
     streams = names.stream.resolve(cursor, group.advanced)
     pods = tuple((stream[0], fact) for stream, fact, _ in group.facts)
     requeued = False
@@ -291,11 +294,14 @@ def _book_rows(
 
 
 def simple(sets: IntervalSets, last_ms: Whole) -> Truth:
-    """For each set, whether it lies inside one quarter-hour and starts after everything known of its GPU, including
-    earlier sets of the group. last_ms: by GPU, the end of its newest booked record."""
+    """Return for each set whether it lies inside one quarter-hour and starts after everything known of its GPU.
+
+    "Everything known" includes earlier sets of the group.
+
+    last_ms: by GPU, the end of its newest booked record."""
     by_gpu = np.argsort(sets.gpu, kind="stable")
     gpu, end = sets.gpu[by_gpu], sets.end_ms[by_gpu]
-    # The maximum so far per GPU: adding the GPU's offset keeps those of other GPUs apart.
+    # The running maximum is taken per GPU: an offset for each GPU keeps its values apart from those of the others.
     so_far = np.maximum.accumulate(gpu * _ABOVE_MS + end) - gpu * _ABOVE_MS
     before = np.where(np.diff(gpu, prepend=-1) == 0, np.concatenate(([0], so_far[:-1])), 0)
     last = np.empty(len(gpu), np.int64)
@@ -308,7 +314,7 @@ def simple(sets: IntervalSets, last_ms: Whole) -> Truth:
 def _added(
     incoming: Incoming, cells: Whole, parties: HolderColumns, booked: Truth
 ) -> dict[int, Callable[[], AddedRows]]:
-    """For each quarter-hour, a function that returns the rows that count as received."""
+    """Return for each quarter-hour a function that returns the rows that count as received."""
     buckets = np.where(booked, incoming.start_ms - incoming.start_ms % BUCKET_MS, -1)
 
     def of(bucket: int) -> AddedRows:
@@ -322,8 +328,10 @@ def _added(
 
 
 def _book_tenures(cursor: Cursor, fleet: Fleet, changes: Changes, unsettled: Collection[tuple[int, str]]) -> None:
-    """Writes tenures that begin, or begin earlier. Their ends follow from the rows of unfolded hours, except for
-    `unsettled` sets: a set that was displaced entirely unfolds no hour."""
+    """Write tenures that begin, or begin earlier.
+
+    Their ends follow from the rows of unfolded hours. The exception are `unsettled` sets: a set that was displaced
+    entirely unfolds no hour, so its end is written too."""
     tenures = []
     for gpu, (_, nodes) in changes.items():
         before = fleet.tenures.get(gpu, {})
@@ -346,7 +354,7 @@ class _GpuExtent(NamedTuple):
 
 
 def _reached(incoming: Incoming, gpus: Mapping[GpuName, int], imported: Truth) -> list[_GpuExtent]:
-    """The extents of the GPUs of all rows."""
+    """Return the extents of the GPUs of all rows."""
     devices = incoming.device
     kinds = devices.of_row * 2 + imported
     first = np.full(2 * len(devices.values), _ABOVE_MS)
@@ -368,7 +376,8 @@ def _write_tenures(cursor: Cursor, tenures: Sequence[tuple[int, str, Tenure, boo
 
 
 def _own(fleet: Fleet, reached: Iterable[_GpuExtent], apart: Collection[int]) -> Own:
-    """The agents' own tenures of GPUs that imports named, after this group; only those that changed."""
+    """Return the agents' own tenures of GPUs that imports named, after this group. Only those that changed are
+    returned."""
     found = {gpu: fleet.own.get(gpu, fleet.tenures.get(gpu, {})) for gpu in apart}
     for reach in reached:
         if not reach.imported:
@@ -378,7 +387,7 @@ def _own(fleet: Fleet, reached: Iterable[_GpuExtent], apart: Collection[int]) ->
 
 
 def _extended(fleet: Fleet, reached: Iterable[_GpuExtent]) -> Changes:
-    """The GPUs of the rows with their tenures extended to cover them."""
+    """Return the GPUs of the rows with their tenures extended to cover them."""
     changes: Changes = {}
     for gpu, name, model, node, tenure, _ in reached:
         known, nodes = changes.get(gpu) or (fleet.gpus.get(gpu), fleet.tenures.get(gpu, {}))
@@ -394,13 +403,15 @@ def write_pods(
     table: Literal["pod", "pod_seen"] = "pod",
     unheard: Collection[PodKey] = (),
 ) -> None:
-    """Stores the newest observation of each pod, given as (cluster, facts); but the earliest observed labels, and the
-    queue with which it was placed. unheard: pods known to have no row; if all given pods are among them, the lookup is
-    skipped."""
+    """Store the newest observation of each pod, given as (cluster, facts).
+
+    Two things stay as first observed: the earliest labels, and the queue with which the pod was placed.
+
+    unheard: pods known to have no row. If all given pods are among them, the lookup is skipped."""
     newest: dict[PodKey, ObservedPod] = {}
     labels = set()
     for cluster, fact in facts:
-        # The number belongs to the outbox, not to the pod.
+        # The sequence number belongs to the outbox, not to the pod.
         seen = pod_facts.observed(msgspec.structs.replace(fact, seq=0), through_owners=table == "pod_seen")
         _merge(newest, (cluster, fact.uid), seen)
         if team_assignment.labels_count(fact):
