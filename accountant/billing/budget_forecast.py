@@ -1,14 +1,20 @@
 """Compares budgets with spend, and forecasts the month-end cost.
 
-A budget belongs to a queue (with its descendants) or to a team, in money or GPU-hours, per calendar month. Money is the
-cost of held time, before shares of idle capacity; if some of that time has no price, the spend is unknown. Days before
-the ledger's first record are left out of a forecast, not counted as days without spend. This module only computes; the
-weights that budgets affect are set elsewhere.
+A budget belongs to a queue (with its descendants) or to a team. It is in money or GPU-hours, per calendar month. Money
+is the cost of held time, before shares of idle capacity. If some of that time has no price, the spend is unknown. Days
+before the ledger's first record are left out of a forecast, not counted as days without spend. This module only
+computes. The weights that budgets affect are set elsewhere.
 
-`run_rate` takes the days so far as samples of one daily amount. It multiplies their mean by the days left and adds the
-spend so far. The interval covers 80 % if days are independent and alike, and is wide after few days; with fewer than
-MIN_DAYS whole days there is no forecast. Sums have a fixed order (math.fsum), so equal days give equal forecasts.
-Source: prediction interval of a sum of n further draws, normal approximation: mean·n ± z·s·sqrt(n + n²/k) after k days.
+`run_rate` takes the days so far as samples of one daily amount. It multiplies their mean by the number of days left and
+adds the spend so far. For example, 10 days of about 100 EUR each and 20 days left give 1,000 + 20 · 100 = 3,000 EUR.
+
+The interval covers 80 % if days are independent and alike. After few days it is wide, and with fewer than MIN_DAYS
+whole days there is no forecast. After k days with mean m and standard deviation s, the next n days add up to
+
+    m · n ± z · s · sqrt(n + n² / k)
+
+Source: prediction interval of a sum of n further draws, normal approximation. Sums are `math.fsum`, so equal days give
+equal forecasts.
 
 A report (`outlook`) shows two forecasts: a straight line (the spend divided by the elapsed part of the month) and the
 run rate with its interval."""
@@ -32,13 +38,14 @@ from gputally.base.units import MS_PER_DAY
 
 MIN_DAYS = 3
 _Z80 = 1.2815515655446004
-"""Upper 10 % of the standard normal distribution."""
+"""The standard normal distribution exceeds this value with a probability of 10 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The expected total in the unit of the days; low and high bound the middle 80 % and are never below the spend so
-    far."""
+    """The expected total in the unit of the days.
+
+    low, high: bound the middle 80 %, and are never below the spend so far."""
 
     expected: float
     low: float
@@ -46,14 +53,18 @@ class Forecast:
 
 
 def of_a_day(amount: float, start_ms: int, end_ms: int) -> float:
-    """The amount of a local day [start_ms, end_ms), scaled to 24 hours. So a day on which the clocks change counts like
-    others."""
+    """Return the amount of a local day [start_ms, end_ms), scaled to 24 hours.
+
+    A day on which the clocks change then counts like the others."""
     return amount * (MS_PER_DAY / (end_ms - start_ms))
 
 
 def run_rate(days: Sequence[float], spent: float, left_days: float) -> Forecast | None:
-    """Forecasts the total. days: amounts of whole days so far (`of_a_day`); spent: everything so far, including today;
-    left_days: days until the end. None with too few days."""
+    """Forecast the total; None with too few days.
+
+    days: amounts of whole days so far (`of_a_day`).
+    spent: everything so far, including today.
+    left_days: days until the end."""
     if len(days) < MIN_DAYS:
         return None
     count = len(days)
@@ -66,8 +77,9 @@ def run_rate(days: Sequence[float], spent: float, left_days: float) -> Forecast 
 
 @dataclass(frozen=True, slots=True)
 class LimitForecast:
-    """Number of days until a limit is reached: expected, and the bounds of the middle 80 %. latest: None if it may
-    never be reached at these rates."""
+    """Number of days until a limit is reached: expected, and the bounds of the middle 80 %.
+
+    latest: None if the limit may never be reached at these rates."""
 
     expected: float
     earliest: float
@@ -75,10 +87,14 @@ class LimitForecast:
 
 
 def limit_forecast(days: Sequence[float], spent: float, limit: float) -> LimitForecast | None:
-    """When `limit` is reached, at the rate of `days`; None with too few days, or if nothing was spent.
+    """Return when `limit` is reached at the rate of `days`; None with too few days, or if nothing was spent.
 
-    The bounds are where those of run_rate reach the limit: the roots of (m² − z²s²/k)·n² − (2·m·r + z²s²)·n + r², where
-    r is the rest of the limit. If the limit is already reached, the answer is now."""
+    With r for the rest of the limit, and the other symbols as at the top of this module, the bounds are where those of
+    `run_rate` reach the limit. These are the roots in n of
+
+        (m² − z²s²/k) · n² − (2·m·r + z²s²) · n + r²
+
+    If the limit is already reached, the answer is now."""
     if len(days) < MIN_DAYS:
         return None
     left = max(0.0, limit - spent)
@@ -100,7 +116,7 @@ BY: tuple[Dimension, ...] = ("team", "queue", "day")
 
 
 class Exhaustion(NamedTuple):
-    """When a budget is used up within its month; None: not in this month."""
+    """When a budget is used up within its month; None if not in this month."""
 
     expected_ms: int | None = None
     earliest_ms: int | None = None
@@ -113,7 +129,7 @@ NEVER: Final = Exhaustion()
 def states(
     ledger: Questions, book: PriceBook | None, policy: Policy, month: Month, now_ms: int, timezone: str
 ) -> list[BudgetState]:
-    """Every budget of the policy, in its order, for the month up to now.
+    """Return the state of every budget of the policy, in its order, for the month up to now.
 
     A money budget in another currency than the price book's has unknown spend."""
     tz = zone(timezone)
@@ -132,8 +148,10 @@ def of_charges(
     timezone: str,
     since_ms: int,
 ) -> list[BudgetState]:
-    """Like `states`, from charges that the caller already has: those of the month up to now_ms by BY. since_ms: the
-    ledger's first record."""
+    """Return the same as `states`, from charges that the caller already has.
+
+    found: the charges of the month up to now_ms, grouped by BY.
+    since_ms: the ledger's first record."""
     start, end = month.span(zone(timezone))
     start = max(start, since_ms)
     held = [charge for charge in found if charge.account in ALLOCATED]
@@ -194,7 +212,8 @@ def _state(
 
 
 def _used_up(past: Iterable[tuple[float, int, int]], limit: float, now_ms: int) -> int:
-    """The instant at which the days (amount, start, end) reached the limit, if each day's amount is spread evenly."""
+    """Return the instant at which the days (amount, start, end) reached the limit if each day's amount is spread
+    evenly."""
     left = limit
     for amount, begin, stop in past:
         if 0 < amount >= left:
@@ -204,7 +223,7 @@ def _used_up(past: Iterable[tuple[float, int, int]], limit: float, now_ms: int) 
 
 
 def _exhaustion(found: LimitForecast | None, now_ms: int, end_ms: int) -> Exhaustion:
-    """When a budget that starts again each month is used up."""
+    """Return when a budget that starts again each month is used up."""
 
     def within(left_days: float | None) -> int | None:
         if left_days is None or left_days * MS_PER_DAY >= end_ms - now_ms:
@@ -237,8 +256,11 @@ def _spent(budget: Budget, book: PriceBook | None, ours: Iterable[Charge]) -> De
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The forecast of a month in progress, as of the end of the report. spent: exact. days_metered: metered days among
-    days_over, since the ledger's first record. forecast: None after too few days."""
+    """The forecast of a month in progress, as of the end of the report.
+
+    spent: exact.
+    days_metered: the days among `days_over` since the ledger's first record.
+    forecast: None after too few days."""
 
     month: str
     spent: Decimal
@@ -250,7 +272,7 @@ class Outlook:
 
 
 def month_of(start_ms: int, end_ms: int, timezone: str) -> Month | None:
-    """The calendar month that begins with the span and contains it; None if there is none."""
+    """Return the calendar month that begins with the span and contains it; None if there is none."""
     tz = zone(timezone)
     month = Month.of(start_ms, tz)
     begin, stop = month.span(tz)
@@ -266,8 +288,10 @@ def outlook(
     timezone: str,
     since_ms: int,
 ) -> Outlook | None:
-    """Forecasts the month. found: charges by BY. since_ms: the ledger's first record. None if the month is over, or
-    some of the time has no price."""
+    """Forecast the month. None if the month is over, or some of the time has no price.
+
+    found: charges by BY.
+    since_ms: the ledger's first record."""
     tz = zone(timezone)
     left_ms = month.span(tz)[1] - end_ms
     held = [charge for charge in found if charge.account in ALLOCATED and team in (None, charge.key[0])]
@@ -296,7 +320,7 @@ def budgets(
     timezone: str,
     since_ms: int,
 ) -> tuple[BudgetState, ...]:
-    """The budgets of the span's last policy; for a team, its own and those of its queues."""
+    """Return the budgets of the span's last policy; for a team, its own and those of its queues."""
     if not policies or not policies[-1].policy.budgets:
         return ()
     policy = policies[-1].policy

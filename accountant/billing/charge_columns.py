@@ -1,7 +1,7 @@
 """Holds the charges of a span as integer columns: prices usage, and separates start-up time from other idle time.
 
 A month's bill by pod or node has some hundred thousand charges. Columns can be summed and regrouped without an object
-per charge; `ChargeColumns.charges` creates objects for those a caller displays."""
+per charge. `ChargeColumns.charges` creates objects for the charges that a caller displays."""
 
 from __future__ import annotations
 
@@ -41,8 +41,10 @@ _KEY_BYTES: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """GPU-µs by line and key. keys: sorted. of: by line, the sorted indices of its keys and the GPU-µs of each, both
-    int64 of shape (keys of the line,)."""
+    """GPU-µs by line and key.
+
+    keys: sorted.
+    of: by line, the sorted indices of its keys and the GPU-µs of each. Both are int64 of shape (keys of the line,)."""
 
     keys: Sequence[tuple[str, ...]] = ()
     of: Mapping[LineKey, tuple[Whole, Whole]] = field(default_factory=dict)
@@ -55,7 +57,7 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class BilledLines:
-    """charges: one per line of a statement. groups: the time of each line by key."""
+    """The charges of a statement, one per line, and the time of each line by key (`groups`)."""
 
     charges: Sequence[Charge]
     groups: Groups
@@ -88,14 +90,14 @@ class ChargeColumns:
         return replace(self, table=self.table[rows])
 
     def regrouped(self, dimensions: Sequence[int]) -> ChargeColumns:
-        """The charges grouped by some dimensions of the keys only. dimensions: their indices in the key."""
+        """Return the charges grouped by some dimensions of the keys only. dimensions: their indices in the key."""
         keys, number = numbered([tuple([key[at] for at in dimensions]) for key in self.keys])
         table = self.table.copy()
         table[:, KEY] = number[table[:, KEY]]
         return replace(self, keys=keys, table=table)
 
     def paid_by(self, rows: Whole, payers: Mapping[int, tuple[str, ...]]) -> ChargeColumns:
-        """The charges with other keys for these rows. payers: the new key by the index of the old one."""
+        """Return the charges with other keys for these rows. payers: the new key by the index of the old one."""
         given = [payers.get(number, key) for number, key in enumerate(self.keys)]
         keys, number = numbered([*self.keys, *given])
         table = self.table.copy()
@@ -104,7 +106,8 @@ class ChargeColumns:
         return replace(self, keys=keys, table=table)
 
     def replaced(self, rows: Whole, instead: Sequence[Charge]) -> ChargeColumns:
-        """The charges with `instead` in place of these rows; its places and prices must already be in the lists."""
+        """Return the charges with `instead` in place of these rows. Its places and prices must already be in the
+        lists."""
         keys, number = numbered([*self.keys, *(charge.key for charge in instead)])
         kept = np.delete(self.table, rows, axis=0)
         kept[:, KEY] = number[kept[:, KEY]]
@@ -148,10 +151,11 @@ def charges_by_cuts(
     timezone: str = "UTC",
     where: Mapping[Dimension, Collection[str]] | None = None,
 ) -> list[ChargeColumns]:
-    """The charges of [start_ms, end_ms) by each of the groupings, with allocated_idle divided into its details.
+    """Return the charges of [start_ms, end_ms) by each of the groupings, with allocated_idle divided into its details.
 
-    Each span without a price change is priced separately, so start-up time has the price of its own hours. where: a
-    filter by dimensions that every grouping has."""
+    Each span without a price change is priced separately, so start-up time has the price of its own hours.
+
+    where: a filter by dimensions that every grouping has."""
     spans = pieces(book, start_ms, end_ms)
     usage = ledger.usage_columns((start_ms, *(end for _, end in spans)), cuts, timezone)
     if book is None or book.by_place(start_ms, end_ms):
@@ -188,8 +192,10 @@ def _priced_by_place(usage: UsageColumns, book: PriceBook | None, starts: Sequen
 
 
 def _of_charges(by_stretch: Sequence[Sequence[Charge]], usage: UsageColumns) -> ChargeColumns:
-    """Charges for prices that depend on more than place and instant. by_stretch: charges of each span; usage: provides
-    their start-up time."""
+    """Return charges for prices that depend on more than place and instant.
+
+    by_stretch: charges of each span.
+    usage: provides their start-up time."""
     found = [(stretch, charge) for stretch, several in enumerate(by_stretch) for charge in several]
     keys, key = numbered([charge.key for _, charge in found])
     places, place = numbered([charge.place for _, charge in found])
@@ -210,10 +216,11 @@ def _of_charges(by_stretch: Sequence[Sequence[Charge]], usage: UsageColumns) -> 
 
 
 def _with_details(numbers: Whole, gpu_us: Whole, start_up_us: Whole, group: Whole) -> Whole:
-    """`ChargeColumns.table` with allocated_idle divided into details.
+    """Return `ChargeColumns.table` with allocated_idle divided into details.
 
-    numbers: key, place, account and price, shape (rows, 4). gpu_us, group: shape (rows,). start_up_us: starting and
-    gang_waiting of the row's whole group, shape (rows, 2). The idle rows of a group are adjacent."""
+    numbers: key, place, account and price, shape (rows, 4).
+    gpu_us, group: shape (rows,). The idle rows of a group are adjacent.
+    start_up_us: starting and gang_waiting of the row's whole group, shape (rows, 2)."""
     is_idle = numbers[:, 2] == LINE_ACCOUNTS.index("allocated_idle")
     rest, idle = np.flatnonzero(~is_idle), np.flatnonzero(is_idle)
     parts = split_in_order(group[idle], gpu_us[idle], start_up_us[idle])
@@ -227,10 +234,12 @@ def _with_details(numbers: Whole, gpu_us: Whole, start_up_us: Whole, group: Whol
 
 
 def split_in_order(group: Whole, gpu_us: Whole, limits: Whole) -> Whole:
-    """Divides each group's time, in the order of its rows, into parts up to their limits and a rest.
+    """Divide each group's time, in the order of its rows, into parts up to their limits and a rest.
 
-    group, gpu_us: shape (rows,); adjacent equal values form one group. limits: of a row's whole group, shape (rows,
-    parts). Returns shape (rows, parts + 1); each row adds up to its gpu_us."""
+    group, gpu_us: shape (rows,). Adjacent equal values form one group.
+    limits: of a row's whole group, shape (rows, parts).
+
+    Returns shape (rows, parts + 1). Each row adds up to its gpu_us."""
     if not len(group):
         return np.zeros((0, limits.shape[1] + 1), dtype=np.int64)
     until = np.cumsum(gpu_us)

@@ -1,12 +1,14 @@
 """Applies the billing policy to charges: who pays for held, idle and committed time.
 
-A bill starts with the charges of accountant.billing.charge_columns (held time to its holder, the rest to `__idle__`).
-The policy then only moves time between payers; it never changes totals, accounts or prices. So the bills of a span add
-up to its charges, account by account and price row by price row. Committed GPU time that was not used is not part of
-the capacity; it is listed separately (`unused_commitments`).
+A bill starts with the charges of `charge_columns`: held time belongs to its holder, and the rest to `__idle__`. The
+policy then only moves time between payers. It never changes totals, accounts or prices, so the bills of a span add up
+to its charges, account by account and price row by price row.
 
-The order is fixed: start-up time, then unused guarantees, then the rest of the unallocated time, which is spread by the
-cost of held time. This module queries the ledger; the rules are in billing_rules and quota_usage."""
+The order of the moves is fixed. Start-up time is first, then unused guarantees. The rest of the unallocated time is
+last and is spread by the cost of held time.
+
+Committed GPU time that was not used is not part of the capacity and is listed separately (`unused_commitments`). This
+module queries the ledger. The rules are in `idle_and_mig_billing` and `quota_usage`."""
 
 from __future__ import annotations
 
@@ -106,10 +108,10 @@ def bill_start_up(columns: ChargeColumns, billing: Billing, by: Sequence[Dimensi
 def unused_commitments(
     ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str = "UTC"
 ) -> list[Charge]:
-    """GPU time that was paid for in advance and not used, by its owner; computed hour by hour, and in no account of the
-    capacity.
+    """Return GPU time that was paid for in advance and not used, by its owner. It is in no account of the capacity.
 
-    GPUs that were down or not metered do not use commitments, because they are never billed."""
+    It is computed hour by hour. GPUs that were down or not metered do not use commitments, because they are never
+    billed."""
     if book is None or not book.commits(start_ms, end_ms):
         return []
     found: list[Charge] = []
@@ -138,9 +140,11 @@ def spread_idle(
     by: Sequence[Dimension],
     of_pool: Mapping[tuple[str, str], Mapping[str, int]],
 ) -> list[Charge]:
-    """Divides unallocated time among the teams of its pool, if the policy spreads it and some GPU was held there.
+    """Divide unallocated time among the teams of its pool, if the policy spreads it and some GPU was held there.
 
-    If `by` contains the cluster, each cluster's pool is separate. of_pool: `weights` of everything that was held."""
+    If `by` contains the cluster, each cluster's pool is separate.
+
+    of_pool: `weights` of everything that was held."""
     cluster = by.index(_CLUSTER) if _CLUSTER in by else None
     idle: dict[int, Charge] = {}
     kept: list[Charge] = []
@@ -164,13 +168,14 @@ def spread_idle(
 
 
 def _pool(charge: Charge, cluster: int | None) -> tuple[str, str]:
-    """The cluster (at the given index of the key) and the pool."""
+    """Return the cluster (at the given index of the key) and the pool."""
     return charge.key[cluster] if cluster is not None else "", charge.place.pool
 
 
 def weights(found: Iterable[Charge], by: Sequence[Dimension]) -> dict[tuple[str, str], dict[str, int]]:
-    """For each pool and team, sorted by team, the cost of what the team held in the pool; GPU time if some of that has
-    no price. by: begins with the team."""
+    """Return for each pool and team, sorted by team, the cost of what the team held in the pool.
+
+    If some of that has no price, GPU time is returned instead. by: begins with the team."""
     cluster = by.index(_CLUSTER) if _CLUSTER in by else None
     costs: dict[tuple[str, str], dict[str, Decimal]] = {}
     time: dict[tuple[str, str], dict[str, int]] = {}
@@ -226,7 +231,7 @@ def bill_guarantees(
 def _moved(
     found: Iterable[Charge], taken: Mapping[tuple[Place, str], Mapping[str, int]], by: Sequence[Dimension]
 ) -> list[Charge]:
-    """The charges with what each team takes of the unallocated ones as separate charges."""
+    """Return the charges, in which the time that each team takes from the unallocated time is a separate charge."""
     left = {at: dict(teams) for at, teams in taken.items()}
     parts: list[Charge] = []
     for charge in found:
@@ -261,9 +266,9 @@ def statement(
     *,
     teams: Collection[str] | None = None,
 ) -> Statement:
-    """The statement of a span from the present state of the ledger; teams: None for the whole cluster.
+    """Return the statement of a span from the present state of the ledger.
 
-    The coverage is always that of the whole cluster."""
+    teams: None for the whole cluster. The coverage is always that of the whole cluster."""
     found = bills(ledger, book, start_ms, end_ms, ("team",), timezone)
     unused = unused_commitments(ledger, book, start_ms, end_ms, timezone)
     whole = build(found, book, ledger.policies(start_ms, end_ms), start_ms, end_ms, timezone, unused=unused)

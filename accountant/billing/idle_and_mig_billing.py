@@ -1,16 +1,16 @@
 """Divides idle and borrowed time among payers, and bills MIG instances by compute or memory.
 
-`spread_shares` divides each pool's idle time among those who used the pool, in proportion; if no one used it, the time
-stays unallocated. Every division is by largest remainder with ties to the earlier key, so parts add up exactly. Source:
-OpenCost's AggregateBy (idle is shared per idle pool and resource by the cost incurred there; idle first, then shared
-costs; weights are those before idle).
+`spread_shares` divides each pool's idle time among those who used the pool, in proportion to their use. If no one used
+it, the time stays unallocated. Every division is by largest remainder with ties to the earlier key, so parts add up
+exactly. Source: OpenCost's AggregateBy. Idle is shared per idle pool and resource by the cost incurred there. Idle
+comes first, then shared costs, and the weights are those before idle.
 
-`lend` bills borrowed time. A busy holder of a shared GPU may use more than its allocation. With `shared_gpus: busy` the
-excess is billed to it and taken first from the GPU's unallocated time, then from its co-holders' idle time, in
-proportion. What neither has is not billed, so the bill of a GPU never exceeds the GPU.
+`lend` bills borrowed time. A busy holder of a shared GPU may use more than its allocation. With `shared_gpus: busy`
+this excess is billed to it. The time is taken first from the GPU's unallocated time, then from the idle time of the
+other holders, in proportion. An excess beyond both is not billed, so the bill of a GPU never exceeds the GPU.
 
 `by_memory` bills MIG instances. Agents divide a GPU by compute slices: a 1g of 7 holds 1/7 of its time. With
-`mig_basis: memory` an instance pays for its memory slices instead, 1/8 each; memory without an instance is unallocated.
+`mig_basis: memory` an instance pays for its memory slices instead, 1/8 each. Memory without an instance is unallocated.
 `rebase` only moves time between holders and unheld time, so the total stays the same and no account becomes negative.
 Source of the geometry: NVIDIA MIG user guide (eight memory slices; seven compute slices, four on an A30)."""
 
@@ -37,7 +37,8 @@ K = TypeVar("K", bound=Hashable)
 def spread_shares(
     idle: Mapping[P, int], weights: Mapping[P, Mapping[K, int]]
 ) -> tuple[dict[P, dict[K, int]], dict[P, int]]:
-    """(shares per pool and key, undivided rest per pool); together they equal the idle time of every pool."""
+    """Return the shares per pool and key, and the undivided rest per pool. Together they equal the idle time of every
+    pool."""
     shares: dict[P, dict[K, int]] = {}
     left: dict[P, int] = {}
     for pool, units in idle.items():
@@ -50,7 +51,7 @@ def spread_shares(
 
 
 def whole_weights(amounts: Mapping[K, Decimal | Fraction]) -> dict[K, int]:
-    """Integers in the same proportion as exact amounts."""
+    """Return integers in the same proportion as exact amounts."""
     exact = {key: Fraction(amount) for key, amount in amounts.items()}
     unit = lcm(*(value.denominator for value in exact.values()))
     return {key: int(value * unit) for key, value in exact.items()}
@@ -65,7 +66,7 @@ class Share:
 
 
 def lend(unallocated_us: int, shares: Sequence[Share]) -> tuple[list[int], list[list[int]]]:
-    """(unallocated time taken by each borrower, idle time taken as [borrower][lender]).
+    """Return the unallocated time taken by each borrower, and the idle time taken as [borrower][lender].
 
     No holder lends more than it has, or to itself. Borrowers are served in the given order, so the caller sorts
     them."""
@@ -91,7 +92,7 @@ _PROFILE = re.compile(r"(?:\d+c\.)?(\d+)g\.(\d+)gb(?:\+\S*)?", re.IGNORECASE)
 
 
 def memory_to_compute(profile: str, gpu_model: str) -> Fraction | None:
-    """The factor from an instance's compute share to its memory share; 1 for a whole GPU.
+    """Return the factor from an instance's compute share to its memory share; 1 for a whole GPU.
 
     None if the profile, or the memory size in the model's name, cannot be parsed."""
     if not profile:
@@ -106,10 +107,11 @@ def memory_to_compute(profile: str, gpu_model: str) -> Fraction | None:
 
 
 def by_memory(lines: Sequence[UsageLine], places: Sequence[Dimension], *, with_unheld: bool) -> list[UsageLine]:
-    """Lines (grouped by `places`, `mig_profile` and others) with holders' time by memory slices.
+    """Return the lines with holders' time by memory slices. They are grouped by `places`, `mig_profile` and others.
 
-    with_unheld: whether the result includes time without a holder. Lines whose memory share cannot be determined are
-    left unchanged."""
+    with_unheld: whether the result includes time without a holder.
+
+    Lines whose memory share cannot be determined are left unchanged."""
     pools: dict[tuple[str, ...], list[UsageLine]] = {}
     for line in lines:
         pools.setdefault(tuple(line.key[name] for name in places), []).append(line)
@@ -137,7 +139,7 @@ def _pool(lines: Sequence[UsageLine], with_unheld: bool) -> list[UsageLine]:
 
 
 def _with_unallocated(lines: list[UsageLine], rest: int) -> list[UsageLine]:
-    """The lines with `rest` as the unallocated time of all lines together."""
+    """Return the lines with `rest` as the unallocated time of all lines together."""
     free = [line for line in lines if line.accounts_gpu_us.unallocated]
     if not free:
         first = lines[0]
@@ -155,10 +157,10 @@ def _with_unallocated(lines: list[UsageLine], rest: int) -> list[UsageLine]:
 
 
 def rebase(held: Mapping[K, tuple[int, Fraction]], unheld: int) -> tuple[dict[K, int], int]:
-    """(time per group, time without a holder) after each group's time is multiplied by its ratio.
+    """Return the time per group multiplied by the group's ratio, and the time without a holder.
 
-    Agents send integer microseconds, so after rounding, the groups of a full GPU may exceed it by a few microseconds;
-    these are taken back from the groups in proportion."""
+    Agents send rounded microseconds. The groups of a full GPU may therefore exceed it by a few microseconds, which are
+    taken back from the groups in proportion."""
     found = {key: int(gpu_us * ratio) for key, (gpu_us, ratio) in held.items()}
     rest = unheld + sum(gpu_us for gpu_us, _ in held.values()) - sum(found.values())
     if rest < 0:

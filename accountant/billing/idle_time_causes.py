@@ -1,17 +1,21 @@
 """Breaks idle time down into starting, gang waiting, running idle and unused guarantees.
 
-`starting`, `gang_waiting` and `running_idle` add up to a line's `allocated_idle`. A pod holds its GPU from the moment
-it is bound. Until its first container runs it is `starting`. While it runs but members of its gang that already existed
-do not, it is `gang_waiting`. Its later idle time is `running_idle`. A member that replaces another one later does not
-make the others wait. Unreported instants are not guessed: a pod without a start is `starting` only as long as it was
-seen bound and not running.
+A pod holds its GPU from the moment it is bound. Three figures add up to a line's `allocated_idle`:
 
-`reserved_unused` is an additional figure on the line of the queue (or team) that owns the guarantee: the part of the
-unallocated time of an hour that its unused guarantee reserved, by the policy in force. All lines together reserve at
+- `starting`: idle time before the pod's first container runs.
+- `gang_waiting`: idle time while the pod runs and other members of its gang, which exist already, do not. A member that
+  replaces another one later does not make the others wait.
+- `running_idle`: its later idle time.
+
+Unreported instants are not guessed. A pod without a start counts as `starting` only as long as it was seen bound and
+not running.
+
+`reserved_unused` is an additional figure on the line of the queue (or team) that owns the guarantee. It is the part of
+an hour's unallocated time that its unused guarantee reserved, by the policy in force. All lines together reserve at
 most the unallocated time of the hour.
 
-The breakdown is computed only on request, because it needs more than the hourly sums. This module queries the ledger;
-the rule for start-up is `phase_spans` below, that for guarantees is in accountant.billing.quota_usage."""
+The breakdown is computed only on request, because it needs more than the hourly sums. This module queries the ledger.
+The rule for start-up is `phase_spans` below, and the rule for guarantees is in `quota_usage`."""
 
 from __future__ import annotations
 
@@ -37,8 +41,9 @@ def broken_down(
     where: Where,
     timezone: str,
 ) -> list[UsageLine]:
-    """The lines of `ledger.usage` for the same query with their breakdown, sorted by key; with further lines for queues
-    that had a guarantee and held nothing."""
+    """Return the lines of `ledger.usage` for the same query with their breakdown, sorted by key.
+
+    Further lines are added for queues that had a guarantee and held nothing."""
     known = {_key(by, line.key): line for line in lines}
     starting: dict[Key, int] = {}
     gang_waiting: dict[Key, int] = {}
@@ -73,7 +78,8 @@ def broken_down(
 def _reserved(
     ledger: Questions, start_ms: int, end_ms: int, dimensions: Sequence[Dimension], timezone: str
 ) -> Iterable[tuple[dict[str, str], int]]:
-    """The dimension values and GPU-µs of reserved time: the queue's own values, and those of the unallocated GPUs."""
+    """Yield the dimension values and GPU-µs of reserved time: the queue's own values, and those of the unallocated
+    GPUs."""
     policies = ledger.policies(start_ms, end_ms)
     if not any(queue.deserved > 0 for version in policies for queue in version.policy.queues):
         return
@@ -126,7 +132,7 @@ class Launch(NamedTuple):
 
 
 class PhaseSpan(NamedTuple):
-    """[start_ms, end_ms) of one holder; its idle time then belongs to `phase`."""
+    """The span [start_ms, end_ms) of one holder in which its idle time belongs to `phase`."""
 
     holder: int
     phase: Phase
@@ -145,7 +151,7 @@ def gang(workload: str, place: str) -> str:
 
 
 def phase_spans(launches: Iterable[Launch]) -> list[PhaseSpan]:
-    """The start-up spans of all holders, by holder and time; those of one holder do not overlap."""
+    """Return the start-up spans of all holders, by holder and time. Those of one holder do not overlap."""
     ordered = sorted(launches, key=attrgetter("holder"))
     members: dict[str, list[Launch]] = {}
     for launch in ordered:
@@ -167,7 +173,7 @@ def phase_spans(launches: Iterable[Launch]) -> list[PhaseSpan]:
 
 
 def _there(other: Launch, running_ms: int) -> int:
-    """The instant until which a member that runs since `running_ms` waits for the other one."""
+    """Return the instant until which a member that runs since `running_ms` waits for the other one."""
     if other.created_ms is None or other.created_ms > running_ms:
         return running_ms
     return other.started_ms if other.started_ms is not None else other.observed_ms

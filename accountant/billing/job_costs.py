@@ -1,16 +1,16 @@
 """Computes the cost of jobs and their epochs.
 
-A job's time is the time that its holders held GPUs, at the price book's prices, commitments included. Each job is
-quantified separately (gputally.base.money), so its cost does not depend on the other jobs of the query. The billing
-policy, which may move start-up or idle time to other teams, applies to statements and not to jobs. The number of ledger
-queries does not depend on the number of jobs.
+A job's time is the time that its holders held GPUs. It is priced by the price book, commitments included. Each job is
+rounded separately, so its cost does not depend on the other jobs of the query. The billing policy may move start-up or
+idle time to other teams, but it applies to statements and not to jobs. The number of ledger queries does not depend on
+the number of jobs.
 
-An epoch has the time from the previous report to its own. The first epoch includes all earlier time, such as start-up;
-time after the last report belongs to no epoch yet. So late or reordered reports move time between epochs, and the
-epochs and the rest always add up to the job.
+An epoch has the time from the previous report to its own. The first epoch includes all earlier time, such as start-up.
+Time after the last report belongs to no epoch yet. Late or reordered reports therefore only move time between epochs,
+and the epochs and the rest always add up to the job.
 
 Charges are computed per hour and then divided in proportion to the GPU time that the job held in each part of the hour.
-With one price per hour, each epoch gets exactly the cost of its own time; with several prices (commitments, shared
+With one price per hour, each epoch gets exactly the cost of its own time. With several prices (commitments, shared
 GPUs) the parts still add up to the hour's cost."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from gputally.base.units import US_PER_MS, apportion
 
 
 class EpochSpan(NamedTuple):
-    """[start_ms, end_ms) of one epoch; None: the time after the last report."""
+    """The span [start_ms, end_ms) of one epoch. epoch: None for the time after the last report."""
 
     epoch: int | None
     start_ms: int
@@ -51,7 +51,7 @@ class EpochSpan(NamedTuple):
 
 
 def epoch_spans(reports: Iterable[EpochReport], start_ms: int, end_ms: int) -> list[EpochSpan]:
-    """The span, split at the reports inside (start_ms, end_ms], by instant and number.
+    """Return the span, split at the reports inside (start_ms, end_ms], by instant and number.
 
     If several epochs ended at the same instant, the one with the lowest number has the time."""
     found: list[EpochSpan] = []
@@ -69,10 +69,10 @@ Group = tuple[str, Place, str]
 
 
 def divide_by_epoch(found: Sequence[Charge], held: Sequence[Sequence[UsageLine]]) -> list[list[Charge]]:
-    """Divides each hour's charges among the epochs. Keys of the charges are hours. held: the job's usage in each epoch,
-    by hour and PRICED_BY.
+    """Divide each hour's charges among the epochs. The parts of a charge add up to it.
 
-    The parts of a charge add up to it."""
+    found: charges whose keys are hours.
+    held: the job's usage in each epoch, by hour and PRICED_BY."""
     weights: dict[Group, list[int]] = defaultdict(lambda: [0] * len(held))
     in_hour: dict[str, list[int]] = defaultdict(lambda: [0] * len(held))
     for number, lines in enumerate(held):
@@ -94,8 +94,9 @@ def divide_by_epoch(found: Sequence[Charge], held: Sequence[Sequence[UsageLine]]
 
 
 def _dealt(charges: Sequence[Charge], weights: Sequence[int]) -> list[list[Charge]]:
-    """Divides the charges of one hour, place and account in proportion to the weights. The charges are handed out one
-    after the other until each share is full."""
+    """Divide the charges of one hour, place and account in proportion to the weights.
+
+    The charges are given out one after the other until each share is full."""
     left = [charge.gpu_us for charge in charges]
     dealt: list[list[Charge]] = []
     for wanted in apportion(sum(left), weights):
@@ -109,13 +110,13 @@ BY: Final[tuple[Dimension, ...]] = ("cluster", "namespace", "job", "team", "user
 BURN_MS: Final = 5 * 60_000
 """Length of the time over which the burn rate is measured."""
 SETTLE_MS: Final = 2 * 60_000
-"""How long before the newest record that time ends, because agents do not report at the same instant."""
+"""The measured time ends this long before the newest record, because agents do not report at the same instant."""
 RATE_PLACES: Final = 6
 Where = Mapping[Dimension, Collection[str]]
 
 
 class EpochQuestions(Questions, Protocol):
-    """The queries that epochs need: accountant.storage.read_snapshot.Snapshot."""
+    """The queries that epochs need. A read snapshot of the ledger answers them."""
 
     def usage_between(
         self, edges: Sequence[int], by: Sequence[Dimension], where: Where | None = None, timezone: str = "UTC"
@@ -137,17 +138,20 @@ class JobQuestions(EpochQuestions, Protocol):
         ...
 
     def recent_span(self, until_ms: int, length_ms: int) -> Span:
-        """The newest span of about this length, ending at `until_ms` or before, that can be queried."""
+        """Return the newest span of about this length that can be queried and ends at `until_ms` or before."""
         ...
 
     def pods(
         self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
     ) -> list[KnownPod]:
-        """of: only pods of these jobs. waiting: only those without a known placement or end."""
+        """Return the pods of a span.
+
+        of: only pods of these jobs.
+        waiting: only pods without a known placement or end."""
         ...
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
-        """When these jobs held GPUs, over all time."""
+        """Return when these jobs held GPUs, over all time."""
         ...
 
     def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]: ...
@@ -172,8 +176,9 @@ def jobs(
     where: Where | None = None,
     timezone: str = "UTC",
 ) -> list[Job]:
-    """Jobs that held GPUs or had pods in [start_ms, end_ms), by cluster, namespace and name. where: a filter by teams,
-    namespaces, users or jobs; a job's time that it excludes is not counted."""
+    """Return jobs that held GPUs or had pods in [start_ms, end_ms), by cluster, namespace and name.
+
+    where: a filter by teams, namespaces, users or jobs. Time of a job that the filter excludes is not counted."""
     found = _seen(ledger, book, start_ms, end_ms, where, timezone)
     held = ledger.extents(found.keys())
     reports = _by_job(ledger.epochs(found.keys()))
@@ -189,7 +194,9 @@ def job(
     where: Where | None = None,
     timezone: str = "UTC",
 ) -> JobAnswer | None:
-    """One job; if the span starts with None, from the job's first use of a GPU. None if unknown or filtered out."""
+    """Return one job; None if it is unknown or filtered out.
+
+    If the span starts with None, it starts with the job's first use of a GPU."""
     mine: Where = {**(where or {}), **only_job(key)}
     start_ms, end_ms = span
     held = ledger.extents({key}).get(key)
@@ -228,8 +235,9 @@ def job(
 def lifetime_costs(
     ledger: JobQuestions, book: PriceBook | None, keys: Collection[JobKey], now_ms: int, timezone: str = "UTC"
 ) -> dict[JobKey, dict[str, Decimal]]:
-    """The cost of each of these jobs from its beginning until now, by GPU model. Jobs that are not fully priced, or
-    never held a GPU, are missing."""
+    """Return the cost of each of these jobs from its beginning until now, by GPU model.
+
+    Jobs that are not fully priced, or never held a GPU, are missing."""
     held = ledger.extents(keys)
     if not held:
         return {}
@@ -251,12 +259,12 @@ def lifetime_costs(
 
 
 def only_job(key: JobKey) -> Where:
-    """The filter for this job."""
+    """Return the filter for this job."""
     return {"cluster": {key.cluster}, "namespace": {key.namespace}, "job": {key.job}}
 
 
 def _only(where: Where | None) -> Collection[JobKey] | None:
-    """The jobs that a filter selects at most; None if it does not name jobs."""
+    """Return the jobs that a filter selects at most; None if it does not name jobs."""
     if where is None or not {"cluster", "namespace", "job"} <= where.keys():
         return None
     return {JobKey(*of) for of in product(where["cluster"], where["namespace"], where["job"])}
@@ -270,7 +278,7 @@ def epoch_lines(
     mine: Where,
     timezone: str,
 ) -> tuple[list[EpochSpan], list[list[PricedTime]]]:
-    """The spans between a job's reports, and the priced parts of each; together they equal the job exactly.
+    """Return the spans between a job's reports, and the priced parts of each. Together they equal the job exactly.
 
     mine: the filter for this job."""
     cut = epoch_spans(reports, *span)
@@ -299,7 +307,8 @@ def _seen(
     timezone: str,
     held_until_ms: int | None = None,
 ) -> dict[JobKey, _JobRecords]:
-    """held_until_ms: the instant after which none of the jobs held a GPU, if known."""
+    """Return the ledger's data of each job. held_until_ms: the instant after which none of the jobs held a GPU, if
+    known."""
     found: dict[JobKey, _JobRecords] = defaultdict(_JobRecords)
     for charge in charges(ledger, book, start_ms, end_ms, BY, where, timezone):
         if charge.account in ALLOCATED and charge.key[2]:
@@ -320,7 +329,7 @@ def _seen(
 
 
 def _passes(key: JobKey, pod: KnownPod, where: Where | None) -> bool:
-    """Whether a job that held nothing matches the filter; users are known only for holders."""
+    """Return whether a job that held nothing matches the filter. Users are known only for holders."""
     told = {"cluster": key.cluster, "namespace": key.namespace, "job": key.job, "team": pod.team, "queue": pod.queue}
     return all(told.get(name, "") in values for name, values in (where or {}).items())
 
@@ -369,7 +378,7 @@ def _job(
 
 
 def _parts(found: Iterable[Charge]) -> list[PricedTime]:
-    """The priced parts of one job, rounded separately from other jobs."""
+    """Return the priced parts of one job, rounded separately from other jobs."""
     return [part for several in quantify(((), charge) for charge in found).values() for part in several]
 
 
@@ -384,7 +393,7 @@ def _state(seen: _JobRecords) -> JobState:
 
 
 def _burn(seen: _JobRecords, held: tuple[int, int] | None) -> tuple[Decimal, Decimal | None]:
-    """The GPUs held, and their price per hour (None if some have no price), over the last minutes on record."""
+    """Return the GPUs held, and their price per hour (None if some have no price), over the last minutes on record."""
     since, until = seen.burnt_ms
     over_us = (until - max(since, held[0] if held else since)) * US_PER_MS
     if over_us <= 0 or not seen.burning:
@@ -397,12 +406,13 @@ def _burn(seen: _JobRecords, held: tuple[int, int] | None) -> tuple[Decimal, Dec
 
 
 def _rounded(value: Fraction) -> Decimal:
-    """A rate for display; it is never added to others."""
+    """Return a rate for display. It is never added to others."""
     return Decimal(round(value * 10**RATE_PLACES)).scaleb(-RATE_PLACES)
 
 
 def _beginning(ledger: JobQuestions, key: JobKey, held: tuple[int, int] | None, end_ms: int) -> int:
-    """When a job first held a GPU (held: the span in which it did), otherwise when its first pod was created."""
+    """Return when a job first held a GPU, or else when its first pod was created. held: the span in which it held
+    one."""
     if held is not None:
         return min(held[0], end_ms)
     created = [pod.facts.created_ms for pod in ledger.pods(0, end_ms, of={key})]

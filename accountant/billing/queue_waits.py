@@ -1,10 +1,10 @@
 """Computes how long pods waited in their queues.
 
 A pod that was never scheduled has waited until it ended, or until now. If an instant that a wait needs is unknown, the
-pod is left out of that figure; unknown is not zero.
+pod is left out of that figure, because unknown is not zero.
 
-Events after the end of the span are ignored: a pod that was placed later still waited at the end. So a past month
-always has the same result."""
+Events after the end of the span are ignored: a pod that was placed later still waited at the end. A past month
+therefore always has the same result."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ class KnownPod:
 
 @dataclass(frozen=True, slots=True)
 class PodWait:
-    """The waits of one pod. queued_ms: time in its queue, still increasing while `waiting`. starting_ms: from its
-    placement to its first container; None if unknown."""
+    """The waits of one pod.
+
+    queued_ms: time in its queue, still increasing while `waiting`.
+    starting_ms: from its placement to its first container; None if unknown."""
 
     queued_ms: int | None
     starting_ms: int | None
@@ -54,8 +56,9 @@ class WaitStatistics:
 
 
 def merged(node: PodFacts | None, cluster: PodFacts | None) -> PodFacts:
-    """Combines the facts from the pod's node and from the API server: timestamps from whichever has them, all other
-    fields from the newer observation."""
+    """Combine the facts from the pod's node and from the API server.
+
+    Timestamps come from the source that has them. All other fields come from the newer observation."""
     if node is None or cluster is None:
         one = node or cluster
         assert one is not None
@@ -67,7 +70,7 @@ def merged(node: PodFacts | None, cluster: PodFacts | None) -> PodFacts:
 
     return structs.replace(
         newer,
-        # The node sees only the nearest owner, the API server the whole chain.
+        # The node sees only the nearest owner of the pod. The API server sees the whole chain.
         owners=cluster.owners or node.owners,
         workload=cluster.workload or node.workload,
         queue_ref=queue_of(node, cluster),
@@ -80,15 +83,16 @@ def merged(node: PodFacts | None, cluster: PodFacts | None) -> PodFacts:
 
 
 def pod_wait(fact: PodFacts, now_ms: int) -> PodWait:
-    """How long a pod waited, as far as it is known."""
+    """Return how long a pod waited, as far as it is known."""
     return waited_between(fact.created_ms, fact.scheduled_ms, fact.started_ms, fact.ended_ms, now_ms)
 
 
 def waited_between(
     created_ms: int | None, scheduled_ms: int | None, started_ms: int | None, ended_ms: int | None, now_ms: int
 ) -> PodWait:
-    """Computes the waits from the instants. The clocks of two machines may differ slightly, so a negative wait becomes
-    0."""
+    """Compute the waits from the instants.
+
+    The clocks of two machines may differ slightly, so a negative wait becomes 0."""
     placed = started_ms if scheduled_ms is None else scheduled_ms
     until = placed if placed is not None else now_ms if ended_ms is None else ended_ms
     queued = None if created_ms is None else max(0, until - created_ms)
@@ -105,13 +109,14 @@ def wait_statistics(waits: Iterable[int | None]) -> WaitStatistics:
 
 
 def _rank(ordered: Sequence[int], percent: int) -> int:
-    """The nearest rank: the smallest value that is at least as large as that percentage of the values."""
+    """Return the nearest rank: the smallest value that is at least as large as that percentage of the values."""
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 
 
 def queue_of(node: PodFacts | None, cluster: PodFacts | None) -> str:
-    """The queue that a pod names, as seen by its node and the API server; `holder_origins.sql` implements the same
-    rule."""
+    """Return the queue that a pod names, as seen by its node and the API server.
+
+    `holder_origins.sql` implements the same rule."""
     if cluster is None or not cluster.queue_ref:
         return node.queue_ref if node is not None else ""
     if node is None or node.queue_ref in ("", cluster.queue_ref) or cluster.queue_ref.startswith(f"{node.queue_ref}@"):
@@ -120,7 +125,8 @@ def queue_of(node: PodFacts | None, cluster: PodFacts | None) -> str:
 
 
 def _age_rank(fact: PodFacts) -> int:
-    """Sorts facts with a settled queue first, the earliest settled one in front; then the others, newest first."""
+    """Return a sort key. Facts with a settled queue come first, the earliest settled one in front. The others follow,
+    newest first."""
     settled = getattr(fact, "queue_ms", None)
     return settled if settled is not None else UNSETTLED - fact.observed_ms
 
@@ -131,8 +137,10 @@ UNSETTLED = 9_000_000_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class WaitRow:
-    """pods: number of pods that waited in the span. waiting: those still waiting at its end; their wait so far is part
-    of `queued`."""
+    """The waits of one queue.
+
+    pods: number of pods that waited in the span.
+    waiting: number of pods still waiting at its end. Their wait so far is part of `queued`."""
 
     queue: str
     team: str
@@ -143,8 +151,9 @@ class WaitRow:
 
 
 def queue_waits(pods: Iterable[KnownPod], start_ms: int, end_ms: int, team: str | None) -> tuple[WaitRow, ...]:
-    """One row per queue, the one with the longest 95th percentile first; pods that were placed before the span are left
-    out."""
+    """Return one row per queue, the one with the longest 95th percentile first.
+
+    Pods that were placed before the span are left out."""
     groups: dict[tuple[str, str], list[PodWait]] = defaultdict(list)
     for pod in pods:
         facts = pod.facts

@@ -1,11 +1,11 @@
 """Computes what each queue used of its guaranteed quota, borrowed beyond it, or left unused.
 
-The guarantee is the policy's deserved quota at the time, counted per hour: hours in which a queue held more do not
-compensate for hours in which it held less, because an unused guarantee cannot be used later. Only queues without
+The guarantee is the policy's deserved quota at the time, counted per hour. An hour in which a queue held more does not
+compensate for an hour in which it held less, because an unused guarantee cannot be used later. Only queues without
 children hold GPUs.
 
-Unused guarantees reserve at most the unallocated time of the same hour; if less was free than all queues left unused,
-it is divided in proportion."""
+Unused guarantees reserve at most the unallocated time of the same hour. If all queues together left more unused than
+was free, the free time is divided among them in proportion."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _MILLI = 1_000
 
 @dataclass(frozen=True, slots=True)
 class QuotaRow:
-    """GPU-µs of one queue. guaranteed_us and unused_us: None if its quota was unlimited at some time.
+    """GPU-µs of one queue. guaranteed_us and unused_us are None if its quota was unlimited at some time.
 
-    within_us + borrowed_us is the time it held; within_us + unused_us is its guarantee."""
+    within_us + borrowed_us is the time it held. within_us + unused_us is its guarantee."""
 
     queue: str
     team: str
@@ -46,9 +46,8 @@ class QuotaRow:
 def quotas(
     policies: Sequence[PolicyVersion], hourly: Hours, start_ms: int, end_ms: int, tz: ZoneInfo
 ) -> tuple[QuotaRow, ...]:
-    """One row per leaf queue of the policies in force in the span, by name.
-
-    Empty if no queue has a deserved quota."""
+    """Return one row per leaf queue of the policies in force in the span, by name. Empty if no queue has a deserved
+    quota."""
     quota_of = [
         (name, milli)
         for version, _, _ in _in_force(policies, start_ms, end_ms)
@@ -71,7 +70,8 @@ def quotas(
 def leaf_quotas(
     policies: Sequence[PolicyVersion], start_ms: int, end_ms: int, tz: ZoneInfo
 ) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
-    """(guaranteed GPU-µs by leaf queue and local hour, team by leaf queue) of the policies in force in the span."""
+    """Return guaranteed GPU-µs by leaf queue and local hour, and the team by leaf queue, of the policies in force in
+    the span."""
     deserved: dict[str, dict[str, int]] = {}
     teams: dict[str, str] = {}
     for version, since, until in _in_force(policies, start_ms, end_ms):
@@ -95,7 +95,8 @@ def _row(queue: str, team: str, deserved: dict[str, int], held: dict[str, int], 
 def _in_force(
     policies: Sequence[PolicyVersion], start_ms: int, end_ms: int
 ) -> Iterable[tuple[PolicyVersion, int, int]]:
-    """Each version with the part of the span in which it was in force; the first one also applies before its start."""
+    """Yield each version with the part of the span in which it was in force. The first one also applies before its
+    start."""
     for i, version in enumerate(policies):
         since = start_ms if i == 0 else max(start_ms, version.effective_ms)
         until = min(end_ms, policies[i + 1].effective_ms) if i + 1 < len(policies) else end_ms
@@ -104,7 +105,8 @@ def _in_force(
 
 
 def _leaves(policy: Policy) -> Iterable[tuple[str, str, int]]:
-    """(queue, team, deserved in thousandths of a GPU); the team is the queue's or its nearest ancestor's."""
+    """Yield queue, team, and deserved quota in thousandths of a GPU. The team is the queue's or its nearest
+    ancestor's."""
     by_name = {queue.name: queue for queue in policy.queues}
     parents = {queue.parent for queue in policy.queues}
     for queue in policy.queues:
@@ -122,7 +124,8 @@ K = TypeVar("K", bound=Hashable)
 def unused_by_queue(
     policies: Sequence[PolicyVersion], hourly: Iterable[UsageLine], start_ms: int, end_ms: int, tz: ZoneInfo
 ) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
-    """(unused guaranteed GPU-µs by local hour and queue, team by queue); hourly: usage by queue and hour."""
+    """Return unused guaranteed GPU-µs by local hour and queue, and the team by queue. hourly: usage by queue and
+    hour."""
     deserved, teams = leaf_quotas(policies, start_ms, end_ms, tz)
     held: dict[tuple[str, str], int] = {}
     for line in hourly:
@@ -140,7 +143,7 @@ def unused_by_queue(
 def unused_by_team(
     policies: Sequence[PolicyVersion], hourly: Iterable[UsageLine], start_ms: int, end_ms: int, tz: ZoneInfo
 ) -> dict[str, dict[str, int]]:
-    """Unused guaranteed GPU-µs by local hour and team, for queues that belong to a team."""
+    """Return unused guaranteed GPU-µs by local hour and team, for queues that belong to a team."""
     by_queue, teams = unused_by_queue(policies, hourly, start_ms, end_ms, tz)
     found: dict[str, dict[str, int]] = {}
     for hour, queues in by_queue.items():
@@ -152,7 +155,7 @@ def unused_by_team(
 
 
 def reserve(free: Mapping[K, int], unused: Mapping[str, int]) -> dict[tuple[K, str], int]:
-    """For one hour: divides the unallocated time of each kind of GPU among the unused guarantees."""
+    """Divide the unallocated time of each kind of GPU in one hour among the unused guarantees."""
     taken = min(sum(free.values()), sum(unused.values()))
     if not taken:
         return {}

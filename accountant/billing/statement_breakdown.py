@@ -34,10 +34,10 @@ assert _US * 10**HOUR_PLACES == _NANO * US_PER_HOUR
 
 
 def nano_hours(total: int, gpu_us: Whole) -> Whole:
-    """`total` billionths of an hour divided in proportion to GPU-µs, as gputally.base.units.apportion does.
+    """Return `total` billionths of an hour divided in proportion to GPU-µs, as `gputally.base.units.apportion` does.
 
-    The total differs from the exact sum by rounding only, so each part differs little from its own hours and the
-    intermediate products stay small."""
+    The total differs from the exact sum by rounding only. Each part therefore differs little from its own hours, and
+    the intermediate products stay small."""
     whole = int(gpu_us.sum())
     off = _US * total - _NANO * whole
     if not whole or abs(off) > _US or whole * (_US + abs(off)) >= _FITS or int(gpu_us.max()) >= _FITS // _NANO:
@@ -50,8 +50,10 @@ def nano_hours(total: int, gpu_us: Whole) -> Whole:
 
 
 def minor_units(price: Decimal, nano: Whole, total: int, places: int) -> Whole:
-    """The cost of each of these quantities, in units with so many decimals that add up to `total`, as
-    gputally.base.money.payable does. Raises ValueError for a total that no rounding of the parts gives."""
+    """Return the cost of each of these quantities, in units with so many decimals that add up to `total`.
+
+    The result equals that of `gputally.base.money.payable`. Raises ValueError for a total that no rounding of the parts
+    gives."""
     exponent = int(price.as_tuple().exponent)
     scale = max(0, HOUR_PLACES - exponent - places)
     per_nano = int(price.scaleb(scale + places - HOUR_PLACES))
@@ -66,7 +68,7 @@ def minor_units(price: Decimal, nano: Whole, total: int, places: int) -> Whole:
 
 
 def _with_missing(parts: Whole, left: Whole, missing: int) -> Whole:
-    """Adds one to the parts with the largest remainders; ties in their order."""
+    """Add one to the parts with the largest remainders. Ties go in their order."""
     if missing:
         parts[np.argsort(-left, kind="stable")[:missing]] += 1
     return parts
@@ -94,8 +96,11 @@ _NONE: Final[Whole] = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class LineFilter:
-    """A choice of statement lines. team, gpu_model, capacity_type, price_row: None for all. accounts: empty for all.
-    payers: leave out lines that no team pays for."""
+    """A choice of statement lines.
+
+    team, gpu_model, capacity_type, price_row: None for all.
+    accounts: empty for all.
+    payers: whether lines that no team pays for are left out."""
 
     team: str | None = None
     accounts: frozenset[Account] = frozenset()
@@ -117,8 +122,10 @@ class LineFilter:
 
 @dataclass(frozen=True, slots=True)
 class ItemAmount:
-    """A line, or an item of one. cost: exact, None if unpriced. amount: payable, in minor units; None without a price
-    or a price book."""
+    """A line, or an item of one.
+
+    cost: exact, None if unpriced.
+    amount: payable, in minor units; None without a price or a price book."""
 
     gpu_us: int
     gpu_hours: Decimal
@@ -137,7 +144,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All items of one key. mean: amount is None only if the whole row is unpriced."""
+    """All items of one key. The amount of `part` is None only if the whole row is unpriced."""
 
     key: tuple[str, ...]
     part: ItemAmount
@@ -146,8 +153,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class _DividedLine:
-    """A line divided by key: indices of keys (`_LATE` for the late difference), µs, billionths of an hour, and payable
-    minor units, None if the line has none."""
+    """A line divided by key: indices of keys, µs, billionths of an hour, and payable minor units.
+
+    key: `_LATE` for the late difference.
+    amounts: None if the line has none."""
 
     line: StatementLine
     key: Whole
@@ -165,7 +174,11 @@ class _DividedLine:
 
 @dataclass(frozen=True, slots=True)
 class Itemised:
-    """An itemised figure. lines: its statement lines, in their order. whole: their sum. cuts: the lines divided by key;
+    """An itemised figure.
+
+    lines: its statement lines, in their order.
+    whole: their sum.
+    cuts: the lines divided by key.
     places: decimals of the currency."""
 
     lines: tuple[tuple[StatementLine, ItemAmount], ...]
@@ -185,7 +198,7 @@ class Itemised:
         return self.dearest(None)[0]
 
     def dearest(self, most: int | None) -> tuple[list[Row], Row | None, int]:
-        """The first `most` of `rows`, the others as one row without a key, and their number."""
+        """Return the first `most` of `rows`, the others as one row without a key, and the number of these others."""
         numbers, order = self._ranked()
         shown = order[:most]
         place = {number: at for at, number in enumerate(numbers[shown].tolist())}
@@ -226,14 +239,14 @@ class Itemised:
 
 
 def accounts_named(name: str) -> frozenset[Account]:
-    """The accounts for a name: `allocated` stands for three accounts, "" for all."""
+    """Return the accounts for a name: `allocated` stands for three accounts, "" for all."""
     if name == "allocated":
         return ALLOCATED
     return frozenset((name,)) if name else frozenset()  # type: ignore[arg-type]  # checked where it is read
 
 
 def itemise(stated: Statement, figure: LineFilter, groups: Groups) -> Itemised:
-    """Itemises the lines of a figure. groups: the bills of the statement's span."""
+    """Itemise the lines of a figure. groups: the bills of the statement's span."""
     places = minor_places(stated.currency) if stated.currency is not None else 0
     lines: list[tuple[StatementLine, ItemAmount]] = []
     cuts: list[_DividedLine] = []
@@ -247,7 +260,7 @@ def itemise(stated: Statement, figure: LineFilter, groups: Groups) -> Itemised:
 
 
 def total(parts: Iterable[ItemAmount]) -> ItemAmount:
-    """The sum; parts without a price count only in the time."""
+    """Return the sum. Parts without a price count only in the time."""
     found = list(parts)
     costs = [part.cost for part in found if part.cost is not None]
     amounts = [part.amount for part in found if part.amount is not None]
@@ -260,11 +273,11 @@ def total(parts: Iterable[ItemAmount]) -> ItemAmount:
 
 
 def _cut(line: StatementLine, whole: ItemAmount, key: Whole, gpu_us: Whole, places: int) -> _DividedLine:
-    """Divides a line. Hours and amounts by largest remainder, ties to the earlier key."""
+    """Divide a line. Hours and amounts are divided by largest remainder, with ties to the earlier key."""
     hours = int(line.gpu_hours.scaleb(HOUR_PLACES))
     off = abs(int(gpu_us.sum()) - line.gpu_us)
     if len(key) and line.detail == "spread" and 0 < off < MS_PER_SECOND * US_PER_MS:
-        # Each key's idle time is divided over the teams separately, so by rounding a microsecond may go to another
+        # The idle time of each key is divided over the teams separately. By rounding, a microsecond may go to another
         # team.
         gpu_us = np.array(apportion(line.gpu_us, gpu_us.tolist()), dtype=np.int64)
     if len(key) and int(gpu_us.sum()) == line.gpu_us:

@@ -2,11 +2,11 @@
 
 Invariants:
 - Every GPU-microsecond of the month's capacity is on exactly one line, by the paying team and its account.
-- Hours have nine decimals and add up; a line's cost is exactly its unit price times its hours. Only payable amounts are
+- Hours have nine decimals and add up. A line's cost is exactly its unit price times its hours. Only payable amounts are
   rounded, to the currency's minor unit, so that the teams' amounts add up to the total.
-- The amount due is the payable amount plus corrections of closed months plus credits and charges booked in this one.
+- The amount due is the payable amount, plus corrections of closed months, plus credits and charges booked in this one.
 - Equal records, price book and policies give equal bytes, for any order of arrival. The bytes of a closed month are
-  stored (accountant.bookkeeping.bookkeeper) and contain the hash of the previous month."""
+  stored and contain the hash of the previous month."""
 
 from __future__ import annotations
 
@@ -32,9 +32,12 @@ Status = Literal["open", "closed"]
 class StatementLine:
     """GPU time that one team pays for, in one account, on one kind of GPU at one price.
 
-    detail: see accountant.billing.usage_pricing.Detail. gpu_hours: nine decimals. unit_price and price_row: None if not
-    billed (down, unmetered) or unpriced. cost: 0 if the account is not billed, None if a price is missing. In a
-    correction all figures are differences and may be negative; unpriced time counts as 0 there."""
+    detail: see `usage_pricing.Detail`.
+    gpu_hours: nine decimals.
+    unit_price, price_row: None if the time is not billed (down, unmetered) or unpriced.
+    cost: 0 if the account is not billed, None if a price is missing.
+
+    In a correction all figures are differences and may be negative. Unpriced time counts as 0 there."""
 
     team: str
     account: Account
@@ -52,7 +55,8 @@ class StatementLine:
 class Correction:
     """A change of a closed month that is booked in this one: the old amount reversed and the new one, as one line.
 
-    month: the closed month. amount: the difference of the cost in minor units."""
+    month: the closed month.
+    amount: the difference of the cost in minor units."""
 
     month: str
     booked_in: str
@@ -79,7 +83,7 @@ class Adjustment:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """Who closed the month and when. acknowledged: the objections at that time, as text."""
+    """Who closed the month and when. acknowledged: the objections that existed at that time, as text."""
 
     at_ms: int
     who: str
@@ -101,12 +105,15 @@ NOTHING_BESIDE = UnmeteredItems()
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """The lines of one span, with the inputs needed to compute them again. month: set also for a month in progress.
+    """The lines of one span, with the inputs needed to compute them again.
 
-    cost: exact sum of the priced lines. payable: per team, in minor units, adding up to payable_total (None without a
-    price book). unpriced_gpu_us: billed time without a price, which is in no amount. commitments: lines of GPU time
-    that was paid for in advance and not used; of all totals only `due` includes them. due: payable plus these (rounded
-    likewise), corrections and adjustments, adding up to due_total. previous_hash: hash of the previous closed month."""
+    month: set also for a month in progress.
+    cost: exact sum of the priced lines.
+    unpriced_gpu_us: billed time without a price, which is in no amount.
+    payable: per team, in minor units. It adds up to payable_total (None without a price book).
+    commitments: lines of GPU time that was paid for in advance and not used. Of all totals only `due` includes them.
+    due: payable plus these commitments (rounded likewise), corrections and adjustments. It adds up to due_total.
+    previous_hash: hash of the previous closed month."""
 
     start_ms: int
     end_ms: int
@@ -153,7 +160,7 @@ def build(
     beside: UnmeteredItems = NOTHING_BESIDE,
     unused: Iterable[Charge] = (),
 ) -> Statement:
-    """The open statement of a span, from all its charges with any grouping that begins with the team.
+    """Return the open statement of a span, from all its charges with any grouping that begins with the team.
 
     unused: unused commitments, by owner.
 
@@ -193,8 +200,9 @@ def build(
 
 
 def for_teams(whole: Statement, teams: Collection[str]) -> Statement:
-    """The part of a cluster's statement that concerns these teams, with the same lines and amounts as in the whole, so
-    that all readers see equal figures."""
+    """Return the part of a cluster's statement that concerns these teams.
+
+    It has the same lines and amounts as the whole, so that all readers see equal figures."""
     lines = tuple(line for line in whole.lines if line.team in teams)
     commitments = tuple(line for line in whole.commitments if line.team in teams)
     amounts = {team: amount for team, amount in whole.payable.items() if team in teams}
@@ -281,7 +289,8 @@ def _totals(
 
 
 def _by_owner(commitments: Iterable[StatementLine], currency: str | None) -> dict[str, Decimal]:
-    """Minor units per owner, each rounded separately, so that a team sees the same amount as the whole cluster."""
+    """Return minor units per owner, each rounded separately, so that a team sees the same amount as the whole
+    cluster."""
     owed: dict[str, Decimal] = {}
     for line in commitments:
         owed[line.team] = exact_sum([owed.get(line.team, Decimal(0)), line.cost or Decimal(0)])
@@ -293,10 +302,10 @@ def _by_owner(commitments: Iterable[StatementLine], currency: str | None) -> dic
 
 
 def canonical(statement: Statement) -> bytes:
-    """The statement as JSON with sorted keys, no spaces, and decimals as plain text: one line of UTF-8."""
+    """Return the statement as JSON with sorted keys, no spaces, and decimals as plain text: one line of UTF-8."""
     content = {"schema": SCHEMA, **asdict(statement)}
     if not statement.commitments:
-        del content["commitments"]  # as in statements of releases without commitments, whose bytes are stored
+        del content["commitments"]  # as in the stored bytes of releases without commitments
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=as_text).encode()
 
 
@@ -304,7 +313,7 @@ _STATEMENT = TypeAdapter(Statement)
 
 
 def from_canonical(content: bytes) -> Statement:
-    """The statement with these `canonical` bytes. Raises ValueError for any other bytes."""
+    """Return the statement with these `canonical` bytes. Raises ValueError for any other bytes."""
     found = _STATEMENT.validate_json(content)
     if canonical(found) != content:
         raise ValueError("not the canonical form of a statement")
@@ -312,7 +321,7 @@ def from_canonical(content: bytes) -> Statement:
 
 
 def as_text(value: object) -> str:
-    """An amount as JSON text. Raises TypeError for any other type."""
+    """Return an amount as JSON text. Raises TypeError for any other type."""
     if isinstance(value, Decimal):
         return plain(value)
     raise TypeError(f"no canonical form for {type(value).__name__}")
@@ -323,10 +332,11 @@ Entry: TypeAlias = tuple[Account, int, Decimal | None]
 
 
 def payable_lines(stated: Statement) -> list[tuple[StatementLine, Entry]]:
-    """The statement's lines with their costs in minor units (None: unpriced).
+    """Return the statement's lines with their costs in minor units (None: unpriced).
 
     Each team's payable amount is apportioned to its lines once. Every table sums these amounts, so the rows and columns
-    of all tables agree to the cent; rounding each table separately would not (the two-dimensional rounding problem)."""
+    of all tables agree to the cent. Rounding each table separately would not achieve this (the two-dimensional rounding
+    problem)."""
     amounts: dict[int, Decimal] = {}
     if stated.currency is not None:
         currency = stated.currency

@@ -1,15 +1,15 @@
 """Prices usage: splits it where prices change and returns exact charges, as lines or columns.
 
-The span is split where a price changes (the ledger splits where a policy does); within a piece every GPU has one price
-or none. Time is added as integers first and priced afterwards, so the result does not depend on how the time was split.
-Only commitments are computed per hour, or part of an hour at the ends of the span.
+The span is split where a price changes. (The ledger splits it where a policy does.) Within a piece every GPU has one
+price or none. Time is added as integers first and priced afterwards, so the result does not depend on how the time was
+split. Only commitments are computed per hour, or part of an hour at the ends of the span.
 
-Held time (busy, idle and unknown) is billed to its holder; if idle time were free, holding GPUs would cost nothing.
+Held time (busy, idle and unknown) is billed to its holder. If idle time were free, holding GPUs would cost nothing.
 Unallocated time is priced too and stays in `__idle__`, so that the lines add up to the price of the working capacity.
-Unmetered time and down time are never billed. Billed time without a price is listed as unpriced; a sum that contains
-unpriced time is None.
+Unmetered time and down time are never billed. Billed time without a price is listed as unpriced, and a sum that
+contains unpriced time is None.
 
-Amounts are not rounded here; gputally.base.money rounds them once."""
+Amounts are not rounded here. `gputally.base.money` rounds them once."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Charge:
 
 
 def pieces(book: PriceBook | None, start_ms: int, end_ms: int) -> list[Span]:
-    """The span, split where a price changes, in order."""
+    """Return the span, split where a price changes, in order."""
     return list(pairwise((start_ms, *(book.cuts(start_ms, end_ms) if book is not None else ()), end_ms)))
 
 
@@ -96,10 +96,12 @@ def charges(
     where: Mapping[Dimension, Collection[str]] | None = None,
     timezone: str = "UTC",
 ) -> list[Charge]:
-    """Every account of every group with its price, over [start_ms, end_ms), sorted, without empty charges.
+    """Return every account of every group with its price, over [start_ms, end_ms), sorted, without empty charges.
 
-    Their gpu_us add up to the capacity of the span. Without a price book everything is unpriced. Time covered by a
-    commitment has its rate; to determine it, the whole cluster is counted per hour, whatever the groups."""
+    Their gpu_us add up to the capacity of the span. Without a price book everything is unpriced.
+
+    Time covered by a commitment has the commitment's rate. To determine this time, the whole cluster is counted per
+    hour, for any grouping."""
     if book is None or not book.commits(start_ms, end_ms):
         return _at_rows(ledger, book, start_ms, end_ms, by, where, timezone)
     fine: tuple[Dimension, ...] = tuple(dict.fromkeys((*by, *(where or {}), "team", "hour")))
@@ -119,7 +121,9 @@ def charges(
 def _at_commitments(
     found: Sequence[Charge], commitments: Sequence[Committed], lengths: Mapping[str, int], hour: int, team: int
 ) -> list[Charge]:
-    """Charges with the parts that commitments cover as separate charges. hour, team: their indices in the keys."""
+    """Return the charges, in which the parts that commitments cover are separate charges.
+
+    hour, team: their indices in the keys."""
     left = list(found)
     done: list[Charge] = []
     for one in commitments:
@@ -164,7 +168,7 @@ def _at_rows(
                 prices[place] = book.unit_price(place.gpu_model, start, *place[1:]) if book else None
             row = prices[place]
             if by_slices and memory_to_compute(line.key["mig_profile"], place.gpu_model) is None:
-                row = None  # the part of the GPU that this instance has is unknown
+                row = None  # it is unknown which part of the GPU this instance has
             row_id = row.id if row else ""
             rows[row_id] = row
             key = tuple(line.key[name] for name in by)
@@ -217,18 +221,18 @@ class PricedTime:
 
     @property
     def cost(self) -> Decimal | None:
-        """unit_price × gpu_hours, exactly; 0 if not billed; None if unpriced."""
+        """unit_price × gpu_hours, exactly; 0 if not billed, None if unpriced."""
         if not self.billed:
             return Decimal(0)
         return None if self.unit_price is None else exact_product(self.unit_price, self.gpu_hours)
 
 
 def quantify(items: Iterable[tuple[K, Charge]]) -> dict[K, list[PricedTime]]:
-    """GPU-hours with nine decimals per group and price, groups in order; an item is a pair of group and charge.
+    """Return GPU-hours with nine decimals per group and price, groups in order. An item is a pair of group and charge.
 
-    All quantities add up to the total, which is rounded once. It is apportioned to the price rows first and then within
-    each row to the groups. So for one set of charges, the cost of a row and the total cost are the same for every
-    grouping."""
+    All quantities add up to the total, which is rounded once. The total is apportioned to the price rows first, and
+    then within each row to the groups. For one set of charges, the cost of a row and the total cost are therefore the
+    same for every grouping."""
     buckets: dict[str, dict[K, int]] = {}
     prices: dict[str, Decimal | None] = {}
     for group, charge in items:
@@ -251,7 +255,7 @@ def total_cost(parts: Collection[PricedTime]) -> Decimal | None:
 
 
 def coverage(items: Iterable[Charge]) -> float:
-    """Metered share of the capacity without down time, as in accountant.ledger.protocols.Ledger.coverage."""
+    """Return the metered share of the capacity without down time, see `Ledger.coverage`."""
     sums: dict[Account, int] = {}
     for charge in items:
         sums[charge.account] = sums.get(charge.account, 0) + charge.gpu_us
@@ -273,7 +277,7 @@ def cost(
     where: Mapping[Dimension, Collection[str]] | None = None,
     timezone: str = "UTC",
 ) -> CostAnswer:
-    """Billed time and its exact cost per group over [start_ms, end_ms): all groups, sorted by key.
+    """Return billed time and its exact cost per group over [start_ms, end_ms): all groups, sorted by key.
 
     Lines add up to `total`, which does not depend on `by`."""
     found = charges(ledger, book, start_ms, end_ms, by, where, timezone)
