@@ -1,12 +1,12 @@
 """Executes bookkeeping acts: queries the ledger, applies the rules, writes the journal.
 
-The rules are in accountant.bookkeeping.month_closing and corrections_and_adjustments; the classes here pass them the
-ledger's data and record the resulting acts. The statement of a closed month comes from its stored bytes, never from the
-ledger again. Corrections, adjustments and credits do not change statement lines. An act is recorded only if the journal
-has not changed since its author read it.
+The rules are in `month_closing` and `corrections_and_adjustments`. The classes here pass them the ledger's data and
+record the resulting acts. The statement of a closed month comes from its stored bytes, never from the ledger again.
+Corrections, adjustments and credits do not change statement lines. An act is recorded only if the journal has not
+changed since its author read it.
 
-`fold_acts` derives the state from the acts. The content of these acts is encoded and decoded only in this module;
-content that was recorded stays readable in later releases."""
+`fold_acts` derives the state from the acts. The content of these acts is encoded and decoded only in this module.
+Content that was recorded stays readable in later releases."""
 
 from __future__ import annotations
 
@@ -85,7 +85,10 @@ class Journalled(Ledger, Journal, Protocol):
 
 
 class _Books:
-    """Base of the classes below. timezone: of the months. books: returns the state after all acts."""
+    """Base of the classes below.
+
+    timezone: of the months.
+    books: returns the state after all acts."""
 
     def __init__(
         self, ledger: Journalled, prices: Prices, clock: Clock, timezone: str, books: Callable[[], ClosedMonths]
@@ -110,14 +113,14 @@ class Invoices(_Books):
             raise CannotClose(str(error)) from error
 
     def newest(self, month: Month) -> KeptInvoice | None:
-        """The newest stored invoice of that month."""
+        """Return the newest stored invoice of that month."""
         acts = self._ledger.acts("invoiced", subject=str(month))
         if not acts:
             return None
         return KeptInvoice(act=acts[-1].number, invoice=Invoice.model_validate_json(acts[-1].content))
 
     def keep(self, month: Month, invoice: Invoice, who: str, reason: str) -> None:
-        """Stores the invoice; an identical one is stored only once. Raises CannotClose."""
+        """Store the invoice. An identical one is stored only once. Raises CannotClose."""
         self.reconcile(month, invoice)
         known = self.newest(month)
         if known is None or known.invoice != invoice:
@@ -128,8 +131,10 @@ class Invoices(_Books):
         return NewAct(self._clock.wall_ms(), "invoiced", str(month), who, reason, invoice.model_dump_json())
 
     def true_up(self, month: Month, invoice: Invoice) -> tuple[ComposedPriceBook, ComposedPriceBook]:
-        """(the price book of the month, the price book in force) after a true-up with the invoice; the same one for an
-        open month. Raises CannotClose."""
+        """Return the price book of the month and the price book in force after a true-up with the invoice. Raises
+        CannotClose.
+
+        For an open month, both are the same."""
         self.reconcile(month, invoice)  # raises if the invoice is refused
         own = self._of(month)
         try:
@@ -144,7 +149,7 @@ class Invoices(_Books):
         return self.made(own.base, _with(own.true_ups, found)), in_force
 
     def standing(self, without: Month | None = None) -> list[TrueUp]:
-        """The true-ups that apply to the price book in force: those of months that are not published."""
+        """Return the true-ups that apply to the price book in force: those of months that are not published."""
         latest, books = self._prices.latest, self._books()
         found = []
         for one in latest.true_ups if latest is not None else ():
@@ -154,7 +159,7 @@ class Invoices(_Books):
         return found
 
     def made(self, base: PriceBook, true_ups: Iterable[TrueUp]) -> ComposedPriceBook:
-        """The price book with these true-ups. Raises CannotClose if one cannot be applied."""
+        """Return the price book with these true-ups. Raises CannotClose if one cannot be applied."""
         book, ordered = base, tuple(sorted(true_ups, key=lambda one: one.month))
         for one in ordered:
             month = Month.parse(one.month)
@@ -180,7 +185,7 @@ class Invoices(_Books):
 
 
 def _with(true_ups: Iterable[TrueUp], new: TrueUp) -> list[TrueUp]:
-    """The true-ups with the rates of one more invoice."""
+    """Return the true-ups with the rates of one more invoice."""
     of_month = {one.month: one for one in true_ups}
     return list((of_month | {new.month: new.after(of_month.get(new.month))}).values())
 
@@ -196,8 +201,9 @@ _ADJUSTMENT = TypeAdapter(Adjustment)
 
 
 def fold_acts(acts: Iterable[Act], seen: int) -> ClosedMonths:
-    """The state after acts of the kinds in `ENTRIES`, in the order of recording. seen: the number of the last act of
-    any kind."""
+    """Return the state after acts of the kinds in `ENTRIES`, in the order of recording.
+
+    seen: the number of the last act of any kind."""
     closed: dict[str, ClosedMonth] = {}
     corrections: list[Correction] = []
     adjustments: list[Adjustment] = []
@@ -254,7 +260,7 @@ def closing(final: Statement) -> NewAct:
 
 
 def repricing(month: str, version: str, who: str, reason: str, at_ms: int) -> NewAct:
-    """The act after which the closed month is corrected by that version of the price book."""
+    """Return the act that corrects the closed month by that version of the price book."""
     return NewAct(at_ms, "repriced", month, who, reason, json.dumps({"priced_by": version}))
 
 
@@ -286,7 +292,7 @@ class Credits(_Books):
 
     @retry_when_books_moved
     def adjust(self, new: NewAdjustment, who: str) -> Adjustment:
-        """Books an approved credit or charge in the open month. Raises CannotClose."""
+        """Book an approved credit or charge in the open month. Raises CannotClose."""
         book = self._prices.current
         if book is None:
             raise CannotClose("without a price book there is no currency to adjust in")
@@ -297,7 +303,7 @@ class Credits(_Books):
         return adjustment
 
     def preview(self, span: NodeSpan) -> list[CreditLine]:
-        """The credit for a node, by team, without booking it. Raises CannotClose."""
+        """Return the credit for a node, by team, without booking it. Raises CannotClose."""
         month = Month.of(span.start_ms, self._zone)
         if span.end_ms > month.span(self._zone)[1]:
             raise CannotClose(f"a credit is about one month: end it with {month}, and book the rest by itself")
@@ -313,7 +319,7 @@ class Credits(_Books):
 
     @retry_when_books_moved
     def credit(self, span: NodeSpan, who: str, reason: str, approved_by: str) -> list[Adjustment]:
-        """Books the credit for a node: one per team that was billed for it, all or none. Raises CannotClose."""
+        """Book the credit for a node: one per team that was billed for it, all or none. Raises CannotClose."""
         books = self._books()
         lines = [line for line in self.preview(span) if line.amount]
         book, month = self._prices.current, str(Month.of(span.start_ms, self._zone))
@@ -339,7 +345,7 @@ class Credits(_Books):
 
 
 def _booked(new: NewAdjustment, number: int, booked_in: str, currency: str, who: str, at_ms: int) -> Adjustment:
-    """accountant.bookkeeping.corrections_and_adjustments.booked. Raises CannotClose."""
+    """Return the adjustment to book, see `corrections_and_adjustments.booked`. Raises CannotClose."""
     try:
         return booked(new, number=number, booked_in=booked_in, currency=currency, who=who, at_ms=at_ms)
     except ValueError as error:
@@ -356,9 +362,11 @@ class BookkeepingLedger(Journalled, Protocol):
 
 
 class Bookkeeper:
-    """Closes, reopens, publishes, corrects and prices months. timezone: of the months. grace_days: how long after its
-    end a month waits for late records. look_back: number of recent closed months that are always checked for late
-    records."""
+    """Closes, reopens, publishes, corrects and prices months.
+
+    timezone: of the months.
+    grace_days: how long after its end a month waits for late records.
+    look_back: number of recent closed months that are always checked for late records."""
 
     def __init__(
         self, ledger: BookkeepingLedger, clock: Clock, timezone: str = "UTC", grace_days: int = 5, look_back: int = 12
@@ -384,7 +392,7 @@ class Bookkeeper:
         return self._books
 
     def closed_ms(self) -> int:
-        """The end of the newest closed month, 0 if there is none; labels of time before it do not change."""
+        """The end of the newest closed month, 0 if there is none. Labels of time before it do not change."""
         latest = self.books().latest
         return Month.parse(latest.month).span(self._zone)[1] if latest else 0
 
@@ -398,7 +406,10 @@ class Bookkeeper:
         return "open" if now < end else "grace" if now < end + self._grace_ms else "due"
 
     def month(self, month: Month, teams: Collection[str] | None = None) -> Statement:
-        """The statement of a month: the stored bytes if it is closed, otherwise from the present records, up to now.
+        """Return the statement of a month.
+
+        For a closed month these are the stored bytes. For an open month it is computed from the present records, up to
+        now.
 
         teams: None for the whole cluster."""
         whole = self.kept(month)
@@ -420,19 +431,20 @@ class Bookkeeper:
         return booked_later(self.books(), month)
 
     def priced_by(self, kept: Statement | None) -> PriceBook | None:
-        """The price book of a stored statement; for None the one in force."""
+        """Return the price book of a stored statement. For None, return the one in force."""
         return self.prices.current if kept is None else self.prices.of(kept.price_book_version)
 
     def standing(self, month: Month) -> list[Objection]:
-        """The objections that closing this month would have to acknowledge."""
+        """Return the objections that someone has to acknowledge to close this month."""
         books = self.books()
         if books.of(str(month)) is not None:
             return []
         return self._objections(self._open(month, books, self.prices.current), month, books)
 
     def preview(self, month: Month, book: PriceBook) -> tuple[Statement, Statement]:
-        """The month's lines at the present prices and at the prices of `book`; for a closed month from the present
-        records, with all corrections."""
+        """Return the month's lines at the present prices, and at the prices of `book`.
+
+        For a closed month both are computed from the present records, with all corrections."""
         books = self.books()
         closed = books.of(str(month))
         if closed is not None:
@@ -445,8 +457,9 @@ class Bookkeeper:
         return self.invoices.reconcile(month, invoice)
 
     def close(self, month: Month, who: str, reason: str = "", acknowledged: Sequence[str] = ()) -> ClosedMonth:
-        """Closes the month and stores its statement. Open proposals for earlier months have to be acknowledged. Raises
-        CannotClose."""
+        """Close the month and store its statement. Raises CannotClose.
+
+        Open proposals for earlier months have to be acknowledged."""
         end = month.span(self._zone)[1]
         now = self._clock.wall_ms()
         books = self.books()
@@ -472,7 +485,7 @@ class Bookkeeper:
         record(self._ledger, [NewAct(self._clock.wall_ms(), "reopened", str(month), who, reason)], books.seen)
 
     def publish(self, month: Month, who: str, reason: str = "") -> ClosedMonth:
-        """Publishes the closed month, which can then not be reopened. Raises CannotClose."""
+        """Publish the closed month. It can then not be reopened. Raises CannotClose."""
         books = self.books()
         found = books.of(str(month))
         if found is None:
@@ -482,7 +495,7 @@ class Bookkeeper:
         return self._closed(month)
 
     def correct(self, who: str) -> list[Correction]:
-        """Accepts all proposals for all closed months, on behalf of an administrator; returns the new corrections."""
+        """Accept all proposals for all closed months on behalf of an administrator. Returns the new corrections."""
         books = self.books()
         after, acts = self._corrected(books, who, books.closed)
         if acts:
@@ -491,8 +504,10 @@ class Bookkeeper:
         return list(after.corrections[len(books.corrections) :])
 
     def proposals(self, month: Month | None = None) -> list[Proposal]:
-        """The late changes that wait for a decision: of the given closed month, or without one of the newest closed
-        month and of those with a proposal at the last check."""
+        """Return the late changes that wait for a decision.
+
+        With `month` these are the changes of this closed month. Without it they are those of the newest closed month,
+        and of the months with a proposal at the last check."""
         books = self.books()
         known = {one.month for one in self.waiting} | {one.month for one in books.closed[-self._look_back :]}
         asked = [one for one in books.closed if one.month == str(month) or (month is None and one.month in known)]
@@ -501,8 +516,9 @@ class Bookkeeper:
         return found
 
     def look_lately(self) -> list[Proposal]:
-        """New proposals of the newest closed months and of one older month, in rotation. The check is exact, and its
-        cost does not grow with the number of closed months."""
+        """Return new proposals of the newest closed months and of one older month, in rotation.
+
+        The check is exact, and its cost does not grow with the number of closed months."""
         books = self.books()
         older, newest = books.closed[: -self._look_back], books.closed[-self._look_back :]
         self._turn += 1
@@ -561,7 +577,7 @@ class Bookkeeper:
         self._waiting = tuple(one for one in self._waiting if one.month != done.month)
 
     def take_file(self, book: PriceBook, path: str) -> BookVersion | None:
-        """Puts the price book's file in force if it has changed; months with invoice rates keep these. Raises
+        """Put the price book's file in force if it has changed. Months with invoice rates keep these. Raises
         CannotClose."""
         with self.prices.deciding:
             if self.prices.filed(book):
@@ -573,8 +589,9 @@ class Bookkeeper:
         return self.invoices.made(book, self.invoices.standing())
 
     def reprice(self, month: Month, book: PriceBook, who: str, reason: str) -> list[Correction]:
-        """Puts a book in force; if the month is closed it is corrected by it, and no longer uses invoice rates. Returns
-        the new corrections. Raises CannotClose."""
+        """Put a book in force and return the new corrections. Raises CannotClose.
+
+        If the month is closed, it is corrected by this book and no longer uses invoice rates."""
         if not reason.strip():
             raise CannotClose("a re-pricing needs a reason")
         with self.prices.deciding:
@@ -582,8 +599,9 @@ class Bookkeeper:
             return self._priced(month, ComposedPriceBook(book, book), made, who, reason)
 
     def true_up(self, month: Month, invoice: Invoice, who: str, reason: str) -> tuple[PriceBook, list[Correction]]:
-        """Prices the month by the invoice's rates; returns its new book, and corrections if it is closed. Raises
-        CannotClose."""
+        """Price the month by the invoice's rates. Raises CannotClose.
+
+        Returns the month's new book, and the corrections if the month is closed."""
         if not reason.strip():
             raise CannotClose("a true-up needs a reason")
         with self.prices.deciding:
@@ -600,7 +618,7 @@ class Bookkeeper:
         reason: str,
         before: Sequence[NewAct] = (),
     ) -> list[Correction]:
-        """Puts a book in force and corrects a closed month by the month's own book. All acts are recorded together."""
+        """Put a book in force, and correct a closed month by the month's own book. All acts are recorded together."""
         now = self._clock.wall_ms()
         books = self.books()
         closed = books.of(str(month))
@@ -619,8 +637,8 @@ class Bookkeeper:
         return list(after.corrections[len(books.corrections) :])
 
     def _open(self, month: Month, books: ClosedMonths, book: PriceBook | None) -> Statement:
-        """The statement of a month from the present records, with the items booked in it; for the current month up to
-        now."""
+        """Return the statement of a month from the present records, with the items booked in it. The current month
+        counts up to now."""
         start, end = month.span(self._zone)
         end = max(start, min(end, self._clock.wall_ms()))
         return build(
@@ -637,8 +655,9 @@ class Bookkeeper:
     def _corrected(
         self, books: ClosedMonths, who: str, months: Sequence[ClosedMonth], new: PriceBook | None = None
     ) -> tuple[ClosedMonths, list[NewAct]]:
-        """The state with late changes of closed months, and the acts that book them. new: a book that is not recorded
-        yet and that a month may name."""
+        """Return the state with late changes of closed months, and the acts that book them.
+
+        new: a book that is not recorded yet and that a month may name."""
         acts: list[NewAct] = []
         corrections = list(books.corrections)
         booked_in = books.open_month()
@@ -682,8 +701,10 @@ class Bookkeeper:
 
 
 def _span(record: Quarantined) -> tuple[int, int]:
-    """The first and last millisecond of a record that was not booked: an interval's span; for a pod's facts, all their
-    instants, or the time of arrival if they have none."""
+    """Return the first and last millisecond of a record that was not booked.
+
+    For an interval this is its span. For a pod's facts these are the first and last of their instants, or the time of
+    arrival if they have none."""
     content = json.loads(record.content)
     if "start_ms" in content and "end_ms" in content:
         instants = [content["start_ms"], content["end_ms"] - 1]

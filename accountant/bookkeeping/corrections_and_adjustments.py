@@ -1,21 +1,20 @@
 """Turns late records into proposals and correction lines of a closed month, and computes credits and charges.
 
-`differences` compares the closed lines plus all corrections since with the lines that the ledger and the price book
-give now. The difference is booked in the open month, one line per team, account, kind of GPU and price; a changed price
-gives a reversal at the old price and a line at the new one. In GPU-µs the closed lines and all corrections add up
-exactly to the present lines.
+Late records change what a closed month should have been. `differences` compares two things: the closed lines with all
+corrections since, and the lines that the ledger and the price book give now. The difference is booked in the open
+month, as one line per team, account, kind of GPU and price. A changed price gives a reversal at the old price and a
+line at the new one. In GPU-µs the closed lines and all corrections add up exactly to the present lines.
 
-Only an administrator's act changes a closed month. The part of the difference that was not refused before is one
-proposal: accepted, it becomes corrections; refused, it is recorded and not proposed again. The proposal's id is derived
-from its lines, so an act applies only to what its author has seen.
+Only an administrator's act changes a closed month. The difference, except for what was refused before, is one proposal.
+If it is accepted, it becomes corrections. If it is refused, it is recorded and not proposed again. The proposal's id is
+derived from its lines, so an act applies only to what its author has seen.
 
-An adjustment is an amount for one team, booked in an open month about that or an earlier month, with author, approver
-and reason. It is due in addition to the lines and changes none.
+An adjustment is an amount for one team. It is booked in an open month about that or an earlier month, and has an
+author, an approver and a reason. It is due in addition to the lines and changes none of them.
 
-A credit for a node covers time that was billed although the node was unusable, such as a hung node or a failed fabric
-(time recorded as `down` is not billed and needs no credit). It is the billed time of the node's holders at its price,
-times a share, in minor units that add up. A span of a node can be credited once. accountant.bookkeeping.bookkeeper
-books it."""
+A credit for a node covers time that was billed although the node was unusable, such as a hung node or a failed fabric.
+(Time recorded as `down` is not billed and needs no credit.) The credit is the billed time of the node's holders at its
+price, times a share, in minor units that add up. A span of a node can be credited once. The bookkeeper books it."""
 
 from __future__ import annotations
 
@@ -45,7 +44,10 @@ from gputally.server.config_loading import Model
 
 @dataclass(frozen=True, slots=True)
 class TeamEffect:
-    """The effect of a proposal on one team. gpu_us: billed time. amount: in the price book's currency."""
+    """The effect of a proposal on one team.
+
+    gpu_us: billed time.
+    amount: in the price book's currency."""
 
     team: str
     gpu_us: int
@@ -54,7 +56,9 @@ class TeamEffect:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """lines: what would be booked in `booked_in`, the first open month."""
+    """The late changes of a month that wait for a decision.
+
+    lines: the corrections to book in `booked_in`, the first open month."""
 
     month: str
     booked_in: str
@@ -62,7 +66,7 @@ class Proposal:
     lines: tuple[Correction, ...]
 
     def effects(self, teams: Collection[str] | None = None) -> list[TeamEffect]:
-        """The effect on each team, sorted by name. teams: only these."""
+        """Return the effect on each team, sorted by name. teams: only these."""
         names = sorted({one.line.team for one in self.lines if teams is None or one.line.team in teams})
         return [
             TeamEffect(
@@ -80,7 +84,7 @@ def proposal(month: str, booked_in: str, lines: Sequence[Correction]) -> Proposa
 
 
 def chosen_proposal(waiting: Proposal | None, month: str, asked: str) -> Proposal:
-    """The proposal to decide on. Raises CannotClose if there is none, or if it has changed since."""
+    """Return the proposal to decide on. Raises CannotClose if there is none, or if it has changed since."""
     if waiting is None:
         raise CannotClose(f"nothing that arrived late waits for {month}")
     if waiting.id != asked:
@@ -89,8 +93,9 @@ def chosen_proposal(waiting: Proposal | None, month: str, asked: str) -> Proposa
 
 
 def repriced_refusals(refused: Iterable[Correction], present: Iterable[StatementLine]) -> list[Correction]:
-    """Moves refused lines from prices that the month no longer has to the price with the most similar time, so that
-    pricing a month again does not book what was refused."""
+    """Move refused lines from prices that the month no longer has to the price with the most similar time.
+
+    Otherwise, pricing a month again would book what was refused."""
     most: dict[tuple[str, ...], StatementLine] = {}
     prices = set()
     for line in present:
@@ -125,9 +130,9 @@ def differences(
     reason: str,
     currency: str | None,
 ) -> tuple[Correction, ...]:
-    """The corrections to book in `booked_in` so that `month` adds up again; empty if it does.
+    """Return the corrections to book in `booked_in` so that `month` adds up again; empty if it does.
 
-    A line's hours are those of its own GPU-µs, its cost their product with the price: None if unpriced."""
+    The hours of a line are those of its own GPU-µs. Its cost is their product with the price, or None if unpriced."""
     time: dict[_Key, int] = {}
     sample: dict[_Key, StatementLine] = {}
     for sign, lines in (
@@ -169,7 +174,7 @@ def _line(sample: StatementLine, gpu_us: int) -> StatementLine:
 
 
 def of_month(corrections: Sequence[Correction], month: str) -> list[Correction]:
-    """The corrections of that month, in whichever month they are booked."""
+    """Return the corrections of that month, in whichever month they are booked."""
     return [correction for correction in corrections if correction.month == month]
 
 
@@ -199,8 +204,9 @@ class NewAdjustment(Model):
 
 
 def booked(new: NewAdjustment, *, number: int, booked_in: str, currency: str, who: str, at_ms: int) -> Adjustment:
-    """The adjustment to book. Raises ValueError for a fraction of a minor unit, or if the author is also the
-    approver."""
+    """Return the adjustment to book.
+
+    Raises ValueError for a fraction of a minor unit, or if the author is also the approver."""
     places = minor_places(currency)
     if new.amount != round(new.amount, places):
         raise ValueError(f"{new.amount} {currency} is no whole number of minor units ({places} decimals)")
@@ -251,7 +257,7 @@ class NodeSpan(Model):
 
     @property
     def text(self) -> str:
-        """The node and span as text, for the reason of an act."""
+        """Return the node and span as text, for the reason of an act."""
         return f"node {self.node}, {utc(self.start_ms)} to {utc(self.end_ms)}"
 
 
@@ -266,7 +272,8 @@ class CreditLine:
 
 
 def credit_lines(ledger: Ledger, book: PriceBook, span: NodeSpan, timezone: str) -> list[CreditLine]:
-    """One line per team, and one without a payer if nothing was held. Raises ValueError if held time has no price."""
+    """Return one line per team, and one without a payer if nothing was held. Raises ValueError if held time has no
+    price."""
     where: Mapping[Dimension, Collection[str]] = {"cluster": (span.cluster,), "node": (span.node,)}
     (found,) = charges_by_cuts(ledger, book, span.start_ms, span.end_ms, (_BY,), timezone, where)
     paid = bill_start_up(found, book.billing, _BY).charges()
@@ -283,7 +290,7 @@ def credit_lines(ledger: Ledger, book: PriceBook, span: NodeSpan, timezone: str)
 
 
 def cluster_of(ledger: Ledger, node: str, start_ms: int, end_ms: int) -> str:
-    """The cluster with a node of that name in the span. Raises ValueError if there is none, or several."""
+    """Return the cluster with a node of that name in the span. Raises ValueError if there is none, or several."""
     found = [line.key["cluster"] for line in ledger.usage(start_ms, end_ms, ("cluster",), {"node": (node,)})]
     if len(found) != 1:
         raise ValueError(
@@ -295,7 +302,7 @@ def cluster_of(ledger: Ledger, node: str, start_ms: int, end_ms: int) -> str:
 
 
 def refuse_twice(span: NodeSpan, credited: Sequence[NodeSpan]) -> None:
-    """Raises ValueError if part of the span was credited before."""
+    """Raise ValueError if part of the span was credited before."""
     before = next((other for other in credited if other.overlaps(span)), None)
     if before is not None:
         raise ValueError(f"credited already: {before.text}")

@@ -2,8 +2,8 @@
 
 Invoice lines of one kind of GPU (model, region, capacity type) form one pool, together with the month's bills of such
 GPUs. Unused commitments are shown beside the teams' usage, for every owner of a commitment. The difference between a
-pool's invoice and its bills is `unmatched` (negative if the bills are higher); an invoice line without a matching GPU
-is unmatched entirely.
+pool's invoice and its bills is `unmatched`, which is negative if the bills are higher. An invoice line without a
+matching GPU is unmatched entirely.
 
 A true-up is the set of hourly rates at which the month's bills equal the invoice. `trued_up` writes these rates into
 the price book for that month only."""
@@ -39,11 +39,13 @@ MOST_AMOUNT = 10**12
 
 
 class CannotTrueUp(ValueError):
-    """The invoice does not determine one rate for every price row; the message names the line and what to change."""
+    """The invoice does not determine one rate for every price row. The message names the line and what to change."""
 
 
 class InvoiceLine(Model):
-    """The provider's charge for one kind of item in the month; gpu_model: "" if it is not one of our GPUs."""
+    """The provider's charge for one kind of item in the month.
+
+    gpu_model: "" if the item is not a GPU of the cluster."""
 
     item: str = Field(min_length=1, max_length=MOST_ITEM)
     gpu_model: str = Field(default="", max_length=200)
@@ -68,8 +70,10 @@ class KeptInvoice(Model):
 
 
 class ReconciledLine(Model):
-    """One pool: invoice = teams + idle + unused_commitments + unmatched, exactly. items: of the invoice. rate: the rate
-    at which the bills equal the invoice, None if nothing of it was used."""
+    """One pool: invoice = teams + idle + unused_commitments + unmatched, exactly.
+
+    items: of the invoice.
+    rate: the rate at which the bills equal the invoice, None if nothing of the pool was used."""
 
     items: tuple[str, ...]
     gpu_model: str
@@ -85,8 +89,10 @@ class ReconciledLine(Model):
 
 
 class Reconciliation(Model):
-    """The comparison of a month. not_invoiced: priced bills without a matching invoice line. unpriced_gpu_us: billed
-    time without a price."""
+    """The comparison of a month.
+
+    not_invoiced: priced bills without a matching invoice line.
+    unpriced_gpu_us: billed time without a price."""
 
     month: str
     currency: str
@@ -106,7 +112,9 @@ _Kind: TypeAlias = tuple[str, str, str]
 
 
 class TrueUpRate(Model):
-    """The rate of one kind of GPU, per GPU and hour; "" as in InvoiceLine. source: of the invoice."""
+    """The rate of one kind of GPU, per GPU and hour. Empty fields mean the same as in InvoiceLine.
+
+    source: of the invoice."""
 
     gpu_model: str
     region: str
@@ -126,8 +134,8 @@ class TrueUp(Model):
     rates: tuple[TrueUpRate, ...]
 
     def after(self, earlier: TrueUp | None) -> TrueUp:
-        """These rates, and the rates of earlier invoices of the month (such as another provider's) for other kinds of
-        GPU."""
+        """Return these rates, and the rates of earlier invoices of the month (such as another provider's) for other
+        kinds of GPU."""
         found = {one.kind: one for one in (*(earlier.rates if earlier else ()), *self.rates)}
         return TrueUp(month=self.month, rates=tuple(found[kind] for kind in sorted(found)))
 
@@ -145,7 +153,7 @@ class _Pool:
 
 
 def reconcile(month: str, invoice: Invoice, charges: Sequence[Charge], currency: str) -> Reconciliation:
-    """Compares an invoice with charges, the month's bills by team. Raises ValueError for an invoice in another
+    """Compare an invoice with charges, the month's bills by team. Raises ValueError for an invoice in another
     currency."""
     other = sorted({line.currency for line in invoice.lines} - {currency})
     if other:
@@ -169,8 +177,9 @@ def reconcile(month: str, invoice: Invoice, charges: Sequence[Charge], currency:
 
 
 def true_up(invoice: Invoice, charges: Sequence[Charge], month: str) -> TrueUp:
-    """The rates of the invoice. Raises CannotTrueUp if no line matches a GPU of the month, or one of them matches time
-    without a price."""
+    """Return the rates of the invoice.
+
+    Raises CannotTrueUp if no line matches a GPU of the month, or one of them matches time without a price."""
     rates = []
     for pool in _pools(invoice.lines, [charge for charge in charges if charge.billed])[0]:
         line = _line(pool)
@@ -187,8 +196,9 @@ def true_up(invoice: Invoice, charges: Sequence[Charge], month: str) -> TrueUp:
 
 
 def trued_up(book: PriceBook, true: TrueUp, charges: Sequence[Charge], span: tuple[int, int]) -> PriceBook:
-    """The book with the true-up's rates in the month's rows. charges: the month's bills by that book, which determine
-    the time of each row. Raises CannotTrueUp."""
+    """Return the book with the true-up's rates in the month's rows. Raises CannotTrueUp.
+
+    charges: the month's bills by that book. They determine the time of each row."""
     rates: dict[str, TrueUpRate] = {}
     of_kind = {one.kind: one for one in true.rates}
     for charge in charges:
@@ -207,7 +217,8 @@ def trued_up(book: PriceBook, true: TrueUp, charges: Sequence[Charge], span: tup
 
 
 def _cut(price: Price, span: tuple[int, int], trued: TrueUpRate, month: str) -> list[PriceRow]:
-    """The row before the month, at the invoice's rate inside it, and after it, as far as the row is valid there."""
+    """Return the row before the month, inside it at the invoice's rate, and after it, as far as the row is valid
+    there."""
     row, begin, stop = price.row, max(price.start_ms, span[0]), min(price.end_ms, span[1])
     # After true-ups of several months in a row, the id still has only one suffix.
     own = row.id.partition(_AFTER)[0]
@@ -225,10 +236,10 @@ def _cut(price: Price, span: tuple[int, int], trued: TrueUpRate, month: str) -> 
 
 
 def _pools(lines: Iterable[InvoiceLine], charges: Iterable[Charge]) -> tuple[list[_Pool], list[Charge]]:
-    """The pools by kind, and the charges that belong to none."""
+    """Return the pools by kind, and the charges that belong to none."""
     kinds: dict[_Kind, list[InvoiceLine]] = {}
     for line in lines:
-        # An item that is not one of our GPUs stays a separate line, so that items can be distinguished.
+        # An item that is not a GPU of the cluster stays a separate line, so that items can be distinguished.
         kinds.setdefault(_kind(line) if line.gpu_model else ("", line.item, line.region), []).append(line)
     found: dict[_Kind, list[Charge]] = {kind: [] for kind in kinds}
     rest: list[Charge] = []

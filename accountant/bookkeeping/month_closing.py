@@ -1,9 +1,15 @@
 """Decides whether a month may be closed, reopened or published, hashes its statement, and verifies the stored hashes.
 
-A month is open while it runs, then in grace for some days (late records still count), then due to be closed (they still
-count). A closed month's statement no longer changes, and a published month cannot be reopened. Months are closed in
-order, each with the hash of the previous one. Only the newest closed month can be reopened, before it is published and
-with a reason."""
+A month passes through these states:
+
+- open: while it runs
+- grace: for some days after its end, in which late records still count
+- due: until it is closed; late records still count
+- closed: its statement no longer changes
+- published: it cannot be reopened
+
+Months are closed in order, each with the hash of the previous one. Only the newest closed month can be reopened, before
+it is published and with a reason."""
 
 from __future__ import annotations
 
@@ -19,20 +25,21 @@ from gputally.base.errors import AccountantError
 from gputally.base.money import gpu_hours
 
 Status = Literal["open", "grace", "due", "closed", "published"]
-"""due: the grace period is over, and the month can be closed."""
+"""`due` means that the grace period is over and the month can be closed."""
 Objecting = Literal["grace", "unpriced", "quarantined", "coverage", "proposals"]
 MIN_COVERAGE = 0.99
 """Coverage that a month needs to be closed without an acknowledgement."""
 
 
 def statement_hash(statement: Statement) -> str:
-    """The hash of a month: SHA-256 of its statement's canonical bytes, in hexadecimal."""
+    """Return the hash of a month: SHA-256 of its statement's canonical bytes, in hexadecimal."""
     return hashlib.sha256(canonical(statement)).hexdigest()
 
 
 class CannotClose(AccountantError):
-    """The month cannot be closed, reopened, published or priced; the message says why and what to do. key: the place in
-    a price book, if the reason is there."""
+    """The month cannot be closed, reopened, published or priced. The message says why and what to do.
+
+    key: the place in a price book, if the reason is there."""
 
     key = "rows"
 
@@ -53,8 +60,12 @@ class Objection:
 
 @dataclass(frozen=True, slots=True)
 class ClosedMonth:
-    """content: the canonical statement. priced_by: the price book version for corrections: the statement's own, or a
-    later one by which the closed month was priced again."""
+    """A closed month.
+
+    content: the canonical statement.
+    priced_by: the version of the price book that corrections use. This is the statement's own, or a later one by which
+        the
+    closed month was priced again."""
 
     month: str
     hash: str
@@ -89,14 +100,15 @@ class ClosedMonths:
         return str(Month.parse(self.latest.month).next) if self.latest else None
 
     def booked_in(self, month: str, first: str, current: str) -> str:
-        """The month in which a credit or charge about `month` is booked: the first open month. If no month was ever
-        closed, it is `month` itself, limited to the ledger's range (first to current), because no statement would show
-        it elsewhere."""
+        """Return the month in which a credit or charge about `month` is booked: the first open month.
+
+        If no month was ever closed, it is `month` itself, limited to the ledger's range (first to current). No
+        statement would show the amount elsewhere."""
         return self.open_month() or min(max(month, first), current)
 
 
 def booked_in_month(books: ClosedMonths, month: Month) -> UnmeteredItems:
-    """The items booked in that month, about any month."""
+    """Return the items booked in that month, about any month."""
     name = str(month)
     return UnmeteredItems(
         name,
@@ -106,7 +118,7 @@ def booked_in_month(books: ClosedMonths, month: Month) -> UnmeteredItems:
 
 
 def booked_later(books: ClosedMonths, month: Month) -> UnmeteredItems:
-    """The items booked in other months about that month."""
+    """Return the items booked in other months about that month."""
     name = str(month)
     return UnmeteredItems(
         name,
@@ -116,7 +128,8 @@ def booked_later(books: ClosedMonths, month: Month) -> UnmeteredItems:
 
 
 def objections(stated: Statement, quarantined: int, in_grace: bool) -> list[Objection]:
-    """The objections to closing this statement. quarantined: number of the month's records that were not booked."""
+    """Return the objections to closing this statement. quarantined: number of the month's records that were not
+    booked."""
     found = []
     if in_grace:
         found.append(Objection("grace", "late records are still expected: the grace period is not over"))
@@ -133,14 +146,14 @@ def objections(stated: Statement, quarantined: int, in_grace: bool) -> list[Obje
 
 
 def waiting_elsewhere(months: Sequence[str]) -> list[Objection]:
-    """The objection that proposals for these closed months wait for a decision."""
+    """Return the objection that proposals for these closed months wait for a decision."""
     if not months:
         return []
     return [Objection("proposals", f"what arrived late for {', '.join(months)} waits to be taken up or refused")]
 
 
 def refuse_unless_acknowledged(standing: Sequence[Objection], acknowledged: Sequence[str], reason: str) -> None:
-    """Raises CannotClose naming every objection that was not acknowledged, or a missing reason."""
+    """Raise CannotClose naming every objection that was not acknowledged, or a missing reason."""
     left = [objection for objection in standing if objection.kind not in acknowledged]
     if left:
         raise CannotClose(
@@ -152,7 +165,7 @@ def refuse_unless_acknowledged(standing: Sequence[Objection], acknowledged: Sequ
 
 
 def refuse_out_of_order(books: ClosedMonths, month: Month, end_ms: int, now_ms: int, earlier_records: bool) -> None:
-    """Raises CannotClose unless the month is over, open, and the next one to close."""
+    """Raise CannotClose unless the month is over, open, and the next one to close."""
     if books.of(str(month)) is not None:
         raise CannotClose(f"{month} is closed already")
     if end_ms > now_ms:
@@ -164,7 +177,7 @@ def refuse_out_of_order(books: ClosedMonths, month: Month, end_ms: int, now_ms: 
 
 
 def refuse_reopening(books: ClosedMonths, month: str, reason: str) -> None:
-    """Raises CannotClose unless it is the newest closed month, not published, and a reason is given."""
+    """Raise CannotClose unless it is the newest closed month, not published, and a reason is given."""
     found = books.of(month)
     if found is None:
         raise CannotClose(f"{month} is not closed")
@@ -178,8 +191,9 @@ def refuse_reopening(books: ClosedMonths, month: str, reason: str) -> None:
 
 
 def refuse_other_currency(books: ClosedMonths, currency: str) -> None:
-    """Raises CannotClose for a price book in another currency than the amounts booked so far, since later corrections,
-    credits and amounts due would be added to these."""
+    """Raise CannotClose for a price book in another currency than the amounts booked so far.
+
+    Later corrections, credits and amounts due would be added to these amounts."""
     closed = {str(found) for each in books.closed if (found := json.loads(each.content)["currency"]) is not None}
     booked = sorted(closed | {adjustment.currency for adjustment in books.adjustments})
     if booked and currency not in booked:
@@ -191,7 +205,7 @@ def refuse_other_currency(books: ClosedMonths, currency: str) -> None:
 
 
 def faults(books: ClosedMonths) -> list[str]:
-    """Faults of the stored months: bytes that do not match their hash, or a broken chain of hashes."""
+    """Return the faults of the stored months: bytes that do not match their hash, or a broken chain of hashes."""
     found = []
     before: ClosedMonth | None = None
     for closed in books.closed:

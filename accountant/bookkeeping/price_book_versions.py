@@ -1,11 +1,11 @@
 """Stores every version of the price book, and compares two of them for a month.
 
-A book comes from the file that the settings name, or from an administrator's act (re-pricing, true-up); the newest act
-is in force. The file is put in force only if its content differs from the last file that was, so a restart does not
+A book comes from the file that the settings name, or from an administrator's act (re-pricing, true-up). The newest act
+is in force. The file is put in force only if its content differs from that of the file before, so a restart does not
 undo a later act. Every version stays readable, because statements refer to them.
 
 A version consists of the price book as written (its base) and the invoice rates of past months. The rates are stored
-separately, so that a later price book keeps them (accountant.bookkeeping.bookkeeper)."""
+separately, so that a later price book keeps them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ComposedPriceBook:
     true_ups: tuple[TrueUp, ...] = ()
 
     def content(self, origin: Origin) -> str:
-        """The content of the act that records it."""
+        """Return the content of the act that records it."""
         found: dict[str, object] = {"origin": origin, "book": self.book.model_dump(mode="json", by_alias=True)}
         if self.true_ups:
             found["base"] = self.base.model_dump(mode="json", by_alias=True)
@@ -56,8 +56,9 @@ class BookVersion(ComposedPriceBook):
 
 
 class Prices:
-    """The price books in a journal, which is read once. Thread-safe. check: raises AccountantError for a book that must
-    not come into force."""
+    """The price books in a journal, which is read once. Thread-safe.
+
+    check: raises AccountantError for a book that must not come into force."""
 
     def __init__(self, journal: Journal, check: Callable[[PriceBook], None]) -> None:
         self._journal = journal
@@ -84,7 +85,7 @@ class Prices:
         return self._versions[-1] if self._versions else None
 
     def of(self, version: str) -> PriceBook | None:
-        """The book of that version; None if it was never recorded."""
+        """Return the book of that version; None if it was never recorded."""
         found = self.version(version)
         return found.book if found is not None else None
 
@@ -92,18 +93,18 @@ class Prices:
         return next((found for found in self._versions if found.version == version), None)
 
     def filed(self, base: PriceBook) -> bool:
-        """Whether the file that was last put in force has this content."""
+        """Return whether the file that was last put in force has this content."""
         files = [found.base.version for found in self._versions if found.origin == "file"]
         return bool(files) and files[-1] == base.version
 
     def try_out(self, book: PriceBook, now_ms: int) -> None:
-        """Puts a book in force for this process only, without recording it. Raises what the check raises."""
+        """Put a book in force for this process only, without recording it. Raises what the check raises."""
         self._check(book)
         with self._lock:
             self._versions.append(BookVersion(book, book, (), book.version, 0, now_ms, "file", "", "tried out"))
 
     def take(self, book: PriceBook, origin: Origin, who: str, reason: str, now_ms: int) -> BookVersion | None:
-        """Calls `enter` for a book as written."""
+        """Put a book as written in force, see `enter`."""
         return self.enter([ComposedPriceBook(book, book)], origin, who, reason, now_ms)
 
     def enter(
@@ -118,12 +119,14 @@ class Prices:
         after: Sequence[NewAct] = (),
         seen: int | None = None,
     ) -> BookVersion | None:
-        """Puts the last of these books in force; None if it already is. The earlier books are only recorded, so that
-        statements can refer to them.
+        """Put the last of these books in force. Returns None if it already is.
 
-        before, after: acts that are recorded together with it, all or none. seen: see accountant.ledger.journal.record.
-        Raises accountant.core.errors.LedgerUnavailable, BooksMoved, and what the check raises; then nothing is
-        recorded."""
+        The earlier books are only recorded, so that statements can refer to them.
+
+        before, after: acts that are recorded together with it, all or none.
+        seen: the number of the last act that the caller has read, see `record` of the journal.
+
+        Raises LedgerUnavailable, BooksMoved, and what the check raises. Nothing is recorded then."""
         last = made[-1]
         with self._lock:
             if origin == "file" and self.filed(last.base):
@@ -180,7 +183,7 @@ class PriceDiff(Model):
 
 
 def difference(month: str, before: Statement, after: Statement) -> PriceDiff:
-    """Compares two statements of the same time under two price books."""
+    """Compare two statements of the same time under two price books."""
     old, new = _costs(before.every_line), _costs(after.every_line)
     time: dict[_Key, int] = {}
     for line in after.every_line:
