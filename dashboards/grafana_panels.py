@@ -95,8 +95,8 @@ class Threshold(core.Threshold):
 
 
 class Variable(core.Template):
-    """query_kind: how Grafana's Prometheus source interprets the query (1 label values, 3 the series of an
-    expression)."""
+    """A variable of a dashboard, filled by a query. query_kind: how Grafana's Prometheus source interprets the query (1
+    label values, 3 the series of an expression)."""
 
     def __init__(self, query_kind: int = 1, **fields: Any) -> None:
         super().__init__(**fields)

@@ -129,7 +129,7 @@ delivery_router = APIRouter(tags=["operation"])
 
 
 class DeliveryRetry(Model):
-    """key: as listed."""
+    """The request to try a failed delivery again. key: as in the list of deliveries."""
 
     key: str = Field(min_length=1, max_length=1_000)
     reason: str = Field(min_length=1, max_length=400)
@@ -194,7 +194,7 @@ class Retire(Model):
 
 
 class Move(Model):
-    """cluster: may be left out if there is only one."""
+    """The request to book GPUs for another node from an instant on. cluster: may be left out if there is only one."""
 
     cluster: DeviceId = ""
     node: Annotated[str, Field(min_length=1, max_length=1024, description="The new owner.")]

@@ -74,7 +74,7 @@ _Due: TypeAlias = tuple[Hashable, Callable[[], Any], Callable[[], Hashable] | No
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """as_of_ms: when a cached answer was computed; None: now."""
+    """A value, and whether it comes from the cache. as_of_ms: when a cached answer was computed; None: now."""
 
     value: T
     as_of_ms: int | None

@@ -19,11 +19,11 @@ from gputally.server.config_loading import Model
 
 
 class Balance(Model):
-    """imbalance_gpu_us: 0 if every GPU-microsecond is in exactly one account and every sum equals its rows.
-    differences: descriptions, the first hundred. month_faults: closed months whose stored statement does not match its
-    hash, or does not name the hash of the month before. capacity_gpu_us: of the span; if it is 0 there is no
-    `coverage`. lake_days: published days that were compared with the ledger; null: not requested. lake_differences:
-    descriptions, the first hundred."""
+    """The result of checking the ledger's books over a span. imbalance_gpu_us: 0 if every GPU-microsecond is in exactly
+    one account and every sum equals its rows. differences: descriptions, the first hundred. month_faults: closed months
+    whose stored statement does not match its hash, or does not name the hash of the month before. capacity_gpu_us: of
+    the span; if it is 0 there is no `coverage`. lake_days: published days that were compared with the ledger; null: not
+    requested. lake_differences: descriptions, the first hundred."""
 
     start_ms: int
     end_ms: int
@@ -74,7 +74,8 @@ class BookedCorrection(Model):
 
 
 class ProposalEffect(Model):
-    """gpu_us: billed time, a difference. amount: payable, in the price book's currency."""
+    """What proposed corrections change for one team. gpu_us: billed time, a difference. amount: payable, in the price
+    book's currency."""
 
     team: str
     gpu_us: int
@@ -93,7 +94,8 @@ class WaitingProposal(Model):
 
 
 class TeamCredit(Model):
-    """billed: exact cost of what the team held there. amount: the credit, negative, in whole minor units."""
+    """One team's part of a credit. billed: exact cost of what the team held there. amount: the credit, negative, in
+    whole minor units."""
 
     team: str
     gpu_us: int
@@ -114,7 +116,7 @@ class Credit(Model):
 
 
 class ObjectionLine(Model):
-    """kind: the value for `acknowledge`."""
+    """One objection to closing a month. kind: the value for `acknowledge`."""
 
     kind: Objecting
     text: str
@@ -148,15 +150,16 @@ class PriceVersion(Model):
 
 
 class RepricingResult(Model):
-    """difference: as in the preview. corrections: lines booked for a closed month."""
+    """What a new price book changed for a closed month. difference: as in the preview. corrections: lines booked for a
+    closed month."""
 
     difference: PriceDiff
     corrections: int
 
 
 class DeliveryState(Model):
-    """tries: since the first, or since the last manual retry. next_ms: time of the next try; null: no further automatic
-    try. detail: the answer of the destination."""
+    """The state of one notification's delivery. tries: since the first, or since the last manual retry. next_ms: time
+    of the next try; null: no further automatic try. detail: the answer of the destination."""
 
     key: str
     outcome: Outcome
@@ -168,7 +171,8 @@ class DeliveryState(Model):
 
 
 class Reconciled(Model):
-    """before: the comparison with the present bills. after, version: with the invoice's rates, if they were applied."""
+    """An invoice compared with the bills, before and after its rates are applied. before: the comparison with the
+    present bills. after, version: with the invoice's rates, if they were applied."""
 
     before: Reconciliation
     after: Reconciliation | None = None

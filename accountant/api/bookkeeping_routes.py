@@ -108,8 +108,8 @@ credit_router = APIRouter(tags=["periods"])
 
 
 class CreditedNode(Model):
-    """start, end: as in queries, within one calendar month. cluster: needed only if several have a node of that name.
-    share: of the billed amount."""
+    """The request to credit teams for a node over a span. start, end: as in queries, within one calendar month.
+    cluster: needed only if several have a node of that name. share: of the billed amount."""
 
     node: str = Field(min_length=1, max_length=253)
     start: str = Field(min_length=1, max_length=64)
@@ -297,7 +297,7 @@ MOST_ACTS = 10_000
 
 
 class AuditedAct(Model):
-    """digest: SHA-256 over the previous entry's digest and this entry."""
+    """One entry of the audit trail. digest: SHA-256 over the previous entry's digest and this entry."""
 
     number: int
     at_ms: int
@@ -309,8 +309,8 @@ class AuditedAct(Model):
 
 
 class AuditTrail(Model):
-    """broken_at: the first entry of this page that is missing or was changed. next_after: pass it as `after` for the
-    next page; null at the end."""
+    """One page of the audit trail. broken_at: the first entry of this page that is missing or was changed. next_after:
+    pass it as `after` for the next page; null at the end."""
 
     acts: tuple[AuditedAct, ...]
     broken_at: int | None

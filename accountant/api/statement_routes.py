@@ -123,7 +123,7 @@ InPath = Annotated[MonthText, Path(description="A calendar month: 2026-10.")]
 
 
 class Close(Model):
-    """acknowledge: kinds of objections to accept; this needs a reason."""
+    """The request to close a month. acknowledge: kinds of objections to accept; this needs a reason."""
 
     reason: str = Field(default="", max_length=1000)
     acknowledge: tuple[Objecting, ...] = ()

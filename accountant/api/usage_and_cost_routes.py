@@ -227,8 +227,8 @@ class WaitSpread(Model):
 
 
 class WaitLine(Model):
-    """queued: created to scheduled. starting: scheduled to the first container. waiting: pods not scheduled yet; their
-    wait so far is part of `queued`."""
+    """How long the pods of one group waited. queued: created to scheduled. starting: scheduled to the first container.
+    waiting: pods not scheduled yet; their wait so far is part of `queued`."""
 
     key: str
     pods: int
@@ -324,7 +324,7 @@ class EpochEnded(Model):
 
 
 class ReportCount(Model):
-    """recorded: new reports. known: repeated ones."""
+    """How many of the received reports were new. recorded: new reports. known: repeated ones."""
 
     recorded: int
     known: int

@@ -56,7 +56,7 @@ class InvoiceLine(Model):
 
 
 class Invoice(Model):
-    """source: name of the file, for later reference."""
+    """A provider's invoice, read from a file. source: name of the file, for later reference."""
 
     source: str = Field(min_length=1, max_length=1000)
     lines: tuple[InvoiceLine, ...] = Field(min_length=1, max_length=10_000)

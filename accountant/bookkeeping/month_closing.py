@@ -64,8 +64,7 @@ class ClosedMonth:
 
     content: the canonical statement.
     priced_by: the version of the price book that corrections use. This is the statement's own, or a later one by which
-        the
-    closed month was priced again."""
+        the closed month was priced again."""
 
     month: str
     hash: str

@@ -355,7 +355,7 @@ def deliveries(
 
 
 class InstanceModel(Model):
-    """name: the instance type as in the invoice. model: as in the price book."""
+    """The GPU model of one instance type. name: the instance type as in the invoice. model: as in the price book."""
 
     name: str = Field(min_length=1, max_length=200)
     model: str = Field(min_length=1, max_length=200)

@@ -232,8 +232,8 @@ class Destination:
 
 @dataclass(slots=True)
 class Summary:
-    """chunks: (done before, done now); *_us: GPU-microseconds, see ImportedChunk; unplaced_us: held time without a
-    GPU."""
+    """What one run of the import did. before, done: chunks done by earlier runs and by this one. *_us:
+    GPU-microseconds, see ImportedChunk. unplaced_us: held time without a GPU."""
 
     before: int = 0
     done: int = 0

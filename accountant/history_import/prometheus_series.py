@@ -45,7 +45,7 @@ _KEPT = QUEUE_KEYS | JOB_LABELS
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """times: epoch ms, ascending; values: one per time."""
+    """One time series from Prometheus. times: epoch ms, ascending. values: one per time."""
 
     labels: Labels
     times: Sequence[int]
@@ -164,8 +164,8 @@ class PodInfo:
 
 @dataclass(frozen=True)
 class PodSeries:
-    """heard: cells in which kube-state-metrics was scraped; listed, unready: cells by node. offered: what each node can
-    allocate. deaf: kube-state-metrics was never scraped."""
+    """What kube-state-metrics reported about pods and nodes. heard: cells in which kube-state-metrics was scraped;
+    listed, unready: cells by node. offered: what each node can allocate. deaf: kube-state-metrics was never scraped."""
 
     containers: tuple[Container, ...]
     pods: Mapping[PodName, PodInfo]
@@ -261,8 +261,9 @@ Place = tuple[str, int | None]
 
 @dataclass(frozen=True, eq=False)
 class Device:
-    """order: its index among the GPUs of its node. slices: its MIG instances, by id. sampled: cells in which the
-    exporter listed it. labelled: cells by part and pod. Figures are by part; power is that of the GPU."""
+    """What the exporter reported about one GPU. order: its index among the GPUs of its node. slices: its MIG instances,
+    by id. sampled: cells in which the exporter listed it. labelled: cells by part and pod. Figures are by part; power
+    is that of the GPU."""
 
     uuid: str
     model: str

@@ -57,7 +57,7 @@ class DownEntry(Model):
 
 
 class _Named(Model):
-    """`cluster`: only if it differs from the file's."""
+    """An entry of the inventory file that has a name. `cluster`: only if it differs from the file's."""
 
     name: str = Field(min_length=1, max_length=253)
     cluster: str | None = None

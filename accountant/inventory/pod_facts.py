@@ -137,7 +137,7 @@ class LocalQueue(_Object, frozen=True):
 
 
 class ClusterQueueSpec(_Object, frozen=True):
-    """cohort: the field name in v1beta1."""
+    """The part of a Kueue ClusterQueue's spec that names its cohort. cohort: the field name in v1beta1."""
 
     cohort_name: str = ""
     cohort: str = ""

@@ -49,7 +49,7 @@ class OwnerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """owners: nearest first. labels: the queue labels along the chain, the nearest owner's first."""
+    """The owners of a pod, nearest first. labels: the queue labels along the chain, the nearest owner's first."""
 
     owners: tuple[Owner, ...]
     labels: Mapping[str, str]

@@ -59,7 +59,7 @@ class _Plan:
 
 
 class Engine(Protocol):
-    """name: as on the command line."""
+    """A query engine that can read the lake. name: as on the command line."""
 
     name: str
 

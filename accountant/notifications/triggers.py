@@ -54,7 +54,7 @@ class TeamDay:
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """usual_us: the median of the days before."""
+    """A team's day that differs from its usual days. usual_us: the median of the days before."""
 
     team: str
     day: date

@@ -344,10 +344,11 @@ class PriceRow(Model):
 
 
 class IdlePolicy(Model):
-    """unallocated: `keep` leaves it in `__idle__`; `spread` divides it over the teams of the pool, per cluster, by the
-    cost of what they held there. guaranteed: `owner` first bills unused guaranteed quota to the queue's team, up to the
-    unallocated time; `none` does not. starting (bound, no container running yet) and gang_waiting (running while other
-    members of the gang are not): paid by the `holder`, or moved to the `cluster`'s idle time."""
+    """Who pays for GPU time that no job uses. unallocated: `keep` leaves it in `__idle__`; `spread` divides it over the
+    teams of the pool, per cluster, by the cost of what they held there. guaranteed: `owner` first bills unused
+    guaranteed quota to the queue's team, up to the unallocated time; `none` does not. starting (bound, no container
+    running yet) and gang_waiting (running while other members of the gang are not): paid by the `holder`, or moved to
+    the `cluster`'s idle time."""
 
     unallocated: Literal["keep", "spread"] = "keep"
     guaranteed: Literal["none", "owner"] = "none"
@@ -356,9 +357,9 @@ class IdlePolicy(Model):
 
 
 class Billing(Model):
-    """shared_gpus: `allocation` bills the allocated time. `busy` also bills busy time beyond it, taken from that GPU's
-    unallocated time, then from its co-holders' idle time, so the bill never exceeds the GPU. idle: the policy of pools
-    that are not in `pools`."""
+    """How the price book bills shared and idle GPUs. shared_gpus: `allocation` bills the allocated time. `busy` also
+    bills busy time beyond it, taken from that GPU's unallocated time, then from its co-holders' idle time, so the bill
+    never exceeds the GPU. idle: the policy of pools that are not in `pools`."""
 
     shared_gpus: Literal["allocation", "busy"] = "allocation"
     idle: IdlePolicy = IdlePolicy()

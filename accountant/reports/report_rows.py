@@ -49,8 +49,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class TeamRow:
-    """rank: by allocated GPU time, 1 is the most. share: of the cluster's allocated GPU time. change: of the cost from
-    the span before; None if there is none, or if some time of either span has no price."""
+    """One team's row in a report. rank: by allocated GPU time, 1 is the most. share: of the cluster's allocated GPU
+    time. change: of the cost from the span before; None if there is none, or if some time of either span has no
+    price."""
 
     team: str
     figures: TimeAndCost

@@ -211,8 +211,9 @@ class HourRow:
 
 @dataclass(frozen=True, slots=True)
 class HourlyUse:
-    """hours: 0 to 23, local. busiest: the local hour of the span, "2026-10-05T14", in which most GPUs were held; None
-    if none were. Its row covers one hour; for an hour that occurs twice it is the mean."""
+    """The use of GPUs by hour of the day. hours: 0 to 23, local. busiest: the local hour of the span, "2026-10-05T14",
+    in which most GPUs were held; None if none were. Its row covers one hour; for an hour that occurs twice it is the
+    mean."""
 
     hours: tuple[HourRow, ...]
     busiest: str | None

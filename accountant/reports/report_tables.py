@@ -89,7 +89,8 @@ ColumnKind = Literal["text", "count", "hours", "money", "price", "ratio", "numbe
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """columns: (name, kind). total: a last row with the sums, if there is one; it is not in `rows`."""
+    """A table of a report. columns: (name, kind). total: a last row with the sums, if there is one; it is not in
+    `rows`."""
 
     name: str
     title: str

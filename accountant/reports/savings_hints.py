@@ -44,7 +44,8 @@ Kind = Literal["idle", "fewer", "slice"]
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """kind: idle: hardly used at all; fewer: never needed so many GPUs; slice: a part of one GPU would be enough.
+    """A hint that one job could have used fewer GPUs. kind: idle: hardly used at all; fewer: never needed so many GPUs;
+    slice: a part of one GPU would be enough.
 
     held, peak_busy: GPUs, the maximum of any hour. needed: GPUs that would have been enough (sevenths of one for a
     slice). saving: upper bound: the cost of the time held beyond that, at most the cost of the idle time; None if it

@@ -187,7 +187,8 @@ IN_PLACE = "SELECT block_id FROM pragma_metadata_info() WHERE free_blocks > 0 OR
 
 
 class _SavedBlocks(msgspec.Struct):
-    """file: the inode number of the database file."""
+    """A copy of blocks of the database file, to be written back after a crash. file: the inode number of the database
+    file."""
 
     file: int
     headers: bytes

@@ -184,7 +184,8 @@ NodeKey = tuple[str, str]
 
 
 class Tenure(NamedTuple):
-    """first_ms: start of the GPU's first booked record on a node. last_ms: end of the newest one."""
+    """The time in which a GPU was on one node. first_ms: start of the GPU's first booked record on a node. last_ms: end
+    of the newest one."""
 
     first_ms: int
     last_ms: int

@@ -39,8 +39,8 @@ Shown = tuple[int, DeviceName]
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """of: device id -> kind. table: the same as an Arrow table for the engine, built once because it has a row per
-    device."""
+    """The kind of each device. of: from device id to kind. table: the same as an Arrow table for the engine; it is
+    built once, because it has a row per device."""
 
     of: Mapping[int, int]
     table: pa.Table
@@ -141,8 +141,8 @@ Mark = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """days: the commit that last changed rows of a day (UTC day number). onward: by day, the commit that last changed
-    all time from that day on."""
+    """Which commit last changed which days. days: the commit that last changed rows of a day (UTC day number). onward:
+    by day, the commit that last changed all time from that day on."""
 
     days: Mapping[int, int] = field(default_factory=dict)
     onward: Mapping[int, int] = field(default_factory=dict)

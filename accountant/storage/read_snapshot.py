@@ -115,8 +115,8 @@ class Snapshot:
         return found if of is None else [pod for pod in found if pod.key in frozenset(of)]
 
     def _pod(self, cluster: str, node: str | None, seen: str | None, start_ms: int) -> KnownPod:
-        """node, seen: the pod's facts from the node and from the cluster's API server, encoded; None if there are
-        none."""
+        """Return what is known of one pod. node, seen: the pod's facts from the node and from the cluster's API server,
+        encoded; None if there are none."""
         facts = merged(None if node is None else _decoder.decode(node), None if seen is None else _decoder.decode(seen))
         made = facts.created_ms if facts.created_ms is not None else start_ms
         rules = NO_POLICY
@@ -207,7 +207,8 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Imbalance:
-    """total_us: sum of all absolute differences, 0 if the ledger balances. lines: one per difference."""
+    """How far the ledger is from balance. total_us: sum of all absolute differences, 0 if the ledger balances. lines:
+    one per difference."""
 
     total_us: int
     lines: tuple[str, ...]

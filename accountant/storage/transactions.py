@@ -115,7 +115,7 @@ class Transactions:
 
     @contextmanager
     def _snapshot(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[tuple[Cursor, State]]:
-        """start_ms, end_ms: the span whose rows may be needed."""
+        """Enter with a cursor and the state that belongs to it. start_ms, end_ms: the span whose rows may be needed."""
         with self._database.cursor() as cursor:
             with self._swap:
                 cursor.run("BEGIN")

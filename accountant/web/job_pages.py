@@ -48,7 +48,8 @@ def decisions_about_job(
 
 
 def _is_about(one: Decision, key: JobKey, pods: Collection[str], jobs: Iterable[str]) -> bool:
-    """jobs: the longest name first, the job itself before others of its name."""
+    """Tell whether a decision is about this job. jobs: the longest name first, the job itself before others of its
+    name."""
     named = one.subject.partition("/")[2]
     if named == f"{key.namespace}/{_name(key.job)}":
         return True
@@ -151,7 +152,7 @@ def _job_page(
     *,
     everyone: bool,
 ) -> Response:
-    """everyone: the reader may see other teams, and so the pages of decisions."""
+    """Return the page of one job. everyone: the reader may see other teams, and so the pages of decisions."""
     title = f"What each GPU did for {found.job.job}"
     return overview_pages.page(
         request, "/jobs", "job.html", deps, found=found, job=found.job, strips=strips, decided=decided, shares=shares,

@@ -56,7 +56,8 @@ class GpuTimeline:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """starts: local starts of the cells, each `hours` long. more: number of GPUs that are not shown."""
+    """The timelines of a node's GPUs. starts: local starts of the cells, each `hours` long. more: number of GPUs that
+    are not shown."""
 
     starts: tuple[datetime, ...]
     hours: int

@@ -327,7 +327,7 @@ LOOKED_AT = 10_000
 
 
 class DecisionsParams(Params):
-    """subject: the full name of a queue or a workload."""
+    """The parameters of the page of decisions. subject: the full name of a queue or a workload."""
 
     kind: Literal["weight", "preemption", "hold"] | None = None
     subject: str | None = Field(default=None, max_length=500)

@@ -104,7 +104,7 @@ def recorded_of(deps: Deps, month: Month) -> bool:
 
 
 def month_so_far(deps: Deps, month: Month) -> Answer[page_rows.MonthSoFar]:
-    """month: the current one."""
+    """Return the sums of the current month up to now. month: the current month."""
 
     def find() -> page_rows.MonthSoFar:
         return page_rows.month_so_far(deps.ledger, deps.book(), deps.clock.wall_ms(), deps.settings.timezone)

@@ -376,7 +376,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
-    """rows: of `count`, the first one with number `first` (from 1). previous, following: URLs."""
+    """One page of a longer list. rows: of `count`, the first one with number `first` (from 1). previous, following:
+    URLs."""
 
     rows: Sequence[T]
     first: int

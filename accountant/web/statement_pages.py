@@ -69,7 +69,8 @@ Choice = Literal[Capacity, "allocated", ""]
 
 
 class LinesParams(Params):
-    """by: None: by team if the figure covers several, by node if it had no holder, otherwise by job."""
+    """The parameters of the page of a statement's lines. by: None: by team if the figure covers several, by node if it
+    had no holder, otherwise by job."""
 
     team: str | None = Field(default=None, max_length=253)
     account: Choice = ""
@@ -134,7 +135,7 @@ class _ShownLines:
 
 
 def _shown(kept: Statement | None, figure: LineFilter, cut: Bills) -> _ShownLines:
-    """kept: the stored statement of a closed month."""
+    """Return the lines behind one figure of a statement. kept: the stored statement of a closed month."""
     found = itemise(kept or cut.stated, figure, cut.groups)
     return _ShownLines(found.lines, found.whole, *found.dearest(MOST_ROWS))
 
@@ -248,7 +249,7 @@ PARTS = ("invoice", "teams", "idle", "unused_commitments", "unmatched")
 
 
 class InvoiceParams(Params):
-    """model: of the invoice's lines, as in the price book."""
+    """The parameters of the page of an invoice. model: of the invoice's lines, as in the price book."""
 
     show: Show = "all"
     model: str | None = Field(default=None, max_length=200)

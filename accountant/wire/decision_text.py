@@ -126,7 +126,8 @@ class TextTable:
 
 @dataclass(frozen=True, slots=True)
 class DecisionText:
-    """title: the question that the text answers. related: other decisions of the cycle, each with a label."""
+    """A decision explained in sentences and tables. title: the question that the text answers. related: other decisions
+    of the cycle, each with a label."""
 
     title: str
     sentences: tuple[str, ...]

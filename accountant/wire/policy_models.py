@@ -35,10 +35,10 @@ Apply = Literal["dry-run", "enforce"]
 
 
 class KaiTarget(Model):
-    """mode weight: publish `overQuotaWeight`; requires the shard's kValue to be 0. usage: KAI reads its history from
-    the accountant, weights are not changed. off: change nothing. weight and usage are exclusive, since history would
-    count twice. endpoint: URL at which KAI should query usage; compared with its shards' `connectionString` in mode
-    usage."""
+    """How shares reach KAI. mode weight: publish `overQuotaWeight`; requires the shard's kValue to be 0. usage: KAI
+    reads its history from the accountant, weights are not changed. off: change nothing. weight and usage are exclusive,
+    since history would count twice. endpoint: URL at which KAI should query usage; compared with its shards'
+    `connectionString` in mode usage."""
 
     mode: Annotated[Literal["weight", "usage", "off"], BeforeValidator(bare_off)] = "weight"
     apply: Apply = "dry-run"
@@ -46,8 +46,8 @@ class KaiTarget(Model):
 
 
 class KueueTarget(Model):
-    """mode weight: publish `fairSharing.weight`. config: namespace/name of the ConfigMap with Kueue's configuration,
-    which shows whether Kueue uses weights."""
+    """How shares reach Kueue. mode weight: publish `fairSharing.weight`. config: namespace/name of the ConfigMap with
+    Kueue's configuration, which shows whether Kueue uses weights."""
 
     mode: Annotated[Literal["weight", "off"], BeforeValidator(bare_off)] = "weight"
     apply: Apply = "dry-run"
@@ -55,8 +55,9 @@ class KueueTarget(Model):
 
 
 class VolcanoTarget(Model):
-    """mode: the object that Volcano's active plugin reads. weight: proportion. deserved: capacity. hierarchy: drf with
-    hierarchy. config: namespace/name of the scheduler's ConfigMap, which shows the active plugin."""
+    """How shares reach Volcano. mode: the object that Volcano's active plugin reads. weight: proportion. deserved:
+    capacity. hierarchy: drf with hierarchy. config: namespace/name of the scheduler's ConfigMap, which shows the active
+    plugin."""
 
     mode: Annotated[Literal["weight", "deserved", "hierarchy", "off"], BeforeValidator(bare_off)] = "weight"
     apply: Apply = "dry-run"
@@ -64,15 +65,16 @@ class VolcanoTarget(Model):
 
 
 class KubeSchedulerTarget(Model):
-    """mode extender: the shares of queues with `policy:` refs take effect through the extender. off: ignore these
-    queues."""
+    """How shares reach kube-scheduler. mode extender: the shares of queues with `policy:` refs take effect through the
+    extender. off: ignore these queues."""
 
     mode: Annotated[Literal["extender", "off"], BeforeValidator(bare_off)] = "extender"
 
 
 class RunaiTarget(Model):
-    """mode weight: publish `overQuotaWeight` of projects and departments through Run:ai's API. url: its control plane.
-    node_pool: for refs without one. cluster: Run:ai's id of the cluster; None: it has only one."""
+    """How shares reach Run:ai. mode weight: publish `overQuotaWeight` of projects and departments through Run:ai's API.
+    url: its control plane. node_pool: for refs without one. cluster: Run:ai's id of the cluster; None: it has only
+    one."""
 
     mode: Annotated[Literal["weight", "off"], BeforeValidator(bare_off)] = "weight"
     apply: Apply = "dry-run"

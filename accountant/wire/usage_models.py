@@ -88,7 +88,8 @@ class UsageAnswer(Model):
 
 
 class CostLine(Model):
-    """cost: None if some of this group's GPU time has no price; `unpriced_gpu_us` says how much."""
+    """The cost of one group. cost: None if some of this group's GPU time has no price; `unpriced_gpu_us` says how
+    much."""
 
     key: dict[str, str]
     gpu_us: int
@@ -174,7 +175,8 @@ class Job(Model):
 
 
 class JobsAnswer(Model):
-    """total_cost: exact sum of the jobs' costs, over all pages; None if any is unknown."""
+    """One page of the jobs of a span. total_cost: exact sum of the jobs' costs, over all pages; None if any is
+    unknown."""
 
     start_ms: int
     end_ms: int
@@ -256,6 +258,6 @@ class ImportState(Model):
 
 
 class ChunkNote(Model):
-    """new: false if this chunk was recorded before."""
+    """The answer to a chunk that an import reports as done. new: false if this chunk was recorded before."""
 
     new: bool

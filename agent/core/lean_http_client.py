@@ -29,7 +29,7 @@ class Unreachable(AgentError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """retry_after: the header as sent, "" without one."""
+    """An HTTP response. retry_after: the header as sent, "" without one."""
 
     status: int
     body: bytes

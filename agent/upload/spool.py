@@ -709,7 +709,7 @@ class Outbox:
     # --- inside ----------------------------------------------------------------------------------
 
     def _insert(self, units: Sequence[tuple[int, Sequence[bytes]]], size: int, now: int, parked: str = "") -> None:
-        """units: (kind, payloads) of each; size: of all of them, in bytes."""
+        """Store units at the end of the spool. units: (kind, payloads) of each; size: of all of them, in bytes."""
         records = []
         seq = self.last_seq
         for kind, payloads in units:

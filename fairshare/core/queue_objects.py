@@ -19,7 +19,8 @@ from gputally.kubernetes.objects import Kind, Object
 
 @dataclass(frozen=True, slots=True)
 class QueueMatch:
-    """found: by policy queue, the one object that carries its weight. strangers: objects that no ref names."""
+    """Which objects in the cluster belong to which queues of the policy. found: by policy queue, the one object that
+    carries its weight. strangers: objects that no ref names."""
 
     found: Mapping[str, Object]
     issues: tuple[Issue, ...]
@@ -199,7 +200,8 @@ class ReadQueues:
 
 
 def read_queues(found: QueueMatch, read: Callable[[str, Object], tuple[TargetQueue, Standing] | Issue]) -> ReadQueues:
-    """read: reads one object of a queue of the policy, "" for an object that no queue refers to."""
+    """Read the objects of the policy's queues. read: reads one object of a queue of the policy, "" for an object that
+    no queue refers to."""
     held: dict[str, TargetQueue] = {}
     standings: dict[str, Standing] = {}
     issues = list(found.issues)

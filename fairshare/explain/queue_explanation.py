@@ -267,7 +267,8 @@ def explain_pod(
     budgets: Sequence[BudgetState] = (),
     past: Sequence[Decision] = (),
 ) -> PodAccount:
-    """pods: all pods, to find free GPUs on each node. past: decisions, newest first."""
+    """Explain why a pod runs or waits. pods: all pods, to find free GPUs on each node. past: decisions, newest
+    first."""
     name = f"{pod.namespace}/{pod.name}"
     told = tuple(d for d in past if d.kind == "preemption" and speaks_of(d, _names(pod)))[:MOST_PAST]
     found = [(target, gang) for target in report.targets for gang in target.gangs if _belongs(pod, gang)]

@@ -66,9 +66,10 @@ _ZERO = re.compile(r"[+-]?(0+(\.0*)?(ns|us|µs|ms|s|m|h)?)*")
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """version: of the document, such as `v1beta2`. fair: weights of ClusterQueues and Cohorts are read. admission:
-    weights of LocalQueues are read, if their ClusterQueue enables it. frozen: as `admission`, but nothing is counted.
-    fault: why the manager does not start with it, "" if no fault is known."""
+    """What Kueue's configuration says about weights. version: of the document, such as `v1beta2`. fair: weights of
+    ClusterQueues and Cohorts are read. admission: weights of LocalQueues are read, if their ClusterQueue enables it.
+    frozen: as `admission`, but nothing is counted. fault: why the manager does not start with it, "" if no fault is
+    known."""
 
     version: str
     fair: bool

@@ -351,7 +351,8 @@ class Usage:
         self._contests = 0
 
     def ask(self, policy: Policy, version: str, *, quiet: bool) -> UsageReading:
-        """version: of the policy. quiet: announce nothing. Answers of the accountant never raise."""
+        """Ask the accountant for the usage that the policy needs; first announce a policy that is new. version: of the
+        policy. quiet: announce nothing. Answers of the accountant never raise."""
         try:
             if self._announced != version and not quiet:
                 self._effective_ms = self._accountant.put_policy(policy).effective_ms

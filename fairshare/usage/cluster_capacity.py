@@ -135,7 +135,8 @@ class TargetCapacity:
 def target_capacity(
     serving: ServingNodes, window: UsageWindow, quota_gpus: float | None, shards: Sequence[Shard]
 ) -> TargetCapacity:
-    """quota_gpus: what the target can give by quotas of its own; None: all. Raises NothingToDivide."""
+    """Return how many GPUs a target has to divide. quota_gpus: the limit that the target's own quotas set; None: no
+    limit. Raises NothingToDivide."""
     there = serving.capacity(window)
     gpus = within(there, quota_gpus)
     if there <= 0:
@@ -200,7 +201,8 @@ class LostGpus:
         self._found: Mapping[str, int] = {}
 
     def serving(self, nodes: Sequence[Object], window: UsageWindow | None, now_ms: int) -> ServingNodes:
-        """window: one that is good enough to act on; None: nothing is known."""
+        """Return the nodes whose GPUs can be used. window: a window that is good enough to act on; None: nothing is
+        known."""
         span = quarter(window, now_ms) if window is not None else None
         if window is None or window.watermark_ms is None or span is None:
             return ServingNodes(tuple(nodes))

@@ -47,7 +47,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """values: outside of the list, by path; None removes a key. entries: all entries of the list, in order."""
+    """The values that a submitted form puts into the policy file. values: outside of the list, by path; None removes a
+    key. entries: all entries of the list, in order."""
 
     values: Mapping[Path, Plain]
     entries: tuple[Entry, ...]
@@ -552,8 +553,8 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """field: the name of the form's field, "" for none. place: file:line in the changed file. where: the path in the
-    policy, "" if the place suffices."""
+    """A fault in a submitted form. field: the name of the form's field, "" for none. place: file:line in the changed
+    file. where: the path in the policy, "" if the place suffices."""
 
     field: str
     place: str

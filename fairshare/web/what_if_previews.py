@@ -62,7 +62,8 @@ class PreviewOrder:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """part: the finished part of the work. text: the changed policy file. fault: why it failed."""
+    """The simulation of a changed policy, running or finished. part: the finished part of the work. text: the changed
+    policy file. fault: why it failed."""
 
     order: PreviewOrder
     text: str

@@ -319,8 +319,8 @@ def job_of(row: Mapping[str, Any]) -> JobKey:
 def spot_advice(
     rows: Iterable[Mapping[str, Any]], nodes_of: Mapping[JobKey, int], assumed: RestartAssumptions
 ) -> tuple[SpotAdvice, ...]:
-    """rows: the report's table `spot`. nodes_of: the most nodes that a job had at once; an interruption of any of
-    them interrupts the job. The largest saving first."""
+    """Return the jobs that could run on spot capacity, the largest saving first. rows: the report's table `spot`.
+    nodes_of: the most nodes that a job had at once; an interruption of any of them interrupts the job."""
     found = [_spot_advice_of(row, max(1, nodes_of.get(job_of(row), 1)), assumed) for row in rows]
     return tuple(sorted(found, key=lambda one: (-(one.saving or 0), one.team, one.cluster, one.namespace, one.job)))
 
@@ -389,7 +389,7 @@ class SharingAdvice:
 
 
 def sharing_advice(rows: Iterable[Mapping[str, Any]], uses: Mapping[JobKey, ModelUse]) -> tuple[SharingAdvice, ...]:
-    """rows: the report's table `hints`. The largest saving first."""
+    """Return the jobs that could share GPUs, the largest saving first. rows: the report's table `hints`."""
     found = [_sharing_advice_of(row, uses.get(job_of(row))) for row in rows if row["kind"] == "slice"]
     return tuple(sorted(found, key=lambda one: (-(one.saving or 0), one.team, one.cluster, one.namespace, one.job)))
 

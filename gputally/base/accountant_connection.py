@@ -25,8 +25,8 @@ Query = Mapping[str, str | Sequence[str] | None]
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """status: HTTP status. reason: the server's message unless the status is 200. date_ms: the server's time, in whole
-    seconds; None if it sends none."""
+    """The server's answer to a probe. status: HTTP status. reason: the server's message unless the status is 200.
+    date_ms: the server's time, in whole seconds; None if it sends none."""
 
     status: int
     reason: str

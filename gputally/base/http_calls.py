@@ -57,7 +57,7 @@ def client(
     transport: httpx2.BaseTransport | None = None,
     proxies: bool = True,
 ) -> httpx2.Client:
-    """proxies: use the proxies that environment variables name."""
+    """Return an HTTP client. proxies: use the proxies that environment variables name."""
     return httpx2.Client(
         timeout=timeout_s, transport=transport, follow_redirects=False, verify=trusted, trust_env=proxies
     )

@@ -199,7 +199,7 @@ REMOVED_AT_ONCE = 100_000
 
 
 def write_retired(cursor: Cursor, ends: Mapping[int, int]) -> None:
-    """ends: by GPU id, the instant from which it is no capacity."""
+    """Record until when GPUs count as capacity. ends: by GPU id, the end of that time."""
     cursor.rows("add_retired", {"gpus": list(ends), "ends": list(ends.values())})
 
 

@@ -72,7 +72,7 @@ def content(record: UsageInterval | PodFacts) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """reason: a stable identifier, usable as a label value. detail: text for people."""
+    """Why a record is not accepted. reason: a stable identifier, usable as a label value. detail: text for people."""
 
     reason: str
     detail: str

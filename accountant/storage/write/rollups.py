@@ -31,8 +31,8 @@ MOST_AT_ONCE = 7
 
 @dataclass(frozen=True, slots=True)
 class DailySums:
-    """kept: the days with sums, ascending, without overlap. loose: starts of folded hours that are not entirely inside
-    such a day; they may be without rows."""
+    """Which days have sums of their own. kept: the days with sums, ascending, without overlap. loose: starts of folded
+    hours that are not entirely inside such a day; they may be without rows."""
 
     kept: tuple[Span, ...] = ()
     loose: frozenset[int] = field(default=frozenset())
