@@ -1,4 +1,4 @@
--- Pods of which something came since the last part, as nodes and as the API server show them.
+-- Pods about which something arrived since the last part was written, as reported by nodes and by the API server.
 SELECT 'node' AS source, cluster, uid, observed_ms, content FROM pod
 WHERE $all OR (cluster, uid) IN (SELECT (cluster, uid) FROM incoming)
 UNION ALL

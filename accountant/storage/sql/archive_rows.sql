@@ -1,4 +1,4 @@
--- Every row above the archive's marks, with the names in it, so that a part needs no other file to be read.
+-- All rows above the archive's marks. Names are written out, so that a part can be read without any other file.
 SELECT s.cluster, s.node, s.epoch, r.seq, r.set_seq, r.start_ms, r.end_ms, g.gpu_uuid, d.gpu_model,
        d.profile, d.gi, d.ci, d.compute, d.compute_of, d.memory_mib, d.memory_of_mib,
        h.kind, h.uid, h.namespace, h.name, h.container, r.payer != 0 AS pays,

@@ -1,4 +1,5 @@
--- Rows of the archive with the ids of this file, in the columns of `received`. The variable archived: the parts' rows.
+-- The archive's rows with the ids of this ledger file, in the columns of `received`. The variable `archived` holds the
+-- rows of the parts.
 SELECT s.id AS stream, p.seq, p.set_seq, p.start_ms, p.end_ms, g.id AS gpu, d.id AS device,
        coalesce(h.id, 0) AS holder, CASE WHEN p.pays THEN h.id ELSE 0 END AS payer,
        p.sharing, p.replicas, p.health, p.method, p.capacity_us, p.allocated_us, p.measured_busy_us,

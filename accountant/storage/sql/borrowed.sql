@@ -1,4 +1,4 @@
--- The quarter-hours after $low and before $high in which GPUs were busier than what was allocated of them.
+-- The quarter-hours between $low and $high in which the busy time of a GPU exceeds its allocated time.
 SELECT at_ms, gpu FROM quarter WHERE borrowed_us > 0 AND at_ms > $low AND at_ms < $high
 UNION
 SELECT start_ms - start_ms % 900000, gpu FROM present

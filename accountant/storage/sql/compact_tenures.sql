@@ -1,4 +1,4 @@
--- One row per GPU, node and kind of source, with what the rows of the unfolded hours add (see tenures.sql).
+-- One row per GPU, node and kind of source. It includes the rows of hours that are not folded yet (see tenures.sql).
 CREATE OR REPLACE TEMP TABLE compacted AS
 SELECT gpu, node, min(first_ms), max(last_ms), imported
 FROM (

@@ -1,5 +1,6 @@
--- Decisions in [$start, $end), newest first; of one $kind, about one $subject, or about a gang whose namespace/name,
--- behind the kind of what it is, begins like one of $gang, where that is not null; of $cluster, or of none.
+-- Decisions in [$start, $end), newest first. Null parameters do not filter: $kind and $subject select one kind and one
+-- subject; $gang selects subjects whose namespace/name, after the kind, begins with one of its elements; $cluster
+-- selects decisions of this cluster and those without a cluster.
 SELECT content
 FROM (SELECT content, at_ms, id, content ->> 'kind' AS kind, content ->> 'subject' AS subject,
              content ->> 'cluster' AS cluster

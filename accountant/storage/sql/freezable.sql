@@ -1,4 +1,4 @@
--- Folded hours before $before of which every row counts as it came and lies in the archive.
+-- Folded hours before $before whose rows all count as received and are in the archive.
 SELECT at_ms FROM (
     SELECT r.start_ms - r.start_ms % 3600000 AS at_ms
     FROM received r LEFT JOIN archive_mark a ON a.stream = r.stream

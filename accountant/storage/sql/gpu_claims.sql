@@ -1,4 +1,5 @@
--- By cluster, GPU and node: records of the newest $limit quarantined ones that another node's GPU was reported in.
+-- Quarantined records that report a GPU of another node, by cluster, GPU and node, among the newest $limit quarantined
+-- records.
 SELECT s.cluster, q.gpu_uuid, s.node, count(*), max(q.received_ms)
 FROM (
     SELECT stream, received_ms, content ->> '$.gpu_uuid' AS gpu_uuid FROM quarantine

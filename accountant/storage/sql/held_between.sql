@@ -1,4 +1,4 @@
--- Between which instants each holder held anything, by the hour where its rows are folded. incoming: id.
+-- The first and the last instant at which each holder held a GPU, to the hour where the rows are folded. incoming: id.
 SELECT payer, min(low), max(high) FROM (
     SELECT payer, at_ms AS low, at_ms + 3600000 AS high FROM hour_of_all
     WHERE payer IN (SELECT id FROM incoming) AND busy_us + idle_us + unknown_us > 0

@@ -1,6 +1,6 @@
--- The holders of a span, without number 0, with what is asked of each as columns and `class`, the number of those that
--- are alike in it. What is put in: the statements payers and holder_names, and those of labels and users where they
--- are asked for (accountant.storage.query.group_by_dimensions).
+-- The holders of a span, except number 0, with each requested property as a column. Holders with the same properties
+-- have the same number in `class`. The braces hold the statements payers and holder_names, and holder_labels and
+-- holder_users where they are needed (accountant.storage.query.group_by_dimensions).
 CREATE OR REPLACE TEMP TABLE holder_class AS
 WITH incoming AS (SELECT payer AS id FROM ({payers}) WHERE payer != 0),
 told AS (

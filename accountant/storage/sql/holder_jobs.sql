@@ -1,4 +1,5 @@
--- The jobs of the holders of $clusters: the workload, else the holder itself. {names}: holder_names.sql; {only}: of which.
+-- The jobs of the holders of $clusters: the workload, or the holder itself if it has none. {names}: holder_names.sql.
+-- {only}: a condition on the holders.
 WITH incoming AS (SELECT id FROM holder WHERE list_contains($clusters, cluster)),
 told AS (
     SELECT id, cluster, namespace,

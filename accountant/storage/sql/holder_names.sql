@@ -1,5 +1,5 @@
--- Holders with what is known of their pods. incoming: id. The workload is the cluster's word, which has seen
--- the whole chain of owners; the queue as accountant.billing.queue_waits.queue_of says.
+-- Holders with the known facts of their pods. incoming: id. The workload comes from the API server, which knows the
+-- whole chain of owners. The queue is that of accountant.billing.queue_waits.queue_of.
 SELECT h.id, h.cluster, h.kind, h.uid, coalesce(nullif(h.namespace, ''), s.namespace, p.namespace, ''),
        coalesce(nullif(h.name, ''), s.name, p.name, ''), h.container,
        CASE WHEN coalesce(s.queue_ref, '') = '' THEN coalesce(p.queue_ref, '')

@@ -1,4 +1,5 @@
--- The queue that the pod of each holder asked for, by accountant.billing.queue_waits.queue_of. The braces hold the payers.
+-- The queue that each holder's pod requested, as accountant.billing.queue_waits.queue_of computes it. The braces hold
+-- the payers.
 SELECT h.id,
        CASE WHEN coalesce(s.queue_ref, '') = '' THEN coalesce(p.queue_ref, '')
             WHEN coalesce(p.queue_ref, '') IN ('', s.queue_ref) OR starts_with(s.queue_ref, p.queue_ref || '@') THEN s.queue_ref

@@ -1,4 +1,4 @@
--- Who runs what a holder holds, by the newest word that names a user: Slurm's user, or what a pod says of itself
+-- The user of each holder, from the newest report that names one: Slurm's user, or the pod's own label
 -- (accountant.ledger.team_assignment.USER_KEY). incoming: id.
 SELECT id, arg_max(who, (observed_ms, who))
 FROM (

@@ -1,4 +1,4 @@
--- Sums of the day [$start, $end) from those of its hours or quarter-hours, which is {source}.
+-- Computes the sums of the day [$start, $end) from its hours or quarter-hours. {source}: the table of these.
 INSERT INTO day
 SELECT $start, gpu, device, payer,
        sum(busy_us), sum(idle_us), sum(unknown_us), sum(unheld_us), sum(down_us), sum(borrowed_us), sum(unattributed_us),

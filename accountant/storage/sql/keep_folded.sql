@@ -1,4 +1,4 @@
--- What `fold` made, into the sums of every width; the hours in `incoming` (at_ms) are folded from now on.
+-- Adds the output of fold.sql to the sums of every width. From then on the hours in `incoming` (at_ms) are folded.
 INSERT INTO quarter FROM folded;
 INSERT INTO hour
 SELECT at_ms - at_ms % 3600000 AS over, gpu, device, payer,

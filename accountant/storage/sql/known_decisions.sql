@@ -1,2 +1,3 @@
--- Which of these decisions there are, among those dated from $low to $high: the same id at another instant is another.
+-- The decisions among these that are already stored, with a time from $low to $high. The same id at another instant is
+-- another decision.
 SELECT id FROM decision WHERE at_ms BETWEEN $low AND $high AND id IN (SELECT unnest($ids))

@@ -1,7 +1,8 @@
--- When the pods of holders began, of those that left something idle after $low, which is one quarter-hour before the
--- span, and before $high. The node knows best when its containers ran; the cluster may know what the node does not.
--- Whole hours, from $first to $last, are told by their sums; the rest, and what is not folded ($raw_low to $raw_high),
--- by the rows. $part of $parts: gangs stay together, so do all pods of one workload.
+-- When the pods of holders started, for holders with idle time between $low and $high. $low is one quarter-hour before
+-- the span. The node's times come first, because the node knows best when its containers ran; the API server's times
+-- fill the gaps. Whole hours, from $first to $last, are read from sums, everything else from rows; hours that are not
+-- folded lie in $raw_low to $raw_high. $part of $parts selects a part of the workloads; the pods of one workload, and
+-- so a gang, stay together.
 SELECT id, cluster, namespace, workload, coalesce(CAST(node[1] AS BIGINT), CAST(seen[1] AS BIGINT)),
        coalesce(CAST(node[2] AS BIGINT), CAST(seen[2] AS BIGINT)),
        coalesce(CAST(node[3] AS BIGINT), CAST(seen[3] AS BIGINT)), observed_ms

@@ -1,4 +1,4 @@
--- The hours that records which end after $limit begin or end in.
+-- The hours in which records that end after $limit begin or end.
 SELECT DISTINCT hour_ms FROM (
     SELECT start_ms - start_ms % 3600000 AS hour_ms FROM received WHERE end_ms > $limit
     UNION ALL

@@ -1,4 +1,4 @@
--- Who holds anything in [$low, $high), hours at its ends included whole.
+-- Holders with GPU time in [$low, $high). Hours at the ends are included whole.
 SELECT payer FROM hour_of_all WHERE at_ms > $low - 3600000 AND at_ms < $high
 UNION
 SELECT payer FROM present

@@ -1,5 +1,5 @@
--- The nodes of pods: the one that first named each, and the one that the API server says it is bound to. incoming:
--- cluster, uid.
+-- The nodes of pods: the node that first reported the pod, and the node to which it is bound according to the API
+-- server. incoming: cluster, uid.
 SELECT i.cluster, i.uid, n.node, n.by_row, coalesce(s.content ->> '$.node', '')
 FROM incoming i
 LEFT JOIN pod_node n ON n.cluster = i.cluster AND n.uid = i.uid

@@ -1,4 +1,4 @@
--- The queue that pods asked for, as holder_origins.sql says it of holders. incoming: cluster, uid.
+-- The queue that each pod requested, computed as in holder_origins.sql. incoming: cluster, uid.
 SELECT i.cluster, i.uid,
        CASE WHEN coalesce(s.queue_ref, '') = '' THEN coalesce(p.queue_ref, '')
             WHEN coalesce(p.queue_ref, '') IN ('', s.queue_ref) OR starts_with(s.queue_ref, p.queue_ref || '@') THEN s.queue_ref

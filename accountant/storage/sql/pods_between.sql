@@ -1,6 +1,6 @@
--- Pods that existed in [$low, $high), as their nodes and as the API server show them. {pod}, {seen}: the tables, or
--- what is looked at of them; {only}: a condition on the instants of both, which are taken out of a pod's JSON at once; {placed}: further instants
--- to begin at.
+-- Pods that existed in [$low, $high), as their nodes and the API server report them. {pod}, {seen}: the tables, or the
+-- selected rows of them. {only}: a condition on the instants of both; all instants are taken out of a pod's JSON at
+-- once. {placed}: further instants at which a pod can begin.
 WITH p AS (
     SELECT cluster, uid, content,
            content ->> ['$.created_ms', '$.scheduled_ms', '$.started_ms', '$.ended_ms'] AS at FROM {pod}

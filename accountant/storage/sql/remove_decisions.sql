@@ -1,4 +1,4 @@
--- Decisions of before $before, at most $most, of those up to the number $archived where that is not null.
+-- Removes decisions dated before $before, at most $most, and none with a number above $archived unless that is null.
 DELETE FROM decision WHERE number IN (
     SELECT number FROM decision
     WHERE at_ms < $before AND ($archived IS NULL OR number <= $archived)

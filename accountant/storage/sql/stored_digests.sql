@@ -1,4 +1,4 @@
--- Everything known under the numbers of `incoming` (stream, seq).
+-- All stored digests under the numbers in `incoming` (stream, seq).
 SELECT r.seq, r.digest FROM received r JOIN incoming i ON r.stream = i.stream AND r.seq = i.seq
 WHERE r.seq BETWEEN $low AND $high
 UNION ALL

@@ -1,5 +1,5 @@
--- Rows that reach over an edge of a span, whole sets together in the order of their numbers.
--- A row lies inside one quarter-hour, so $low is one quarter-hour before the first span. {only}: a condition on rows or sets.
+-- Rows that cross an edge of a span. The rows of a set stay together, and sets are in the order of their numbers. A row
+-- lies inside one quarter-hour, so $low is one quarter-hour before the first span. {only}: a condition on rows or sets.
 SELECT i.tag, i.start_ms, i.end_ms, e.stream, e.set_seq, e.start_ms, e.end_ms, e.gpu, e.device, e.payer,
        busy_us, idle_us, unknown_us, unheld_us, down_us, borrowed_us, unattributed_us, memory_mib_s, energy_uj, energy_blind_us, memory_blind_us
 FROM entry e JOIN incoming i

@@ -1,5 +1,5 @@
--- Where the kept sums of folded hours differ from the rows they stand for, and those of days from the quarter-hours in
--- them. Nothing, if all is well.
+-- Where the stored sums of folded hours differ from their rows, and where the sums of days differ from their
+-- quarter-hours. Empty if the ledger is consistent.
 SELECT 'hour', coalesce(t.at_ms, e.at_ms) AS at_ms, coalesce(t.busy_us, 0) - coalesce(e.busy_us, 0), coalesce(t.idle_us, 0) - coalesce(e.idle_us, 0), coalesce(t.unknown_us, 0) - coalesce(e.unknown_us, 0), coalesce(t.unheld_us, 0) - coalesce(e.unheld_us, 0), coalesce(t.down_us, 0) - coalesce(e.down_us, 0)
 FROM (SELECT at_ms, gpu, device, payer, sum(busy_us) AS busy_us, sum(idle_us) AS idle_us, sum(unknown_us) AS unknown_us, sum(unheld_us) AS unheld_us, sum(down_us) AS down_us FROM hour WHERE at_ms >= $low AND at_ms + 3600000 <= $high GROUP BY ALL) t
 FULL JOIN (SELECT start_ms - start_ms % 3600000 AS at_ms, gpu, device, payer, sum(busy_us) AS busy_us, sum(idle_us) AS idle_us, sum(unknown_us) AS unknown_us, sum(unheld_us) AS unheld_us, sum(down_us) AS down_us FROM entry

@@ -1,6 +1,6 @@
--- First booked start and newest booked end of every GPU on every node, of imports and of agents apart. A row that
--- only prolongs a tenure is not written down until its hour is folded: until then the rows themselves tell.
--- $low, $high: around the unfolded hours.
+-- First booked start and newest booked end of every GPU on every node, separately for imports and agents. A row that
+-- only prolongs a tenure is stored in the tenure when its hour is folded; until then this statement reads the rows.
+-- $low, $high: around the hours that are not folded.
 SELECT t.gpu, g.cluster, g.gpu_uuid, (SELECT max(d.gpu_model) FROM device d WHERE d.gpu = t.gpu), t.node,
        min(t.first_ms), max(t.last_ms), t.imported
 FROM (

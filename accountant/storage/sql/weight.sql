@@ -1,4 +1,5 @@
--- accountant.core.window_decay.factor of a row: [start_ms, end_ms) seen from reference_ms, x its length in half-lives times ln 2.
+-- accountant.core.window_decay.factor of a row [start_ms, end_ms) at reference_ms. x is the row's length in half-lives
+-- times ln 2.
 pow(2.0::DOUBLE, -((reference_ms - end_ms) / $half_life_ms::DOUBLE)) * CASE
         WHEN x >= 0.25 THEN (1.0::DOUBLE - exp(-x)) / x
         ELSE (1.0::DOUBLE - (1.0::DOUBLE - (1.0::DOUBLE - (1.0::DOUBLE -

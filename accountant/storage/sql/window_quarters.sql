@@ -1,4 +1,4 @@
--- The figures of window_rows.sql for whole quarter-hours of folded hours where nothing decays. incoming: at_ms.
+-- The sums of window_rows.sql for whole quarter-hours of folded hours, without decay. incoming: at_ms.
 WITH origin AS ({origins})
 SELECT e.at_ms, 0, 0, k.kind, o.queue_ref,
        sum(e.busy_us + e.idle_us + e.unknown_us), sum(e.busy_us), sum(e.energy_uj), sum(e.down_us),

@@ -1,9 +1,9 @@
--- Figures of rows, by tag, span, place and queue: allocated, busy, energy and lost, each decayed to the instant
--- reference_ms; then plain: allocated, unheld, lost, unknown, without energy. The weight is
+-- Sums of rows by tag, span, place and queue. First come allocated, busy, energy and lost, each decayed to the instant
+-- reference_ms; then, without decay, allocated, unheld, lost, unknown and the time without energy. The weight equals
 -- accountant.core.window_decay.factor and the rounding accountant.core.window_decay.term, operation by operation.
--- incoming: tag, gpu (0: every), start_ms, end_ms, reference_ms, by_span (1: told apart by the spans of the rows); one
--- span lies in one quarter-hour. kinds: the place of every device. $half_life_ms null: nothing decays. The braces hold
--- weight.sql and holder_origins.sql.
+-- incoming: tag, gpu (0: every), start_ms, end_ms, reference_ms, by_span (1: group by the spans of the rows); one span
+-- lies in one quarter-hour. kinds: the place of every device. $half_life_ms null: no decay. The braces hold weight.sql
+-- and holder_origins.sql.
 WITH origin AS ({origins}),
 inside AS (
     SELECT i.tag, i.by_span, i.reference_ms, e.*,
