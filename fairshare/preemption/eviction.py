@@ -1,14 +1,15 @@
 """Carries out a preemption in the way the workload's scheduler supports.
 
 Before acting, `EvictionCheck` makes only reads and dry runs. It checks that the object is still the one that was
-decided about, that its owner has not opted out, and that every disruption budget allows all of its pods to be evicted,
-not only the first. Victims are stopped as follows:
+decided about, and that its owner has not opted out. It also checks that every disruption budget allows all of its pods
+to be evicted, not only the first.
 
-- Kueue: `spec.active: false` on the Workload, with the intent in the same patch;
-  `fairshare.preemption.unfinished_preemptions` switches it on again. Its pods are not evicted, because their Job would
-  create new ones while the quota is still held.
-- Volcano: a Command RestartJob. The controller deletes it before it acts, so
-  `fairshare.preemption.unfinished_preemptions` sends it again.
+Victims are stopped as follows:
+
+- Kueue: `spec.active: false` on the Workload, with the intent in the same patch. `unfinished_preemptions` switches it
+  on again. Its pods are not evicted, because their Job would create new ones while the quota is still held.
+- Volcano: a Command RestartJob. The controller deletes the Command before it acts, so a Command can be lost.
+  `unfinished_preemptions` sends it again.
 - Everything else: the Eviction API for each pod, with its uid as precondition.
 
 A victim gets the reason as an annotation and an Event. This module never deletes a pod."""
@@ -28,15 +29,21 @@ from gputally.kubernetes.objects import BUDGET, POD, Cluster, Event, Object, loo
 OPT_OUT = "gputally.dev/preempt"
 """Annotation on a pod or Workload: `never` prevents gputally from preempting it."""
 Done = Literal["stopped", "would-stop", "gone", "another", "blocked", "refused", "partly", "unavailable"]
-"""The outcome for one victim. gone: it had already ended; another: its name now belongs to another object; partly: some
-of its pods were stopped and some could not be."""
+"""The outcome for one victim.
+
+gone: it had already ended.
+another: its name now belongs to another object.
+partly: some of its pods were stopped and some could not be."""
 STOPPED: frozenset[Done] = frozenset({"stopped", "partly"})
 _ORDINARY = {"Pending", "Running"}
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionResult:
-    """detail: the cluster's message if it failed. cause: for `partly`, the outcome of the first pod that stayed."""
+    """The result of stopping one victim.
+
+    detail: the cluster's message if it failed.
+    cause: for `partly`, the outcome of the first pod that stayed."""
 
     result: Done
     detail: str = ""
@@ -45,7 +52,10 @@ class EvictionResult:
 
 @dataclass(frozen=True, slots=True)
 class EvictionVeto:
-    """Why a victim stays. budget: a disruption budget protects it. refused: the API server or a webhook refuses.
+    """Why a victim stays.
+
+    budget: a disruption budget protects it.
+    refused: the API server or a webhook refuses.
     changed: it has changed since the decision, or its owner has opted out."""
 
     kind: Literal["budget", "refused", "changed"]
@@ -53,19 +63,21 @@ class EvictionVeto:
 
 
 class EvictionCheck:
-    """One round of checks before stopping victims. Budgets are read once; the disruptions of earlier victims in the
-    round count."""
+    """One round of checks before stopping victims.
+
+    Budgets are read once. The disruptions of earlier victims in the round count."""
 
     def __init__(self, cluster: Cluster, *, try_evictions: bool = True) -> None:
-        """try_evictions: ask the Eviction API too, in its dry run; that needs the right to evict."""
+        """try_evictions: also use the Eviction API in its dry run, which needs the right to evict."""
         self._cluster = cluster
         self._try_evictions = try_evictions
         self._budgets = list_if_served(cluster, BUDGET)
         self._spent: dict[tuple[str, str], int] = {}
 
     def refusal(self, victim: Victim) -> EvictionVeto | None:
-        """Return why the cluster does not allow this victim to be stopped; None if it does. Raises ClusterError without
-        an answer."""
+        """Return why the cluster does not allow this victim to be stopped; None if it does.
+
+        Raises ClusterError if the cluster does not answer."""
         if is_whole_object(victim):
             reason = self._object(victim)
             return EvictionVeto("changed", reason) if reason is not None else None
@@ -136,7 +148,7 @@ def act(cluster: Cluster, victim: Victim, decision: str, now_ms: int) -> Evictio
 
 
 def is_whole_object(victim: Victim) -> bool:
-    """Return whether its scheduler's own object is changed instead of its pods."""
+    """Return whether the object of its scheduler is changed instead of its pods."""
     return victim.gang.kind.kind == "Workload" or victim.gang.kind.api_version.startswith("batch.volcano.sh/")
 
 

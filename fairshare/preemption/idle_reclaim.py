@@ -1,17 +1,19 @@
 """Finds idle GPU holders, warns their owners, and selects those whose grace period is over.
 
-A pod is idle if its measured idle time leaves less than `below` for everything else, over `sustained` and again over
-`grace`; unknown and unmetered time count as busy. So the rule never applies without measured utilisation, and a pod
-that works again during the grace period is no longer idle. A gang is stopped as a whole, if each of its pods is idle;
-otherwise only idle surplus. Victims count against the limits of all preemptions. The rule never uses an average over
-pods, one of which may work.
+A pod is idle if its GPUs were busy for less than the part `below` of the time, over `sustained` and again over `grace`.
+Unknown and unmetered time counts as busy, so the rule never applies without measured utilisation. A pod that works
+again during the grace period is no longer idle.
 
-The accountant returns what every pod did lately. Each newly idle owner gets an annotation and an Event, and the time is
-kept in memory and, over restarts, in the status ConfigMap. If a pod is no longer idle, the warning is withdrawn and its
-owner informed. While the accountant does not answer, no workload counts as idle, and no warning is withdrawn.
+A gang is stopped as a whole if each of its pods is idle. Otherwise only idle surplus is stopped. The rule never uses an
+average over pods, because one of them may work. Victims count against the limits of all preemptions.
 
-A warning that could not be written does not count: its grace period does not begin. A warning of a dry run says so and
-does not count once the rule is enforced. This module stops no workload."""
+The accountant returns how busy every pod was recently. The owner of each newly idle pod gets an annotation and an
+Event. The time of the warning is kept in memory and, over restarts, in the status ConfigMap. If a pod is no longer
+idle, the warning is withdrawn and its owner informed. While the accountant does not answer, no workload counts as idle,
+and no warning is withdrawn.
+
+A warning that could not be written does not count, so its grace period does not begin. A warning of a dry run says so,
+and does not count once the rule is enforced. This module stops no workload."""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ CLAIMANT = "Idle/"
 
 
 def most_busy(pod: Pod, use: PodUse | None, span_ms: int) -> float:
-    """Return the largest part of the span in which its GPUs can have been busy, 0..1; 1 if nothing was measured."""
+    """Return the largest part of the span in which its GPUs can have been busy, 0..1. It is 1 if nothing was
+    measured."""
     if use is None:
         return 1.0
     held_us = max(pod.gpus * span_ms * US_PER_MS, use.busy_us + use.idle_us + use.unknown_us)
@@ -68,7 +71,7 @@ def is_idle(rule: IdleReclaimPolicy, pod: Pod, idleness: Idleness) -> bool:
 
 
 def idle_parts(rule: IdleReclaimPolicy, gangs: Iterable[Gang], idleness: Idleness, now_ms: int) -> Iterator[Bundle]:
-    """Yield for each running gang the part that may be stopped because it is idle: everything, or its surplus."""
+    """Yield for each running gang the part that may be stopped because it is idle: all pods, or its surplus."""
     for gang in gangs:
         if gang.waits > 0 or _is_exempt(rule.exempt, gang):
             continue
@@ -101,8 +104,10 @@ def exemption(exempt: IdleExemptions, pod: Object) -> str | None:
 
 
 def verdicts(policy: Policy, situation: PreemptionInputs, budget: Budget, taken: set[str]) -> tuple[Verdict, ...]:
-    """Return a verdict per gang whose idle parts may be stopped now, in the order of their warnings. budget: reduced by
-    each. taken: pods and whole gangs that other claims have already selected."""
+    """Return a verdict per gang whose idle parts may be stopped now, in the order of their warnings.
+
+    budget: reduced by each of them.
+    taken: pods and whole gangs that other claims have already selected."""
     rule, idleness = policy.preemption.idle, situation.idle
     if rule is None or idleness is None or situation.calls_only:
         return ()
@@ -162,14 +167,14 @@ def _victim(team: str, rule: IdleReclaimPolicy, part: Bundle, idleness: Idleness
 
 
 def idleness_text(rule: IdleReclaimPolicy, part: Bundle, idleness: Idleness) -> str:
-    """Format `busy at most 1.2 % of the last 120 min, below the 5 % allowed`."""
+    """Format a text such as `busy at most 1.2 % of the last 120 min, below the 5 % allowed`."""
     span_ms = rule.sustained * MS_PER_SECOND
     busy = max(most_busy(pod, idleness.lasting.get(pod.uid), span_ms) for pod in part.pods)
     return f"busy at most {busy:.1%} of the last {rule.sustained / 60:g} min, less than {rule.below * 100:g} %"
 
 
 def work_since(part: Bundle) -> int | None:
-    """Return the time since which its work is not saved; None if unknown."""
+    """Return the instant since which its work is not saved; None if unknown."""
     starts = [pod.started_ms for pod in part.pods if pod.started_ms is not None]
     since = min(starts, default=part.gang.started_ms)
     saved = part.gang.checkpoint_ms
@@ -177,13 +182,13 @@ def work_since(part: Bundle) -> int | None:
 
 
 def gpu_hours_worked(pod: Pod, use: PodUse | None, since_ms: int, end_ms: int) -> float:
-    """Return the GPU-hours that it held in [start_ms, end_ms) and that were not measured idle."""
+    """Return the GPU-hours that the pod held in [start_ms, end_ms) and that were not measured idle."""
     held_us = pod.gpus * max(0, end_ms - since_ms) * US_PER_MS
     return max(0.0, held_us - (use.idle_us if use is not None else 0)) / US_PER_HOUR
 
 
 def _lost(part: Bundle, idleness: Idleness) -> float:
-    """Return the lost work: at most that of any victim, or less if the ledger shows how little of the time it
+    """Return the lost work. It is at most that of any victim, and less if the ledger shows that the pod hardly
     worked."""
     known = [idleness.worked[pod.uid] for pod in part.pods if pod.uid in idleness.worked]
     return min(part.lost_gpu_hours, fsum(known)) if len(known) == len(part.pods) else part.lost_gpu_hours
@@ -200,20 +205,25 @@ WARNING = "gputally.dev/idle-warning"
 MOST_WARNED = 500
 """Largest number of pods of a target that are warned at a time."""
 LOOKS = 6
-"""Checks during one grace period; each one queries the accountant for what each pod did."""
+"""Number of checks during one grace period. Each queries the accountant for the usage of every pod."""
 MOST_RIPE = 20
-"""Largest number of workloads whose work is looked up in one cycle; the others wait for the next."""
+"""Largest number of workloads whose work is looked up in one cycle. The others wait for the next."""
 AGAIN_MS = 10 * MS_PER_MINUTE
 """Time after which an exempt pod is checked again."""
 LONGEST_MS = 90 * MS_PER_DAY
-"""How far back work is looked up; older time counts as work."""
+"""How far back work is looked up. Older time counts as work."""
 PodUsage = Callable[[int, int, Sequence[tuple[str, str]]], Mapping[tuple[str, str], Accounts]]
-"""GPU time over [start_ms, end_ms) by (namespace, name), of these pods (none: of all). Raises AccountantUnavailable."""
+"""Returns GPU time over [start_ms, end_ms) by (namespace, name), of these pods (none given: of all). Raises
+AccountantUnavailable."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdleReport:
-    """idleness: of pods that may be idle. events: for the owners. faults: warnings that could not be written."""
+    """The result of a check.
+
+    idleness: of pods that may be idle.
+    events: for the owners.
+    faults: warnings that could not be written."""
 
     idleness: Idleness | None = None
     events: tuple[Event, ...] = ()
@@ -230,8 +240,8 @@ class IdleWatch:
         self._looked_ms: dict[str, int] = {}
 
     def restore(self, text: str) -> None:
-        """Continue from the text that `state` wrote. An invalid text is ignored, and every grace period
-        begins again."""
+        """Continue from the text that `state` wrote. An invalid text is ignored, and every grace period begins
+        again."""
         self._warned = {}
         try:
             for target, uid, at_ms, mode in json.loads(text or "[]"):
@@ -259,8 +269,10 @@ class IdleWatch:
         end_ms: int,
         now_ms: int,
     ) -> IdleReport:
-        """Check a target. mode: of the rule at this target. end_ms: up to when usage is metered. Between two checks no
-        workload is warned, forgiven or reclaimed."""
+        """Check a target. Between two checks no workload is warned, forgiven or reclaimed.
+
+        mode: of the rule at this target.
+        end_ms: up to when usage is metered."""
         if rule is None or mode == "off":
             self._warned.pop(target, None)
             return IdleReport()
@@ -307,7 +319,8 @@ class IdleWatch:
         return len(self._warned.get(target, {}))
 
     def _measured(self, rule: IdleReclaimPolicy, gangs: Sequence[Gang], end_ms: int) -> Idleness:
-        """Return the idleness of pods that have been ready for long enough. Without such a pod, it queries nothing."""
+        """Return the idleness of pods that have been ready for long enough. If there is no such pod, the accountant is
+        not queried."""
         longest_ms = max(rule.sustained, rule.grace) * MS_PER_SECOND
         pods = {
             (pod.namespace, pod.name): pod.uid
@@ -353,7 +366,7 @@ class _Round:
         self.exempt: dict[str, str] = {}
 
     def warn(self, part: Bundle, pod: Pod) -> bool:
-        """Return whether its owner was warned. False: the pod is exempt, gone, or could not be written."""
+        """Return whether its owner was warned. False means that the pod is exempt, gone, or could not be written."""
         if not self._may_be_warned(pod):
             return False
         until = instant(self._now_ms + self._rule.grace * MS_PER_SECOND)

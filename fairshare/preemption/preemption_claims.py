@@ -1,8 +1,8 @@
 """Lists which workloads may request room, and whether they would fit on nodes.
 
-Pods are placed largest first, each on the node with the least room left over. A gang with unknown pods only needs as
-many GPUs as are free in total. This module neither predicts where a scheduler will place a pod nor reads node
-selectors: a GPU that only a selector excludes counts as usable."""
+Pods are placed largest first, each on the node with the least room left over. If the pods of a gang are unknown, it
+only needs as many GPUs as are free in total. This module does not predict where a scheduler will place a pod, and it
+does not read node selectors. A GPU that only a selector excludes counts as usable."""
 
 from __future__ import annotations
 
@@ -34,15 +34,18 @@ from gputally.kubernetes.objects import Object, gpus_of_nodes
 
 GPU = "gpu"
 MOST_CLAIMS = 50
-"""Largest number of claims for which victims are searched in one cycle, and of refused ones that are reported; others
-wait for the next."""
+"""Largest number of claims for which victims are searched in one cycle, and of refused claims that are reported. Others
+wait for the next cycle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A workload that needs room. sizes: sizes of the pods to place, if known. nodes: nodes that it can use; None: all.
-    pool: the node of the quota tree whose quota it needs, "" if its target admits work only by nodes. topology: the
-    topology level that all its pods must share, "" for none."""
+    """A workload that needs room.
+
+    sizes: sizes of the pods to place, if known.
+    nodes: nodes that it can use; None for all.
+    pool: the node of the quota tree whose quota it needs, "" if its target admits work only by nodes.
+    topology: the topology level that all its pods must share, "" for none."""
 
     key: str
     queue: str
@@ -68,13 +71,15 @@ class Claim:
 
     @property
     def called(self) -> bool:
-        """Return whether a latency or a person requests it, not the workload itself."""
+        """Return whether a latency objective or a person requests the room, not the workload itself."""
         return self.trigger != "waits"
 
 
 def claims(policy: Policy, situation: PreemptionInputs) -> tuple[Claim, ...]:
-    """Return the claims in the order of service: calls, then within quota, then by priority, then the queue with the
-    least of its share, then the longest wait."""
+    """Return the claims in the order of service.
+
+    Calls are first. The others follow by these keys: within quota before others, then higher priority, then the queue
+    with the least of its share, then the longest wait."""
     found = [*_called(situation), *(() if situation.calls_only else _waiting(policy.preemption, situation))]
     seen: dict[str, Claim] = {}
     for claim in found:
@@ -96,8 +101,10 @@ def claims(policy: Policy, situation: PreemptionInputs) -> tuple[Claim, ...]:
 
 
 def over_limit(claim: Claim, now: Accounts, expected: Accounts) -> str | None:
-    """Return in words which limit makes the claim wait even if there is room. now: the accounts of the inputs;
-    expected: with the GPUs that earlier claims get."""
+    """Return in words which limit makes the claim wait even if there is room.
+
+    now: the accounts of the inputs.
+    expected: the accounts with the GPUs that earlier claims get."""
     for name in path(claim.queue, expected):
         stock = expected[name].stocks[GPU]
         if stock.limit != UNLIMITED and stock.allocated + claim.gpus > stock.limit + EPSILON:
@@ -106,8 +113,9 @@ def over_limit(claim: Claim, now: Accounts, expected: Accounts) -> str | None:
 
 
 def refusal(claim: Claim, now: Accounts, expected: Accounts) -> str | None:
-    """Return in words why no workload is preempted for this claim; None if preemption is allowed. now, expected: see
-    `over_limit`."""
+    """Return in words why no workload is preempted for this claim; None if preemption is allowed.
+
+    For now and expected see `over_limit`."""
     if claim.called or may_reclaim(claim.asker, expected):
         return None
     stock = expected[claim.queue].stocks[GPU]
@@ -186,7 +194,7 @@ def named_by(gang: Gang, name: str) -> bool:
 
 
 def saturations(accounts: Accounts) -> Mapping[str, float]:
-    """Return what every queue holds over what it is due."""
+    """Return for every queue the GPUs that it holds over the GPUs that it is due."""
     return {
         name: ratio(account.stocks[GPU].allocated, account.stocks[GPU].share) if account.stocks[GPU].share else inf
         for name, account in accounts.items()
@@ -194,7 +202,7 @@ def saturations(accounts: Accounts) -> Mapping[str, float]:
 
 
 def to_start(gang: Gang) -> tuple[float, ...]:
-    """Return the sizes of the smallest pods that make up what it needs to start; empty if they are unknown."""
+    """Return the sizes of the smallest pods that the gang needs to start; empty if they are unknown."""
     waiting = sorted(pod.gpus for pod in gang.pods if not pod.held and not pod.node)
     sizes: list[float] = []
     for size in waiting:
@@ -219,8 +227,11 @@ def preemption_inputs(
     calls: Sequence[PreemptionCall] = (),
     quotas: Mapping[str, Quota] = NO_QUOTAS,
 ) -> PreemptionInputs:
-    """Return the inputs of a decision. nodes: those that accept work. pods: of the whole cluster; a pod that is being
-    stopped leaves room. quotas: the target's quotas."""
+    """Return the inputs of a decision.
+
+    nodes: those that accept work.
+    pods: of the whole cluster. A pod that is being stopped leaves room.
+    quotas: the target's quotas."""
     known = {queue.name for queue in policy.queues}
     mine = tuple(gang for gang in gangs if gang.queue in known)
     usable = {}
@@ -252,7 +263,8 @@ def preemption_inputs(
 
 
 def _accounts(policy: Policy, gangs: Sequence[Gang], entitlements: Sequence[Entitlement]) -> Mapping[str, Account]:
-    """Return the accounts. A queue holds what its gangs hold, because only these can be subtracted when one stops."""
+    """Return the accounts. A queue holds the sum of its gangs, because only this can be subtracted when a gang
+    stops."""
     own: dict[str, list[float]] = {}
     fixed: dict[str, list[float]] = {}
     for gang in gangs:
@@ -283,7 +295,9 @@ def _accounts(policy: Policy, gangs: Sequence[Gang], entitlements: Sequence[Enti
 
 
 def free_by_node(nodes: Sequence[Object], pods: Sequence[Pod]) -> Mapping[str, float]:
-    """Return the GPUs that no pod holds. pods: of the whole cluster; a pod that is being stopped leaves room."""
+    """Return the GPUs that no pod holds.
+
+    pods: of the whole cluster. A pod that is being stopped leaves room."""
     used: dict[str, list[Pod]] = {}
     for pod in pods:
         if pod.held:
@@ -305,19 +319,21 @@ class FreeGpus:
         self._free = dict(free)
 
     def give(self, amounts: Mapping[str, float]) -> None:
-        """Free GPUs on nodes; GPUs on unknown nodes are ignored."""
+        """Free GPUs on nodes. GPUs on unknown nodes are ignored."""
         for node, amount in amounts.items():
             if node in self._free:
                 self._free[node] += amount
 
     def free(self, nodes: Collection[str] | None = None) -> float:
-        """Return the GPUs free in total, on `nodes` (None: on every node). A node that holds more than it lists reduces
-        no other node."""
+        """Return the GPUs free in total, on `nodes` (None: on every node).
+
+        A node that holds more than it lists counts as 0, not as negative."""
         return _free(self._free[node] for node in self._usable(nodes))
 
     def place(self, sizes: Sequence[float], total: float, nodes: Collection[str] | None = None) -> bool:
-        """Reserve room for pods of these sizes (none known: for `total` GPUs anywhere); returns False, and reserves
-        nothing, if they do not fit."""
+        """Reserve room for pods of these sizes. Returns False, and reserves nothing, if they do not fit.
+
+        If no sizes are known, `total` GPUs are reserved anywhere."""
         taken = self._found(sizes, total, nodes)
         if taken is None:
             return False
@@ -333,7 +349,7 @@ class FreeGpus:
         return self._free.keys() if nodes is None else [node for node in nodes if node in self._free]
 
     def _fill(self, total: float, nodes: Collection[str]) -> dict[str, float] | None:
-        """Use the emptiest nodes last, so that whole nodes stay free."""
+        """Take GPUs from the fullest nodes first, so that whole nodes stay free."""
         left, taken = total, {}
         for node in sorted(nodes, key=lambda node: (self._free[node], node)):
             if left <= SLACK:
@@ -352,11 +368,11 @@ class PlacementTrial:
     """Tests whether pods fit while parts are added to the room by number and removed again. The room itself does not
     change.
 
-    It gives the same results as `FreeGpus.place`. Pods of one size, as in nearly every gang, are only counted: the
-    number that fits on each node, which a part changes on few nodes."""
+    It gives the same results as `FreeGpus.place`. In nearly every gang all pods have one size. Such pods are only
+    counted: the number that fits on each node, which a part changes on few nodes."""
 
     def __init__(self, free: dict[str, float], sizes: Sequence[float], total: float) -> None:
-        """free: free GPUs of the usable nodes; this object changes it."""
+        """free: free GPUs of the usable nodes. This object changes it."""
         self._free = free
         self._base = dict(free)
         self._sizes = sizes
@@ -368,7 +384,10 @@ class PlacementTrial:
         self._given: dict[str, dict[int, float]] = {}
 
     def give(self, number: int, amounts: Mapping[str, float], unplaced: float = 0.0) -> None:
-        """Add a part. amounts: its GPUs by node; unknown nodes are ignored. unplaced: its GPUs on unknown nodes."""
+        """Add a part.
+
+        amounts: its GPUs by node; unknown nodes are ignored.
+        unplaced: its GPUs on unknown nodes."""
         self._parts[number] = amounts
         if unplaced:
             self._unplaced[number] = unplaced
@@ -386,11 +405,13 @@ class PlacementTrial:
         del self._parts[number]
 
     def fits(self, without: int | None = None) -> bool:
-        """Return whether the pods fit. without: the number of a part that is left out."""
+        """Return whether the pods fit.
+
+        without: the number of a part that is left out."""
         fewer = self._without(without) if without is not None else {}
         unplaced = fsum(amount for number, amount in self._unplaced.items() if number != without)
         if unplaced and _free((self._free | fewer).values()) + unplaced >= self._total - SLACK:
-            return True  # its nodes are unknown: its scheduler counts only quota
+            return True  # its nodes are unknown, so its scheduler counts only quota
         if not self._sizes:
             return _free((self._free | fewer).values()) >= self._total - SLACK
         if self._size is None:
@@ -399,8 +420,9 @@ class PlacementTrial:
         return self._places - lost >= len(self._sizes)
 
     def _without(self, number: int) -> dict[str, float]:
-        """Return the free GPUs of this part's nodes without it. They are added up again, because subtracting fractions
-        of a GPU would not be exact."""
+        """Return the free GPUs of this part's nodes without it.
+
+        They are added up again, because subtracting fractions of a GPU would not be exact."""
         return {node: self._sum(node, number) for node in self._parts[number] if node in self._free}
 
     def _sum(self, node: str, without: int | None = None) -> float:
@@ -440,7 +462,7 @@ def fit(sizes: Sequence[float], amounts: Mapping[str, float]) -> dict[str, float
 def unplaceable_gpus(free: Mapping[str, float], gangs: Iterable[Gang]) -> float:
     """Return the GPUs left free after every waiting gang that fits has been placed, the largest first.
 
-    It is 0 if no gang waits after that, because then the room is simply free. free: by node."""
+    If no gang waits after that, the result is 0, because the room is then simply free. free: by node."""
     room = FreeGpus({node: max(0.0, amount) for node, amount in free.items()})
     waiting = sorted(
         (gang for gang in gangs if gang.waits > 0),

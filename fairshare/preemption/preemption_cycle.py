@@ -1,18 +1,24 @@
 """Runs preemption for all targets in a cycle, or for one workload by hand, and keeps the state of the limits.
 
-The state contains the workloads preempted in the last day (for the limits), the owners that were warned of idle GPUs,
-the reported outcomes (so that each is reported once), the victims that the cluster keeps, and since when a latency is
-too high. The first two survive a restart in the status ConfigMap; without them the limits would allow too much, and
+The state contains:
+
+- the workloads preempted in the last day (for the limits)
+- the owners that were warned of idle GPUs
+- the reported outcomes, so that each is reported once
+- the victims that the cluster keeps
+- since when a latency is too high
+
+The first two are also in the status ConfigMap and survive a restart. Without them the limits would allow too much, and
 grace periods would begin again.
 
-Evictions are counted as workloads, not pods, and only if they took from another queue: evictions by the target's
-scheduler that are new since the last cycle (`Observation.evictions`), and the controller's own. The first cycle counts
-none, because their age is unknown. These counts are only in memory; a restart forgets at most one cycle's.
+Evictions are counted as workloads, not pods, and only if they took from another queue. They are evictions by the
+target's scheduler that are new since the last cycle (`Observation.evictions`), and the controller's own. The first
+cycle counts none, because their age is unknown. These counts are only in memory, so a restart loses at most those of
+one cycle. Volcano's scheduler does not state the beneficiary of an eviction, so there only the controller's own are
+counted.
 
-Volcano's scheduler does not state the beneficiary of an eviction, so there only the controller's own are counted.
-
-A preemption by hand follows the controller's rules and limits, for a single workload; its class and wait do not matter.
-It is refused while usage is old or its coverage is low."""
+A preemption by hand follows the controller's rules and limits, for a single workload. The class and wait of the
+workload do not matter. It is refused while usage is old or its coverage is low."""
 
 from __future__ import annotations
 
@@ -50,10 +56,10 @@ KEY = "preempted"
 IDLE_KEY = "warned-idle"
 """Entries of the ConfigMap."""
 HAND_KEY, BY_HAND = "preempted-by-hand", "gputally-by-hand"
-"""The entry of a preemption by hand, and its field manager: the controller leaves both alone."""
+"""The entry of a preemption by hand, and its field manager. The controller changes neither."""
 MOST_KEPT = 1_000
 FORGOTTEN_MS = 10 * MS_PER_MINUTE
-"""Time after which a victim that the cluster keeps is tried again, if there are too many to try in one cycle."""
+"""Time after which a victim that the cluster keeps is tried again if there are too many to try in one cycle."""
 Calls = Callable[[Policy, int], Sequence[PreemptionCall]]
 
 
@@ -66,7 +72,8 @@ class Preemptions:
     """The preemptions of one controller. Not thread-safe."""
 
     def __init__(self, usage: PodUsage, calls: Calls = no_calls, where: StatusObject | None = None) -> None:
-        """usage: what pods did lately, for the idle rule. where: the ConfigMap with preemptions by hand."""
+        """usage: recent usage of pods, for the idle rule.
+        where: the ConfigMap with preemptions by hand."""
         self._calls = calls
         self._where = where
         self._idle = IdleWatch(usage)
@@ -99,9 +106,12 @@ class Preemptions:
         leading: Callable[[], bool],
         quotas: Mapping[str, Quota] = NO_QUOTAS,
     ) -> tuple[PreemptionReport | None, tuple[Decision, ...]]:
-        """metered_ms: up to when usage is metered; None if unknown. quotas: by which the target admits work.
+        """Run one cycle at one target. Returns None instead of a report if the target's preemption is off.
 
-        Returns None if the target's preemption is off. Raises ClusterError if nothing could be decided."""
+        metered_ms: up to when usage is metered; None if unknown.
+        quotas: by which the target admits work.
+
+        Raises ClusterError if nothing could be decided."""
         mode = target_preemption.mode_of(policy, target)
         if mode == "off" or not leading():
             return None, ()
@@ -268,7 +278,9 @@ def by_hand(
     where: StatusObject = _HERE,
     others: OtherClusters = NO_OTHER_CLUSTERS,
 ) -> PreemptionReport:
-    """Decide, and with `enforce` also act and record. where: the ConfigMap with recent preemptions, which is updated.
+    """Decide, and with `enforce` also act and record.
+
+    where: the ConfigMap with recent preemptions, which is updated.
     others: clusters whose usage the policy may count.
 
     Raises NotPossible, AccountantUnavailable or ClusterError."""

@@ -1,9 +1,11 @@
 """Defines which queue may reclaim from which, and how much preemption is allowed.
 
-A queue may reclaim up to its fair share. It takes from queues above what they may hold or, while it is within its own
-deserved quota, from queues above theirs. Queues are compared at the children of their lowest common ancestor. As in
-KAI, a bundle's queue is checked before the bundle is taken, so a gang may bring a queue below its share;
-`fairshare.preemption.victim_candidates` is stricter and never goes below a quota.
+A queue may reclaim up to its fair share. It takes from queues that hold more than they may. While it is within its own
+deserved quota, it also takes from queues that hold more than their quota.
+
+Queues are compared at the children of their lowest common ancestor. As in KAI, a bundle's queue is checked before the
+bundle is taken, so a gang may bring a queue below its share. `victim_candidates` is stricter: it never goes below a
+quota.
 
 Source: kai-scheduler/KAI-Scheduler d5bc503a, pkg/scheduler/plugins/proportion/reclaimable.
 
@@ -23,14 +25,14 @@ from fairshare.core.queues_and_weights import UNLIMITED
 from gputally.base.units import MS_PER_SECOND
 
 Amounts = Mapping[str, float]
-"""Quantity by resource (`gpu`, and `cpu`, `memory` if they count); a missing one is 0."""
+"""Quantity by resource (`gpu`, and `cpu`, `memory` if they count). A missing one is 0."""
 Right = Literal["within quota", "above share"]
 """The two rules by which a bundle may be taken."""
 EPSILON: Final = 1e-9
 
 
 def allocatable(deserved: float, share: float, limit: float = UNLIMITED) -> float:
-    """What a queue may hold before others may take it back. -1 or infinite: unlimited."""
+    """Return what a queue may hold before others may take it back. -1 or infinite: unlimited."""
     if deserved in (UNLIMITED, inf):
         return _open(limit)
     return min(_open(limit), max(deserved, _open(share)))
@@ -38,8 +40,10 @@ def allocatable(deserved: float, share: float, limit: float = UNLIMITED) -> floa
 
 @dataclass(frozen=True, slots=True)
 class QueueResource:
-    """One resource of one queue. deserved, share, limit: -1 unlimited. fixed: the part of `allocated` that
-    cannot be preempted."""
+    """One resource of one queue.
+
+    deserved, share, limit: -1 for unlimited.
+    fixed: the part of `allocated` that cannot be preempted."""
 
     deserved: float
     share: float
@@ -55,7 +59,7 @@ class QueueResource:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A queue in its tree. parent "": a root."""
+    """A queue in its tree. parent: "" for a root."""
 
     queue: str
     parent: str
@@ -64,7 +68,9 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """A workload that wants `required`, for which leaf queue. preemptible: it may be preempted itself."""
+    """A workload of a leaf queue that wants `required`.
+
+    preemptible: whether it may be preempted itself."""
 
     queue: str
     required: Amounts
@@ -75,8 +81,9 @@ Accounts = Mapping[str, Account]
 
 
 def may_reclaim(asker: Claimant, accounts: Accounts) -> bool:
-    """Return whether the claimant's queue stays within its fair share, or for a claimant that is not preemptible,
-    within its quota."""
+    """Return whether the claimant's queue stays within its fair share.
+
+    For a claimant that is not preemptible, the quota counts instead of the share."""
     return all(
         _sum(stock.allocated, asker.required, name) <= _open(stock.share) + EPSILON
         and (asker.preemptible or _sum(stock.fixed, asker.required, name) <= _open(stock.deserved) + EPSILON)
@@ -85,8 +92,9 @@ def may_reclaim(asker: Claimant, accounts: Accounts) -> bool:
 
 
 def right_to_take(asker: Claimant, mine: Account, theirs: Account, remaining: Amounts) -> Right | None:
-    """Return the rule by which the next bundle may be taken from `theirs`, which still holds `remaining`; None if there
-    is none."""
+    """Return the rule by which the next bundle may be taken from `theirs`, which still holds `remaining`.
+
+    None if there is no such rule."""
     held = {name: remaining.get(name, 0.0) for name in theirs.stocks}
     if within_quota(asker, mine) and any(
         held[name] > _open(stock.deserved) + EPSILON for name, stock in theirs.stocks.items()
@@ -117,7 +125,7 @@ def queues_to_compare(one: str, other: str, accounts: Accounts) -> tuple[str, st
 
 
 def path(queue: str, accounts: Accounts) -> tuple[str, ...]:
-    """From the root to the queue."""
+    """Return the queues from the root to this one."""
     found = [queue]
     while accounts[found[-1]].parent:
         found.append(accounts[found[-1]].parent)
@@ -148,7 +156,7 @@ class TakenBundles:
         return known
 
     def path(self, queue: str) -> tuple[str, ...]:
-        """From the root to the queue."""
+        """Return the queues from the root to this one."""
         known = self._paths.get(queue)
         if known is None:
             known = self._paths[queue] = path(queue, self._accounts)
@@ -173,7 +181,8 @@ class TakenBundles:
     def fair(self, saturation: float = 1.0) -> bool:
         """Return whether the claimant ends up no more saturated than the queues it takes from, at every level.
 
-        saturation: >= 1; how much more saturated they must stay before it may go above its share."""
+        saturation: >= 1. The queues it takes from must stay this much more saturated before it may go above its
+        share."""
         asked = {name for name, amount in self._asker.required.items() if amount > 0}
         for name in reversed(path(self._asker.queue, self._accounts)):
             account = self._accounts[name]
@@ -235,7 +244,7 @@ Limit = Literal["cool-down", "per-team", "per-cluster", "lost-hours"]
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """reason: in words."""
+    """Why a workload may not be stopped. reason: in words."""
 
     limit: Limit
     reason: str
@@ -243,8 +252,10 @@ class Denial:
 
 @dataclass(frozen=True, slots=True)
 class PastPreemption:
-    """One preempted workload (or a part of it). team: which pays for it, or its queue if it has no team. decision: the
-    id of the decision."""
+    """One preempted workload (or a part of it).
+
+    team: the team that pays for it, or its queue if it has no team.
+    decision: the id of the decision."""
 
     at_ms: int
     key: str
@@ -262,10 +273,10 @@ def still_limiting(past: Sequence[PastPreemption], now_ms: int, cool_down_s: int
 
 
 class Budget:
-    """What may still be stopped now. Each `spend` reduces it; a copy is independent.
+    """The number of workloads and the lost work that may still be stopped now.
 
-    It is checked for every candidate, thousands of times a cycle, so all figures that a limit compares are kept as
-    sums, the lost work exactly."""
+    Each `spend` reduces it. A copy is independent. It is checked for every candidate, thousands of times a cycle. All
+    figures that a limit compares are therefore kept as sums, the lost work exactly."""
 
     def __init__(self, rules: PreemptionPolicy, past: Sequence[PastPreemption], now_ms: int) -> None:
         self._rules = rules

@@ -13,17 +13,24 @@ from fairshare.preemption.preemption_rules import Account, Limit, PastPreemption
 
 Trigger = Literal["waits", "latency", "by hand", "idle"]
 Ground = Literal["within quota", "above share", "latency", "lower class", "idle"]
-"""Why a part may be taken: its queue holds more than its quota while the other is within its own; its queue is above
-its share and the other below; it borrows while a latency is over its threshold; it is in the same queue with a lower
-priority (only for a latency); or it does not use what it holds."""
+"""Why a part may be taken:
+
+- within quota: its queue holds more than its quota while the other queue is within its own
+- above share: its queue is above its share and the other queue below
+- latency: it borrows while a latency is over its threshold
+- lower class: it is in the same queue with a lower priority (only for a latency)
+- idle: it does not use the GPUs that it holds"""
 
 Outcome = Literal["room", "preempts", "denied"]
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionCall:
-    """A workload for which a latency objective, or a person, requests room at once. workload: namespace/name, or "" for
-    the whole queue; a workload determines its queue. gpus: to be freed if no pod of it waits. why: one sentence."""
+    """A request for room at once by a latency objective or a person.
+
+    workload: namespace/name, or "" for the whole queue. A workload determines its queue.
+    gpus: to be freed if no pod of it waits.
+    why: one sentence."""
 
     queue: str
     workload: str
@@ -34,7 +41,7 @@ class PreemptionCall:
 
 @dataclass(frozen=True, slots=True)
 class PodUse:
-    """GPU-microseconds that a pod held in some span. unknown_us: held, with unknown use."""
+    """GPU-microseconds that a pod held in some span. unknown_us: time with unknown use."""
 
     busy_us: int
     idle_us: int
@@ -45,9 +52,10 @@ class PodUse:
 class Idleness:
     """Idle time of pods up to `end_ms` as the ledger measured it, by uid, and their warnings.
 
-    lasting, recent: over the rule's `sustained` and over its `grace`. warned: when their owners were warned. exempt:
-    why the rule exempts them. worked: GPU-hours since the last checkpoint, or the start, that were not measured idle.
-    """
+    lasting, recent: over the rule's `sustained` and over its `grace`.
+    warned: when their owners were warned.
+    exempt: why the rule exempts them.
+    worked: GPU-hours since the last checkpoint, or the start, that were not measured idle."""
 
     end_ms: int
     lasting: Mapping[str, PodUse]
@@ -61,9 +69,12 @@ class Idleness:
 class PreemptionInputs:
     """All inputs of a decision, besides the policy.
 
-    accounts: GPUs by queue. free: GPUs by node, those of pods being deleted included. usable: for each workload that
-    cannot run on all nodes, its nodes. vetoed: workload to the reason why the cluster does not allow it to be stopped.
-    calls_only: only capacity calls may take GPUs. idle: pods that may not be using their GPUs; None: not queried.
+    accounts: GPUs by queue.
+    free: GPUs by node, including those of pods that are being deleted.
+    usable: for each workload that cannot run on all nodes, its nodes.
+    vetoed: workload to the reason why the cluster does not allow it to be stopped.
+    calls_only: whether only capacity calls may take GPUs.
+    idle: pods that may not be using their GPUs; None if this was not queried.
     quotas: the target's quotas by the pools that gangs name; empty if it counts only nodes."""
 
     now_ms: int
@@ -96,8 +107,9 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class SparedWorkload:
-    """A running workload that was considered and is not stopped, and why. limit: the limit that protects it, if one
-    does."""
+    """A running workload that was considered and is not stopped, and why.
+
+    limit: the limit that protects it, if one does."""
 
     key: str
     queue: str
@@ -107,7 +119,9 @@ class SparedWorkload:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result for one claim. outcome: there is room already; victims are stopped; or nothing can be done."""
+    """The result for one claim.
+
+    outcome: there is room already, or victims are stopped, or nothing can be done."""
 
     claimant: str
     queue: str
@@ -124,7 +138,7 @@ _VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
 
 
 def write(value: PreemptionInputs) -> dict[str, Any]:
-    """Return the value as complete JSON: `read` gives the same value back."""
+    """Return the value as complete JSON. `read` gives the same value back."""
     plain: dict[str, Any] = _SITUATION.dump_python(value, mode="json")
     return plain
 

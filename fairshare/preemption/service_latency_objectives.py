@@ -1,7 +1,7 @@
 """Reads service latencies from Prometheus and decides when one may request room.
 
-A latency that cannot be read, or has no value, is unknown: it never requests anything, and restarts the time. This
-module does not choose victims."""
+A latency that cannot be read, or has no value, is unknown. It never requests anything, and the time for which it must
+be too high starts again. This module does not choose victims."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def prometheus_latency(
     url: str, token_file: Path | None = None, transport: httpx2.BaseTransport | None = None
 ) -> Latency:
     """Return a function that reads latencies from a Prometheus: the largest value of an instant query, in seconds.
-    Raises LatencyUnknown for an invalid address. transport: instead of the network."""
+
+    Raises LatencyUnknown for an invalid address. transport: used instead of the network."""
     server = Prometheus(
         url, LatencyUnknown, token_file=token_file, timeout_s=_TIMEOUT_S, proxies=True, transport=transport
     )
@@ -48,7 +49,7 @@ def prometheus_latency(
 
 
 class Alarms:
-    """Since when each SLO of a policy is violated. Called once or more per cycle; not thread-safe."""
+    """Since when each SLO of a policy is violated. It is called once or more per cycle. Not thread-safe."""
 
     def __init__(self, latency: Latency) -> None:
         self._latency = latency
@@ -56,7 +57,7 @@ class Alarms:
         self._asked: tuple[str, int] | None = None
         self._calls: tuple[PreemptionCall, ...] = ()
         self.readings: dict[str, float] = {}
-        """Seconds by SLO, as last read; unknown ones are left out."""
+        """Seconds by SLO, as last read. Unknown ones are left out."""
         self.faults: dict[str, str] = {}
         """Why an SLO could not be read, by name."""
 
@@ -95,5 +96,5 @@ def call_for(slo: SloPolicy, value: float, lasted_ms: int) -> PreemptionCall:
 
 
 def shown(seconds: float) -> str:
-    """Format a duration: 50 ms, 1.2 s."""
+    """Format a duration such as 50 ms or 1.2 s."""
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

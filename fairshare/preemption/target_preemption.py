@@ -1,7 +1,8 @@
 """Runs one target's preemption in one cycle, and reports what prevented it.
 
-It is level-triggered: between cycles only past preemptions are kept, in the status ConfigMap. Decisions carry all their
-inputs; `replay` computes them again. In a dry run everything is checked and reported, and nothing is stopped.
+Each cycle decides from the present state. Between cycles only past preemptions are kept, in the status ConfigMap.
+Decisions carry all their inputs, so `replay_verdicts` can compute them again. In a dry run everything is checked and
+reported, and nothing is stopped.
 
 It explains why a workload waits although the policy allows preemption for it: the API server or a webhook refuses,
 disruption budgets protect every possible victim, or a limit of the policy is reached. A workload that a rule protects
@@ -26,7 +27,7 @@ from gputally.base.errors import Unavailable
 from gputally.kubernetes.objects import Cluster, Event
 
 RELEASE = version("gputally")
-"""Version of the running code, looked up once, because that reads the package's metadata."""
+"""Version of the running code. It is looked up once, because the lookup reads the package's metadata."""
 _BOLDNESS: tuple[Mode, ...] = ("off", "dry-run", "enforce")
 ROUNDS = 5
 """How often the decision is repeated because the cluster keeps a victim."""
@@ -41,7 +42,9 @@ _NONE: Mapping[str, EvictionVeto] = {}
 
 @dataclass(frozen=True, slots=True)
 class VictimStop:
-    """One victim and its outcome. claimant: the workload for which it was stopped."""
+    """One victim and its outcome.
+
+    claimant: the workload for which it was stopped."""
 
     claimant: str
     victim: Victim
@@ -50,9 +53,12 @@ class VictimStop:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionReport:
-    """The result of one cycle at one target. situation: the inputs with all vetoes of the cluster, from which
-    `verdicts` can be computed again with the policy. vetoes: the same vetoes with their kinds. warned: pods whose
-    owners were warned of idle GPUs. faults: warnings that could not be written."""
+    """The result of one cycle at one target.
+
+    situation: the inputs with all vetoes of the cluster. With them and the policy, `verdicts` can be computed again.
+    vetoes: the same vetoes with their kinds.
+    warned: pods whose owners were warned of idle GPUs.
+    faults: warnings that could not be written."""
 
     target: str
     mode: Mode
@@ -76,7 +82,7 @@ def mode_of(policy: Policy, target: str) -> Mode:
 
 
 def idle_mode(policy: Policy, mode: Mode) -> Mode:
-    """Return the mode of the idle rule at a target in `mode`: the more careful of the two."""
+    """Return the mode of the idle rule at a target in `mode`: the more cautious of the two."""
     rule = policy.preemption.idle
     return min(rule.mode, mode, key=_BOLDNESS.index) if rule is not None else "off"
 
@@ -97,8 +103,12 @@ def preempt(
     leading: Callable[[], bool] = lambda: True,
     known: Mapping[str, EvictionVeto] = _NONE,
 ) -> PreemptionReport:
-    """known: vetoes that are still valid. Raises ClusterError if the cluster does not answer before anything was done,
-    ClaimsUnsettled if it keeps too many victims."""
+    """Decide, check with the cluster, and stop victims if `mode` says so.
+
+    known: vetoes that are still valid.
+
+    Raises ClusterError if the cluster does not answer before anything was done, and ClaimsUnsettled if it keeps too
+    many victims."""
     settled, verdicts, vetoes = _vetted(policy, cluster, situation, mode, known)
     cycle = cycle_id(policy, settled)
     stops: list[VictimStop] = []
@@ -163,7 +173,7 @@ def cycle_id(policy: Policy, situation: PreemptionInputs) -> str:
 
 
 RecordedOutcomes = Mapping[str, tuple[object, ...]]
-"""What was last recorded of each claim."""
+"""The outcome that was last recorded of each claim."""
 
 
 def outcome_of(report: PreemptionReport) -> dict[str, tuple[object, ...]]:
@@ -259,8 +269,11 @@ def facts(victim: Victim) -> dict[str, Any]:
 
 
 def replay_verdicts(policy: Policy, cycle: Decision) -> tuple[Verdict, ...]:
-    """Decide a recorded cycle again: the same verdicts, bit for bit. policy: the one under which it was decided. Raises
-    ValueError for a record without inputs."""
+    """Decide a recorded cycle again. The verdicts are the same, bit for bit.
+
+    policy: the one under which it was decided.
+
+    Raises ValueError for a record without inputs."""
     recorded: Any = cycle.inputs.get("situation")
     if recorded is None:
         raise ValueError(f"decision {cycle.id} holds no inputs; take the one with subject {EVERYTHING!r}")
@@ -270,7 +283,7 @@ def replay_verdicts(policy: Policy, cycle: Decision) -> tuple[Verdict, ...]:
 Trouble = Literal[
     "Refused", "Unavailable", "LostWorkLimitReached", "RateLimitReached", "HeldByBudgets", "WarningNotWritten"
 ]
-"""Obstacles, the most urgent first; the condition has the first one as its reason."""
+"""Obstacles, the most urgent first. The condition has the first one as its reason."""
 TROUBLES: Final[tuple[Trouble, ...]] = (
     "Refused", "Unavailable", "LostWorkLimitReached", "RateLimitReached", "HeldByBudgets", "WarningNotWritten",
 )  # fmt: skip

@@ -1,10 +1,10 @@
 """Finishes preemptions that an earlier cycle began.
 
 The intent is an annotation on the object itself, written in the patch that acts. A Workload that was deactivated is
-activated again once Kueue has taken its quota back (earlier would be a race); a Volcano Job whose Command was lost gets
-another. Every cycle checks every object, so after a crash nothing is forgotten.
+activated again after Kueue has taken its quota back; earlier would be a race. A Volcano Job whose Command was lost gets
+another one. Every cycle checks every object, so nothing is forgotten after a crash.
 
-This does not depend on usage, or on preemption still being enabled: a deactivated Workload must run again even if the
+This does not depend on usage, or on preemption still being enabled. A deactivated Workload must run again even if the
 accountant does not answer, or preemption or the target have been switched off since. This module stops no workload."""
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ MOST_ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class PreemptionIntent:
-    """decision: the id under which it is recorded. attempts: Commands issued so far."""
+    """An intent on an object.
+
+    decision: the id under which it is recorded.
+    attempts: number of Commands issued so far."""
 
     decision: str
     at_ms: int
@@ -44,7 +47,10 @@ class PreemptionIntent:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The result for one intent. name: namespace/name. detail: the cluster's message if it failed."""
+    """The result for one intent.
+
+    name: namespace/name.
+    detail: the cluster's message if it failed."""
 
     name: str
     action: str
@@ -53,7 +59,7 @@ class Resumed:
 
 
 def read(obj: Object) -> PreemptionIntent | None:
-    """Return the intent on an object; None if there is none of gputally's."""
+    """Return the intent that gputally wrote on an object; None if there is none."""
     text = (obj["metadata"].get("annotations") or {}).get(PREEMPTION)
     try:
         plain: Any = json.loads(text or "")
@@ -148,17 +154,20 @@ def _later(text: str, at_ms: int) -> bool:
 
 
 SELDOM_MS: Final = 5 * MS_PER_MINUTE
-"""How often objects are checked if the controller itself stops no workload; a person still may (`gputally fairshare
-preempt`)."""
+"""How often objects are checked if the controller itself stops no workload. A person may still stop some (`gputally
+fairshare preempt`)."""
 _KINDS: Final[Mapping[str, tuple[Kind, ...]]] = {"kueue": WORKLOADS, "volcano": (JOB,)}
-"""Objects with intents, by target; versions of one kind show the same objects."""
+"""Objects with intents, by target. All versions of one kind show the same objects."""
 NOT_RESUMED = "NotResumed"
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedPreemptions:
-    """Workloads by namespace/name: `resumed` may run again, `left` is still being stopped. faults: what could not be
-    finished yet, and why."""
+    """Workloads by namespace/name, and the faults.
+
+    resumed: may run again.
+    left: are still being stopped.
+    faults: the preemptions that could not be finished yet, and why."""
 
     resumed: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
@@ -198,7 +207,9 @@ class PreemptionFinisher:
     def go_on(
         self, cluster: Cluster, target: str, now_ms: int, *, enforces: bool, leading: Callable[[], bool]
     ) -> FinishedPreemptions:
-        """enforces: whether the target's preemption stops workloads now, so that new intents are possible in every
+        """Finish the preemptions of one target.
+
+        enforces: whether the target's preemption stops workloads now, so that new intents are possible in every
         cycle."""
         kinds = _KINDS.get(target, ())
         if not kinds or (not enforces and now_ms < self._next_ms.get(target, now_ms)):

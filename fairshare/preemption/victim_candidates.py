@@ -1,8 +1,10 @@
 """Lists which workloads could be preempted, which are protected, and the order of least loss.
 
-An elastic workload gives up its surplus pod by pod; its core, without which it does not run, is stopped as a whole
-together with the rest of the surplus. Kueue's Workloads and Volcano's Jobs are always stopped whole, by their own
-controllers. Work since the last checkpoint is lost, or since the start if there is none."""
+An elastic workload gives up its surplus pod by pod. Its core is the part without which it does not run. The core is
+stopped as a whole, together with the rest of the surplus. Kueue's Workloads and Volcano's Jobs are always stopped
+whole, by their own controllers.
+
+Work since the last checkpoint is lost. Without a checkpoint it is lost since the start."""
 
 from __future__ import annotations
 
@@ -24,8 +26,10 @@ _HOUR_MS = 3_600_000
 
 @dataclass(frozen=True)
 class Bundle:
-    """A part of one gang that can be stopped separately. pods: empty if only the gang's own object is known. whole: the
-    gang stops; otherwise it continues with less."""
+    """A part of one gang that can be stopped separately.
+
+    pods: empty if only the gang's own object is known.
+    whole: whether the gang stops. Otherwise it continues with less."""
 
     gang: Gang
     pods: tuple[Pod, ...]
@@ -101,7 +105,7 @@ def lost(gang: Gang, gpus: float, started_ms: int | None, now_ms: int) -> float:
 
 
 def _saved(gang: Gang, since_ms: int, now_ms: int) -> int | None:
-    """Return its last checkpoint since this start, if there is one; one from the future is ignored."""
+    """Return its last checkpoint since this start, if there is one. A checkpoint in the future is ignored."""
     at = gang.checkpoint_ms
     return at if at is not None and since_ms < at <= now_ms else None
 
@@ -123,13 +127,17 @@ def loss_text(bundle: Bundle, now_ms: int) -> str:
 
 
 def victim_of(bundle: Bundle, ground: Ground, team: str, reason: str) -> Victim:
-    """reason: one sentence for its owner."""
+    """Return the victim for this part. reason: one sentence for its owner."""
     return Victim(bundle.gang, bundle.pods, bundle.gpus, bundle.lost_gpu_hours, bundle.whole, ground, team, reason)
 
 
 def by_preference(saturation: Mapping[str, float]) -> Callable[[Bundle], tuple[object, ...]]:
-    """Return a sort key: spot, then surplus, then the lower priority, then the least lost work, then the queue most
-    above its share, then the newest. saturation: by queue, what it holds over what it is due."""
+    """Return a sort key by which the parts with the least loss come first.
+
+    The keys are: spot, then surplus, then the lower priority, then the least lost work, then the queue most above its
+    share, then the newest.
+
+    saturation: by queue, the GPUs that it holds over those that it is due."""
 
     def key(bundle: Bundle) -> tuple[object, ...]:
         return (
@@ -184,13 +192,15 @@ def protected(policy: Policy, situation: PreemptionInputs, bundle: Bundle) -> st
 
 
 def teams(policy: Policy) -> Mapping[str, str]:
-    """Return whose limit a queue's victims count against: its team, the nearest ancestor's, or the queue itself."""
+    """Return the name under which a queue's victims count against the limits per team.
+
+    This is the queue's team, that of its nearest ancestor with one, or the queue itself."""
     tree = PolicyTree(policy)
     return {name: tree.team(name) or name for name in tree.queues}
 
 
 def past_of(team: str, bundle: Bundle, now_ms: int) -> PastPreemption:
-    """Return the record of stopping it now. team: whose limit it counts against."""
+    """Return the record of stopping it now. team: the team whose limit it counts against."""
     return PastPreemption(now_ms, bundle.key, bundle.gang.queue, team, bundle.gpus, bundle.lost_gpu_hours)
 
 

@@ -1,13 +1,15 @@
 """Chooses the victims for each claim and gives a reason for each.
 
-For a claim without room, parts of running workloads are taken as KAI's rules allow. Claims are decided one after the
-other; each one sees the cluster as the earlier ones have left it. Beyond KAI's rules, no queue on the path goes below
-its deserved quota, no claim above its share takes from a higher priority, and the policy's limits apply. The same
-inputs and policy give the same verdicts, in whatever order gangs are listed.
+For a claim without room, parts of running workloads are taken as KAI's rules allow. Three conditions are stricter than
+KAI's rules: no queue on the path goes below its deserved quota, no claim above its share takes from a higher priority,
+and the policy's limits apply.
 
-Parts are taken in the order of least loss (`victim_candidates`), by the rules of `preemption_rules` and within its
-limits, until the claim's pods fit on nodes; parts that are then not needed are spared. Of several orders, the one that
-loses least work is used. The search does not change the accounts (`State`); `_settle` does."""
+Claims are decided one after the other. Each claim sees the cluster as the earlier ones have left it. The same inputs
+and policy give the same verdicts, in whatever order gangs are listed.
+
+For one claim, parts are taken in the order of least loss (`victim_candidates`) until the claim's pods fit on nodes.
+Parts that are then not needed are spared. Of several orders, the one that loses least work is used. The search does not
+change the accounts (`State`). `_settle` does."""
 
 from __future__ import annotations
 
@@ -65,23 +67,23 @@ class State:
 
     accounts: dict[str, Account]
     expected: dict[str, Account]
-    """The accounts with the claims that find room without preemption; it is used for the claimant, not for the queues
+    """The accounts with the claims that find room without preemption. It is used for the claimant, not for the queues
     that may lose."""
     room: FreeGpus
     budget: Budget
     taken: set[str]
     """Pods and whole gangs that are already selected."""
     quotas: Quotas
-    """Quotas by which the target admits work; without quotas only nodes count."""
+    """Quotas by which the target admits work. Without quotas only nodes count."""
 
     def books(self, queue: str) -> Accounts:
-        """The accounts for a claim of this queue."""
+        """Return the accounts for a claim of this queue."""
         return {**self.accounts, **{name: self.expected[name] for name in path(queue, self.accounts)}}
 
 
 @dataclass(frozen=True, slots=True)
 class PickedBundle:
-    """A part to be taken, and the rule that allows it."""
+    """A part to take, and the rule that allows it."""
 
     bundle: Bundle
     ground: Ground
@@ -91,7 +93,8 @@ class PickedBundle:
 class Field:
     """The candidates for every claim: the unprotected parts in two orders, and why the others are protected.
 
-    parts: the unprotected parts of every gang. named: all running gangs, in the order in which they are reported.
+    parts: the unprotected parts of every gang.
+    named: all running gangs, in the order in which they are reported.
     quotas, teams: by queue."""
 
     orders: tuple[BundleOrder, ...]
@@ -102,20 +105,22 @@ class Field:
     teams: Mapping[str, str]
 
     def team(self, queue: str) -> str:
-        """Return which team's limit victims of a queue count against."""
+        """Return the team against whose limit victims of a queue count."""
         return self.teams.get(queue, queue)
 
 
 @dataclass(frozen=True, slots=True)
 class BundleOrder:
-    """One order of the unprotected parts. surplus: of them, by gang, what can be stopped without the gang."""
+    """One order of the unprotected parts.
+
+    surplus: by gang, those of them that can be stopped without the gang."""
 
     bundles: Sequence[Bundle]
     surplus: Mapping[str, Sequence[Bundle]]
 
 
 class Search:
-    """The search for one claim: which parts suffice, and why the others stay."""
+    """The search for one claim: the parts that suffice, and why the others stay."""
 
     def __init__(self, policy: Policy, claim: Claim, field: Field, state: State) -> None:
         self._policy = policy
@@ -127,7 +132,7 @@ class Search:
         self._unfair = False
 
     def cheapest(self) -> tuple[PickedBundle, ...] | None:
-        """Return the selection that loses least work, then the fewest GPUs; None if none suffices."""
+        """Return the selection that loses least work, and among equal ones the fewest GPUs; None if none suffices."""
         found = [picks for order in self._field.orders if (picks := self._gather(order)) is not None]
         return min(found, key=_cost, default=None)
 
@@ -168,8 +173,9 @@ class Search:
         )
 
     def _gather(self, order: BundleOrder) -> tuple[PickedBundle, ...] | None:
-        """Take parts until the claim fits, then return those that were not needed. None: it never fits, or
-        not fairly."""
+        """Take parts until the claim fits, then return those that were needed.
+
+        None means that it never fits, or only unfairly."""
         claim, state = self._claim, self._state
         taking, budget = TakenBundles(claim.asker, self._accounts), state.budget.copy()
         trial = _ClaimPlacement(claim, state.room.trial(claim.sizes, claim.gpus, claim.nodes), state.quotas.copy())
@@ -260,7 +266,7 @@ class Search:
 
 
 class _ClaimPlacement:
-    """Tests whether a claim's pods fit, on the nodes and in the quota by which its target admits work."""
+    """Tests whether a claim's pods fit on the nodes, and in the quota by which its target admits work."""
 
     def __init__(self, claim: Claim, trial: PlacementTrial, quotas: Quotas) -> None:
         """trial, quotas: this object changes them in place."""
@@ -302,11 +308,12 @@ class _ClaimPlacement:
 
 
 def _needed(picks: Sequence[PickedBundle], trial: _ClaimPlacement) -> tuple[PickedBundle, ...]:
-    """Return the parts without which the claim would not fit. The part with the largest loss is tested first. A core
-    keeps the surplus taken before it.
+    """Return the parts without which the claim would not fit.
 
-    A candidate that stays keeps its rule, because returning other parts only leaves others with more and spends less.
-    """
+    The part with the largest loss is tested first. A core keeps the surplus that was taken before it.
+
+    A candidate that stays keeps its rule. Returning other parts leaves their queues with more and spends less of the
+    limits, so the rule still holds."""
     kept = dict(enumerate(picks))
     cores = {pick.bundle.key for pick in picks if pick.bundle.whole}
     for number, pick in sorted(kept.items(), key=lambda item: _most_lost(item[1].bundle)):
@@ -383,9 +390,10 @@ def decide(policy: Policy, situation: PreemptionInputs) -> tuple[Verdict, ...]:
 
 
 class _ClaimDecisions:
-    """The claims of one cycle, decided one after the other. It searches for victims at most `MOST_CLAIMS` times; a
-    claim that needs no search, because it may not preempt or equals one without victims, does not delay the following
-    ones."""
+    """The claims of one cycle, decided one after the other.
+
+    It searches for victims at most `MOST_CLAIMS` times. Some claims need no search, because they may not preempt or
+    equal a claim without victims. These do not delay the following ones."""
 
     def __init__(self, policy: Policy, situation: PreemptionInputs, field: Field, state: State) -> None:
         self._policy = policy
@@ -409,7 +417,7 @@ class _ClaimDecisions:
         return verdicts
 
     def _judge(self, claim: Claim) -> tuple[Verdict, bool]:
-        """Return the verdict, and whether it took a search."""
+        """Return the verdict, and whether it needed a search."""
         state, now = self._state, self._situation.accounts
         needs = f"needs {claim.gpus:g} GPUs"
         denial = over_limit(claim, now, state.expected)
@@ -435,7 +443,8 @@ class _ClaimDecisions:
         return self._granted(claim, needs, search, picks), True
 
     def _placed(self, claim: Claim) -> bool:
-        """Return whether it fits without preemption; an equal claim does not fit either until a workload is stopped."""
+        """Return whether it fits without preemption. If it does not, an equal claim does not fit either until a
+        workload is stopped."""
         wanted = (claim.sizes, claim.gpus, claim.nodes)
         if (claim.pool, *wanted) in self._full:
             return False
