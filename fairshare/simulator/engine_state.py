@@ -1,7 +1,7 @@
 """Holds the state of a simulated scheduler: jobs, the tree of queues, and free GPUs.
 
-This module decides nothing: `fairshare.simulator.scheduler_engine` starts and stops jobs. The state is deterministic:
-nothing depends on the order of a dict or a set."""
+This module decides nothing. `scheduler_engine` starts and stops jobs. The state is deterministic, because nothing
+depends on the order of a dict or a set."""
 
 from __future__ import annotations
 
@@ -23,11 +23,15 @@ ANY_GPU = Flavour(WHOLE, "", "")
 
 
 class Gang:
-    """One job, what it still needs, and its times.
+    """One job, the work it still needs, and its times.
 
-    number: counts from 0 in the order of submission. queue: index in the tree. divided: its GPUs count in the division;
-    False for parts of GPUs and for jobs of other schedulers, whose queues have indices after the tree's. flavours:
-    those it may run on. slots: numbers of those it holds. A time of -1 means that the event has not happened."""
+    number: counts from 0 in the order of submission.
+    queue: index in the tree. Queues of other schedulers have indices after the tree's.
+    divided: whether its GPUs count in the division. False for parts of GPUs and for jobs of other schedulers.
+    flavours: those it may run on.
+    slots: numbers of those it holds.
+
+    A time of -1 means that the event has not happened."""
 
     __slots__ = (
         "attempt", "crashes", "divided", "end_ms", "evictions", "finish_ms", "first_start_ms", "flavour", "flavours",
@@ -52,7 +56,7 @@ _NUMBER = attrgetter("number")
 class Line:
     """Waiting gangs, in the order of submission. Only those within the depth may start.
 
-    smallest: GPUs of the smallest of these, `NEVER` if none waits."""
+    smallest: GPUs of the smallest gang within the depth, `NEVER` if none waits."""
 
     def __init__(self, depth: int) -> None:
         self.gangs: list[Gang] = []
@@ -87,7 +91,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """What a queue holds, requests (held and waiting) and is due, in whole GPUs; the weight in force."""
+    """What a queue holds, requests (held and waiting) and is due, in whole GPUs. weight: the weight in force."""
 
     allocated: int
     allocated_non_preemptible: int
@@ -119,7 +123,7 @@ class QueueTree:
         self.fixed = [0] * len(claims)
         self.asked = [0] * len(claims)
         self._origin_ms = [0] * len(claims)
-        """Time to subtract from a leaf as if it had held its GPUs since time 0; each start and stop changes it."""
+        """Time to subtract from a leaf as if it had held its GPUs since time 0. Each start and stop changes it."""
 
     def _to_root(self, q: int) -> tuple[int, ...]:
         parent = self.claims[q].parent
@@ -130,8 +134,9 @@ class QueueTree:
         return self._path[q]
 
     def levels(self, asking: int, leaf: int) -> tuple[int, ...]:
-        """Return the queues that must agree when a leaf gives back to another: from the child of their lowest common
-        ancestor down to the leaf."""
+        """Return the queues that must agree when a leaf gives back to another.
+
+        These are the queues from the child of their lowest common ancestor down to the leaf."""
         return self._levels[asking, leaf]
 
     def above_share(self, q: int, held: Sequence[int], shares: Sequence[float]) -> bool:
@@ -162,7 +167,9 @@ class QueueTree:
         return min(self.limits[q] - self.held[q] for q in self._path[leaf])
 
     def admits(self, leaf: int, gpus: int, *, preemptible: bool) -> bool:
-        """KAI's capacity gates on the whole path: within every limit; non-preemptible within deserved."""
+        """Return whether KAI's capacity gates admit these GPUs on the whole path.
+
+        The path must stay within every limit, and non-preemptible GPUs within the deserved quota."""
         if preemptible and not self._limited[leaf]:
             return True
         return all(
@@ -198,7 +205,7 @@ class Placement(Protocol):
         ...
 
     def most_free(self) -> int:
-        """Return the largest number of free whole GPUs of one flavour: no larger gang can start."""
+        """Return the largest number of free whole GPUs of one flavour. No larger gang can start."""
         ...
 
     def free(self, flavour: Flavour) -> int:
@@ -210,7 +217,7 @@ class Placement(Protocol):
         ...
 
     def take(self, gang: Gang, flavour: Flavour) -> None:
-        """Hold slots for the whole gang; they must be free."""
+        """Hold slots for the whole gang. They must be free."""
         ...
 
     def give(self, gang: Gang) -> None:
@@ -247,7 +254,7 @@ class PoolPlacement:
 class NodePlacement:
     """Slots on nodes, by flavour. A GPU may be withdrawn (for several causes) and restored.
 
-    A gang that fits on one node goes to the node it fills best; a larger one takes the emptiest nodes first and packs
+    A gang that fits on one node goes to the node it fills best. A larger gang takes the emptiest nodes first and packs
     its rest. Only counts and the order of the nodes decide."""
 
     def __init__(self, nodes: Sequence[NodeSpec]) -> None:
@@ -321,7 +328,7 @@ class NodePlacement:
                 self._in_service[flavour] -= 1
 
     def restore(self, gpu: str) -> None:
-        """Remove one cause; after the last one the slots are free again."""
+        """Remove one cause. After the last one the slots are free again."""
         self._withdrawn[gpu] -= 1
         if self._withdrawn[gpu] == 0:
             for i in self._of_gpu[gpu]:

@@ -1,10 +1,15 @@
 """Measures how fair, full and fast a simulation was.
 
-The feasible demand of a queue in a window is what its jobs could use there with unlimited GPUs, each limited to its own
-gang and to the time left. Its entitlement is its part, by configured weight, of the GPU time that was delivered in the
-window, up to that demand; so it depends neither on a policy's efficiency nor on work that no policy could run. The
-share error is the largest distance of a queue from its entitlement, as a part of the cluster's capacity in the window.
-Only contended windows count, in which the demand exceeds the capacity; the first-come-first-served run determines them.
+The share error of a queue in a window is computed in three steps:
+
+1. The feasible demand is what its jobs could use in the window with unlimited GPUs. Each job is limited to its own gang
+   and to the time left.
+2. The entitlement is the queue's part, by configured weight, of the GPU time that was delivered in the window, up to
+   that demand. It therefore depends neither on a policy's efficiency nor on work that no policy could run.
+3. The share error of the window is the largest distance of a queue from its entitlement, as a part of the cluster's
+   capacity in the window.
+
+Only contended windows count, in which the demand exceeds the capacity. The first-come-first-served run determines them.
 Times are GPU-milliseconds."""
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ WARM_UP_S = 7 * 86_400
 LENGTHS_H = {168: 42, 24: 6}
 """Window lengths and their stride, hours."""
 SHORT_S = 600
-"""Shortest run time used for a slowdown."""
+"""Shortest run time used for a slowdown, in seconds."""
 _COUNTS = 0.002
 """Part of the capacity below which an entitlement is not used for Jain's index."""
 
@@ -62,11 +67,17 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class PolicyScore:
-    """One policy on one cluster. Errors, utilisation and lost: parts (0..1). Waits: hours, submission to
-    first start, of jobs submitted after the warm-up (not started: until the end). move_per_day: ½ Σ |Δw|
-    of normalised weights. swing: the widest ratio of one queue's largest to its smallest weight. slowdown:
-    mean and 95th percentile of (finish - submission) over the run time, at least 1, run times below ten minutes
-    counting as ten; of jobs submitted after the warm-up and finished within the run."""
+    """The figures of one policy on one cluster.
+
+    week, day, utilisation, lost: parts (0..1). Week and day are share errors.
+    wait_mean_h, wait_p95_h, wait_worst_queue_h, gang_p95_h: hours from submission to first start, of jobs submitted
+        after
+    the warm-up. A job that did not start counts until the end.
+    move_per_day: ½ Σ |Δw| of normalised weights.
+    swing: the widest ratio of one queue's largest to its smallest weight.
+    slowdown: mean and 95th percentile of (finish - submission) over the run time, at least 1. Run times below ten
+        minutes
+    count as ten. It covers jobs submitted after the warm-up and finished within the run."""
 
     policy: str
     week: tuple[float, float]
@@ -133,7 +144,7 @@ def contended(reference: Record, from_s: int = WARM_UP_S) -> dict[int, frozenset
 
 
 def score(policy: str, record: Record, windows: dict[int, frozenset[int]], from_s: int = WARM_UP_S) -> PolicyScore:
-    """Return every figure of one run. windows: of `contended`, from the first-come-first-served run."""
+    """Return every figure of one run. windows: the result of `contended` for the first-come-first-served run."""
     weeks, days = spans(record, 168, from_s), spans(record, 24, from_s)
     used = np.array(record.used[record.end_s // CONTROL_S], float) - np.array(record.used[from_s // CONTROL_S], float)
     demand, due, taken = (
@@ -188,7 +199,7 @@ def waits(record: Record, from_s: int) -> tuple[Floats, Ints, Ints]:
 
 
 def slowdowns(record: Record, from_s: int) -> Floats:
-    """Bounded slowdown of every job submitted from `from_s` on that finished."""
+    """Return the bounded slowdown of every job that was submitted from `from_s` on and finished."""
     submit, finish = np.asarray(record.workload.submit_s), np.asarray(record.finished_s)
     some = (submit >= from_s) & (finish >= 0)
     able = np.maximum(np.asarray(record.workload.duration_s)[some], SHORT_S)
@@ -203,10 +214,11 @@ def _mean_p95(values: Sequence[float]) -> tuple[float, float]:
 def feasible_demand(
     outcomes: Iterable[Outcome], start_ms: int, end_ms: int, parts: Mapping[str, Fraction] | None = None
 ) -> dict[str, int]:
-    """Return GPU-ms per queue that its jobs could use in [start_ms, end_ms) with unlimited GPUs, if the run began at
-    `start_ms`. Rejected jobs are left out, because they cannot run.
+    """Return GPU-ms per queue that its jobs could use in [start_ms, end_ms) with unlimited GPUs.
 
-    parts: the part of a GPU of a slot of a shape; an unlisted shape is a whole GPU."""
+    It assumes that the run began at `start_ms`. Rejected jobs are left out, because they cannot run.
+
+    parts: the part of a GPU of a slot of a shape. A shape that is not listed is a whole GPU."""
     sizes = parts or {}
     demand: dict[str, Fraction] = {}
     for outcome in outcomes:
@@ -219,9 +231,9 @@ def feasible_demand(
 
 
 def entitlement(total: int, demand: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
-    """Divide `total` by weight, up to each demand; what one queue leaves goes to the others.
+    """Divide `total` by weight, up to each demand. The time that one queue leaves goes to the others.
 
-    A queue without weight gets what the others leave."""
+    A queue without weight gets only what all others leave."""
     names = sorted(weights)
     caps = [float(demand.get(name, 0)) for name in names]
     return dict(zip(names, fill(float(total), caps, [weights[name] for name in names]), strict=True))

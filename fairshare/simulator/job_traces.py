@@ -1,14 +1,14 @@
 """Reads jobs from trace files or from the ledger's history.
 
-This module does no I/O for the ledger's history: rows come as mappings of text or plain values, with the place of each
-row (`file:line`). A row that is not a valid job is reported as a fault with its place; it is never skipped silently.
+For the ledger's history this module does no I/O. Rows come as mappings of text or plain values, with the place of each
+row (`file:line`). A row that is not a valid job is reported as a fault with its place. It is never skipped silently.
 
 The ledger knows what ran, but not what was requested. The following is assumed, and shown with every result
 (`ASSUMED`):
 
 - A job is one gang of as many GPUs as it held in its fullest hour. If it was too short to fill an hour, the gang is the
   number of different GPUs that it held.
-- It was submitted its queue's median wait before it first held a GPU, and it finished its work.
+- It was submitted earlier than it first held a GPU, by the median wait of its queue. It finished its work.
 - If it holds GPUs again within a day after it stopped, it is the same job, otherwise another one.
 - Jobs that never got a GPU are not in the ledger, so demand is underestimated where queues were refused for long."""
 
@@ -31,7 +31,7 @@ from gputally.base.units import MS_PER_SECOND
 
 REQUIRED = ("job_id", "submit_offset_s", "team", "gpus", "duration_s")
 UTILISATION = ("mean_gpu_util_pct", "synthetic_mean_gpu_util_pct")
-"""Columns with the utilisation; the first that exists is used."""
+"""Columns with the utilisation. The first that exists is used."""
 DEFAULT_UTILISATION_PERMILLE = 500
 """Utilisation if a trace has none: half. It affects accounts (busy or idle), never shares."""
 _LARGEST_S = 10 * 366 * 86_400
@@ -81,7 +81,7 @@ def parse_jobs(rows: Iterable[tuple[str, Mapping[str, object]]], start_ms: int) 
 
 
 def teams_of(jobs: Iterable[Job]) -> tuple[str, ...]:
-    """Every team of the trace, sorted."""
+    """Return every team of the trace, sorted."""
     return tuple(sorted({job.queue for job in jobs}))
 
 
@@ -164,7 +164,7 @@ Rows = Iterator[tuple[str, Mapping[str, object]]]
 
 
 class TraceError(FairshareError):
-    """A trace that cannot be replayed; `str()` is a line per fault, each with its place."""
+    """A trace that cannot be replayed. `str()` is a line per fault, each with its place."""
 
 
 def load(path: Path, start_ms: int, *, team: str = "team") -> list[Job]:
@@ -251,8 +251,9 @@ def _check_columns(path: Path, columns: Sequence[str], team: str) -> None:
 
 
 def shares(path: Path, *, team: str = "team") -> dict[str, float]:
-    """Return the configured share per team from a CSV with the columns `team` and `share`; rows without a share are
-    left out. Raises TraceError."""
+    """Return the configured share per team from a CSV with the columns `team` and `share`. Raises TraceError.
+
+    Rows without a share are left out."""
     found: dict[str, float] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
@@ -283,7 +284,7 @@ def shares(path: Path, *, team: str = "team") -> dict[str, float]:
 HOUR_S = 3600
 SAME_JOB_H = 24
 FULL_AFTER_H = 3
-"""Length in hours from which a job must have had a full hour."""
+"""A job of at least this many hours must have held all its GPUs for a full hour."""
 US_PER_GPU_HOUR = 3_600_000_000
 _LEAST = 0.02
 """Part of a GPU below which a holding is a rounding of the clock, not another GPU."""
@@ -311,8 +312,10 @@ def jobs(
     gpus_of: Mapping[tuple[str, str], int],
     waits_s: Mapping[str, float],
 ) -> Workload:
-    """Return the workload of `queues`. gpus_of: how many different GPUs a (queue, job) held. waits_s: median wait by
-    queue. Jobs of other queues are left out and counted."""
+    """Return the workload of `queues`. Jobs of other queues are left out and counted.
+
+    gpus_of: how many different GPUs a (queue, job) held.
+    waits_s: median wait by queue."""
     by_job: dict[tuple[str, str], dict[int, int]] = {}
     for each in held:
         if each.gpu_us > 0:
@@ -341,7 +344,7 @@ def jobs(
 
 
 def capacity(gpu_us_by_hour: Iterable[int]) -> int:
-    """Return the GPUs of the cluster: the median over hours of what was not down; 0 if no hour is known."""
+    """Return the GPUs of the cluster: the median over hours of the GPUs that were not down; 0 if no hour is known."""
     known = [amount for amount in gpu_us_by_hour if amount > 0]
     return round(median(known) / US_PER_GPU_HOUR) if known else 0
 

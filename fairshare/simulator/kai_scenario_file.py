@@ -1,11 +1,11 @@
 """Reads and runs the scenarios of KAI's own time-based simulator.
 
 The YAML has `Cycles, WindowSize, HalfLifePeriod` (seconds), `KValue`, `Nodes: [{GPUs, Count}]`, `Queues: [{Name,
-Parent, Priority, DeservedGPUs, Weight}]`, `Jobs: {queue: {GPUs (per pod), NumPods, NumJobs}}`; the CSV has
-`Time,QueueID,Allocation,FairShare`. So the same scenario runs in both simulators.
+Parent, Priority, DeservedGPUs, Weight}]`, `Jobs: {queue: {GPUs (per pod), NumPods, NumJobs}}`. The CSV has
+`Time,QueueID,Allocation,FairShare`. The same scenario therefore runs in both simulators.
 
 A cycle takes one second. As in KAI's simulator, jobs never end and every pod is scheduled separately. Under the law
-`kai` the scheduler keeps the history itself (with its k, and its division in whole GPUs); under any other law it has k
+`kai` the scheduler keeps the history itself (with its k, and its division in whole GPUs). Under any other law it has k
 = 0 and the weights that the controller publishes. All nodes form one pool: they determine only the number of GPUs and
 the largest pod."""
 
@@ -57,7 +57,8 @@ LAWS = ("static", "kai", "fairtree", "multifactor", "deficit")
 _FOREVER_S = 10**9
 _MOST_CYCLES = 1_000_000
 _MOST_GPUS, _MOST_PODS = 1_000_000, 1_000_000
-"""GPUs of all nodes, and pods of one queue: a typing error would fill the memory."""
+"""Largest number of GPUs of all nodes, and of pods of one queue. Without these limits a typing error would fill the
+memory."""
 _MOST_AMOUNT = 1e9
 
 
@@ -68,7 +69,7 @@ def _quota(value: float) -> float:
 
 
 class _Keys(Model, coerce_numbers_to_str=True):
-    """A mapping of the file: KAI reads its keys in any case, and null as if the key were missing."""
+    """A mapping of the file. Like KAI, it accepts keys in any case, and treats null as if the key were missing."""
 
     @model_validator(mode="before")
     @classmethod
@@ -118,7 +119,11 @@ class _File(_Keys):
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """gpus: of every node. queues: leaves, with their parents. pods: per queue, GPUs of every pod.
+    """A scenario.
+
+    gpus: of every node.
+    queues: leaves, with their parents.
+    pods: per queue, GPUs of every pod.
     departments: every queue that has children."""
 
     cycles: int
@@ -178,8 +183,9 @@ def _fault(document: Document, where: str, message: str) -> FileFault:
 
 
 def run(scenario: Scenario, law: str) -> Record:
-    """Run it under a law of `LAWS`. Leaves of several departments are divided level by level, by `static` and `kai`
-    only. Raises ValueError for an unknown law, DivisionError for one that cannot divide a tree."""
+    """Run it under a law of `LAWS`. Only `static` and `kai` divide leaves of several departments, level by level.
+
+    Raises ValueError for an unknown law, DivisionError for one that cannot divide a tree."""
     if law not in LAWS:
         raise ValueError(f"no law {law!r}; one of {', '.join(LAWS)}")
     if scenario.divided and law not in ("static", "kai"):
@@ -208,7 +214,7 @@ def run(scenario: Scenario, law: str) -> Record:
 
 
 def csv_rows(scenario: Scenario, record: Record) -> Iterator[tuple[int, str, float, float]]:
-    """(Time, QueueID, Allocation, FairShare) of every cycle and queue. A department has the sum of its leaves."""
+    """Yield (Time, QueueID, Allocation, FairShare) of every cycle and queue. A department has the sum of its leaves."""
     below = [(department.name, scenario.leaves_of(department.name)) for department in scenario.departments]
     rows = [*below, *((queue.name, [q]) for q, queue in enumerate(scenario.queues))]
     for cycle, (held, shares) in enumerate(zip(record.held, record.shares, strict=True)):
@@ -219,7 +225,7 @@ def csv_rows(scenario: Scenario, record: Record) -> Iterator[tuple[int, str, flo
 
 
 def entitled(scenario: Scenario) -> dict[str, float]:
-    """Return the GPUs every queue is due in the long run: by quota and weight, as far as it has pods."""
+    """Return the GPUs that every queue is due in the long run: by quota and weight, but no more than its pods need."""
     asked = [float(sum(scenario.pods.get(queue.name, ()))) for queue in scenario.queues]
     if scenario.divided:
         shares = _level_shares(scenario, float(scenario.capacity), asked, [0.0] * len(asked), 0.0)
@@ -230,13 +236,13 @@ def entitled(scenario: Scenario) -> dict[str, float]:
 
 
 def second_half(record: Record) -> list[float]:
-    """Mean GPUs held per queue over the second half of the cycles."""
+    """Return the mean GPUs held per queue over the second half of the cycles."""
     half = record.held[len(record.held) // 2 :]
     return [sum(row[q] for row in half) / len(half) for q in range(len(record.workload.queues))]
 
 
 def _level_by_level(scenario: Scenario, k: float) -> Dividing:
-    """Return KAI's own division of the queue tree; usage over its window is a part of the cluster on every level."""
+    """Return KAI's own division of the queue tree. On every level, usage over its window is a part of the cluster."""
     usage = Usage(len(scenario.queues), scenario.window_s, scenario.half_life_s)
 
     def dividing(view: ControllerView, _weights: Sequence[float]) -> list[float]:
@@ -250,7 +256,7 @@ def _level_by_level(scenario: Scenario, k: float) -> Dividing:
 def _level_shares(
     scenario: Scenario, capacity: float, asked: Sequence[float], used: Sequence[float], k: float
 ) -> list[float]:
-    """Return the shares of the leaves. A department requests and has used what its leaves have."""
+    """Return the shares of the leaves. The request and the usage of a department are those of its leaves."""
     claims = [replace(queue, request=float(asked[q]), usage=used[q]) for q, queue in enumerate(scenario.queues)]
     for department in scenario.departments:
         below = scenario.leaves_of(department.name)
@@ -262,8 +268,8 @@ def _level_shares(
 
 
 def _policy(scenario: Scenario, law: str) -> Policy:
-    """Return the controller's policy at the scenario's pace: times that are hours in a cluster are parts of
-    its window."""
+    """Return the controller's policy at the scenario's pace. Times that are hours in a cluster are parts of its
+    window."""
     window = WindowSpec(size=scenario.window_s, half_life=scenario.half_life_s)
     pace = max(1, scenario.window_s // 10)
     return Policy.model_validate(
@@ -280,7 +286,7 @@ def _policy(scenario: Scenario, law: str) -> Policy:
 
 
 def _quotas(scenario: Scenario) -> list[float]:
-    """Return the quotas; an unlimited one is the whole cluster."""
+    """Return the quotas. An unlimited quota is the whole cluster."""
     return [float(scenario.capacity) if q.deserved == UNLIMITED else q.deserved for q in scenario.queues]
 
 

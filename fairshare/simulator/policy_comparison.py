@@ -1,11 +1,11 @@
 """Compares policies over windows and loads on all cores, and prints and plots the comparison.
 
-A window is a part of the trace that is replayed from an empty cluster; its first week only fills the cluster. The
+A window is a part of the trace that is replayed from an empty cluster. Its first week only fills the cluster. The
 cluster's size follows from the load of the whole trace, so all windows of a load have the same size. The
 first-come-first-served run decides for all policies which weeks and days are contended.
 
-Common data goes to every process once, when it starts; a task is a few numbers. Results come back without the jobs,
-which both sides have. The parent process handles Ctrl-C: it drops tasks that have not begun."""
+Common data goes to every process once, when it starts. A task is only a few numbers. Results come back without the
+jobs, which both sides have. The parent process handles Ctrl-C by dropping the tasks that have not begun."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ COUNTED = 8
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """[start_s, end_s) of the trace, a multiple of the snapshots long."""
+    """The span [start_s, end_s) of the trace. Its length is a multiple of the time between snapshots."""
 
     start_s: int
     end_s: int
@@ -50,7 +50,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One policy in one window at one load. contended: see `measures.contended`."""
+    """One policy in one window at one load. For `contended` see `fairness_measures.contended`."""
 
     load: float
     capacity: int
@@ -72,7 +72,10 @@ def windows_of(length_s: int, count: int, days: int) -> list[Window]:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One replay. contended: see `measures.contended`; None: this is the first-come-first-served run that determines
+    """One replay.
+
+    contended: see `fairness_measures.contended`. None means that this is the first-come-first-served run, which
+        determines
     it."""
 
     name: str
@@ -83,9 +86,9 @@ class Task:
 
 
 ProgressCallback: TypeAlias = Callable[[str, float], None]
-"""Called with the policy and the finished part, of one replay or of all."""
+"""A function that is called with the policy and the finished part, of one replay or of all."""
 Replays: TypeAlias = Callable[[Sequence[Task], ProgressCallback], Iterable[Result]]
-"""Runs tasks, each independent of the others, and returns the results in their order."""
+"""A function that runs tasks, each independent of the others, and returns the results in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +155,11 @@ def capacities_for(workload: Workload, hours: float, loads: Sequence[float]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A policy at one load over all windows: the mean of every figure; of the week's error also the range, and the
-    interval that contains 95 % of the means of resampled windows."""
+    """A policy at one load over all windows.
+
+    mean: of every figure.
+    week_range: the range of the week's error.
+    week_interval: the interval that contains 95 % of the means of resampled windows, for the week's error."""
 
     load: float
     capacity: int
@@ -165,8 +171,9 @@ class Summary:
 
 
 def summarise(results: Sequence[Result]) -> list[Summary]:
-    """Return summaries in the order in which (load, policy) first occur. Windows without contention count in all
-    figures except errors."""
+    """Return summaries in the order in which (load, policy) first occur.
+
+    Windows without contention count in all figures except errors."""
     groups: dict[tuple[float, int, str], list[PolicyScore]] = {}
     for result in results:
         groups.setdefault((result.load, result.capacity, result.score.policy), []).append(result.score)
@@ -179,8 +186,10 @@ def summarise(results: Sequence[Result]) -> list[Summary]:
 
 
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:
-    """Return the interval with the middle 95 % of the means of resampled `values`. For up to `COUNTED` values it is
-    exact, by counting every resample; beyond, the normal approximation. (0, 0) without values."""
+    """Return the interval with the middle 95 % of the means of resampled `values`; (0, 0) without values.
+
+    For up to `COUNTED` values every resample is counted, so the result is exact. Beyond that it is the normal
+    approximation."""
     size = len(values)
     if not values:
         return 0.0, 0.0
@@ -217,13 +226,14 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 _NO_JOBS = Workload((), (), (), (), ())
 _player: list[TaskRunner] = []
-"""The player of a process of the pool."""
+"""The runner of a process of the pool."""
 
 
 @contextmanager
 def players(player: TaskRunner, most: int | None = None) -> Iterator[Replays]:
-    """Yield a function that runs several tasks at once. most: number of processes; None: as many as this process may
-    use cores."""
+    """Yield a function that runs several tasks at once.
+
+    most: number of processes; None for as many as this process may use cores."""
     count = len(os.sched_getaffinity(0)) if most is None else most
     if count < 2:
         yield player
@@ -231,7 +241,7 @@ def players(player: TaskRunner, most: int | None = None) -> Iterator[Replays]:
     # Processes are not forked, because the process that read the trace has threads.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(count, context, initializer=_begin, initargs=(player,))
-    for _ in range(count):  # otherwise the other processes would start only after the first run
+    for _ in range(count):  # otherwise the other processes would start after the first run
         pool.submit(os.getpid)
 
     def play(tasks: Sequence[Task], heard: ProgressCallback) -> Iterator[Result]:
@@ -272,7 +282,7 @@ _HEADINGS = (
     "preempt", "lost %", "move/day", "swing", "slowdown",
 )  # fmt: skip
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""The colours of Okabe and Ito, which people with any colour vision can distinguish; lines also differ in dashes."""
+"""The colours of Okabe and Ito, which people with any colour vision can distinguish. Lines also differ in dashes."""
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 MOST_DRAWN = len(COLOURS)
 _LEVELS = 401
@@ -291,13 +301,13 @@ class PlotsMissing(FairshareError):
 
 
 def available() -> None:
-    """Raises PlotsMissing if matplotlib is not installed."""
+    """Raise PlotsMissing if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         raise PlotsMissing("plots need matplotlib: `pip install gputally` brings it")
 
 
 def cells(score: PolicyScore) -> list[str]:
-    """One row for people, in the order of the headings."""
+    """Return one row for people, in the order of the headings."""
     return [
         f"{100 * score.week[0]:.2f}", f"{100 * score.week[1]:.2f}", f"{100 * score.day[0]:.2f}",
         f"{100 * score.day[1]:.2f}", f"{score.jain:.3f}", f"{score.worst_ratio:.2f}", f"{100 * score.utilisation:.2f}",
@@ -337,7 +347,7 @@ def rows(results: Sequence[Result]) -> Iterator[tuple[object, ...]]:
 
 
 def draw_days(folder: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[tuple[float, float]]]]]) -> Path:
-    """`what-if.svg`: of at most eight queues, GPUs held day by day, one line per case. Raises FairshareError."""
+    """Draw `what-if.svg`: of at most eight queues, GPUs held day by day, one line per case. Raises FairshareError."""
     pyplot = _pyplot()
     shown = panels[:8]
     figure, axes = pyplot.subplots(
@@ -364,8 +374,10 @@ def draw_days(folder: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[tu
 
 
 def draw(results: Sequence[Result], folder: Path) -> list[Path]:
-    """Draw figures of the last load; returns the files. Raises FairshareError. The figure of costs shows all windows
-    and policies, the others the first window and as many policies as can be distinguished."""
+    """Draw figures of the last load and return the files. Raises FairshareError.
+
+    The figure of costs shows all windows and policies. The others show the first window and as many policies as can be
+    distinguished."""
     pyplot = _pyplot()
     load, window = results[-1].load, results[0].window
     chosen = [result for result in results if result.load == load and result.window == window]
@@ -410,7 +422,7 @@ def _pyplot() -> Any:
 
 
 def _shares(results: Sequence[Result], axes: Sequence[Axes]) -> None:
-    """Draws the four largest queues: their part of what was delivered each day (solid) and due (dotted)."""
+    """Draw the four largest queues: their part of the time that was delivered each day (solid) and due (dotted)."""
     for result, axis in zip(results, axes, strict=True):
         days = fairness_measures.spans(result.record, 24)
         hours = [each.start_s / 86_400 + 1 for each in days]
@@ -427,7 +439,7 @@ def _shares(results: Sequence[Result], axes: Sequence[Axes]) -> None:
 
 
 def _fairness(results: Sequence[Result], axes: Sequence[Axes]) -> None:
-    """Left: Lorenz curves of satisfaction. Right: Jain's index week by week."""
+    """Draw Lorenz curves of satisfaction on the left, and Jain's index week by week on the right."""
     left, right = axes
     left.axhline(0.0, color="#999999", lw=0.8)
     for result, colour, dash in zip(results, COLOURS, DASHES, strict=False):
@@ -450,9 +462,10 @@ def _fairness(results: Sequence[Result], axes: Sequence[Axes]) -> None:
 
 
 def _costs(summaries: Sequence[Summary], axes: Sequence[Axes]) -> None:
-    """Plot a week's error against a day's, against preemptions and against the movement of weights. Policies that no
-    other policy beats in both figures are solid, the rest pale. The legend has the numbers. Policies that leave the
-    cluster emptier, or are far from the first policy, are left out."""
+    """Plot a week's error against a day's, against preemptions and against the movement of weights.
+
+    Policies that no other policy beats in both figures are solid, the rest pale. The legend has the numbers. Policies
+    that leave the cluster emptier, or are far from the first policy, are left out."""
     fullest = max(summary.mean.utilisation for summary in summaries)
     summaries = [
         summary
@@ -480,7 +493,7 @@ def _costs(summaries: Sequence[Summary], axes: Sequence[Axes]) -> None:
 
 
 def _waits(results: Sequence[Result], axes: Sequence[Axes]) -> None:
-    """Left: how many jobs wait longer than this. Right: mean wait of every queue."""
+    """Draw on the left how many jobs wait longer than a time, and on the right the mean wait of every queue."""
     left, right = axes
     width = 0.8 / len(results)
     for i, (result, colour, dash) in enumerate(zip(results, COLOURS, DASHES, strict=False)):

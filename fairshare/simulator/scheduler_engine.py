@@ -2,26 +2,27 @@
 
 The engine processes events on virtual milliseconds and schedules at multiples of the cycle. A gang starts as a whole or
 not at all. Each queue is first in, first out, but a limited number of jobs may be tried after one that does not fit.
-Free GPUs go to the queue that is first in order. A queue that stays within its fair share with a gang takes GPUs back
-from queues above their share.
+Free GPUs go to the queue that is first in order.
 
-In reclaim, queues are compared at the children of their lowest common ancestor. A queue that is above what it may hold
-there gives GPUs back: at every level the queue most above its share comes first, and in it the newest jobs, until the
-gang fits or a queue on the path would fall below its deserved quota. Gangs are stopped as a whole. As in KAI, the share
-is checked before a victim is taken, so a stopped gang may bring a queue below its share, but here never below its
-quota. These are the controller's rules (`fairshare.preemption.preemption_rules`) for one resource; tests check that
+A queue that stays within its fair share with a gang takes GPUs back from queues above their share (reclaim). Queues are
+compared at the children of their lowest common ancestor. A queue that holds more than it may there gives GPUs back. At
+every level the queue most above its share comes first, and within it the newest jobs. This ends when the gang fits, or
+when a queue on the path would fall below its deserved quota. Gangs are stopped as a whole.
+
+As in KAI, the share is checked before a victim is taken. A stopped gang may therefore bring a queue below its share,
+but here never below its quota. These are the controller's rules (`preemption_rules`) for one resource. Tests check that
 those rules allow every victim.
 
 `Engine` is the scheduler. `ClusterSimulation`, which the demo uses, adds nodes, GPU models, slices, outages and a tree
 of queues with KAI's order and division. `replay` runs a workload of weeks on one pool of equal GPUs under a policy that
-is compared with others; its shares are fluid unless a `Dividing` computes them.
+is compared with others. Its shares are fluid unless a `Dividing` computes them.
 
-The result is deterministic: it depends on nodes, queues, jobs, outages, rules and the weights set over time, not on the
+The result is deterministic. It depends on nodes, queues, jobs, outages, rules and the weights set over time, not on the
 order of dicts. Capacity, limits and deserved quotas are never violated.
 
 Source of backfilling: Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995; Mu'alem and Feitelson, "Utilization,
-predictability, workloads, and user runtime estimates", IEEE TPDS 12(6), 2001. Backfilling uses the true run times here,
-so its result is better than with people's estimates, which are several times too long."""
+predictability, workloads, and user runtime estimates", IEEE TPDS 12(6), 2001. Backfilling uses the true run times here.
+Its result is therefore better than with people's estimates, which are several times too long."""
 
 from __future__ import annotations
 
@@ -75,9 +76,10 @@ from fairshare.simulator.simulation_model import (
 from gputally.base.units import MS_PER_SECOND
 
 _END, _RESTORE, _FAIL = range(3)
-"""What comes first at one instant: ends free slots, then outages; arrivals and the cycle follow."""
+"""The order of events at one instant. Ends free slots first, then outages begin or end. Arrivals and the cycle
+follow."""
 Key = tuple[object, ...]
-"""The place of a line in the order of service: the smallest is served first."""
+"""The place of a line in the order of service. The smallest is served first."""
 _NUMBER = attrgetter("number")
 
 
@@ -91,9 +93,9 @@ class _Bid(NamedTuple):
 
 
 class Engine:
-    """One scheduler over gangs that arrive, wait, run and end. Move it with `run_until`.
+    """One scheduler over gangs that arrive, wait, run and end. Advance it with `run_until`.
 
-    Subclasses divide shares (`divide`) and decide which line is served first (`order`), and are called at every start
+    Subclasses divide shares (`divide`) and decide which line is served first (`order`). They are called at every start
     and stop."""
 
     def __init__(
@@ -105,7 +107,8 @@ class Engine:
         outages: Sequence[Outage] = (),
         other_queues: Sequence[str] = (),
     ) -> None:
-        """gangs: by number. other_queues: those of other schedulers."""
+        """gangs: by number.
+        other_queues: those of other schedulers."""
         self.gangs, self.tree, self.placement, self.rules, self.outages = gangs, tree, placement, rules, outages
         self.now_ms = 0
         self._names = (*tree.names, *other_queues)
@@ -130,9 +133,7 @@ class Engine:
         heapify(self._events)
         self._shares: Sequence[float] = [0.0] * len(tree.claims)
         self._divided: int | None = None
-        """The total of the last division; None once a request or a weight has changed."""
-
-    # --- hooks for subclasses ------------------------------------------------------------------
+        """The total of the last division; None after a request or a weight has changed."""
 
     def divide(self, total: int) -> Sequence[float]:
         """Return the fair share of every queue."""
@@ -146,7 +147,7 @@ class Engine:
         """Called when a gang has its GPUs."""
 
     def stopped(self, gang: Gang, reason: StopReason, for_queue: int) -> None:
-        """Called when a gang has lost its GPUs. for_queue: the queue it was reclaimed for, else -1."""
+        """Called when a gang has lost its GPUs. for_queue: the queue for which they were reclaimed, else -1."""
 
     def fail(self, outage: Outage) -> None:
         """An outage begins."""
@@ -154,11 +155,9 @@ class Engine:
     def restore(self, outage: Outage) -> None:
         """An outage ends."""
 
-    # --- events ------------------------------------------------------------------------------
-
     def run_until(self, at_ms: int, *, cycle: bool = True) -> None:
-        """Apply everything that happens up to and including `at_ms`; without `cycle`, not the scheduling at
-        that time."""
+        """Apply everything that happens up to and including `at_ms`. Without `cycle`, leave out the scheduling at that
+        time."""
         while True:
             self.wake(min(self._events[0][0], self._arrivals_ms[self._submitted]))
             due_ms = self._cycle_ms
@@ -206,8 +205,6 @@ class Engine:
         self._divided = None
         self.unsettled = True
 
-    # --- starting and stopping ---------------------------------------------------------------
-
     def _start(self, gang: Gang, flavour: Flavour) -> None:
         """Start a gang that has left its line."""
         gang.attempt += 1
@@ -224,7 +221,7 @@ class Engine:
         self.started(gang)
 
     def stop(self, gang: Gang, reason: StopReason, for_queue: int = -1) -> None:
-        """Stop a gang. If it has not finished, it waits again; work since its last checkpoint is lost."""
+        """Stop a gang. If it has not finished, it waits again, and its work since the last checkpoint is lost."""
         del self.running[gang.queue][gang.number]
         gang.end_ms = -1
         self.placement.give(gang)
@@ -254,8 +251,6 @@ class Engine:
         elif gang.flavours[0].shape == WHOLE:
             self._foreign += gpus
 
-    # --- one scheduling cycle ----------------------------------------------------------------
-
     def cycle(self) -> None:
         self._cycle_ms, self.unsettled = NEVER, False
         self._start_others()
@@ -278,7 +273,7 @@ class Engine:
         return self._shares
 
     def _start_others(self) -> None:
-        """Start parts of GPUs, and jobs of other schedulers: the queue that holds least goes first."""
+        """Start parts of GPUs, and jobs of other schedulers. The queue that holds least goes first."""
         waiting = [q for q, line in enumerate(self.others) if line.gangs]
         if not waiting:
             return
@@ -326,13 +321,14 @@ class Engine:
         return None
 
     def _fits(self, gang: Gang) -> bool:
-        """Return whether there is room for it, also in its queues."""
+        """Return whether there is room for it, also within the limits of its queues."""
         return self.placement.fitting(gang) is not None and self.tree.admits(
             gang.queue, gang.gpus, preemptible=gang.preemptible
         )
 
     def _backfill(self) -> None:
-        """Start gangs in order, past a gang that does not fit only as its reservation allows."""
+        """Start gangs in order. A gang may start before one that does not fit only if this one's reservation allows
+        it."""
         reservation = None
         for line in sorted(range(len(self.lines)), key=lambda line: self.order(line, 0)):
             for gang in self.lines[line].front():
@@ -385,8 +381,9 @@ class Engine:
             self.wake(again_ms)
 
     def _claimants(self, shares: Sequence[float]) -> list[int]:
-        """Return the queues with a gang with which they stay within their share, in order; all waiting queues if those
-        that lose jobs in this cycle count too."""
+        """Return the queues with a gang with which they stay within their share, in order.
+
+        If queues that lose jobs in this cycle count too, all waiting queues are returned."""
         held, settle = self.tree.held, self.rules.settle
         found = [
             q for q, line in enumerate(self.lines) if held[q] + line.smallest <= shares[q] or (settle and line.gangs)
@@ -394,13 +391,14 @@ class Engine:
         return sorted(found, key=lambda q: self.order(q, 0)) if len(found) > 1 else found
 
     def _room(self, gang: Gang) -> tuple[Flavour, list[Gang]] | None:
-        """Return where it can start without victims."""
+        """Return where the gang can start without victims."""
         flavour = self.placement.fitting(gang)
         return None if flavour is None else (flavour, [])
 
     def _debtors(self, reclaimer: int, shares: Sequence[float]) -> tuple[list[Debtor], int]:
-        """Return queues that may lose something, with the gangs that may be stopped, and when the next protected gang
-        may be."""
+        """Return queues that may lose something, with the gangs that may be stopped.
+
+        Also returns when the next protected gang may be stopped."""
         debtors: list[Debtor] = []
         soonest_ms = NEVER
         for q in self.tree.leaves:
@@ -421,8 +419,10 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Debtor:
-    """A leaf queue that may have to give back. levels: the queues that must agree, see `QueueTree.levels`. gangs: those
-    that run in it, newest last."""
+    """A leaf queue that may have to give GPUs back.
+
+    levels: the queues that must agree, see `QueueTree.levels`.
+    gangs: those that run in it, newest last."""
 
     levels: tuple[int, ...]
     gangs: Reversible[Gang]
@@ -454,8 +454,10 @@ def collect(
     shares: Sequence[float],
     by_ms: int,
 ) -> list[Gang]:
-    """Return the gangs to stop for `missing` GPUs of a flavour; empty if they do not suffice, or if the gang's queue or
-    one above it would then be fuller than those it takes from."""
+    """Return the gangs to stop for `missing` GPUs of a flavour.
+
+    Empty if they are not enough. Empty too if the gang's queue, or one above it, would then be fuller than those it
+    takes from."""
     held = list(tree.held)
     rows = [_Row(debtor.levels, _stoppable(debtor.gangs, flavour, by_ms)) for debtor in debtors]
     victims: list[Gang] = []
@@ -476,7 +478,7 @@ def collect(
 
 
 def _stoppable(gangs: Reversible[Gang], flavour: Flavour, by_ms: int) -> Iterator[Gang]:
-    """Newest first."""
+    """Yield the gangs that may be stopped, newest first."""
     for gang in reversed(gangs):
         if gang.divided and gang.preemptible and gang.start_ms <= by_ms and gang.flavour == flavour:
             yield gang
@@ -484,7 +486,10 @@ def _stoppable(gangs: Reversible[Gang], flavour: Flavour, by_ms: int) -> Iterato
 
 @dataclass(slots=True)
 class _Row:
-    """A debtor while victims are collected. newest: the next gang that it can give; over: how full it is."""
+    """A debtor while victims are collected.
+
+    newest: the next gang that it can give.
+    over: how full it is."""
 
     levels: tuple[int, ...]
     gangs: Iterator[Gang]
@@ -522,7 +527,7 @@ def _fair(gang: Gang, victims: Sequence[Gang], held: Sequence[int], tree: QueueT
 
 
 def _without_surplus(victims: Sequence[Gang], surplus: int) -> list[Gang]:
-    """Remove victims that are not needed, the longest running first, because they would lose most."""
+    """Remove victims that are not needed. The longest running go first, because they would lose most."""
     kept = list(victims)
     for victim in sorted(victims, key=lambda victim: (victim.start_ms, victim.name, victim.number)):
         if victim.gpus <= surplus:
@@ -539,7 +544,7 @@ class Reservation:
     spare: int
 
     def admits(self, gpus: int, end_ms: int) -> bool:
-        """Return whether a gang that would hold its GPUs until `end_ms` keeps the reservation; it then counts as
+        """Return whether a gang that would hold its GPUs until `end_ms` keeps the reservation. If so, it counts as
         started."""
         if end_ms <= self.at_ms:
             return True
@@ -550,8 +555,9 @@ class Reservation:
 
 
 def reserve(gpus: int, free: int, ends: Iterable[tuple[int, int]]) -> Reservation:
-    """Reserve for a gang that does not fit into `free` GPUs. ends: (end, GPUs) of all running gangs, the next to end
-    first; together with `free` they must suffice."""
+    """Reserve for a gang that does not fit into `free` GPUs.
+
+    ends: (end, GPUs) of all running gangs, the next to end first. Together with `free` they must be enough."""
     at_ms, coming = 0, iter(ends)
     while free < gpus:
         at_ms, freed = next(coming)
@@ -560,8 +566,8 @@ def reserve(gpus: int, free: int, ends: Iterable[tuple[int, int]]) -> Reservatio
 
 
 class ClusterSimulation(Engine):
-    """A cluster of nodes under KAI's order and division, with outages. Move it with `events_until`; set weights in
-    between."""
+    """A cluster of nodes under KAI's order and division, with outages. Advance it with `events_until` and set weights
+    between calls."""
 
     def __init__(
         self,
@@ -643,7 +649,9 @@ class ClusterSimulation(Engine):
         return self.tree.kai_shares(total)
 
     def order(self, line: int, gpus: int) -> Key:
-        """Source: KAI-Scheduler queue_order.go, commit d5bc503a (one resource, usage acts through the share)."""
+        """Return the place of a line in KAI's order.
+
+        Source: KAI-Scheduler queue_order.go, commit d5bc503a, for one resource. Usage acts through the share."""
         tree, share = self.tree, self._shares[line]
         held, deserved, claim = tree.held[line], tree.deserved[line], tree.claims[line]
         allocatable = min(tree.limits[line], max(deserved, share))
@@ -692,7 +700,7 @@ def replay(
     tick_s: int = TICK_S,
     progress: Callable[[float], None] | None = None,
 ) -> Record:
-    """Run `workload` until `end_s`. -1 in `started_s` and `finished_s`: not within the run."""
+    """Run `workload` until `end_s`. A value of -1 in `started_s` and `finished_s` means: not within the run."""
     run = _PoolReplay(workload, pool, dividing, tick_s)
     record = Record(workload, pool, end_s)
     for due_s in range(0, end_s + 1, control_s):
@@ -761,7 +769,7 @@ class _PoolReplay(Engine):
         return [0.0] * len(tree.claims)
 
     def _request(self, gang: Gang, gpus: int) -> None:
-        """A fluid share changes only if the request limits it, before or after."""
+        """Update the request of a queue. A fluid share changes only if the request limits it, before or after."""
         q, asked, shares = gang.queue, self.tree.asked, self._shares
         bound = asked[q] <= shares[q]
         self.tree.request(q, gpus)
@@ -769,8 +777,11 @@ class _PoolReplay(Engine):
             self.divide_again()
 
     def order(self, line: int, gpus: int) -> Key:
-        """Within the share, within the quota, then by how full the share would be. For a gang larger than its queue's
-        whole share, this does not show which queue is further behind. Without shares, by rank."""
+        """Return the place of a line: first queues within the share, then within the quota, then by how full the share
+        would be.
+
+        For a gang larger than its queue's whole share, this does not show which queue is further behind. Without shares
+        the order is by rank."""
         if not self.rules.reclaim:
             return (self.rank[line], line)
         held, share, deserved = self.tree.held[line], self._shares[line], self.tree.deserved[line]
@@ -791,7 +802,7 @@ class _PoolReplay(Engine):
         )
 
     def used_s(self, until_ms: int | None = None) -> list[int]:
-        """GPU-seconds of every queue since the start."""
+        """Return the GPU-seconds of every queue since the start."""
         return [used // MS_PER_SECOND for used in self.tree.used_ms(self.now_ms if until_ms is None else until_ms)]
 
     def backlog(self) -> tuple[array[int], array[int]]:

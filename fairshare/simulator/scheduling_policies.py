@@ -1,18 +1,22 @@
 """Defines the policies that are compared: feedback laws in the loop, and baseline schedulers.
 
 Feedback laws (`static`, `kai-K[-HALFLIFE]`, `fairtree`, `multifactor`, `deficit`) publish weights through the
-controller's own code. The others model a kind of scheduling, not a product. `fifo` has one line for all jobs, `easy`
-the same with EASY backfilling. `partition` gives each queue a fixed part. `order-multifactor`, `order-fairtree` (with
-EASY backfilling, as on Slurm) and `order-kueue` serve queues by past usage and never preempt. `karma` and `sdrf` follow
-published mechanisms, and `oracle` knows the future.
+controller's own code. The others model a kind of scheduling, not a product:
 
-Karma and Stateful DRF compute how many GPUs each queue is due, and the replay's scheduler enforces this like any fair
-share; the oracle publishes weights. All three keep deserved quotas. They model the published mechanisms on one resource
-with fluid shares, and are not those systems.
+- `fifo` has one line for all jobs, and `easy` the same with EASY backfilling.
+- `partition` gives each queue a fixed part.
+- `order-multifactor`, `order-fairtree` (with EASY backfilling, as on Slurm) and `order-kueue` serve queues by past
+  usage and never preempt.
+- `karma` and `sdrf` follow published mechanisms. They compute how many GPUs each queue is due, and the replay's
+  scheduler enforces this like any fair share.
+- `oracle` knows the future and publishes weights.
+
+Karma, Stateful DRF and the oracle keep deserved quotas. They model the published mechanisms on one resource with fluid
+shares, and are not those systems.
 
 The accountant's answers (usage over the policy's window) are kept as running sums, so a control period costs
-microseconds; `tests/demo/test_same_weights.py` compares them with `fairshare.laws.weight_calculation.calculate_weights`
-on real answers of the accountant."""
+microseconds. `tests/demo/test_same_weights.py` compares them with `calculate_weights` on real answers of the
+accountant."""
 
 from __future__ import annotations
 
@@ -54,12 +58,13 @@ AHEAD_H = (24, 60, 96, 132)
 
 
 class Karma:
-    """A queue that lends unused GPUs earns a credit per GPU and quantum; a queue that borrows pays one; the queue with
-    most credits goes first.
+    """Karma: a queue that lends unused GPUs earns credits, and a queue that borrows pays with them.
 
-    A part of every fair share is guaranteed; all queues can borrow the rest, and its value comes as free credits. With
-    unequal shares a GPU costs a queue 1 / (n · share), so that all earn the same without use; this weighting is not
-    part of the paper. Quantum: a control period.
+    The price is one credit per GPU and quantum, which is a control period. The queue with most credits goes first.
+
+    A part of every fair share is guaranteed. All queues can borrow the rest, and its value comes as free credits. With
+    unequal shares a GPU costs a queue 1 / (n · share), so that all earn the same without use. This weighting is not
+    part of the paper.
 
     Source: Vuppalapati et al., "Karma: Resource Allocation for Dynamic Demands", OSDI 2023."""
 
@@ -93,9 +98,12 @@ class Karma:
 
 
 class StatefulDrf:
-    """Max-min over what a queue gets plus its commitment: the decayed mean of what it had above its share.
+    """Stateful DRF: max-min fairness over a queue's GPUs plus its commitment.
 
-    What it left unused is not credited. half_life_s: of the commitment.
+    The commitment is the decayed mean of the GPUs that it had above its share. GPUs that it left unused are not
+    credited.
+
+    half_life_s: of the commitment.
 
     Source: Sadok, Campista, Costa, "Stateful DRF: Considering the Past in a Multi-Resource Allocation", IEEE
     Transactions on Computers 70(7), 2021; here with one resource."""
@@ -129,10 +137,13 @@ class StatefulDrf:
 
 
 class Oracle:
-    """Sets weights with knowledge of every future job and its run time: by what each queue is still due in the weeks
-    that contain this moment, some just begun, some nearly over. No controller can know this; the oracle shows how well
-    one could do. A queue is due in a week its part by share (`fill`) of all GPU time that is delivered, up to what it
-    used and could still use."""
+    """Sets weights with knowledge of every future job and its run time.
+
+    The weight of a queue is the GPU time that it is still due in the weeks that contain this moment, some just begun,
+    some nearly over. In a week a queue is due its part by share (`fill`) of all GPU time that is delivered, up to the
+    time that it used and could still use.
+
+    No controller can know this. The oracle shows how well one could do."""
 
     def __init__(
         self, workload: Workload, capacity: int, share: Sequence[float], ahead_h: Sequence[int] = AHEAD_H
@@ -183,14 +194,14 @@ class Usage:
         self._slices: deque[tuple[int, list[float]]] = deque()
 
     def at(self, view: ControllerView) -> tuple[list[float], float]:
-        """Return (per queue, of the capacity), including what was used since the last call."""
+        """Return the usage per queue, and that of the capacity, including the usage since the last call."""
         span = view.now_s - self._last_s
         now = [*view.used, self._last[-1] + view.capacity * span]
         fresh: list[float] = list(map(sub, now, self._last))
         if self._half_life_s is None:
             sums = list(map(add, self._sums, fresh))
         else:
-            # The usage of a short slice is treated as if it all happened at the middle of the slice.
+            # The usage of a short slice is treated as if all of it happened at the middle of the slice.
             fade, middle = exp2(-span / self._half_life_s), exp2(-span / 2 / self._half_life_s)
             fresh = [new * middle for new in fresh]
             sums = [old * fade + new for old, new in zip(self._sums, fresh, strict=True)]
@@ -207,8 +218,7 @@ class Feedback:
     """A policy's law over flat queues, called once per control period. Lists by queue, in the policy's order."""
 
     def __init__(self, policy: Policy, targets: Mapping[str, float]) -> None:
-        """targets: part of the pool of every queue by quota and weight
-        (`fairshare.laws.weight_calculation.static_parts`)."""
+        """targets: part of the pool of every queue by quota and weight, see `static_parts`."""
         self._policy, self._law = policy, law_of(policy)
         queues = policy.queues
         self._names = tuple(queue.name for queue in queues)
@@ -249,7 +259,7 @@ class Feedback:
         return in_force
 
     def _jump(self, in_force: list[float], names: Sequence[str], values: Sequence[float]) -> None:
-        """Do the same as `_pace` if nothing limits a weight's change."""
+        """Return the same as `_pace` if nothing limits a weight's change."""
         places = self._places
         for name, wanted in zip(names, values, strict=True):
             q = places[name]
@@ -259,7 +269,7 @@ class Feedback:
     def _pace(
         self, in_force: list[float], names: Sequence[str], values: Sequence[float], now_ms: int, *, turn: bool
     ) -> None:
-        """Move the weights towards the wanted ones as far as one cycle may go; a turn takes effect at once."""
+        """Move the weights towards the wanted ones as far as one cycle may go. A turn takes effect at once."""
         places, changed_ms, direction, bounds = self._places, self._changed_ms, self._direction, self._policy.bounds
         for name, wanted in zip(names, values, strict=True):
             q = places[name]
@@ -289,8 +299,10 @@ _LINE_DEPTH = 256
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A cluster for a workload. share: of each queue, > 0, in the workload's order, adding up to 1. guaranteed: the
-    part of its share that is a deserved quota."""
+    """A cluster for a workload.
+
+    share: of each queue, > 0, in the workload's order, adding up to 1.
+    guaranteed: the part of its share that is a deserved quota."""
 
     capacity: int
     share: Sequence[float]

@@ -55,9 +55,9 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A span in which a node, or one GPU, cannot be used; `end_ms` None: it does not end.
+    """A span in which a node, or one GPU, cannot be used. end_ms: None if it does not end.
 
-    Its jobs stop at `start_ms` as after a crash: they keep what they checkpointed."""
+    Its jobs stop at `start_ms` as after a crash. They keep the work that they checkpointed."""
 
     target: Literal["node", "gpu"]
     name: str
@@ -67,7 +67,7 @@ class Outage:
 
 
 def slots_of(node: NodeSpec) -> tuple[Slot, ...]:
-    """All slots of a node, by GPU and index."""
+    """Return all slots of a node, by GPU and index."""
     return tuple(
         Slot(node.name, gpu.uuid, index, Flavour(shape, gpu.model, node.pool))
         for gpu in node.gpus
@@ -82,10 +82,12 @@ JobKind = Literal["training", "notebook", "short", "inference"]
 class Job:
     """A gang of `gpus` slots of one shape, needed all at once for `duration_ms` of work.
 
-    queue: leaf queue; a name the engine does not know is a job of another scheduler, placed as it
-        comes and outside the division. models, pools: where it may run; empty is anywhere.
-    utilisation_permille: how busy each of its slots is, of the slot, 0..1000.
-    preemptible: False runs only inside its queue's deserved quota and is never reclaimed."""
+    queue: leaf queue. A name that the engine does not know means a job of another scheduler, which is placed as it
+        comes and
+    outside the division.
+    models, pools: where it may run; empty means anywhere.
+    utilisation_permille: how busy each of its slots is, 0..1000.
+    preemptible: if False, it runs only inside its queue's deserved quota and is never reclaimed."""
 
     id: str
     queue: str
@@ -106,18 +108,17 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How the scheduler works. Defaults: the preemption model used to evaluate fair-share policies.
+    """How the scheduler works. The defaults are the preemption model that is used to evaluate fair-share policies.
 
     scan_depth: how many waiting jobs of a queue are tried in one cycle, oldest first.
     checkpoint_ms: work since the last multiple is lost when a job is stopped.
     restart_ms: extra run time of every start but the first.
     min_runtime_ms: a job is not reclaimed before it has run that long.
     cycle_ms: scheduling happens at multiples of this.
-    one_line: one line for all queues, first in first out across them; without reclaim.
-    backfill: EASY backfilling instead of starting whatever fits; without reclaim and limits.
-    settle: what a reclaim frees beyond its gang is given out by another cycle right after; without it the same cycle
-        goes on to serve the queues that may reclaim, and the others wait for the next event.
-    """
+    one_line: one line for all queues, first in first out across them, without reclaim.
+    backfill: EASY backfilling instead of starting whatever fits, without reclaim and limits.
+    settle: if a reclaim frees more GPUs than its gang needs, another cycle gives the rest out right after it. Without
+    `settle` the same cycle continues with the queues that may reclaim, and the others wait for the next event."""
 
     scan_depth: int = 32
     checkpoint_ms: int = 30 * MS_PER_MINUTE
@@ -132,8 +133,11 @@ class Rules:
 
 @dataclass(slots=True)
 class Outcome:
-    """The result of one job. None: has not happened. lost_gpu_ms: work done and lost by stops, restarts included.
-    evictions: stops by reclaim; crashes: stops by outages."""
+    """The result of one job. None means that the event has not happened.
+
+    lost_gpu_ms: work done and lost by stops, restarts included.
+    evictions: stops by reclaim.
+    crashes: stops by outages."""
 
     job: Job
     first_start_ms: int | None = None
@@ -142,7 +146,7 @@ class Outcome:
     crashes: int = 0
     lost_gpu_ms: int = 0
     rejected: bool = False
-    """No flavour it may use has that many slots even when empty."""
+    """Whether no flavour that it may use has that many slots even when empty."""
 
 
 StopReason = Literal["finished", "reclaimed", "outage"]
@@ -160,7 +164,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """`job` holds its slots no longer. for_queue: the queue it was reclaimed for."""
+    """`job` no longer holds its slots. for_queue: the queue for which it was reclaimed."""
 
     at_ms: int
     job: Job
@@ -187,8 +191,10 @@ Event = Started | Stopped | OutageBegan | OutageEnded
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Gangs by (submit_s, id), one list per column. queue: index into `queues`. left_out: jobs that no
-    policy could run (larger than the cluster, or of a queue that has no share)."""
+    """Gangs by (submit_s, id), one list per column.
+
+    queue: index into `queues`.
+    left_out: number of jobs that no policy could run (larger than the cluster, or of a queue that has no share)."""
 
     queues: tuple[str, ...]
     submit_s: Sequence[int]
@@ -203,7 +209,7 @@ class Workload:
         return sum(g * d for g, d in zip(self.gpus, self.duration_s, strict=True)) / 3600
 
     def between(self, start_s: int, end_s: int) -> Workload:
-        """Jobs submitted in [start_s, end_s), counted from `start_s`."""
+        """Return the jobs submitted in [start_s, end_s), counted from `start_s`."""
         kept = [i for i, at in enumerate(self.submit_s) if start_s <= at < end_s]
         return Workload(
             self.queues,
@@ -215,7 +221,7 @@ class Workload:
         )
 
     def fitting(self, capacity: int) -> Workload:
-        """Return the workload without gangs that are larger than the cluster; they are counted."""
+        """Return the workload without gangs that are larger than the cluster. They are counted in `left_out`."""
         kept = [i for i, gang in enumerate(self.gpus) if gang <= capacity]
         if len(kept) == len(self.gpus):
             return self
@@ -230,8 +236,9 @@ class Workload:
 
 
 def columns(jobs: Iterable[Job], queues: Sequence[str]) -> Workload:
-    """Return the workload of these queues; jobs of other queues are left out and counted. Part seconds of a run count
-    as whole ones."""
+    """Return the workload of these queues. Jobs of other queues are left out and counted.
+
+    Parts of a second of a run count as a whole second."""
     index = {name: i for i, name in enumerate(queues)}
     ordered = sorted(jobs, key=lambda job: (job.submit_ms, job.id))
     kept = [job for job in ordered if job.queue in index]
@@ -246,7 +253,8 @@ def columns(jobs: Iterable[Job], queues: Sequence[str]) -> Workload:
 
 
 def capacity_for(workload: Workload, hours: float, load: float) -> int:
-    """Return the GPUs at which the offered work is `load` times what they can do in `hours`; a multiple of 8."""
+    """Return the GPUs at which the offered work is `load` times the work that they can do in `hours`; a multiple of
+    8."""
     return max(8, round(workload.gpu_hours / (hours * load) / 8) * 8)
 
 
@@ -257,8 +265,10 @@ SNAPSHOT_S = 6 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The cluster and its shares. deserved, weights, limits: per queue, in the workload's order; a limit of None means
-    no limit. rules: the scheduler's; its cycle is the replay's tick, and a reclaim settles at the next event."""
+    """The cluster and its shares.
+
+    deserved, weights, limits: per queue, in the workload's order. A limit of None means no limit.
+    rules: the scheduler's. Its cycle is the replay's tick, and a reclaim settles at the next event."""
 
     capacity: int
     deserved: Sequence[float]
@@ -269,8 +279,11 @@ class Pool:
 
 @dataclass(slots=True)
 class ControllerView:
-    """What a controller sees every `CONTROL_S`. used: GPU-seconds since the start; gang: smallest that
-    waits within the scan depth; reclaims: evictions made for the queue since the start."""
+    """What a controller sees every `CONTROL_S`.
+
+    used: GPU-seconds since the start.
+    gang: smallest that waits within the scan depth.
+    reclaims: evictions made for the queue since the start."""
 
     now_s: int
     capacity: int
@@ -285,7 +298,7 @@ class SimulatedController(Protocol):
     """A policy that sets weights during the replay."""
 
     def __call__(self, view: ControllerView) -> Sequence[float] | None:
-        """Weights from now on; None leaves them."""
+        """Return the weights from now on; None leaves them."""
         ...
 
 
@@ -297,8 +310,11 @@ Ranking = Callable[[ControllerView], Sequence[float]]
 
 @dataclass(slots=True)
 class Record:
-    """The result of a replay. used[t], weights[t]: per control period. backlog: per snapshot, every job submitted and
-    not finished, with its seconds of work left. Times are -1 for events that did not happen."""
+    """The result of a replay.
+
+    used, weights: [t] per control period.
+    backlog: per snapshot, every job that is submitted and not finished, with its seconds of work left.
+    started_s, finished_s: -1 for events that did not happen."""
 
     workload: Workload
     pool: Pool
