@@ -1,8 +1,8 @@
 """Builds one running accountant from its settings: ledger, ingest, prices, inventory, HTTP application, optional
 listeners.
 
-`maintain` does everything that is due (checks files, reads the inventory, runs checkpoints); `start` calls it in a
-thread, while the demo and the tests call it themselves at chosen times. `close` flushes the ingest before it closes the
+`maintain` runs all tasks that are due: it checks files, reads the inventory and runs checkpoints. `start` calls it in a
+thread. The demo and the tests call it themselves at chosen times. `close` flushes the ingest before it closes the
 ledger."""
 
 from __future__ import annotations

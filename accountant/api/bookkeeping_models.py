@@ -1,8 +1,8 @@
 """Defines the answers about months, credits, corrections, prices and deliveries, and the pod facts that other systems
 report.
 
-Frozen pydantic models only: a command-line client can import them without importing the HTTP server. Instants are UTC
-milliseconds, money is a decimal in the price book's currency."""
+These are frozen pydantic models only, so a command-line client can import them without importing the HTTP server.
+Instants are UTC milliseconds, and money is a decimal in the price book's currency."""
 
 from __future__ import annotations
 

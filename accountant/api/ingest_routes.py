@@ -1,11 +1,11 @@
 """Accepts usage batches from agents, imported history and pod facts from other systems.
 
-The raw body is passed to the ingest, which decodes it once with msgspec; OpenAPI describes it by the JSON Schema of
-agent.wire. A 200 is sent only after the commit.
+The raw body is passed to the ingest, which decodes it once with msgspec. OpenAPI describes the body by the JSON Schema
+of `agent.wire`. A 200 is sent only after the commit.
 
-The import route accepts only batches whose epoch marks them as an import and whose rows all have the method `imported`;
-such rows yield to rows that an agent measured. So a token with this scope can add to the past, but not change metered
-time."""
+The import route accepts only batches whose epoch marks them as an import and whose rows all have the method `imported`.
+Such rows yield to rows that an agent measured. A token with this scope can therefore add to the past, but not change
+metered time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Handles what all requests share: id, security headers, cross-site rules, body limits, ETags, one log line.
+"""Handles the tasks of all requests: id, security headers, cross-site rules, body limits, ETags, one log line.
 
-Plain ASGI, so that it adds little to the ingest and never reads a body. The log has method, path, status, time, caller
-and problem, but no token and no query string.
+It is plain ASGI, so that it adds little to the ingest and never reads a body. The log has method, path, status, time,
+caller and problem, but no token and no query string.
 
 A body counts against the limits as far as it has arrived, so a slow body does not take space from a fast one. A
 compressed body is decompressed in pieces and only up to the limit, so a small body that expands enormously costs no

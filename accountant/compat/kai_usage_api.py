@@ -4,13 +4,13 @@ KAI's `connectionString` can point here instead of to Prometheus. The usage is e
 MIG and shared GPUs, and is refused or marked when it is stale. No other PromQL is supported. Paths: GET and POST
 /api/v1/query, and the paths that Prometheus clients check first (/-/healthy, /-/ready, /api/v1/status/config).
 
-All scheduling shards send the same text, so each has a path prefix, `/shards/NAME`: its usage and capacity are those of
-its nodes. NAME is the shard's partition label value; `/shards` alone is the shard of nodes without one. Without the
+All scheduling shards send the same text, so each has a path prefix, `/shards/NAME`. Its usage and capacity are those of
+its nodes. NAME is the shard's partition label value, and `/shards` alone is the shard of nodes without one. Without the
 prefix the answer covers the whole cluster, for a KAI with one shard. If several clusters share the ledger,
 `/clusters/NAME` comes first.
 
-The window ends at the watermark, not at the present: if the last minute's capacity counted but not yet its usage, every
-queue would seem to use less than it does. All answers of one fetch use the same window.
+The window ends at the watermark, not at the present. Otherwise the capacity of the last minute would already count, but
+its usage would not, and every queue would seem to use less than it does. All answers of one fetch use the same window.
 
 The query is parsed, not compared as text. Parentheses and aggregations such as `max by (queue_name) (...)` are accepted
 and have no effect, since there is one row per queue. A query that is not one of the six supported ones is refused with
@@ -24,7 +24,7 @@ KAI divides usage of a queue by capacity. Both are the exact integral of GPUs ov
 (GPUs times steps of its resolution), so that they can be compared with Prometheus. There is exactly one row per queue,
 because KAI keeps only the last of several rows.
 
-CPU and memory are not metered: their capacity is a positive constant and their usage empty, so the usage of every queue
+CPU and memory are not metered. Their capacity is a positive constant and their usage empty, so the usage of every queue
 is 0. A capacity of 0 would make it NaN, and no queue would get an over-quota share."""
 
 from __future__ import annotations

@@ -5,17 +5,19 @@ without the prefix /model. Other paths that OpenCost's clients open return an em
 is read-only. Every client that reaches the port can read every team's cost, so it is a separate port for a
 NetworkPolicy, without CORS headers.
 
-GPU time without a price has cost 0 here, because OpenCost's clients convert every column to a number; the `warning` of
+GPU time without a price has cost 0 here, because OpenCost's clients convert every column to a number. The `warning` of
 the answer then names the models and hours. Unmetered time has a warning too. An answer needs a few ledger queries, for
 any number of steps, and contains nothing after the present.
 
 Allocations are computed from charges. Time is kept as integers per GPU model and price until it is displayed, so the
-parts of any step, key or share add up exactly: over one span the costs of all allocations and of `__idle__` equal the
-cost of the capacity that was up and metered. Idle is time without a holder. On request it is shared within its node or
-cluster by the cost of what was held there, before filters apply; idle time of a node or cluster without held time stays
-idle. Source of the order: OpenCost core/pkg/opencost/allocation.go (AggregateBy).
+parts of any step, key or share add up exactly. Over one span the costs of all allocations and of `__idle__` equal the
+cost of the capacity that was up and metered.
 
-Only GPU figures are metered; CPU, memory, network, load balancers and volumes are 0. Times are RFC 3339 in UTC. Floats
+Idle is time without a holder. On request it is shared within its node or cluster by the cost of the GPU time held
+there, before filters apply. Idle time of a node or cluster without held time stays idle. Source of the order: OpenCost
+core/pkg/opencost/allocation.go (AggregateBy).
+
+Only GPU figures are metered. CPU, memory, network, load balancers and volumes are 0. Times are RFC 3339 in UTC. Floats
 are the nearest ones to the exact values, not rounded to five decimals. Source: OpenCost
 core/pkg/opencost/allocation_json.go and summaryallocation_json.go."""
 

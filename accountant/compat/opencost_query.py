@@ -1,16 +1,17 @@
 """Parses OpenCost's query parameters: `window=`, `aggregate=`, `filter=`.
 
-The window is split by `step` and, with `accumulate`, at the boundaries of that unit (hours, days, weeks from Sunday,
-months or quarters, UTC); each AllocationSet of the answer covers one or more of these spans. `resolution` is accepted
-and not used, since nothing is sampled. Parameters that OpenCost ignores are ignored. A parameter that changes figures
-in OpenCost but is not supported here is named in the answer's `warning`. An unknown filter is refused, because an
-unfiltered answer would look like the requested one. Source: OpenCost pkg/costmodel/aggregation.go (the handlers'
-parameters), core/pkg/opencost/query.go.
+The window is split by `step`. With `accumulate` it is also split at the boundaries of that unit: hours, days, weeks
+from Sunday, months or quarters, in UTC. Each AllocationSet of the answer covers one or more of these spans.
+
+`resolution` is accepted and not used, because nothing is sampled. Parameters that OpenCost ignores are ignored. A
+parameter that changes figures in OpenCost but is not supported here is named in the answer's `warning`. An unknown
+filter is refused, because an unfiltered answer would look like the requested one. Source: OpenCost
+pkg/costmodel/aggregation.go (the handlers' parameters), core/pkg/opencost/query.go.
 
 A window is a name (`today`, `lastweek`, ...), a duration back from now (`7d`, `24h offset 14h`), or a pair of instants
-(`1790812800,1790899200`, also with `-`, or RFC 3339). As in OpenCost, durations end at the next full hour, those of
-whole days or weeks at the next midnight; weeks begin on Sunday; everything is UTC. Source: OpenCost
-core/pkg/opencost/window.go (parseWindow). OpenCost counts an offset in weeks as 24 weeks; here a week is a week.
+(`1790812800,1790899200`, also with `-`, or RFC 3339). As in OpenCost, durations end at the next full hour, and those of
+whole days or weeks at the next midnight. Weeks begin on Sunday, and everything is UTC. Source: OpenCost
+core/pkg/opencost/window.go (parseWindow). OpenCost counts an offset in weeks as 24 weeks. Here a week is a week.
 
 filter = element (('+' | '|') element)*      + is and, | is or; both together only with parentheses
     element = '(' filter ')' | key operator value

@@ -1,11 +1,14 @@
 """Splits each microsecond of a GPU into accounts (busy, idle, unknown, down), for one row or for columns of rows.
 
-`split` computes the accounts of one row; `part` cuts a span out of a set of rows. Both conserve time to the
-microsecond: the accounts of a row add up to its capacity, the parts of a set over any partition of its span add up to
-the set, and a part of a full set adds up to its length.
+`split` computes the accounts of one row, and `part` cuts a span out of a set of rows. Both conserve time to the
+microsecond:
 
-There are no floats and no nodes or lifetimes here; `down` is only the time of a lost GPU (down time of nodes is added
-in `accountant.storage.gpu_lifetimes`)."""
+- The accounts of a row add up to its capacity.
+- The parts of a set over any partition of its span add up to the set.
+- A part of a full set adds up to its length.
+
+There are no floats and no nodes or lifetimes here. `down` is only the time of a lost GPU. `gpu_lifetimes` adds the down
+time of nodes."""
 
 from __future__ import annotations
 
@@ -141,7 +144,7 @@ def full_us(span_ms: int) -> int:
 
 
 Whole = npt.NDArray[np.int64]
-"""An array with rows of accountant.core.gpu_time_accounts.AccountVector, or with one number per row."""
+"""An array with rows of `AccountVector`, or with one number per row."""
 
 
 def terms(values: Whole, weights: Sequence[float] | npt.NDArray[np.float64]) -> Whole:

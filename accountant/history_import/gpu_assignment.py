@@ -1,19 +1,19 @@
 """Assigns requests to GPUs without double use, and divides the holds into ledger rows.
 
-A GPU has parts (itself, or its MIG instances), a part has slots (one, or as many as it is time-sliced into), and a hold
-is one holder's time on one slot. The holds of one slot never overlap: `place` ensures it, and `rows` relies on it.
+A GPU has parts: itself, or its MIG instances. A part has slots: one, or as many as it is time-sliced into. A hold is
+one holder's time on one slot. The holds of one slot never overlap. `place` ensures this, and `rows` relies on it.
 
-The kube-scheduler's records say how many GPUs of a node a pod held, but not which; the exporter's labels say which, but
-may be missing or late. So `place` first assigns slots of the devices that were labelled with the pod, then free ones
-without another label, then any. If the end of a hold is known only to within the tolerance, the next holder's start
-ends it. A request without a free slot is counted as unplaced, so no GPU has more than its time.
+The kube-scheduler's records say how many GPUs of a node a pod held, but not which. The exporter's labels say which, but
+may be missing or late. `place` therefore assigns slots in this order: slots of the devices that were labelled with the
+pod, then free ones without another label, then any. If the end of a hold is known only to within the tolerance, the
+next holder's start ends it. A request without a free slot is counted as unplaced, so no GPU has more than its time.
 
-In Prometheus the value at an instant t describes (t - step, t]; here a cell is [t - step, t). A figure is an integer
-per cell (parts per million, MiB, milliwatts) or None if nothing was recorded: unknown is not zero.
+In Prometheus the value at an instant t describes (t - step, t]. Here a cell is [t - step, t). A figure is an integer
+per cell (parts per million, MiB, milliwatts). It is None if nothing was recorded, because unknown is not zero.
 
 `rows` splits every GPU at quarter-hours, at each change of its holds, and where its recorded time begins or ends. For
-each piece the rows add up to the piece exactly: parts and slots by largest remainder, unheld time in separate rows. A
-piece in which the holder of some slot is unknown has no rows and stays unmetered.
+each piece the rows add up to the piece exactly. Parts and slots are divided by largest remainder, and unheld time has
+rows of its own. A piece in which the holder of some slot is unknown has no rows and stays unmetered.
 
 Busy time of a part belongs to its only holder. If several share the part, their busy time is unknown, and the part's
 busy time is in a separate row without a holder."""

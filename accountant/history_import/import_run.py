@@ -1,18 +1,18 @@
-"""Runs one import: plans the chunks, sends what the ledger lacks, records finished chunks.
+"""Runs one import: plans the chunks, sends the records that the ledger lacks, records finished chunks.
 
-An interrupted import continues where it stopped, without local state: finished chunks are recorded in the ledger, and
-in the unfinished chunk the acknowledged number of each node says how far it came.
+An interrupted import continues where it stopped, without local state. Finished chunks are recorded in the ledger. In
+the unfinished chunk, the acknowledged number of each node says how far it was imported.
 
-An import has one outbox per node, and its sequence numbers represent times: the records of a chunk that begins at T are
+An import has one outbox per node, and its sequence numbers represent times. The records of a chunk that begins at T are
 numbered from `first_seq(T)` on, and equal chunks give equal records. The acknowledged number of a node therefore says
-up to which instant it is imported. After a crash the chunk is rebuilt and only records above that number are sent.
+up to which instant it is imported. After a crash the chunk is rebuilt, and only records above that number are sent.
 Unused numbers between two chunks are not recorded as lost.
 
 The epoch names the source and the start of the run of chunks. Its prefix `import:` sorts after every agent's epoch,
 because a UUIDv7 begins with a hexadecimal digit.
 
 A finished chunk is recorded as an act (`ImportedChunk`), so it is part of the audit trail, of the archive and of every
-backup. `said_of` prorates chunks at the edges of a span; its result is shown as the source of figures and never used to
+backup. `said_of` prorates chunks at the edges of a span. Its result is shown as the source of figures and never used to
 compute them."""
 
 from __future__ import annotations

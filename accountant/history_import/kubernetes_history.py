@@ -1,17 +1,18 @@
 """Reconstructs which pods held how many GPUs of which node, and when.
 
 There are two sources. kube-state-metrics knows which containers requested how many GPUs on which node, and when a pod
-began and ended. dcgm-exporter knows the devices, their utilisation, and mostly the pod that each was assigned to. If
-only one of them was scraped, the other's information is inferred: without the first, a labelled device counts as held;
-without the second, a node has as many GPUs as it says it can allocate, with placeholder names and unknown use.
+began and ended. dcgm-exporter knows the devices, their utilisation, and mostly the pod that each was assigned to.
 
-kube-state-metrics replaces punctuation in label names; the names of labels that may identify a pod's owner are known
-and restored (`accountant.history_import.prometheus_series.pod_label_names`). Queue labels follow the rule in
-gputally.base.pod_queue_labels.
+If only one of them was scraped, the other's information is inferred. Without kube-state-metrics, a labelled device
+counts as held. Without dcgm-exporter, a node has as many GPUs as it says it can allocate, with placeholder names and
+unknown use.
+
+kube-state-metrics replaces punctuation in label names. The names of labels that may identify a pod's owner are known
+and restored (`prometheus_series.pod_label_names`). Queue labels follow the rule in `gputally.base.pod_queue_labels`.
 
 A pod holds its GPUs while its requests are listed with a node and its phase is not over. The listing is exact only to
-the scrape interval; an instant reported by kube-state-metrics (start, completion) is used if it fits the listing,
-otherwise the middle of the possible range."""
+the scrape interval. If kube-state-metrics reports an instant (start, completion) that fits the listing, this instant is
+used. Otherwise the middle of the possible range is used."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """Reads the series of dcgm-exporter and kube-state-metrics: labels, devices, activity and GPU requests.
 
 Prometheus renames a scraped label that conflicts with one of the target to `exported_…`, unless the scrape honours
-labels. So the `exported_` name takes precedence. In a series of dcgm-exporter without a holder, `pod` is the exporter
-itself; kube-state-metrics shows which pod requested the GPU, and without it the exporter is recognised by its name.
+labels. The `exported_` name therefore takes precedence. In a series of dcgm-exporter without a holder, `pod` is the
+exporter itself. kube-state-metrics shows which pod requested the GPU. Without it the exporter is recognised by its
+name.
 
-A device that several pods share is listed several times with the values of the whole device; the largest value is used.
-If utilisation is available both as time with a running kernel and as engine activity, the first is used for a whole
-GPU; a MIG instance has only the second, as a part of the instance. A device's node is the one whose pods it was
+A device that several pods share is listed several times with the values of the whole device, so the largest value is
+used. Utilisation may be available both as time with a running kernel and as engine activity. For a whole GPU the first
+is used. A MIG instance has only the second, as a part of the instance. A device's node is the one whose pods it was
 labelled with, or a name in the series that Kubernetes knows.
 
 A pod that is listed before and after a missing scrape is taken to have existed in between."""

@@ -1,16 +1,16 @@
 """Reads Slurm jobs from sacct or slurmdbd as pod facts, and converts them into GPUs and their holds.
 
-An agent on a Slurm node knows only a job's number; Slurm's accounting has its user, account and name. `queue_ref` is
-`slurm:ACCOUNT`; the account is used as the namespace, so that an inventory can assign it to a team. A record that
+An agent on a Slurm node knows only a job's number. Slurm's accounting has its user, account and name. `queue_ref` is
+`slurm:ACCOUNT`. The account is used as the namespace, so that an inventory can assign it to a team. A record that
 cannot be read becomes a `Fault` with its place.
 
-sacct: `SLURM_TIME_FORMAT=%s sacct --parsable2 --allusers --format=JobIDRaw,JobID,JobName,Account,User,…`; columns are
-found by their heading, times are epoch seconds, or local times in the given zone.
+The command is `SLURM_TIME_FORMAT=%s sacct --parsable2 --allusers --format=JobIDRaw,JobID,JobName,Account,User,…`.
+Columns are found by their heading. Times are epoch seconds, or local times in the given zone.
 
-sacct says how many GPUs a job had, on which nodes and when, but not which GPUs, how many on each node, or their
-utilisation. So the GPUs of a job are divided evenly over its nodes, and a node has as many GPUs as it is described with
-or was seen to need at once, whichever is more. Every GPU-second of a job is on some GPU, so the hours equal Slurm's
-exactly."""
+sacct says how many GPUs a job had, on which nodes and when. It does not say which GPUs, how many on each node, or their
+utilisation. The GPUs of a job are therefore divided evenly over its nodes. A node has as many GPUs as its description
+says, or as its jobs needed at once if that is more. Every GPU-second of a job is on some GPU, so the hours equal
+Slurm's exactly."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Derives a node's facts from its labels, and its down times from conditions, taints and the maintenance calendar.
 
-`described` reads labels; `seen` continues a node's history with one more observation. A down time begins at the time
-that the cluster reports (a condition's transition, a taint's time), otherwise when it was first seen; its end likewise.
+`described` reads labels, and `seen` continues a node's history with one more observation. A down time begins at the
+time that the cluster reports (a condition's transition, a taint's time), otherwise when it was first seen. The same
+rule applies to its end.
 
 Repeated maintenance follows a cron expression in its own time zone, so `0 6 * * sun` is at six in the morning on both
 sides of a clock change. Only maintenance that has begun is returned, because planned maintenance may be cancelled."""

@@ -8,11 +8,13 @@ the chain is incomplete (a node's agent sees only the nearest owner), labels tha
 pods complete it.
 
 A pod need not have a queue label. KAI and Volcano store the queue in the PodGroup by which they place pods, so for pods
-of the same scheduler the PodGroup takes precedence over labels (gputally.base.pod_queue_labels). A LocalQueue of Kueue
-belongs to a ClusterQueue, and a policy may name either: the ClusterQueue is appended after an `@`
-(`kueue:NAMESPACE/NAME@CLUSTERQUEUE`, accountant.ledger.team_assignment). The Workload of the pod's owner says which
+of the same scheduler the PodGroup takes precedence over labels (see `gputally.base.pod_queue_labels`). Queue objects of
+KAI and Volcano are not watched, because references use their names.
+
+A LocalQueue of Kueue belongs to a ClusterQueue, and a policy may name either. The ClusterQueue is therefore appended
+after an `@`: `kueue:NAMESPACE/NAME@CLUSTERQUEUE` (see `team_assignment`). The Workload of the pod's owner says which
 ClusterQueue admitted it. Its cohorts follow, nearest first, each after a `^`. Kinds that the cluster does not serve are
-skipped and tried again later. Queue objects of KAI and Volcano are not watched, because references use their names.
+skipped and tried again later.
 
 A scheduler reads a pod's queue once, when it places the pod, while the pod's owner can change labels at any time. So
 the earliest observation of a placed pod fixes its queue, and a later label cannot move booked time to another queue.

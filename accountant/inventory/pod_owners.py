@@ -1,7 +1,7 @@
 """Follows the owner references above a pod.
 
 An owner is requested once and cached by uid. Many unknown owners of one kind are fetched as one paged list, which names
-all that exist. An owner that may not be read, or no longer exists, ends the chain; the job is then named by the known
+all that exist. An owner that may not be read, or no longer exists, ends the chain. The job is then named by the known
 part."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Answers the ledger's queries from the lake, for one ledger or for several combined.
 
-The query engine only sums integers grouped by name; all further computing uses the same code as the DuckDB ledger. The
-lake holds whole local hours, split at price changes: a query that begins or ends inside such a piece is refused."""
+The query engine only sums integers grouped by name. All further computing uses the same code as the DuckDB ledger. The
+lake holds whole local hours, split at price changes. A query that begins or ends inside such a piece is refused."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Writes the ledger's settled figures to the lake, day by day, and its registers.
+"""Writes the ledger's settled figures, day by day, and its registers to the lake.
 
-A day is written as a whole, in one commit with other days of the ledger; a second commit writes the control totals to
-the table `days`. After a crash between the two, a day's digest differs from that in `days`, and the next run writes the
-day again, which is idempotent. Data that has not changed since the last run is not read."""
+A day is written as a whole, in one commit with other days of the ledger. A second commit writes the control totals to
+the table `days`. After a crash between the two, a day's digest differs from that in `days`. The next run then writes
+the day again, which is idempotent. Data that has not changed since the last run is not read."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Everything in the ledger besides the metered time is derived from this list: which prices were in force, which months
 are closed, which corrections and credits apply. To record an act, the caller passes the number of the last act it has
-seen; if another act was recorded since then, the call fails. So two people cannot close the same month, and no act is
-based on an outdated state."""
+seen. If another act was recorded since then, the call fails. Two people therefore cannot close the same month, and no
+act is based on an outdated state."""
 
 from __future__ import annotations
 

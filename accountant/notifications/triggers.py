@@ -4,9 +4,11 @@ Every occasion has a key, which is always the same for the same occasion, so tha
 ended long ago are ignored, so a new subscription does not send old reports.
 
 An anomaly is a day far above the usual. The usual value is the median of the days in the previous four weeks on which
-the team held anything, the spread their median absolute deviation, scaled to equal the standard deviation of a normal
-distribution (Leys et al., "Detecting outliers", J. Exp. Soc. Psychology 49, 2013). So one extreme day changes neither.
-Days without use are not counted as 0, otherwise every day would be unusual for a new ledger or team, or for teams that
+the team held anything. The spread is their median absolute deviation, scaled to equal the standard deviation of a
+normal distribution (Leys et al., "Detecting outliers", J. Exp. Soc. Psychology 49, 2013). One extreme day therefore
+changes neither.
+
+Days without use are not counted as 0. Otherwise every day would be unusual for a new ledger or team, or for teams that
 work on some weekdays only. If two of the same weekdays were as high, the day is part of a weekly rhythm and no anomaly.
 Less use than usual is never reported."""
 

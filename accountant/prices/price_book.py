@@ -22,17 +22,17 @@ every statement names its version. accountant.billing.idle_and_mig_billing appli
         interactive: {unallocated: keep}
 
 A commitment is a number of GPUs that is paid for in every hour, used or not. Usage counts against it at the committed
-rate, usage beyond it has the normal price, and the rest of an hour is unused. Within an hour it covers all usage in the
-same proportion, so the order of groups does not matter; unused hours do not compensate for others.
-accountant.billing.usage_pricing and accountant.billing.cost_allocation apply it. Source: FOCUS, commitment discount
-examples (an hour's Used and Unused EffectiveCost add up to the commitment; unused has no ConsumedQuantity). FOCUS takes
-usage in the order of arrival; its totals are the same.
+rate, usage beyond it has the normal price, and the rest of an hour is unused. Within an hour the commitment covers all
+usage in the same proportion, so the order of groups does not matter. Unused time of one hour does not compensate for
+another hour. `usage_pricing` and `cost_allocation` apply commitments. Source: FOCUS, commitment discount examples (an
+hour's Used and Unused EffectiveCost add up to the commitment; unused has no ConsumedQuantity). FOCUS takes usage in the
+order of arrival. Its totals are the same.
 
 `Instance` derives a GPU-hour price from an instance price. Either the GPUs carry the whole price (`whole-instance`), or
-each resource gets its part in proportion to weight × amount (`gpu-only`). The parts add up to the machine's price: only
-the ratio of the weights matters. Sources: OpenCost specification, appendix A (base prices are ratios, scaled to the
-node's price); AWS split cost allocation data (weights GPU 9 : vCPU 0.9 : GB 0.1); slurm.conf(5) TRESBillingWeights (the
-notation of weights).
+each resource gets its part in proportion to weight × amount (`gpu-only`). The parts add up to the machine's price, so
+only the ratio of the weights matters. Sources: OpenCost specification, appendix A (base prices are ratios, scaled to
+the node's price); AWS split cost allocation data (weights GPU 9 : vCPU 0.9 : GB 0.1); slurm.conf(5) TRESBillingWeights
+(the notation of weights).
 
 `Amortised` derives a GPU-hour price from a purchase:
 

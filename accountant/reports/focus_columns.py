@@ -5,13 +5,16 @@ The rounding of the invoice to whole cents is a separate line, since in FOCUS a 
 same category. `notes.json` lists the GPU time that is in no charge (unpriced, unmetered, down) and the versions on
 which the figures are based, so that a reader sees what the files leave out. Equal reports give equal bytes.
 
-`render_projection` writes the one table of FOCUS 1.2, which has no Invoice Detail or Billing Period, calls
-ServiceProviderName ProviderName and requires PublisherName; prices and costs are also given in the pricing currency,
-which equals the billing currency.
+`render_projection` writes the one table of FOCUS 1.2. Compared with 1.4, it has no Invoice Detail or Billing Period,
+ServiceProviderName is called ProviderName, and PublisherName is required. Prices and costs are also given in the
+pricing currency, which equals the billing currency.
 
-Rules for the format (FOCUS 1.4, columns and attributes): a period is half-open, in UTC; null is an empty cell; numbers
-are plain decimals; custom columns begin with `x_` and come last; without a SkuPriceId there is no unit price, quantity
-or pricing category."""
+Rules for the format (FOCUS 1.4, columns and attributes):
+
+- A period is half-open, in UTC.
+- Null is an empty cell, and numbers are plain decimals.
+- Custom columns begin with `x_` and come last.
+- Without a SkuPriceId there is no unit price, quantity or pricing category."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Derives hints: idle GPUs, smaller allocations, spot capacity.
 
-A hint is given only if enough of a job's GPU use is known, and states what was observed: the largest number of busy
-GPUs in any hour, or the utilisation over the observed hours. A MIG slice is suggested only for holders of a whole GPU,
-because hourly figures do not show how much of a partial GPU is needed. GPU memory is not considered: check that the
-model still fits before following a hint.
+A hint is given only if enough of a job's GPU use is known. It states what was observed: the largest number of busy GPUs
+in any hour, or the utilisation over the observed hours. A MIG slice is suggested only for holders of a whole GPU,
+because hourly figures do not show how much of a partial GPU is needed. GPU memory is not considered. Check that the
+model still fits before you follow a hint.
 
 A candidate for spot capacity is a batch job (a kind that ends and can be restarted) on another capacity type, if the
 price book has a spot price of the same model and region. The ledger does not know whether the job writes checkpoints or
-how often spot capacity is withdrawn; the saving is the difference in price for the same GPU-hours, without repeated
+how often spot capacity is withdrawn. The saving is the difference in price for the same GPU-hours, without repeated
 work."""
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class Check:
 
 
 class Load(Protocol):
-    """Makes the load: `agent.commands.gpu_load_check.Cuda`."""
+    """Puts load on a GPU. `Cuda` is the implementation."""
 
     def uuid(self) -> str: ...
 

@@ -227,7 +227,7 @@ OFFER_MS = MS_PER_MINUTE
 
 
 class Channel(Protocol):
-    """A channel to the kubelet: `agent.holders.kubelet_client.UnaryChannel`."""
+    """A channel to the kubelet. `UnaryChannel` is the implementation."""
 
     def call(self, method: str, message: bytes = b"") -> bytes: ...
     def close(self) -> None: ...

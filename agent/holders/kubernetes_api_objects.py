@@ -263,7 +263,7 @@ class PodView:
 def read(pod: bytes, node: str, allowed_labels: Sequence[str]) -> PodView:
     """Reduce the JSON of a v1 Pod. allowed_labels: keys, or patterns with `*`, that may leave the node.
 
-    Raises agent.holders.kubernetes_api_objects.Unreadable."""
+    Raises Unreadable."""
     found = decode_pod(pod)
     meta, spec, status = found.metadata, found.spec, found.status or PodStatus()
     labels, annotations = meta.labels or {}, meta.annotations or {}

@@ -272,7 +272,7 @@ _SYSTEM_RANDOM = random.SystemRandom()
 
 
 class Api(Protocol):
-    """The source of objects: `agent.holders.lean_list_watch.ApiServer`."""
+    """The source of objects. `ApiServer` is the implementation."""
 
     def page(self, path: str, parameters: Mapping[str, str]) -> bytes: ...
     def lines(self, path: str, parameters: Mapping[str, str], timeout_s: float) -> Iterator[bytes]: ...
@@ -423,7 +423,7 @@ Key = tuple[str, str]
 
 
 class PodStore:
-    """The `agent.holders.lean_list_watch.Store` of one node's pods. labels: keys or patterns of labels that may leave
+    """The `Store` of one node's pods. labels: keys or patterns of labels that may leave
     the node.
 
     on_change: called after every change of a pod that may hold a GPU. bound: what pods declared when they were bound;
@@ -459,7 +459,7 @@ class PodStore:
         self._on_change()
 
     def apply(self, change: str, item: bytes) -> None:
-        """See agent.holders.lean_list_watch.Store."""
+        """See `Store`."""
         view = self._read(item)
         if view is None:
             return

@@ -232,7 +232,7 @@ _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\[\]+-]{0,63}")
 
 
 class HpcJobs:
-    """The holders in a mapping folder, with the interface of `agent.holders.pod_and_job_files.PodsFile`."""
+    """The holders in a mapping folder, with the interface of `PodsFile`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -93,7 +93,7 @@ def _name(node: Object) -> str:
 
 
 AskLostGpus = Callable[[int, int], Mapping[str, int]]
-"""Lost GPUs by node over a span of UTC milliseconds: `gputally.kubernetes.objects.AccountantPort.lost_gpus`."""
+"""Lost GPUs by node over a span of UTC milliseconds: `AccountantPort.lost_gpus`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class LostGpus:
 
 
 AskMeteredNodes = Callable[[int, int], Collection[str]]
-"""Nodes with a record over a span of UTC milliseconds: `gputally.kubernetes.objects.AccountantPort.metered_nodes`."""
+"""Nodes with a record over a span of UTC milliseconds: `AccountantPort.metered_nodes`."""
 SETTLED_MS: Final = MS_PER_HOUR
 """How long a new node may take until its agent reports."""
 
