@@ -1,15 +1,17 @@
 """Defines the usage batch that the agent sends to the accountant (version 1), and exports its JSON Schema.
 
-All numbers are integers; times are UTC milliseconds, spans are half-open [start, end). Every row has a sequence number
-of its outbox; intervals and facts share one sequence. Fields may be added with a default; none is renamed, removed or
-given another type, so that either side may be one release newer and every earlier payload stays readable.
+All numbers are integers. Times are UTC milliseconds, and spans are half-open [start, end). Every row has a sequence
+number of its outbox. Intervals and facts share one sequence.
+
+Fields may be added with a default. None is renamed, removed or given another type. Either side may therefore be one
+release newer, and every earlier payload stays readable.
 
 Unknown is not zero: a value that could not be read is None, with the reason in `gaps`.
 
-Records hold no references back to their containers, so the garbage collector need not track them (`gc=False`): the
-accountant receives tens of thousands at once.
+Records hold no references back to their containers, so the garbage collector need not track them (`gc=False`). This
+matters because the accountant receives tens of thousands at once.
 
-`python -m agent.wire > docs/schema/usage-batch.v1.json` writes the schema again; a test compares the file with it."""
+`python -m agent.wire > docs/schema/usage-batch.v1.json` writes the schema again. A test compares the file with it."""
 
 from __future__ import annotations
 

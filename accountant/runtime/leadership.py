@@ -1,8 +1,8 @@
-"""Lets one of several replicas of the accountant serve the ledger; the others wait for the Lease.
+"""Lets one of several replicas of the accountant serve the ledger, while the others wait for the Lease.
 
 A waiting replica answers every request with 503, so agents keep records in their spools and send them again. A replica
-that cannot renew the Lease commits nothing more and ends before another one may start. Replicas with volumes of their
-own rebuild the ledger from the newest backup and the archive, unless no other replica led since they did."""
+that cannot renew the Lease commits nothing more and ends before another one may start. A replica with a volume of its
+own rebuilds the ledger from the newest backup and the archive, unless no other replica has led since it did."""
 
 from __future__ import annotations
 

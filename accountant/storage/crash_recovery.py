@@ -1,23 +1,25 @@
 """Checks the write-ahead log before opening, and restores blocks that an interrupted checkpoint damaged.
 
-After certain kinds of damage DuckDB 1.5 silently drops every commit of the log, and after a harmless one (an unsynced
-last commit, as a power failure leaves it) it refuses to open. So the log is checked first. DuckDB syncs a commit before
-it begins the next, so a power failure damages only the last commit, in any of its blocks: the log is copied aside and
-cut before that commit. Damage in an earlier commit needs a person to decide. If the header is of an unknown version,
-this module cannot judge the log; the file and the log are copied aside and DuckDB decides, since it may drop a log
-whose header it does not know.
+After certain kinds of damage DuckDB 1.5 silently drops every commit of the log. After a harmless damage (an unsynced
+last commit, as a power failure leaves it) it refuses to open. The log is therefore checked first.
 
-Framing: a header entry, then entries of u64 size, u64 checksum, payload; a commit ends with a constant marker entry.
+DuckDB syncs a commit before it begins the next, so a power failure damages only the last commit, in any of its blocks.
+The log is then copied aside and cut before that commit. Damage in an earlier commit needs a person to decide. If the
+header is of an unknown version, this module cannot judge the log. The file and the log are then copied aside and DuckDB
+decides, because it may drop a log whose header it does not know.
+
+Framing: a header entry, then entries of u64 size, u64 checksum and payload. A commit ends with a constant marker entry.
 Source: measured on DuckDB 1.5.5 and 2.0.0 against nine kinds of damage. The checksum is DuckDB's own (`checksum.cpp`):
 products of 64-bit words XORed together, and MurmurHash64A of the rest.
 
 DuckDB 1.5 writes data into free blocks and then switches its header, so that after a crash either the old or the new
-state is valid. The exception is its metadata: a metadata block has 64 parts, and when some are free DuckDB overwrites
-the whole block in place, although the current header still refers to the other parts. If the process is killed during
-that write, the block is corrupt and the file does not open (seen once in some thousand kills). So before every
-checkpoint these blocks are copied to `<ledger>.blocks`, with the headers of the file. They are restored only while the
-file still has the saved headers; other headers show that the checkpoint was completed. A file other than the one they
-were copied from is not changed."""
+state is valid. Its metadata is the exception. A metadata block has 64 parts. When some are free, DuckDB overwrites the
+whole block in place, although the current header still refers to the other parts. If the process is killed during that
+write, the block is corrupt and the file does not open (seen once in some thousand kills).
+
+Before every checkpoint these blocks are therefore copied to `<ledger>.blocks`, with the headers of the file. They are
+restored only while the file still has the saved headers. Other headers show that the checkpoint was completed. A file
+other than the one they were copied from is not changed."""
 
 from __future__ import annotations
 

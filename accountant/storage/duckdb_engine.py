@@ -1,6 +1,6 @@
-"""Runs SQL and translates engine errors; with `invoice_file` the only module that imports duckdb.
+"""Runs SQL and translates engine errors. Only this module and `invoice_file` import duckdb.
 
-Each call uses a cursor of its own and reads the result to the end. Rows are passed in through Arrow; statements are in
+Each call uses a cursor of its own and reads the result to the end. Rows are passed in through Arrow. Statements are in
 `sql/`. Engine errors become `LedgerFailed` if the process has to end, otherwise `LedgerUnavailable`. This module does
 not know what the tables mean."""
 

@@ -1,14 +1,15 @@
 """Implements the ledger's protocols on DuckDB: all writes, snapshots, copies and archive runs.
 
-Transactions are in `accountant.storage.transactions`; copies and the archive are in class `Offsite` below. They read
-from a snapshot, so the writer continues meanwhile; only their changes to the ledger's own tables take the writer's
+Transactions are in `accountant.storage.transactions`. Copies and the archive are in class `Offsite` below. They read
+from a snapshot, so the writer continues meanwhile. Only their changes to the ledger's own tables take the writer's
 lock, briefly.
 
 Records with a date in the future come from a clock that was ahead. `redate` quarantines them with that reason, so that
-their time is unmetered, and gives policies, observations and decisions a date that is not in the future. Acts are not
-changed, since their digests form a chain; the act that records the correction names them. Archive parts are never
-rewritten. When a ledger is rebuilt from them, it repeats each correction where it meets the act of that correction
-(`redatings_in`), before it replays later records."""
+their time is unmetered. It gives policies, observations and decisions a date that is not in the future. Acts are not
+changed, because their digests form a chain. The act that records the correction names them.
+
+Archive parts are never rewritten. When a ledger is rebuilt from them, it repeats each correction where it meets the act
+of that correction (`redatings_in`), before it replays later records."""
 
 from __future__ import annotations
 

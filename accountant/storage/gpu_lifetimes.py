@@ -1,20 +1,21 @@
-"""Determines when each GPU was in service, on which node, and when it was down or retired; and the register of owners.
+"""Determines when each GPU was in service, on which node, and when it was down or retired. Holds the register of
+owners.
 
-A GPU is capacity from its first booked record until its node is deleted, until it has been missing from its node's
-reports for 24 h, or until it is retired by command. A GPU known only from an import is capacity up to its last record,
-because no source says that it still exists. All this depends only on the booked records and the inventory, not on the
-order in which they arrived.
+A GPU is capacity from its first booked record. This ends when its node is deleted, when it has been missing from its
+node's reports for 24 h, or when it is retired by command. A GPU known only from an import is capacity up to its last
+record, because no source says that it still exists. All this depends only on the booked records and the inventory, not
+on the order in which they arrived.
 
-Retiring by command is for machines that were switched off for good and are in no cluster or inventory file: without it
+Retiring by command is for machines that were switched off for good and are in no cluster or inventory file. Without it
 their time would be `unmetered` forever. A retired GPU that reports again is capacity again, and the time in between is
 unmetered.
 
 `Fleet` is immutable: every commit that changes it creates a new one, so a reader keeps that of its snapshot.
 
 `GpuCensus` counts the GPUs in service without listing them. Of ten thousand GPUs nearly all are alike: they were
-installed with their rack, and their newest record ends in the last minute. So a query takes time in proportion to the
-number of different lifetimes, and each commit updates the counts. GPUs that were ever down, or may have disappeared,
-are few and stored individually.
+installed with their rack, and their newest record ends in the last minute. A query therefore takes time in proportion
+to the number of different lifetimes, and each commit updates the counts. GPUs that were ever down, or may have
+disappeared, are few and stored individually.
 
 The register says which node each GPU belonged to (`read_owners`, `shown`) and which GPUs an administrator may move."""
 

@@ -1,13 +1,13 @@
-"""Holds what readers and the writer know without reading a table: one immutable `State` per commit.
+"""Holds the data that readers and the writer have without reading a table: one immutable `State` per commit.
 
 `Changes` records which spans of time each commit changed, so that cached answers about other spans stay valid. A cached
-answer is stored with the span's mark; if the current mark is equal, no commit has changed the answer. The mark of a
+answer is stored with the span's mark. If the current mark is equal, no commit has changed the answer. The mark of a
 span in the past stays the same while later records arrive.
 
-`DeviceKinds` groups devices that a query does not distinguish, so that the engine returns few sums: one for all
-devices, one per group with equal values of the queried dimensions (model, pool, node …), or one per device. The result
-by job and model then has as many rows as jobs and models, not jobs times GPUs. A GPU that belonged to several groups,
-because it moved or was renamed, is kept separate."""
+`DeviceKinds` groups devices that a query does not distinguish, so that the engine returns few sums. There is one kind
+for all devices, one per group with equal values of the queried dimensions (model, pool, node …), or one per device. The
+result by job and model then has as many rows as jobs and models, not jobs times GPUs. A GPU that belonged to several
+groups, because it moved or was renamed, is kept separate."""
 
 from __future__ import annotations
 

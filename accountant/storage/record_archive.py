@@ -6,15 +6,16 @@ are new since the previous part; every other register is written in full if it c
 with the number of the part that holds it.
 
 A part is written locally from one snapshot, then moved to the archive with `part.json` as the last file, and only then
-recorded in the ledger. If a part exists that the ledger has not recorded (the accountant was killed between the two
-steps, or the ledger was restored from a backup), the part is never overwritten; its records are replayed into the
+recorded in the ledger. A part may exist that the ledger has not recorded, because the accountant was killed between the
+two steps, or the ledger was restored from a backup. Such a part is never overwritten. Its records are replayed into the
 ledger. A folder without `part.json` is a leftover of a killed writer. Parts are never changed or deleted.
 
-Parts are Parquet files (zstd) in a folder or in an object store (`accountant.storage.folder_or_object_store`);
-`part.json` lists them with their SHA-256.
+Parts are Parquet files (zstd) in a folder or in an object store (`folder_or_object_store`). `part.json` lists them with
+their SHA-256.
 
 Replayed rows are booked like rows from agents, so a rebuilt ledger equals the original. Replaying is idempotent: rows
-at or below a mark are skipped, everything else is added only if it is missing. Transactions are the caller's task."""
+at or below a mark are skipped, and everything else is added only if it is missing. The caller opens the
+transactions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Splits a span into days, hours, quarter-hours and edges.
 
-Pure arithmetic on [start_ms, end_ms). Whole days, hours and quarter-hours are read from the sums of that size if they
-exist; the rest is read from the rows."""
+It only computes on [start_ms, end_ms). Whole days, hours and quarter-hours are read from the sums of that size if they
+exist. The rest is read from the rows."""
 
 from __future__ import annotations
 

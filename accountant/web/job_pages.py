@@ -1,8 +1,8 @@
 """Serves the job pages, with the decisions that concern a job.
 
-Decisions name gangs, whose names are `<job>` or `<job>-<suffix>`; KAI adds the prefix `pg-`, Kueue the kind of the job.
-A record about a victim lists its pods, which identify the job exactly. A record about a workload that claims GPUs has
-no pods yet; it is assigned to the job with the longest matching name."""
+Decisions name gangs, whose names are `<job>` or `<job>-<suffix>`. KAI adds the prefix `pg-`, and Kueue the kind of the
+job. A record about a victim lists its pods, which identify the job exactly. A record about a workload that claims GPUs
+has no pods yet. It is assigned to the job with the longest matching name."""
 
 from __future__ import annotations
 

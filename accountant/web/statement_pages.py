@@ -1,7 +1,7 @@
 """Serves the pages behind a figure: statement lines, journal entries, the provider's invoice.
 
 Every figure of the month's and the team's page links here with the selection of statement lines that it sums. The last
-row is the figure; it includes everything, even if only the largest rows are shown.
+row is the figure. It includes everything, even if only the largest rows are shown.
 
 A team lead sees the lines of their own teams, and only acts that concern these.
 

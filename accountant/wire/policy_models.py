@@ -1,7 +1,7 @@
 """Defines the policy file: queues, targets, laws, budgets and preemption rules.
 
-Frozen pydantic models. Integers have their unit in the name; money is a decimal string with a currency. Unknown keys
-are refused.
+These are frozen pydantic models. Integers have their unit in the name, and money is a decimal string with a currency.
+Unknown keys are refused.
 
 The models only define what can be written. `fairshare.targets` writes weights into the objects of schedulers, and
 `fairshare.preemption.victim_selection` applies the preemption rules."""

@@ -1,7 +1,7 @@
 """Defines the answers about usage, cost, windows, budgets, jobs and decisions.
 
-Frozen pydantic models. Integers have their unit in the name; money is an exact decimal in the price book's currency. A
-cost is None if some of the time has no price; `unpriced_gpu_us` says how much."""
+These are frozen pydantic models. Integers have their unit in the name, and money is an exact decimal in the price
+book's currency. A cost is None if some of the time has no price, and `unpriced_gpu_us` says how much."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Shows a live table of this machine's GPUs, from NVML itself or from a running agent's /metrics.
 
-It stores and sends nothing. Without arguments it reads NVML and shows the holders (Slurm steps, containers, pods by
-their log folders, processes). With --metrics it shows the last closed intervals of that agent. Exit codes: 0; 1 without
-a GPU or if the page cannot be read; 2 for a wrong call.
+It stores and sends nothing. Without arguments it reads NVML and shows the holders: Slurm steps, containers, pods by
+their log folders, processes. With --metrics it shows the last closed intervals of that agent. Exit codes: 0 success, 1
+no GPU or the page cannot be read, 2 wrong call.
 
-`History` turns frames into lines; `render` draws them, with as many columns as fit on the terminal. An unknown value is
-a dash, never a zero. Only this module imports rich, and only to draw a table."""
+`History` turns frames into lines, and `render` draws them with as many columns as fit on the terminal. An unknown value
+is a dash, never a zero. Only this module imports rich, and only to draw a table."""
 
 from __future__ import annotations
 

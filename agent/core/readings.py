@@ -1,9 +1,8 @@
-"""Defines what a source reads at one moment: GPUs, allocations and readings; a failed reading is Unavailable with its
-reason.
+"""Defines the values that a source reads at one moment: GPUs, allocations and readings.
 
 All values are frozen. Values that are made for every device and sample are msgspec structs, which take a tenth of the
 time. A failed reading is `Unavailable(reason)`, never 0 and never None. Cumulative readings (busy, energy) count up
-from an arbitrary origin per GPU; a decrease or a changed `counter_epoch` means that the driver restarted with a new
+from an arbitrary origin per GPU. A decrease or a changed `counter_epoch` means that the driver restarted with a new
 origin."""
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 Flags, environment names (`GPUTALLY_AGENT_` + upper case), `--print-config` and the error messages are derived from one
 frozen Struct. A fault is reported with its place: `file:line`, the variable or the flag. Nothing is silently ignored.
 
-A privilege level is what the operator granted (the chart's `agent.privilege`). At `allocation`, the driver's process
-numbers are the host's and would match unrelated processes in the agent's own process table, so they are ignored. If the
-driver reports more than the level promises, it is used; if it refuses what the level promises, that is reported."""
+A privilege level is the access that the operator granted (the chart's `agent.privilege`). At `allocation`, the driver's
+process numbers are the host's and would match unrelated processes in the agent's own process table, so they are
+ignored. If the driver reports more than the level promises, the report is used. If it refuses a reading that the level
+promises, the refusal is reported."""
 
 from __future__ import annotations
 

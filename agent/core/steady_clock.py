@@ -1,12 +1,12 @@
-"""Keeps the agent's time: the machine's clock unless the accountant contradicts it, approached at a bounded rate.
+"""Keeps the agent's time: that of the machine's clock unless the accountant contradicts it.
 
 A clock that is wrong for a minute must not date records an hour, a day or a year wrongly. While the accountant's
 answers contradict a new wall time, time continues with the monotonic clock. If they agree with it, or are unknown, the
 new wall time is used.
 
-Every time in the meter comes from here. Time advances with the monotonic clock, so durations are real durations, and is
-slewed towards the wall clock at a bounded rate. A wall clock that was set far ahead is adopted at once; one that was
-set back is approached by running slow, so spans never overlap."""
+Every time in the meter comes from here. Time advances with the monotonic clock, so durations are real durations. It is
+moved towards the wall clock at a bounded rate. A wall clock that was set far ahead is adopted at once. A wall clock
+that was set back is approached by running slow, so spans never overlap."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ once they are too old. A separate thread fetches them, limited in size and time,
 
 Only (GPU uuid, GPU instance) -> value is read. The exporter's pod labels name the holder at another moment and are
 ignored. The exporter lists a device that several pods share several times, partly with copies of the whole value and
-partly with shares: the largest value is the device's. Only ValueError is raised, for text that is not an exposition.
+partly with shares. The largest value is the device's. Only ValueError is raised, for text that is not an exposition.
 
 Source of names and units: dcgm-exporter, etc/default-counters.csv; DCGM 4.6, dcgm_fields.h (renames)."""
 

@@ -2,18 +2,21 @@
 after a driver upgrade.
 
 A machine without a driver is not an error: the agent tries again every 30 s to 5 min. A lost GPU, or one whose driver
-call hangs, does not affect the others. If the library fails as a whole, it is started again; if that does not help
-while other GPUs answer, only the failing GPU stays unread. The driver is closed while a program asks for it, because
-neither MIG nor the driver itself can be changed while it is open. GPUs that were seen once stay listed without readings
-until they answer again, so their time is known to be unknown.
+call hangs, does not affect the others. If the library fails as a whole, it is started again. If that does not help
+while other GPUs answer, only the failing GPU stays unread. GPUs that were seen once stay listed without readings until
+they answer again, so their time is known to be unknown.
 
-SIGUSR1 is for reconfiguring a machine by hand or by a script, without labels and without access to the spool folder:
-the driver is closed at the next sample and opened again automatically, so that a forgotten signal does not end the
+The driver is closed while a program asks for it, because neither MIG nor the driver itself can be changed while it is
+open.
+
+SIGUSR1 is for reconfiguring a machine by hand or by a script, without labels and without access to the spool folder.
+The driver is closed at the next sample. It is opened again automatically, so that a forgotten signal does not end the
 metering.
 
-After a driver upgrade, the library of the old driver stays mapped, so only a new process can continue: the same
-program, arguments, process number and spool; the meter continues where it closed. If the new process also finds the old
-library (a container gets the new one only when it is restarted), it ends, and its supervisor restarts it."""
+After a driver upgrade, the library of the old driver stays mapped, so only a new process can continue. It has the same
+program, arguments, process number and spool, and the meter continues where it closed. The new process may also find the
+old library, because a container gets the new one only when it is restarted. The process then ends, and its supervisor
+restarts it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Reads the activity of a GPU and of its MIG instances from NVML's GPM samples, as a part of the physical GPU.
 
-GPM returns the exact average between two samples, so each engine keeps two and swaps them; nothing between two readings
+GPM returns the exact average between two samples, so each engine keeps two and swaps them. Nothing between two readings
 is missed. Samples have times of their own, because a sample can be taken some time after its reading began, behind slow
 lookups. GPM is the only source of activity inside a MIG instance, and exists from Hopper on. The percentages become
 counters of microseconds that never decrease. Source: nvml.h, nvmlGpmMetricsGet; two samples need at least 100 ms

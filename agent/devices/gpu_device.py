@@ -1,9 +1,9 @@
 """Reads one physical GPU: counters, gauges, MIG instances and processes.
 
-Handles come and go with the library (`open`, `close`); the facts about the GPU stay, and so do counters unless the
-driver may have been restarted. A failed reading is Unavailable with its reason. This module does not know the holder of
-a process. A failed reading concerns only itself, whatever its code. A lost GPU, a library that must be restarted or a
-replaced driver is reported only if the handle or the GPU count confirms it."""
+Handles exist while the library is open (`open`, `close`). The facts about the GPU stay, and so do the counters unless
+the driver may have been restarted. A failed reading is Unavailable with its reason, and concerns only itself, whatever
+its code. A lost GPU, a library that must be restarted or a replaced driver is reported only if the handle or the GPU
+count confirms it. This module does not know the holder of a process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Counts the XID errors that the driver reports, and decides which device errors make a GPU lost.
 
 One event set for all GPUs is emptied at every reading without waiting, so no second thread uses the driver. Counts
-belong to the GPU's uuid and outlive the library. A GPU or a driver without events is not a fault; if the driver
+belong to the GPU's uuid and outlive the library. A GPU or a driver without events is not a fault. If the driver
 supports events and does not deliver them, `failure` has the reason."""
 
 from __future__ import annotations

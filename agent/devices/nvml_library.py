@@ -1,11 +1,16 @@
 """Loads NVML, calls it with a time limit and translates its error codes; the only importer of pynvml.
 
 The binding is imported when the driver is first used, so a machine without a driver saves the time. Every call raises
-one of four exceptions, and the caller decides only by the type: `Refused` concerns this call, `Lost` this GPU,
-`Restart` the whole library, `agent.core.errors.DriverReplaced` the process. Only the functions that start the library,
-count the GPUs and open one raise the last three. An error of any other function concerns that function: a broken power
-sensor may always answer "unknown error" on a GPU that works. If its code may mean more, it is kept in `Driver.doubts`,
-and the reader of that GPU checks it.
+one of four exceptions, and the caller decides only by the type:
+
+- `Refused` concerns this call.
+- `Lost` concerns this GPU.
+- `Restart` concerns the whole library.
+- `DriverReplaced` concerns the process.
+
+Only the functions that start the library, count the GPUs and open one raise the last three. An error of any other
+function concerns that function: a broken power sensor may always answer "unknown error" on a GPU that works. If its
+code may mean more, it is kept in `Driver.doubts`, and the reader of that GPU checks it.
 
 Source of the codes: nvml.h (NVIDIA Management Library), nvmlReturn_t.
 

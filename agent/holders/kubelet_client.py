@@ -1,14 +1,15 @@
 """Queries the kubelet's gRPC socket for its device assignments on a thread of its own.
 
-A kubelet that is slow, restarting or rate limiting must never delay sampling: readers get the last answer with its age.
-Devices stay with running containers while a kubelet restarts, so an answer is valid for half a minute after it could
-not be renewed; then the holders are unknown. This module does not know other names of a device or which pods still run.
+A kubelet that is slow, restarting or rate limiting must never delay sampling, so readers get the last answer with its
+age. Devices stay with running containers while a kubelet restarts. An answer is therefore valid for half a minute after
+it could not be renewed. After that the holders are unknown. This module does not know other names of a device or which
+pods still run.
 
 The kubelet's socket is the agent's only use of gRPC, and grpcio would cost every node about 20 MiB. The client sends an
 HTTP/2 POST with five bytes of prefix and reads the status from the trailers. It returns flow control windows as data
-arrives, limits answers, and replaces a connection that a restarted server left behind once within a call (the calls are
-reads). It offers no compression and accepts none. It is for one thread at a time. Source: gRPC over HTTP2 (grpc.io,
-PROTOCOL-HTTP2), RFC 9113."""
+arrives, and limits answers. It replaces a connection that a restarted server left behind once within a call; this is
+safe because the calls are reads. It offers no compression and accepts none. It is for one thread at a time. Source:
+gRPC over HTTP2 (grpc.io, PROTOCOL-HTTP2), RFC 9113."""
 
 from __future__ import annotations
 

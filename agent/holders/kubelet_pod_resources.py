@@ -1,6 +1,6 @@
 """Decodes the kubelet's PodResources messages.
 
-Only the fields that the agent needs are kept; unknown fields are skipped by their wire type, so messages of newer
+Only the fields that the agent needs are kept. Unknown fields are skipped by their wire type, so messages of newer
 kubelets can be read. Any input gives a value or raises `Malformed`. Source of the field numbers: k8s.io/kubelet,
 pkg/apis/podresources/v1/api.proto; of the encoding: protobuf.dev, "Encoding"."""
 

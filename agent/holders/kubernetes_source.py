@@ -1,8 +1,8 @@
 """Follows the kubelet, the pods and the labels of a Kubernetes node, and returns the holders of its GPUs.
 
-Kubelet and API server each work without the other: without the API server, pods are known by name and by their log
-folders; without the kubelet, the holders of that time are unknown. Threads follow both; `read` returns their last data
-and never waits.
+Kubelet and API server each work without the other. Without the API server, pods are known by name and by their log
+folders. Without the kubelet, the holders of that time are unknown. Threads follow both, and `read` returns their last
+data and never waits.
 
 NVIDIA's operator and MIG manager announce their work in labels of the node, and fail while any process has the driver
 open. The labels:

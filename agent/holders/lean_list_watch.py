@@ -1,16 +1,16 @@
 """Lists and watches objects of the API server over plain HTTPS, and keeps this node's pods in memory.
 
 The Kubernetes client would cost every node 40 MiB for two requests. The service account's token is read again when the
-kubelet renews its file; lines and pages are bounded; TCP's keep-alive detects a dead network long before a watch would
+kubelet renews its file. Lines and pages are bounded. TCP's keep-alive detects a dead network long before a watch would
 time out. `ApiServer` and `Reflector` do not interpret objects.
 
-A watch continues from the last resource version after every break. Bookmarks advance the version while nothing happens;
+A watch continues from the last resource version after every break. Bookmarks advance the version while nothing happens.
 410 Gone means that it is too old, and everything is listed again. Failures back off with jitter, so that a thousand
 nodes do not return at once. Meanwhile the known objects stay, and `failure` says why they may be old. Source:
 kubernetes.io, "Efficient detection of changes".
 
-The sampling thread reads a snapshot of the pods and never waits. A pod that came and went between two samples is still
-reported. Memory is bounded.
+The sampling thread reads a snapshot of the pods and never waits. A pod that started and ended between two samples is
+still reported. Memory is bounded.
 
 `BoundPods` keeps what pods declared of a shared GPU when they were bound to this node. KAI's parts and groups are
 annotations and labels. The owner of a pod can change them at any time, but the scheduler reads them once, so they count

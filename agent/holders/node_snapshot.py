@@ -1,17 +1,20 @@
 """Reads one node: joins GPU readings with holders, and counts busy time per holder from per-process readings.
 
-The devices come from `agent.devices.driver_lifecycle`, the holders from a `PodsFile` or, without one, from the
-processes themselves (a pod among them gets its name from the kubelet's log folders). If one part fails, the snapshot's
-`sources` names it, and the others continue. Per-holder busy time is read only on shared devices; a sole holder gets all
-of the device's busy time.
+The devices come from `driver_lifecycle`, and the holders from a `PodsFile`. Without this file the holders come from the
+processes themselves, and a pod among them gets its name from the kubelet's log folders. If one part fails, the
+snapshot's `sources` names it, and the others continue. Per-holder busy time is read only on shared devices. A sole
+holder gets all of the device's busy time.
 
-Busy time per process comes from accounting mode (misses nothing), otherwise from per-process samples (an estimate, good
-over minutes); without both, only the allocation is known. Counters count up from zero for as long as a holder is on a
-device; `agent.metering.busy_time_attribution` scales them to the device's own busy time. If the driver refuses to list
-processes, or their busy time, no coarser method replaces it: the time of the holders there is unknown, except for a
-holder that has all of the device and had it alone before. A counter never decreases. If the time of one process is
-unknown, so is its holder's, and a process without a known holder makes the time of every holder of that GPU unknown.
-The result is deterministic; there is one instance per node."""
+Busy time per process comes from accounting mode, which misses nothing, otherwise from per-process samples, an estimate
+that is good over minutes. Without both, only the allocation is known. Counters count up from zero for as long as a
+holder is on a device. `busy_time_attribution` scales them to the device's own busy time.
+
+If the driver refuses to list processes, or their busy time, no coarser method replaces it. The time of the holders
+there is then unknown, except for a holder that has all of the device and had it alone before. If the time of one
+process is unknown, so is its holder's. A process without a known holder makes the time of every holder of that GPU
+unknown. A counter never decreases.
+
+The result is deterministic. There is one instance per node."""
 
 from __future__ import annotations
 

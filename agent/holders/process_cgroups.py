@@ -1,9 +1,10 @@
 """Maps a process id to a pod, Slurm step or container through its control group.
 
-The order is: a pod or Slurm step, whichever is the outer one, a container, otherwise the process itself. Slurm jobs and
-processes also have a user. The root of the process table is an argument (`/host/proc` in a container). A process is
-distinguished from a later one with the same number by its start time, and its holder is remembered, because a process
-that just ended has no control group any more. This module does not know GPUs.
+The order is: a pod or Slurm step (the outer one, if there are both), then a container, otherwise the process itself.
+Slurm jobs and processes also have a user. The root of the process table is an argument (`/host/proc` in a container).
+
+A process is distinguished from a later one with the same number by its start time. Its holder is remembered, because a
+process that just ended has no control group any more. This module does not know GPUs.
 
 `/var/log/pods/NAMESPACE_NAME_UID/` exists for every pod that the kubelet runs; a static pod has the uid of its control
 group. It is read-only, bounded, and missing outside Kubernetes, which is not a fault."""

@@ -1,9 +1,9 @@
 """Keeps the counters of closed intervals and serves `/metrics`, `/livez` and `/readyz`.
 
-Counters are sums of closed rows, so pods plus unattributed add up to the device, as in the ledger; gauges come from the
-last snapshot. A scrape reads no device. The series of a holder that is gone stay for two scrapes after its last value;
-without a scraper they are removed after some time. `agent.metrics.metric_families` names and formats the series. Totals
-start at zero with the process, as Prometheus expects of counters.
+Counters are sums of closed rows, so pods plus unattributed add up to the device, as in the ledger. Gauges come from the
+last snapshot. A scrape reads no device. The series of a holder that has ended stay for two scrapes after its last
+value. Without a scraper they are removed after some time. `metric_families` names and formats the series. Totals start
+at zero with the process, as Prometheus expects of counters.
 
 The server handles at most four requests at a time, five seconds each, and answers 404 for anything else. It never
 blocks the sampling thread."""

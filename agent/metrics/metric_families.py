@@ -10,9 +10,9 @@ only with the newest labels.
 Device families have one series per device (and per error code, for example), never one per pod. A missing reading gives
 no series, and never 0.
 
-A node with a hundred pods has a thousand series, most of which have the same labels in every scrape: their text is
-cached, and only the numbers are formatted again. The client library, which makes an object of every label set, takes
-several times as long for a scrape and a quarter of the agent's start-up time. Tests read the output with the library's
+A node with a hundred pods has a thousand series, most of which have the same labels in every scrape. Their text is
+cached, and only the numbers are formatted again. The client library creates an object for every label set. It takes
+several times as long for a scrape, and a quarter of the agent's start-up time. Tests read the output with the library's
 parser. Source: Prometheus exposition formats, text format 0.0.4."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Stores unsent intervals and pod facts on disk until the accountant has stored them safely.
 
-The spool is one sqlite file in write-ahead mode with synchronous=FULL; `append` is one transaction, and a row may be
+The spool is one sqlite file in write-ahead mode with synchronous=FULL. `append` is one transaction, and a row may be
 sent only after it has returned. Invariants:
 
 - Sequence numbers run from 1 without a hole within an epoch and are never used twice. The epoch is a UUIDv7 made with
@@ -15,7 +15,7 @@ sent only after it has returned. Invariants:
 
 The module neither uses the network nor checks rows. The sampling and the shipping thread may use it at the same time.
 
-A file that sqlite reports as damaged is never deleted: it is renamed, and a new one is created. The lock is a separate
+A file that sqlite reports as damaged is never deleted. It is renamed, and a new one is created. The lock is a separate
 file, so it is not renamed with it."""
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ The uploader has no thread and does not sleep: the caller calls again after `ret
 arguments. It never logs a token and never follows a redirect.
 
 A record's clock line is the difference between the agent's time and the monotonic clock. Setting the clock moves this
-line; within one boot of the node the monotonic clock shows exactly by how much. So unsent records that were dated by a
-wrong line can be corrected."""
+line. Within one boot of the node the monotonic clock shows exactly by how much. Unsent records that were dated by a
+wrong line can therefore be corrected."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A `Dictionary` caches committed ids. What a transaction adds is staged until `commit` or `forget`. Names that are not
 cached are looked up in the table, so memory stays bounded for any number of pods.
 
-`PodQueues` caches the queue reference of each pod in the same way; if observations of a pod contradict each other, it
+`PodQueues` caches the queue reference of each pod in the same way. If observations of a pod contradict each other, it
 reads the table again. Both belong to the writer."""
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """Holds the records of a group commit as columns, with their accounts and content digests, and appends rows to tables.
 
 A group has up to a hundred thousand rows of a few thousand GPUs, pods and slices. Conditions on rows are computed for
-whole columns; conditions on names once per *distinct* name. Rows stay in the order of arrival; the *sets* of
-accountant.storage.write.batch_admission are given by row indices. The schemas list the columns in the order of the
-tables in `migrations/`.
+whole columns, and conditions on names once per *distinct* name. Rows stay in the order of arrival. The *sets* of
+`batch_admission` are given by row indices. The schemas list the columns in the order of the tables in `migrations/`.
 
 A digest is used only to compare a replayed record with the stored one. A field added to the wire format later is
 included only if it differs from its default, so that old digests stay valid.
 
-`cells` computes the same figures for columns as accountant.core.gpu_time_accounts for single rows; the few rows with
-gaps are computed individually. `add` passes few rows as lists, which costs a small statement half as much as an Arrow
-table; for many rows the table is faster."""
+`cells` computes the same figures for columns as `gpu_time_accounts` for single rows. The few rows with gaps are
+computed individually. `add` passes few rows as lists, which costs a small statement half as much as an Arrow table. For
+many rows the table is faster."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@ rows is *unfolded* and summed from its rows. Once the hour is over, a checkpoint
 sums, and the hours of a finished day into the day's sum. A checkpoint also merges marks and tenures, which commits only
 append, into one row per key. The meaning of the tables does not change.
 
-With day sums, a query over a month reads days instead of hours. A day has sums for all of its hours or none: if one of
+With day sums, a query over a month reads days instead of hours. A day has sums for all of its hours or none. If one of
 its hours unfolds, they are deleted in the same transaction and computed again later. Each day's sum is stored with its
 span, so the sum of a day in another time zone stays usable until a day of this zone replaces it. A few days are
-computed per checkpoint, newest first, because the writer waits; a ledger without day sums gets them with its first
+computed per checkpoint, newest first, because the writer waits. A ledger without day sums gets them with its first
 checkpoints."""
 
 from __future__ import annotations
