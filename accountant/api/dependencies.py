@@ -24,7 +24,7 @@ from accountant.ledger.journal import Journal
 from accountant.ledger.protocols import JobKey, Ledger, MisdatedRecords, Quarantined, Receipt
 from accountant.notifications.dispatcher import Dispatcher
 from accountant.prices.price_book import PriceBook
-from accountant.reports.report_model import ReportQuestions
+from accountant.reports.report_builder import ReportQuestions
 from accountant.reports.report_text import silence_note
 from accountant.runtime.background_tasks import LakePublisher
 from accountant.runtime.clock_step_guard import GuardedClock

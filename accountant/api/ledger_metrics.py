@@ -23,8 +23,8 @@ import structlog
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from accountant.api.admin_routes import MOST_QUARANTINED
 from accountant.api.dependencies import Checked
+from accountant.api.operator_routes import MOST_QUARANTINED
 from accountant.billing.budget_forecast import states
 from accountant.billing.usage_pricing import ACCOUNTS, ALLOCATED, Charge, charges, cost, quantify
 from accountant.core.periods import Month

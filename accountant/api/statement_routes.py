@@ -21,7 +21,7 @@ from accountant.billing.statements import canonical
 from accountant.bookkeeping.month_closing import ClosedMonths, Objecting
 from accountant.core import periods
 from accountant.core.periods import Month
-from accountant.reports import report_model
+from accountant.reports import report_builder
 from accountant.reports.output_formats import RENDERINGS, Form, file_name
 from gputally.server.config_loading import Model
 from gputally.server.request_handling import tagged
@@ -110,7 +110,7 @@ def month_report(
         raise invalid("format", f"{asked.format} is of a calendar month of {deps.settings.timezone}: give a month")
     team = team_for(principal, asked.team)
     check_teams(deps, principal, () if team is None else (team,))
-    found = report_model.report(
+    found = report_builder.report(
         deps.ledger, deps.books, span.start_ms, span.end_ms, span.timezone, month=span.month, team=team,
         issuer=deps.settings.issuer if form.charges else None,
     )  # fmt: skip

@@ -20,9 +20,9 @@ from typing import Final
 import numpy as np
 
 from accountant.billing.charge_columns import ACCOUNT, DETAIL, KEY, PLACE, BilledLines, ChargeColumns, charges_by_cuts
-from accountant.billing.idle_and_mig_billing import spread_shares, whole_weights
 from accountant.billing.quota_usage import reserve, unused_by_team
 from accountant.billing.statements import Statement, build, for_teams
+from accountant.billing.unallocated_borrowed_and_mig_time import spread_shares, whole_weights
 from accountant.billing.usage_pricing import ALLOCATED, DETAILS, LINE_ACCOUNTS, Charge, Detail, charges, merged, pieces
 from accountant.core.periods import hours, zone
 from accountant.ledger.protocols import OF_HOLDERS, Questions

@@ -19,7 +19,7 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Final, Literal, TypeVar, cast, get_args
 
-from accountant.billing.idle_and_mig_billing import by_memory, memory_to_compute
+from accountant.billing.unallocated_borrowed_and_mig_time import by_memory, memory_to_compute
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import hours, zone
 from accountant.ledger.protocols import OF_HOLDERS, Questions

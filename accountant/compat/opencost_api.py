@@ -44,8 +44,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from accountant.api import query_parameters
-from accountant.billing.idle_and_mig_billing import spread_shares, whole_weights
 from accountant.billing.queue_waits import KnownPod
+from accountant.billing.unallocated_borrowed_and_mig_time import spread_shares, whole_weights
 from accountant.billing.usage_pricing import ALLOCATED, Charge, charges
 from accountant.compat.opencost_query import (
     ASSET,

@@ -23,8 +23,8 @@ from accountant.core.periods import Month
 from accountant.core.settings import Issuer, Lake
 from accountant.lake.lake_ledger import LakeLedger, LedgerStatus, ledgers
 from accountant.lake.query_engines import Engine
-from accountant.reports import report_model
-from accountant.reports.report_model import Report
+from accountant.reports import report_builder
+from accountant.reports.report_builder import Report
 from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
 from accountant.wire.usage_models import Accounts, CostAnswer, CostLine, Dimension, UsageAnswer, UsageLine, coverage
 from gputally.base.clock import Clock, VirtualClock
@@ -81,7 +81,7 @@ class Member:
         tz = periods.zone(self.status.timezone)
         start_ms, end_ms = month.span(tz)
         end_ms = max(start_ms + 1, min(end_ms, self.clock.wall_ms()))
-        return report_model.report(
+        return report_builder.report(
             self.ledger, self.books, start_ms, end_ms, self.status.timezone, month=month, team=team, issuer=issuer
         )
 

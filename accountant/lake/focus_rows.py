@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from accountant.lake.tables import DECIMALS, FOCUS
 from accountant.reports.focus_columns import charges, rows
-from accountant.reports.report_model import Report
+from accountant.reports.report_builder import Report
 
 _CHUNK: Final = 20_000
 """Number of rows that exist as dictionaries at one time."""

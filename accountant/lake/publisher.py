@@ -31,7 +31,7 @@ from accountant.lake.table_maintenance import Removed
 from accountant.lake.usage_rows import DayRows, day_rows, day_span
 from accountant.ledger.protocols import EpochReport
 from accountant.prices.price_book import PriceBook
-from accountant.reports import report_model
+from accountant.reports import report_builder
 from accountant.storage.duckdb_ledger import DuckLedger
 from agent.wire import PodFacts
 from gputally.base.clock import Clock
@@ -309,7 +309,7 @@ class Publisher:
             mark = local_date(now_ms, self._zone)
         if self._books.prices.current is None or not self._seen.changed(("focus", month), mark):
             return
-        report = report_model.report(
+        report = report_builder.report(
             self._ledger, self._books, start_ms, max(start_ms + 1, min(end_ms, now_ms)), self._timezone, month=month,
             issuer=self._issuer,
         )  # fmt: skip

@@ -27,9 +27,9 @@ from accountant.notifications import messages, subscriptions, triggers
 from accountant.notifications.channels import Channel, DeliveryUncertain, Refused
 from accountant.notifications.subscriptions import DeliveriesFile, Delivery, Destination, Outcome
 from accountant.notifications.triggers import DueMessage, ReportDue, TeamDay
-from accountant.reports import report_model
+from accountant.reports import report_builder
 from accountant.reports.output_formats import RENDERINGS
-from accountant.reports.report_model import Report, ReportQuestions
+from accountant.reports.report_builder import Report, ReportQuestions
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_models import BudgetState
 from gputally.base.clock import Clock
@@ -246,7 +246,7 @@ class Dispatcher:
 
     def _report(self, due: ReportDue) -> Report:
         charges = any(RENDERINGS[form].charges for form in due.forms)
-        return report_model.report(
+        return report_builder.report(
             self._ledger, self._books, due.start_ms, due.end_ms, self._timezone, month=due.month, team=due.team,
             issuer=self._issuer if charges else None,
         )  # fmt: skip

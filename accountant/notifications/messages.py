@@ -17,8 +17,8 @@ from accountant.core.periods import utc
 from accountant.notifications.triggers import AnomalyDue, BudgetDue, DueMessage, ReportDue
 from accountant.reports import report_text
 from accountant.reports.output_formats import RENDERINGS, file_name
-from accountant.reports.report_model import Report
-from accountant.reports.report_rows import TimeAndCost
+from accountant.reports.report_builder import Report
+from accountant.reports.report_row_types import TimeAndCost
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_models import BudgetState
 from gputally.base.money import exact_sum

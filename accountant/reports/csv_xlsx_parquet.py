@@ -35,7 +35,7 @@ from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.periods import utc
 from accountant.prices.price_book import MAX_PLACES
 from accountant.reports import focus_columns, report_tables
-from accountant.reports.report_model import Report
+from accountant.reports.report_builder import Report
 from accountant.reports.report_tables import Record, instant, records
 from gputally.base.money import HOUR_PLACES, exact_sum, minor_places, plain
 from gputally.base.untrusted_text import escaped, for_cell

@@ -33,7 +33,7 @@ from accountant.core.errors import CannotRender
 from accountant.core.periods import Month, utc
 from accountant.core.settings import Issuer
 from accountant.reports.focus_charges import Details, FocusCharge, Kind, beside_key, of_lines, rounding
-from accountant.reports.report_model import Report
+from accountant.reports.report_builder import Report
 from accountant.wire.policy_models import IDLE
 from gputally.base.money import exact_product, exact_sum, plain
 from gputally.base.untrusted_text import for_cell

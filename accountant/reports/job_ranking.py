@@ -26,8 +26,8 @@ from accountant.billing.usage_pricing import ALLOCATED, LINE_ACCOUNTS, Charge, P
 from accountant.ledger.protocols import EpochReport, JobKey
 from accountant.ledger.usage_columns import JobName, Whole
 from accountant.prices.price_book import PriceBook
-from accountant.reports import report_sections, savings_hints
-from accountant.reports.report_rows import JobRow, UserRow
+from accountant.reports import report_breakdowns, savings_hints
+from accountant.reports.report_row_types import JobRow, UserRow
 from accountant.reports.savings_hints import HARDLY_USED, MAX_UNKNOWN, SpotRow, by_name
 from gputally.base.units import US_PER_HOUR
 
@@ -75,10 +75,10 @@ class Ranking:
         return self._rows([number for number, key in enumerate(jobs) if self.billed.keys[key][1:3] in names])
 
     def users(self) -> list[UserRow]:
-        """The users who held GPUs, the largest cost first; see accountant.reports.report_sections.users."""
+        """The users who held GPUs, the largest cost first; see accountant.reports.report_breakdowns.users."""
         keys = np.unique(self.billed.table[:, KEY]).tolist()
         named = any(self.billed.keys[key][3] for key in keys)
-        return report_sections.users(_charges(self.billed), None) if named else []
+        return report_breakdowns.users(_charges(self.billed), None) if named else []
 
     def candidates(self, book: PriceBook | None, at_ms: int) -> tuple[SpotRow, ...]:
         """See accountant.reports.savings_hints; only the jobs that could save the most."""
@@ -119,7 +119,7 @@ class Ranking:
         )
 
     def _rows(self, numbers: Iterable[int]) -> list[JobRow]:
-        return [row for number in numbers for row in report_sections.jobs(self._of_job(number), None)]
+        return [row for number in numbers for row in report_breakdowns.jobs(self._of_job(number), None)]
 
     def _of_job(self, number: int) -> list[Charge]:
         return _charges(self.billed.only(np.arange(self.starts[number], self.starts[number + 1])))

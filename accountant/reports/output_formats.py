@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
-    from accountant.reports.report_model import Report
+    from accountant.reports.report_builder import Report
 
 Form = Literal["html", "pdf", "csv", "xlsx", "parquet", "json", "focus", "focus-1.2"]
 BINARY: Final = frozenset[Form](("pdf", "xlsx", "parquet", "focus"))

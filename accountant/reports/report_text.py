@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 from accountant.billing.usage_pricing import Account, Detail
 from accountant.core.periods import Month, local_date, midnight_ms
 from accountant.core.periods import utc as utc
-from accountant.reports.report_rows import Difference, change
+from accountant.reports.report_row_types import Difference, change
 from accountant.reports.savings_hints import HARDLY_USED as HARDLY_USED
 from accountant.reports.savings_hints import SLICES, Hint
 from accountant.wire.policy_models import IDLE, UNASSIGNED
@@ -28,7 +28,7 @@ from gputally.base.number_format import percent as percent
 from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
 
 if TYPE_CHECKING:
-    from accountant.reports.report_model import Report
+    from accountant.reports.report_builder import Report
 
 # used by templates
 

@@ -21,7 +21,7 @@ from typing import Literal
 from accountant.billing.usage_pricing import ALLOCATED, Charge
 from accountant.ledger.usage_columns import JobName, Peak, Place
 from accountant.prices.price_book import Price, PriceBook
-from accountant.reports.report_rows import JobRow
+from accountant.reports.report_row_types import JobRow
 from accountant.wire.usage_models import Accounts
 from gputally.base.money import exact_product, exact_sum, gpu_hours
 from gputally.base.units import US_PER_HOUR
@@ -136,7 +136,7 @@ class SpotRow:
 
 def candidates(found: Iterable[Charge], book: PriceBook | None, team: str | None, at_ms: int) -> tuple[SpotRow, ...]:
     """The candidates for spot capacity, the largest saving first. found: charges by
-    accountant.reports.report_sections.BY_JOB. at_ms: instant of the spot prices."""
+    accountant.reports.report_breakdowns.BY_JOB. at_ms: instant of the spot prices."""
     if book is None:
         return ()
     spot: dict[Place, Price | None] = {}

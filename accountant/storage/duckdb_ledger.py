@@ -52,7 +52,7 @@ from accountant.storage.duckdb_engine import Cursor, Database, fingerprints, sta
 from accountant.storage.folder_or_object_store import FileStore
 from accountant.storage.gpu_lifetimes import retired_devices, retirement_act, retiring
 from accountant.storage.ledger_state import Mark
-from accountant.storage.query.window_weights import Lens
+from accountant.storage.query.window_places_and_prices import Lens
 from accountant.storage.read_snapshot import Hole, Imbalance, Snapshot, holes, imbalance, quarantine
 from accountant.storage.record_archive import Archive, ArchivePart, groups, marks_of, take_rest
 from accountant.storage.transactions import WAL_BYTES, Transactions

@@ -16,8 +16,8 @@ from fastapi.responses import RedirectResponse
 from pydantic import Field, TypeAdapter, ValidationError
 
 from accountant.api.access_control import Reading, admit, check_form, of_everyone
-from accountant.api.admin_routes import Move
 from accountant.api.dependencies import Given
+from accountant.api.operator_routes import Move
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params, invalid
 from accountant.billing.job_costs import EpochQuestions, Where

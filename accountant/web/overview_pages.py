@@ -28,7 +28,7 @@ from accountant.billing.statements import Adjustment, Correction
 from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.ledger.protocols import JobKey
-from accountant.reports import html_and_pdf, report_model, report_text
+from accountant.reports import html_and_pdf, report_builder, report_text
 from accountant.reports.report_text import is_old, silent_clusters
 from accountant.web import page_queries, page_rows
 from accountant.web.page_queries import records
@@ -211,7 +211,7 @@ def report_of(deps: Deps, month: Month, team: str | None) -> Answer[str]:
     found = page_queries.readings_of(deps, month)
 
     def rendered() -> str:
-        report = report_model.report_of(deps.ledger, deps.books, found.value.readings, month, team)
+        report = report_builder.report_of(deps.ledger, deps.books, found.value.readings, month, team)
         return html_and_pdf.render_html(report, _links(deps, month, team))
 
     # Pages depend only on this key: what was rendered from the same readings is reused.

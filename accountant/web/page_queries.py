@@ -23,8 +23,8 @@ from accountant.billing.statements import Statement
 from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.ledger.protocols import GpuOwnership, Ledger
-from accountant.reports import report_model
-from accountant.reports.report_model import Readings, span_before
+from accountant.reports import report_builder
+from accountant.reports.report_builder import Readings, span_before
 from accountant.web import page_rows
 from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision
@@ -175,7 +175,7 @@ def readings_of(deps: Deps, month: Month) -> Answer[MonthReadings]:
     def find() -> MonthReadings:
         at = deps.clock.wall_ms()
         return MonthReadings(
-            at, report_model.readings(deps.ledger, deps.books, start, min(whole_end, at), timezone, month)
+            at, report_builder.readings(deps.ledger, deps.books, start, min(whole_end, at), timezone, month)
         )
 
     # A report compares with the month before.

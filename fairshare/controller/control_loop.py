@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from accountant.wire.policy_models import Decision, Policy, UsageWindow
-from fairshare.controller.cycle_recorder import Notifier
+from fairshare.controller.cycle_notifier import Notifier
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport, hold_decision, weight_decisions
 from fairshare.controller.weight_writer import (
     MOST_WRITES,
@@ -24,7 +24,7 @@ from fairshare.controller.weight_writer import (
     reasons,
     with_ownership_verdict,
 )
-from fairshare.core.queue_objects import has_ref, say
+from fairshare.core.queue_annotations import has_ref, say
 from fairshare.core.queues_and_weights import Condition, Observation, Pod, Value, Weight, own_window
 from fairshare.laws.feedback_laws import Memory
 from fairshare.laws.weight_calculation import WeightInputs, WeightResult, weigh_pools

@@ -18,7 +18,7 @@ from typing import Any
 
 from accountant.wire.policy_models import Policy
 from fairshare.controller.cycle_report import Outcome, Result
-from fairshare.core.queue_objects import has_ref, say
+from fairshare.core.queue_annotations import has_ref, say
 from fairshare.core.queues_and_weights import Condition, Observation, TargetQueue
 from fairshare.targets import ADAPTERS
 from fairshare.targets.weight_plan import FIELD_MANAGER, Adapter, Apply, look_at, object_key, release, same, show

@@ -272,7 +272,7 @@ Value = float | str
 @dataclass(frozen=True, slots=True)
 class TargetQueue:
     """One queue object of a target, with its field's value and the controller's annotations
-    (`fairshare.core.queue_objects`).
+    (`fairshare.core.queue_annotations`).
 
     weight None: unset. published None: never written by the controller; base is then meaningless. base None: the
     operator had left the field unset. static: the scheduler keeps history for this object itself, so it gets the

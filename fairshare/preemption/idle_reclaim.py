@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from accountant.wire.policy_models import IdleExemptions, IdleReclaimPolicy, Mode, Policy
 from accountant.wire.usage_models import Accounts
-from fairshare.core.queue_objects import instant
+from fairshare.core.queue_annotations import instant
 from fairshare.core.queues_and_weights import Gang, Pod
 from fairshare.preemption.eviction import OPT_OUT
 from fairshare.preemption.preemption_rules import Budget

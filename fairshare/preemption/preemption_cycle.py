@@ -28,7 +28,7 @@ from dataclasses import astuple, replace
 from typing import Any, Literal
 
 from accountant.wire.policy_models import Decision, Policy
-from fairshare.core.queue_objects import has_ref
+from fairshare.core.queue_annotations import has_ref
 from fairshare.core.queue_tree import PolicyTree
 from fairshare.core.queues_and_weights import Entitlement, Eviction, Gang, Pod, Quota, Standing
 from fairshare.laws.weight_calculation import WeightInputs, weigh_pools

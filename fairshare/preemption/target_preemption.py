@@ -16,7 +16,7 @@ from importlib.metadata import version
 from typing import Any, Final, Literal
 
 from accountant.wire.policy_models import Decision, Mode, Policy
-from fairshare.core.queue_objects import say
+from fairshare.core.queue_annotations import say
 from fairshare.core.queues_and_weights import Condition
 from fairshare.preemption.eviction import STOPPED, Done, EvictionCheck, EvictionResult, EvictionVeto, act, events
 from fairshare.preemption.preemption_rules import Limit, PastPreemption

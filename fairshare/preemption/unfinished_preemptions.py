@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from fairshare.core.pods import millis
-from fairshare.core.queue_objects import say
+from fairshare.core.queue_annotations import say
 from fairshare.core.queues_and_weights import Condition
 from fairshare.targets.kueue import WORKLOADS
 from fairshare.targets.volcano import COMMAND, JOB

@@ -19,7 +19,7 @@ from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.core.pods import CHECKPOINT, by_gang, in_order, millis, named, with_pods
-from fairshare.core.queue_objects import differences, in_sync, match, owners, read_queues, target_queue
+from fairshare.core.queue_annotations import differences, in_sync, match, owners, read_queues, target_queue
 from fairshare.core.queue_tree import PolicyTree
 from fairshare.core.queues_and_weights import (
     Condition,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.pods import LABELLED, amounts, labelled, queue_namer
-from fairshare.core.queue_objects import owners
+from fairshare.core.queue_annotations import owners
 from fairshare.core.queues_and_weights import Condition, Eviction, Observation, Pod, Standing, TargetQueue, Value
 from fairshare.targets.weight_plan import Adapter, Mode, ObjectQuery, Seen
 from gputally.kubernetes.objects import EVENT, Object

@@ -39,7 +39,15 @@ from typing import Any
 from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.core.admission_quotas import Quotas, capacity
 from fairshare.core.pods import CHECKPOINT, amounts, by_gang, in_order, millis, named, request, with_pods
-from fairshare.core.queue_objects import differences, in_sync, match, owners, read_queues, say, target_queue
+from fairshare.core.queue_annotations import (
+    differences,
+    in_sync,
+    match,
+    owners,
+    read_queues,
+    say,
+    target_queue,
+)
 from fairshare.core.queues_and_weights import (
     UNLIMITED,
     Condition,

@@ -38,8 +38,8 @@ from urllib.parse import quote
 import httpx2
 
 from accountant.wire.policy_models import Policy
-from fairshare.core import queue_objects
-from fairshare.core.queue_objects import has_ref, match, owners, read_queues, target_queue
+from fairshare.core import queue_annotations
+from fairshare.core.queue_annotations import has_ref, match, owners, read_queues, target_queue
 from fairshare.core.queues_and_weights import Condition, Issue, Observation, Pod, Standing, TargetQueue, Value
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen, same
@@ -327,7 +327,7 @@ class RunaiCluster:
         note = notes.get(_key(kind, uid))
         standing = self._api.weight(kind, *_ids(uid))
         if note is not None and not _ours(note, standing):
-            published = note["annotations"][queue_objects.PUBLISHED]
+            published = note["annotations"][queue_annotations.PUBLISHED]
             text = f"{kind.kind} {name}: overQuotaWeight is {standing}, and we wrote {published}"
             raise Conflict(text, ((ELSEWHERE, "gpu.overQuotaWeight"),))
         if dry_run:
@@ -371,7 +371,7 @@ class RunaiCluster:
             if (
                 isinstance(note, dict)
                 and isinstance(note.get("annotations"), dict)
-                and queue_objects.read(note["annotations"])
+                and queue_annotations.read(note["annotations"])
             ):
                 found[key] = note
         return found
@@ -387,7 +387,7 @@ class RunaiCluster:
 
 
 def _ours(note: Mapping[str, Any], standing: float | None) -> bool:
-    noted = queue_objects.read(note["annotations"])
+    noted = queue_annotations.read(note["annotations"])
     return noted is not None and (same(standing, noted.published) or same(standing, note.get("also")))
 
 
@@ -396,7 +396,7 @@ def _unit(kind: Kind, row: Mapping[str, Any], note: Mapping[str, Any] | None) ->
     annotations = dict(note["annotations"]) if note is not None else {}
     contested = note is not None and not _ours(note, weight)
     if note is not None and not contested and same(weight, note.get("also")):
-        annotations[queue_objects.PUBLISHED] = f"{weight or 0.0:.15g}"  # the announced write did not happen
+        annotations[queue_annotations.PUBLISHED] = f"{weight or 0.0:.15g}"  # the announced write did not happen
     path = {WEIGHT}
     managers = [{"manager": ELSEWHERE, "operation": "Update", "fieldsV1": to_fields_v1(path)}] if contested else []
     metadata: dict[str, Any] = {

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fairshare.core.queue_objects import instant
+from fairshare.core.queue_annotations import instant
 from fairshare.core.queues_and_weights import Condition
 from fairshare.laws.feedback_laws import Memory
 from gputally.kubernetes.objects import CONFIG_MAP, Event, Object

@@ -19,9 +19,9 @@ from math import fsum, inf
 from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
-from fairshare.core import queue_objects
+from fairshare.core import queue_annotations
 from fairshare.core.pods import CHECKPOINT, amounts, by_gang, in_order, millis, named, request, with_pods
-from fairshare.core.queue_objects import match, owners, read_queues, target_queue
+from fairshare.core.queue_annotations import match, owners, read_queues, target_queue
 from fairshare.core.queues_and_weights import (
     UNLIMITED,
     Claim,
@@ -164,7 +164,7 @@ def _target_queue(obj: Object, mode: str, parents: Mapping[str, Any]) -> tuple[T
         default=_DEFAULT_WEIGHT if mode == "weight" else None,
         unset=_DEFAULT_WEIGHT if mode == "weight" else 0.0,
     )
-    noted = queue_objects.read(annotations, text=hierarchy)
+    noted = queue_annotations.read(annotations, text=hierarchy)
     ours = noted is not None and same(value, noted.published)
     return held, noted.weight if noted is not None and ours else None
 

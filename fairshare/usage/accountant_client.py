@@ -23,7 +23,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from accountant.wire.http_client import AccountantClient
 from accountant.wire.policy_models import ClusterName, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_models import Accounts, BudgetState, Dimension, UsageAnswer, UsageLine
-from fairshare.core.queue_objects import instant
+from fairshare.core.queue_annotations import instant
 from fairshare.laws import weight_calculation
 from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
 from fairshare.usage.stale_usage_hold import UsageHold, usage_gate

@@ -30,7 +30,7 @@ from typing import Final
 
 from accountant.wire.policy_models import UsageWindow
 from fairshare.core.pods import millis
-from fairshare.core.queue_objects import say
+from fairshare.core.queue_annotations import say
 from fairshare.core.queues_and_weights import Condition, Shard
 from fairshare.laws.weight_calculation import Pool, pools
 from fairshare.usage.stale_usage_hold import gpus_of_window, within

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from accountant.wire.policy_models import Measure, Policy, UsageWindow, WindowSpec
-from fairshare.core.queue_objects import say
+from fairshare.core.queue_annotations import say
 from fairshare.core.queues_and_weights import FleetWindow
 from fairshare.usage.stale_usage_hold import UsageHold, usage_gate
 from gputally.base.errors import AccountantUnavailable

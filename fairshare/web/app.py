@@ -19,7 +19,7 @@ from fairshare.http_server import LIMITS
 from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.queue_history import History, ReportCache
-from fairshare.web.what_if_previews import Previews, Source, Worker
+from fairshare.web.what_if_worker import Previews, Source, Worker
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.errors import ClusterError, FairshareError
@@ -53,7 +53,7 @@ def pages(
     Raises CannotStart, PagesMissing, NoCallers, NoSessions, and FileFault for tokens and callers."""
     if find_spec("jinja2") is None:
         raise PagesMissing("pages_listen: pages need jinja2: `pip install gputally` brings it")
-    from fairshare.web.page_context import PageContext, PagesApp
+    from fairshare.web.page_routing import PageContext, PagesApp
     from fairshare.web.policy_pages import ROUTES
 
     events = structlog.get_logger("fairshare.pages")

@@ -15,10 +15,10 @@ from fairshare.explain.what_if_comparison import Comparison
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.web import policy_form, queue_pages
 from fairshare.web.page_authentication import Refusal
-from fairshare.web.page_context import Page, PagesApp, RequestContext, link, redirect
+from fairshare.web.page_routing import Page, PagesApp, RequestContext, link, redirect
 from fairshare.web.policy_form import GROUPS, QUEUE, Draft, Finding, Form, PolicyText
 from fairshare.web.svg_plots import Line, bullet, over_time
-from fairshare.web.what_if_previews import MOST_DAYS, Busy, PreviewOrder
+from fairshare.web.what_if_worker import MOST_DAYS, Busy, PreviewOrder
 from gputally.base.units import MS_PER_DAY
 from gputally.base.yaml_file import FileFault, parse
 

@@ -24,7 +24,7 @@ from fairshare.laws.weight_calculation import static_parts
 from fairshare.targets import ADAPTERS
 from fairshare.web import queue_history, svg_plots
 from fairshare.web.page_authentication import Refusal
-from fairshare.web.page_context import RequestContext, link
+from fairshare.web.page_routing import RequestContext, link
 from fairshare.web.policy_form import written
 from fairshare.web.queue_history import Snapshot
 from fairshare.web.svg_plots import Line

@@ -24,7 +24,7 @@ from accountant.core.settings import Settings
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
 from accountant.reports import csv_xlsx_parquet as csv_report
 from accountant.reports import html_and_pdf as html_report
-from accountant.reports.report_model import build
+from accountant.reports.report_builder import build
 from fairshare.simulator.simulation_model import NodeSpec, OutageBegan, OutageEnded
 from gputally.base.clock import VirtualClock
 from gputally.base.money import Money

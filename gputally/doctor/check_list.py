@@ -102,7 +102,7 @@ def _agents(sources: Sources) -> CheckResult:
 
 
 def _clock(sources: Sources) -> CheckResult:
-    from gputally.doctor.accountant_checks import ClockReading, clocks
+    from gputally.doctor.accountant_and_usage_checks import ClockReading, clocks
 
     told: list[ClockReading] = []
     silent: list[str] = []
@@ -127,7 +127,7 @@ def _clock(sources: Sources) -> CheckResult:
 
 def _accountant(sources: Sources) -> CheckResult:
     from gputally.base.accountant_connection import Unanswered
-    from gputally.doctor.accountant_checks import AccountantProbe, accountant
+    from gputally.doctor.accountant_and_usage_checks import AccountantProbe, accountant
 
     url = sources.options.url
     try:
@@ -181,7 +181,7 @@ def _placement(sources: Sources) -> CheckResult:
 
 def _idle(sources: Sources) -> CheckResult:
     from accountant.wire.usage_models import UsageAnswer
-    from gputally.doctor.accountant_checks import idle_holders
+    from gputally.doctor.accountant_and_usage_checks import idle_holders
 
     end = sources.now_ms // MS_PER_HOUR * MS_PER_HOUR
     query = {"by": "team,namespace,pod,hour", "start": str(end - IDLE_HOURS * MS_PER_HOUR), "end": str(end)}
@@ -191,7 +191,7 @@ def _idle(sources: Sources) -> CheckResult:
 
 def _unowned(sources: Sources) -> CheckResult:
     from accountant.wire.usage_models import UsageAnswer
-    from gputally.doctor.accountant_checks import unattributed_time
+    from gputally.doctor.accountant_and_usage_checks import unattributed_time
 
     query = {"by": "node", "start": str(sources.now_ms - MS_PER_DAY), "end": str(sources.now_ms)}
     pages = sources.remote().pages(UsageAnswer, "/v1/usage", query)
@@ -199,7 +199,7 @@ def _unowned(sources: Sources) -> CheckResult:
 
 
 def _oversized(sources: Sources) -> CheckResult:
-    from gputally.doctor.accountant_checks import oversized
+    from gputally.doctor.accountant_and_usage_checks import oversized
 
     found = _report(sources)
     return oversized(found["tables"]["hints"], REPORT_DAYS, found["summary"]["currency"])
@@ -207,7 +207,7 @@ def _oversized(sources: Sources) -> CheckResult:
 
 def _prices(sources: Sources) -> CheckResult:
     from accountant.prices.price_book import EXAMPLE
-    from gputally.doctor.accountant_checks import prices
+    from gputally.doctor.accountant_and_usage_checks import prices
 
     found = _report(sources)
     month = f"{datetime.fromtimestamp(sources.now_ms / 1000, UTC):%Y-%m}"

@@ -18,7 +18,7 @@ from pathlib import Path
 from accountant.cli.server_commands import take_turns
 from accountant.prices.price_book import PriceBook
 from accountant.reports import html_and_pdf
-from accountant.reports.report_model import build
+from accountant.reports.report_builder import build
 from accountant.storage.duckdb_engine import Database
 from accountant.storage.duckdb_ledger import open_ledger
 from gputally.base.clock import VirtualClock

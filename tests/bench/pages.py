@@ -33,7 +33,7 @@ from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import Decision
 from accountant.wire.usage_models import Dimension, UsageLine
 from fairshare.web.page_authentication import PageAuthentication
-from fairshare.web.page_context import PagesApp
+from fairshare.web.page_routing import PagesApp
 from fairshare.web.policy_pages import ROUTES
 from fairshare.web.queue_history import History
 from gputally.base.clock import VirtualClock

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 
 from accountant.core.periods import Month, zone
-from accountant.reports.report_model import build
+from accountant.reports.report_builder import build
 
 OCTOBER = Month(2026, 10)
 HOUR = 3_600_000_000

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from accountant.billing.budget_forecast import limit_forecast, run_rate, states
 from accountant.core.periods import Month, zone
-from accountant.reports.report_model import build
+from accountant.reports.report_builder import build
 from accountant.wire.policy_models import Policy
 from gputally.base.yaml_file import FileFault, parse
 from gputally.server.config_loading import validate

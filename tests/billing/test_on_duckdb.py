@@ -14,7 +14,7 @@ from accountant.billing.usage_pricing import charges, cost
 from accountant.core.gpu_time_accounts import split
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
 from accountant.reports import html_and_pdf
-from accountant.reports.report_model import build
+from accountant.reports.report_builder import build
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Accounts

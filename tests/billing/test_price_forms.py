@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.billing.idle_and_mig_billing import memory_to_compute, rebase
+from accountant.billing.unallocated_borrowed_and_mig_time import memory_to_compute, rebase
 from accountant.billing.usage_pricing import charges, cost
 from accountant.core.periods import parse_instant, zone
 from accountant.prices.price_book import Amortised, PriceBook

@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from accountant.reports import csv_xlsx_parquet, html_and_pdf
-from accountant.reports.report_model import build
+from accountant.reports.report_builder import build
 from tests.billing.october import HOUR, OCTOBER, Page, build_month
 
 HOSTILE = '</td><script>alert("x")</script>{{7*7}}'

@@ -13,7 +13,7 @@ from accountant.core.periods import Month, zone
 from accountant.ledger.usage_columns import repeated
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports import csv_xlsx_parquet, html_and_pdf, report_tables
-from accountant.reports.report_model import build, made_of, read_data
+from accountant.reports.report_builder import build, made_of, read_data
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Accounts
 from tests.billing.october import HOUR, OCTOBER, Page, build_month

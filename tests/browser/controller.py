@@ -11,11 +11,11 @@ from accountant.wire.policy_models import Policy
 from fairshare.controller.policy_file import PolicyFileWriter, PolicyLocation
 from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web.page_authentication import PageAuthentication
-from fairshare.web.page_context import PageContext, PagesApp, link
+from fairshare.web.page_routing import PageContext, PagesApp, link
 from fairshare.web.policy_form import policy_text
 from fairshare.web.policy_pages import ROUTES
 from fairshare.web.queue_history import History, ReportCache
-from fairshare.web.what_if_previews import PreviewOrder, Previews, Source, Worker
+from fairshare.web.what_if_worker import PreviewOrder, Previews, Source, Worker
 from gputally.base.clock import VirtualClock
 from gputally.server.https_server import serve
 from tests.fairshare.web.staging import settled

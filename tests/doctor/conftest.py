@@ -13,7 +13,7 @@ from accountant.core.settings import Settings
 from accountant.wire.http_client import AccountantClient
 from agent.core.readings import Snapshot
 from agent.holders.kubelet_client import KubeletAnswer
-from fairshare.core.queue_objects import instant
+from fairshare.core.queue_annotations import instant
 from fairshare.targets import KINDS
 from gputally.base.clock import Clock, VirtualClock
 from gputally.base.errors import Unavailable

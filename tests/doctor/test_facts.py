@@ -12,7 +12,7 @@ from accountant.storage.write.batch_admission import SKEW_MS
 from accountant.wire.usage_models import Accounts, UsageLine
 from agent.core.readings import Allocation, DeviceReading, Gpu, HolderReading, Snapshot, Unavailable
 from agent.wire import Holder
-from gputally.doctor.accountant_checks import (
+from gputally.doctor.accountant_and_usage_checks import (
     REFUSED_MS,
     AccountantProbe,
     ClockReading,

@@ -14,7 +14,7 @@ import yaml
 import fairshare
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import adopt, advice, carry_out, release_weights
-from fairshare.core import queue_objects
+from fairshare.core import queue_annotations
 from fairshare.core.pods import read_pod
 from fairshare.core.queues_and_weights import TargetQueue
 from fairshare.preemption.unfinished_preemptions import PREEMPTION
@@ -89,9 +89,9 @@ def test_weights_are_parts_of_the_whole_cluster_in_integers(cycle: Make, account
     )
     annotations = cluster.get(QUEUE, "eng")["metadata"]["annotations"]
     assert (
-        annotations[queue_objects.BASE],
-        annotations[queue_objects.PUBLISHED],
-        annotations[queue_objects.WEIGHT],
+        annotations[queue_annotations.BASE],
+        annotations[queue_annotations.PUBLISHED],
+        annotations[queue_annotations.WEIGHT],
     ) == ("1", "4375", "1")
     again = Controller(policy, accountant, cluster, clock).cycle()
     assert again.targets[0].outcomes == ()

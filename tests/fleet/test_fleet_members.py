@@ -17,7 +17,7 @@ from accountant.core.periods import Month
 from accountant.fleet.fleet_members import Fleet, Rates, SeveralCurrencies
 from accountant.lake.query_engines import Bounds, DuckDbEngine, Engine
 from accountant.prices.price_book import Billing, IdlePolicy
-from accountant.reports import report_model
+from accountant.reports import report_builder
 from accountant.reports.output_formats import RENDERINGS, Form
 from accountant.wire.policy_models import Measure, WindowSpec
 from accountant.wire.usage_models import Accounts
@@ -159,7 +159,7 @@ def test_each_ledger_s_report_is_byte_for_byte_its_accountant_s(two: TwoLedgers,
         issuer = one.settings.issuer if rendering.charges else None
         tz = one.settings.timezone
         start_ms, end_ms = OCTOBER.span(one.settings.zone)
-        own = report_model.report(
+        own = report_builder.report(
             one.ledger, one.books, start_ms, min(end_ms, one.clock.wall_ms()), tz, month=OCTOBER, issuer=issuer
         )
         assert rendering.render(member.report(OCTOBER, None, issuer)) == rendering.render(own)

@@ -26,7 +26,7 @@ from accountant.notifications.channels import Mail
 from accountant.notifications.messages import Message, compose
 from accountant.notifications.subscriptions import Smtp
 from accountant.notifications.triggers import ReportDue
-from accountant.reports import report_model
+from accountant.reports import report_builder
 from agent.wire import PodFacts
 from gputally.base.clock import VirtualClock
 from gputally.base.untrusted_text import for_page
@@ -193,7 +193,7 @@ def letter(service):
     """The month's report as it is sent about."""
     deps: Deps = service.app.state.deps
     start, end = Month(2026, 11).span(UTC)[0], NOW_MS
-    report = report_model.report(deps.ledger, deps.books, start, end, "UTC")
+    report = report_builder.report(deps.ledger, deps.books, start, end, "UTC")
     due = ReportDue("finance", "2026-11", start, end, Month(2026, 11), NAMES[0], ())
     return compose(due, NOW_MS, lambda _: report, "https://pages.example", files=False)
 

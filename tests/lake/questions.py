@@ -20,7 +20,7 @@ from accountant.lake.publisher import Publisher
 from accountant.lake.query_engines import Engine
 from accountant.ledger.protocols import EpochReport, Facts, JobKey
 from accountant.prices.price_book import PriceBook
-from accountant.reports import report_model
+from accountant.reports import report_builder
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.storage.read_snapshot import Snapshot
 from accountant.wire.policy_models import Decision, WindowSpec
@@ -183,7 +183,7 @@ def _composed(name: str, one: Snapshot | LakeLedger) -> object:
         # These go by the last minutes, of which the lake knows the last hour, and by instants inside hours.
         recent = {"held_until_ms", "gpus", "burn_per_hour", "epochs"}
         return [job.model_dump(exclude=recent) for job in jobs(one, BOOK, *SPAN, SPAN[1])]
-    found = report_model.read_data(one, BOOK, *SPAN)
+    found = report_builder.read_data(one, BOOK, *SPAN)
     return (
         found.billed, found.earlier, found.by_day, found.waits, found.peaks, found.since_ms,
         [row.__repr__() for row in found.jobs.ranked(None).wasteful(10)], found.hourly.capacity_us, found.hourly.hours,

@@ -22,7 +22,7 @@ from accountant.lake.ledger_comparison import LakeComparison
 from accountant.lake.publisher import Published, Publisher
 from accountant.lake.table_maintenance import Removed, keep_small
 from accountant.prices.price_book import Billing, Commitment, IdlePolicy, PriceBook
-from accountant.reports import focus_columns, report_model
+from accountant.reports import focus_columns, report_builder
 from agent.wire import Holder
 from tests.effort import examples
 from tests.lake.questions import HOUR, SPAN, PublishedLedger, published
@@ -233,7 +233,7 @@ def test_the_charges_of_a_month_are_those_of_the_export_and_add_up_to_what_is_du
         known.clock.advance(40 * 24 * HOUR)
         known.publisher.publish()
         begin, end = october.span(zone("UTC"))
-        report = report_model.report(
+        report = report_builder.report(
             known.ledger, known.books, begin, end, "UTC", month=october, issuer=known.settings.issuer
         )
         exported = {row["x_ChargeKey"]: row for row in focus_columns.rows(report, focus_columns.charges(report))}

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from accountant.billing.cost_allocation import billed_columns
 from accountant.billing.usage_pricing import ALLOCATED, Charge, charges
 from accountant.ledger.usage_columns import Hours
-from accountant.reports import report_sections, savings_hints
+from accountant.reports import report_breakdowns, savings_hints
 from accountant.reports.job_ranking import BilledJobs
-from accountant.reports.report_sections import BY_JOB
+from accountant.reports.report_breakdowns import BY_JOB
 from accountant.reports.savings_hints import by_name
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.usage_models import UsageLine
@@ -82,9 +82,9 @@ def test_columns_and_charges_rank_alike(
             for charge in mine:
                 by_job[*charge.key[:3], charge.key[4]].append(charge)
             # Each job's time is quantified by itself.
-            rows = [row for _, several in sorted(by_job.items()) for row in report_sections.jobs(several, None)]
+            rows = [row for _, several in sorted(by_job.items()) for row in report_breakdowns.jobs(several, None)]
             assert len(found) == len(rows)
-            assert found.users() == (report_sections.users(mine, None) if any(c.key[3] for c in mine) else [])
+            assert found.users() == (report_breakdowns.users(mine, None) if any(c.key[3] for c in mine) else [])
             dearest = sorted(rows, key=lambda job: (-job.figures.cost, -job.figures.accounts.allocated, by_name(job)))
             assert found.dearest(3) == dearest[:3]
             assert found.dearest(99) == dearest

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from accountant.core.window_decay import factor, term
 from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.storage.query.window_places_and_prices import Lens
 from accountant.storage.query.window_sums import MOST_VIEWS, Figures, Sums, added_up
-from accountant.storage.query.window_weights import Lens
 from accountant.wire.policy_models import Policy, UsageWindow, WindowSpec
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_MINUTE
 from tests.properties.streams import total

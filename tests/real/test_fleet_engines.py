@@ -19,7 +19,7 @@ import yaml
 from accountant.core.periods import Month
 from accountant.core.settings import LakeCatalog
 from accountant.lake.query_engines import CATALOG_VARIABLE
-from accountant.reports import report_model
+from accountant.reports import report_builder
 from accountant.reports.output_formats import RENDERINGS
 from gputally.base.money import exact_sum, plain
 from tests.fleet.conftest import OTHER_ROWS
@@ -106,7 +106,7 @@ def test_the_month_of_two_clusters_is_the_sum_of_their_own_reports(
     assert teams == {(name, team): plain(due) for name, one in own.items() for team, due in one.due.items()}
     for one in two.ledgers:
         start_ms, end_ms = OCTOBER.span(one.settings.zone)
-        report = report_model.report(
+        report = report_builder.report(
             one.ledger, one.books, start_ms, min(end_ms, one.clock.wall_ms()), one.settings.timezone, month=OCTOBER
         )
         (file,) = reports.glob(f"*-{one.publisher.name}.csv")

@@ -11,7 +11,7 @@ from accountant.billing.statements import Adjustment, Correction, StatementLine,
 from accountant.core.settings import Issuer
 from accountant.ledger.protocols import EpochReport, JobKey
 from accountant.prices.price_book import PriceBook
-from accountant.reports.report_model import MonthBooks, Report, build
+from accountant.reports.report_builder import MonthBooks, Report, build
 from accountant.wire.policy_models import Policy
 from agent.wire import PodFacts
 from tests.billing.rows import HOUR_MS, SAMPLE_PRICES, TEAMS, at, busy_month, held, price_book, unheld

@@ -22,7 +22,7 @@ from accountant.prices.price_book import PriceBook
 from accountant.reports.focus_columns import BILLING_PERIOD, COST_AND_USAGE, INVOICE_DETAIL, unpack
 from accountant.reports.focus_columns import COLUMNS as COLUMNS_1_2
 from accountant.reports.output_formats import RENDERINGS
-from accountant.reports.report_model import MonthBooks, Report, build
+from accountant.reports.report_builder import MonthBooks, Report, build
 from gputally.base.money import exact_sum
 from tests.billing.rows import HOUR_MS, held, price_book, unheld
 from tests.fakes.rows import ListLedger

@@ -14,7 +14,7 @@ import pytest
 
 from accountant.reports.focus_columns import unpack
 from accountant.reports.output_formats import RENDERINGS
-from accountant.reports.report_model import Report
+from accountant.reports.report_builder import Report
 from tests.real.programs import built
 from tests.reports import sample
 from tests.shelf import shared

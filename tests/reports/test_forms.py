@@ -19,7 +19,7 @@ from accountant.bookkeeping.month_closing import statement_hash
 from accountant.reports import csv_xlsx_parquet, html_and_pdf, report_tables
 from accountant.reports.csv_xlsx_parquet import SCHEMA
 from accountant.reports.output_formats import RENDERINGS, Form, file_name
-from accountant.reports.report_model import Report, build
+from accountant.reports.report_builder import Report, build
 from gputally.base.money import exact_sum
 from gputally.base.untrusted_text import FORMULA, escaped
 from tests.billing.conftest import ListLedger, held, price_book

@@ -8,7 +8,7 @@ import pytest
 import weasyprint
 
 from accountant.reports import html_and_pdf
-from accountant.reports.report_model import build
+from accountant.reports.report_builder import build
 from tests.billing.rows import held
 from tests.fakes.rows import ListLedger
 from tests.reports import sample

@@ -19,9 +19,9 @@ from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.core.periods import Month, zone
 from accountant.ledger.protocols import IdlePhases
 from accountant.prices.price_book import Billing, IdlePolicy
-from accountant.reports import html_and_pdf, report_model, report_tables, report_text
-from accountant.reports.report_model import MonthBooks, Report, build
-from accountant.reports.report_rows import Difference
+from accountant.reports import html_and_pdf, report_builder, report_tables, report_text
+from accountant.reports.report_builder import MonthBooks, Report, build
+from accountant.reports.report_row_types import Difference
 from accountant.reports.report_tables import records
 from accountant.web.page_rows import to_lines
 from accountant.wire.policy_models import Policy
@@ -261,9 +261,9 @@ def test_a_month_is_compared_with_what_the_one_before_was_closed_with() -> None:
 
     def of(month: Month, end: str) -> Report:
         start_ms = month.span(zone("UTC"))[0]
-        found = report_model.readings(ledger, keeper, start_ms, at(end), "UTC", month)
-        report = report_model.report(ledger, keeper, start_ms, at(end), "UTC", month=month)
-        assert report_model.report_of(ledger, keeper, found, month, None) == report
+        found = report_builder.readings(ledger, keeper, start_ms, at(end), "UTC", month)
+        report = report_builder.report(ledger, keeper, start_ms, at(end), "UTC", month=month)
+        assert report_builder.report_of(ledger, keeper, found, month, None) == report
         return report
 
     whole = of(Month(2026, 10), "2026-11-01")
@@ -283,7 +283,7 @@ def test_a_closed_month_says_what_was_booked_about_it_since() -> None:
     span = Month(2026, 10).span(zone("UTC"))
 
     def of(team: str | None) -> Report:
-        return report_model.report(ledger, keeper, *span, "UTC", month=Month(2026, 10), team=team)
+        return report_builder.report(ledger, keeper, *span, "UTC", month=Month(2026, 10), team=team)
 
     assert of(None).restated == {}
     assert "Booked since" not in html_and_pdf.render_html(of(None))
@@ -307,7 +307,7 @@ def test_a_month_that_was_closed_without_prices_says_what_it_came_to() -> None:
     found = price_book("id: h100, model: H100, price: '2', valid_from: 2026-01-01")
     keeper.reprice(Month(2026, 10), found, "ann", "the contract is signed")
     span = Month(2026, 10).span(zone("UTC"))
-    report = report_model.report(ledger, keeper, *span, "UTC", month=Month(2026, 10))
+    report = report_builder.report(ledger, keeper, *span, "UTC", month=Month(2026, 10))
     assert (report.currency, report.restated) == (None, {"2026-11": (1, Decimal(31 * 24 * 2))})
     assert "due where it was booked: 1488.00 in 2026-11 (1 line)" in " ".join(html_and_pdf.render_html(report).split())
 

@@ -32,6 +32,15 @@ from accountant.ledger.team_assignment import NO_POLICY, Assignment, in_force, r
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.gpu_lifetimes import Fleet, GpuCensus, down_in, in_service
 from accountant.storage.ledger_state import State
+from accountant.storage.query.window_places_and_prices import (
+    COST_UNIT_PLACES,
+    GpusInService,
+    Lens,
+    Place,
+    Placement,
+    placement_changes,
+    shard_of,
+)
 from accountant.storage.query.window_sums import (
     NO_PAYER,
     NO_SUMS,
@@ -47,15 +56,6 @@ from accountant.storage.query.window_sums import (
     added_up,
     exact,
     without_spans,
-)
-from accountant.storage.query.window_weights import (
-    COST_UNIT_PLACES,
-    GpusInService,
-    Lens,
-    Place,
-    Placement,
-    placement_changes,
-    shard_of,
 )
 from accountant.storage.span_splitting import EVERY_GPU, quarters
 from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec

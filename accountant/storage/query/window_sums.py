@@ -26,7 +26,7 @@ from accountant.core import gpu_time_accounts
 from accountant.core.window_decay import factor, reference_ms
 from accountant.storage.duckdb_engine import Cursor, Row, statement
 from accountant.storage.query.usage_sums import straddling_parts
-from accountant.storage.query.window_weights import Place
+from accountant.storage.query.window_places_and_prices import Place
 from accountant.storage.span_splitting import TaggedSpan, near
 from accountant.storage.write import record_columns
 from accountant.storage.write.interval_writer import AddedRows, BookedChanges

@@ -9,7 +9,7 @@ import pytest
 from fairshare.controller import policy_file as policies
 from fairshare.explain.what_if_comparison import Comparison
 from fairshare.usage.accountant_client import AccountantApi
-from fairshare.web.what_if_previews import Cancelled, PreviewFailed, PreviewOrder, ProgressCallback, Source, Worker
+from fairshare.web.what_if_worker import Cancelled, PreviewFailed, PreviewOrder, ProgressCallback, Source, Worker
 from gputally.base.errors import FairshareError
 from tests.fairshare.conftest import NOW_MS
 from tests.fairshare.web.staging import sample

@@ -25,10 +25,10 @@ from fairshare.explain import what_if_comparison
 from fairshare.explain.what_if_comparison import Comparison, ReplayedQueue
 from fairshare.targets import KINDS
 from fairshare.web.page_authentication import PageAuthentication
-from fairshare.web.page_context import PageContext, PagesApp
+from fairshare.web.page_routing import PageContext, PagesApp
 from fairshare.web.policy_pages import ROUTES
 from fairshare.web.queue_history import History, ReportCache
-from fairshare.web.what_if_previews import Preview, PreviewOrder, Previews, ProgressCallback
+from fairshare.web.what_if_worker import Preview, PreviewOrder, Previews, ProgressCallback
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable
 from gputally.base.units import MS_PER_HOUR, US_PER_HOUR

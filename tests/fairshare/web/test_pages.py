@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fairshare.controller.policy_file import digest
-from fairshare.web.page_context import link
+from fairshare.web.page_routing import link
 from fairshare.web.policy_pages import ROUTES
 from tests.fairshare.web.staging import Stage, addresses, stage, text
 

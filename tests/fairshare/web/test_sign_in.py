@@ -17,7 +17,7 @@ from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web import queue_pages
 from fairshare.web.app import NoCallers, pages
 from fairshare.web.page_authentication import PROGRAM, NoSessions, SignIns
-from fairshare.web.page_context import link
+from fairshare.web.page_routing import link
 from fairshare.web.policy_pages import ROUTES
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault

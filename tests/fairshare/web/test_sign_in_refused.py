@@ -11,7 +11,7 @@ import pytest
 
 from fairshare.controller.policy_file import digest
 from fairshare.web.page_authentication import PROGRAM, SignIns
-from fairshare.web.page_context import link
+from fairshare.web.page_routing import link
 from gputally.base.clock import VirtualClock
 from gputally.server.sign_in import CookieSigner, Session, SignIn
 from tests.fairshare.conftest import NOW_MS

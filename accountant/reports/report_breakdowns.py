@@ -17,7 +17,7 @@ from accountant.billing.statements import Entry, StatementLine
 from accountant.billing.usage_pricing import ACCOUNTS, ALLOCATED, Charge, quantify
 from accountant.core.periods import days
 from accountant.ledger.usage_columns import Hours, Place
-from accountant.reports.report_rows import (
+from accountant.reports.report_row_types import (
     AccountRow,
     DayRow,
     Difference,

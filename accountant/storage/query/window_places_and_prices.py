@@ -16,7 +16,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Final, NamedTuple
 
-from accountant.billing.idle_and_mig_billing import memory_to_compute
+from accountant.billing.unallocated_borrowed_and_mig_time import memory_to_compute
 from accountant.core.claim_overlap import Span
 from accountant.prices.gpu_model_names import GpuModel, parse_gpu_model
 from accountant.prices.price_book import PriceBook

@@ -15,7 +15,7 @@ import structlog
 
 from accountant.wire.policy_models import Decision
 from fairshare.controller.cycle_report import EVERYTHING, CycleReport, Outcome, Result, TargetReport, with_change
-from fairshare.core.queue_objects import say
+from fairshare.core.queue_annotations import say
 from fairshare.core.queues_and_weights import Condition, Observation, Value
 from fairshare.core.settings import Level
 from fairshare.targets import status_config_map

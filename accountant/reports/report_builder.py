@@ -43,11 +43,11 @@ from accountant.ledger.journal import Act, ActKind
 from accountant.ledger.protocols import EpochReport
 from accountant.ledger.usage_columns import Hours, JobName, Peak, repeated
 from accountant.prices.price_book import PriceBook
-from accountant.reports import job_ranking, report_sections
+from accountant.reports import job_ranking, report_breakdowns
 from accountant.reports.focus_charges import Details
 from accountant.reports.job_ranking import BilledJobs, EpochRow
-from accountant.reports.report_rows import AccountRow, DayRow, JobRow, KindRow, TeamRow, UnpricedRow, UserRow
-from accountant.reports.report_sections import BY_JOB, Headline, HourlyUse
+from accountant.reports.report_breakdowns import BY_JOB, Headline, HourlyUse
+from accountant.reports.report_row_types import AccountRow, DayRow, JobRow, KindRow, TeamRow, UnpricedRow, UserRow
 from accountant.reports.savings_hints import Hint, SpotRow, savings_hints
 from accountant.wire.policy_models import PolicyVersion
 from accountant.wire.usage_models import BudgetState, Dimension
@@ -383,29 +383,29 @@ def made_of(
         tz=tz,
         period=booked.period or stated.status,
         late=stated.lines != standing.lines,
-        headline=report_sections.headline(lines, team, len(jobs)),
-        before=report_sections.headline(before, team, jobs_before) if before else None,
+        headline=report_breakdowns.headline(lines, team, len(jobs)),
+        before=report_breakdowns.headline(before, team, jobs_before) if before else None,
         before_ms=found.before_ms,
-        accounts=report_sections.accounts(lines, team),
-        teams=report_sections.teams(lines, before, team),
+        accounts=report_breakdowns.accounts(lines, team),
+        teams=report_breakdowns.teams(lines, before, team),
         budgets=budget_forecast.budgets(days, book, policies, team, month, end_ms, timezone, since_ms) if month else (),
         outlook=budget_forecast.outlook(days, team, month, start_ms, end_ms, timezone, since_ms)
         if month and book
         else None,
-        kinds=report_sections.kinds(lines, team),
+        kinds=report_breakdowns.kinds(lines, team),
         jobs_by_cost=tuple(jobs.dearest(TOP)),
         jobs_by_waste=tuple(candidates[:TOP]),
         epochs=job_ranking.rows(ledger, book, found.epochs, jobs.named, (start_ms, end_ms), team, timezone, EPOCH_JOBS),
         users=tuple(users[:TOP_USERS]),
         unnamed_users=max(0, len(users) - TOP_USERS),
-        daily=report_sections.daily(found.hourly, start_ms, end_ms, tz, team),
+        daily=report_breakdowns.daily(found.hourly, start_ms, end_ms, tz, team),
         quotas=tuple(row for row in quotas(policies, found.hourly, start_ms, end_ms, tz) if team in (None, row.team)),
         hints=savings_hints(candidates, found.peaks)[:HINTS],
         idle_holders=tuple(jobs.hardly_used(TOP)),
         spot=jobs.candidates(book, end_ms - 1)[:TOP],
         waits=tuple(row for row in found.waits if team in (None, row.team)),
-        rhythm=report_sections.hourly_use(found.hourly, team, repeated(start_ms, end_ms, timezone)),
-        unpriced=report_sections.unpriced(found.billed, team),
+        rhythm=report_breakdowns.hourly_use(found.hourly, team, repeated(start_ms, end_ms, timezone)),
+        unpriced=report_breakdowns.unpriced(found.billed, team),
         imports=booked.imports,
         details=details,
         later=booked.later,

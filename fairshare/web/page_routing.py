@@ -38,7 +38,7 @@ from fairshare.web.page_authentication import (
     sent,
 )
 from fairshare.web.queue_history import History, ReportCache, Snapshot
-from fairshare.web.what_if_previews import Previews
+from fairshare.web.what_if_worker import Previews
 from gputally.base import number_format
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantUnavailable
