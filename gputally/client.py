@@ -1,8 +1,9 @@
-"""Returns the accountant's answers as pandas DataFrames (`gputally.connect()`); needs pandas and `gputally.base` alone.
+"""Returns the accountant's answers as pandas DataFrames (`gputally.connect()`). It needs only pandas and
+`gputally.base`.
 
-Times are UTC timestamps, GPU time and energy are integers with the unit in the column's name, money is
-`decimal.Decimal` with a currency, and an unknown value is missing, never zero. The client fetches all pages: a result
-is complete, or an exception is raised."""
+Times are UTC timestamps. GPU time and energy are integers with the unit in the column's name. Money is
+`decimal.Decimal` with a currency. An unknown value is missing, never zero. The client fetches all pages: a result is
+complete, or an exception is raised."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
 """Draws the figures of the concepts page and of the case study.
 
-Every value is computed by the function that bills or divides: accounts by `accountant.core.gpu_time_accounts.split`,
-ages by `accountant.core.window_decay.age_weight`, shares by `fairshare.laws.division.divide`. Equal code gives equal
-bytes.
+Every value is computed by the function that bills or divides: accounts by `split`, ages by `age_weight`, shares by
+`divide`. Equal code gives equal bytes.
 
-100 GPUs, three teams with 20 guaranteed each. Two keep the cluster full with small jobs; every two hours
-the LLM team asks for 40 GPUs on top of its 20, all at once, for a slot of an hour. Weights 3 : 1 : 1 entitle
-it to 44 in the mean, a little more than the 40 that its slots come to."""
+The example has 100 GPUs and three teams with 20 guaranteed GPUs each. Two teams keep the cluster full with small jobs.
+Every two hours the LLM team requests 40 GPUs on top of its 20, all at once, for an hour. Weights 3 : 1 : 1 entitle it
+to 44 in the mean, a little more than the 40 that its slots add up to."""
 
 from __future__ import annotations
 

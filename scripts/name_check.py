@@ -1,6 +1,6 @@
-"""Checks that no module, class or function has a name that says nothing to a newcomer, and that texts name who acts.
+"""Checks that no module, class or function has a meaningless name, and that texts name the program or person that acts.
 
-`python -m scripts.name_check` prints each place with such a name or word and ends with status 1 where there is one.
+`python -m scripts.name_check` prints each place with such a name or word and ends with status 1 if there is one.
 CONTRIBUTING.md says how to choose a name."""
 
 from __future__ import annotations

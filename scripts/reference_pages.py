@@ -1,16 +1,19 @@
-"""Writes what is generated in pages: docs/api.md, metrics.md, commands.md, the chart's values, the table of sizes.
+"""Writes the generated parts of the documentation: docs/api.md, metrics.md, commands.md, the chart's values, the table
+of sizes.
 
-`python -m scripts.reference_pages` writes all of them, and tests keep them fresh. The HTTP API comes from the OpenAPI
-document, which its own tests compare with the running service; parameters `where.NAME`, of which a question has one per
-dimension, become one line. The agent is asked for its metric families; those of the accountant and of fairshare, which
-need a ledger or a cluster to answer, are read off the calls that make them. Commands come from the programs' parsers.
+`python -m scripts.reference_pages` writes all of them, and tests check that they are up to date. The sources are:
 
-A chart value's meaning is the comment above it that begins with `# --`. A mapping that is empty, or whose keys are not
-ours (labels, requests and limits), is one value.
+- The HTTP API comes from the OpenAPI document, which its own tests compare with the running service. Parameters
+  `where.NAME`, of which a query has one per dimension, become one line.
+- The agent returns its metric families. Those of the accountant and of fairshare need a ledger or a cluster, so they
+  are read from the source code of the calls that create them.
+- Commands come from the programs' parsers.
 
-Every figure in `MEASURED` stands in docs/performance.md or docs/sizing.md with the command that took it; the rest of
-the table of sizes is arithmetic that the page states in words. Nothing is rounded in favour of a figure: sizes and
-times round up."""
+The meaning of a chart value is the comment above it that begins with `# --`. A mapping that is empty, or whose keys the
+chart does not define (labels, requests and limits), is one value.
+
+Every figure in `MEASURED` is in docs/performance.md or docs/sizing.md with the command that measured it. The rest of
+the table of sizes is arithmetic that the page states in words. Sizes and times are rounded up."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Builds and checks everything that a release publishes, without publishing it.
 
-`python -m scripts.release` (`make release-dry-run`) leaves wheel, source, chart, bills of materials, the libraries of
-each image and the release notes in dist/, each checked the way its users meet it. `--tag vX.Y.Z` also compares the tag
-with the version, as the release workflow does. That workflow publishes and signs (docs/releasing.md)."""
+`python -m scripts.release` (`make release-dry-run`) writes wheel, source, chart, bills of materials, the libraries of
+each image and the release notes to dist/. Each is checked in the way in which its users use it. `--tag vX.Y.Z` also
+compares the tag with the version, as the release workflow does. That workflow publishes and signs
+(docs/releasing.md)."""
 
 from __future__ import annotations
 

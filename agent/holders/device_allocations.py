@@ -2,14 +2,15 @@
 
 A device id counts once per pod, however many of its containers name it. A pod that ended holds nothing. The pods on a
 shared GPU hold it, not the pod that only reserves it. A device id that matches nothing on this node is reported, never
-guessed. Only the kubelet decides which devices a pod has. The part of a shared device is read from the pod only for the
-sharing systems in the node's settings, from data that its owner cannot change any more: the limits of its containers
-(HAMi), or what it declared when it was bound (KAI, `BoundPods`). This module does not use processes: the snapshot keeps
-both sources, so that their disagreements can be counted. Sources: kai-scheduler docs/gpu-sharing; Project-HAMi protocol
-of task dispatch.
+guessed. Only the kubelet decides which devices a pod has.
+
+The part of a shared device is read from the pod only for the sharing systems in the node's settings. It comes from data
+that its owner cannot change any more: the limits of its containers (HAMi), or the part that it declared when it was
+bound (KAI, `BoundPods`). This module does not use processes. The snapshot keeps both sources, so that their
+disagreements can be counted. Sources: kai-scheduler docs/gpu-sharing; Project-HAMi protocol of task dispatch.
 
 With fraction schedulers (KAI, Run:ai) a reservation pod holds the GPU, and the workloads beside it have no device of
-their own; the running processes identify them. HAMi gives every pod a virtual device, and the limits of its containers
+their own. The running processes identify them. HAMi gives every pod a virtual device, and the limits of its containers
 state the part. If no process runs, the kubelet's allocation is used.
 
 | Form of a device's name | Written by |
@@ -21,15 +22,16 @@ state the part. If no process runs, the kubelet's allocation is used.
 | `<either>-<k>` | HAMi's device plugin: virtual device k |
 | `gpu-<N>`, `gpu-<N>-mig-<profile>-<id>-<start>` | NVIDIA's DRA driver; N is the minor number |
 
-A name is looked up among the existing devices; an unknown name gives None. Sources: NVIDIA/k8s-device-plugin
+A name is looked up among the existing devices. An unknown name gives None. Sources: NVIDIA/k8s-device-plugin
 internal/rm, GoogleCloudPlatform/container-engine-accelerators pkg/gpu/nvidia, Project-HAMi/HAMi pkg/device-plugin,
 kubernetes-sigs/dra-driver-nvidia-gpu.
 
-DRA: the kubelet lists the devices of a claim with admin access like any other, so a monitoring pod would count as a
-second holder of every GPU it monitors. Only the ResourceClaim states admin access. A separate thread reads each named
-claim, once and then periodically, so readers never wait. A claim that cannot be read counts as an ordinary claim. A
-claim names a device of a pool; its uuid is an attribute in the ResourceSlice that its driver publishes, which also
-identifies a statically partitioned MIG device. Source: kubernetes.io API reference, ResourceClaim v1, ResourceSlice v1.
+DRA (dynamic resource allocation): the kubelet lists the devices of a claim with admin access like any other. A
+monitoring pod would therefore count as a second holder of every GPU that it monitors. Only the ResourceClaim states
+admin access. A separate thread reads each named claim, once and then periodically, so readers never wait. A claim that
+cannot be read counts as an ordinary claim. A claim names a device of a pool. Its uuid is an attribute in the
+ResourceSlice that its driver publishes, which also identifies a statically partitioned MIG device. Source:
+kubernetes.io API reference, ResourceClaim v1, ResourceSlice v1.
 
 The owner of a pod can write its annotations, so a declared part counts only beside a reservation pod, and as it was
 when the pod was bound (`BoundPods`). A pod to which the kubelet allocated a device holds that device."""

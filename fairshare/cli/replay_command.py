@@ -1,9 +1,9 @@
 """Runs `replay`: computes past decisions again from their record and reports every number that differs.
 
-A cycle's record holds all its inputs except the policy, which is found by its version: the arguments of `weigh`
-(`fairshare.controller.cycle_report.weight_decisions`), or the inputs of its preemptions. A number differs only if this
-release computes it differently, or if the record was changed or is incomplete; the command says which, as far as the
-record shows it. The outcome of a write or for a victim is not a decision, and is not computed again."""
+A cycle's record holds all its inputs except the policy, which is found by its version. The inputs are the arguments of
+`weight_decisions`, or the inputs of its preemptions. A number differs only if this release computes it differently, or
+if the record was changed or is incomplete. The command says which, as far as the record shows it. The outcome of a
+write or for a victim is not a decision, and is not computed again."""
 
 from __future__ import annotations
 

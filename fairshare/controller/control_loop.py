@@ -1,10 +1,10 @@
 """Runs one cycle after the other: usage, hold check, observation, weights, plan, write, record.
 
-A cycle needs only the policy, the accountant and the cluster: its state is in annotations. The process's memory (the
-last report, decisions not yet delivered) only avoids repeated messages, and a law's memory only carries momentum.
+A cycle needs only the policy, the accountant and the cluster, because its state is in annotations. The process's memory
+(the last report, decisions not yet delivered) only avoids repeated messages, and a law's memory only carries momentum.
 
-A target that cannot be written is reported as degraded; the other targets continue. Unusable usage changes no weight
-(`fairshare.usage.stale_usage_hold`). The loop never forces a field, and writes nothing in dry-run."""
+A target that cannot be written is reported as degraded, and the other targets continue. Unusable usage changes no
+weight (see `stale_usage_hold`). The loop never forces a field, and writes nothing in dry-run."""
 
 from __future__ import annotations
 

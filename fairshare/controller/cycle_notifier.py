@@ -1,8 +1,8 @@
 """Reports a cycle as Events and conditions, as decisions to the accountant, and as log lines.
 
 Each message is sent once, because a dry run plans the same writes again in every cycle, and a contested field stays
-contested. Messages that the cluster does not accept are lost (weights matter more); decisions that the accountant does
-not accept are kept, within bounds. The notifier neither decides nor writes a target's objects."""
+contested. Messages that the cluster does not accept are lost, because weights matter more. Decisions that the
+accountant does not accept are kept, within bounds. The recorder neither decides nor writes a target's objects."""
 
 from __future__ import annotations
 

@@ -4,20 +4,20 @@ Answers come from memory within `DEADLINE_MS`. Configure the scheduler with `ign
 s, so that it continues without the extender. Without a view of the cluster every node has the same score and every
 preemption is allowed.
 
-Pods that have just been placed are not in the view yet. So for `ASSUME_MS` the node with the best score is assumed to
-be the pod's node, unless the view shows another one; otherwise members of a gang would be placed as if the previous one
-were nowhere.
+Pods that have just been placed are not in the view yet. For `ASSUME_MS` the node with the best score is therefore
+assumed to be the pod's node, unless the view shows another one. Otherwise members of a gang would be placed as if the
+previous one were not placed at all.
 
-JSON keys are Go's field names, capitalised; embedded pods and nodes are Kubernetes objects. Source:
+JSON keys are Go's field names, capitalised. Embedded pods and nodes are Kubernetes objects. Source:
 k8s.io/kube-scheduler/extender/v1 and kubernetes pkg/scheduler/extender.go.
 
-Scores use best fit: the fewer GPUs a node has left afterwards, the better, so that whole nodes stay free for gangs; a
-node without room scores 0. Among equal fits, pods of queues above their share are placed together (a later reclaim then
-frees whole nodes), apart from pods within their share.
+Scores use best fit: the fewer GPUs a node has left afterwards, the better, so that whole nodes stay free for gangs. A
+node without room scores 0. Among equal fits, pods of queues above their share are placed together, apart from pods
+within their share. A later reclaim then frees whole nodes.
 
 `preempt` can veto or narrow a preemption, but not start one. A pod may be a victim if its queue holds more than its
-share or is the preemptor's own; pods of unknown queues are not protected. A preemption across queues must not lift a
-queue above its share. Of the remaining nodes, those with the least loss are kept, where a victim counts with its whole
+share or is the preemptor's own. Pods of unknown queues are not protected. A preemption across queues must not lift a
+queue above its share. Of the remaining nodes, those with the least loss are kept. A victim counts with its whole
 gang."""
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Reads the policy file, warns about settings that are allowed but rarely intended, and saves changes to the file or
 its ConfigMap.
 
-`accountant.wire.policy_models.Policy` defines the shape and the rules of the tree; this module adds what concerns only
-a file.
+`accountant.wire.policy_models.Policy` defines the shape and the rules of the tree. This module adds the checks that
+concern only a file.
 
-A change never overwrites a concurrent one: a write states the version that it replaces, and is refused if that version
-is gone."""
+A change never overwrites a concurrent one. A write states the version that it replaces, and is refused if that version
+is no longer there."""
 
 from __future__ import annotations
 

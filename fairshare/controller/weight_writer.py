@@ -1,13 +1,13 @@
 """Applies planned weights, releases them, and adopts a field that another manager owns.
 
-Writes are independent: one that is contested or refused does not stop the others. Once the API server does not answer,
-the remaining writes are not tried. Writes above the limit of one cycle wait for the next, the largest changes first, or
-those on which others depend. A lost lease stops all writes at once, because the new leader may already be writing.
+Writes are independent: one that is contested or refused does not stop the others. If the API server does not answer,
+the remaining writes are not tried. Writes above the limit of one cycle wait for the next. The largest changes go first,
+and those on which others depend. A lost lease stops all writes at once, because the new leader may already be writing.
 
-The controller never forces a write: a field of another owner stays contested until that owner releases it, or until
-`gputally fairshare adopt` transfers it. The transfer does not change the value; the first weight published afterwards
-records it as the base. A GitOps tool that still has the field in its manifests overwrites it at its next sync: `advice`
-says what to change there."""
+The controller never forces a write. A field of another owner stays contested until that owner releases it, or until
+`gputally fairshare adopt` transfers it. The transfer does not change the value. The first weight published afterwards
+records it as the base. A GitOps tool that still has the field in its manifests overwrites it at its next sync, and
+`advice` says what to change there."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Defines the tree of quotas by which a target admits work: what each node of it has left, and could have at most.
+"""Defines the tree of quotas by which a target admits work: the quota that each node of it has left, and its maximum.
 
-The rules are Kueue's: a node lends what its lending limit leaves of its quota, borrows what its siblings do not use, up
-to its borrowing limit, and its use beyond the part that it does not lend counts against its parent. Flavors are added
-up; the room of a single flavor is not checked.
+The rules are Kueue's. A node lends the part of its quota that its lending limit leaves. It borrows quota that its
+siblings do not use, up to its borrowing limit. Its use beyond the part that it does not lend counts against its parent.
+Flavors are added up. The room of a single flavor is not checked.
 
 Source: kubernetes-sigs/kueue ff69552e79ad, pkg/cache/scheduler/resource_node.go."""
 

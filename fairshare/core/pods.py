@@ -9,15 +9,15 @@ Sources: KAI `kai.scheduler/queue`, `pod-group-name`, `gpu-fraction` (kai-schedu
 `scheduling.k8s.io/group-name` (volcano-sh/volcano); a pod's effective request: Kubernetes, "Resource sharing within
 containers" (side-cars count with the containers, other init containers one at a time).
 
-A scheduler's own objects (PodGroup, Workload) define which pods start together; pods show what runs. If both exist,
-allocation is what the pods hold; a gang without pods yet requests what its object says. Pods without such an object are
-gangs by their controller, or single, in the queue that `gputally.dev/queue` names.
+A scheduler's own objects (PodGroup, Workload) define which pods start together. Pods show what runs. If both exist, the
+allocation is that of the pods. A gang without pods yet requests the GPUs that its object states. Pods without such an
+object are gangs by their controller, or single, in the queue that `gputally.dev/queue` names.
 
 `BoundPods` keeps pods as they were when they were bound, so that later changes give no protection from preemption.
 Queue, gang, share of a GPU and "not preemptible" are labels and annotations, which the owner of a pod can change while
-it runs. They count as they were when the pod was first seen on its node. A checkpoint stays recorded, since saved work
-stays saved, and so does "interruptible at any time". The state is in memory: after a restart of the controller, pods
-count as they are then."""
+it runs. They count as they were when the pod was first seen on its node. A checkpoint stays recorded, because saved
+work stays saved, and so does "interruptible at any time". The state is in memory: after a restart of the controller,
+pods count as they are then."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Finds a queue's object by its references, and keeps its base weight in annotations for restore.
 
 The first write records the operator's base weight, and `release` restores it. The recorded last published value
-distinguishes another owner's change from the controller's own. If a target's field holds not the weight but a value
-derived from it (a part of the cluster, GPUs), the weight is recorded too, because the next step starts from it."""
+distinguishes another owner's change from the controller's own. In some targets the field does not hold the weight but a
+value derived from it (a part of the cluster, GPUs). The weight is then recorded too, because the next step starts from
+it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Explains from a cycle's numbers why a queue has its share and why a pod waits.
 
-It computes only differences: entitlement, usage, weights and traces come from the cycle
-(`fairshare.controller.cycle_report`), the reach of the law from the advisor.
+It computes only differences. Entitlement, usage, weights and traces come from the cycle, and the reach of the law from
+`gang_turns.gang_reach`.
 
 A sentence says what the scheduler may do, never that it will, because the scheduler decides when a pod starts."""
 

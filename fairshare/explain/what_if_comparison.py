@@ -2,8 +2,8 @@
 
 The command `what-if` and the preview of the pages use it.
 
-The replay has one level: nested queues act as leaves, each with its part of its parents' weight, which is the effect of
-their weights while all queues request GPUs. A limit applies to each leaf below it separately; quotas are the leaves'
+The replay has one level. Nested queues act as leaves, each with its part of its parents' weight, which is the effect of
+their weights while all queues request GPUs. A limit applies to each leaf below it separately. Quotas are the leaves'
 own, and priorities between queues are ignored."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Maps the policy to KAI-Scheduler's Queue objects, and reports when weights have no effect.
 
-Mode `weight` writes exactly one field, `spec.resources.gpu.overQuotaWeight`, and annotations; KAI's own history (kValue
-with a usage database) must then be off, because otherwise the same usage counts twice. Mode `usage` writes none: KAI
+Mode `weight` writes exactly one field, `spec.resources.gpu.overQuotaWeight`, and annotations. KAI's own history (kValue
+with a usage database) must then be off, because otherwise the same usage counts twice. Mode `usage` writes nothing: KAI
 reads its history from the accountant, and weights stay as the operator set them. The condition `Effective` reports a
 wrong configuration.
 

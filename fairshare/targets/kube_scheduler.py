@@ -1,8 +1,8 @@
 """Maps the policy to pods of the default kube-scheduler.
 
-The label `gputally.dev/queue` states a pod's queue; `policy:NAME` refers to that label. Shares come from the same laws
-as for other targets and take effect through the extender (`fairshare.controller.kube_scheduler_extender`), which the
-scheduler's own configuration must name."""
+The label `gputally.dev/queue` states a pod's queue, and `policy:NAME` refers to that label. Shares come from the same
+laws as for other targets. They take effect through the extender (`kube_scheduler_extender`), which the scheduler's own
+configuration must name."""
 
 from __future__ import annotations
 

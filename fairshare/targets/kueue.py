@@ -1,27 +1,27 @@
-"""Maps the policy to Kueue's ClusterQueues, Cohorts and LocalQueues, and says where weights cannot act.
+"""Maps the policy to Kueue's ClusterQueues, Cohorts and LocalQueues, and reports where weights have no effect.
 
 `kueue:NAME` refers to a ClusterQueue, `kueue-cohort:NAME` to a Cohort, `kueue:NAMESPACE/NAME` to a LocalQueue. A
-queue's weight goes on its Cohort, else its ClusterQueue, else its one LocalQueue; if it has one of the first two, its
-LocalQueues only identify its workloads. So history counts between the queues of a cohort and between cohorts, where
-Kueue itself keeps no history.
+queue's weight is written to its Cohort. Without one it is written to its ClusterQueue, and without this to its one
+LocalQueue. If a queue has a Cohort or a ClusterQueue, its LocalQueues only identify its workloads. History therefore
+counts between the queues of a cohort and between cohorts, where Kueue itself keeps no history.
 
 Inside one ClusterQueue Kueue may keep history of its own (admission fair sharing, AFS). There a LocalQueue gets the
 configured weight, because history would count twice. Without AFS Kueue does not read LocalQueue weights at all, and the
-condition `Effective` reports this. Whether Kueue reads weights is visible in the statuses that its manager writes; its
+condition `Effective` reports this. The statuses that Kueue's manager writes show whether it reads weights. Its
 configuration explains why.
 
-Kueue admits by quota: a Workload holds the GPUs that it is admitted for, and a queue can get at most the quotas of its
-ClusterQueue and Cohorts (`fairshare.core.admission_quotas`), even if the nodes have more GPUs.
+Kueue admits by quota. A Workload holds the GPUs for which it is admitted. A queue can get at most the quotas of its
+ClusterQueue and Cohorts (see `admission_quotas`), even if the nodes have more GPUs.
 
-A weight is written as fixed-point text, 0.000001 at least: a JSON number that is no integer is refused.
+A weight is written as fixed-point text, 0.000001 at least, because a JSON number that is no integer is refused.
 
 Source: kubernetes-sigs/kueue ff69552e79ad, apis/kueue/v1beta2 (v1beta1 if only that is served).
 
-What switches fair sharing on differs by the version of the configuration:
+The setting that switches fair sharing on differs by the version of the configuration:
 
-- `v1beta2`: the section `fairSharing`, which must name `preemptionStrategies` and knows no `enable`; otherwise the
+- `v1beta2`: the section `fairSharing`. It must name `preemptionStrategies` and has no key `enable`; otherwise the
   manager exits.
-- `v1beta1`: `fairSharing.enable: true`; without it the section is ignored.
+- `v1beta1`: `fairSharing.enable: true`. Without it the section is ignored.
 
 Admission fair sharing is switched on by `admissionFairSharing` in both, and counts nothing while its
 `usageHalfLifeTime` is 0 or unset.

@@ -1,25 +1,25 @@
 """Presents Run:ai's projects and departments as objects, and maps the policy to them.
 
-Run:ai owns the Queue objects that its scheduler reads, and reverts changes by others; weights are set with its own API.
-`runai:PROJECT` and `runai-department:NAME` refer to the resources of one organisational unit in the policy's node pool,
-`runai:PROJECT/POOL` to those in another node pool. This module presents them as objects, so that the rest of the
-controller treats Run:ai like any other target. Run:ai stores no annotations, so they are kept in a ConfigMap.
+Run:ai owns the Queue objects that its scheduler reads, and reverts changes by others, so weights are set with its own
+API. `runai:PROJECT` and `runai-department:NAME` refer to the resources of one organisational unit in the policy's node
+pool, and `runai:PROJECT/POOL` to those in another node pool. This module presents them as objects, so that the rest of
+the controller treats Run:ai like any other target. Run:ai stores no annotations, so they are kept in a ConfigMap.
 
-Weights are effective only if *Over quota weight* is switched on in Run:ai's general settings, and the time-based fair
-share of a node pool must be off, otherwise history counts twice. Workloads are not read: requests and holdings of a
-unit come from Run:ai, and nothing is preempted here.
+Weights are effective only if *Over quota weight* is switched on in Run:ai's general settings. The time-based fair share
+of a node pool must be off, otherwise history counts twice. Workloads are not read: requests and holdings of a unit come
+from Run:ai, and nothing is preempted here.
 
 Source: Run:ai REST API, organizations/projects and departments ("node pool resources"), node-pools.
 
 Run:ai does not record who owns a field. If the present weight differs from the one that was last written, another
-client has set it: the write is a Conflict, which is reported and never forced, until a person takes the field over
-(`gputally fairshare adopt`). Reading and writing are two requests; a change in between is found in the next cycle.
+client has set it. The write is then a Conflict, which is reported and never forced, until a person takes the field over
+(`gputally fairshare adopt`). Reading and writing are two requests. A change in between is found in the next cycle.
 
 The annotations are written before the weight and include the weight that it replaces, so after a crash in between both
 values are recognised as the controller's. No other field is written, and a dry run writes nothing at all.
 
-The API is called as a service account. Its client id and secret are files of a mounted Secret, which are read for every
-new token and never logged; the token is kept until shortly before it expires. HTTPS is required except on this machine.
+The API is called as a service account. Its client id and secret are files of a mounted Secret. They are read for every
+new token and never logged. The token is kept until shortly before it expires. HTTPS is required except on this machine.
 After 429 or 503 with Retry-After no request is sent for that time.
 
 Source: Run:ai REST API v2.2x and v3.0; `/api/v2/token` is OAuth 2.0's client credentials grant, `/api/v1/token` its

@@ -1,12 +1,12 @@
 """Observes a target, compares desired with observed weights, and plans the writes.
 
-A plan contains only values; `fairshare.controller.control_loop` executes or shows it. Applying a plan twice changes
-nothing the second time, because a value that is already there is not planned again.
+A plan contains only values. The control loop executes or shows it. Applying a plan twice changes nothing the second
+time, because a value that is already there is not planned again.
 
 The first write records the weight that it replaces as the operator's base weight. If a later weight is neither the
 published one nor the base, another owner has set it, and it is the new base. If the weight equals the base, it was
-reset, by a GitOps sync for example: the base stays, and the weight is published again. If the other owner applies with
-ownership, this becomes a conflict, which is reported and never forced."""
+reset, by a GitOps sync for example. The base then stays, and the weight is published again. If the other owner applies
+with ownership, this becomes a conflict, which is reported and never forced."""
 
 from __future__ import annotations
 

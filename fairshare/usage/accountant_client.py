@@ -1,11 +1,11 @@
 """Calls the accountant: announces the policy, reads windows, posts decisions.
 
-Any failure to get a valid answer raises AccountantUnavailable with a one-line message; the caller holds the weights and
+Any failure to get a valid answer raises AccountantUnavailable with a one-line message. The caller holds the weights and
 tries again.
 
-An accountant counts by one policy at a time. If it counts by another one, the controller announces its own again, each
-time after twice as long, so that two controllers with one accountant do not replace each other's policy all the time.
-This module does not decide whether usage is good enough."""
+An accountant counts by one policy at a time. If it counts by another one, the controller announces its own again. Each
+time it waits twice as long, so that two controllers with one accountant do not replace each other's policy all the
+time. This module does not decide whether usage is good enough."""
 
 from __future__ import annotations
 

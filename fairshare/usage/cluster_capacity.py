@@ -1,22 +1,23 @@
 """Counts the GPUs to divide: without lost GPUs and unmetered nodes, with the replicas of time-sliced GPUs.
 
-A node lists a lost GPU as allocatable until its device plugin notices the loss. The ledger has the agent's report: a
+A node lists a lost GPU as allocatable until its device plugin notices the loss. The ledger has the agent's report. A
 GPU counts as lost if it was lost, on a node in service, for the whole of the last metered quarter of an hour. Capacity
-only shrinks, by no more than a node lists, and never for a GPU that the node (or a node out of service) has left out
-itself. Missing data of the accountant changes nothing.
+only shrinks, by no more than a node lists. It does not shrink for a GPU that the node (or a node out of service) has
+left out itself. Missing data of the accountant changes nothing.
 
 The rest of the cycle sees a node as if it had stopped listing the GPU, so that shares, room for preemption and the
 extender's answers agree.
 
-The ledger knows a GPU from its first record on, so its coverage does not include GPUs without one: their usage would
-count as zero, and the queues that run there would seem to be owed GPU-hours. A new node has an hour to be metered,
-because a growing cluster is not a fault; a node that was metered and is silent now lowers the coverage itself.
+The ledger knows a GPU from its first record on, so its coverage does not include GPUs without one. Their usage would
+count as zero, and the queues that run there would seem to be owed GPU-hours. This module therefore takes unmetered
+nodes out of the capacity. A new node has an hour to be metered, because a growing cluster is not a fault. A node that
+was metered and is silent now lowers the coverage itself.
 
 Nodes are compared, weighted by the GPUs they list: a time-sliced GPU is listed several times.
 
-Schedulers count what a node lists, and so do quotas, demand and shares here: a GPU in four replicas counts as four. The
-ledger counts it once. Where both are needed (a lost GPU, the length of a window), the nodes' labels give the number of
-replicas; if nodes have different numbers, GPU counts have no common meaning, which is reported.
+Schedulers count the GPUs that a node lists, and so do quotas, demand and shares here: a GPU in four replicas counts as
+four. The ledger counts it once. Where both are needed (a lost GPU, the length of a window), the nodes' labels give the
+number of replicas. If nodes have different numbers, GPU counts have no common meaning, which is reported.
 
 Sources: NVIDIA/gpu-feature-discovery (`nvidia.com/gpu.replicas`, `nvidia.com/mig-….replicas`), NVIDIA/k8s-device-plugin
 (`renameByDefault`: `nvidia.com/gpu.shared`), GKE (`cloud.google.com/gke-max-shared-clients-per-gpu`)."""

@@ -1,9 +1,9 @@
 """Queries the usage windows of other clusters and adds them to that of the controller's own.
 
 A policy may count usage of several clusters (`usage.clusters`). Each accountant answers only for its cluster, and
-windows hold whole numbers: without a half-life their sum equals, to the microsecond, the window of one ledger with the
-rows of all. With a half-life every accountant rounds the sum of each queue once, so n clusters differ from one ledger
-by at most n/2 + 1/2 units per queue.
+windows hold whole numbers. Without a half-life the sum of the windows equals, to the microsecond, the window of one
+ledger with the rows of all. With a half-life every accountant rounds the sum of each queue once, so n clusters differ
+from one ledger by at most n/2 + 1/2 units per queue.
 
 Every window must pass the same checks as the controller's own. If one fails, if its accountant does not answer, or if
 its figures cannot be added, there is no sum: the last good weights stay, and the reason names the cluster."""

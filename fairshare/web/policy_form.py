@@ -1,11 +1,11 @@
 """Converts the policy to form fields and back, and changes its file without losing comments and layout.
 
-A field that was not changed changes nothing in the file. Faults and advice are those of `fairshare check`; this module
+A field that was not changed changes nothing in the file. Faults and advice are those of `fairshare check`. This module
 finds the field of each.
 
-ruamel.yaml changes the values. Only the lines that the change affects are taken from its output; every other line stays
-unchanged. The result is parsed and must equal the requested data. Otherwise (anchors, merge keys, a list on one line),
-the file is written from the data, below its first comments."""
+ruamel.yaml changes the values. Only the lines that the change affects are taken from its output, and every other line
+stays unchanged. The result is parsed and must equal the requested data. If it does not (because of anchors, merge keys
+or a list on one line), the file is written from the data, below its first comments."""
 
 from __future__ import annotations
 

@@ -3,27 +3,29 @@ files.
 
 A node is needed for every `threshold` × GPUs-per-node GPUs that are held on average over an hour. Held GPUs count, not
 busy ones, because a held GPU cannot be given back. The need of an hour of the week is the largest need of that hour in
-any week of the window; the pool's smallest and largest node counts are the minimum and maximum of these needs. Held
+any week of the window. The pool's smallest and largest node counts are the minimum and maximum of these needs. Held
 time does not show demand that waited because no GPU was free, so the output counts the hours in which (nearly) all GPUs
 were held.
 
 Sources: Terraform, "Variable definitions (.tfvars) files" (JSON); Karpenter, NodePool karpenter.sh/v1: `spec.limits`
 maps a resource to a quantity.
 
-The optimal interval between checkpoints (Daly's higher order estimate; its first term is Young's), for a checkpoint
-that takes δ and interruptions with mean distance M, exponentially distributed, is
+The optimal interval τ between checkpoints follows Daly's higher order estimate. Its first term is Young's. For a
+checkpoint that takes δ, and exponentially distributed interruptions with the mean distance M, it is
 
     τ = √(2δM) · [1 + ⅓ √(δ/2M) + ⅑ (δ/2M)] − δ    for δ < 2M, else M.
 
-The time a run of length T then takes (Daly's complete model): M · e^(R/M) · (e^((τ+δ)/M) − 1) · T/τ, R to start again.
+A run of length T then takes this time (Daly's complete model), where R is the time of a restart:
+
+    M · e^(R/M) · (e^((τ+δ)/M) − 1) · T/τ
 
 Sources: J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation
 Computer Systems 22 (2006) 303-312; J. W. Young, "A first order approximation to the optimum checkpoint interval",
 Communications of the ACM 17 (1974) 530-531.
 
-The report lists the candidates for sharing (accountant.reports.savings_hints, kind `slice`): jobs on one GPU that were
-never more than half busy in any hour. Memory is the mean over the held time. The ledger does not know the peak, so
-check it before you follow the advice.
+The report lists the candidates for sharing (hints of kind `slice` in `accountant.reports.savings_hints`). These are
+jobs on one GPU that were never more than half busy in any hour. Memory is the mean over the held time. The ledger does
+not know the peak, so check it before you follow the advice.
 
 Source of models and profiles: NVIDIA Multi-Instance GPU User Guide, "Supported GPUs" and "Supported MIG Profiles"."""
 

@@ -1,8 +1,8 @@
 """Runs background tasks and records their state, so that a program can report which task does not work and why.
 
-A task has a fault while its last run failed, while a run takes longer than its patience, and once its thread has ended.
-Readiness checks and metrics of all programs show the faults. A task decides nothing itself: its owner's loop runs it,
-catches its exceptions and continues. `BackgroundTasks.start` is such a loop on a thread of its own."""
+A task has a fault while its last run failed, while a run takes longer than its patience, and after its thread has
+ended. Readiness checks and metrics of all programs show the faults. A task decides nothing itself. The loop of its
+owner runs it, catches its exceptions and continues. `BackgroundTasks.start` is such a loop on a thread of its own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Calls other HTTP servers with httpx2, for every program but the agent.
 
 No redirect is followed. Certificates are verified against the system's authorities or those of a file. Functions take
-the exception to raise, so that each caller's faults are of its own kind; the message is one line and holds no token."""
+the exception to raise as an argument, so that each caller gets its own kind. The message is one line and holds no
+token."""
 
 from __future__ import annotations
 

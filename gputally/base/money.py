@@ -4,9 +4,9 @@ All Decimal arithmetic is in this module. Amounts of different currencies are ne
 Every operation is exact (the context traps Inexact) except the rounding to the currency's minor unit, which is done by
 largest remainder so that parts add up to the whole.
 
-An hour is 3.6e9 µs, and 1/3.6e9 has no finite decimal expansion. Therefore nothing here divides a price: time is first
-expressed in GPU-hours with nine decimals (a unit of 3.6 µs), apportioned so that the parts add up to the total, and a
-cost is price times that quantity, exactly."""
+An hour is 3.6e9 µs, and 1/3.6e9 has no finite decimal expansion. Therefore nothing here divides a price. Time is first
+expressed in GPU-hours with nine decimals (a unit of 3.6 µs), and apportioned so that the parts add up to the total. A
+cost is then price times that quantity, exactly."""
 
 from __future__ import annotations
 

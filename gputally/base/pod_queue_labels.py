@@ -1,7 +1,7 @@
 """Reads from a pod's labels which scheduler queue it was sent to, for bills and for shares.
 
-Users write the labels of their pods, and the queue decides which team pays. So a queue counts only on a pod that the
-queue's own scheduler places; otherwise a user could let another team pay. Kueue places no pods; its label names a
+Users write the labels of their pods, and the queue decides which team pays. A queue therefore counts only on a pod that
+the queue's own scheduler places. Otherwise a user could let another team pay. Kueue places no pods. Its label names a
 LocalQueue of the pod's own namespace, and only an administrator of the namespace can create one."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads YAML and reports every fault with its file and line.
 
-`parse` gives plain data and remembers the line of every key and item; duplicate keys, which YAML readers silently drop,
+`parse` gives plain data and remembers the line of every key and item. Duplicate keys, which YAML readers silently drop,
 are faults. The caller validates the data and turns the path of a fault (`("queues", 2, "weight")`) into a place with
-`Document.place`; for a msgspec type, `convert` does both."""
+`Document.place`. For a msgspec type, `convert` does both."""
 
 from __future__ import annotations
 

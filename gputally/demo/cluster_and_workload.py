@@ -1,11 +1,11 @@
 """Defines the demo's cluster and planned faults, and generates its jobs and arrivals from published distributions.
 
 The cluster has eight nodes of eight GPUs: four with H100, three with A100, and one more with A100 that the cloud may
-take back (pool `spot`). On the last A100 node two GPUs are partitioned by MIG and one is time-sliced; they serve
+take back (pool `spot`). On the last A100 node two GPUs are partitioned by MIG and one is time-sliced. These three serve
 notebooks and inference. MIG profiles and slice counts: NVIDIA MIG user guide, A100 80GB.
 
-The planned faults are lost acknowledgements, which force agents to send again what is already booked; an agent that is
-killed and comes back minutes later; and an hour without the accountant, in which the agents spool.
+There are three planned faults. Lost acknowledgements force agents to send again what is already booked. An agent is
+killed and comes back minutes later. The accountant is away for an hour, in which the agents spool.
 
 The workload is synthetic, with figures from published traces:
 

@@ -2,11 +2,12 @@
 
 engine ─ events ─▶ machines with agents ─ HTTP ─▶ accountant ─ HTTP ─▶ controller ─▶ Queue objects ─▶ engine
 
-Once per simulated hour the agents deliver, the accountant runs its background tasks, and the controller runs one cycle;
-the scheduler then uses the published weights. All clocks are virtual: the machines' clocks move through every event,
-the accountant's and the controller's from hour to hour. No step waits in real time, and the parts overlap where
-possible: agents and accountant have processes of their own, and while an hour is booked, the controller works on the
-hour before and the machines simulate the next one.
+Once per simulated hour the agents deliver, the accountant runs its background tasks, and the controller runs one cycle.
+The scheduler then uses the published weights. All clocks are virtual. The machines' clocks move through every event,
+and the accountant's and the controller's from hour to hour.
+
+No step waits in real time, and the parts overlap where possible. Agents and accountant have processes of their own.
+While an hour is booked, the controller works on the hour before and the machines simulate the next one.
 
 KAI's queue controller writes what queues hold and request into `Queue.status`, and its scheduler reads
 `overQuotaWeight`. This module does not change weights."""

@@ -1,7 +1,7 @@
 """Collects the facts for the checks, each once: this machine, the cluster, the accountant.
 
 A source that is not available raises the same exception at every use, either CannotCheck or one of the stages' narrow
-exceptions; `check_list.make` turns it into the reason why a check could not run. Modules that only some checks need are
+exceptions. `check_list.make` turns it into the reason why a check could not run. Modules that only some checks need are
 imported by them, so that the doctor runs on a machine with only the agent. Nothing is written."""
 
 from __future__ import annotations

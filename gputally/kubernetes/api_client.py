@@ -1,4 +1,4 @@
-"""Calls a Kubernetes API server: reads, reviews and server-side apply; the only importer of `kubernetes`.
+"""Calls a Kubernetes API server: reads, reviews and server-side apply. Only this module imports `kubernetes`.
 
 It uses plain REST over the client's transport (authentication, TLS, token renewal), so any kind works without models.
 Every failure is a gputally.base.errors.ClusterError with the server's message.

@@ -4,9 +4,9 @@ Only the result of `keep` is stored, so memory is bounded by these values and on
 its page, and a watch at its version. If the server no longer has either (410), the list begins again, and objects
 missing from it count as deleted.
 
-Twenty thousand pods are a hundred megabytes as objects and five as values. The copy is level-triggered: after any
-failure (the watch ends, a version is too old, the API server does not answer) the next list completes it, and meanwhile
-the old values stay. `behind` reports if the last answer is too old.
+Twenty thousand pods take a hundred megabytes as objects and five as values. After any failure (the watch ends, a
+version is too old, the API server does not answer) the next list makes the copy complete again, and meanwhile the old
+values stay. `behind` reports if the last answer is too old.
 
 It runs in a thread of its own; any thread may call `held`. `Metadata` has the fields of every object."""
 

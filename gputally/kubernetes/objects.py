@@ -2,12 +2,12 @@
 cluster client with its exceptions.
 
 The kinds of the schedulers are defined in their adapters. Objects are plain JSON-like dictionaries. A path is a tuple
-of keys. A leaf is a scalar, a list or an empty mapping; a list counts as one leaf, as in every list that this project
+of keys. A leaf is a scalar, a list or an empty mapping. A list counts as one leaf, as in every list that this project
 applies. Only `put` and `drop` change an object in place.
 
-The protocol is implemented by `gputally.kubernetes.api_client.KubernetesCluster` and
-`gputally.kubernetes.memory_cluster.MemoryCluster`. There is deliberately no way to force another value on a field of
-another owner; `transfer` takes a field over at its present value, at a person's request.
+`gputally.kubernetes.api_client.KubernetesCluster` and `gputally.kubernetes.memory_cluster.MemoryCluster` implement the
+protocol. It has deliberately no way to force another value on a field of another owner. `transfer` takes a field over
+at its present value, at a person's request.
 
 Evictions are checked in the same order as in the API server: if the uid belongs to another pod, the eviction fails but
 has already cost the budget one disruption.

@@ -1,11 +1,11 @@
-"""Serves an ASGI application in a thread, with TLS certificates that reload: the listener of every program.
+"""Serves an ASGI application in a thread, with TLS certificates that reload. Every program uses it as its listener.
 
 uvicorn limits neither the number of connections nor the time that a client takes to send its headers. This module
 limits both (gputally.server.request_handling), and closes a connection whose handshake or headers do not arrive in
 time.
 
-The TLS layer verifies a client certificate against its authorities; a request gets its subject's common name, as the
-ASGI TLS extension names it."""
+The TLS layer verifies a client certificate against its authorities. A request gets the common name of its subject, as
+the ASGI TLS extension names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verifies ID tokens of OpenID Connect issuers and exchanges authorization codes; PyJWT verifies.
+"""Verifies ID tokens of OpenID Connect issuers with PyJWT, and exchanges authorization codes.
 
 A token is verified against the issuer's own keys (JWKS, from a file or over HTTPS), with asymmetric algorithms only,
 its audience, and its times by the local clock. The issuer of a cluster can authenticate only the agents, and if

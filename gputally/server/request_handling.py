@@ -1,5 +1,6 @@
-"""Wraps an ASGI application so that every response has its headers and every defect is logged; reads bodies within
-limits; serves content with an ETag."""
+"""Wraps an ASGI application so that every response has its headers and every defect is logged.
+
+It also reads bodies within limits, and serves content with an ETag."""
 
 from __future__ import annotations
 

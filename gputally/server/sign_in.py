@@ -1,11 +1,11 @@
 """Signs people in to the pages and out again: routes, signed cookies, redirects.
 
 The server stores nothing: a session is a signed cookie. The grants of a person are not in the cookie but are looked up
-at every request, so a withdrawn grant ends at once, and the session of an issuer that is no longer configured is
-invalid.
+at every request, so a withdrawn grant ends at once. The session of an issuer that is no longer configured is invalid.
 
-Cookies are JWTs under a key that only the servers of the pages have (HS256: the same servers make and verify them),
-shared by all replicas. A sign-in cookie is never accepted as a session, nor the cookie of other pages.
+Cookies are JWTs under a key that only the servers of the pages have. (HS256 is enough, because the same servers make
+and verify them.) All replicas share the key. A sign-in cookie is never accepted as a session, nor the cookie of other
+pages.
 
 Scripts cannot read the cookies, and browsers do not send them with posts from other sites; under https a cookie is
 bound to this host (`__Host-`, `__Secure-`: RFC 6265bis §4.1.3).

@@ -1,9 +1,9 @@
 """Authenticates service accounts through the Kubernetes TokenReview API.
 
 An answer is cached for at most a minute, and never beyond the token's own expiry. An agent's token must have gputally's
-audience and be bound to a pod, so that node A cannot write for node B. The review names the pod's node; before
-Kubernetes 1.30 it names only the pod, which is then looked up by name and uid. While the server does not answer, new
-callers are neither admitted nor rejected, and known ones stay admitted: `AuthorityUnavailable`."""
+audience and be bound to a pod, so that node A cannot write for node B. The review names the pod's node. Before
+Kubernetes 1.30 it names only the pod, which is then looked up by name and uid. While the server does not answer, known
+callers stay admitted. New callers are neither admitted nor rejected, and get `AuthorityUnavailable`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Defines principals and scopes, and reads the token file and the callers file that grant them.
 
-The token file holds only SHA-256 digests, so a reader of the file gets no access. It is read again when it changes; an
+The token file holds only SHA-256 digests, so a reader of the file gets no access. It is read again when it changes. An
 invalid new version is reported, and the version in force stays. A token is compared with every entry in constant time,
 so that timing reveals nothing about the tokens.
 
