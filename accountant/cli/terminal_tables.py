@@ -262,7 +262,8 @@ def _folded(*headings: str) -> list[Column]:
 
 
 def restored(ledger: Path, start_ms: int, end_ms: int, act: Act | None, found: Imbalance) -> Group:
-    """The content of a rebuilt ledger, and whether it balances. act: the newest act in it."""
+    """The content of a rebuilt ledger, and whether it balances. act: the newest entry of the journal in the rebuilt
+    ledger; None if there is none."""
     rows: list[tuple[RenderableType, ...]] = [
         (str(ledger), _instant(start_ms), _instant(end_ms), f"{found.total_us:,}"),
         *((Text(str(line), "yellow"),) for line in found.lines),
@@ -281,7 +282,7 @@ def _instant(at_ms: int) -> str:
 
 
 def corrections(found: Sequence[BookedCorrection]) -> Table:
-    """The adjustments in their order, with the sum of the amounts."""
+    """The corrections in the order in which they were booked, with the sum of their amounts."""
     return table(
         "Corrections",
         ["about", "booked in", "team", "GPU", "account", "why", *figures("GPU-hours", "amount")],
@@ -295,7 +296,7 @@ def corrections(found: Sequence[BookedCorrection]) -> Table:
 
 
 def proposals(found: Sequence[WaitingProposal], *, refused: bool = False) -> Table:
-    """The differences that another price book makes, by month and team."""
+    """The late changes of closed months that wait for a decision, or were refused, by month and team."""
     rows = []
     for one in found:
         for effect in one.effects:
@@ -306,7 +307,7 @@ def proposals(found: Sequence[WaitingProposal], *, refused: bool = False) -> Tab
 
 
 def adjustments(found: Sequence[BookedAdjustment]) -> Table:
-    """The adjustments in their order, with the approvers."""
+    """The credits and charges in the order in which they were booked, with the approvers."""
     return table(
         "Credits and charges",
         ["about", "booked in", "team", "reason", "by", "approved by", *figures("amount", style="bold")],

@@ -43,8 +43,8 @@ price = (capex - residual + life_months × (colocation + operations + licences))
 
 `hours` are the real hours of the life, from the day in service over the calendar months, not 730 a month. Power is paid
 by the hour, so its part does not depend on the length of the life. With `utilisation` 1 the cost is divided by all
-hours, and idle time has a cost of its own, which fair shares need. Below 1, the price of used hours includes the
-expected idle time."""
+hours. Idle hours then cost as much as used ones and appear as a cost of their own, which comparisons of queues need.
+Below 1, the price of used hours includes the expected idle time."""
 
 from __future__ import annotations
 
@@ -407,7 +407,8 @@ def settle(commitment: N, usage: N) -> CommitmentUse[N]:
 def commitment_cover(commitment: int, usages: Sequence[tuple[Hashable, int]]) -> list[int]:
     """How much of each usage (group, GPU-µs) an hour's commitment covers: in proportion, adding up exactly.
 
-    First between groups and then within each, so a group's part does not depend on how finely it is divided."""
+    The cover is first divided among the groups, then within each group. So a group's part is the same however many
+    entries the group has."""
     groups: dict[Hashable, list[int]] = {}
     for place, (group, _) in enumerate(usages):
         groups.setdefault(group, []).append(place)
@@ -571,12 +572,14 @@ class PriceBook(Model):
         return any(entry.start_ms < end_ms and start_ms < entry.end_ms for entry in self._committed)
 
     def plain(self, start_ms: int, end_ms: int) -> bool:
-        """Whether held time is billed to its holder at a price that depends only on place and instant."""
+        """Like `by_place`, and start-up time and the wait for a gang are also billed to the holder, not to the
+        cluster."""
         moved = self.billing.any("starting", "cluster") or self.billing.any("gang_waiting", "cluster")
         return not moved and self.by_place(start_ms, end_ms)
 
     def by_place(self, start_ms: int, end_ms: int) -> bool:
-        """Whether the price of time depends only on place and instant, and time is counted as allocated."""
+        """Whether the price of held time follows from GPU, place and instant alone: MIG instances are billed by compute
+        slices, shared GPUs by allocation, and no commitment is in force in the span."""
         divided = self.mig_basis == "memory" or self.billing.shared_gpus == "busy"
         return not (divided or self.commits(start_ms, end_ms))
 

@@ -9,9 +9,10 @@ Busy time of processes has two sources. The per-process sampler has one ring for
 overwritten. Accounting mode is exact if it is on. Both figures are returned, and the code that divides the device
 chooses.
 
-A process is listed once more after its end. Compute and graphics processes are two lists, and a process may be in both.
-If the driver refuses a list, the processes of that place are unknown until it is available again. Only "not found"
-means that no process was busy. This module does not know the holder of a process.
+A process is returned one more time in the reading after its end, so that its last use is counted. Compute and graphics
+processes are two lists, and a process may be in both. If the driver refuses a list for the GPU (or a MIG instance), its
+processes are unknown until the list can be read again. Only "not found" means that no process was busy. This module
+does not know the holder of a process.
 
 Accounting mode loses nothing between two readings. It also keeps the last 128 ended processes, so a process that lived
 only between two readings is found as well. Version 2 gives running sums. Version 1 gives only the busy part of the
@@ -71,9 +72,8 @@ class BusyCounter:
     def take(self, at_ms: int, samples: Sequence[tuple[int, int]] | None, rate: int) -> int:
         """Count the time since the last call and return the counter in microseconds.
 
-        samples: (timestamp in microseconds, percent) newer than `last_seen_us`, in any order. Empty if the driver has
-            none now,
-        None if it keeps no samples at all.
+        samples: (timestamp in microseconds, percent) newer than `last_seen_us`, in any order. Empty: the driver has no
+            new samples. None: this driver keeps no samples.
         rate: percent at this moment. It distinguishes an idle device from late samples, and replaces samples if none
             are kept."""
         elapsed_us = 0 if self._at_ms is None else (at_ms - self._at_ms) * US_PER_MS

@@ -1,16 +1,17 @@
 """Stores unsent intervals and pod facts on disk until the accountant has stored them safely.
 
-The spool is one sqlite file in write-ahead mode with synchronous=FULL. `append` is one transaction, and a row may be
-sent only after it has returned. Invariants:
+`Outbox` is the queue of unsent records, on top of `Spool`, one sqlite file in write-ahead mode with synchronous=FULL.
+`append` is one transaction, and a row may be sent only after it has returned. Invariants:
 
 - Sequence numbers run from 1 without a hole within an epoch and are never used twice. The epoch is a UUIDv7 made with
-  the file: a lost or damaged outbox begins a new one.
-- Rows are sent from `durable_seq` + 1 on, dropped at `archived_seq` (`checkpointed_seq` if there is no archive), and
-  sent again if the accountant knows less than before (restored from a backup).
+  the file: if the file is lost or damaged, a new epoch begins.
+- Rows are sent from `durable_seq` + 1 on. They are deleted once the accountant has archived them (acknowledged as
+  `archived_seq`), or, if it has no archive, once a checkpoint contains them (`checkpointed_seq`). They are sent again
+  if the accountant knows less than before (restored from a backup).
 - A set (the rows of one GPU over one span) is one unit: it is kept, sent, parked and refused as a whole.
-- Size and age are limited. The oldest rows are kept; new rows that no longer fit are refused and declared as one
-  skipped number per stretch of loss, so the loss is visible.
-- A lock file beside the spool admits one process at a time, and a lock within the process one thread.
+- Size and age are limited. The oldest rows are kept; new rows that no longer fit are refused. For each uninterrupted
+  period of refusals one sequence number is used up and sent as "skipped", so the accountant sees the loss.
+- A lock file beside the sqlite file admits one process at a time, and a lock within the process one thread.
 - The marks are stored in the file and change in the same transaction as the records that they describe.
 
 The module neither uses the network nor checks rows. The sampling and the shipping thread may use it at the same time.
@@ -219,7 +220,7 @@ _stored_marks = msgspec.json.Decoder(SpoolMarks)
 
 
 class Spool:
-    """The spool's database. Raises OutboxLocked, OutboxUnavailable.
+    """The sqlite file of the outbox. Raises OutboxLocked, OutboxUnavailable.
 
     path: the sqlite file; its folder is created. fsync=False trades durability for speed. patient: if the disk cannot
     be written now, the file is opened as soon as it can. randbits: source of an epoch's randomness.
@@ -523,7 +524,7 @@ _ROW_OVERHEAD = 64  # bytes of a record's key, unit, time and share of a page, i
 
 
 class Outbox:
-    """The outbox; see the module. Raises OutboxLocked, OutboxUnavailable.
+    """The queue of unsent records on top of `Spool`, the sqlite file. Raises OutboxLocked, OutboxUnavailable.
 
     path: the sqlite file; its folder is created. max_bytes: of payloads and record overhead. max_age_ms: of the oldest
     record the accountant has not confirmed. fsync=False trades durability for speed and is only for simulations.

@@ -1,9 +1,9 @@
 """Counts the GPUs to divide: without lost GPUs and unmetered nodes, with the replicas of time-sliced GPUs.
 
-A node lists a lost GPU as allocatable until its device plugin notices the loss. The ledger has the agent's report. A
-GPU counts as lost if it was lost, on a node in service, for the whole of the last metered quarter of an hour. Capacity
-only shrinks, by no more than a node lists. It does not shrink for a GPU that the node (or a node out of service) has
-left out itself. Missing data of the accountant changes nothing.
+A node lists a lost GPU as allocatable until its device plugin notices the loss. The ledger has the agent's report: a
+GPU counts as lost if it was lost, on a node in service, for the whole of the last metered quarter of an hour. Lost GPUs
+can only reduce a node's listed GPUs, to 0 at the least. A GPU that its device plugin has already removed, or that is on
+a node out of service, is not subtracted again. Missing data of the accountant changes nothing.
 
 The rest of the cycle sees a node as if it had stopped listing the GPU, so that shares, room for preemption and the
 extender's answers agree.
@@ -13,7 +13,8 @@ count as zero, and the queues that run there would seem to be owed GPU-hours. Th
 nodes out of the capacity. A new node has an hour to be metered, because a growing cluster is not a fault. A node that
 was metered and is silent now lowers the coverage itself.
 
-Nodes are compared, weighted by the GPUs they list: a time-sliced GPU is listed several times.
+Coverage is computed by nodes: the GPUs that metered nodes list, over the GPUs that all nodes list. Metered GPUs cannot
+be counted instead, because a node lists a time-sliced GPU several times.
 
 Schedulers count the GPUs that a node lists, and so do quotas, demand and shares here: a GPU in four replicas counts as
 four. The ledger counts it once. Where both are needed (a lost GPU, the length of a window), the nodes' labels give the
@@ -46,7 +47,7 @@ _GKE = "cloud.google.com/gke-max-shared-clients-per-gpu"
 
 
 def devices(node: Object) -> float:
-    """Physical GPUs behind what a node lists as allocatable (`quantities.gpus`)."""
+    """Physical GPUs behind what a node lists as allocatable (gputally.kubernetes.objects.gpus)."""
     labels = look(node, ("metadata", "labels")) or {}
     listed = look(node, ("status", "allocatable")) or {}
     return fsum(gpus({name: text}) / _replicas(labels, str(name)) for name, text in listed.items())
@@ -94,7 +95,7 @@ def _name(node: Object) -> str:
 
 
 AskLostGpus = Callable[[int, int], Mapping[str, int]]
-"""Lost GPUs by node over a span of UTC milliseconds: `AccountantPort.lost_gpus`."""
+"""Lost GPUs by node over a span of UTC milliseconds: fairshare.usage.accountant_client.AccountantPort.lost_gpus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +194,8 @@ def leave_out(nodes: Sequence[Object], lost: Mapping[str, int]) -> ServingNodes:
 
 
 class LostGpus:
-    """Queries the accountant once for each state of its records in which any GPU is lost. For one controller; not
-    thread-safe."""
+    """Asks the accountant for lost GPUs, at most once per watermark and quarter of an hour, and not if the window shows
+    that no GPU was lost. A failed query is repeated. For one controller; not thread-safe."""
 
     def __init__(self, ask: AskLostGpus) -> None:
         self._ask = ask
@@ -218,7 +219,7 @@ class LostGpus:
 
 
 AskMeteredNodes = Callable[[int, int], Collection[str]]
-"""Nodes with a record over a span of UTC milliseconds: `AccountantPort.metered_nodes`."""
+"""Nodes with a record in a span of UTC milliseconds: fairshare.usage.accountant_client.AccountantPort.metered_nodes."""
 SETTLED_MS: Final = MS_PER_HOUR
 """How long a new node may take until its agent reports."""
 

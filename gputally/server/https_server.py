@@ -1,8 +1,8 @@
 """Serves an ASGI application in a thread, with TLS certificates that reload. Every program uses it as its listener.
 
 uvicorn limits neither the number of connections nor the time that a client takes to send its headers. This module
-limits both (gputally.server.request_handling), and closes a connection whose handshake or headers do not arrive in
-time.
+limits both (gputally.server.rate_and_connection_limits), and closes a connection whose handshake or headers do not
+arrive in time.
 
 The TLS layer verifies a client certificate against its authorities. A request gets the common name of its subject, as
 the ASGI TLS extension names it."""
@@ -334,9 +334,9 @@ def serve(
     """Serve the app in a thread of this name and yield its base URL; on leaving, stop accepting and let requests
     finish.
 
-    tasks: the list in which the thread is a task, which has a fault while a request blocks all others. renew: use
-    changed certificate files for new connections; without it, the caller must call `look`. tls: serve HTTPS with it.
-    port 0 takes a free one. Raises CannotStart."""
+    tls: serve HTTPS with it. tasks: the list of background tasks. The server's thread is entered there, and reported as
+    faulty while one request blocks the event loop. renew: check the certificate files at each new connection, and use
+    changed ones; if False, the caller must call `Tls.renew`. port 0 takes a free one. Raises CannotStart."""
     bound = listen(host, port)
     task = None if tasks is None else tasks.add(name)
     server = _Server(
