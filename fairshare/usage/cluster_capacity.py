@@ -1,4 +1,4 @@
-"""Counts the GPUs to divide: without lost GPUs and unmetered nodes, with the replicas of time-sliced GPUs.
+"""Counts the GPUs to divide (without lost GPUs, with the replicas of shared ones) and finds unmetered nodes.
 
 A node lists a lost GPU as allocatable until its device plugin notices the loss. The ledger has the agent's report: a
 GPU counts as lost if it was lost, on a node in service, for the whole of the last metered quarter of an hour. Lost GPUs
@@ -9,9 +9,9 @@ The rest of the cycle sees a node as if it had stopped listing the GPU, so that 
 extender's answers agree.
 
 The ledger knows a GPU from its first record on, so its coverage does not include GPUs without one. Their usage would
-count as zero, and the queues that run there would seem to be owed GPU-hours. This module therefore takes unmetered
-nodes out of the capacity. A new node has an hour to be metered, because a growing cluster is not a fault. A node that
-was metered and is silent now lowers the coverage itself.
+count as zero, and the queues that run there would seem to be owed GPU-hours. While too many GPUs are on such nodes, the
+controller changes no weight (`UnmeteredNodes.fault`). A new node has an hour to be metered, because a growing cluster
+is not a fault. A node that was metered and is silent now lowers the coverage itself.
 
 Coverage is computed by nodes: the GPUs that metered nodes list, over the GPUs that all nodes list. Metered GPUs cannot
 be counted instead, because a node lists a time-sliced GPU several times.
