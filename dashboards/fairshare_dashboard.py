@@ -187,7 +187,7 @@ def _demand() -> list[TimeSeries]:
     return [
         timeseries(
             "Asked for",
-            "GPUs that each queue asks for, those that it holds included.",
+            "GPUs that each queue requests, including those that it holds.",
             [Query(_gpus("queue_requested_gpus"), "{{queue}} ({{target}})")],
             GPUS,
         ),

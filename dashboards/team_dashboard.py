@@ -199,7 +199,7 @@ def _jobs() -> list[Table | BarGauge]:
         ),
         bars(
             "Cost of jobs so far",
-            "What jobs that run, or ended a while ago, have cost over their whole life: the ten dearest. A job with "
+            "What jobs that run, or ended a while ago, have cost over their whole life: the ten most expensive. A job with "
             "unpriced time is left out. Booked.",
             Query(
                 promql.top(

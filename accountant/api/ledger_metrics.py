@@ -59,7 +59,7 @@ def families(ledger: Questions, book: PriceBook | None, settled_ms: int, timezon
         unpriced[place] += charge.gpu_us if charge.unpriced else 0
     yield gauge(
         "gputally_capacity_gpus",
-        "GPUs known to the ledger in the last quarter of an hour, those that are down included.",
+        "GPUs known to the ledger in the last quarter of an hour, including GPUs that are down.",
         _in_gpus(capacity),
         labels=["gpu_model", "pool"],
     )

@@ -187,7 +187,7 @@ def test_a_jobs_page_says_that_its_epochs_are_at_the_clusters_own_accountant(
     two: TwoLedgers, client: TestClient
 ) -> None:
     (job, *_) = client.get(f"/clusters/north/v1/jobs?{WITHIN}").json()["jobs"]
-    text = "What single epochs cost is on the page of the cluster's own accountant"
+    text = "The page of the cluster's own accountant shows the cost of each epoch"
     assert text in client.get(f"/clusters/north/job/{quote(job['id'])}").text
     assert text not in _accountant(two.north).get(f"/job/{quote(job['id'])}").text
 
@@ -319,7 +319,7 @@ def test_nothing_is_written_and_what_is_not_published_is_not_made_up(client: Tes
         assert "book this at the accountant of north" in refused.json()["detail"]
     for path in ("/v1/quarantine", "/v1/gpus/owners", "/v1/check", "/v1/backups", "/metrics", "/readyz"):
         assert "is not published in a lake" in client.get(f"/clusters/north{path}").json()["detail"]
-    assert "the cluster&#39;s own accountant shows" in client.get("/clusters/north/coverage").text.replace("'", "&#39;")
+    assert "The cluster&#39;s own accountant shows" in client.get("/clusters/north/coverage").text.replace("'", "&#39;")
     assert client.get("/clusters/east/").status_code == 404
     assert client.get("/clusters/north", follow_redirects=False).headers["location"] == "/clusters/north/"
     assert (

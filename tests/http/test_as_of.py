@@ -119,5 +119,5 @@ def test_so_is_the_month_that_bills_are_sent_for(
 def test_a_figure_of_no_lines_is_a_page_of_nothing(house: Door) -> None:
     house.ledger.lines = held(3)
     _, page = of(house, f"{LINES}?account=unallocated")
-    assert "No line of the statement is like that" in page
+    assert "No line of the statement matches" in page
     assert house.client.get(f"{LINES}.csv?account=unallocated").status_code == 200

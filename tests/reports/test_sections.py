@@ -97,7 +97,7 @@ def test_what_has_no_price_is_never_zero_and_what_was_never_billed_is_not_unpric
         unheld("2026-10-02", "2026-10-03", "down", 8, gpu_model="NVIDIA A100-SXM4-40GB"),
     ]
     page = html_and_pdf.render_html(october(ListLedger(rows)))
-    users, kinds = cells(page, "Who ran the jobs"), cells(page, "What the GPUs were")
+    users, kinds = cells(page, "Who ran the jobs"), cells(page, "Models of GPU")
     assert (users["ann"][-2:], users["bob"][-2:]) == (["48.00", "96.00"], ["unpriced", "unpriced"])
     assert (kinds["NVIDIA A100-SXM4-40GB"][-2], kinds["Tesla T4"][-2]) == ("not billed", "unpriced")
 
@@ -202,7 +202,7 @@ def test_the_outlook_of_a_young_ledger_goes_by_its_own_days() -> None:
     assert found.outlook.straight_line == pytest.approx(11.5 * 24)
     assert found.outlook.forecast is not None
     assert found.outlook.forecast.expected == 11.5 * 24
-    assert "The ledger knows 6.5 of them" in html_and_pdf.render_html(found)
+    assert "The ledger has records of 6.5 of them" in html_and_pdf.render_html(found)
 
 
 def test_jobs_of_one_name_in_two_clusters_are_two_jobs() -> None:
@@ -286,7 +286,7 @@ def test_a_closed_month_says_what_was_booked_about_it_since() -> None:
         return report_builder.report(ledger, keeper, *span, "UTC", month=Month(2026, 10), team=team)
 
     assert of(None).restated == {}
-    assert "Booked since" not in html_and_pdf.render_html(of(None))
+    assert "Corrections of this month that were booked later" not in html_and_pdf.render_html(of(None))
     ledger.add(held("2026-10-03", "2026-10-04"))
     keeper.correct("ann")
     credit = {"month": "2026-10", "team": "nlp", "amount": "-5", "reason": "a gift", "approved_by": "cfo"}
@@ -294,7 +294,7 @@ def test_a_closed_month_says_what_was_booked_about_it_since() -> None:
     assert of(None).restated == {"2026-11": (2, Decimal(43))}
     assert of("vision").restated == {"2026-11": (1, Decimal(48))}
     page = " ".join(html_and_pdf.render_html(of("nlp")).split())
-    assert "due where it was booked: USD \N{MINUS SIGN}5.00 in 2026-11 (1 line)" in page
+    assert "due in the month of booking: USD \N{MINUS SIGN}5.00 in 2026-11 (1 line)" in page
     summary = report_tables.tables(of(None))[0]
     assert dict(zip([name for name, _ in summary.columns], summary.rows[0], strict=True))["booked_since"] == 43
     assert of(None).statement == keeper.month(Month(2026, 10))
@@ -309,7 +309,7 @@ def test_a_month_that_was_closed_without_prices_says_what_it_came_to() -> None:
     span = Month(2026, 10).span(zone("UTC"))
     report = report_builder.report(ledger, keeper, *span, "UTC", month=Month(2026, 10))
     assert (report.currency, report.restated) == (None, {"2026-11": (1, Decimal(31 * 24 * 2))})
-    assert "due where it was booked: 1488.00 in 2026-11 (1 line)" in " ".join(html_and_pdf.render_html(report).split())
+    assert "due in the month of booking: 1488.00 in 2026-11 (1 line)" in " ".join(html_and_pdf.render_html(report).split())
 
 
 def test_an_unlimited_policy_has_no_budget() -> None:
@@ -359,7 +359,7 @@ def test_budgets_forecast_and_jobs_lead_to_what_is_behind_them(team: str | None)
     )  # fmt: skip
     found = sample.report(team)
     page = html_and_pdf.render_html(found, links)
-    table = page[page.index("Budgets and what is spent of them") :].split("</table>")[0]
+    table = page[page.index("Budgets, and how much of each is spent") :].split("</table>")[0]
     rows = re.findall(r"<tr>(?:(?!</tr>).)*</tr>", table)
     assert len(rows) == 1 + len(found.budgets) > 1
     for row, budget in zip(rows[1:], found.budgets, strict=True):

@@ -160,7 +160,7 @@ def test_one_preview_at_a_time_with_progress_and_an_end(slow: tuple[Stage, threa
     assert (busy.status, where in text(busy)) == (409, True)
     assert here.post(where, {}).status == 303
     assert settled(here.previews, where.rpartition("/")[2]).state == "cancelled"
-    assert "It was stopped" in text(here.get(where))
+    assert "The preview was stopped" in text(here.get(where))
     here.post("/policy/preview", form)  # again, after it was stopped
     here.previews.close()
     assert settled(here.previews, where.rpartition("/")[2]).state == "cancelled"

@@ -171,7 +171,7 @@ def test_decisions_are_listed_filtered_and_told(open_stage: Stage) -> None:
     shown = text(open_stage.get("/decisions?queue=vision&kind=weight&days=1"))
     assert "the inputs of this cycle" not in shown
     assert shown.count("<tr><th") == sum(each.subject == "vision" for each in open_stage.accountant.decisions) + 1
-    assert "Nothing of that kind" in text(open_stage.get("/decisions?kind=preemption"))
+    assert "The controller made no such decision" in text(open_stage.get("/decisions?kind=preemption"))
     assert open_stage.get("/decisions?days=9999&kind=%3Cx%3E&queue=" + "q" * 4000).status == 200
     one = next(each for each in open_stage.accountant.decisions if each.subject == "vision")
     told = text(open_stage.get(f"/decision?id={one.id}&at={one.at_ms}"))
