@@ -199,8 +199,8 @@ def _jobs() -> list[Table | BarGauge]:
         ),
         bars(
             "Cost of jobs so far",
-            "What jobs that run, or ended a while ago, have cost over their whole life: the ten most expensive. A job with "
-            "unpriced time is left out. Booked.",
+            "The ten most expensive of the jobs that run or ended a while ago, with their cost from the start. Jobs "
+            "with unpriced time are left out. Booked.",
             Query(
                 promql.top(
                     10, promql.total(promql.series("job_cost", team=AMONG_TEAMS), "namespace", "workload", "currency")

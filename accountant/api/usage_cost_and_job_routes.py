@@ -281,7 +281,7 @@ def _seconds(found: WaitStatistics) -> WaitSpread:
 budget_router = APIRouter(tags=["figures"])
 
 
-@budget_router.get("/v1/budgets", summary="Budgets, and how much of each is spent", responses=refuses("ledger-unavailable"))
+@budget_router.get("/v1/budgets", summary="Budgets and how much is spent", responses=refuses("ledger-unavailable"))
 def budgets(deps: Given, principal: Reading) -> list[BudgetState]:
     """Returns the budgets of the current month, in the policy's order; callers of some teams see only those of their
     teams."""
