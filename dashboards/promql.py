@@ -29,7 +29,7 @@ def series(metric: str, **labels: str) -> str:
 
 
 def rate(metric: str, **labels: str) -> str:
-    """Growth of a counter per second: of GPU-seconds it is a number of GPUs, of joules it is watts."""
+    """Growth of a counter per second. For GPU-seconds this is a number of GPUs, for joules it is watts."""
     return f"rate({series(metric, **labels)}[$__rate_interval])"
 
 

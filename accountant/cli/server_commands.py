@@ -244,7 +244,7 @@ def _fetched(at: Server, to: Path | None) -> Backup:
             remote.save(f"/v1/backups/{made.name}", place)
             if sha256(place) != made.sha256:
                 place.unlink()
-                raise Unanswered(f"{place}: did not arrive as it was sent; it was removed")
+                raise Unanswered(f"{place}: the stored copy differs from what was sent, so it was removed")
             place.with_suffix(".json").write_text(made.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return made
 
@@ -351,7 +351,7 @@ def new(
     if token_file is not None and token_file.exists():
         raise typer.BadParameter(f"{token_file} exists: its token would be lost; name another file, or remove it")
     if file is not None and file.exists() and name in {entry.name for entry in _entries(file)}:
-        raise typer.BadParameter(f"{file}: a token is named {name!r} already; revoke it first")
+        raise typer.BadParameter(f"{file}: a token with the name {name!r} exists; revoke it first")
     try:
         token, entry = new_token(
             name, _scopes(scope), cluster=cluster, node=node, teams=tuple(team) if team else None,
@@ -381,7 +381,7 @@ def with_entry(text: str, entry: str) -> str:
     assert isinstance(document, yaml.MappingNode)
     tokens = next((value for key, value in document.value if key.value == "tokens"), None)
     if tokens is None or len(document.value) > 1 or (tokens.flow_style and tokens.value):
-        raise ValueError("write its entries on lines of their own, under `tokens:` alone")
+        raise ValueError("write each entry on its own lines, below a line with only `tokens:`")
     whole = text if tokens.value else "tokens:\n"
     return whole + ("" if whole.endswith("\n") else "\n") + entry
 

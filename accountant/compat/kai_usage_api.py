@@ -128,7 +128,7 @@ def _decayed(expression: promql.Expr) -> tuple[promql.Expr, float | None, int | 
     try:
         duration = timedelta(seconds=_number(half_life))
     except (OverflowError, ValueError) as error:
-        raise UnknownQuery("the half-life is no duration") from error
+        raise UnknownQuery("the half-life is not a duration") from error
     return power[0], _number(reference), _whole_seconds(duration, "the half-life")
 
 

@@ -134,7 +134,7 @@ def _until(rows: Sequence[AccountVector], span_ms: int, at_ms: int) -> list[list
 
 
 def add(cells: Iterable[AccountVector]) -> AccountVector:
-    """The sum of all; zero for none."""
+    """The sum of all vectors; zero if there are none."""
     return AccountVector(*map(sum, zip(*cells, strict=True)))
 
 

@@ -164,7 +164,7 @@ class Kubernetes(Model):
 
 
 def _mapping(value: object) -> object:
-    """Environment variables cannot be mappings, so mappings are `name=value`, comma-separated, there."""
+    """Parse the form that mappings have in environment variables: `name=value`, comma-separated."""
     if not isinstance(value, str):
         return value
     pairs = [part.partition("=") for part in value.split(",") if part.strip()]

@@ -123,7 +123,7 @@ class Owners:
         except (NotFound, Refused):
             return OwnerFacts()
         except msgspec.MsgspecError as error:
-            raise Unavailable(f"{path}: not what an API server answers: {error}") from error
+            raise Unavailable(f"{path}: unexpected answer of the API server: {error}") from error
         # The name may belong to another object by now.
         return owner_facts(found.metadata) if found.metadata.uid == ref.uid else OwnerFacts()
 
@@ -138,7 +138,7 @@ class Owners:
             except (NotFound, Refused, VersionGone):
                 return False
             except msgspec.MsgspecError as error:
-                raise Unavailable(f"{path}: not what an API server answers: {error}") from error
+                raise Unavailable(f"{path}: unexpected answer of the API server: {error}") from error
             for item in page.items or ():
                 self._known[item.metadata.uid] = owner_facts(item.metadata)
             token = page.metadata.continue_ or ""
@@ -166,7 +166,7 @@ class Owners:
         except (NotFound, Refused):
             return {}
         except msgspec.MsgspecError as error:
-            raise Unavailable(f"{group}: not what an API server answers: {error}") from error
+            raise Unavailable(f"{group}: unexpected answer of the API server: {error}") from error
         return {resource.kind: resource for resource in found.resources if "/" not in resource.name}
 
 

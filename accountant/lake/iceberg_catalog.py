@@ -203,7 +203,7 @@ def _sqlite_in(warehouse: str) -> str:
     folder = warehouse.removeprefix("file://")
     if "://" in folder:
         raise LakeUnavailable(
-            f"warehouse {warehouse} is no folder: set `lake.catalog.uri` to a database or a REST catalog"
+            f"warehouse {warehouse} is not a folder: set `lake.catalog.uri` to a database or a REST catalog"
         )
     return f"sqlite:///{folder}/catalog.db"
 

@@ -42,7 +42,7 @@ class DeliveryUncertain(AccountantError):
 
 class Channel(Protocol):
     def carry(self, letter: Message) -> str:
-        """Delivers a message; returns a short text about it. Raises Refused, DeliveryUncertain."""
+        """Delivers a message; returns a short text for the log of deliveries. Raises Refused, DeliveryUncertain."""
         ...
 
 

@@ -315,7 +315,7 @@ class PriceRow(Model):
             )
         if self.instance is not None and (self.instance.weights is None) != (self.basis == "whole-instance"):
             raise ValueError(
-                "basis whole-instance puts the whole machine on its GPUs (no weights); gpu-only needs weights"
+                "basis whole-instance divides the price among all GPUs and takes no weights; gpu-only needs weights"
             )
         return self
 

@@ -414,10 +414,10 @@ REPORTING_MS = 15 * MS_PER_MINUTE
 
 
 def retiring(fleet: Fleet, asked: Retirement, at_ms: int, now_ms: int, closed_ms: int) -> dict[int, int]:
-    """For each GPU, by id, the instant from which it is no capacity: `at_ms`, or the end of its newest record if that
-    is later.
+    """By GPU id, the instant from which the GPU no longer counts as capacity: `at_ms`, or the end of its newest record
+    if that is later.
 
-    closed_ms: capacity before it is not changed. Raises CannotRetire; then none is retired."""
+    closed_ms: capacity before this instant does not change. Raises CannotRetire if any of the GPUs cannot retire."""
     if at_ms > now_ms:
         raise CannotRetire(f"{utc(at_ms)} is yet to come")
     if at_ms < closed_ms:

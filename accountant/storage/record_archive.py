@@ -310,7 +310,8 @@ def _row(found: Row) -> UsageInterval:
 
 
 def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart, *, behind: bool) -> None:
-    """Replays everything except rows. behind: the ledger had less than the part, so its registers are older."""
+    """Replays a part of the archive, except its rows. behind: the ledger lacks records of the part, so the part's
+    registers are newer and replace the ledger's."""
     files = archive.tables(part)
     named = "JOIN stream s ON s.cluster = p.cluster AND s.node = p.node AND s.epoch = p.epoch"
     for table, key, values in (

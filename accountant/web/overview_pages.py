@@ -401,7 +401,7 @@ class _SignInSite:
         bound_address(request, deps)
         people = deps.people()
         if people is None:
-            raise Refusal("not-found", "sign-in is off here: ask with a token")
+            raise Refusal("not-found", "sign-in is not configured on this server; send a token")
         return people
 
     async def form(self, request: Request) -> Mapping[str, Sequence[str]]:

@@ -132,7 +132,7 @@ class SloPolicy(Model):
     @model_validator(mode="after")
     def _of_one(self) -> SloPolicy:
         if (self.queue is None) == (self.workload is None):
-            raise ValueError(f"SLO {self.name!r} is of a queue or of a workload: name one of them")
+            raise ValueError(f"SLO {self.name!r} needs either a queue or a workload")
         return self
 
 

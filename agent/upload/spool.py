@@ -247,7 +247,7 @@ class Spool:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Enter with the file open and no other process using it. Raises OutboxUnavailable."""
+        """Open the outbox for reading while other threads wait. Raises OutboxUnavailable."""
         with self._mutex:
             self._be_open()
             with self._failures("read"):

@@ -64,7 +64,7 @@ class AccountantOptions:
     ] = ""
 
     def client(self, timeout_s: float = 30.0) -> AccountantApi:
-        """Return the client. Raises AccountantUnavailable for an invalid address."""
+        """Return a client of the accountant. Raises AccountantUnavailable if the address in the options is invalid."""
         return AccountantApi(
             self.accountant,
             token_file=self.token_file,

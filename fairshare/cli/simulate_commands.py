@@ -186,7 +186,7 @@ def _loads(text: str) -> list[float]:
     try:
         loads = [float(part) for part in text.split(",")]
     except ValueError:
-        raise SimulateError(f"--loads: {text!r} is no list of numbers") from None
+        raise SimulateError(f"--loads: {text!r} is not a list of numbers") from None
     if not all(0.01 <= load <= 100 for load in loads):
         raise SimulateError(f"--loads: {text}: each from 0.01 to 100")
     return loads

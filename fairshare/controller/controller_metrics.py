@@ -120,9 +120,7 @@ def _waiting(report: CycleReport, now_ms: int) -> Iterator[Metric]:
         count.add_metric([queue], workloads[queue])
         oldest.add_metric([queue], max(0, now_ms - since.get(queue, now_ms)) / MS_PER_SECOND)
     yield from (gpus, count, oldest)
-    family = GaugeMetricFamily(
-        "gputally_fairshare_stranded_gpus", "GPUs that are free while nothing that waits fits on them."
-    )
+    family = GaugeMetricFamily("gputally_fairshare_stranded_gpus", "Free GPUs on which no waiting workload fits.")
     family.add_metric([], unplaceable_gpus(report.free_by_node, gangs))
     yield family
 

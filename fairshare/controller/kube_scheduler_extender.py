@@ -297,7 +297,7 @@ def _nodes(args: Mapping[str, Any]) -> tuple[list[str], dict[str, float]]:
     if isinstance(whole, dict):
         items = whole.get("items") or []
         if not isinstance(items, list):
-            raise BadRequest("Nodes.items is no list")
+            raise BadRequest("Nodes.items is not a list")
         try:
             capacity = {item["metadata"]["name"]: gpus((item.get("status") or {}).get("allocatable")) for item in items}
         except (TypeError, KeyError, AttributeError) as error:

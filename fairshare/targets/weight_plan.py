@@ -95,8 +95,8 @@ class Adapter(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """One server-side apply. value: of the field; None leaves it unset. why: for people. order: writes of one target
-    are made in this order, see `write_order`. default: the schema's default value."""
+    """One server-side apply. value: the field's new value; None leaves it unset. why: the reason, as text. order: its
+    position among the writes of one target, see `write_order`. default: the schema's default value."""
 
     target: str
     queue: str
@@ -159,9 +159,9 @@ def object_key(held: TargetQueue) -> ObjectKey:
 def release(
     adapter: Adapter, observation: Observation, *, left_behind: bool = False, theirs: Collection[ObjectKey] = ()
 ) -> tuple[Apply, ...]:
-    """Restore the base weight of every changed object of the policy and remove gputally's annotations. left_behind:
-    instead those of objects that no queue of the policy refers to. theirs: objects of another policy; they are not
-    changed."""
+    """Return the writes that restore the base weights of the policy's objects and remove gputally's annotations.
+    left_behind: restore the objects that no queue of the policy refers to, instead of the policy's objects. theirs:
+    objects of another policy; they are not changed."""
     held_by = observation.left if left_behind else observation.held
     applies = (
         Apply(

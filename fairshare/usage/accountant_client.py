@@ -167,7 +167,7 @@ class AccountantApi:
             self._post_decisions(part)
 
     def _post_decisions(self, part: Sequence[bytes]) -> None:
-        """Compressed: the record of a preemption holds every pod of the cluster."""
+        """Send decisions, compressed because the record of a preemption contains every pod of the cluster."""
         content = gzip.compress(b"[" + b",".join(part) + b"]", compresslevel=1, mtime=0)
         self._send("POST", "/v1/decisions", content, "gzip")
 

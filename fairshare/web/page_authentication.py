@@ -129,7 +129,7 @@ class SignIns:
         self._enforce(self._file.current)
 
     def __call__(self) -> SignInService | None:
-        """Return the service; None if no issuer of the file has a login."""
+        """Return the sign-in service of the current file; None if none of its issuers has a login."""
         with self._lock:
             now = self._clock.monotonic_ms()
             if now - self._looked_ms >= _LOOK_EVERY_MS:
@@ -257,7 +257,7 @@ class SignInPages:
     def people(self, _: Request) -> SignInService:
         found = self._people()
         if found is None:
-            raise Refusal(404, "No such page", "sign-in is off here: ask with a token")
+            raise Refusal(404, "No such page", "sign-in is not configured on this server; send a token")
         return found
 
     async def form(self, request: Request) -> Fields:

@@ -230,7 +230,7 @@ class Worker:
             try:
                 kind, *said = pipe.recv()
             except EOFError as error:
-                raise PreviewFailed(f"its process died; it may use {self.most_mib} MiB: take fewer days") from error
+                raise PreviewFailed(f"its process ended; it may use {self.most_mib} MiB: choose fewer days") from error
             if kind == "progress":
                 told(*said)
             elif kind == "done":

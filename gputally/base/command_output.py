@@ -41,7 +41,7 @@ def show(
         stream.write(for_json(json.dumps(document, indent=2, ensure_ascii=False, default=_plain)) + "\n")
     elif output == "csv":
         lines = document if records is None else records
-        assert isinstance(lines, Iterable), "a document that is no list comes with its records"
+        assert isinstance(lines, Iterable), "a document that is not a list comes with its records"
         write_csv([flat(record) for record in lines], stream)
     else:
         draw(table(), stream)

@@ -96,8 +96,8 @@ def namespace_of(job: Job) -> str:
 def pods_of(
     start: Started, mig_uuids: dict[Slot, str], queued: frozenset[str], here: Container[str]
 ) -> tuple[Pod, ...]:
-    """The pods of a gang on the nodes that are `here`, by node. mig_uuids: the instance behind a slot; queued: queues
-    that exist."""
+    """The pods of a gang, sorted by node. mig_uuids: the MIG instance of a slot. queued: queues that exist. here: only
+    pods of these nodes."""
     nodes: dict[str, list[Slot]] = {}
     for slot in start.slots:
         nodes.setdefault(slot.node, []).append(slot)

@@ -35,7 +35,7 @@ def driver(machine: Machine) -> CheckResult:
         if machine.agents_pod:
             what = "the agent sees no GPU: no NVIDIA driver answers in its container"
             return CheckResult("", (Finding("error", what, failure, remedy(failure) or "see nvidia-smi on the node"),))
-        raise CannotCheck(f"no NVIDIA driver answers here ({failure}); on a GPU node it would")
+        raise CannotCheck(f"no NVIDIA driver answers on this machine ({failure}); run the check on a GPU node")
     if machine.agents_pod and not snapshot.devices and not machine.counted:
         return CheckResult(
             "0 GPUs", (Finding("error", "the driver answers and shows no GPU", "0 GPUs", NO_GPUS_REMEDY),)

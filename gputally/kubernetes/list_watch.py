@@ -326,7 +326,7 @@ class Reflector(Generic[O, V]):
         try:
             return decode(raw)
         except msgspec.MsgspecError as error:
-            raise Unavailable(f"{self.path}: not what an API server answers: {error}") from error
+            raise Unavailable(f"{self.path}: unexpected answer of the API server: {error}") from error
 
 
 T = TypeVar("T")

@@ -318,7 +318,7 @@ def _document(answer: httpx2.Response) -> dict[str, Any]:
     try:
         found = json.loads(answer.content)
     except ValueError as error:
-        raise AuthorityUnavailable("the provider's answer is no JSON") from error
+        raise AuthorityUnavailable("the provider's answer is not JSON") from error
     if not isinstance(found, dict):
         raise AuthorityUnavailable("the provider's answer is no object")
     return found

@@ -41,7 +41,7 @@ def snapshot(*devices: DeviceReading, holders: tuple[Allocation, ...] = (), nvml
 
 
 def test_without_a_driver_there_is_one_line() -> None:
-    with pytest.raises(CannotCheck, match=r"^no NVIDIA driver answers here \(libnvidia-ml.so.1 not found\)"):
+    with pytest.raises(CannotCheck, match=r"^no NVIDIA driver answers on this machine \(libnvidia-ml.so.1 not found\)"):
         driver(Machine(snapshot(nvml="libnvidia-ml.so.1 not found"), 0))
 
 

@@ -92,7 +92,7 @@ def test_a_driver_that_does_not_start(
     sources = usual(Options(kubelet_socket=kubelet.path, proc=proc), VirtualClock(0))
     assert examine(sources, ["driver"], "json") == 0
     (told,) = json.loads(capsys.readouterr().out)["checks"]
-    assert "no NVIDIA driver answers here (driver not loaded (nvmlInit, 9))" in told["unknown"]
+    assert "no NVIDIA driver answers on this machine (driver not loaded (nvmlInit, 9))" in told["unknown"]
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_entries_of_others_stay_and_a_lost_token_file_is_made_anew() -> None:
         ("tokens: [{name: a}]\n", "Secret metering/gputally-accountant-tokens: tokens.yaml:1: tokens.0.scopes"),
         (
             f"tokens: [{{name: a, token_sha256: {'a' * 64}, scopes: [read]}}]\n",
-            "tokens.yaml: write its entries on lines of their own",
+            "tokens.yaml: write each entry on its own lines",
         ),
     ],
 )

@@ -270,7 +270,7 @@ def test_an_answer_that_is_none_is_a_failure_not_a_defect(
     api: FakeApi, inventory: ClusterInventory, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
     monkeypatch.setattr(api, "get", lambda *args, **kwargs: answer)
-    with pytest.raises(Unavailable, match="not what an API server answers"):
+    with pytest.raises(Unavailable, match="unexpected answer of the API server"):
         inventory.sync()
 
 

@@ -86,5 +86,5 @@ def test_the_catalog_of_a_folder_is_a_file_in_it(tmp_path: Path) -> None:
     for warehouse in (str(tmp_path / "plain"), f"file://{tmp_path}/address"):
         Catalogue.connect(Lake(warehouse=warehouse)).close()
     assert sorted(found.parent.name for found in tmp_path.glob("*/catalog.db")) == ["address", "plain"]
-    with pytest.raises(LakeUnavailable, match=r"^warehouse s3://books is no folder: set `lake\.catalog\.uri`"):
+    with pytest.raises(LakeUnavailable, match=r"^warehouse s3://books is not a folder: set `lake\.catalog\.uri`"):
         Catalogue.connect(Lake(warehouse="s3://books"))

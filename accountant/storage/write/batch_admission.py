@@ -288,7 +288,7 @@ def fact_fault(fact: PodFacts, now_ms: int) -> Fault | None:
     if not all(map(is_name, _names_in(fact))) or unprintable([fact.labels, fact.requests]):
         return Fault("bad-name", f"fact {fact.seq}: a name is {_UNNAMED}")
     if not in_range(fact):
-        return Fault("out-of-range", f"fact {fact.seq}: a time or its priority is no number that can be true")
+        return Fault("out-of-range", f"fact {fact.seq}: a time or its priority is not a possible number")
     return None
 
 

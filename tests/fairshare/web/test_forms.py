@@ -125,7 +125,13 @@ def test_a_preview_leads_to_its_page_and_is_made_once(open_stage: Stage) -> None
     where = found.headers["Location"]
     settled(open_stage.previews, where.rpartition("/")[2])
     shown = text(open_stage.get(where))
-    for words in ("Who would have got what", "▲ +40.0", "12 → 9", "jobs are as long as they were", "+k: 9.0"):
+    for words in (
+        "GPUs of every queue under both policies",
+        "▲ +40.0",
+        "12 → 9",
+        "jobs are as long as they were",
+        "+k: 9.0",
+    ):
         assert words in shown
     assert open_stage.post("/policy/preview", form).headers["Location"] == where
     assert json.loads(open_stage.get(where + "/state").body)["state"] == "done"

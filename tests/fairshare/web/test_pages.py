@@ -148,7 +148,7 @@ def test_a_hold_and_staleness_are_told(tmp_path: Path) -> None:
 def test_a_standby_says_that_it_is_one(tmp_path: Path) -> None:
     here = stage(tmp_path, cycles=1, leading=False)
     for url in ("/", "/queue/vision", "/decisions", "/policy"):
-        assert "standby: looks on, publishes nothing" in text(here.get(url))
+        assert "standby: reads and decides, publishes nothing" in text(here.get(url))
 
 
 def test_a_queue_over_time_with_its_reasons(open_stage: Stage) -> None:
