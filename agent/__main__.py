@@ -86,8 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Return the parser of all commands, or only of `run` if that is the command, because the daemon needs nothing that
-    the others import."""
+    """Return the parser of all commands. If the command is `run`, return only its parser: the daemon then does not
+    import the libraries of the other commands."""
     made = argparse.ArgumentParser(prog="gputally agent", description="Meters the GPUs of one machine.")
     made.add_argument("--version", action="version", version=f"gputally agent {_version()}")
     commands = made.add_subparsers(dest="command", metavar="COMMAND")

@@ -147,8 +147,8 @@ class Agent:
         return snapshot
 
     def ship(self, upto: int | None = None) -> ShipResult:
-        """Try once to deliver records, nothing newer than `upto`; an unreadable spool gives a result to retry, not an
-        error."""
+        """Try once to deliver records, nothing newer than `upto`. If the outbox cannot be read, return a result that
+        says "retry" instead of raising."""
         try:
             result = self._uploader.ship(upto)
         except OutboxUnavailable as error:

@@ -3,9 +3,9 @@
 Every value is computed by the function that bills or divides: accounts by `split`, ages by `age_weight`, shares by
 `divide`. Equal code gives equal bytes.
 
-The example has 100 GPUs and three teams with 20 guaranteed GPUs each. Two teams keep the cluster full with small jobs.
-Every two hours the LLM team requests 40 GPUs on top of its 20, all at once, for an hour. Weights 3 : 1 : 1 entitle it
-to 44 in the mean, a little more than the 40 that its slots add up to."""
+The case study has a cluster of 100 GPUs and three teams, each with 20 GPUs guaranteed. Two teams keep the cluster full
+with small jobs. Every two hours the LLM team requests 40 GPUs on top of its 20, all at once, for an hour. With weights
+3 : 1 : 1 its average entitlement is 44 GPUs, a little more than the 40 that it uses on average."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ POOL, KS = 16, (0.0, 1.0, 2.5)
 
 
 def rows() -> list[tuple[str, UsageInterval | None]]:
-    """An hour of one GPU, a row a minute, with what happens in it; None if nothing was recorded."""
+    """Return the 60 minutes of an hour of one GPU: for each, a label and the interval that an agent would report; None
+    for a minute without a record."""
     found: list[tuple[str, UsageInterval | None]] = []
     for length, what in STORY:
         for _ in range(length):

@@ -139,7 +139,8 @@ def vague(text: str) -> Iterator[tuple[int, str]]:
 
 
 def texts(root: Path) -> Iterator[Path]:
-    """Yield what people read of the tree, relative to `root`, but for this module, which lists the words."""
+    """Yield the paths, relative to `root`, of all files whose text people read, except this module, which contains the
+    refused words itself."""
     for place in TEXTS:
         top = root / place
         for path in sorted(top.rglob("*")) if top.is_dir() else [top]:

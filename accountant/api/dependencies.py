@@ -89,8 +89,8 @@ class Checked(Ledger, Journal, Protocol):
         ...
 
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[LedgerSnapshot]:
-        """A snapshot: all its answers come from the same commit. start_ms, end_ms: a span whose rows may be needed
-        because queries begin or end inside an hour."""
+        """A snapshot: all its answers come from the same commit. start_ms, end_ms: the span whose raw rows must be
+        readable, because a query may begin or end inside an hour."""
         ...
 
     def mark(self, start_ms: int, end_ms: int) -> Hashable:
@@ -132,11 +132,12 @@ class ClusterPicker:
 @dataclass(frozen=True)
 class Deps:
     """The objects of one server. books: statements, months and items booked besides metered time. failed: called when
-    only a restart helps. certified: the agent with that common name in its client certificate; None: unknown.
-    deliveries: None if nothing is sent automatically. people: sign-in for the pages; None: off. tasks: the background
-    tasks, None if there are none. spent: returns the CPU seconds of the calling thread so far. guard: detects changes
-    of the clock. lake: publishes for a fleet; None: nothing is published. bound: the rate limit of all ledgers of one
-    server; None: of this one only. picker: the ledgers to choose from; None: only this one."""
+    only a restart helps. certified: maps the common name of a client certificate to the agent's principal; its result
+    is None for an unknown name. deliveries: None if nothing is sent automatically. people: sign-in for the pages; None:
+    off. tasks: the background tasks, None if there are none. spent: returns the CPU seconds of the calling thread so
+    far. guard: detects changes of the clock. lake: publishes for a fleet; None: nothing is published. bound: a rate
+    limit that all ledgers of this server share; None: this ledger has its own. picker: the ledgers to choose from;
+    None: only this one."""
 
     settings: Settings
     clock: Clock

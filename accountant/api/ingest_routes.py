@@ -185,7 +185,8 @@ async def report_import(request: Request, deps: Given, principal: Importing) -> 
 def note(
     chunk: Annotated[ImportedChunk, body(ImportedChunk, "import")], deps: Given, principal: Importing
 ) -> ChunkNote:
-    """Records in the audit trail that a chunk is complete, once; the month's report lists what was imported into it."""
+    """Records in the audit trail that a chunk is complete, once. Each month's report lists the imports that added time
+    to that month."""
     _own_cluster(principal, chunk.cluster)
     if not is_import(chunk.epoch) or source_of(chunk.epoch) != chunk.source:
         raise Refusal("invalid-body", f"epoch {chunk.epoch[:100]!r} is none of an import from {chunk.source}")

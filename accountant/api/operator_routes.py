@@ -237,7 +237,7 @@ class GpuOwners(Model):
 @gpu_router.get("/v1/gpus/owners", summary="Which node each GPU belonged to", responses=refuses("invalid-parameter"))
 def owners(asked: Annotated[OwnersParams, Query()], deps: Given, principal: Reading) -> GpuOwners:
     """A GPU belongs to the node that first reported it, until it moves. Its records from other nodes are quarantined
-    and listed here as claims. Refused to principals of some teams."""
+    and listed here as claims. Refused to callers who may see only some teams."""
     of_everyone(principal)
     known = deps.ledger.gpu_owners()
     found = sorted((one for one in known if asked.asks_for(one) and _place(one) > asked.after), key=_place)
@@ -369,7 +369,7 @@ def clock(deps: Given, _: Administering) -> ClockReport:
     "/v1/clock/accept", summary="Take the clock of the machine for right", responses=refuses("ledger-unavailable")
 )
 def accept(deps: Given, _: Administering) -> ClockReport:
-    """Accepts a clock that was set and is now right, if too few agents confirm it."""
+    """Lets an operator declare that a clock that was set is right, when too few agents confirm it automatically."""
     if deps.guard is not None:
         deps.guard.accept()
     return _report(deps)

@@ -317,7 +317,7 @@ class JobParams(SpanParams):
 
 
 class EpochEnded(Model):
-    """An epoch that the job ended. at: when; defaults to the time of the request."""
+    """A training epoch that the job finished. at: when; defaults to the time of the request."""
 
     epoch: int = Field(ge=0, le=HIGHEST_EPOCH)
     at: Instant = None

@@ -2,8 +2,8 @@
 
 `spread_shares` divides each pool's idle time among those who used the pool, in proportion to their use. If no one used
 it, the time stays unallocated. Every division is by largest remainder with ties to the earlier key, so parts add up
-exactly. Source: OpenCost's AggregateBy. Idle is shared per idle pool and resource by the cost incurred there. Idle
-comes first, then shared costs, and the weights are those before idle.
+exactly. Source: OpenCost's AggregateBy. OpenCost first shares each pool's idle time by the cost incurred in that pool,
+then the shared costs. Both use the costs before idle time was added.
 
 `lend` bills borrowed time. A busy holder of a shared GPU may use more than its allocation. With `shared_gpus: busy`
 this excess is billed to it. The time is taken first from the GPU's unallocated time, then from the idle time of the
@@ -66,7 +66,8 @@ class Share:
 
 
 def lend(unallocated_us: int, shares: Sequence[Share]) -> tuple[list[int], list[list[int]]]:
-    """Return the unallocated time taken by each borrower, and the idle time taken as [borrower][lender].
+    """Return (free, lent): free[b] is the unallocated time that borrower b takes, lent[b][l] the idle time that b takes
+    from l.
 
     No holder lends more than it has, or to itself. Borrowers are served in the given order, so the caller sorts
     them."""
@@ -107,7 +108,8 @@ def memory_to_compute(profile: str, gpu_model: str) -> Fraction | None:
 
 
 def by_memory(lines: Sequence[UsageLine], places: Sequence[Dimension], *, with_unheld: bool) -> list[UsageLine]:
-    """Return the lines with holders' time by memory slices. They are grouped by `places`, `mig_profile` and others.
+    """Return the lines with the time of MIG holders converted from compute slices to memory slices. The given lines are
+    grouped at least by `places` and `mig_profile`.
 
     with_unheld: whether the result includes time without a holder.
 

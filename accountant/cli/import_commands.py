@@ -268,7 +268,8 @@ def import_jobs(
     *,
     at: ZonedLedger,
 ) -> None:
-    """Send the names of the jobs that agents report by number. Repeating it changes nothing."""
+    """Tell the accountant the names of Slurm jobs, which agents report only by number. Repeating the command changes
+    nothing."""
     reading = slurm_history.read(_bytes(file), at.zone)
     _complain(Terminal(stderr=True), file, reading.faults)
     if reading.faults and not reading.jobs:

@@ -203,7 +203,7 @@ def state_at(at_ms: int, watermark_ms: int | None, stale_after_s: int, plain_aft
 
 
 def rows(question: UsageQuestion, window: UsageWindow, policy: Policy, state: State) -> Sequence[Row]:
-    """The instant vector, by queue name. state: not `stale`.
+    """The instant vector, by queue name. state: as `state_at` returns it; the caller must refuse `stale` before.
 
     A policy's queue with several KAI queues (refs) gives each of them its whole usage, since the policy treats them as
     one queue. Usage of a queue includes that of its descendants, as in KAI."""

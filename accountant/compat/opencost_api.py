@@ -194,8 +194,8 @@ def allocations(
     end_ms: int,
     machines: Mapping[tuple[str, str], str] = MappingProxyType({}),
 ) -> list[Allocation]:
-    """One per holder and place, and idle ones per node and GPU. charges: of the span, by DIMENSIONS. machines: provider
-    ids by cluster and node."""
+    """Returns one allocation per holder and place, and one idle allocation per node and GPU. charges: of the span, by
+    DIMENSIONS. machines: provider ids by cluster and node."""
     groups: dict[tuple[bool, tuple[str, ...]], list[Charge]] = {}
     for charge in charges:
         held = charge.account in ALLOCATED
@@ -417,7 +417,8 @@ def table(found: Iterable[tuple[Span, Mapping[str, Allocation]]]) -> str:
 
 
 class NodeTotal(NamedTuple):
-    """A node's capacity that was up and metered. cost: in the price book's currency × µs of an hour."""
+    """A node's capacity that was up and metered. cost: the sum of price per hour × GPU-µs; divided by the microseconds
+    of an hour it is in the price book's currency."""
 
     gpu_us: int = 0
     cost: Fraction = Fraction(0)
@@ -426,7 +427,8 @@ class NodeTotal(NamedTuple):
 def node_assets(
     totals: Mapping[tuple[str, str], NodeTotal], known: Mapping[tuple[str, str], NodeFacts], span: Span
 ) -> dict[str, Any]:
-    """Assets of type Node by OpenCost's key of an asset, from totals by cluster and node."""
+    """Returns OpenCost assets of type Node, under the keys that OpenCost gives its assets. totals: by cluster and
+    node."""
     return {
         f"__undefined__/__undefined__/__undefined__/Compute/{cluster}/Node/Kubernetes/{node}/{node}": _node(
             cluster, node, total, known.get((cluster, node), NodeFacts(cluster, node)), span

@@ -7,8 +7,8 @@ microsecond:
 - The parts of a set over any partition of its span add up to the set.
 - A part of a full set adds up to its length.
 
-There are no floats and no nodes or lifetimes here. `down` is only the time of a lost GPU. `gpu_lifetimes` adds the down
-time of nodes."""
+Accounts are integers. This module knows neither nodes nor when a GPU was in service, so `down` is only the time of a
+lost GPU. accountant.storage.gpu_lifetimes adds the down time of nodes."""
 
 from __future__ import annotations
 
@@ -99,9 +99,10 @@ def part(rows: Sequence[AccountVector], span_ms: int, start_ms: int, end_ms: int
     """Cuts [start_ms, end_ms) out of a set whose rows are spread evenly over [0, span_ms).
 
     Each figure is the difference of a cumulative, non-decreasing integer function of time, so parts are never negative
-    and add up over any partition. The accounts are taken in turn from what is left of the capacity up to an instant:
-    the function is floor(x*r/R) of a remainder r that itself never decreases. So the accounts of a part add up to the
-    set's capacity in it, which for a full set is exactly its length. The other figures are divided independently.
+    and add up over any partition. Up to an instant, the capacity is divided among the accounts one after the other. An
+    account with value x gets floor(x*r/R). R is the part of the whole set's capacity that is not divided yet, and r the
+    part of the capacity up to the instant that is not divided yet. So the accounts of a part add up to the set's
+    capacity in it, which for a full set is exactly its length. The other figures are divided independently.
 
     Largest remainder (gputally.base.units.apportion) would give the right sum for one part, but several parts would not
     add up (the Alabama paradox). Requires 0 <= start_ms <= end_ms <= span_ms."""
@@ -154,7 +155,8 @@ def terms(values: Whole, weights: Sequence[float] | npt.NDArray[np.float64]) -> 
 
 
 def figures(cells: Whole, weights: Sequence[float] | npt.NDArray[np.float64]) -> Whole:
-    """accountant.storage.query.window_sums.Figures of each row, decayed by its weight."""
+    """Returns the columns of accountant.storage.query.window_sums.Figures for each row. The first four are multiplied
+    by the row's decay weight."""
     cell = dict(zip(CELLS, cells.T, strict=True))
     allocated = cell["busy_us"] + cell["idle_us"] + cell["unknown_us"]
     decaying = [allocated, cell["busy_us"], cell["energy_uj"], cell["down_us"]]

@@ -1,9 +1,9 @@
 """Reads the series of dcgm-exporter and kube-state-metrics: labels, devices, activity and GPU requests.
 
 Prometheus renames a scraped label that conflicts with one of the target to `exported_…`, unless the scrape honours
-labels. The `exported_` name therefore takes precedence. In a series of dcgm-exporter without a holder, `pod` is the
-exporter itself. kube-state-metrics shows which pod requested the GPU. Without it the exporter is recognised by its
-name.
+labels. The `exported_` name therefore takes precedence. If no pod holds a device, the `pod` label of its dcgm-exporter
+series names the exporter itself. This is recognised because kube-state-metrics shows no GPU request of that pod, or,
+without kube-state-metrics, by the exporter's name.
 
 A device that several pods share is listed several times with the values of the whole device, so the largest value is
 used. Utilisation may be available both as time with a running kernel and as engine activity. For a whole GPU the first
@@ -185,7 +185,7 @@ class PodSeries:
 
 
 def asked_for(seen: Observed) -> PodSeries:
-    """All GPU information of kube-state-metrics."""
+    """Reads from the series of kube-state-metrics which pods requested GPUs, and what each node can allocate."""
     nodes = _by_node(seen.nodes, seen)
     requests = [one for one in seen.requests if resource(of(one.labels, "resource"))]
     heard = {cell for cells in nodes.values() for cell in cells} | {
@@ -263,8 +263,8 @@ Place = tuple[str, int | None]
 @dataclass(frozen=True, eq=False)
 class Device:
     """What the exporter reported about one GPU. order: its index among the GPUs of its node. slices: its MIG instances,
-    by id. sampled: cells in which the exporter listed it. labelled: cells by part and pod. Figures are by part; power
-    is that of the GPU."""
+    by id. sampled: cells in which the exporter listed it. labelled: cells by part and pod. busy, memory: one series per
+    part (the GPU or a MIG instance). power: that of the whole GPU."""
 
     uuid: str
     model: str
@@ -278,7 +278,7 @@ class Device:
     power: FigureSeries | None = None
 
     def layout(self, slots: Sequence[int], known: tuple[Span, ...], lost: tuple[Span, ...]) -> GpuLayout:
-        """The device as parts and slots. slots: number of slots by part."""
+        """Returns the device's parts (the GPU or its MIG instances). slots: how many equal slots each part has."""
         parts = tuple(
             GpuPart(one, slots[number], self.busy.get(number), self.memory.get(number))
             for number, one in enumerate(self.slices or (None,))

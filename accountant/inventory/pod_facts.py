@@ -343,13 +343,14 @@ def pod_sighting(
 
 
 def as_placed(now: tuple[tuple[str, str], ...], before: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """The marks of a pod that has its node: those that name its queue stay as the scheduler read them."""
+    """Returns the labels and annotations of a pod that is bound to a node. Those that name its queue stay as they were
+    when the scheduler read them; later changes are ignored."""
     kept = {key: value for key, value in before if key in _QUEUE_MARKS}
     return tuple(sorted({**{key: value for key, value in now if key not in _QUEUE_MARKS}, **kept}.items()))
 
 
 def complete(pod: PodSighting, chain: Chain) -> PodFacts:
-    """The facts with job and queue. A queue that only an owner names counts as the pod's own."""
+    """Adds job and queue to the facts. If only an owner of the pod names a queue, that is the pod's queue."""
     marks = dict(pod.marks)
     wanted: Mapping[str, str] = {**chain.labels, **{key: value for key, value in marks.items() if key in QUEUE_KEYS}}
     return structs.replace(
@@ -545,7 +546,8 @@ class ObservedPod(PodFacts, frozen=True, kw_only=True):
 
 
 def observed(fact: PodFacts, *, through_owners: bool) -> ObservedPod:
-    """One observation. through_owners: the observer also reads the pod's owners, which can take a while."""
+    """One observation. through_owners: whether the observer also reads the pod's owners. As that takes time, a pod
+    without a queue is not recorded as one without a queue until LATE_MS after it was scheduled."""
     begun = next((at for at in (fact.scheduled_ms, fact.started_ms) if at is not None), None)
     open_ = through_owners and not fact.queue_ref and begun is not None and fact.observed_ms <= begun + LATE_MS
     known = getattr(fact, "queue_ms", None)

@@ -1,7 +1,8 @@
 """Opens the lake's Iceberg catalog and replaces whole partitions of its tables.
 
 A commit of Iceberg replaces one pointer. Writers of other partitions can commit at the same time: the library validates
-and repeats the commit. If the outcome of a commit is unknown, its id, which the snapshot contains, decides."""
+and repeats the commit. If a commit gives no answer, `committed` looks for its id in the table's snapshots: the commit
+succeeded if and only if a snapshot has it."""
 
 from __future__ import annotations
 

@@ -345,8 +345,9 @@ class Questions(Protocol):
     def usage_columns(
         self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC"
     ) -> list[UsageColumns]:
-        """Returns the content of `usage` and `idle_phases` as columns: one UsageColumns per grouping in `cuts`, each
-        grouped by its dimensions and by PRICED_BY, for every span between two neighbouring `edges` (ascending)."""
+        """Returns the content of `usage` and `idle_phases` as columns, one UsageColumns per grouping in `cuts`. Its
+        rows are grouped by the dimensions of that grouping and by everything that a price depends on (PRICED_BY), for
+        every span between two neighbouring `edges` (ascending)."""
         ...
 
     def idle_phases(

@@ -194,7 +194,7 @@ def ended_how(before: Delivery, at_ms: int) -> Outcome:
 
 
 def act(delivery: Delivery, who: str = WHO) -> NewAct:
-    """The act that records a delivery."""
+    """The journal entry that records an attempt to deliver."""
     content = json.dumps({"outcome": delivery.outcome})
     return NewAct(delivery.last_ms, "delivery", delivery.key, who, delivery.detail[:_MOST_DETAIL], content)
 

@@ -233,8 +233,8 @@ class HourlyUse:
 
 
 def hourly_use(hourly: Hours, team: str | None, longer_ms: Mapping[str, int]) -> HourlyUse:
-    """Sums by hour of the day. hourly: of the whole cluster. longer_ms: accountant.ledger.usage_columns.repeated of the
-    span."""
+    """Sums by hour of the day. hourly: of the whole cluster. longer_ms: the local hours of the span that last longer
+    than an hour, with their length (see accountant.ledger.usage_columns.repeated)."""
     mine = np.array([team in (None, name) for name, _ in hourly.owners], dtype=bool)[hourly.owner]
     busy, idle, unknown = (column[mine] for column in (hourly.busy_us, hourly.idle_us, hourly.unknown_us))
     held = np.zeros((len(hourly.hours), 3), dtype=np.int64)

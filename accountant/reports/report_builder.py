@@ -82,13 +82,14 @@ class ReportQuestions(EpochQuestions, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """The data of [start_ms, end_ms), at a price book. before_ms: the span of comparison, at book_before.
+    """The data of [start_ms, end_ms), at a price book. before_ms: the span that this one is compared with; its time is
+    priced by book_before.
 
     month: the calendar month that the span is, or begins; since_ms: the ledger's first record. by_day: charges by team,
     queue and day (accountant.billing.budget_forecast.BY), if there is a month. billed, earlier: bills by team of the
     span and of the one before; unused: unused commitments. waits: of all teams' queues. epochs: the epochs reported in
-    the span. peaks: of the jobs that a report of one of `scopes` needs; None in `scopes` stands for the whole
-    cluster."""
+    the span. peaks: hourly maxima of the jobs that left the most GPU time idle in each of `scopes` (team names; None:
+    the whole cluster)."""
 
     start_ms: int
     end_ms: int
@@ -274,8 +275,8 @@ class Report:
 
     @property
     def restated(self) -> dict[str, tuple[int, Decimal]]:
-        """For each month of booking, the number of corrections, credits and charges about this month, and their sum,
-        within the scope."""
+        """Corrections, credits and charges about this month that are booked in later months: their number and sum by
+        month of booking, within the scope."""
         found: dict[str, tuple[int, Decimal]] = {}
         booked = [(one.line.team, one.booked_in, one.amount) for one in self.later.corrections]
         booked += [(one.team, one.booked_in, one.amount) for one in self.later.adjustments]

@@ -134,7 +134,8 @@ def change(now: Decimal, before: Decimal) -> Difference:
 
 
 def part_entries(parts: Mapping[tuple[str, ...], Iterable[PricedTime]]) -> list[tuple[tuple[str, ...], Entry]]:
-    """Turns groups whose last element is the account into pairs (group without it, entry)."""
+    """Returns (group, entry) pairs. The last element of each key in `parts` is the account; it moves from the key into
+    the entry."""
     return [
         (group[:-1], (cast(Account, group[-1]), part.gpu_us, part.cost))
         for group, several in parts.items()

@@ -503,8 +503,8 @@ class DuckLedger(Offsite):
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[Snapshot]:
         """A snapshot: all its answers come from the same commit, whatever is written meanwhile.
 
-        start_ms, end_ms: a span whose rows may be needed because queries begin or end inside an hour; they may be
-        archived."""
+        start_ms, end_ms: the span whose raw rows must be readable, because a query may begin or end inside an hour.
+        Archived rows are read too."""
         with self._snapshot(start_ms, end_ms) as (cursor, state):
             yield Snapshot(cursor, state)
 

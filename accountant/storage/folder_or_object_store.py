@@ -1,8 +1,8 @@
 """Stores files in a folder, or under a prefix of an object store (`s3://`, `gs://`, `abfs://`).
 
-A file written with `create` appears completely or not at all and is never overwritten. Such files list the other files;
-a file that none of them lists is a leftover of an interrupted writer. The engine reads and writes files by their `url`.
-"""
+A file written with `create` appears completely or not at all and is never overwritten. The files written with `create`
+are manifests: each lists the data files that belong to it. A data file that no manifest lists was left behind by an
+interrupted writer. The engine reads and writes files by their `url`."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def timeline(
     """The GPUs that match a filter, over [start_ms, end_ms), and the usage of each GPU over the whole span. If there
     are too many, those with the most allocated time are shown; by node and name.
 
-    Needs two queries, and as many figures as cells, for a span of any length."""
+    Needs two queries whatever the length of the span, and memory in proportion to the number of cells."""
     tz = zone(timezone)
     of_gpus = ledger.usage(start_ms, end_ms, _OF_GPUS, where, timezone)
     shown = sorted(of_gpus, key=lambda line: -line.accounts_gpu_us.allocated)[:MOST_STRIPS]

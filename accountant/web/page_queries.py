@@ -43,7 +43,8 @@ _RECORDS = 200
 @dataclass(frozen=True, slots=True)
 class Demand:
     """The known demand for GPUs. watched: the cluster that this accountant watches through an API server, "" for none;
-    `waiting` is complete only for it. asks: demand of the leaf queues, as last recorded by the controller."""
+    `waiting` is complete only for it. asks: the GPUs that each leaf queue requests, from the fairshare controller's
+    newest decisions."""
 
     watched: str
     waiting: tuple[page_rows.Waiting, ...]
@@ -81,7 +82,8 @@ def demand(deps: Deps, waiting: tuple[page_rows.Waiting, ...], at_ms: int) -> De
 
 
 def current_demand(deps: Deps) -> Answer[CurrentDemand]:
-    """The newest settled quarter of an hour (from a lake: hour); if little of it is metered, the last one that is."""
+    """Returns the use of GPUs in the last quarter of an hour (from a lake: hour) that is metered well enough. It ends
+    at the watermark, or now if there is none."""
 
     def find() -> CurrentDemand:
         at = deps.clock.wall_ms()
@@ -127,7 +129,8 @@ def jobs_of(deps: Deps, month: Month, where: Where) -> Answer[dict[JobState | No
 
 
 def machines(deps: Deps, days: int) -> tuple[tuple[page_rows.Machine, ...], Accounts, int, int | None]:
-    """The nodes of the last days, their sum, the end of these days, and the time of the answer."""
+    """Returns for the last `days` days: the nodes, the sum of their accounts, the instant at which the days end, and
+    when the answer was computed."""
 
     def find() -> tuple[tuple[page_rows.Machine, ...], Accounts, int]:
         at = deps.clock.wall_ms()
@@ -235,7 +238,7 @@ def _bills(deps: Deps, month: Month, cuts: Sequence[Cut]) -> list[Bills]:
 
 
 def prepare_answers(deps: Deps, month: Month) -> None:
-    """Computes what most readers will open besides reports, before they do. month: the current one. Raises
+    """Fills the cache with the answers of the most visited pages, except reports. month: the current one. Raises
     AccountantError."""
     current_demand(deps)
     month_so_far(deps, month)

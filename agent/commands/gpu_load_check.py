@@ -1,9 +1,9 @@
 """Runs `gputally agent smoke`: puts a known load on a GPU through CUDA and checks that the agent sees it.
 
-It holds device memory and keeps the GPU busy through the CUDA driver, and reads NVML like the agent. In a pod, it shows
-whether each pod gets, and is billed for, its own memory. It prints the expected and the measured value of each check. A
-value that is invisible here is unknown and not a failure. Exit codes: 0 all values are as expected, 1 some value is
-not, 2 wrong call, 3 no GPU.
+It holds device memory and keeps the GPU busy through the CUDA driver, and reads NVML like the agent. Run in several
+pods that share a GPU, it shows whether the agent assigns to each pod the memory that this pod allocated. It prints the
+expected and the measured value of each check. A value that is invisible here is unknown and not a failure. Exit codes:
+0 all values are as expected, 1 some value is not, 2 wrong call, 3 no GPU.
 
 The driver's library is loaded on first use. Metering does not use this module. It is for one thread.
 
@@ -72,7 +72,7 @@ class NoCuda(CudaFault):
 class Cuda:
     """One device with a context of its own; a context manager. Raises NoCuda, CudaFault.
 
-    ordinal: of the devices this process may use. library: for another driver than the system's."""
+    ordinal: of the devices this process may use. library: path of libcuda, if not the system's."""
 
     def __init__(self, ordinal: int = 0, library: str = LIBRARY) -> None:
         try:

@@ -73,7 +73,8 @@ class DeviceFrame:
 class Frame:
     """A node at `at_ms`. message: why the reading failed, "" if it did not.
 
-    serial: None if the counters are current; otherwise a number that grows when intervals are closed."""
+    serial: None if the counters are current. On an agent's page they change only when intervals are closed; `serial`
+    then grows."""
 
     at_ms: int
     devices: tuple[DeviceFrame, ...]
@@ -460,7 +461,7 @@ class History:
         self._serial: int | None = None
 
     def observe(self, frame: Frame) -> None:
-        """Add a frame. A frame whose counters were closed no later than the last one's adds nothing."""
+        """Add a frame. A frame with the same `serial` as the one before has no new counters and is ignored."""
         if frame.serial is not None and frame.serial == self._serial:
             return
         self._serial = frame.serial
@@ -617,7 +618,7 @@ def print_once(source: Source, clock: Clock, console: Console | None = None, pri
 def print_frame(
     look: Callable[[], Frame], clock: Clock, console: Console | None = None, prices: Prices | None = None
 ) -> int:
-    """Do the same as `print_once` for any kind of frame."""
+    """Like `print_once`, but read the two frames with `look`, from NVML or from an agent's metrics page."""
     from gputally.base.terminal import Terminal
 
     history = History(prices)

@@ -334,7 +334,8 @@ _UNSEEN: dict[PrivilegeLevel, tuple[tuple[str, str], ...]] = {
 
 
 def unseen(level: PrivilegeLevel, devices: Sequence[DeviceReading] = ()) -> tuple[str, ...]:
-    """Return what cannot be seen at `level`, as labels; with devices, what is not seen of them."""
+    """Return labels of what an agent with this privilege cannot see. devices: if given, the labels are corrected by
+    what their readings contain and lack."""
     hidden = {label for label, _ in _UNSEEN[level]}
     instances = [instance for device in devices for instance in device.instances]
     if instances:

@@ -1,8 +1,8 @@
 """Keeps the agent's time: that of the machine's clock unless the accountant contradicts it.
 
-A clock that is wrong for a minute must not date records an hour, a day or a year wrongly. While the accountant's
-answers contradict a new wall time, time continues with the monotonic clock. If they agree with it, or are unknown, the
-new wall time is used.
+If the machine's clock jumps by an hour or a year and is corrected a minute later, no record may carry the wrong date.
+While the accountant's answers contradict a new wall time, time continues with the monotonic clock. If they agree with
+it, or are unknown, the new wall time is used.
 
 Every time in the meter comes from here. Time advances with the monotonic clock, so durations are real durations. It is
 moved towards the wall clock at a bounded rate. A wall clock that was set far ahead is adopted at once. A wall clock
@@ -26,7 +26,7 @@ SET_MS: Final = 5 * MS_PER_MINUTE
 accepted."""
 
 Opinion = Callable[[int], bool | None]
-"""Whether a clock line (wall time less monotonic time) is right; None if unknown."""
+"""Whether a clock line (wall time minus monotonic time) is right; None if unknown."""
 
 
 class SteadyClock:
@@ -56,8 +56,9 @@ class SteadyClock:
             return line + self._inner.monotonic_ms()
 
     def ask(self, opinion: Opinion, earlier_ms: int | None) -> None:
-        """Check the wall clock with `opinion` from now on. earlier_ms: the line of an earlier process of this boot,
-        used if the wall clock is contradicted and this line is not."""
+        """Check the wall clock with `opinion` from now on. earlier_ms: wall time minus monotonic time, as an earlier
+        agent process of this boot stored it. It replaces the present difference if `opinion` rejects the wall clock and
+        accepts this one."""
         with self._lock:
             self.opinion = opinion
             if earlier_ms is not None and opinion(self._wall_line()) is False and opinion(earlier_ms):

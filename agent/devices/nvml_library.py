@@ -9,15 +9,16 @@ one of four exceptions, and the caller decides only by the type:
 - `DriverReplaced` concerns the process.
 
 Only the functions that start the library, count the GPUs and open one raise the last three. An error of any other
-function concerns that function: a broken power sensor may always answer "unknown error" on a GPU that works. If its
-code may mean more, it is kept in `Driver.doubts`, and the reader of that GPU checks it.
+function concerns that function: a broken power sensor may always answer "unknown error" on a GPU that works. If the
+error code could also mean that the GPU or the library is lost, it is stored in `Driver.doubts`; the reader of that GPU
+then finds out which.
 
 Source of the codes: nvml.h (NVIDIA Management Library), nvmlReturn_t.
 
 On a hung GPU a call blocks inside the kernel and cannot be interrupted. Calls therefore run on a worker thread. If one
 does not return in time, its thread is abandoned, its group is refused until it returns, and a new worker serves the
-other groups. Normally a whole round of calls needs one hand-over and no new thread. The data of a group belongs to its
-call until the call returns, so groups must not share state."""
+other groups. Normally a whole round of calls needs one hand-over and no new thread. While a call of a group hangs, its
+thread may still write to the group's data. So two groups must not share data."""
 
 from __future__ import annotations
 
@@ -140,7 +141,8 @@ class Driver:
         self.doubts: dict[int, Fault | DriverReplaced] = {}
 
     def another(self) -> Driver:
-        """Return a driver with the same library and separate doubts, for another reader."""
+        """Return a second driver on the same library, with `doubts` of its own, so that errors of two readers do not
+        mix."""
         return Driver()
 
     def call(self, name: str, *arguments: Any) -> Any:

@@ -47,7 +47,7 @@ class Share:
 class GpuPart:
     """A whole GPU, one MIG instance, or the compute slices outside every instance (`outside`).
 
-    weight: its part of the device, over the sum of the weights of all parts.
+    weight: the part's size; its fraction of the device is weight / (sum of the weights of all parts).
     weights: those of its shares.
     first: position of its first share in the layout."""
 

@@ -3,9 +3,9 @@ format.
 
 Metrics use base units, counters come first, and a help text ends in a full stop. Device and pod series have different
 names, so that no query adds them up by mistake. A pod's uid is only on its `_info` series. The method of busy time
-(`method`) and the kind of sharing (`sharing`) are labels of the holder's series, and either may change while it runs. A
-counter holds only the rows with its own labels, so a sum over several label sets counts each row once. A gauge is shown
-only with the newest labels.
+(`method`) and the kind of sharing (`sharing`) are labels of the holder's series, and either may change while it runs.
+If a label of a holder changes, a new counter starts for the new labels and the old one stops, so a PromQL sum() over
+both counts no microsecond twice. A gauge is shown only with the newest labels.
 
 Device families have one series per device (and per error code, for example), never one per pod. A missing reading gives
 no series, and never 0.

@@ -1,7 +1,9 @@
 """Runs one cycle after the other: usage, hold check, observation, weights, plan, write, record.
 
-A cycle needs only the policy, the accountant and the cluster, because its state is in annotations. The process's memory
-(the last report, decisions not yet delivered) only avoids repeated messages, and a law's memory only carries momentum.
+A cycle needs only the policy, the accountant and the cluster, because its state is in annotations. What the process
+holds in memory (the last report, undelivered decisions) only avoids repeated messages. The stored state of a law
+(smoothed errors, credit for turns) only adds recent momentum; without it the law starts again from the usage in the
+ledger.
 
 A target that cannot be written is reported as degraded, and the other targets continue. Unusable usage changes no
 weight (see `stale_usage_hold`). The loop never forces a field, and writes nothing in dry-run."""
@@ -79,15 +81,24 @@ class Controller:
         acts: Mapping[str, Callable[[], Condition]] | None = None,
         others: OtherClusters = NO_OTHER_CLUSTERS,
     ) -> None:
-        """clusters: by adapter, for a target that is not written through `cluster`. pods: returns the pods that request
-        GPUs, as last seen. unseen: returns why these pods may be incomplete; None: they are complete. status_object:
-        where conditions are stored; None: only in reports and events. reload: called before every cycle of `run`,
-        returns a new policy or None; may raise FileFault. observe: called with every report, in the controller's
-        thread. silent: send nothing to the accountant or the cluster about policy, conditions and decisions. leading:
-        whether this instance acts; a standby only reads and decides. memory: the laws' initial memory by target, used
-        without a status object. calls: returns queues for which a latency objective is violated. acts: by target, this
-        process's knowledge of whether its shares take effect, which overrides what its objects say. others: clusters
-        whose usage the policy may count."""
+        """policy: the policy in force at first.
+        accountant: gives usage, and takes decisions.
+        cluster: is read, and written unless `clusters` names another one.
+        adapters: the kinds of targets.
+        clusters: by adapter, for a target that is not written through `cluster`.
+        pods: returns the pods that request GPUs, as last seen.
+        unseen: returns the reason why `pods` may miss some pods, or None.
+        status_object: where conditions are stored; None: only in reports and events.
+        interval_s: how long `run` waits between two cycles.
+        reload: called before every cycle of `run`; returns a new policy or None. May raise FileFault.
+        observe: called with every report, in the controller's thread.
+        silent: send nothing to the accountant or the cluster about policy, conditions and decisions.
+        leading: returns whether this instance acts; a standby only reads and decides.
+        memory: the laws' initial memory by target, used without a status object.
+        calls: returns queues for which a latency objective is violated.
+        acts: by target, a function that returns the condition `Effective` as this process knows it (for example from
+        the extender's requests). It replaces the condition that follows from the target's objects.
+        others: clusters whose usage the policy may count."""
         self._policy = policy
         self._accountant = accountant
         self._cluster = cluster

@@ -174,8 +174,8 @@ class Metrics(Collector):
             self._registry.register(TaskMetrics(tasks))
 
     def watch(self, alarms: Alarms | None, leading: Callable[[], bool] = lambda: True) -> None:
-        """Adds these latencies. leading: whether this replica holds the Lease at the time of the scrape, also while a
-        cycle is still running."""
+        """Exports the latencies that `alarms` watches from now on. leading: whether this replica holds the Lease at the
+        time of the scrape, also while a cycle is still running."""
         self._alarms = alarms
         self._leading = leading
 

@@ -112,8 +112,8 @@ class Notifier:
                 continue
 
     def deliver(self, decisions: Sequence[Decision], *, away: bool) -> None:
-        """Post pending decisions; after a failure they are kept for the next cycle. away: the report already contains
-        that the accountant is unreachable, so no condition is set for it."""
+        """Post pending decisions; after a failure they are kept for the next cycle. away: the report already says that
+        the accountant is unreachable; a failed delivery then sets no further condition."""
         self._pending = _bounded([*self._pending, *decisions])
         self._undelivered, self._refused = None, ()
         if self._pending:

@@ -1,9 +1,9 @@
 """Finds a queue's object by its references, and keeps its base weight in annotations for restore.
 
-The first write records the operator's base weight, and `release` restores it. The recorded last published value
-distinguishes another owner's change from the controller's own. In some targets the field does not hold the weight but a
-value derived from it (a part of the cluster, GPUs). The weight is then recorded too, because the next step starts from
-it."""
+The first write records the operator's base weight, and `release` restores it. The annotation also holds the value that
+the controller wrote last. If the field has another value, another owner changed it. In some targets the field does not
+hold the weight but a value derived from it (a part of the cluster, GPUs). The weight is then recorded too, because the
+next step starts from it."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def in_sync(
     unknown: str = "",
 ) -> Condition:
     """Return the condition `InSync` of a target: whether its objects match the policy. Differences are reported, never
-    written. stopped: queues that cannot get GPUs there. what: was compared. unknown: why some of it cannot be compared.
-    """
+    written. stopped: queues that are stopped in the target, each as a text. what: names the settings that were
+    compared, for the message. unknown: why some of it cannot be compared."""
     if differing or stopped:
         reason = "PolicyDiffers" if differing else "QueuesStopped"
         return Condition("InSync", "False", reason, say([*stopped, *differing]))
@@ -201,8 +201,8 @@ class ReadQueues:
 
 
 def read_queues(found: QueueMatch, read: Callable[[str, Object], tuple[TargetQueue, Standing] | Issue]) -> ReadQueues:
-    """Read the objects of the policy's queues. read: reads one object of a queue of the policy, "" for an object that
-    no queue refers to."""
+    """Read all matched objects. read(queue, object): returns the queue's state in the target, or an issue; `queue` is
+    "" for an object that no queue refers to."""
     held: dict[str, TargetQueue] = {}
     standings: dict[str, Standing] = {}
     issues = list(found.issues)

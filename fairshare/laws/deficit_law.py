@@ -34,14 +34,15 @@ queues little per day. Jobs have the same sizes in large and small queues, so th
 proportion to the target. This is why the bounds contain `size`: relative to their targets, small queues move further
 and have a wider quiet zone.
 
-Turns are given by `credit`: the amount owed plus the plain integral of fair share minus held GPUs. With the integral,
-turns are right in the long run even if the window is short.
+Of the queues with a gang that fits no share, the one with the most credit gets the next turn. Credit is the amount that
+the queue is owed in the window, plus the sum over all time of (fair share - held GPUs). The second term remembers what
+a short window forgets.
 
 A queue without pending jobs is never owed anything, because it could not have used more than it did. Credit therefore
 exists only for real work. With gain and rate at 0 the configured weights apply.
 
-The memory of the law contains x, the integral for the credit, and the leaky sums for the price. Units are GPUs and
-hours internally.
+The law stores per queue: x, the sum over time for the credit, and for the price the decaying sums of evictions and of
+GPU-hours used. Units are GPUs and hours internally.
 
 `DeficitState` is a `Memory`: numbers by name and queue, which can be stored as JSON. The law reuses the columns of its
 own state. It reads any other mapping by name, for example one from a status object or from a decision."""
@@ -60,7 +61,7 @@ from fairshare.laws.feedback_laws import LawQueues, LawResult, Memory
 from fairshare.laws.gang_turns import gang_lumps, turn_now, under_way
 
 Row = tuple[float, float, float, float, float | None]
-"""State of a queue: x, evictions, usage, integral of the missing GPUs, and time of the last update."""
+"""State of a queue: x, evictions, usage, sum over time of the missing GPUs, and time of the last update."""
 _NOTHING: Mapping[str, float] = {}
 
 

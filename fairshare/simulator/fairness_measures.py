@@ -113,7 +113,8 @@ class _Columns:
 
 
 def spans(record: Record, length_h: int, from_s: int = WARM_UP_S) -> list[Span]:
-    """Return every window of a length from `from_s` on, at its stride. Windows begin at snapshots."""
+    """Return all windows of `length_h` hours that begin at or after `from_s`. A new one begins every
+    LENGTHS_H[length_h] hours, always at a snapshot."""
     stride, length = LENGTHS_H[length_h] * 3600, length_h * 3600
     jobs = _Columns.of(record.workload)
     backlogs = [(np.asarray(late), np.asarray(left)) for late, left in record.backlog]
@@ -218,7 +219,8 @@ def feasible_demand(
 
     It assumes that the run began at `start_ms`. Rejected jobs are left out, because they cannot run.
 
-    parts: the part of a GPU of a slot of a shape. A shape that is not listed is a whole GPU."""
+    parts: for each slot shape, the fraction of a GPU that one slot has. Shapes that are not in it count as whole
+    GPUs."""
     sizes = parts or {}
     demand: dict[str, Fraction] = {}
     for outcome in outcomes:

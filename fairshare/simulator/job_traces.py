@@ -1,7 +1,8 @@
 """Reads jobs from trace files or from the ledger's history.
 
-For the ledger's history this module does no I/O. Rows come as mappings of text or plain values, with the place of each
-row (`file:line`). A row that is not a valid job is reported as a fault with its place. It is never skipped silently.
+Trace files are read here. The caller reads the ledger's history. In both cases rows come as mappings of text or plain
+values, with the place of each row (`file:line`). A row that is not a valid job is reported as a fault with its place.
+It is never skipped silently.
 
 The ledger knows what ran, but not what was requested. The following is assumed, and shown with every result
 (`ASSUMED`):

@@ -62,9 +62,10 @@ class Karma:
 
     The price is one credit per GPU and quantum, which is a control period. The queue with most credits goes first.
 
-    A part of every fair share is guaranteed. All queues can borrow the rest, and its value comes as free credits. With
-    unequal shares a GPU costs a queue 1 / (n · share), so that all earn the same without use. This weighting is not
-    part of the paper.
+    A part of every fair share is guaranteed. The rest is a common pool from which every queue can borrow. To pay for
+    its own part of that pool, each queue gets free credits every quantum. With unequal shares, a borrowed GPU costs a
+    queue 1 / (n · share) credits. Queues that use nothing then earn equally fast. This weighting is not part of the
+    paper.
 
     Source: Vuppalapati et al., "Karma: Resource Allocation for Dynamic Demands", OSDI 2023."""
 
@@ -139,9 +140,9 @@ class StatefulDrf:
 class Oracle:
     """Sets weights with knowledge of every future job and its run time.
 
-    The weight of a queue is the GPU time that it is still due in the weeks that contain this moment, some just begun,
-    some nearly over. In a week a queue is due its part by share (`fill`) of all GPU time that is delivered, up to the
-    time that it used and could still use.
+    The weight of a queue is the number of GPUs with which it gets what it is still due, averaged over several
+    overlapping weeks that contain the present moment. In a week a queue is due its part by share (`fill`) of all GPU
+    time that is delivered, up to the time that it used and could still use.
 
     No controller can know this. The oracle shows how well one could do."""
 

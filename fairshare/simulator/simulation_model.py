@@ -82,9 +82,8 @@ JobKind = Literal["training", "notebook", "short", "inference"]
 class Job:
     """A gang of `gpus` slots of one shape, needed all at once for `duration_ms` of work.
 
-    queue: leaf queue. A name that the engine does not know means a job of another scheduler, which is placed as it
-        comes and
-    outside the division.
+    queue: leaf queue. If the engine does not know the name, the job belongs to another scheduler: it starts as soon as
+        it fits and takes no part in the division of shares.
     models, pools: where it may run; empty means anywhere.
     utilisation_permille: how busy each of its slots is, 0..1000.
     preemptible: if False, it runs only inside its queue's deserved quota and is never reclaimed."""
@@ -117,8 +116,9 @@ class Rules:
     cycle_ms: scheduling happens at multiples of this.
     one_line: one line for all queues, first in first out across them, without reclaim.
     backfill: EASY backfilling instead of starting whatever fits, without reclaim and limits.
-    settle: if a reclaim frees more GPUs than its gang needs, another cycle gives the rest out right after it. Without
-    `settle` the same cycle continues with the queues that may reclaim, and the others wait for the next event."""
+    settle: if True, GPUs that a reclaim freed and its gang does not need are given out by an extra scheduling cycle
+    that follows at once. If False, the present cycle goes on, but only for queues that may reclaim; the others wait for
+    the next event."""
 
     scan_depth: int = 32
     checkpoint_ms: int = 30 * MS_PER_MINUTE

@@ -43,7 +43,8 @@ class Line:
 
 
 def bullet(name: str, used: float | None, entitled: float, top: float) -> str:
-    """Draw a bar of usage, beyond the entitlement in another colour, with a mark at the entitlement; parts of `top`."""
+    """Draw a bar of usage, beyond the entitlement in another colour, with a mark at the entitlement. `used` and
+    `entitled` are drawn as fractions of `top`, the end of the axis."""
     said = f"{name}: used {percent(used)} of the capacity, entitled to {percent(entitled)}"
     svg = ET.Element(
         "svg",

@@ -20,8 +20,8 @@ BUCKET_MS = 15 * MS_PER_MINUTE
 def apportion(total: int, weights: Sequence[int]) -> list[int]:
     """Divide `total` in proportion to `weights`, in whole units, by largest remainder.
 
-    The parts add up to `total` exactly. Equal remainders go to the earlier position, so the
-    result depends only on the order of the arguments. All-zero weights divide evenly.
+    The parts add up to `total` exactly. Ties between equal remainders go to the earlier weight, so equal arguments
+    always give equal results. All-zero weights divide evenly.
 
     Raises ValueError for a negative total, a negative weight, or no weights at all.
     Source: Hamilton's method of apportionment."""

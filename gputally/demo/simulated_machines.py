@@ -1,8 +1,8 @@
 """Simulates the machines of a site with a real agent on each, and turns jobs into pods.
 
 Every event is applied at its exact time. The agents of the affected machines take a reading at that time, and all
-agents take one at least every second interval. An agent sees only its own machine. As in a real agent, delivering and
-metering may run in two threads; everything except `deliver` belongs to one thread.
+agents take a reading at least once in two intervals. An agent sees only its own machine. As in a real agent, delivering
+and metering may run in two threads; everything except `deliver` belongs to one thread.
 
 Only the hardware and the kubelet are simulated: the agent's loop, meter, outbox and uploader are those of production.
 The outbox does not call fsync, because only the simulated machines can lose power, and their outboxes survive in this
@@ -96,8 +96,8 @@ def namespace_of(job: Job) -> str:
 def pods_of(
     start: Started, mig_uuids: dict[Slot, str], queued: frozenset[str], here: Container[str]
 ) -> tuple[Pod, ...]:
-    """The pods of a gang, sorted by node. mig_uuids: the MIG instance of a slot. queued: queues that exist. here: only
-    pods of these nodes."""
+    """Return the pods of a started gang, by node, only for nodes in `here`. mig_uuids: maps a slot to its MIG instance.
+    queued: the names of existing queues."""
     nodes: dict[str, list[Slot]] = {}
     for slot in start.slots:
         nodes.setdefault(slot.node, []).append(slot)

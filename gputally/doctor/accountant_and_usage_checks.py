@@ -140,7 +140,7 @@ def _idle_finding(team: str, namespace: str, pod: str, accounts: Accounts, hours
 
 
 def oversized(rows: Sequence[Row], days: int, currency: str | None) -> CheckResult:
-    """Report jobs that ask for far more GPUs than they use. rows: the report's table `hints`."""
+    """Find jobs that requested far more GPUs than they used. rows: the rows of the report's table `hints`."""
     asked = [row for row in rows if row["kind"] in ("fewer", "slice")]
     found = tuple(_oversized(row, currency) for row in asked)
     return CheckResult(f"{len(asked)} jobs of the last {days} days asked far more than they used", found)

@@ -78,8 +78,8 @@ class Election:
         return self._clock.monotonic_ms() - renewed < self._terms.renew_s * MS_PER_SECOND
 
     def run(self, stop: threading.Event, task: BackgroundTask) -> None:
-        """Take part in the election until `stop` is set, then release the Lease. Each request counts as progress of the
-        task."""
+        """Take part in the election until `stop` is set, then release the Lease. task: told about each request to the
+        API server, so that a supervisor can see that the election is not stuck."""
         self._task = task
         asyncio.run(self._run(stop))
 

@@ -95,8 +95,8 @@ class Authenticator(Protocol):
     """Identifies the caller behind a bearer token."""
 
     async def authenticate(self, token: str | None, address: str = "") -> Principal:
-        """Return the principal. Raises Unauthenticated, AuthorityUnavailable or TooManyUnknown. None: the request
-        carried no token. address: of the caller."""
+        """Return the principal. token: None if the request carried none. address: of the caller. Raises
+        Unauthenticated, AuthorityUnavailable or TooManyUnknown."""
         ...
 
 

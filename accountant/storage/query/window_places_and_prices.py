@@ -1,8 +1,8 @@
 """Groups GPUs into places and weights their time by price, GPU model, shard or cluster.
 
-A `Lens` decides for each place: it excludes the place, gives its time an exact weight, or leaves its time without a
-weight (if it has no price). A window sums microseconds per place and multiplies once by an exact fraction. The result
-therefore does not depend on the order of arrival or on how time is split.
+A `Lens` decides what a window counts. It leaves a place out, gives the time there a weight (a price, or a factor of the
+GPU model), or says that the weight is unknown (no price). A window sums microseconds per place and multiplies once by
+an exact fraction. The result therefore does not depend on the order of arrival or on how time is split.
 
 A cost uses the price book's rows at the time, per whole GPU-hour. This is the amount of a statement before commitments
 and billing policy. Those depend on other users too, not only on the usage of the queue."""
@@ -73,7 +73,7 @@ class Lens:
 
     @property
     def trivial(self) -> bool:
-        """Whether all time weighs the same and nothing is excluded except by cluster."""
+        """Whether every GPU-microsecond has weight 1, and the only possible filter is one cluster."""
         return self.book is None and not self.gpu_weights and self.shard is None
 
     @property
@@ -82,7 +82,8 @@ class Lens:
         return self.book is not None and self.book.mig_basis == "memory"
 
     def placing(self, fleet: Fleet) -> Hashable:
-        """Return a value that determines the places of devices; None if they depend on the cluster only."""
+        """Return a key of a cache: while it is equal, `Placement` gives every device the same place. None: places
+        differ only by cluster."""
         if self.trivial:
             return None
         labels = {
@@ -125,7 +126,8 @@ class GpusInService(NamedTuple):
 
 
 class Placement:
-    """Finds the places of devices and GPUs for a time in which no place changes.
+    """Maps each device and GPU to its `Place`. Valid for a span in which no GPU moves and no node label changes
+    (`placement_changes`).
 
     The lens determines how places differ: by cluster only, or by model, profile, node labels and cluster."""
 
