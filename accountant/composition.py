@@ -191,10 +191,13 @@ class Listener(NamedTuple):
 class Service:
     """Owns the ledger from construction to `close`.
 
-    listeners: compatibility APIs (accountant.compat). over: set when the process should end, either after a failure
-    (`failure`: only a restart helps) or on request. inventory, authenticator: None: as in the settings. trial: the
-    price book's file is tried out and not recorded. fence: returns why nothing may be committed, "" while this replica
-    leads. Raises AccountantError (CannotStart, InventoryError, LedgerLocked, LedgerDamaged, LedgerUnavailable) and
+    listeners: compatibility APIs (accountant.compat).
+    over: set when the process should end, either after a failure (`failure`: only a restart helps) or on request.
+    inventory, authenticator: None: as in the settings.
+    trial: the price book's file is tried out and not recorded.
+    fence: returns why nothing may be committed, "" while this replica leads.
+
+    Raises AccountantError (CannotStart, InventoryError, LedgerLocked, LedgerDamaged, LedgerUnavailable) and
     gputally.base.yaml_file.FileFault; then nothing is left open."""
 
     def __init__(

@@ -117,7 +117,7 @@ class Agent:
         self._backlog: deque[_UnspooledRecords] = deque()
         self._lost: LostRecords | None = None
 
-    # --- one step each ---------------------------------------------------------------------------
+    # --- steps -----------------------------------------------------------------------------------
 
     def sample(self) -> Snapshot | None:
         """Read, meter and spool once; returns None if the source failed. Raises DriverReplaced and ClockSetBack."""
@@ -189,7 +189,8 @@ class Agent:
         """Close the open intervals, spool them, deliver what the grace period allows, and close everything.
 
         shipping: the thread that may be in the middle of an upload; if it does not end, the next start delivers the
-        rest. deliver: False leaves all records to the next start."""
+            rest.
+        deliver: False leaves all records to the next start."""
         deadline_ms = self._clock.monotonic_ms() + round(self._settings.grace_s * MS_PER_SECOND)
         now_ms = self._timeline.now_ms()
         self._leap()
@@ -222,7 +223,7 @@ class Agent:
                 pause_s = result.retry_in_ms / MS_PER_SECOND if result.retry_in_ms else self._settings.ship_s
                 self._clock.wait(pause_s, stop)
 
-    # --- inside ----------------------------------------------------------------------------------
+    # --- internal --------------------------------------------------------------------------------
 
     def _operations(self, snapshot: Snapshot) -> Operations:
         """Return the agent's own state, for its metrics."""

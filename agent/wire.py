@@ -125,7 +125,8 @@ class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of the node about a pod that holds a GPU; those with the newest `observed_ms` count.
 
     queue_ref: `kai:NAME`, `kueue:NAMESPACE/NAME`, `volcano:NAME`, `slurm:ACCOUNT` or `policy:NAME`; "" if none is
-    known. workload: `Kind/name` of the outermost owner.
+        known.
+    workload: `Kind/name` of the outermost owner.
     requests: resource name to quantity as written in the pod."""
 
     seq: int
@@ -156,9 +157,11 @@ class Skipped(msgspec.Struct, frozen=True, gc=False):
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """The body of one POST /v1/usage. It covers the sequence numbers from `first_seq` on without a hole: each number is
     an interval, a fact or a skipped one. `oldest_seq` is the oldest number that the outbox still has. A set (the rows
-    of one GPU with equal span) is never split over two batches. epoch: id of the outbox (UUIDv7 text, so that it sorts
-    by creation); boot_id: of the node. sent_ms: time of the node's clock when the batch is sent; None if the node does
-    not report it."""
+    of one GPU with equal span) is never split over two batches.
+
+    epoch: id of the outbox (UUIDv7 text, so that it sorts by creation).
+    boot_id: of the node.
+    sent_ms: time of the node's clock when the batch is sent; None if the node does not report it."""
 
     schema: int = SCHEMA
     cluster: Name

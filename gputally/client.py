@@ -73,7 +73,7 @@ class Client:
         *,
         breakdown: bool = False,
     ) -> pd.DataFrame:
-        """GPU-microseconds per group and account; the six accounts of all rows add up to the capacity.
+        """Return GPU-microseconds per group and account. The six accounts of all rows add up to the capacity.
 
         start defaults to the beginning of the month, end to now. One column per dimension of `by`, then
         `<account>_gpu_us`, then the other figures (`memory_mib_s` is missing if unknown); with breakdown also
@@ -175,9 +175,10 @@ class Client:
         cluster: str | None = None,
     ) -> pd.DataFrame:
         """Usage of every queue over the window that ends at `at`: `queue`, `usage` in `attrs["unit"]`, and `share` of
-        the window's capacity. Kinds as in the policy: sliding, tumbling (`start`), cron, calendar. gpu_weights: the
-        weight of GPU time by model. cluster: count only its GPUs. attrs: start, capacity, unassigned, coverage,
-        watermark."""
+        the window's capacity. Kinds as in the policy: sliding, tumbling (`start`), cron, calendar.
+
+        gpu_weights: the weight of GPU time by model.
+        cluster: count only its GPUs. attrs: start, capacity, unassigned, coverage, watermark."""
         query: Query = {
             "kind": kind, "size": size, "half_life": half_life, "measure": measure, "at": _instant(at),
             "start": _instant(start), "cron": cron, "cluster": cluster,

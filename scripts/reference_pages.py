@@ -140,7 +140,7 @@ def _meaning(field: Node) -> str:
 
 
 def said_inside(schema: Node) -> str:
-    """What an alternative says of itself, where the whole says nothing."""
+    """The description of an alternative that the whole does not have."""
     return next((str(one["description"]) for one in schema.get("anyOf", ()) if "description" in one), "")
 
 
@@ -420,7 +420,7 @@ def _command_row(names: str, parameter: Any) -> str:
 
 
 def _value_of(parameter: Any) -> str:
-    """What it takes, by its annotation."""
+    """The type of the value, from its annotation."""
     if getattr(parameter, "is_flag", False):
         return ""
     kind: Any = parameter.type_descriptor.annotation
@@ -545,7 +545,7 @@ MEASURED = Measured()
 
 @dataclass(frozen=True)
 class Load:
-    """What `gpus` whole GPUs mean for the accountant, with an interval of a minute."""
+    """The needs of the accountant for `gpus` whole GPUs, with an interval of a minute."""
 
     gpus: int
     rows_per_day: int

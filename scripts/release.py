@@ -32,11 +32,11 @@ BIN = Path(sys.executable).parent
 
 
 class Refused(Exception):
-    """What keeps this state from being released."""
+    """The reason why this state cannot be released."""
 
 
 def run(*words: object, cwd: Path = ROOT, **more: str) -> str:
-    """A command's standard output. Raises Refused with the end of what it said."""
+    """Return a command's standard output. Raises Refused with the end of its output."""
     command = [str(word) for word in words]
     done = subprocess.run(  # noqa: S603 - our own programs
         command, cwd=cwd, env={**os.environ, **more}, capture_output=True, text=True, check=False

@@ -170,9 +170,13 @@ def body(model: type[M] | TypeAdapter[M], scope: Scope = "admin") -> Any:
 
 
 class CallersFile:
-    """The tokens file and the callers file. report: called with the faults of a version that is not put in force. api:
-    the API server, used only if the callers file needs it. teams: returns the existing teams. Raises FileFault for an
-    invalid first file, and CannotStart if people could not return from signing in."""
+    """The tokens file and the callers file.
+
+    report: called with the faults of a version that is not put in force.
+    api: the API server, used only if the callers file needs it.
+    teams: returns the existing teams.
+
+    Raises FileFault for an invalid first file, and CannotStart if people could not return from signing in."""
 
     def __init__(
         self,

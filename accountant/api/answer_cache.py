@@ -105,8 +105,10 @@ class _CachedAnswer:
 
 
 class AnswerCache:
-    """Cached answers. Thread-safe. spent: returns the CPU seconds of the calling thread so far. close: waits for
-    computations in progress."""
+    """Cached answers. Thread-safe.
+
+    spent: returns the CPU seconds of the calling thread so far.
+    close: waits for computations in progress."""
 
     def __init__(
         self, clock: Clock, spent: Callable[[], float] = time.thread_time, tasks: BackgroundTasks | None = None
@@ -143,8 +145,10 @@ class AnswerCache:
             self._ahead_of_readers = None
 
     def ask(self, key: Hashable, find: Callable[[], T], mark: Callable[[], Hashable] | None = None) -> Answer[T]:
-        """Returns the answer of a key. find: computes it from the ledger. mark: returns a version of the records; while
-        it is unchanged, a cached answer is current.
+        """Returns the answer of a key.
+
+        find: computes it from the ledger.
+        mark: returns a version of the records; while it is unchanged, a cached answer is current.
 
         Raises what `find` raises if there is no older answer to show."""
         now, current = self._clock.wall_ms(), _NONE if mark is None else mark()
@@ -323,8 +327,11 @@ class AnswerPages:
 
 @dataclass(frozen=True, slots=True)
 class _Packed(Generic[A]):
-    """An answer. head: without lines. packs: the compressed lines, PACK_LINES in each but the last. digest: of the
-    whole."""
+    """An answer.
+
+    head: without lines.
+    packs: the compressed lines, PACK_LINES in each but the last.
+    digest: of the whole."""
 
     head: A
     packs: tuple[bytes, ...]

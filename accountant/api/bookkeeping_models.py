@@ -19,11 +19,15 @@ from gputally.server.config_loading import Model
 
 
 class Balance(Model):
-    """The result of checking the ledger's books over a span. imbalance_gpu_us: 0 if every GPU-microsecond is in exactly
-    one account and every sum equals its rows. differences: descriptions, the first hundred. month_faults: closed months
-    whose stored statement does not match its hash, or does not name the hash of the month before. capacity_gpu_us: of
-    the span; if it is 0 there is no `coverage`. lake_days: published days that were compared with the ledger; null: not
-    requested. lake_differences: descriptions, the first hundred."""
+    """The result of checking the ledger's books over a span.
+
+    imbalance_gpu_us: 0 if every GPU-microsecond is in exactly one account and every sum equals its rows.
+    differences: descriptions, the first hundred.
+    month_faults: closed months whose stored statement does not match its hash, or does not name the hash of the month
+        before.
+    capacity_gpu_us: of the span; if it is 0 there is no `coverage`.
+    lake_days: published days that were compared with the ledger; null: not requested.
+    lake_differences: descriptions, the first hundred."""
 
     start_ms: int
     end_ms: int
@@ -74,8 +78,10 @@ class BookedCorrection(Model):
 
 
 class ProposalEffect(Model):
-    """What proposed corrections change for one team. gpu_us: billed time, a difference. amount: payable, in the price
-    book's currency."""
+    """What proposed corrections change for one team.
+
+    gpu_us: billed time, a difference.
+    amount: payable, in the price book's currency."""
 
     team: str
     gpu_us: int
@@ -94,8 +100,10 @@ class WaitingProposal(Model):
 
 
 class TeamCredit(Model):
-    """One team's part of a credit. billed: exact cost of what the team held there. amount: the credit, negative, in
-    whole minor units."""
+    """One team's part of a credit.
+
+    billed: exact cost of what the team held there.
+    amount: the credit, negative, in whole minor units."""
 
     team: str
     gpu_us: int
@@ -123,8 +131,10 @@ class ObjectionLine(Model):
 
 
 class Period(Model):
-    """A month of the accountant's time zone. hash, closed_ms, closed_by: once it is closed. objections: what a close
-    would have to acknowledge; only in answers about one month."""
+    """A month of the accountant's time zone.
+
+    hash, closed_ms, closed_by: once it is closed.
+    objections: what a close would have to acknowledge; only in answers about one month."""
 
     month: str
     start_ms: int
@@ -150,16 +160,21 @@ class PriceVersion(Model):
 
 
 class RepricingResult(Model):
-    """What a new price book changed for a closed month. difference: as in the preview. corrections: lines booked for a
-    closed month."""
+    """What a new price book changed for a closed month.
+
+    difference: as in the preview.
+    corrections: lines booked for a closed month."""
 
     difference: PriceDiff
     corrections: int
 
 
 class DeliveryState(Model):
-    """The state of one notification's delivery. tries: since the first, or since the last manual retry. next_ms: time
-    of the next try; null: no further automatic try. detail: the answer of the destination."""
+    """The state of one notification's delivery.
+
+    tries: since the first, or since the last manual retry.
+    next_ms: time of the next try; null: no further automatic try.
+    detail: the answer of the destination."""
 
     key: str
     outcome: Outcome
@@ -171,8 +186,10 @@ class DeliveryState(Model):
 
 
 class Reconciled(Model):
-    """An invoice compared with the bills, before and after its rates are applied. before: the comparison with the
-    present bills. after, version: with the invoice's rates, if they were applied."""
+    """An invoice compared with the bills, before and after its rates are applied.
+
+    before: the comparison with the present bills.
+    after, version: with the invoice's rates, if they were applied."""
 
     before: Reconciliation
     after: Reconciliation | None = None

@@ -108,8 +108,11 @@ credit_router = APIRouter(tags=["periods"])
 
 
 class CreditedNode(Model):
-    """The request to credit teams for a node over a span. start, end: as in queries, within one calendar month.
-    cluster: needed only if several have a node of that name. share: of the billed amount."""
+    """The request to credit teams for a node over a span.
+
+    start, end: as in queries, within one calendar month.
+    cluster: needed only if several have a node of that name.
+    share: of the billed amount."""
 
     node: str = Field(min_length=1, max_length=253)
     start: str = Field(min_length=1, max_length=64)
@@ -309,8 +312,10 @@ class AuditedAct(Model):
 
 
 class AuditTrail(Model):
-    """One page of the audit trail. broken_at: the first entry of this page that is missing or was changed. next_after:
-    pass it as `after` for the next page; null at the end."""
+    """One page of the audit trail.
+
+    broken_at: the first entry of this page that is missing or was changed.
+    next_after: pass it as `after` for the next page; null at the end."""
 
     acts: tuple[AuditedAct, ...]
     broken_at: int | None

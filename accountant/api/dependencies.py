@@ -131,13 +131,20 @@ class ClusterPicker:
 
 @dataclass(frozen=True)
 class Deps:
-    """The objects of one server. books: statements, months and items booked besides metered time. failed: called when
-    only a restart helps. certified: maps the common name of a client certificate to the agent's principal; its result
-    is None for an unknown name. deliveries: None if nothing is sent automatically. people: sign-in for the pages; None:
-    off. tasks: the background tasks, None if there are none. spent: returns the CPU seconds of the calling thread so
-    far. guard: detects changes of the clock. lake: publishes for a fleet; None: nothing is published. bound: a rate
-    limit that all ledgers of this server share; None: this ledger has its own. picker: the ledgers to choose from;
-    None: only this one."""
+    """The objects of one server.
+
+    books: statements, months and items booked besides metered time.
+    failed: called when only a restart helps.
+    certified: maps the common name of a client certificate to the agent's principal; its result is None for an unknown
+        name.
+    deliveries: None if nothing is sent automatically.
+    people: sign-in for the pages; None: off.
+    tasks: the background tasks, None if there are none.
+    spent: returns the CPU seconds of the calling thread so far.
+    guard: detects changes of the clock.
+    lake: publishes for a fleet; None: nothing is published.
+    bound: a rate limit that all ledgers of this server share; None: this ledger has its own.
+    picker: the ledgers to choose from; None: only this one."""
 
     settings: Settings
     clock: Clock

@@ -48,7 +48,8 @@ _TAKES_BATCH: Final[dict[str, Any]] = {
 @usage_router.post("/v1/usage", summary="Report closed usage intervals and pod facts", **_TAKES_BATCH)
 async def report_usage(request: Request, deps: Given, principal: Ingesting) -> Response:
     """Accepts one batch of one node's outbox, gzip or plain. The answer says up to which number the node's records are
-    committed.
+    committed. 400 and 422 concern the content. 413 asks for smaller batches. 409 carries the `ack` to rewind to. After
+    any other status keep the batch and try again.
 
     400 and 422 concern the content; 413 asks for smaller batches; 409 carries the `ack` to rewind to; after any other
     status keep the batch and try again."""

@@ -43,8 +43,10 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class AccessMiddleware:
-    """Wraps the app. local_only: without tokens, accept only loopback host names (against DNS rebinding). answered:
-    called with the status of every answer."""
+    """Wraps the app.
+
+    local_only: without tokens, accept only loopback host names (against DNS rebinding).
+    answered: called with the status of every answer."""
 
     def __init__(
         self, app: ASGIApp, *, clock: Clock, local_only: bool, answered: Callable[[int], None] = lambda _: None

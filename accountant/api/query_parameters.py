@@ -214,7 +214,10 @@ _Ms = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)]
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True):
-    """Where the next page begins. answer: digest of the whole answer. shown: number of its lines shown so far."""
+    """Where the next page begins.
+
+    answer: digest of the whole answer.
+    shown: number of its lines shown so far."""
 
     question: str
     start_ms: _Ms
@@ -246,8 +249,10 @@ class Page:
 
 
 def open_page(question: object, start_ms: int, end_ms: int, now_ms: int, page: str | None, *, span_days: int) -> Page:
-    """Opens a page. question: everything (as JSON) that determines the answer, except span and limit. span_days: the
-    longest span of a query.
+    """Opens a page.
+
+    question: everything (as JSON) that determines the answer, except span and limit.
+    span_days: the longest span of a query.
 
     Raises Refusal for a cursor of another query."""
     digest = hashlib.sha256(msgspec.json.encode(question, order="sorted")).hexdigest()[:32]

@@ -69,8 +69,8 @@ REFUSALS = refuses("bad-page", "not-found", "page-gone", "invalid-parameter", "l
 
 @query_router.get("/v1/usage", summary="GPU time by account and group", responses=REFUSALS)
 def usage(asked: Broken, deps: Given, principal: Reading) -> UsageAnswer:
-    """Returns GPU-microseconds of every account per group; over all groups they add up to the capacity. Consecutive
-    pages belong to one answer and add up to it, even if more is booked meanwhile; `coverage` is that of all pages."""
+    """Returns GPU-microseconds of every account per group. Over all groups they add up to the capacity. Consecutive
+    pages belong to one answer and add up to it, even if more is booked meanwhile. `coverage` is that of all pages."""
     page, where, zone, note = _opened("usage", asked, deps, principal, asked.breakdown)
 
     def find() -> UsageAnswer:
@@ -227,7 +227,10 @@ class WaitSpread(Model):
 
 
 class WaitLine(Model):
-    """How long the pods of one group waited. queued: created to scheduled. starting: scheduled to the first container.
+    """How long the pods of one group waited.
+
+    queued: created to scheduled.
+    starting: scheduled to the first container.
     waiting: pods not scheduled yet; their wait so far is part of `queued`."""
 
     key: str
@@ -324,7 +327,10 @@ class EpochEnded(Model):
 
 
 class ReportCount(Model):
-    """How many of the received reports were new. recorded: new reports. known: repeated ones."""
+    """How many of the received reports were new.
+
+    recorded: new reports.
+    known: repeated ones."""
 
     recorded: int
     known: int

@@ -82,8 +82,10 @@ class UnknownQuery(ValueError):
 class UsageQuestion:
     """One of the six queries: allocation per queue, or capacity, of one resource over a sliding window.
 
-    Durations in seconds. reference_s: the instant (seconds since 1970) at which decayed samples count fully; None
-    without a half-life. pool: the node pool of a capacity, if it is restricted to one."""
+    Durations in seconds.
+
+    reference_s: the instant (seconds since 1970) at which decayed samples count fully; None without a half-life.
+    pool: the node pool of a capacity, if it is restricted to one."""
 
     resource: Resource
     of: Literal["allocation", "capacity"]
@@ -310,7 +312,12 @@ class KaiUsageSource:
     def answer(
         self, query: str, time: str | None, shard: str | None = None, cluster: str | None = None
     ) -> Mapping[str, object]:
-        """The body of a successful answer. shard: None for the whole cluster. cluster: None for all. Raises Refused."""
+        """The body of a successful answer.
+
+        shard: None for the whole cluster.
+        cluster: None for all.
+
+        Raises Refused."""
         try:
             found = self._answer(query, time, shard, cluster)
         except Refused as refused:

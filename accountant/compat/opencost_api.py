@@ -83,7 +83,10 @@ _LONE = frozenset({"Pod", "Container", "Process", "Unattributed"})
 
 
 class CostGroup(NamedTuple):
-    """Time at one price. price: None if unpriced. shared: idle time that was added to this allocation."""
+    """Time at one price.
+
+    price: None if unpriced.
+    shared: idle time that was added to this allocation."""
 
     model: str
     price: Decimal | None
@@ -109,8 +112,10 @@ class PodSeen:
 class Allocation:
     """GPU time of one holder, or of several combined, in [start_ms, end_ms).
 
-    properties, labels: those that all of them share. known_us: held time with known utilisation; busy_us: the busy part
-    of it. shared_gpu: some of it is a part of a GPU."""
+    properties, labels: those that all of them share.
+    known_us: held time with known utilisation.
+    busy_us: the busy part of it.
+    shared_gpu: some of it is a part of a GPU."""
 
     properties: Mapping[str, str]
     labels: Mapping[str, str]
@@ -194,8 +199,10 @@ def allocations(
     end_ms: int,
     machines: Mapping[tuple[str, str], str] = MappingProxyType({}),
 ) -> list[Allocation]:
-    """Returns one allocation per holder and place, and one idle allocation per node and GPU. charges: of the span, by
-    DIMENSIONS. machines: provider ids by cluster and node."""
+    """Returns one allocation per holder and place, and one idle allocation per node and GPU.
+
+    charges: of the span, by DIMENSIONS.
+    machines: provider ids by cluster and node."""
     groups: dict[tuple[bool, tuple[str, ...]], list[Charge]] = {}
     for charge in charges:
         held = charge.account in ALLOCATED
@@ -727,8 +734,10 @@ class ExchangeRates(Protocol):
 
 
 class AllocationsOfLedgers(AllocationSource):
-    """Answers for several ledgers as one: allocations with the same name are added up. ledgers: by name. rates: the
-    operator's exchange rates; with them every cost is in their currency.
+    """Answers for several ledgers as one: allocations with the same name are added up.
+
+    ledgers: by name.
+    rates: the operator's exchange rates; with them every cost is in their currency.
 
     Without rates, a query that would add costs in several currencies is refused."""
 

@@ -91,7 +91,7 @@ _ALIKE = 0.5
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """`; did you mean vision or speech?`, or `; known are …`; "" if no names are known."""
+    """Returns `; did you mean vision or speech?`, or `; known are …`, or "" if no names are known."""
     folded = {each.casefold(): each for each in sorted(known) if each}
     alike = [folded[each] for each in get_close_matches(name.casefold(), folded, _NAMED, _ALIKE)]
     if alike:

@@ -121,7 +121,7 @@ def month_with_records(now_ms: int, newest_ms: int | None, tz: ZoneInfo) -> Mont
 
 
 def hours(start_ms: int, end_ms: int, tz: ZoneInfo) -> dict[str, int]:
-    """The local hours of a span by their names in the ledger (2026-10-01T13), with their length in ms; an hour that is
+    """The local hours of a span by their names in the ledger (2026-10-01T13), with their length in ms. An hour that is
     repeated when clocks go back has twice the length."""
     found: dict[str, int] = {}
     at = start_ms

@@ -87,8 +87,11 @@ class Member:
 
 
 class LedgerMonth(Model):
-    """A month of one ledger. accounts_gpu_us: its whole capacity. payable, due: None without a price book. until_ms:
-    the end of its published figures."""
+    """A month of one ledger.
+
+    accounts_gpu_us: its whole capacity.
+    payable, due: None without a price book.
+    until_ms: the end of its published figures."""
 
     ledger: str
     timezone: str
@@ -103,7 +106,7 @@ class LedgerMonth(Model):
 
 
 class TeamMonth(Model):
-    """What one team owes in one ledger."""
+    """The amount that one team owes in one ledger."""
 
     team: str
     ledger: str
@@ -113,8 +116,10 @@ class TeamMonth(Model):
 
 
 class FleetMonth(Model):
-    """A month of several ledgers. totals: amounts due by currency; converted: all of them in one currency, if the
-    operator gave rates."""
+    """A month of several ledgers.
+
+    totals: amounts due by currency.
+    converted: all of them in one currency, if the operator gave rates."""
 
     month: str
     ledgers: tuple[LedgerMonth, ...]

@@ -388,7 +388,7 @@ def _page(
 
 @dataclass(frozen=True, slots=True)
 class _TeamRow:
-    """What a team held and owes in several ledgers. owed: by currency."""
+    """The GPU time and the debt of a team in several ledgers. owed: by currency."""
 
     team: str
     ledgers: Sequence[str]

@@ -97,9 +97,12 @@ class PublishedCollector(Collector):
 
 
 class FleetService:
-    """The server. settings: accountant settings, of which only callers, limits and the metrics options are used here.
-    fleet: read again every `refresh_seconds`, and closed by its owner. Raises CannotStart, FileFault and
-    LakeUnavailable."""
+    """The server.
+
+    settings: accountant settings, of which only callers, limits and the metrics options are used here.
+    fleet: read again every `refresh_seconds`, and closed by its owner.
+
+    Raises CannotStart, FileFault and LakeUnavailable."""
 
     def __init__(self, settings: Settings, fleet: Fleet, clock: Clock) -> None:
         self.settings = settings

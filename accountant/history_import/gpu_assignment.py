@@ -113,8 +113,12 @@ _COMPUTE_SLICES, _COMPUTE_SLICES_OF = 7, {"A30": 4}
 
 @dataclass(frozen=True, slots=True)
 class GpuPart:
-    """A part of a GPU that pods can hold. slice: its MIG instance, None for the whole GPU. slots: number of equal parts
-    that it is time-sliced into, otherwise 1. busy: parts per million of it. memory: used MiB of it."""
+    """A part of a GPU that pods can hold.
+
+    slice: its MIG instance, None for the whole GPU.
+    slots: number of equal parts that it is time-sliced into, otherwise 1.
+    busy: parts per million of it.
+    memory: used MiB of it."""
 
     slice: Slice | None = None
     slots: int = 1
@@ -124,8 +128,11 @@ class GpuPart:
 
 @dataclass(frozen=True, slots=True)
 class GpuLayout:
-    """What the history says about one GPU. known: time in which the holder of every slot is known. lost: time in which
-    its node could not be used. power: milliwatts of the whole GPU."""
+    """The history of one GPU.
+
+    known: time in which the holder of every slot is known.
+    lost: time in which its node could not be used.
+    power: milliwatts of the whole GPU."""
 
     uuid: str
     model: str

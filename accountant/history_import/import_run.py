@@ -113,9 +113,12 @@ KNOWN_LIMITS: Final[dict[Source, tuple[str, ...]]] = {
 class ImportedChunk(Model):
     """One chunk that was sent completely. Times are UTC ms; *_us are GPU-microseconds.
 
-    origin: the source's address, without credentials. sent_us: capacity of the rows; held_us: the held part of it;
-    unknown_us: held time with unknown use. metered_us: left out because agents metered it. missing_us: time of known
-    GPUs without records."""
+    origin: the source's address, without credentials.
+    sent_us: capacity of the rows.
+    held_us: the held part of it.
+    unknown_us: held time with unknown use.
+    metered_us: left out because agents metered it.
+    missing_us: time of known GPUs without records."""
 
     cluster: Annotated[str, AfterValidator(known_name)] = Field(min_length=1)
     source: Source
@@ -144,7 +147,7 @@ class ImportedChunk(Model):
 
 @dataclass(frozen=True, slots=True)
 class ImportRow:
-    """What was imported into a span from one source, for one cluster. Figures as in `ImportedChunk`."""
+    """The records that were imported into a span from one source, for one cluster. Figures as in `ImportedChunk`."""
 
     cluster: str
     source: Source
@@ -232,8 +235,10 @@ class Destination:
 
 @dataclass(slots=True)
 class Summary:
-    """What one run of the import did. before, done: chunks done by earlier runs and by this one. *_us:
-    GPU-microseconds, see ImportedChunk. unplaced_us: held time without a GPU."""
+    """The result of one run of the import.
+
+    before, done: chunks done by earlier runs and by this one. *_us: GPU-microseconds, see ImportedChunk.
+    unplaced_us: held time without a GPU."""
 
     before: int = 0
     done: int = 0

@@ -228,7 +228,10 @@ WHOLE = "nvidia.com/gpu"
 
 @dataclass(frozen=True, slots=True)
 class NodeHistory:
-    """One node in one chunk. blind: by GPU, the time without records. unplaced_us: see PlacedHolds."""
+    """One node in one chunk.
+
+    blind: by GPU, the time without records.
+    unplaced_us: see PlacedHolds."""
 
     node: str
     gpus: tuple[GpuLayout, ...]
@@ -239,8 +242,10 @@ class NodeHistory:
 
 
 def histories(seen: Observed, *, scheduler: str = "", team_labels: Sequence[str] = ()) -> list[NodeHistory]:
-    """The history of each node, ascending. scheduler: the assumed scheduler of pods for which kube-state-metrics
-    reports none. team_labels: labels of pods to keep."""
+    """The history of each node, ascending.
+
+    scheduler: the assumed scheduler of pods for which kube-state-metrics reports none.
+    team_labels: labels of pods to keep."""
     asked = asked_for(seen)
     found = devices_of(seen, {name: pod.node for name, pod in asked.pods.items()}, asked.listed)
     nodes = sorted({device.node for device in found} | {one.node for one in asked.containers} | asked.offered.keys())
@@ -300,8 +305,9 @@ def _labelled(own: Sequence[Device]) -> tuple[dict[str, list[int]], dict[str, li
 def _pools(
     own: Sequence[Device], offered: Mapping[str, int], wanted: Sequence[Demand]
 ) -> tuple[dict[str, list[int]], dict[str, list[Slot]]]:
-    """(slots by GPU and part, slots by resource). MIG instances are in the pool of their profile, or of whole GPUs if
-    the node offers them as such; the other GPUs are divided between the resources that the node offers."""
+    """Returns the slots by GPU and part, and the slots by resource. MIG instances are in the pool of their profile, or
+    of whole GPUs if the node offers them as such. The other GPUs are divided between the resources that the node
+    offers."""
     names = offered.keys() | {demand.pool for demand in wanted}
     parts: dict[str, list[tuple[str, int]]] = {}
     plain: list[Device] = []

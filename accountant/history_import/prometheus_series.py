@@ -46,7 +46,10 @@ _KEPT = QUEUE_KEYS | JOB_LABELS
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One time series from Prometheus. times: epoch ms, ascending. values: one per time."""
+    """One time series from Prometheus.
+
+    times: epoch ms, ascending.
+    values: one per time."""
 
     labels: Labels
     times: Sequence[int]
@@ -68,8 +71,8 @@ class Observed:
     `nodes` (listed), `unready`, `busy` (0 to 1), `memory` (MiB), `power` (W). Others have one value per series:
     `devices` seen recently, `allocatable`, `starts`, `ends` (epoch s), and names.
 
-    window_ms: how long before an instant a sample counts for it. scrape_ms: interval between samples of
-    kube-state-metrics."""
+    window_ms: how long before an instant a sample counts for it.
+    scrape_ms: interval between samples of kube-state-metrics."""
 
     grid: TimeGrid
     window_ms: int
@@ -142,8 +145,10 @@ def pod_label_names(extra: Iterable[str] = ()) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container that requested `count` of a resource. runs: (first, last) cells in which it did; over: cells in which
-    its pod was reported as ended."""
+    """A container that requested `count` of a resource.
+
+    runs: (first, last) cells in which it did.
+    over: cells in which its pod was reported as ended."""
 
     pod: PodName
     uid: str
@@ -165,8 +170,12 @@ class PodInfo:
 
 @dataclass(frozen=True)
 class PodSeries:
-    """What kube-state-metrics reported about pods and nodes. heard: cells in which kube-state-metrics was scraped;
-    listed, unready: cells by node. offered: what each node can allocate. deaf: kube-state-metrics was never scraped."""
+    """The pods and nodes, as reported by kube-state-metrics.
+
+    heard: cells in which kube-state-metrics was scraped.
+    listed, unready: cells by node.
+    offered: the GPUs that each node can allocate.
+    deaf: kube-state-metrics was never scraped."""
 
     containers: tuple[Container, ...]
     pods: Mapping[PodName, PodInfo]
@@ -262,9 +271,14 @@ Place = tuple[str, int | None]
 
 @dataclass(frozen=True, eq=False)
 class Device:
-    """What the exporter reported about one GPU. order: its index among the GPUs of its node. slices: its MIG instances,
-    by id. sampled: cells in which the exporter listed it. labelled: cells by part and pod. busy, memory: one series per
-    part (the GPU or a MIG instance). power: that of the whole GPU."""
+    """What the exporter reported about one GPU.
+
+    order: its index among the GPUs of its node.
+    slices: its MIG instances, by id.
+    sampled: cells in which the exporter listed it.
+    labelled: cells by part and pod.
+    busy, memory: one series per part (the GPU or a MIG instance).
+    power: that of the whole GPU."""
 
     uuid: str
     model: str
@@ -287,7 +301,10 @@ class Device:
 
 
 def devices_of(seen: Observed, nodes_of: Mapping[PodName, str], listed: Mapping[str, object]) -> list[Device]:
-    """The devices by node and order. nodes_of: the node of each pod; listed: the nodes that Kubernetes knows."""
+    """The devices by node and order.
+
+    nodes_of: the node of each pod.
+    listed: the nodes that Kubernetes knows."""
     about: dict[str, list[Labels]] = {}
     every = [*seen.devices, *(one.labels for table in (seen.busy, seen.memory, seen.power) for one in table)]
     for labels in every:
@@ -379,8 +396,9 @@ def _labelled(seen: Observed) -> dict[str, dict[tuple[int | None, PodName], set[
 
 
 def _node(about: Sequence[Labels], nodes_of: Mapping[PodName, str], listed: Mapping[str, object]) -> str:
-    """A node name in the series that Kubernetes knows; otherwise the node of most pods that the device was labelled
-    with, including the exporter's own; otherwise the first node name in the series."""
+    """Returns the node of a device. This is a node name in the series that Kubernetes knows. Otherwise it is the node
+    of most pods that the device was labelled with, including the exporter's own. Otherwise it is the first node name in
+    the series."""
     votes: Counter[str] = Counter()
     for labels in about:
         for pod in (pod_of(labels), (labels.get("namespace", ""), labels.get("pod", ""))):

@@ -49,8 +49,12 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One record of a job in Slurm's accounting. array: number of the array, if the job is one of its tasks. steps: id
-    -> name. types: GPUs by type, as far as known. cluster: the column Cluster, if the file has one."""
+    """One record of a job in Slurm's accounting.
+
+    array: number of the array, if the job is one of its tasks.
+    steps: id -> name.
+    types: GPUs by type, as far as known.
+    cluster: the column Cluster, if the file has one."""
 
     id: str
     name: str
@@ -71,8 +75,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was read from a file of Slurm's accounting, in the order of the file. jobs: the last record of each job
-    number. runs: all records of jobs, including those of requeued ones."""
+    """The content of a file of Slurm's accounting, in the order of the file.
+
+    jobs: the last record of each job number.
+    runs: all records of jobs, including those of requeued ones."""
 
     jobs: tuple[Job, ...]
     faults: tuple[Fault, ...]

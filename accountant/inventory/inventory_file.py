@@ -64,8 +64,10 @@ class _Named(Model):
 
 
 class NodeEntry(_Named):
-    """A node. deleted: the instant from which its GPUs are no capacity. since: the instant from which its labels are
-    valid; without it, from the first reading."""
+    """A node.
+
+    deleted: the instant from which its GPUs are no capacity.
+    since: the instant from which its labels are valid; without it, from the first reading."""
 
     pool: str = ""
     region: str = ""
@@ -80,8 +82,10 @@ class NodeEntry(_Named):
 
 
 class NamespaceEntry(_Named):
-    """The team that a namespace belongs to. label, teams: the pod label by which pods may choose one of these teams
-    instead. since: the instant from which this is valid; without it, from the first reading."""
+    """The team that a namespace belongs to.
+
+    label, teams: the pod label by which pods may choose one of these teams instead.
+    since: the instant from which this is valid; without it, from the first reading."""
 
     team: str = Field(default="", max_length=253)
     label: str = Field(default="", max_length=253)
@@ -231,8 +235,8 @@ class YamlInventory:
 
 
 class MergedInventory:
-    """Combines several inventories: the first one takes precedence, and each adds what the ones before it leave open. A
-    node was down whenever any of them says so."""
+    """Combines several inventories. The first one takes precedence, and each adds the facts that the ones before it
+    leave open. A node was down whenever any of them says so."""
 
     def __init__(self, inventories: Sequence[Inventory], calendar: Callable[[], Calendar] = Calendar) -> None:
         self._inventories = tuple(inventories)

@@ -45,7 +45,10 @@ _OWN_REASONS = frozenset({NOT_READY, CORDONED})
 
 @dataclass(frozen=True, slots=True)
 class KindSeen:
-    """The state of the watch of one kind. heard_ms: time of the last answer. failures: number of failures."""
+    """The state of the watch of one kind.
+
+    heard_ms: time of the last answer.
+    failures: number of failures."""
 
     kind: str
     heard_ms: int | None
@@ -55,8 +58,9 @@ class KindSeen:
 class ClusterInventory:
     """Implements accountant.ledger.protocols.Inventory for one API server.
 
-    cluster: its name in the ledger. known: the nodes in the ledger, whose histories continue. team_keys: further
-    namespace labels that name a team."""
+    cluster: its name in the ledger.
+    known: the nodes in the ledger, whose histories continue.
+    team_keys: further namespace labels that name a team."""
 
     def __init__(
         self,

@@ -68,8 +68,10 @@ CORDONED = "cordoned"
 
 @dataclass(frozen=True, slots=True)
 class NodeObservation:
-    """One observation of a node. ready_since_ms: last change of its condition, None if unknown. cordoned_ms: when it
-    was cordoned, None if unknown."""
+    """One observation of a node.
+
+    ready_since_ms: last change of its condition, None if unknown.
+    cordoned_ms: when it was cordoned, None if unknown."""
 
     cluster: str
     name: str
@@ -173,8 +175,10 @@ MOST_SPANS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class PlannedMaintenance:
-    """One maintenance entry. end_ms: None for an unlimited time, or unlimited repetition. every, for_s: cron expression
-    and length of repetitions."""
+    """One maintenance entry.
+
+    end_ms: None for an unlimited time, or unlimited repetition.
+    every, for_s: cron expression and length of repetitions."""
 
     cluster: str
     nodes: tuple[str, ...]

@@ -302,9 +302,10 @@ def is_gpu_resource(name: str) -> bool:
 def pod_sighting(
     pod: Pod, now_ms: int, team_labels: Collection[str] = (), user_keys: Sequence[str] = ()
 ) -> PodSighting | None:
-    """The facts of a pod; None if it requests no GPU. team_labels: labels by which some namespace lets pods choose a
-    team; other labels are dropped. user_keys: further labels and annotations that name the user, in order of
-    precedence."""
+    """The facts of a pod; None if it requests no GPU.
+
+    team_labels: labels by which some namespace lets pods choose a team; other labels are dropped.
+    user_keys: further labels and annotations that name the user, in order of precedence."""
     meta, spec, status = pod.metadata, pod.spec, pod.status
     labels, annotations = meta.labels or {}, meta.annotations or {}
     requests = _requests(spec)

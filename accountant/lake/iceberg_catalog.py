@@ -171,7 +171,10 @@ class Catalogue:
 def rows_where(
     values: Mapping[str, object | Sequence[object]], between: Mapping[str, tuple[object, object]] = {}
 ) -> BooleanExpression:
-    """A filter. values: by column, its value or values. between: by column, the first and the last value."""
+    """A filter.
+
+    values: by column, its value or values.
+    between: by column, the first and the last value."""
     equal, among, least, most = (cast(Any, one) for one in (EqualTo, In, GreaterThanOrEqual, LessThanOrEqual))
     found: list[BooleanExpression] = [
         among(name, set(value)) if isinstance(value, (list, tuple)) else equal(name, value)

@@ -88,8 +88,10 @@ def ledgers(engine: Engine) -> dict[str, LedgerStatus]:
 
 
 class LakeLedger:
-    """The reading part of accountant.ledger.protocols.Ledger and accountant.ledger.journal.Journal. status: of the
-    queried ledger; engine: runs the queries."""
+    """The reading part of accountant.ledger.protocols.Ledger and accountant.ledger.journal.Journal.
+
+    status: of the queried ledger.
+    engine: runs the queries."""
 
     def __init__(self, engine: Engine, status: LedgerStatus) -> None:
         self._engine = engine
@@ -472,7 +474,7 @@ class LakeLedger:
         """Always empty: the register of owners is not published."""
         return ()
 
-    # --- inside -------------------------------------------------------------------------------
+    # --- internal -----------------------------------------------------------------------------
 
     def _not_published(self, what: str) -> UnsupportedQuestion:
         return UnsupportedQuestion(f"the lake does not hold {what}: ask the accountant of {self.status.ledger}")

@@ -25,8 +25,10 @@ _CENT: Final = Decimal("0.005")
 
 @dataclass(frozen=True, slots=True)
 class LakeComparison:
-    """The result of comparing published days with the ledger. days: number of compared days. differences: one line per
-    day, "" if there is none, in the order of the days."""
+    """The result of comparing published days with the ledger.
+
+    days: number of compared days.
+    differences: one line per day, "" if there is none, in the order of the days."""
 
     days: int
     differences: tuple[str, ...]

@@ -43,7 +43,7 @@ _EVERY_DECISION: Final = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What one run wrote: days of `usage_hourly`, months of statements, other tables."""
+    """The result of one run: days of `usage_hourly`, months of statements, other tables."""
 
     days: tuple[date, ...] = ()
     months: tuple[str, ...] = ()
@@ -443,7 +443,7 @@ class Publisher:
             for one in self._ledger.decisions(0, _FAR_MS, _EVERY_DECISION)
         ]  # fmt: skip
 
-    # --- inside -------------------------------------------------------------------------------
+    # --- internal -----------------------------------------------------------------------------
 
     @property
     def _catalogue(self) -> Catalogue:

@@ -43,8 +43,11 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LakeTable:
-    """A table in the lake. partition: columns that all rows of a partition share; a partition is written as a
-    whole. key: columns that identify a row. order: sort order of the rows in a file."""
+    """A table in the lake.
+
+    partition: columns that all rows of a partition share; a partition is written as a whole.
+    key: columns that identify a row.
+    order: sort order of the rows in a file."""
 
     name: str
     text: str

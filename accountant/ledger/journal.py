@@ -39,8 +39,10 @@ class BooksMoved(AccountantError):
 
 @dataclass(frozen=True, slots=True)
 class NewAct:
-    """An act that is not recorded yet. subject: the month, price book version or invoice it is about. content: JSON,
-    whose fields depend on `kind`."""
+    """An act that is not recorded yet.
+
+    subject: the month, price book version or invoice it is about.
+    content: JSON, whose fields depend on `kind`."""
 
     at_ms: int
     kind: ActKind
@@ -52,8 +54,11 @@ class NewAct:
 
 @dataclass(frozen=True, slots=True)
 class Act(NewAct):
-    """A recorded act. number: 1, 2, 3, … in the order of recording. digest: SHA-256 over the digest of the previous act
-    and the content of this one, so that a later removal or change is detected."""
+    """A recorded act.
+
+    number: 1, 2, 3, … in the order of recording.
+    digest: SHA-256 over the digest of the previous act and the content of this one, so that a later removal or change
+        is detected."""
 
     number: int = 0
     digest: str = ""

@@ -149,9 +149,10 @@ class NodeFacts:
 class NamespaceFacts:
     """Which team pays for a namespace if the queue does not determine the team.
 
-    team: from a namespace label, an annotation or the configured map. label, teams: if a pod has the label `label` with
-    one of the values in `teams`, that team pays instead; if they are empty, pod labels are ignored. since_ms: the
-    instant from which this is valid; None: from when it is first read."""
+    team: from a namespace label, an annotation or the configured map.
+    label, teams: if a pod has the label `label` with one of the values in `teams`, that team pays instead; if they are
+        empty, pod labels are ignored.
+    since_ms: the instant from which this is valid; None: from when it is first read."""
 
     cluster: str
     name: str
@@ -184,7 +185,9 @@ class RetiredDevice(Model):
 
 @dataclass(frozen=True, slots=True)
 class GpuMove:
-    """GPUs that an administrator assigns to another node of their cluster. cluster: may be "" if there is only one.
+    """GPUs that an administrator assigns to another node of their cluster.
+
+    cluster: may be "" if there is only one.
     from_ms: from when on; None: from the end of the newest record of each GPU's present owner."""
 
     node: str
@@ -194,8 +197,10 @@ class GpuMove:
 
 
 class GpuOwner(Model):
-    """A GPU belongs to `node` from `from_ms` until `until_ms`; null: it is the present owner. recorded_ms: when the
-    accountant learned it. confirmed_by: the administrator who confirmed the move; "" if it was derived from records."""
+    """A GPU belongs to `node` from `from_ms` until `until_ms`; null: it is the present owner.
+
+    recorded_ms: when the accountant learned it.
+    confirmed_by: the administrator who confirmed the move; "" if it was derived from records."""
 
     node: str
     from_ms: int
@@ -205,8 +210,10 @@ class GpuOwner(Model):
 
 
 class GpuClaim(Model):
-    """A node other than the owner reported the GPU, and its records were quarantined. records: how many; newest_ms:
-    when the newest one arrived."""
+    """A node other than the owner reported the GPU, and its records were quarantined.
+
+    records: how many.
+    newest_ms: when the newest one arrived."""
 
     node: str
     records: int
@@ -215,8 +222,9 @@ class GpuClaim(Model):
 
 class GpuOwnership(Model):
     """The nodes that a GPU belonged to, oldest first. The first owner also owns all time before its first record.
-    last_ms: the end of the present owner's newest record, or the start of its ownership if it has no record. claims:
-    taken from the newest 10,000 quarantined records of GPUs that belong to another node."""
+
+    last_ms: the end of the present owner's newest record, or the start of its ownership if it has no record.
+    claims: taken from the newest 10,000 quarantined records of GPUs that belong to another node."""
 
     cluster: str
     gpu_uuid: str
@@ -235,8 +243,12 @@ MisdatedKind = Literal["records", "policies", "pods", "decisions", "registers", 
 
 
 class MisdatedRecords(Model):
-    """Stored items of one kind whose dates lie in the future. count: how many; first_ms, last_ms: the range of their
-    dates; named: some examples; healing: how they are corrected."""
+    """Stored items of one kind whose dates lie in the future.
+
+    count: how many.
+    first_ms, last_ms: the range of their dates.
+    named: some examples.
+    healing: how they are corrected."""
 
     kind: MisdatedKind
     count: int
@@ -247,9 +259,13 @@ class MisdatedRecords(Model):
 
 
 class ClockReport(Model):
-    """The state of the clock check. doubt: why no item is given a timestamp at present, "" if the clock is trusted.
-    wall_ms: the machine's clock; told_ms: the time that the accountant uses. senders: agents that recently reported
-    their time; agreeing: how many of them agree with the machine's clock."""
+    """The state of the clock check.
+
+    doubt: why no item is given a timestamp at present, "" if the clock is trusted.
+    wall_ms: the machine's clock.
+    told_ms: the time that the accountant uses.
+    senders: agents that recently reported their time.
+    agreeing: how many of them agree with the machine's clock."""
 
     doubt: str
     wall_ms: int
@@ -319,7 +335,9 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Imports:
-    """State of a cluster's imports. marks: the highest contiguous number committed, by node and epoch of an import.
+    """State of a cluster's imports.
+
+    marks: the highest contiguous number committed, by node and epoch of an import.
     metered: the span in which agents booked records, by node."""
 
     marks: Mapping[str, Mapping[str, int]]
@@ -397,8 +415,10 @@ class Ledger(Questions, Protocol):
         ...
 
     def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0, act: NewAct | None = None) -> None:
-        """Stores an inventory reading. closed_ms: labels of time before it are not changed any more. act: an act of the
-        caller that is recorded in the same transaction."""
+        """Stores an inventory reading.
+
+        closed_ms: labels of time before it are not changed any more.
+        act: an act of the caller that is recorded in the same transaction."""
         ...
 
     def retire(
@@ -433,7 +453,11 @@ class Ledger(Questions, Protocol):
         shard: str | None = None,
         cluster: str | None = None,
     ) -> UsageWindow:
-        """Returns one usage window. book: prices, for measure cost. shard, cluster: restrict it to the nodes of one.
+        """Returns one usage window.
+
+        book: prices, for measure cost.
+        shard, cluster: restrict it to the nodes of one.
+
         Raises accountant.core.errors.UnsupportedQuestion."""
         ...
 
@@ -482,9 +506,12 @@ class Ledger(Questions, Protocol):
         gang: Collection[str] | None = None,
         cluster: str | None = None,
     ) -> list[Decision]:
-        """Returns decisions, newest first. kind, subject: only those with this value. gang: only decisions whose
-        subject begins with `<kind>/<namespace/name>` for one of these names of pods or workloads. cluster: only those
-        of its controller, or of a controller that names no cluster."""
+        """Returns decisions, newest first.
+
+        kind, subject: only those with this value.
+        gang: only decisions whose subject begins with `<kind>/<namespace/name>` for one of these names of pods or
+            workloads.
+        cluster: only those of its controller, or of a controller that names no cluster."""
         ...
 
     def checkpoint(self) -> None: ...

@@ -47,10 +47,10 @@ MEMOS: Final = (
 class UsageColumns:
     """All accounts by key, place and piece of a span.
 
-    keys, places: sorted, unique values; the arrays `key` and `place` hold indices into them. stretch, key, place:
-    int64, shape (rows,). gpu_us: GPU-microseconds, int64, shape (rows, len(COLUMNS)). No two rows have the same
-    stretch, key and place. memos: int64, shape (rows, len(MEMOS)), in the units of `UsageLine`; None if not
-    requested."""
+    keys, places: sorted, unique values; the arrays `key` and `place` hold indices into them.
+    stretch, key, place: int64, shape (rows,).
+    gpu_us: GPU-microseconds, int64, shape (rows, len(COLUMNS)). No two rows have the same stretch, key and place.
+    memos: int64, shape (rows, len(MEMOS)), in the units of `UsageLine`; None if not requested."""
 
     keys: Sequence[tuple[str, ...]]
     places: Sequence[Place]
@@ -79,9 +79,11 @@ def repeated(start_ms: int, end_ms: int, timezone: str) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Hours:
-    """Held time by local hour, team and queue. hours: names of the hours, such as 2026-10-01T13, ascending;
-    capacity_us: capacity of each hour without down time. owners: (team, queue) pairs; the columns `owner` and `hour` of
-    the rows are indices into `owners` and `hours`."""
+    """Held time by local hour, team and queue.
+
+    hours: names of the hours, such as 2026-10-01T13, ascending.
+    capacity_us: capacity of each hour without down time.
+    owners: (team, queue) pairs; the columns `owner` and `hour` of the rows are indices into `owners` and `hours`."""
 
     hours: Sequence[str]
     capacity_us: Sequence[int]

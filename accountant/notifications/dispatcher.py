@@ -62,7 +62,11 @@ class UnknownDelivery(AccountantError):
 
 
 class Dispatcher:
-    """Sends messages. deliveries_file: returns the file in force. channels: returns the channel of a destination.
+    """Sends messages.
+
+    deliveries_file: returns the file in force.
+    channels: returns the channel of a destination.
+
     Thread-safe, but `run` must be called from one thread."""
 
     def __init__(

@@ -40,8 +40,12 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message. key: identifies content and destination, the same for every attempt. at_ms: time of the first attempt.
-    facts: labels and values, in order. link: a label and a URL."""
+    """A message.
+
+    key: identifies content and destination, the same for every attempt.
+    at_ms: time of the first attempt.
+    facts: labels and values, in order.
+    link: a label and a URL."""
 
     key: str
     at_ms: int
@@ -141,8 +145,11 @@ _TEAMS_NAMED = 5
 
 
 def compose(due_message: DueMessage, at_ms: int, report: Reporting, link: str | None, *, files: bool) -> Message:
-    """Composes the message of an occasion. report: makes its report. link: URL of the pages. files: whether the medium
-    accepts files.
+    """Composes the message of an occasion.
+
+    report: makes its report.
+    link: URL of the pages.
+    files: whether the medium accepts files.
 
     Raises accountant.core.errors.CannotRender if a format is not available here."""
     if isinstance(due_message, ReportDue):

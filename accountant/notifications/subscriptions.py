@@ -159,8 +159,10 @@ _MOST_DETAIL = 400
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One message to one destination. key: identifies it, the same for every attempt. tries: since the first attempt,
-    or since the last `again`."""
+    """One message to one destination.
+
+    key: identifies it, the same for every attempt.
+    tries: since the first attempt, or since the last `again`."""
 
     key: str
     outcome: Outcome

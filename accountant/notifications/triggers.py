@@ -109,8 +109,10 @@ SETTLED_MS: Final = 6 * MS_PER_HOUR
 
 @dataclass(frozen=True, slots=True)
 class ReportDue:
-    """A report to send. name: of the span, such as `2026-10` or `2026-W43`. edition: of a closed month; closing it
-    again sends it again."""
+    """A report to send.
+
+    name: of the span, such as `2026-10` or `2026-W43`.
+    edition: of a closed month; closing it again sends it again."""
 
     destination: str
     name: str
@@ -173,8 +175,10 @@ def reports(
     grace_ms: int,
     teams: Callable[[int, int], Collection[str]],
 ) -> list[ReportDue]:
-    """The due reports in the order of the file. closed: months, oldest first. teams: returns the teams with GPU time in
-    a span."""
+    """The due reports in the order of the file.
+
+    closed: months, oldest first.
+    teams: returns the teams with GPU time in a span."""
     found: list[ReportDue] = []
     for order in deliveries_file.reports:
         for ended in _ended(order, closed, now_ms, tz, grace_ms):

@@ -22,8 +22,10 @@ _NOISE = re.compile(r"NVIDIA|AMD|INSTINCT|TESLA|QUADRO|GEFORCE|SHARED|GENERATION
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """The parts of a GPU model's name. family: upper case, single spaces (`H100`, `RTX 6000 ADA`). memory_gb and form:
-    None if the name does not state them."""
+    """The parts of a GPU model's name.
+
+    family: upper case, single spaces (`H100`, `RTX 6000 ADA`).
+    memory_gb and form: None if the name does not state them."""
 
     family: str
     memory_gb: int | None = None

@@ -217,8 +217,11 @@ class Instance(Model):
 class Amortised(Model):
     """The costs of a purchase, in the book's currency.
 
-    gpu_price: of one GPU; overhead: servers, network, installation, as a share of that (0.4 = 40 %). residual: value at
-    the end, as a share of the capex. kw: power of all `gpus` with their hosts; colo_per_kw_month: rent per kW.
+    gpu_price: of one GPU.
+    overhead: servers, network, installation, as a share of that (0.4 = 40 %).
+    residual: value at the end, as a share of the capex.
+    kw: power of all `gpus` with their hosts.
+    colo_per_kw_month: rent per kW.
     ops_month, licences_month: of all `gpus` together."""
 
     in_service: Day
@@ -284,10 +287,13 @@ class PriceRow(Model):
     """One price. A missing selector matches everything; a given one must be known and equal.
 
     price: currency units per whole physical GPU and hour (a slice pays its fraction); or instance, or amortised.
-    discount: share off that. commitment: the contract of the row; if the book has a commitment of that id, the row is
-    its rate and prices nothing else. Valid in [valid_from, valid_to), open-ended without valid_to (an amortised row
-    ends with the life of its GPUs); dates are local midnights of the book's zone. basis: whether the price includes
-    host CPU, memory and disk. source, as_of: where and when the figure was read."""
+    discount: share off that.
+    commitment: the contract of the row. If the book has a commitment of that id, the row is its rate and prices nothing
+        else.
+    valid_from, valid_to: the row is valid in [valid_from, valid_to), open-ended without valid_to. An amortised row ends
+        with the life of its GPUs. Dates are local midnights of the book's zone.
+    basis: whether the price includes host CPU, memory and disk.
+    source, as_of: where and when the figure was read."""
 
     id: str = Field(min_length=1, max_length=200, pattern=ID)
     model: str = Field(min_length=1, max_length=200)
@@ -344,11 +350,14 @@ class PriceRow(Model):
 
 
 class IdlePolicy(Model):
-    """Who pays for GPU time that no job uses. unallocated: `keep` leaves it in `__idle__`; `spread` divides it over the
-    teams of the pool, per cluster, by the cost of what they held there. guaranteed: `owner` first bills unused
-    guaranteed quota to the queue's team, up to the unallocated time; `none` does not. starting (bound, no container
-    running yet) and gang_waiting (running while other members of the gang are not): paid by the `holder`, or moved to
-    the `cluster`'s idle time."""
+    """Who pays for GPU time that no job uses.
+
+    unallocated: `keep` leaves it in `__idle__`; `spread` divides it over the teams of the pool, per cluster, by the
+        cost of what they held there.
+    guaranteed: `owner` first bills unused guaranteed quota to the queue's team, up to the unallocated time; `none` does
+        not.
+    starting, gang_waiting: paid by the `holder`, or moved to the `cluster`'s idle time. A pod is starting while it is
+        bound and no container runs yet, and gang-waiting while it runs and other members of the gang do not."""
 
     unallocated: Literal["keep", "spread"] = "keep"
     guaranteed: Literal["none", "owner"] = "none"
@@ -357,9 +366,11 @@ class IdlePolicy(Model):
 
 
 class Billing(Model):
-    """How the price book bills shared and idle GPUs. shared_gpus: `allocation` bills the allocated time. `busy` also
-    bills busy time beyond it, taken from that GPU's unallocated time, then from its co-holders' idle time, so the bill
-    never exceeds the GPU. idle: the policy of pools that are not in `pools`."""
+    """How the price book bills shared and idle GPUs.
+
+    shared_gpus: `allocation` bills the allocated time. `busy` also bills busy time beyond it, taken from that GPU's
+        unallocated time, then from its co-holders' idle time, so the bill never exceeds the GPU.
+    idle: the policy of pools that are not in `pools`."""
 
     shared_gpus: Literal["allocation", "busy"] = "allocation"
     idle: IdlePolicy = IdlePolicy()
@@ -405,7 +416,8 @@ def settle(commitment: N, usage: N) -> CommitmentUse[N]:
 
 
 def commitment_cover(commitment: int, usages: Sequence[tuple[Hashable, int]]) -> list[int]:
-    """How much of each usage (group, GPU-µs) an hour's commitment covers: in proportion, adding up exactly.
+    """Returns how much of each usage (group, GPU-µs) an hour's commitment covers: in proportion, adding up exactly. It
+    is divided first between groups and then within each, so a group's part does not depend on how finely it is divided.
 
     The cover is first divided among the groups, then within each group. So a group's part is the same however many
     entries the group has."""
@@ -481,10 +493,11 @@ _FOREVER = 1 << 62
 class PriceBook(Model):
     """Dated prices in one currency, and the billing policy (`billing`).
 
-    timezone: of dates without a time. mig_basis: a MIG instance pays for its compute slices (1g of 7 pays 1/7), which
-    is how agents divide a GPU, or for its memory slices (1g.10gb of 80 GB pays 1/8; memory without an instance is
-    unallocated). Parts never exceed one GPU. commitments: GPUs paid for in advance; a row that names one is its rate
-    and prices nothing else."""
+    timezone: of dates without a time.
+    mig_basis: a MIG instance pays for its compute slices (1g of 7 pays 1/7), which is how agents divide a GPU, or for
+        its memory slices (1g.10gb of 80 GB pays 1/8; memory without an instance is unallocated). Parts never exceed one
+        GPU.
+    commitments: GPUs paid for in advance; a row that names one is its rate and prices nothing else."""
 
     schema_: Literal[1] = Field(alias="schema")
     currency: CurrencyCode
@@ -639,7 +652,9 @@ def _rates(one: Commitment, entries: list[_Entry]) -> list[_Entry]:
 
 
 def _check_pair(first: _Entry, second: _Entry, family: list[_Entry]) -> None:
-    """Refuses two rows that could both apply while neither is more specific.
+    """Refuses two rows that could both apply while neither is more specific. `pool: a` and `capacity_type: spot` are
+    such a pair. They are allowed if rows with both conditions cover the time in which both are valid. The family is
+    then closed under intersection, and the row with the most selectors includes all others.
 
     `pool: a` and `capacity_type: spot` are such a pair, unless rows with both conditions cover the time in which both
     are valid: the family is then closed under intersection, and the row with the most selectors includes all others."""

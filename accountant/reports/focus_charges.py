@@ -44,8 +44,10 @@ _KEY_DIGITS = 24
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """The data that FOCUS files need in addition to the report. charges: the bills by BY; prices: the book's rows by
-    id."""
+    """The data that FOCUS files need in addition to the report.
+
+    charges: the bills by BY.
+    prices: the book's rows by id."""
 
     charges: tuple[Charge, ...]
     prices: Mapping[str, Price]
@@ -82,9 +84,11 @@ NO_USE: Final = ChargeUse()
 class FocusCharge:
     """One row of Cost and Usage. [start_ms, end_ms): when it was used.
 
-    key: unique, and equal for the same charge in every rendering. line: the statement line it is part of. hours:
-    GPU-hours, None if it is not metered time. list_price: per GPU-hour, before discounts. about: the month that it
-    corrects or is about, if that is another one."""
+    key: unique, and equal for the same charge in every rendering.
+    line: the statement line it is part of.
+    hours: GPU-hours, None if it is not metered time.
+    list_price: per GPU-hour, before discounts.
+    about: the month that it corrects or is about, if that is another one."""
 
     key: str
     kind: Kind

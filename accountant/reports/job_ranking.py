@@ -96,7 +96,7 @@ class Ranking:
             savings_hints.candidates((c for n in chosen for c in self._of_job(n)), book, None, at_ms) if chosen else ()
         )
 
-    # --- inside -------------------------------------------------------------------------------
+    # --- internal -----------------------------------------------------------------------------
 
     def _first(self, most: int, chosen: Iterable[int], cost: Sequence[int], time: Sequence[int]) -> list[int]:
         return heapq.nsmallest(most * _MORE, chosen, key=lambda number: (-cost[number], -time[number], number))
@@ -134,8 +134,10 @@ def _charges(billed: ChargeColumns) -> list[Charge]:
 
 @dataclass(frozen=True, slots=True)
 class BilledJobs:
-    """The bills of holders, by BY_JOB. names: (team, namespace, job, cluster), sorted. job: the index of each row of
-    `billed`, ascending."""
+    """The bills of holders, by BY_JOB.
+
+    names: (team, namespace, job, cluster), sorted.
+    job: the index of each row of `billed`, ascending."""
 
     billed: ChargeColumns
     names: Sequence[JobName]
@@ -195,8 +197,12 @@ def _summed(per_us: Sequence[int], gpu_us: Whole, starts: Sequence[int]) -> list
 
 @dataclass(frozen=True, slots=True)
 class EpochRow:
-    """The epochs of one job. epochs: how many ended in the span; last: the number of the newest. gpu_us, cost: of all
-    of them; rest_us, rest_cost: since the last one ended. Costs are None if some of the time has no price."""
+    """The epochs of one job.
+
+    epochs: how many ended in the span.
+    last: the number of the newest.
+    gpu_us, cost: of all of them.
+    rest_us, rest_cost: since the last one ended. Costs are None if some of the time has no price."""
 
     cluster: str
     namespace: str
@@ -228,8 +234,11 @@ def rows(
     timezone: str,
     most: int,
 ) -> tuple[EpochRow, ...]:
-    """The epochs of the jobs with the highest cost that ended an epoch in the span; at most `most`. team: only its
-    part. reported: the reports of the span. jobs: returns the rows of jobs with given namespaces and names."""
+    """The epochs of the jobs with the highest cost that ended an epoch in the span; at most `most`.
+
+    team: only its part.
+    reported: the reports of the span.
+    jobs: returns the rows of jobs with given namespaces and names."""
     reports: dict[JobKey, list[EpochReport]] = defaultdict(list)
     for report in reported:
         reports[report.key].append(report)

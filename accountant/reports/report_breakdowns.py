@@ -46,10 +46,14 @@ Lines: TypeAlias = Sequence[tuple[StatementLine, Entry]]
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """The report's totals. figures: all time of the scope (for the cluster: all accounts, teams and platform together).
-    cost: what the scope's teams pay; unpriced_us: billed time that is not in it. platform: what no team pays (0 for a
-    team): unallocated capacity, and start-up time that the price book assigns to the cluster. Costs are payable. jobs:
-    workloads that held a GPU."""
+    """The report's totals.
+
+    figures: all time of the scope (for the cluster: all accounts, teams and platform together).
+    cost: what the scope's teams pay.
+    unpriced_us: billed time that is not in it.
+    platform: what no team pays (0 for a team): unallocated capacity, and start-up time that the price book assigns to
+        the cluster. Costs are payable.
+    jobs: workloads that held a GPU."""
 
     figures: TimeAndCost
     cost: Decimal
@@ -190,8 +194,10 @@ def unpriced(found: Iterable[Charge], team: str | None) -> tuple[UnpricedRow, ..
 
 @dataclass(frozen=True, slots=True)
 class HourRow:
-    """One hour of the day, in GPU-µs. capacity_us: of the cluster without down time; the other figures are of the
-    scope. known_us: held time whose use is known."""
+    """One hour of the day, in GPU-µs.
+
+    capacity_us: of the cluster without down time; the other figures are of the scope.
+    known_us: held time whose use is known."""
 
     hour: int
     capacity_us: int
@@ -211,9 +217,11 @@ class HourRow:
 
 @dataclass(frozen=True, slots=True)
 class HourlyUse:
-    """The use of GPUs by hour of the day. hours: 0 to 23, local. busiest: the local hour of the span, "2026-10-05T14",
-    in which most GPUs were held; None if none were. Its row covers one hour; for an hour that occurs twice it is the
-    mean."""
+    """The use of GPUs by hour of the day.
+
+    hours: 0 to 23, local.
+    busiest: the local hour of the span, "2026-10-05T14", in which most GPUs were held; None if none were. Its row
+        covers one hour; for an hour that occurs twice it is the mean."""
 
     hours: tuple[HourRow, ...]
     busiest: str | None
@@ -233,8 +241,11 @@ class HourlyUse:
 
 
 def hourly_use(hourly: Hours, team: str | None, longer_ms: Mapping[str, int]) -> HourlyUse:
-    """Sums by hour of the day. hourly: of the whole cluster. longer_ms: the local hours of the span that last longer
-    than an hour, with their length (see accountant.ledger.usage_columns.repeated)."""
+    """Sums by hour of the day.
+
+    hourly: of the whole cluster.
+    longer_ms: the local hours of the span that last longer than an hour, with their length (see
+        accountant.ledger.usage_columns.repeated)."""
     mine = np.array([team in (None, name) for name, _ in hourly.owners], dtype=bool)[hourly.owner]
     busy, idle, unknown = (column[mine] for column in (hourly.busy_us, hourly.idle_us, hourly.unknown_us))
     held = np.zeros((len(hourly.hours), 3), dtype=np.int64)

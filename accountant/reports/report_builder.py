@@ -85,11 +85,15 @@ class Readings:
     """The data of [start_ms, end_ms), at a price book. before_ms: the span that this one is compared with; its time is
     priced by book_before.
 
-    month: the calendar month that the span is, or begins; since_ms: the ledger's first record. by_day: charges by team,
-    queue and day (accountant.billing.budget_forecast.BY), if there is a month. billed, earlier: bills by team of the
-    span and of the one before; unused: unused commitments. waits: of all teams' queues. epochs: the epochs reported in
-    the span. peaks: hourly maxima of the jobs that left the most GPU time idle in each of `scopes` (team names; None:
-    the whole cluster)."""
+    month: the calendar month that the span is, or begins.
+    since_ms: the ledger's first record.
+    by_day: charges by team, queue and day (accountant.billing.budget_forecast.BY), if there is a month.
+    billed, earlier: bills by team of the span and of the one before.
+    unused: unused commitments.
+    waits: of all teams' queues.
+    epochs: the epochs reported in the span.
+    peaks: hourly maxima of the jobs that left the most GPU time idle in each of `scopes` (team names; None: the whole
+        cluster)."""
 
     start_ms: int
     end_ms: int
@@ -207,13 +211,18 @@ HINTS = 6
 class Report:
     """A report. Its fields are in the order of the sections.
 
-    team: None for the whole cluster. period: accountant.bookkeeping.month_closing.Status. before: the headline of the
-    span before, None if the ledger has no records of it; before_ms: that span. budgets, outlook: of the month that the
-    span is or begins. late: records arrived after the close; they are in the breakdowns, but not in the statement.
-    users, unnamed_users: the largest users, and how many more there are. imports: imported time of the cluster.
-    details: charges by day and pod, if requested. later: items about this month that are booked in others. by_memory:
-    bills count MIG instances by memory slices, other figures by compute slices. example_prices: the price book has
-    example rows."""
+    team: None for the whole cluster.
+    period: accountant.bookkeeping.month_closing.Status.
+    before: the headline of the span before, None if the ledger has no records of it.
+    before_ms: that span.
+    budgets, outlook: of the month that the span is or begins.
+    late: records arrived after the close; they are in the breakdowns, but not in the statement.
+    users, unnamed_users: the largest users, and how many more there are.
+    imports: imported time of the cluster.
+    details: charges by day and pod, if requested.
+    later: items about this month that are booked in others.
+    by_memory: bills count MIG instances by memory slices, other figures by compute slices.
+    example_prices: the price book has example rows."""
 
     statement: Statement
     team: str | None
@@ -299,9 +308,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class MonthBooks:
-    """The bookkeeping of a month. kept, kept_before: the statements of the month and of the one before if they are
-    closed; otherwise both are computed from the ledger, that of the month with the items in `beside`. later, period,
-    imports: see Report."""
+    """The bookkeeping of a month.
+
+    kept, kept_before: the statements of the month and of the one before if they are closed; otherwise both are computed
+        from the ledger, that of the month with the items in `beside`.
+    later, period, imports: see Report."""
 
     kept: Statement | None = None
     kept_before: Statement | None = None
@@ -340,8 +351,11 @@ def build(
     book_before: PriceBook | None = None,
     issuer: Issuer | None = None,
 ) -> Report:
-    """The report of [start_ms, end_ms); team None: of the whole cluster. book_before: the price book of the statement
-    of the month before, if it is another one. issuer: the party that charges, for forms that list every charge.
+    """The report of [start_ms, end_ms).
+
+    team None: of the whole cluster.
+    book_before: the price book of the statement of the month before, if it is another one.
+    issuer: the party that charges, for forms that list every charge.
 
     Raises ValueError for an empty span or an unknown time zone."""
     found = read_data(ledger, book, start_ms, end_ms, timezone, (team,), book_before)
@@ -437,8 +451,10 @@ def report(
     team: str | None = None,
     issuer: Issuer | None = None,
 ) -> Report:
-    """Reads and builds the report of a span. month: the accountant's month that the span is, or begins; if it is
-    closed, the report uses its statement. issuer: for formats that list every charge."""
+    """Reads and builds the report of a span.
+
+    month: the accountant's month that the span is, or begins; if it is closed, the report uses its statement.
+    issuer: for formats that list every charge."""
     booked = MonthBooks.of(ledger, books, month, start_ms, end_ms)
     # The report compares with the span before, so rows of both may be needed.
     with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:

@@ -24,8 +24,9 @@ class TimeAndCost:
     """GPU time and cost of a team, a job, a kind of GPU or another group.
 
     cost: of all billed time with a price; in payable minor units for sums of statement lines, exact for jobs.
-    idle_cost: its allocated-idle part. unpriced_us: billed time without a price; idle_unpriced_us: its allocated-idle
-    part."""
+    idle_cost: its allocated-idle part.
+    unpriced_us: billed time without a price.
+    idle_unpriced_us: its allocated-idle part."""
 
     accounts: Accounts
     cost: Decimal
@@ -49,9 +50,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class TeamRow:
-    """One team's row in a report. rank: by allocated GPU time, 1 is the most. share: of the cluster's allocated GPU
-    time. change: of the cost from the span before; None if there is none, or if some time of either span has no
-    price."""
+    """One team's row in a report.
+
+    rank: by allocated GPU time, 1 is the most.
+    share: of the cluster's allocated GPU time.
+    change: of the cost from the span before; None if there is none, or if some time of either span has no price."""
 
     team: str
     figures: TimeAndCost

@@ -29,7 +29,10 @@ RecordKind = Literal["line", "payable", "commitment", "correction", "adjustment"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record. about: the month of a correction or adjustment, "" for the report's own. unit_price: per GPU-hour.
+    """One record.
+
+    about: the month of a correction or adjustment, "" for the report's own.
+    unit_price: per GPU-hour.
 
     cost: exact for lines and commitments, otherwise in minor units."""
 
@@ -89,8 +92,10 @@ ColumnKind = Literal["text", "count", "hours", "money", "price", "ratio", "numbe
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of a report. columns: (name, kind). total: a last row with the sums, if there is one; it is not in
-    `rows`."""
+    """A table of a report.
+
+    columns: (name, kind).
+    total: a last row with the sums, if there is one; it is not in `rows`."""
 
     name: str
     title: str

@@ -47,9 +47,10 @@ class Hint:
     """A hint that one job could have used fewer GPUs. kind: idle: hardly used at all; fewer: never needed so many GPUs;
     slice: a part of one GPU would be enough.
 
-    held, peak_busy: GPUs, the maximum of any hour. needed: GPUs that would have been enough (sevenths of one for a
-    slice). saving: upper bound: the cost of the time held beyond that, at most the cost of the idle time; None if it
-    has no price."""
+    held, peak_busy: GPUs, the maximum of any hour.
+    needed: GPUs that would have been enough (sevenths of one for a slice).
+    saving: upper bound: the cost of the time held beyond that, at most the cost of the idle time; None if it has no
+        price."""
 
     kind: Kind
     job: JobRow
@@ -122,8 +123,11 @@ SPOT = "spot"
 
 @dataclass(frozen=True, slots=True)
 class SpotRow:
-    """The spot saving of one job in one cluster. gpu_us: held on other than spot capacity, with a spot price. cost: of
-    it; saving: upper bound, both exact."""
+    """The spot saving of one job in one cluster.
+
+    gpu_us: held on other than spot capacity, with a spot price.
+    cost: of it.
+    saving: upper bound, both exact."""
 
     team: str
     namespace: str
@@ -135,8 +139,10 @@ class SpotRow:
 
 
 def candidates(found: Iterable[Charge], book: PriceBook | None, team: str | None, at_ms: int) -> tuple[SpotRow, ...]:
-    """The candidates for spot capacity, the largest saving first. found: charges by
-    accountant.reports.report_breakdowns.BY_JOB. at_ms: instant of the spot prices."""
+    """The candidates for spot capacity, the largest saving first.
+
+    found: charges by accountant.reports.report_breakdowns.BY_JOB.
+    at_ms: instant of the spot prices."""
     if book is None:
         return ()
     spot: dict[Place, Price | None] = {}

@@ -49,8 +49,10 @@ BACKUP_PATIENCE_S: Final = 3600.0
 
 
 class LakePublisher(Protocol):
-    """accountant.lake.publisher.Publisher. published_ms: start of the last successful run; compared: result of the last
-    comparison. Each method raises LakeUnavailable."""
+    """accountant.lake.publisher.Publisher.
+
+    published_ms: start of the last successful run.
+    compared: result of the last comparison. Each method raises LakeUnavailable."""
 
     @property
     def published_ms(self) -> int | None: ...
@@ -67,7 +69,9 @@ class LakePublisher(Protocol):
 
 @dataclass(frozen=True)
 class Routine:
-    """A task with an interval in seconds. early: returns whether it is due before its time; called on every check.
+    """A task with an interval in seconds.
+
+    early: returns whether it is due before its time; called on every check.
     patience_s: how long one run may take."""
 
     name: str

@@ -36,9 +36,14 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class ClockState:
-    """What the guard knows about the machine's clock. doubt: why nothing may be given a timestamp, "" if the clock is
-    trusted. wall_ms: the machine's clock. told_ms: the time that is used. ahead_ms: wall_ms - told_ms. senders: number
-    of senders in the last minutes. agreeing: how many of them agree with the machine's clock."""
+    """The state of the machine's clock, as far as the guard knows it.
+
+    doubt: why nothing may be given a timestamp, "" if the clock is trusted.
+    wall_ms: the machine's clock.
+    told_ms: the time that is used.
+    ahead_ms: wall_ms - told_ms.
+    senders: number of senders in the last minutes.
+    agreeing: how many of them agree with the machine's clock."""
 
     doubt: str
     wall_ms: int

@@ -116,9 +116,11 @@ def _unknown(schema: int) -> BadBatch:
 
 
 class Ingest:
-    """The only writer of usage. fatal: called when the engine is no longer usable (only a restart helps). heard: called
-    with cluster, node and clock of every batch, accepted or not. linger_ms: how long to wait for more batches when
-    several arrive together."""
+    """The only writer of usage.
+
+    fatal: called when the engine is no longer usable (only a restart helps).
+    heard: called with cluster, node and clock of every batch, accepted or not.
+    linger_ms: how long to wait for more batches when several arrive together."""
 
     def __init__(
         self,

@@ -244,8 +244,10 @@ class JobCollector(Collector):
 
 
 class UpkeepCollector(Collector):
-    """Background tasks, files and backups. refused: by file, whether its newest version is not in force. backups:
-    returns the backups, newest first."""
+    """Background tasks, files and backups.
+
+    refused: by file, whether its newest version is not in force.
+    backups: returns the backups, newest first."""
 
     def __init__(
         self, tasks: BackgroundTasks, refused: Callable[[], Mapping[str, bool]], backups: Callable[[], list[Backup]]

@@ -47,8 +47,10 @@ class Elected(Protocol):
 
 
 class Leadership:
-    """Whether this replica leads. election: None for a single replica, which always leads. tasks: list for its
-    threads."""
+    """Whether this replica leads.
+
+    election: None for a single replica, which always leads.
+    tasks: list for its threads."""
 
     def __init__(self, election: Elected | None, clock: Clock, tasks: BackgroundTasks | None = None) -> None:
         self._election = election

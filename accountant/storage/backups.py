@@ -32,7 +32,10 @@ _making = threading.Lock()
 
 
 class Backup(Model):
-    """One backup. bytes: of the ledger file; rows: of all its tables."""
+    """One backup.
+
+    bytes: of the ledger file.
+    rows: of all its tables."""
 
     name: str
     at_ms: int

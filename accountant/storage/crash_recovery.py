@@ -53,7 +53,10 @@ class Verdict(Enum):
 
 
 def judge_log(log: bytes | mmap.mmap) -> tuple[Verdict, int]:
-    """Judges a log; also returns the offset of the end of the last commit up to which every entry is complete.
+    """Judges a log. Also returns the offset of the end of the last commit up to which every entry is complete.
+
+    TORN means that only the last commit is incomplete. A missing header belongs to a log whose first commit was never
+    synced. A header of an unknown version is UNKNOWN.
 
     TORN: only the last commit is incomplete. A missing header belongs to a log whose first commit was never synced;
     a header of an unknown version is UNKNOWN."""

@@ -306,7 +306,7 @@ class Database:
 
 
 def _create(path: Path) -> None:
-    """Makes an empty database and puts it in place only when it is complete: a power failure may leave an incomplete
+    """Makes an empty database and puts it in place only when it is complete. A power failure may leave an incomplete
     new file, and the engine cannot open such a file."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)

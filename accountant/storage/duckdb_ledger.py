@@ -678,9 +678,11 @@ def open_ledger(
     acts_at_once: bool = False,
     gpu_move_after_ms: int = MOVE_AFTER_MS,
 ) -> DuckLedger:
-    """Opens or creates the ledger and first replays what the archive has beyond it. month_zone: time zone of calendar
-    windows. doubt, fence, acts_at_once: see `Transactions`. gpu_move_after_ms: silence about a GPU after which another
-    node may report it.
+    """Opens or creates the ledger and first replays what the archive has beyond it.
+
+    month_zone: time zone of calendar windows.
+    doubt, fence, acts_at_once: see `Transactions`.
+    gpu_move_after_ms: silence about a GPU after which another node may report it.
 
     Raises LedgerLocked, LedgerUnavailable or LedgerDamaged, each with the place and the reason."""
     ledger = DuckLedger(

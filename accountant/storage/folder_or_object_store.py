@@ -33,8 +33,10 @@ class FileStore:
     """A folder or a prefix. Names are relative to it, with slashes. Every method raises LedgerUnavailable, with the
     place and the reason, if the store cannot be reached.
 
-    address: as in the settings. files: a file system whose root is `address`. staging: a local folder for files before
-    their upload. folder: the store's folder if it is local, otherwise None."""
+    address: as in the settings.
+    files: a file system whose root is `address`.
+    staging: a local folder for files before their upload.
+    folder: the store's folder if it is local, otherwise None."""
 
     def __init__(self, address: str, files: arrow_files.FileSystem, staging: Path, folder: Path | None = None) -> None:
         self.address = address
@@ -155,8 +157,10 @@ def in_folder(folder: Path) -> FileStore:
 
 
 def open_store(address: str, storage: ObjectStorage, staging: Path) -> FileStore:
-    """The store at an address (`accountant.core.settings.StoreAddress`). storage: access to the object store. staging:
-    see `FileStore`.
+    """The store at an address (`accountant.core.settings.StoreAddress`).
+
+    storage: access to the object store.
+    staging: see `FileStore`.
 
     Raises LedgerUnavailable if the settings do not lead to a store."""
     if "://" not in address:

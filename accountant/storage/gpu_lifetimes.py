@@ -57,9 +57,11 @@ UNLISTED_MS = MS_PER_DAY
 
 
 class Life(NamedTuple):
-    """The time during which one GPU is capacity. end_ms is FOREVER while it is. home: the node of its newest record.
-    nodes: where it was, ascending and without holes from start_ms on. down: times within its life when its node was
-    unusable."""
+    """The time during which one GPU is capacity. end_ms is FOREVER while it is.
+
+    home: the node of its newest record.
+    nodes: where it was, ascending and without holes from start_ms on.
+    down: times within its life when its node was unusable."""
 
     start_ms: int
     end_ms: int
@@ -84,8 +86,11 @@ LifeOf = Callable[[int], Life]
 
 @dataclass(frozen=True, slots=True)
 class GpuCensus:
-    """Counts GPUs by lifetime. alike: number of GPUs per lifetime. apart: GPUs stored individually, by id. until_ms:
-    while no record ends here or later, none of `alike` can have disappeared unnoticed."""
+    """Counts GPUs by lifetime.
+
+    alike: number of GPUs per lifetime.
+    apart: GPUs stored individually, by id.
+    until_ms: while no record ends here or later, none of `alike` can have disappeared unnoticed."""
 
     alike: Mapping[Alike, int]
     apart: Mapping[int, Life]
@@ -185,8 +190,10 @@ NodeKey = tuple[str, str]
 
 
 class Tenure(NamedTuple):
-    """The time in which a GPU was on one node. first_ms: start of the GPU's first booked record on a node. last_ms: end
-    of the newest one."""
+    """The time in which a GPU was on one node.
+
+    first_ms: start of the GPU's first booked record on a node.
+    last_ms: end of the newest one."""
 
     first_ms: int
     last_ms: int
@@ -207,9 +214,13 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Fleet:
-    """All GPUs and nodes. gpus: by id. tenures: gpu id -> node -> Tenure. own: for GPUs that an import named, their
-    tenures by agents' records alone. retired: gpu id -> instant. placed, charged: the histories of nodes and namespaces
-    whose facts changed."""
+    """All GPUs and nodes.
+
+    gpus: by id.
+    tenures: gpu id -> node -> Tenure.
+    own: for GPUs that an import named, their tenures by agents' records alone.
+    retired: gpu id -> instant.
+    placed, charged: the histories of nodes and namespaces whose facts changed."""
 
     gpus: Mapping[int, Gpu] = field(default_factory=dict)
     tenures: Mapping[int, Mapping[str, Tenure]] = field(default_factory=dict)
@@ -354,8 +365,10 @@ class Fleet:
     def booked(
         self, changes: Mapping[int, tuple[Gpu, Mapping[str, Tenure]]], own: Mapping[int, Mapping[str, Tenure]]
     ) -> Fleet:
-        """The fleet after a transaction. changes: its GPUs with their names and all their tenures; own: see the
-        class."""
+        """The fleet after a transaction.
+
+        changes: its GPUs with their names and all their tenures.
+        own: see the class."""
         fresh = {gpu: named for gpu, (named, _) in changes.items() if self.gpus.get(gpu) != named}
         newest = dict(self._newest)
         for named, nodes in changes.values():
@@ -481,8 +494,10 @@ def retirement_act(found: Sequence[RetiredDevice], now_ms: int, who: str, reason
 
 
 def in_service(lives: Mapping[Span, int], pieces: Sequence[Span]) -> list[dict[Span, int]]:
-    """For each piece, the number of GPUs in service by the part of the piece. pieces: ascending, adjacent and not
-    empty. lives: number of GPUs by span."""
+    """For each piece, the number of GPUs in service by the part of the piece.
+
+    pieces: ascending, adjacent and not empty.
+    lives: number of GPUs by span."""
     found: list[dict[Span, int]] = [{} for _ in pieces]
     starts = [start for start, _ in pieces]
     changes = [0] * (len(pieces) + 1)
@@ -535,8 +550,8 @@ def _inside(span: Span, pieces: Sequence[Span], starts: Sequence[int]) -> Iterat
 
 
 def read_owners(cursor: Cursor, fleet: Fleet) -> dict[GpuName, OwnedGpu]:
-    """The owner of each GPU. Ledgers of earlier releases, and those rebuilt from an archive, may lack rows; these are
-    derived from the records: a node that reported a GPU after all records of its owner took it over."""
+    """The owner of each GPU. Ledgers of earlier releases, and those rebuilt from an archive, may lack rows. These rows
+    are derived from the records: a node that reported a GPU after all records of its owner took it over."""
     stored: dict[GpuName, list[Ownership]] = defaultdict(list)
     rows = cursor.run("SELECT cluster, gpu_uuid, node, from_ms, at_ms, who FROM gpu_owner ORDER BY from_ms, at_ms")
     for cluster, uuid, node, from_ms, at_ms, who in rows:

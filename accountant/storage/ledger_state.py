@@ -39,8 +39,10 @@ Shown = tuple[int, DeviceName]
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """The kind of each device. of: from device id to kind. table: the same as an Arrow table for the engine; it is
-    built once, because it has a row per device."""
+    """The kind of each device.
+
+    of: from device id to kind.
+    table: the same as an Arrow table for the engine; it is built once, because it has a row per device."""
 
     of: Mapping[int, int]
     table: pa.Table
@@ -53,9 +55,12 @@ class Kinds:
 
 @dataclass(frozen=True, slots=True)
 class DeviceKinds:
-    """How a query groups devices. kinds: of the devices, for the engine; None if it sums all or each. shown, member: by
-    the number that the engine returns as the device; a member is one GPU, or a group of equal ones. of_gpu: the member
-    of each GPU. shared: the representative of members with several GPUs."""
+    """How a query groups devices.
+
+    kinds: of the devices, for the engine; None if it sums all or each.
+    shown, member: by the number that the engine returns as the device; a member is one GPU, or a group of equal ones.
+    of_gpu: the member of each GPU.
+    shared: the representative of members with several GPUs."""
 
     by_device: bool
     kinds: Kinds | None
@@ -141,8 +146,10 @@ Mark = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Which commit last changed which days. days: the commit that last changed rows of a day (UTC day number). onward:
-    by day, the commit that last changed all time from that day on."""
+    """Which commit last changed which days.
+
+    days: the commit that last changed rows of a day (UTC day number).
+    onward: by day, the commit that last changed all time from that day on."""
 
     days: Mapping[int, int] = field(default_factory=dict)
     onward: Mapping[int, int] = field(default_factory=dict)
@@ -180,12 +187,20 @@ UTC = ZoneInfo("UTC")
 
 @dataclass(frozen=True)
 class State:
-    """The state after a commit. marks: durable number per outbox. policies: ascending by since_ms. unfolded: starts of
-    the hours that are summed from their rows; days: those with sums; frozen: starts of hours whose rows are only in the
-    archive. archived: the number per outbox up to which everything is archived; parts: the newest part. acts,
-    decisions: the number of the last one. archived_registers: by append-only register, the number up to which it is
-    archived. version: counts the commits of this process; changes: what they touched. devices, aparts: caches of device
-    names and of device groups, shared by all states since the last `load`."""
+    """The state after a commit.
+
+    marks: durable number per outbox.
+    policies: ascending by since_ms.
+    unfolded: starts of the hours that are summed from their rows.
+    days: those with sums.
+    frozen: starts of hours whose rows are only in the archive.
+    archived: the number per outbox up to which everything is archived.
+    parts: the newest part.
+    acts, decisions: the number of the last one.
+    archived_registers: by append-only register, the number up to which it is archived.
+    version: counts the commits of this process.
+    changes: what they touched.
+    devices, aparts: caches of device names and of device groups, shared by all states since the last `load`."""
 
     marks: Mapping[Stream, int] = field(default_factory=dict)
     fleet: Fleet = field(default_factory=Fleet)

@@ -101,7 +101,8 @@ class Snapshot:
         """The pods that existed in the span, by cluster and uid. A pod whose creation was not seen is left out, unless
         `placed` is set: then it counts from its placement, as imported pods do.
 
-        of: only pods of these jobs. waiting: only those without a known placement or end."""
+        of: only pods of these jobs.
+        waiting: only those without a known placement or end."""
         asked: dict[str, Any] = {"low": start_ms, "high": end_ms}
         tables = {"pod": "pod", "seen": "pod_seen"}
         if of is not None:
@@ -207,8 +208,10 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Imbalance:
-    """How far the ledger is from balance. total_us: sum of all absolute differences, 0 if the ledger balances. lines:
-    one per difference."""
+    """How far the ledger is from balance.
+
+    total_us: sum of all absolute differences, 0 if the ledger balances.
+    lines: one per difference."""
 
     total_us: int
     lines: tuple[str, ...]

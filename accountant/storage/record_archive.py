@@ -47,10 +47,13 @@ MANIFEST = "part.json"
 
 
 class ArchivePart(msgspec.Struct, frozen=True):
-    """The manifest of one part. low_ms, high_ms: the span of its rows, equal if it has none. files: name to SHA-256.
-    unchanged: for each file that equals that of an earlier part, the number of that part. registers: by append-only
-    register, the number up to which the parts up to this one contain it; empty in parts of earlier releases, which
-    contain each register in full."""
+    """The manifest of one part.
+
+    low_ms, high_ms: the span of its rows, equal if it has none.
+    files: name to SHA-256.
+    unchanged: for each file that equals that of an earlier part, the number of that part.
+    registers: by append-only register, the number up to which the parts up to this one contain it; empty in parts of
+        earlier releases, which contain each register in full."""
 
     number: int
     at_ms: int
@@ -127,8 +130,10 @@ class Archive:
     def write(
         self, cursor: Cursor, number: int, at_ms: int, pods: Collection[PodKey] | None, registers: Mapping[str, int]
     ) -> ArchivePart:
-        """Writes a part with everything above the marks in the snapshot of `cursor`. pods: those with new facts, None:
-        all. registers: by append-only register, the number up to which it is archived."""
+        """Writes a part with everything above the marks in the snapshot of `cursor`.
+
+        pods: those with new facts, None: all.
+        registers: by append-only register, the number up to which it is archived."""
         before, place = self._before(number), _place(number)
         if self.store.exists(f"{place}/{MANIFEST}"):
             raise LedgerUnavailable(f"{self.store}/{place}: exists already, and is not written over")

@@ -35,8 +35,12 @@ _NO_DAY = (2**62, 2**62)
 
 @dataclass(slots=True)
 class SpanPlan:
-    """How a query reads its spans. days: (tag, gpu, start) of days with sums; hours, quarters: (tag, gpu, bucket start)
-    of folded hours; raw_hours, raw_quarters: of hours without sums. edges: spans inside one quarter-hour."""
+    """How a query reads its spans.
+
+    days: (tag, gpu, start) of days with sums.
+    hours, quarters: (tag, gpu, bucket start) of folded hours.
+    raw_hours, raw_quarters: of hours without sums.
+    edges: spans inside one quarter-hour."""
 
     days: list[Bucket] = field(default_factory=list)
     hours: list[Bucket] = field(default_factory=list)
@@ -52,7 +56,8 @@ def plan_spans(
     """Splits each span into days with sums, whole hours, whole quarter-hours and the shorter remainders at
     both ends, which together equal the span.
 
-    unfolded: starts of hours without sums. kept: days with sums, ascending."""
+    unfolded: starts of hours without sums.
+    kept: days with sums, ascending."""
     found = SpanPlan()
     starts = [start for start, _ in kept]
     for span in spans:

@@ -55,8 +55,9 @@ class Transactions:
         gpu_move_after_ms: int = MOVE_AFTER_MS,
     ) -> None:
         """doubt: returns why the clock is not trusted, so that nothing may be given a timestamp; "" if it is trusted
-        (accountant.runtime.clock_step_guard). fence: returns why nothing may be committed; "" if this process is the
-        leader (accountant.runtime.leadership). acts_at_once: acknowledge an act only when it is archived.
+            (accountant.runtime.clock_step_guard).
+        fence: returns why nothing may be committed; "" if this process is the leader (accountant.runtime.leadership).
+        acts_at_once: acknowledge an act only when it is archived.
         gpu_move_after_ms: silence about a GPU after which another node may report it."""
         self._clock = clock
         self._doubt = doubt
@@ -176,8 +177,10 @@ class Transactions:
         news: bool = True,
         beside: bool = False,
     ) -> None:
-        """Commits and publishes the new state. news: whether the archive lacks something now. beside: no answer about
-        usage can have changed."""
+        """Commits and publishes the new state.
+
+        news: whether the archive lacks something now.
+        beside: no answer about usage can have changed."""
         if why := self._fence():
             raise LedgerUnavailable(why)
         additions = {} if booked is None else self._windows.sums.additions(booked)
@@ -239,8 +242,8 @@ class Transactions:
 
 
 def _changes(before: Changes, booked: BookedChanges | None, version: int) -> Changes:
-    """What a commit changed: its rows, all time since the creation of a pod with new facts, or everything if
-    unknown."""
+    """Return the spans that a commit changed: its rows, all time since the creation of a pod with new facts, or
+    everything if unknown."""
     if booked is None or not (booked.touched or booked.fleet):
         return before.since(0, version)
     after = before.with_rows(booked.touched, version)

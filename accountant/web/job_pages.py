@@ -40,8 +40,10 @@ def gangs_of(key: JobKey) -> tuple[str, ...]:
 def decisions_about_job(
     decisions: Iterable[Decision], key: JobKey, pods: Collection[str], siblings: Collection[str]
 ) -> list[Decision]:
-    """The decisions about the job, in their order. pods: names of its pods. siblings: jobs of the same cluster and
-    namespace, as in JobKey."""
+    """The decisions about the job, in their order.
+
+    pods: names of its pods.
+    siblings: jobs of the same cluster and namespace, as in JobKey."""
     mine = {f"{key.namespace}/{name}" for name in pods}
     jobs = sorted({key.job, *siblings}, key=lambda job: (-len(_name(job)), job != key.job, job))
     return [one for one in decisions if _is_about(one, key, mine, jobs)]

@@ -56,8 +56,10 @@ class GpuTimeline:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The timelines of a node's GPUs. starts: local starts of the cells, each `hours` long. more: number of GPUs that
-    are not shown."""
+    """The timelines of a node's GPUs.
+
+    starts: local starts of the cells, each `hours` long.
+    more: number of GPUs that are not shown."""
 
     starts: tuple[datetime, ...]
     hours: int
@@ -66,9 +68,11 @@ class Timeline:
 
 
 class TimelineCells(NamedTuple):
-    """The cells of a span. starts: their local starts, each `hours` long. edges: instants that split the span so that
-    each piece lies in one cell; places: for each piece, the index of its cell. When clocks are set back, two pieces
-    belong to one cell."""
+    """The cells of a span.
+
+    starts: their local starts, each `hours` long.
+    edges: instants that split the span so that each piece lies in one cell.
+    places: for each piece, the index of its cell. When clocks are set back, two pieces belong to one cell."""
 
     starts: tuple[datetime, ...]
     hours: int

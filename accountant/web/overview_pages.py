@@ -54,8 +54,10 @@ NAVIGATION = (("/", "Overview"), ("/month", "Month"), ("/jobs", "Jobs"), ("/node
 
 @dataclass(frozen=True, slots=True)
 class StaleLedger:
-    """The newest record, if it is too old to describe the present. age: as text. cluster: the one that stopped
-    reporting while others continue; empty if all records are old."""
+    """The newest record, if it is too old to describe the present.
+
+    age: as text.
+    cluster: the one that stopped reporting while others continue; empty if all records are old."""
 
     newest_ms: int
     age: str

@@ -42,9 +42,11 @@ _RECORDS = 200
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The known demand for GPUs. watched: the cluster that this accountant watches through an API server, "" for none;
-    `waiting` is complete only for it. asks: the GPUs that each leaf queue requests, from the fairshare controller's
-    newest decisions."""
+    """The known demand for GPUs.
+
+    watched: the cluster that this accountant watches through an API server, "" for none; `waiting` is complete only for
+        it.
+    asks: the GPUs that each leaf queue requests, from the fairshare controller's newest decisions."""
 
     watched: str
     waiting: tuple[page_rows.Waiting, ...]
@@ -189,7 +191,9 @@ def readings_of(deps: Deps, month: Month) -> Answer[MonthReadings]:
 @dataclass(frozen=True, slots=True)
 class Bills:
     """The bills of a month by job, node or another grouping, from which the figures of its pages are itemised.
-    found_ms: when they were computed. stated: the statement of these bills, without other booked items."""
+
+    found_ms: when they were computed.
+    stated: the statement of these bills, without other booked items."""
 
     found_ms: int
     stated: Statement

@@ -58,9 +58,11 @@ class HeldWorkload:
 
 @dataclass(frozen=True, slots=True)
 class CurrentUse:
-    """The newest metered quarter of an hour: [start_ms, end_ms). starting_us, gang_waiting_us: parts of its idle time.
-    burn_per_hour: cost of an hour at this rate, without unpriced time; None without a price book. unpriced_gpus: held
-    GPUs without a price."""
+    """The newest metered quarter of an hour: [start_ms, end_ms).
+
+    starting_us, gang_waiting_us: parts of its idle time.
+    burn_per_hour: cost of an hour at this rate, without unpriced time; None without a price book.
+    unpriced_gpus: held GPUs without a price."""
 
     start_ms: int
     end_ms: int
@@ -77,8 +79,10 @@ class CurrentUse:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Pods of a queue that request GPUs and are on no node. gpus: requested devices, including MIG instances and
-    replicas. longest_ms: since the oldest was created."""
+    """Pods of a queue that request GPUs and are on no node.
+
+    gpus: requested devices, including MIG instances and replicas.
+    longest_ms: since the oldest was created."""
 
     team: str
     queue: str
@@ -101,8 +105,10 @@ class TeamSoFar:
 
 @dataclass(frozen=True, slots=True)
 class MonthSoFar:
-    """The current month. total: sum of the teams' lines; None without a price book. recorded: whether there is any
-    record of this month; without one the figures are unknown, not zero."""
+    """The current month.
+
+    total: sum of the teams' lines; None without a price book.
+    recorded: whether there is any record of this month; without one the figures are unknown, not zero."""
 
     month: Month
     teams: tuple[TeamSoFar, ...]
@@ -150,7 +156,10 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """Jobs in one state, or all. dearest: the most expensive of `count`. total: of the time with a price."""
+    """Jobs in one state, or all.
+
+    dearest: the most expensive of `count`.
+    total: of the time with a price."""
 
     dearest: tuple[Job, ...]
     count: int
@@ -278,8 +287,8 @@ def gpus_asked(facts: PodFacts) -> int:
 def burn_per_hour(
     ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str
 ) -> tuple[Decimal | None, int]:
-    """The cost of an hour at the rate of [start_ms, end_ms) to those who hold GPUs, None without a price book; and the
-    GPU-µs without a price, which are not in it."""
+    """The cost of an hour at the rate of [start_ms, end_ms) to the holders of GPUs, None without a price book. Also the
+    GPU-µs without a price, which are not in this cost."""
     if book is None:
         return None, 0
     held = [one for one in charges(ledger, book, start_ms, end_ms, (), None, timezone) if one.account in ALLOCATED]
@@ -376,8 +385,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
-    """One page of a longer list. rows: of `count`, the first one with number `first` (from 1). previous, following:
-    URLs."""
+    """One page of a longer list.
+
+    rows: of `count`, the first one with number `first` (from 1).
+    previous, following: URLs."""
 
     rows: Sequence[T]
     first: int
@@ -396,7 +407,9 @@ class Page(Generic[T]):
 
 
 def paged(rows: Sequence[T], number: int, size: int, address: str, count: int | None = None) -> Page[T]:
-    """The page with that number, from 1; beyond the end, the last one. address: URL of a page without its number.
+    """The page with that number, from 1; beyond the end, the last one.
+
+    address: URL of a page without its number.
     count: of all rows, if `rows` is not complete."""
     pages = max(1, -(-len(rows) // size))
     number = min(number, pages)
@@ -424,7 +437,10 @@ def to_lines(month: Month, team: str | None) -> Callable[..., str]:
 
 
 def of_lines(month: Month, query: Mapping[str, object], ending: str = "") -> str:
-    """The URL of a figure's lines. query: None and False values are left out. ending: of a file's URL."""
+    """The URL of a figure's lines.
+
+    query: None and False values are left out.
+    ending: of a file's URL."""
     given = {
         name: "true" if value is True else str(value)
         for name, value in query.items()

@@ -125,7 +125,10 @@ def lines_file(
 
 @dataclass(frozen=True, slots=True)
 class _ShownLines:
-    """The displayed part of a figure. rows: the most expensive; rest: the `more` others as one row."""
+    """The displayed part of a figure.
+
+    rows: the most expensive.
+    rest: the `more` others as one row."""
 
     lines: Sequence[tuple[StatementLine, ItemAmount]]
     whole: ItemAmount

@@ -114,7 +114,10 @@ _DONE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """A table. text: number of leading columns that contain words. strong: rows about the decision's subject."""
+    """A table.
+
+    text: number of leading columns that contain words.
+    strong: rows about the decision's subject."""
 
     title: str
     lead: str
@@ -126,8 +129,10 @@ class TextTable:
 
 @dataclass(frozen=True, slots=True)
 class DecisionText:
-    """A decision explained in sentences and tables. title: the question that the text answers. related: other decisions
-    of the cycle, each with a label."""
+    """A decision explained in sentences and tables.
+
+    title: the question that the text answers.
+    related: other decisions of the cycle, each with a label."""
 
     title: str
     sentences: tuple[str, ...]
@@ -138,7 +143,10 @@ class DecisionText:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A queue's share in the last recorded cycle, in GPUs. used: share of the window's capacity. cycle: the record."""
+    """A queue's share in the last recorded cycle, in GPUs.
+
+    used: share of the window's capacity.
+    cycle: the record."""
 
     queue: str
     cycle: Decision
@@ -362,7 +370,7 @@ def _cycle_id(decision: Decision) -> str:
 
 
 def _queues(record: Decision | None, subject: str | None) -> list[TextTable]:
-    """What every queue used, requested, held and was entitled to."""
+    """Return for every queue the usage, the request, the GPUs held and the entitlement."""
     if record is None:
         return []
     names = sorted(mapping(record.inputs.get("standings")))

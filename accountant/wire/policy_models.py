@@ -55,9 +55,11 @@ class KueueTarget(Model):
 
 
 class VolcanoTarget(Model):
-    """How shares reach Volcano. mode: the object that Volcano's active plugin reads. weight: proportion. deserved:
-    capacity. hierarchy: drf with hierarchy. config: namespace/name of the scheduler's ConfigMap, which shows the active
-    plugin."""
+    """How shares reach Volcano.
+
+    mode: the object that Volcano's active plugin reads. weight: proportion. deserved: capacity. hierarchy: drf with
+        hierarchy.
+    config: namespace/name of the scheduler's ConfigMap, which shows the active plugin."""
 
     mode: Annotated[Literal["weight", "deserved", "hierarchy", "off"], BeforeValidator(bare_off)] = "weight"
     apply: Apply = "dry-run"
@@ -73,8 +75,10 @@ class KubeSchedulerTarget(Model):
 
 class RunaiTarget(Model):
     """How shares reach Run:ai. mode weight: publish `overQuotaWeight` of projects and departments through Run:ai's API.
-    url: its control plane. node_pool: for refs without one. cluster: Run:ai's id of the cluster; None: it has only
-    one."""
+
+    url: its control plane.
+    node_pool: for refs without one.
+    cluster: Run:ai's id of the cluster; None: it has only one."""
 
     mode: Annotated[Literal["weight", "off"], BeforeValidator(bare_off)] = "weight"
     apply: Apply = "dry-run"
@@ -118,8 +122,8 @@ class SloPolicy(Model):
     """A latency objective: if the latency stays above `above` (seconds) for longer than `sustained`, pending workloads
     of the queue, or the named one (namespace/name), may preempt those that borrow.
 
-    query: PromQL; the largest of its values, in seconds, counts. gpus: number to free if none of its workloads is
-    pending."""
+    query: PromQL; the largest of its values, in seconds, counts.
+    gpus: number to free if none of its workloads is pending."""
 
     name: str = Field(min_length=1, max_length=253)
     queue: str | None = None
@@ -137,8 +141,11 @@ class SloPolicy(Model):
 
 
 class IdleExemptions(Model):
-    """Workloads that idle reclaim exempts. namespaces: shell patterns. labels, annotations: of the pod, by name and
-    value (`*`: any). priority: this value and above."""
+    """Workloads that idle reclaim exempts.
+
+    namespaces: shell patterns.
+    labels, annotations: of the pod, by name and value (`*`: any).
+    priority: this value and above."""
 
     namespaces: tuple[str, ...] = ()
     labels: dict[str, str] = Field(default_factory=dict)
@@ -149,8 +156,9 @@ class IdleExemptions(Model):
 class IdleReclaimPolicy(Model):
     """Reclaims GPUs that are held but not used: the owner is warned, and after `grace` they are reclaimed.
 
-    mode: limited by the target's own mode. below: the share of time in which a pod's GPUs were busy, over `sustained`
-    and again over `grace`; time with unknown use counts as busy."""
+    mode: limited by the target's own mode.
+    below: the share of time in which a pod's GPUs were busy, over `sustained` and again over `grace`; time with unknown
+        use counts as busy."""
 
     mode: Mode = "dry-run"
     below: float = Field(default=0.05, gt=0, le=1)
@@ -162,12 +170,16 @@ class IdleReclaimPolicy(Model):
 class PreemptionPolicy(Model):
     """When running workloads may be preempted, and how many at most.
 
-    mode: dry-run decides and records, but stops no workload. quota: for queues within their deserved quota. over_share:
-    for queues below their fair share, from those above theirs; never for a lower priority. saturation: KAI's
-    multiplier: how much more saturated the others must remain. wait: how long a workload must be pending before it may
-    preempt. min_runtime: protection after a start. cool_down: protection after a preemption. per_team, per_cluster:
-    maximum number of workloads stopped per hour. lost_gpu_hours: maximum lost work per day. idle: None: idle reclaim is
-    disabled."""
+    mode: dry-run decides and records, but stops no workload.
+    quota: for queues within their deserved quota.
+    over_share: for queues below their fair share, from those above theirs; never for a lower priority.
+    saturation: KAI's multiplier: how much more saturated the others must remain.
+    wait: how long a workload must be pending before it may preempt.
+    min_runtime: protection after a start.
+    cool_down: protection after a preemption.
+    per_team, per_cluster: maximum number of workloads stopped per hour.
+    lost_gpu_hours: maximum lost work per day.
+    idle: None: idle reclaim is disabled."""
 
     mode: Mode = "dry-run"
     targets: PreemptionModes = PreemptionModes()
@@ -212,8 +224,9 @@ class WindowSpec(Model):
     and calendar use the accountant's time zone and have no size.
 
     decay: exact is the integral; slurm is Slurm's calculation for the same half-life, per period of `calc_period`
-    (PriorityCalcPeriod), for comparison with its figures. gpu_weights: by name of a GPU model, the weight of a
-    GPU-second (like TRESBillingWeights); other models have weight 1."""
+        (PriorityCalcPeriod), for comparison with its figures.
+    gpu_weights: by name of a GPU model, the weight of a GPU-second (like TRESBillingWeights); other models have weight
+        1."""
 
     kind: WindowKind = "sliding"
     size: Duration = Field(default=604_800, gt=0)
@@ -278,9 +291,10 @@ def _counts_one_cluster(usage: object) -> bool:
 class Bounds(Model):
     """Limits how far and how fast published weights move away from the configured ones.
 
-    min_multiplier/max_multiplier: of the configured weight. max_step: largest relative change per cycle. deadband:
-    smaller relative changes are not published. hold_down: seconds for which a published weight must stay before it may
-    reverse direction."""
+    min_multiplier/max_multiplier: of the configured weight.
+    max_step: largest relative change per cycle.
+    deadband: smaller relative changes are not published.
+    hold_down: seconds for which a published weight must stay before it may reverse direction."""
 
     min_multiplier: float = Field(default=0.1, gt=0, le=1)
     max_multiplier: float = Field(default=4.0, ge=1)
@@ -292,12 +306,14 @@ class Bounds(Model):
 class DeficitPolicy(Model):
     """How the `deficit` law repays what queues are owed.
 
-    repay: time constant of repayment. rate: maximum number of GPUs, as a share of the pool times the root of the target
-    share, by which a queue of average size is moved off its fair share. horizon: how far ahead pending work counts as
-    demand. gain, smoothing: how strongly, and averaged over which time, a deviation from its due changes a queue's
-    weight. reclaim_price: largest log-weight taken from queues that cause preemptions; price_knee: evictions per
-    GPU-hour at which half of it is taken. quiet: deviation, as an absolute share, below which the weight of a queue of
-    average size does not change."""
+    repay: time constant of repayment.
+    rate: maximum number of GPUs, as a share of the pool times the root of the target share, by which a queue of average
+        size is moved off its fair share.
+    horizon: how far ahead pending work counts as demand.
+    gain, smoothing: how strongly, and averaged over which time, a deviation from its due changes a queue's weight.
+    reclaim_price: largest log-weight taken from queues that cause preemptions.
+    price_knee: evictions per GPU-hour at which half of it is taken.
+    quiet: deviation, as an absolute share, below which the weight of a queue of average size does not change."""
 
     repay: Duration = Field(default=72_000, gt=0)
     rate: float = Field(default=0.1, ge=0, le=1)
@@ -310,9 +326,11 @@ class DeficitPolicy(Model):
 
 
 class TurnPolicy(Model):
-    """Turns for gangs that no share admits. min_turn: minimum length of a turn. ratio: maximum weight of the queue
-    whose turn it is, relative to the others; 0 disables turns. lump: share of the pool from which on a gang may have a
-    turn."""
+    """Turns for gangs that no share admits.
+
+    min_turn: minimum length of a turn.
+    ratio: maximum weight of the queue whose turn it is, relative to the others; 0 disables turns.
+    lump: share of the pool from which on a gang may have a turn."""
 
     min_turn: Duration = Field(default=14_400, gt=0)
     ratio: float = Field(default=1000.0, ge=0)
@@ -344,9 +362,11 @@ class QueuePolicy(Model):
 
 class Budget(Model):
     """What a queue (with its descendants) or a team may use in a calendar month: money (with its currency) or
-    GPU-hours. thresholds: shares of the limit that are reported. exhausted: the effect when the budget is used up.
-    tell: only a notice. no-over-quota: its queues get only their deserved quota until the month ends; unknown spend
-    never has this effect."""
+    GPU-hours.
+
+    thresholds: shares of the limit that are reported.
+    exhausted: the effect when the budget is used up. tell: only a notice. no-over-quota: its queues get only their
+        deserved quota until the month ends; unknown spend never has this effect."""
 
     name: str = Field(min_length=1, max_length=253)
     queue: str | None = None
@@ -515,15 +535,8 @@ def _untold(value: object) -> bool:
 class UsageWindow(Model):
     """Usage per key over a window, with the figures that show whether it can be trusted.
 
-    usage, capacity: integers in `unit` (decayed figures are rounded to integers once, at the end); capacity excludes
-    `down`. `unassigned` is usage outside all queues (not in `usage`). watermark_ms: latest instant up to which at least
-    the requested `min_coverage` is metered. coverage: metered share of the window's capacity, 0..1 (time with unknown
-    use or energy, or without a price, is not covered for busy, energy and cost). unit: gpu_us, weighted_gpu_us (by
-    `gpu_weights`), uj, or for costs `1e-9 CUR`, at the prices of `price_book_version`. shard, cluster: only of their
-    nodes; None: all. policy_counting: `Policy.counting` of the policy; set, like `cluster`, if a cluster was requested.
-    lost_ms: end of the newest part of the window, at most a quarter-hour long, in which a GPU was lost; 0: none; None:
-    not stated. since_ms: the beginning of the records: start_ms, or in a young ledger the first record of any GPU, at
-    most end_ms; None: not stated."""
+    usage, capacity: integers in `unit`. Decayed figures are rounded to integers once, at the end. The capacity excludes
+    `down`. `unassigned` is usage outside all queues (not in `usage`)."""
 
     kind: WindowKind
     start_ms: int

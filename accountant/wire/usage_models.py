@@ -42,12 +42,12 @@ class UsageLine(Model):
     node_down_us: the part of `down` in which the GPU's node was out of service; in the rest a GPU was lost on a working
     node. None: not distinguished.
 
-    memory_mib_s: of allocated time with known memory; None if there is none. memory_unknown_us: allocated time with
-    unknown memory.
+    memory_mib_s: of allocated time with known memory; None if there is none.
+    memory_unknown_us: allocated time with unknown memory.
 
-    starting_us, gang_waiting_us, running_idle_us: the kinds of `allocated_idle`, adding up to it. reserved_unused_us:
-    unallocated time that this queue (or team) was guaranteed and did not use. These four are set only if a breakdown
-    was requested."""
+    starting_us, gang_waiting_us, running_idle_us: the kinds of `allocated_idle`, adding up to it.
+    reserved_unused_us: unallocated time that this queue (or team) was guaranteed and did not use. These four are set
+        only if a breakdown was requested."""
 
     key: dict[str, str]
     accounts_gpu_us: Accounts = Accounts()
@@ -111,9 +111,12 @@ class CostAnswer(Model):
 
 
 class BudgetState(Model):
-    """A budget of the policy in force and what the month has used of it, up to as_of_ms. spent and ratio: None if
-    unknown, because some of the time has no price. threshold: the highest one reached. forecast: for the whole month at
-    the rate of its days so far, with the bounds of the middle 80 %; None after too few days.
+    """A budget of the policy in force, and the part of it that the month has used up to as_of_ms.
+
+    spent and ratio: None if unknown, because some of the time has no price.
+    threshold: the highest one reached.
+    forecast: for the whole month at the rate of its days so far, with the bounds of the middle 80 %; None after too few
+        days.
 
     exhausted_ms: when it was used up, or will be at that rate; None if not in this month. exhausted_earliest_ms,
     exhausted_latest_ms: the bounds of the middle 80 %, None beyond the month; all three are equal if it is already used
@@ -144,11 +147,14 @@ class Job(Model):
     """A workload and its usage in the requested span.
 
     state: waiting: none of its pods was ever on a node; ended: all are over (for holders that are not pods: it holds
-    nothing any more). teams: the payers, by the policy in force at the time. created_ms, ended_ms: of the first and the
-    last of its pods; held_from_ms, held_until_ms: of holding GPUs, rounded outwards for hours that only have sums.
-    waited_ms: the longest wait of one of its pods in its queue, so far. accounts_gpu_us: of held time. gpus,
-    burn_per_hour: GPUs held, and their cost per hour, over the last minutes on record. epochs: number of reported
-    epochs."""
+        nothing any more).
+    teams: the payers, by the policy in force at the time.
+    created_ms, ended_ms: of the first and the last of its pods.
+    held_from_ms, held_until_ms: of holding GPUs, rounded outwards for hours that only have sums.
+    waited_ms: the longest wait of one of its pods in its queue, so far.
+    accounts_gpu_us: of held time.
+    gpus, burn_per_hour: GPUs held, and their cost per hour, over the last minutes on record.
+    epochs: number of reported epochs."""
 
     id: str
     cluster: str

@@ -75,7 +75,9 @@ class Identity:
 def connection_to(
     url: str, ca_file: Path | None, timeout_s: float, identity: Identity | None = None
 ) -> tuple[http.client.HTTPConnection, str]:
-    """Return an unopened connection, and the prefix of every path. ca_file: None for the system's authorities.
+    """Return an unopened connection, and the prefix of every path.
+
+    ca_file: None for the system's authorities.
     identity: shown to a server that asks for a certificate.
 
     Raises SettingsError for a url that is not http(s)://host[:port][/path] and for files that cannot be read."""

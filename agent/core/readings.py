@@ -61,9 +61,9 @@ class Gpu:
 class Allocation:
     """One holder's claim on a device: a GPU (`mig_uuid` empty) or one of its MIG instances.
 
-    replicas: how many of the device's `sharing_replicas` equal parts it holds (time-slicing, MPS). fraction_ppm:
-    declared fraction in millionths for mode `fraction` and `dra`; None = not declared. virtual: the kubelet allocated
-    one of HAMi's virtual devices."""
+    replicas: how many of the device's `sharing_replicas` equal parts it holds (time-slicing, MPS).
+    fraction_ppm: declared fraction in millionths for mode `fraction` and `dra`; None = not declared.
+    virtual: the kubelet allocated one of HAMi's virtual devices."""
 
     gpu_uuid: str
     holder: Holder
@@ -93,10 +93,11 @@ class ProcessReading:
     """One process on a GPU or on one of its MIG instances, before its holder is known.
 
     busy_us: physical-GPU time since the previous reading of the device, from the per-process sampler. It is an
-    estimate, of which only the proportion between processes is used. accounted_us: the same from the driver's
-    accounting mode, which misses nothing and is preferred. running: False for a process that ended since the previous
-    reading; it is listed this once. mps_client: it is in the MPS server's list of clients. graphics: it draws, whether
-    it computes or not."""
+        estimate, of which only the proportion between processes is used.
+    accounted_us: the same from the driver's accounting mode, which misses nothing and is preferred.
+    running: False for a process that ended since the previous reading; it is listed this once.
+    mps_client: it is in the MPS server's list of clients.
+    graphics: it draws, whether it computes or not."""
 
     pid: int
     mig_uuid: str = ""
@@ -150,9 +151,10 @@ class Recovery:
 class Condition:
     """The condition of a device at one moment, for people and alerts, never for bills.
 
-    ecc_corrected, ecc_uncorrected: since the driver was loaded. throttle_reasons: the bits of NVML's clocks event
-    reasons. recoveries: required actions. row_remap_pending: whether remapped rows of memory wait for the next reset of
-    the GPU, which continues to work."""
+    ecc_corrected, ecc_uncorrected: since the driver was loaded.
+    throttle_reasons: the bits of NVML's clocks event reasons.
+    recoveries: required actions.
+    row_remap_pending: whether remapped rows of memory wait for the next reset of the GPU, which continues to work."""
 
     temperature_c: Reading = Unavailable("not read")
     sm_clock_mhz: Reading = Unavailable("not read")
@@ -169,8 +171,9 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False):
     """One device at one moment. Times and energy_uj are cumulative, the rest instantaneous.
 
     sample_gaps: how often the driver's samples of the busy time were missing; a step in which it grew has no known busy
-    time. holders: the holders that use the device, as far as `processes` could be matched. unlisted: (MIG uuid or "",
-    reason) of each place whose processes could not be listed; they are unknown."""
+        time.
+    holders: the holders that use the device, as far as `processes` could be matched.
+    unlisted: (MIG uuid or "", reason) of each place whose processes could not be listed; they are unknown."""
 
     gpu: Gpu
     health: Health = "ok"

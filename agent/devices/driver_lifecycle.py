@@ -64,8 +64,10 @@ _LIBRARY, _EVENTS = "library", "events"
 
 @dataclass(frozen=True, slots=True)
 class DriverReading:
-    """One reading of the machine. failure: why nothing could be read ("" = the driver answered). events_failure: why
-    errors that the driver reports may be missing ("" = they are complete)."""
+    """One reading of the machine.
+
+    failure: why nothing could be read ("" = the driver answered).
+    events_failure: why errors that the driver reports may be missing ("" = they are complete)."""
 
     devices: tuple[DeviceReading, ...]
     failure: str
@@ -76,8 +78,9 @@ class Gpus:
     """The GPUs of this machine. For one thread, except `release` and `reacquire`.
 
     restarted: this process replaced one whose driver was upgraded; if the library still does not fit the driver, only a
-    new container or machine image can help. hang_s: see HANG_S. clock: the system's clock, which also dates the
-    driver's and GPM's samples."""
+        new container or machine image can help.
+    hang_s: see HANG_S.
+    clock: the system's clock, which also dates the driver's and GPM's samples."""
 
     def __init__(
         self,

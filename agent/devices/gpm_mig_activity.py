@@ -74,7 +74,10 @@ class Gpm:
         self._unsupported = _UNSUPPORTED
 
     def read(self, handle: Any, at_ms: int, name: str = "", gi: int | None = None) -> EngineActivity | Unavailable:
-        """Return an engine's activity since it was first read. handle: the GPU's; gi: the instance's, in MIG.
+        """Return an engine's activity since it was first read.
+
+        handle: the GPU's.
+        gi: the instance's, in MIG.
 
         Raises Lost, Restart, DriverReplaced."""
         try:

@@ -67,8 +67,11 @@ def total_mib(driver: Driver, handle: Any) -> Reading:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What the agent may read. processes: the agent sees the host's processes, so process numbers are meaningful. gpm:
-    the performance counters. enable_accounting: switch accounting mode on, for the whole host."""
+    """The data that the agent may read.
+
+    processes: the agent sees the host's processes, so process numbers are meaningful.
+    gpm: the performance counters.
+    enable_accounting: switch accounting mode on, for the whole host."""
 
     processes: bool = True
     gpm: bool = True
@@ -76,8 +79,10 @@ class Access:
 
 
 class Device:
-    """One GPU. origin: distinguishes this run's counters from those of an earlier run. clock: see
-    agent.devices.gpm_mig_activity."""
+    """One GPU.
+
+    origin: distinguishes this run's counters from those of an earlier run.
+    clock: see agent.devices.gpm_mig_activity."""
 
     def __init__(
         self, driver: Driver, events: Events, gpu: Gpu, origin: str, access: Access, clock: Clock | None = None

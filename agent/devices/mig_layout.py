@@ -25,8 +25,10 @@ DEFAULT_SLICES = 7
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One MIG device with its handle. gi_slices: compute slices of its GPU instance; alone: whether it is the only
-    compute instance there, so that its activity is that of the GPU instance."""
+    """One MIG device with its handle.
+
+    gi_slices: compute slices of its GPU instance.
+    alone: whether it is the only compute instance there, so that its activity is that of the GPU instance."""
 
     handle: Any
     facts: MigInstance

@@ -69,8 +69,10 @@ _LIKE_A_GPU = re.compile(r"(?:MIG-)?GPU-|MIG-|nvidia\d")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A GPU, or one of its MIG instances. replica: which of its equal parts; "" for the whole. virtual: the part is one
-    of HAMi's virtual devices, which are not equal."""
+    """A GPU, or one of its MIG instances.
+
+    replica: which of its equal parts; "" for the whole.
+    virtual: the part is one of HAMi's virtual devices, which are not equal."""
 
     gpu_uuid: str
     mig_uuid: str = ""
@@ -384,7 +386,9 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class NodeAllocations:
-    """The allocations of a node. unresolved: ids that were meant for a GPU and name none of this node, each once.
+    """The allocations of a node.
+
+    unresolved: ids that were meant for a GPU and name none of this node, each once.
     unnamed: sharing systems in use here that the settings do not name."""
 
     allocations: tuple[Allocation, ...]
@@ -394,9 +398,14 @@ class NodeAllocations:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The node's facts for the join. offered: the devices the kubelet can allocate. replica_mode: how replicas are
-    shared on this node. uids: of pods that are known only from their log folders. claimable: the uuids of devices in
-    claims, by pool and device. watched: devices that claims only monitor. systems: the sharing systems of this node."""
+    """The node's facts for the join.
+
+    offered: the devices the kubelet can allocate.
+    replica_mode: how replicas are shared on this node.
+    uids: of pods that are known only from their log folders.
+    claimable: the uuids of devices in claims, by pool and device.
+    watched: devices that claims only monitor.
+    systems: the sharing systems of this node."""
 
     gpus: Sequence[Gpu]
     offered: Sequence[Devices] = ()

@@ -236,9 +236,12 @@ class Channel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KubeletAnswer:
-    """The last answer. pods: the devices of each pod. offered: the allocatable devices, empty if an old kubelet does
-    not report them. at_ms: monotonic time of the answer, None before the first. failure: why the latest request failed
-    ("" = it did not)."""
+    """The last answer.
+
+    pods: the devices of each pod.
+    offered: the allocatable devices, empty if an old kubelet does not report them.
+    at_ms: monotonic time of the answer, None before the first.
+    failure: why the latest request failed ("" = it did not)."""
 
     pods: tuple[PodResources, ...] = ()
     offered: tuple[Devices, ...] = ()

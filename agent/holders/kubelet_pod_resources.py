@@ -28,8 +28,10 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDevice:
-    """A device allocated through a ResourceClaim (DRA). cdi: its CDI names. share_id: "" unless its capacity is
-    consumed in shares."""
+    """A device allocated through a ResourceClaim (DRA).
+
+    cdi: its CDI names.
+    share_id: "" unless its capacity is consumed in shares."""
 
     claim_namespace: str
     claim: str

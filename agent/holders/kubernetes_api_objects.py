@@ -229,11 +229,19 @@ _OVER = frozenset({"Succeeded", "Failed"})
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """A pod reduced to what the agent needs. facts: sent to the accountant. over: it no longer holds anything.
-    containers: in the order of the spec; container_ids: their names by the runtime's ids, for those that ran.
-    config_hash: the name of a static pod's control group. fraction, memory_mib: the part of a GPU that a fraction
-    scheduler gave it (None: not declared); groups: the shared GPUs it is on. limits: GPU resources by container.
-    by_kai: KAI or Run:ai places it. bound: it has a node. wants_gpu: whether its facts are sent."""
+    """A pod reduced to what the agent needs.
+
+    facts: sent to the accountant.
+    over: it no longer holds anything.
+    containers: in the order of the spec.
+    container_ids: their names by the runtime's ids, for those that ran.
+    config_hash: the name of a static pod's control group.
+    fraction, memory_mib: the part of a GPU that a fraction scheduler gave it (None: not declared).
+    groups: the shared GPUs it is on.
+    limits: GPU resources by container.
+    by_kai: KAI or Run:ai places it.
+    bound: it has a node.
+    wants_gpu: whether its facts are sent."""
 
     facts: PodFacts
     over: bool

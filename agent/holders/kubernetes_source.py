@@ -388,8 +388,10 @@ def kubernetes_source(
     bound: BoundPods | None = None,
     tasks: BackgroundTasks | None = None,
 ) -> ClusterSource:
-    """Create the source and start its threads. bound: the annotations that each pod had when it was bound to the node,
-    as an earlier agent process stored them. tasks: the list of its threads.
+    """Create the source and start its threads.
+
+    bound: the annotations that each pod had when it was bound to the node, as an earlier agent process stored them.
+    tasks: the list of its threads.
 
     Raises SettingsError if this is not a Kubernetes node or the API server's address is invalid."""
     socket = Path(chosen.kubelet_socket)

@@ -60,8 +60,9 @@ _decoder = msgspec.json.Decoder(dict[str, _DeclaredSharing])
 
 
 class BoundPods:
-    """What pods declared when they were bound. file: None keeps them only in this process. Not thread-safe: one
-    reflector owns it."""
+    """The parts that pods declared when they were bound. Not thread-safe: one reflector owns it.
+
+    file: keeps them over a restart; None keeps them only in this process."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
@@ -157,8 +158,11 @@ class ApiUnavailable(AgentError):
 
 
 class ApiServer:
-    """A client of the API server. url: https://host:port. ca_file: PEM of its authorities. token_file: None if it needs
-    none.
+    """A client of the API server.
+
+    url: https://host:port.
+    ca_file: PEM of its authorities.
+    token_file: None if it needs none.
 
     Each request has a connection of its own, so threads may share it. Raises SettingsError for a url or a CA file that
     cannot be used."""
@@ -293,9 +297,10 @@ class Store(Protocol):
 class Reflector:
     """Keeps `store` equal to the objects at `path` that `selector` (a field selector) selects.
 
-    synced: whether the objects were listed once. failure: why the latest request failed ("" = it continues). took_ms:
-    duration of the last list. optional: the cluster may not have such objects, which is not a failure; they are looked
-    for again periodically."""
+    synced: whether the objects were listed once.
+    failure: why the latest request failed ("" = it continues).
+    took_ms: duration of the last list.
+    optional: the cluster may not have such objects, which is not a failure; they are looked for again periodically."""
 
     def __init__(
         self,
@@ -426,8 +431,8 @@ class PodStore:
     """The `Store` of one node's pods. labels: keys or patterns of labels that may leave
     the node.
 
-    on_change: called after every change of a pod that may hold a GPU. bound: what pods declared when they were bound;
-    later changes by their owners do not count."""
+    on_change: called after every change of a pod that may hold a GPU.
+    bound: what pods declared when they were bound; later changes by their owners do not count."""
 
     def __init__(
         self,

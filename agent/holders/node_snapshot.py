@@ -78,7 +78,8 @@ class HolderCounters:
     ) -> DeviceReading:
         """Return the device with its holders' readings and their method.
 
-        visible: whether processes could be named. uncertain: `claims` are the last known ones.
+        visible: whether processes could be named.
+        uncertain: `claims` are the last known ones.
 
         claims: the allocations of this device. A holder that has all of a device to itself, now and at the last
         reading, gets no reading of its own: it has the device's busy time less that of other pods' processes."""
@@ -161,7 +162,10 @@ def _sole(claims: Sequence[Allocation]) -> set[tuple[str, Holder]]:
 def _served(
     groups: dict[tuple[str, Holder], list[ProcessReading]], held: Collection[tuple[str, Holder]]
 ) -> dict[tuple[str, Holder], tuple[Reading, Method]]:
-    """Return each holder's busy time of this step, with the time of an MPS server divided among its clients.
+    """Return each holder's busy time of this step, with the time of an MPS server divided among its clients. It is not
+    documented whether the driver's samples name the server or its client. A process counts as the server if it is
+    neither a graphics process nor a client, does not hold the device, and the clients there did nothing. Its time goes
+    to the clients in equal parts.
 
     It is not documented whether the driver's samples name the server or its client. A process counts as the server if
     it is neither a graphics process nor a client, does not hold the device, and the clients there did nothing; its time
@@ -226,9 +230,12 @@ class Claims(Protocol):
 
 
 class NodeSource:
-    """An `agent.main_loop.Source` over the real machine. pods=None: the running processes are the holders (standalone).
-    processes=None: the host's processes cannot be seen, so process numbers would match other processes. node: the
-    node's name, for the facts of pods that are known only from their log folders. clock: dates the driver's samples.
+    """An `agent.main_loop.Source` over the real machine.
+
+    pods=None: the running processes are the holders (standalone).
+    processes=None: the host's processes cannot be seen, so process numbers would match other processes.
+    node: the node's name, for the facts of pods that are known only from their log folders.
+    clock: dates the driver's samples.
     systems: the sharing systems of this node."""
 
     def __init__(

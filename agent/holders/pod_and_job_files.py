@@ -102,11 +102,14 @@ class KnownPod:
 
 @dataclass(frozen=True, slots=True)
 class Pods:
-    """One reading: facts of every pod, and the devices of the running ones (Unavailable if unknown). fault: why the
-    file was not accepted. sources: each source with its failure. known: pods by the names a control group may use:
-    their uid, and a static pod's configuration hash. took_ms: durations of the timed sources. unresolved: held devices
-    that are not among the node's. unknown: why the holders of a GPU are unknown, by its uuid; its allocations are the
-    last known ones."""
+    """One reading: facts of every pod, and the devices of the running ones (Unavailable if unknown).
+
+    fault: why the file was not accepted.
+    sources: each source with its failure.
+    known: pods by the names a control group may use: their uid, and a static pod's configuration hash.
+    took_ms: durations of the timed sources.
+    unresolved: held devices that are not among the node's.
+    unknown: why the holders of a GPU are unknown, by its uuid; its allocations are the last known ones."""
 
     facts: tuple[PodFacts, ...]
     allocations: tuple[Allocation, ...] | Unavailable

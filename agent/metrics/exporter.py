@@ -59,7 +59,8 @@ class _SeriesLifetime:
 class AgentMetrics:
     """The agent's metrics. Safe to scrape while they are updated.
 
-    compatible: series under other names, updated and shown with these. tasks: the agent's own, shown with these."""
+    compatible: series under other names, updated and shown with these.
+    tasks: the agent's own, shown with these."""
 
     def __init__(
         self, node: str, version: str, compatible: DcgmOutput | None = None, tasks: BackgroundTasks | None = None
@@ -170,8 +171,13 @@ TIMEOUT_S = 5.0
 
 
 class Exposition:
-    """An HTTP server that runs until `close`. text: returns one scrape; alive: for /livez; tasks: for /readyz, and the
-    list in which its own thread is. Raises PortUnavailable."""
+    """An HTTP server that runs until `close`.
+
+    text: returns one scrape.
+    alive: for /livez.
+    tasks: for /readyz, and the list in which its own thread is.
+
+    Raises PortUnavailable."""
 
     def __init__(
         self, host: str, port: int, text: Callable[[], bytes], alive: Callable[[], bool], tasks: BackgroundTasks

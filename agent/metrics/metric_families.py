@@ -37,7 +37,10 @@ Kind = Literal["counter", "gauge", "untyped"]
 
 
 class Family:
-    """The series of one name. name: with the `_total` of a counter; labels: the label names of every series."""
+    """The series of one name.
+
+    name: with the `_total` of a counter.
+    labels: the label names of every series."""
 
     __slots__ = ("kind", "labels", "name", "series", "text")
 
@@ -108,10 +111,14 @@ Place = tuple[str, ...]
 class Operations:
     """The state of the agent itself, passed on by its loop after every turn.
 
-    nvml_up None: there is no NVML here (a simulated or imported source). collectors: per source its success (None: it
-    is a part of another) and the duration of its last reading in seconds (None: not timed); sample_s: the duration of
-    all. unspooled_rows: kept in memory while the spool cannot be written; unspooled_lost_rows: had no room there.
-    privilege: the level granted on Kubernetes, "" elsewhere; unseen: what cannot be seen at it."""
+    nvml_up None: there is no NVML here (a simulated or imported source).
+    collectors: per source its success (None: it is a part of another) and the duration of its last reading in seconds
+        (None: not timed).
+    sample_s: the duration of all.
+    unspooled_rows: kept in memory while the spool cannot be written.
+    unspooled_lost_rows: had no room there.
+    privilege: the level granted on Kubernetes, "" elsewhere.
+    unseen: what cannot be seen at it."""
 
     nvml_up: bool | None = None
     outbox_rows: int = 0

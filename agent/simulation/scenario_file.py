@@ -174,7 +174,7 @@ def _uuid(node: SimulatedNode, gpu: int) -> str:
 
 
 def _action(event: _Event, at_ms: int, name: str) -> Callable[[SimulatedNode], None]:
-    """What one event does to a node."""
+    """Return the effect of one event on a node."""
 
     def apply(node: SimulatedNode) -> None:
         if event.place is not None:

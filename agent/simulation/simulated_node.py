@@ -281,7 +281,7 @@ class SimulatedNode:
         """When the last change happened."""
         return self._at_ms
 
-    # --- what happens on it -----------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------
 
     def place(
         self,
@@ -391,7 +391,7 @@ class SimulatedNode:
         self._move(at_ms)
         self._holders_unavailable = reason
 
-    # --- what can be seen of it -------------------------------------------------------------
+    # --- readings ---------------------------------------------------------------------------
 
     def snapshot(self, at_ms: int) -> Snapshot:
         """Return a source's reading at `at_ms`, not before the last change.
@@ -464,7 +464,7 @@ class SimulatedNode:
             ]
         )
 
-    # --- what is true of it: any span that lies before the last change or snapshot ----------------
+    # --- ground truth: any span that lies before the last change or snapshot ----------------
 
     def allocated(self, holder_uid: str, start_ms: int, end_ms: int) -> Fraction:
         """Return the exact GPU-microseconds that a holder was given. Rows are whole microseconds, so the figure of a
@@ -502,7 +502,7 @@ class SimulatedNode:
             if holder_uid is None or p.allocation.holder.uid == holder_uid
         ]
 
-    # --- within ------------------------------------------------------------------------------
+    # --- internal ----------------------------------------------------------------------------
 
     def _device(self, gpu_uuid: str) -> SimulatedGpu:
         if gpu_uuid not in self._devices:

@@ -222,8 +222,9 @@ _stored_marks = msgspec.json.Decoder(SpoolMarks)
 class Spool:
     """The sqlite file of the outbox. Raises OutboxLocked, OutboxUnavailable.
 
-    path: the sqlite file; its folder is created. fsync=False trades durability for speed. patient: if the disk cannot
-    be written now, the file is opened as soon as it can. randbits: source of an epoch's randomness.
+    path: the sqlite file; its folder is created. fsync=False trades durability for speed.
+    patient: if the disk cannot be written now, the file is opened as soon as it can.
+    randbits: source of an epoch's randomness.
 
     db, marks: for use within `reading` or `transaction`; the marks may be read at any time once the file is open."""
 
@@ -425,10 +426,13 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The contents of the outbox. oldest_age_ms: of the oldest record that is not durable yet, 0 if there is none.
-    parked: records declared as skipped that are still stored. lost_sets: refused for lack of space, ever;
-    unspooled_sets: lost earlier, because the spool could not be written. released_early: records deleted for lack of
-    space before they were archived."""
+    """The contents of the outbox.
+
+    oldest_age_ms: of the oldest record that is not durable yet, 0 if there is none.
+    parked: records declared as skipped that are still stored.
+    lost_sets: refused for lack of space, ever.
+    unspooled_sets: lost earlier, because the spool could not be written.
+    released_early: records deleted for lack of space before they were archived."""
 
     rows: int = 0
     unsent_rows: int = 0
@@ -526,11 +530,14 @@ _ROW_OVERHEAD = 64  # bytes of a record's key, unit, time and share of a page, i
 class Outbox:
     """The queue of unsent records on top of `Spool`, the sqlite file. Raises OutboxLocked, OutboxUnavailable.
 
-    path: the sqlite file; its folder is created. max_bytes: of payloads and record overhead. max_age_ms: of the oldest
-    record the accountant has not confirmed. fsync=False trades durability for speed and is only for simulations.
+    path: the sqlite file; its folder is created.
+    max_bytes: of payloads and record overhead.
+    max_age_ms: of the oldest record the accountant has not confirmed. fsync=False trades durability for speed and is
+        only for simulations.
     patient: if the disk cannot be written now, the file is opened as soon as it can, and all calls until then raise
-    OutboxUnavailable. randbits: source of the epoch's randomness. free_bytes: of the volume; None: read from the
-    volume."""
+        OutboxUnavailable.
+    randbits: source of the epoch's randomness.
+    free_bytes: of the volume; None: read from the volume."""
 
     def __init__(
         self,
@@ -707,10 +714,13 @@ class Outbox:
         """Close the file and release the lock. Idempotent."""
         self._spool.close()
 
-    # --- inside ----------------------------------------------------------------------------------
+    # --- internal --------------------------------------------------------------------------------
 
     def _insert(self, units: Sequence[tuple[int, Sequence[bytes]]], size: int, now: int, parked: str = "") -> None:
-        """Store units at the end of the spool. units: (kind, payloads) of each; size: of all of them, in bytes."""
+        """Store units at the end of the spool.
+
+        units: (kind, payloads) of each.
+        size: of all of them, in bytes."""
         records = []
         seq = self.last_seq
         for kind, payloads in units:

@@ -152,7 +152,10 @@ Outcome = Literal["idle", "waiting", "accepted", "rewound", "narrowed", "parked"
 
 @dataclass(frozen=True, slots=True)
 class ShipResult:
-    """The result of one step. rows: records that the accountant accepted. retry_in_ms: 0 = continue at once.
+    """The result of one step.
+
+    rows: records that the accountant accepted.
+    retry_in_ms: 0 = continue at once.
 
     idle: nothing to send. waiting: still backing off. accepted: stored by the accountant. rewound: the accountant is at
     another number, continue from there. narrowed: continue with fewer sets. parked: one set declared as skipped. retry:
@@ -193,10 +196,13 @@ class Uploader:
     """Sends the outbox to `{url}/v1/usage`; without a url it only answers `idle`.
 
     token_file (None: no Authorization header), ca_file: PEM of the authorities to trust (None: the system's), identity:
-    the client certificate, beside or instead of a token: all are read again when they are renewed. max_rows, max_bytes:
-    limits of one batch before compression; a single set may exceed them. compares_clocks: tell the accountant the time,
-    and keep back records that are ahead of its clock. A simulation, which moves the clocks of nodes and accountant one
-    after the other, does neither. Raises SettingsError for an invalid url."""
+    the client certificate, beside or instead of a token: all are read again when they are renewed.
+
+    max_rows, max_bytes: limits of one batch before compression; a single set may exceed them.
+    compares_clocks: tell the accountant the time, and keep back records that are ahead of its clock. A simulation,
+        which moves the clocks of nodes and accountant one after the other, does neither.
+
+    Raises SettingsError for an invalid url."""
 
     def __init__(
         self,

@@ -37,12 +37,19 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class TargetReport:
-    """One target in one cycle. degraded: reason -> message, empty if the target works. memory: the law's, from before
-    the cycle. gangs: unfinished workloads, waiting or running. exhausted: queues without over-quota weight because
-    their budget is used up. lost: GPUs by node that the ledger records as lost and that are not in `gpus`. devices:
-    physical GPUs behind `gpus`; None: the same number. preemption: None while it is off. quotas: by which the target
-    admits work. pools: parts that are divided separately; empty: `gpus` are divided as one. changes: by queue, the
-    causes of the weight's change since the previous decision, if this controller made that one."""
+    """One target in one cycle.
+
+    degraded: reason -> message, empty if the target works.
+    memory: the law's, from before the cycle.
+    gangs: unfinished workloads, waiting or running.
+    exhausted: queues without over-quota weight because their budget is used up.
+    lost: GPUs by node that the ledger records as lost and that are not in `gpus`.
+    devices: physical GPUs behind `gpus`; None: the same number.
+    preemption: None while it is off.
+    quotas: by which the target admits work.
+    pools: parts that are divided separately; empty: `gpus` are divided as one.
+    changes: by queue, the causes of the weight's change since the previous decision, if this controller made that
+        one."""
 
     target: str
     mode: Mode
@@ -66,8 +73,13 @@ class TargetReport:
 
 @dataclass(frozen=True, slots=True)
 class CycleReport:
-    """One cycle. hold: why nothing was decided; the targets are then only read. decisions: new ones. gpus_by_node: of
-    nodes that accept work; free_by_node: the part that no pod holds. leading: False on a standby."""
+    """One cycle.
+
+    hold: why nothing was decided; the targets are then only read.
+    decisions: new ones.
+    gpus_by_node: of nodes that accept work.
+    free_by_node: the part that no pod holds.
+    leading: False on a standby."""
 
     at_ms: int
     duration_ms: int

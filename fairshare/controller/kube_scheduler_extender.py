@@ -65,9 +65,14 @@ SharesFor = Callable[[Pod], Mapping[str, QueueShare]]
 
 @dataclass(frozen=True, slots=True)
 class ExtenderView:
-    """The cluster's state for the answers. gpus: allocatable by node. pods: by uid. queue_of: policy queue of a pod,
-    None if it has none. shares: by queue. shares_for: shares that include a pod's request, which the cycle may not have
-    known; None: they do not depend on the pod."""
+    """The cluster's state for the answers.
+
+    gpus: allocatable by node.
+    pods: by uid.
+    queue_of: policy queue of a pod, None if it has none.
+    shares: by queue.
+    shares_for: shares that include a pod's request, which the cycle may not have known; None: they do not depend on the
+        pod."""
 
     gpus: Mapping[str, float]
     pods: Mapping[str, Pod]
@@ -170,7 +175,7 @@ REMEDY = (
     " [{name: nvidia.com/gpu, ignoredByScheduler: false}]}]`; with https a scheduler that has no tlsConfig.caFile asks"
     " nothing and says nothing"
 )
-"""What to configure in the scheduler so that it calls the extender."""
+"""Return the configuration with which the scheduler calls the extender."""
 
 
 class BadRequest(ValueError):

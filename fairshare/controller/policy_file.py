@@ -108,8 +108,10 @@ def gangs(policy: Policy, texts: Sequence[str]) -> dict[str, float]:
 def advice(
     policy: Policy, capacity: float | None = None, largest: Mapping[str, float] | None = None
 ) -> tuple[Advice, ...]:
-    """Return warnings in the order of the document. capacity: GPUs of the cluster, if known. largest: the largest gang
-    of some queues; checking whether the law can ever admit it needs the capacity."""
+    """Return warnings in the order of the document.
+
+    capacity: GPUs of the cluster, if known.
+    largest: the largest gang of some queues; checking whether the law can ever admit it needs the capacity."""
     children = PolicyTree(policy).children
     found = [*_of_the_law(policy), *_of_kai(policy)]
     deserved = _deserved(children.get(None, ()))

@@ -155,9 +155,11 @@ def release_weights(
     left_behind: bool = False,
     others: Sequence[Policy] = (),
 ) -> tuple[Outcome, ...]:
-    """Restore the base weight of every changed object of the policy's targets. clusters: by adapter, as for the
-    Controller. left_behind: only objects that no queue of the policy refers to any more. others: policies that publish
-    to the same cluster, whose objects are not changed.
+    """Restore the base weight of every changed object of the policy's targets.
+
+    clusters: by adapter, as for the Controller.
+    left_behind: only objects that no queue of the policy refers to any more.
+    others: policies that publish to the same cluster, whose objects are not changed.
 
     Raises ClusterError if a target cannot be read."""
     planned: list[tuple[Objects, Sequence[Apply]]] = []
@@ -183,8 +185,11 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """An object of which a field was, or would be, taken over. owners: its former managers. group: of its API. default:
-    its value is the schema's default."""
+    """An object of which a field was, or would be, taken over.
+
+    owners: its former managers.
+    group: of its API.
+    default: its value is the schema's default."""
 
     target: str
     queue: str

@@ -20,8 +20,10 @@ from gputally.kubernetes.objects import Kind, Object
 
 @dataclass(frozen=True, slots=True)
 class QueueMatch:
-    """Which objects in the cluster belong to which queues of the policy. found: by policy queue, the one object that
-    carries its weight. strangers: objects that no ref names."""
+    """Which objects in the cluster belong to which queues of the policy.
+
+    found: by policy queue, the one object that carries its weight.
+    strangers: objects that no ref names."""
 
     found: Mapping[str, Object]
     issues: tuple[Issue, ...]
@@ -43,8 +45,10 @@ def has_ref(policy: Policy, *prefixes: str) -> bool:
 def match(
     objects: Iterable[Object], owner: Mapping[str, QueuePolicy], ref: Callable[[Object], str], kind: str
 ) -> QueueMatch:
-    """Return one object per queue, or an issue. ref: returns the name by which a policy refers to an object. kind: for
-    people."""
+    """Return one object per queue, or an issue.
+
+    ref: returns the name by which a policy refers to an object.
+    kind: for people."""
     named: dict[str, list[Object]] = {}
     strangers = []
     for obj in objects:
@@ -84,8 +88,11 @@ def in_sync(
     unknown: str = "",
 ) -> Condition:
     """Return the condition `InSync` of a target: whether its objects match the policy. Differences are reported, never
-    written. stopped: queues that are stopped in the target, each as a text. what: names the settings that were
-    compared, for the message. unknown: why some of it cannot be compared."""
+    written.
+
+    stopped: queues that are stopped in the target, each as a text.
+    what: names the settings that were compared, for the message.
+    unknown: why some of it cannot be compared."""
     if differing or stopped:
         reason = "PolicyDiffers" if differing else "QueuesStopped"
         return Condition("InSync", "False", reason, say([*stopped, *differing]))
@@ -127,8 +134,10 @@ _WORDS = {1: "up", -1: "down", 0: "none"}
 
 @dataclass(frozen=True, slots=True)
 class WeightAnnotations:
-    """The controller's annotations on an object. base None: the operator had left the field unset. weight None: the
-    published value is the weight."""
+    """The controller's annotations on an object.
+
+    base None: the operator had left the field unset.
+    weight None: the published value is the weight."""
 
     base: Value | None
     published: Value
@@ -171,8 +180,10 @@ def read(annotations: Mapping[str, str], *, text: bool = False) -> WeightAnnotat
 
 
 def target_queue(obj: Object, kind: Kind, weight: Value | None, *, text: bool = False, **more: Any) -> TargetQueue:
-    """Return an object of a target with its annotations. weight: its field's value; text: that value is text. more:
-    further fields of the TargetQueue."""
+    """Return an object of a target with its annotations.
+
+    weight: its field's value.
+    text: that value is text. more: further fields of the TargetQueue."""
     metadata = obj["metadata"]
     noted = read(metadata.get("annotations") or {}, text=text)
     return TargetQueue(

@@ -8,8 +8,10 @@ from accountant.wire.policy_models import Policy, QueuePolicy
 
 
 class PolicyTree:
-    """The policy's queues as a tree. queues: by name. children: by parent, None for the roots, siblings in the order of
-    the policy."""
+    """The policy's queues as a tree.
+
+    queues: by name.
+    children: by parent, None for the roots, siblings in the order of the policy."""
 
     def __init__(self, policy: Policy) -> None:
         self.queues: Mapping[str, QueuePolicy] = {queue.name: queue for queue in policy.queues}

@@ -23,9 +23,12 @@ Function = Literal["setResourceShare", "divideOverQuotaResource", "hierarchy"]
 class Claim:
     """One queue's claim in a division, in units of the resource.
 
-    deserved, limit: -1 unlimited. weight: over-quota weight, >= 0. usage: history, as a share of the capacity of the
-    same window. creation: rank, lower is older. parent: None for a root. initial: share held before the over-quota
-    phase, used only by `divideOverQuotaResource`."""
+    deserved, limit: -1 unlimited.
+    weight: over-quota weight, >= 0.
+    usage: history, as a share of the capacity of the same window.
+    creation: rank, lower is older.
+    parent: None for a root.
+    initial: share held before the over-quota phase, used only by `divideOverQuotaResource`."""
 
     name: str
     request: float
@@ -53,8 +56,13 @@ class DivisionProblem:
 
 @dataclass(frozen=True, slots=True)
 class RoundOffer:
-    """One queue in one round: n its normalised weight, U its usage, P the result of both, `offered` its part of the
-    pool (pool * P / S), `given` what it took: its remaining request, or the offer rounded down."""
+    """One queue in one round.
+
+    n: its normalised weight.
+    usage: its usage U.
+    p: the result P of both.
+    offered: its part of the pool (pool * P / S).
+    given: the part that it took, which is its remaining request, or the offer rounded down."""
 
     queue: str
     n: float
@@ -91,8 +99,10 @@ class Remainder:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """The result: fair share per queue, sorted by name; `remaining` of the total is left over (at the roots). deserved:
-    the result of the first phase. steps: filled only if an explanation was requested."""
+    """The result: fair share per queue, sorted by name; `remaining` of the total is left over (at the roots).
+
+    deserved: the result of the first phase.
+    steps: filled only if an explanation was requested."""
 
     shares: Mapping[str, float]
     remaining: float
@@ -104,11 +114,12 @@ class Division:
 class Standing:
     """A queue as its scheduler shows it. GPUs: requested (contains allocated) and allocated, children included.
 
-    most: the most that its scheduler lets it hold, by quotas of its own. weight: the over-quota weight in force, None
-    if unset. changed_ms, direction: when the controller last changed it, and whether up (1) or down (-1); None and 0 if
-    never. gang: GPUs of its smallest pending gang, 0 if it has none. reclaims: workloads of other queues that were
-    stopped for it since the last cycle, by its scheduler or by the controller
-    (`fairshare.preemption.preemption_cycle`)."""
+    most: the most that its scheduler lets it hold, by quotas of its own.
+    weight: the over-quota weight in force, None if unset.
+    changed_ms, direction: when the controller last changed it, and whether up (1) or down (-1); None and 0 if never.
+    gang: GPUs of its smallest pending gang, 0 if it has none.
+    reclaims: workloads of other queues that were stopped for it since the last cycle, by its scheduler or by the
+        controller (`fairshare.preemption.preemption_cycle`)."""
 
     requested: float
     allocated: float
@@ -124,13 +135,19 @@ class Standing:
 class Pod:
     """A pod that requests GPUs. Times are UTC milliseconds.
 
-    gang: its group, as "kind/namespace/name"; "" for a single pod. subgroup: the name of its part of the gang. ref: its
-    queue as a policy refers to it (`kai:vision`), "" if it names none. scheduler: the name of its scheduler, "" if that
-    scheduler's queues are unknown. node: "" until it is bound. held: it is bound and not being deleted. ready_ms: ready
-    since; None while it is not. preempts: it may preempt others (`preemptionPolicy`). keeps: it is a reservation pod,
-    which holds a GPU for the pods that share it. shares: it has a part of a GPU that a reservation pod holds. selector:
-    labels that its node must have (None: must not have). memory_mib: requested GPU memory, if it requests memory
-    instead of a part of a GPU; `gpus` is then 0 until an adapter has computed the part."""
+    gang: its group, as "kind/namespace/name"; "" for a single pod.
+    subgroup: the name of its part of the gang.
+    ref: its queue as a policy refers to it (`kai:vision`), "" if it names none.
+    scheduler: the name of its scheduler, "" if that scheduler's queues are unknown.
+    node: "" until it is bound.
+    held: it is bound and not being deleted.
+    ready_ms: ready since; None while it is not.
+    preempts: it may preempt others (`preemptionPolicy`).
+    keeps: it is a reservation pod, which holds a GPU for the pods that share it.
+    shares: it has a part of a GPU that a reservation pod holds.
+    selector: labels that its node must have (None: must not have).
+    memory_mib: requested GPU memory, if it requests memory instead of a part of a GPU; `gpus` is then 0 until an
+        adapter has computed the part."""
 
     uid: str
     namespace: str
@@ -169,11 +186,16 @@ class Gang:
     """One workload as its scheduler treats it: all of `minimum` or nothing, more if there is room.
 
     GPUs: requested (contains allocated), allocated, minimum (0 < minimum <= requested; the rest is elastic surplus).
-    queue: of the policy. kind, namespace, name, uid: the object to act on. created_ms: waiting since. started_ms:
-    running since; None while it waits. checkpoint_ms: work before it is safe. job: name of the object's owner, "" if it
-    has none. pool: whose quota it is admitted to (`Quota`), "" if its scheduler counts only nodes. core: pods, by uid,
-    that are never surplus, if it matters which pods run and not only how many GPUs they have. topology: the topology
-    level that all its pods must share, "" if none is required."""
+
+    queue: of the policy.
+    kind, namespace, name, uid: the object to act on.
+    created_ms: waiting since.
+    started_ms: running since; None while it waits.
+    checkpoint_ms: work before it is safe.
+    job: name of the object's owner, "" if it has none.
+    pool: whose quota it is admitted to (`Quota`), "" if its scheduler counts only nodes.
+    core: pods, by uid, that are never surplus, if it matters which pods run and not only how many GPUs they have.
+    topology: the topology level that all its pods must share, "" if none is required."""
 
     queue: str
     kind: Kind
@@ -205,11 +227,16 @@ class Explanation:
     """Every number between a queue's usage and its weight.
 
     usage, capacity: of the window, in its unit; capacity is the siblings' part of the cluster, or what they used if
-    that was more. u = usage / capacity. n: configured weight normalised among the competing queues (`competes`: it
-    requests more than its quota; otherwise n is as if every sibling did). p = max(0, n + k (n - u)). proportional: p
-    rescaled within bounds so that the competitors' weights add up to their configured total. lower, upper: those
-    bounds. previous: the weight in force. stepped: after the step bound. value: published, after hold-down and
-    deadband. law: whose p it is; trace: the law's own numbers, in the order of computation."""
+        that was more. u = usage / capacity.
+    n: configured weight normalised among the competing queues (`competes`: it requests more than its quota; otherwise n
+        is as if every sibling did). p = max(0, n + k (n - u)).
+    proportional: p rescaled within bounds so that the competitors' weights add up to their configured total.
+    lower, upper: those bounds.
+    previous: the weight in force.
+    stepped: after the step bound.
+    value: published, after hold-down and deadband.
+    law: whose p it is.
+    trace: the law's own numbers, in the order of computation."""
 
     usage: int
     capacity: float
@@ -244,8 +271,11 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Entitlement:
-    """What a queue is due now, in GPUs: `gpus` with its history, `without_history` with k = 0, both for its present
-    requests. guaranteed: its deserved quota, -1 unlimited."""
+    """The GPUs that a queue is due now, for its present requests.
+
+    gpus: with its history.
+    without_history: with k = 0.
+    guaranteed: its deserved quota, -1 unlimited."""
 
     queue: str
     parent: str | None
@@ -274,10 +304,14 @@ class TargetQueue:
     """One queue object of a target, with its field's value and the controller's annotations
     (`fairshare.core.queue_annotations`).
 
-    weight None: unset. published None: never written by the controller; base is then meaningless. base None: the
-    operator had left the field unset. static: the scheduler keeps history for this object itself, so it gets the
-    configured weight. field: which of the object's fields this is, if there are several. path: the object's place in
-    the target's tree. default: the schema's default for the value. unset: the scheduler's value for an unset field."""
+    weight None: unset.
+    published None: never written by the controller; base is then meaningless.
+    base None: the operator had left the field unset.
+    static: the scheduler keeps history for this object itself, so it gets the configured weight.
+    field: which of the object's fields this is, if there are several.
+    path: the object's place in the target's tree.
+    default: the schema's default for the value.
+    unset: the scheduler's value for an unset field."""
 
     name: str
     uid: str
@@ -300,7 +334,9 @@ class TargetQueue:
 class Quota:
     """GPUs to which a target limits admission: one node of its tree of quotas (a ClusterQueue, a Cohort).
 
-    parent: the node it borrows from, "" for a root. nominal: its own quota. used: by its own work, without children.
+    parent: the node it borrows from, "" for a root.
+    nominal: its own quota.
+    used: by its own work, without children.
     borrows, lends: maximum, -1 unlimited."""
 
     parent: str
@@ -327,7 +363,9 @@ class Condition:
 class Eviction:
     """Work that a target's own scheduler stopped for a queue of the policy, as far as it can still be seen.
 
-    id: of this eviction. queue: the beneficiary. victim: the workload, if several of its pods were evicted."""
+    id: of this eviction.
+    queue: the beneficiary.
+    victim: the workload, if several of its pods were evicted."""
 
     id: str
     queue: str
@@ -338,7 +376,8 @@ class Eviction:
 class Shard:
     """A part of a cluster that its scheduler divides separately: its queues (of the policy) and its nodes.
 
-    nodes: by name; None: all of the cluster. taken: GPUs on them that pods of other schedulers hold."""
+    nodes: by name; None: all of the cluster.
+    taken: GPUs on them that pods of other schedulers hold."""
 
     queues: tuple[str, ...]
     nodes: frozenset[str] | None = None
@@ -349,12 +388,15 @@ class Shard:
 class Observation:
     """An adapter's view of a target's objects.
 
-    held, standings: by policy queue, for queues with exactly one object. issues: objects that cannot be used.
-    conditions: about the target's own settings. gangs: every unfinished workload of those queues, in the order of
-    (queue, namespace, name). evictions: those that took from another queue, of any age. left: objects with a published
-    weight that no queue of the policy refers to any more, by name. quotas: those by which the target admits work, by
-    name; empty if it counts only nodes. capacity: GPUs that the target can give to these queues by its quotas; None: no
-    limit. shards: parts that are divided separately; empty: the cluster is one."""
+    held, standings: by policy queue, for queues with exactly one object.
+    issues: objects that cannot be used.
+    conditions: about the target's own settings.
+    gangs: every unfinished workload of those queues, in the order of (queue, namespace, name).
+    evictions: those that took from another queue, of any age.
+    left: objects with a published weight that no queue of the policy refers to any more, by name.
+    quotas: those by which the target admits work, by name; empty if it counts only nodes.
+    capacity: GPUs that the target can give to these queues by its quotas; None: no limit.
+    shards: parts that are divided separately; empty: the cluster is one."""
 
     held: Mapping[str, TargetQueue]
     standings: Mapping[str, Standing]
@@ -372,7 +414,8 @@ class FleetWindow(UsageWindow):
     """The sum of the windows of several clusters. usage, unassigned and capacity are exact sums; coverage and
     watermark_ms are the lowest of all clusters; lost_ms is the newest and since_ms the earliest.
 
-    clusters: by name, the controller's own first. own: the window of the controller's own cluster."""
+    clusters: by name, the controller's own first.
+    own: the window of the controller's own cluster."""
 
     clusters: tuple[str, ...]
     own: UsageWindow

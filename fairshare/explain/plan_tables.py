@@ -239,8 +239,10 @@ def _in_tree(parents: Mapping[str, str | None]) -> Iterator[tuple[int, str]]:
 def titled_table(
     title: str, names: Sequence[str], figures: Sequence[str] = (), more: Sequence[str] = (), folded: str = ""
 ) -> Table:
-    """Return an empty table. names, figures, more: headings in this order, those of figures on the right. folded: of a
-    last column of texts that may take several lines."""
+    """Return an empty table.
+
+    names, figures, more: headings in this order, those of figures on the right.
+    folded: of a last column of texts that may take several lines."""
     table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in names:
         table.add_column(heading)

@@ -26,8 +26,10 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class QueueLevel:
-    """One queue on the path from the root to the explained one, in GPUs. left: what it is due and does not hold;
-    negative if it holds more. weight None: the target has no object for it."""
+    """One queue on the path from the root to the explained one, in GPUs.
+
+    left: what it is due and does not hold; negative if it holds more.
+    weight None: the target has no object for it."""
 
     queue: QueuePolicy
     entitlement: Entitlement
@@ -201,8 +203,12 @@ class PublishedWeight:
 
 @dataclass(frozen=True, slots=True)
 class QueueAccount:
-    """A queue at one target. levels: root first, the queue itself last. gangs: waiting gangs in it and below it, oldest
-    first. lost: GPUs by node that are not among `gpus`. past: earlier decisions about it, newest first."""
+    """A queue at one target.
+
+    levels: root first, the queue itself last.
+    gangs: waiting gangs in it and below it, oldest first.
+    lost: GPUs by node that are not among `gpus`.
+    past: earlier decisions about it, newest first."""
 
     target: str
     gpus: float
@@ -223,8 +229,10 @@ class QueueAccount:
 
 @dataclass(frozen=True, slots=True)
 class PodAccount:
-    """A pod. pod None: it is gone, and only decisions mention it. queue: the account of its queue, if the policy has
-    one."""
+    """A pod.
+
+    pod None: it is gone, and only decisions mention it.
+    queue: the account of its queue, if the policy has one."""
 
     name: str
     pod: Pod | None
@@ -267,8 +275,10 @@ def explain_pod(
     budgets: Sequence[BudgetState] = (),
     past: Sequence[Decision] = (),
 ) -> PodAccount:
-    """Explain why a pod runs or waits. pods: all pods, to find free GPUs on each node. past: decisions, newest
-    first."""
+    """Explain why a pod runs or waits.
+
+    pods: all pods, to find free GPUs on each node.
+    past: decisions, newest first."""
     name = f"{pod.namespace}/{pod.name}"
     told = tuple(d for d in past if d.kind == "preemption" and speaks_of(d, _names(pod)))[:MOST_PAST]
     found = [(target, gang) for target in report.targets for gang in target.gangs if _belongs(pod, gang)]

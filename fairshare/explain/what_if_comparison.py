@@ -140,8 +140,10 @@ class WhatIfError(FairshareError):
 
 @dataclass(frozen=True, slots=True)
 class ReplayHistory:
-    """The data of a replay. from_s: start of the shown span. had: GPU-hours by queue in it, and days: mean GPUs day by
-    day, from the ledger; None for a trace."""
+    """The data of a replay.
+
+    from_s: start of the shown span.
+    had: GPU-hours by queue in it, and days: mean GPUs day by day, from the ledger; None for a trace."""
 
     workload: Workload
     gpus: int
@@ -271,8 +273,10 @@ def rows(names: Sequence[str], past: ReplayHistory, before: Record, after: Recor
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The past under two policies. series: by queue and "had" (from the ledger), "now" and "then": (day, mean GPUs
-    held), empty if nothing is known. told: the assumptions."""
+    """The past under two policies.
+
+    series: by queue and "had" (from the ledger), "now" and "then": (day, mean GPUs held), empty if nothing is known.
+    told: the assumptions."""
 
     gpus: int
     jobs: int

@@ -122,7 +122,7 @@ def _scaled(quantity: float) -> float:
 
 
 def requests(queues: Mapping[str, QueuePolicy], standings: Mapping[str, Standing]) -> dict[str, float]:
-    """Return what each queue requests; a queue that the target does not know requests what its children request."""
+    """Return the request of each queue. A queue that the target does not know requests the sum of its children."""
     children: dict[str, list[str]] = {}
     for name, queue in queues.items():
         if queue.parent is not None:

@@ -53,7 +53,7 @@ class QueueResource:
 
     @property
     def allocatable(self) -> float:
-        """What it may hold before others may take it back."""
+        """The amount that it may hold before others may take it back."""
         return allocatable(self.deserved, self.share, self.limit)
 
 

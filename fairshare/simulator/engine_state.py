@@ -91,7 +91,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """What a queue holds, requests (held and waiting) and is due, in whole GPUs. weight: the weight in force."""
+    """The whole GPUs that a queue holds, requests (held and waiting) and is due. weight: the weight in force."""
 
     allocated: int
     allocated_non_preemptible: int
@@ -101,7 +101,8 @@ class QueueState:
 
 
 class QueueTree:
-    """What each queue holds and requests, by index in the order of the claims. A parent includes its leaves."""
+    """The GPUs that each queue holds and requests, by index in the order of the claims. A parent includes the GPUs of
+    its leaves."""
 
     def __init__(self, claims: Sequence[Claim]) -> None:
         self.claims = tuple(claims)

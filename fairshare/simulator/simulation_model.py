@@ -36,7 +36,7 @@ class NodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class Flavour:
-    """What makes slots interchangeable. A gang runs on slots of one flavour."""
+    """The properties that make slots interchangeable. A gang runs on slots of one flavour."""
 
     shape: str
     model: str
@@ -279,7 +279,7 @@ class Pool:
 
 @dataclass(slots=True)
 class ControllerView:
-    """What a controller sees every `CONTROL_S`.
+    """The data that a controller sees every `CONTROL_S`.
 
     used: GPU-seconds since the start.
     gang: smallest that waits within the scan depth.

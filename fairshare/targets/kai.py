@@ -387,9 +387,11 @@ def _shards(
     pods: Sequence[Pod],
 ) -> tuple[tuple[Shard, ...], list[Issue]]:
     """Return what every SchedulingShard divides: its scheduler sees only queues and nodes of its node pool, and no GPU
-    of these nodes that a pod of another scheduler holds. key: of the label that names a node pool. labels: node pool by
-    queue of the policy. values: node pools of the SchedulingShards; None: they cannot be read, and the cluster counts
-    as one.
+    of these nodes that a pod of another scheduler holds.
+
+    key: of the label that names a node pool.
+    labels: node pool by queue of the policy.
+    values: node pools of the SchedulingShards; None: they cannot be read, and the cluster counts as one.
 
     Source: KAI pkg/scheduler/plugins/proportion/proportion.go, getNodeResources; pkg/scheduler/cache."""
     foreign: dict[str, float] = {}
@@ -476,8 +478,9 @@ def _preemptible(spec: Mapping[str, Any], priority: int, classes: Sequence[Objec
 
 
 def _core(spec: Mapping[str, Any], pods: Sequence[Pod]) -> tuple[float, tuple[str, ...]]:
-    """Return the GPUs without which a gang of subgroups does not run, and the pods that are never surplus: the oldest
-    of every subgroup, as many as it needs; and those of no subgroup.
+    """Return the GPUs without which a gang of subgroups does not run, and the pods that are never surplus. These are
+    the oldest pods of every subgroup, as many as it needs, and those of no subgroup. Source: KAI
+    pkg/scheduler/api/podgroup_info/subgroup_info.
 
     Source: KAI pkg/scheduler/api/podgroup_info/subgroup_info."""
     children: dict[str, list[Mapping[str, Any]]] = {}

@@ -74,10 +74,13 @@ _ZERO = re.compile(r"[+-]?(0+(\.0*)?(ns|us|µs|ms|s|m|h)?)*")
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What Kueue's configuration says about weights. version: of the document, such as `v1beta2`. fair: weights of
-    ClusterQueues and Cohorts are read. admission: weights of LocalQueues are read, if their ClusterQueue enables it.
-    frozen: as `admission`, but nothing is counted. fault: why the manager does not start with it, "" if no fault is
-    known."""
+    """The settings about weights in Kueue's configuration.
+
+    version: of the document, such as `v1beta2`.
+    fair: weights of ClusterQueues and Cohorts are read.
+    admission: weights of LocalQueues are read, if their ClusterQueue enables it.
+    frozen: as `admission`, but nothing is counted.
+    fault: why the manager does not start with it, "" if no fault is known."""
 
     version: str
     fair: bool
@@ -441,8 +444,8 @@ def _gangs(
 
 
 def _gang(obj: Object, queue: str, pool: str, live: Mapping[str, Object]) -> Gang:
-    """Read one Workload. An admitted Workload gets no more, even if it requested more (partial admission); an elastic
-    job's next Workload requests what it adds to the one it replaces."""
+    """Read one Workload. An admitted Workload gets no more, even if it requested more (partial admission). The next
+    Workload of an elastic job requests what it adds to the one that it replaces."""
     metadata, spec = obj["metadata"], obj.get("spec") or {}
     sets = spec.get("podSets") or ()
     done = _done(obj)

@@ -80,8 +80,11 @@ class RunaiApi:
         timeout_s: float = 10.0,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
-        """credentials: a folder with `client-id` and `client-secret`. cluster: id; only its units are read. ca_file:
-        authorities (PEM) trusted instead of the system's. Raises Refused for an invalid address or authorities."""
+        """credentials: a folder with `client-id` and `client-secret`.
+        cluster: id; only its units are read.
+        ca_file: authorities (PEM) trusted instead of the system's.
+
+        Raises Refused for an invalid address or authorities."""
         try:
             parsed = httpx2.URL(url)
         except httpx2.InvalidURL as error:

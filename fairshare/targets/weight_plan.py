@@ -33,10 +33,10 @@ Seen = Mapping[Kind, Sequence[Object]]
 
 @dataclass(frozen=True, slots=True)
 class ObjectQuery:
-    """What an adapter needs to read: all objects of the first of `kinds` that is served, or the named one.
+    """The objects that an adapter needs to read: all objects of the first of `kinds` that is served, or the named one.
 
-    required: without it there is nothing to publish to; otherwise it is read only for advice or demand. fields: a field
-    selector."""
+    required: without it there is nothing to publish to; otherwise it is read only for advice or demand.
+    fields: a field selector."""
 
     kinds: tuple[Kind, ...]
     required: bool = False
@@ -95,8 +95,12 @@ class Adapter(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """One server-side apply. value: the field's new value; None leaves it unset. why: the reason, as text. order: its
-    position among the writes of one target, see `write_order`. default: the schema's default value."""
+    """One server-side apply.
+
+    value: the field's new value; None leaves it unset.
+    why: the reason, as text.
+    order: its position among the writes of one target, see `write_order`.
+    default: the schema's default value."""
 
     target: str
     queue: str
@@ -160,8 +164,9 @@ def release(
     adapter: Adapter, observation: Observation, *, left_behind: bool = False, theirs: Collection[ObjectKey] = ()
 ) -> tuple[Apply, ...]:
     """Return the writes that restore the base weights of the policy's objects and remove gputally's annotations.
-    left_behind: restore the objects that no queue of the policy refers to, instead of the policy's objects. theirs:
-    objects of another policy; they are not changed."""
+
+    left_behind: restore the objects that no queue of the policy refers to, instead of the policy's objects.
+    theirs: objects of another policy; they are not changed."""
     held_by = observation.left if left_behind else observation.held
     applies = (
         Apply(

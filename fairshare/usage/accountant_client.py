@@ -102,8 +102,9 @@ class AccountantApi:
     ) -> None:
         """Raises AccountantUnavailable for an invalid address, or a file without a certificate.
 
-        ca_file: authorities (PEM) trusted instead of the system's. cluster: the cluster to query and to record
-        decisions for; "": everything in the ledger. transport: instead of the network."""
+        ca_file: authorities (PEM) trusted instead of the system's.
+        cluster: the cluster to query and to record decisions for; "": everything in the ledger.
+        transport: instead of the network."""
         with _translated():
             self._remote = AccountantClient(
                 url, ca_file=ca_file, token_file=token_file, timeout_s=timeout_s, proxies=True, transport=transport
@@ -328,9 +329,11 @@ LONGEST_MS = 6 * MS_PER_HOUR
 
 @dataclass(frozen=True, slots=True)
 class UsageReading:
-    """One answer of the accountant. window: None without an answer. hold: why it must not be used. spent:
-    queues whose budget is used up.
-    """
+    """One answer of the accountant.
+
+    window: None without an answer.
+    hold: why it must not be used.
+    spent: queues whose budget is used up."""
 
     window: UsageWindow | None
     hold: UsageHold | None
@@ -351,8 +354,10 @@ class Usage:
         self._contests = 0
 
     def ask(self, policy: Policy, version: str, *, quiet: bool) -> UsageReading:
-        """Ask the accountant for the usage that the policy needs; first announce a policy that is new. version: of the
-        policy. quiet: announce nothing. Answers of the accountant never raise."""
+        """Ask the accountant for the usage that the policy needs; first announce a policy that is new.
+
+        version: of the policy.
+        quiet: announce nothing. Answers of the accountant never raise."""
         try:
             if self._announced != version and not quiet:
                 self._effective_ms = self._accountant.put_policy(policy).effective_ms

@@ -124,10 +124,10 @@ class NothingToDivide(FairshareError):
 
 @dataclass(frozen=True, slots=True)
 class TargetCapacity:
-    """What the queues of one target divide.
+    """The GPUs that the queues of one target divide.
 
-    devices: physical GPUs behind `gpus`; None if the nodes list none. pools: by shard; empty if the cluster is divided
-    as one."""
+    devices: physical GPUs behind `gpus`; None if the nodes list none.
+    pools: by shard; empty if the cluster is divided as one."""
 
     gpus: float
     devices: float | None
@@ -234,8 +234,12 @@ class UnmeteredNodes:
         self._heard: frozenset[str] = frozenset()
 
     def fault(self, nodes: Sequence[Object], window: UsageWindow, now_ms: int, least: float) -> str | None:
-        """Return why usage does not cover the GPUs to divide; None if it does. nodes: those that accept work. least:
-        part of their GPUs that must be metered. Raises AccountantUnavailable."""
+        """Return why usage does not cover the GPUs to divide; None if it does.
+
+        nodes: those that accept work.
+        least: part of their GPUs that must be metered.
+
+        Raises AccountantUnavailable."""
         span = quarter(window, now_ms)
         if span is None:
             return None

@@ -35,7 +35,9 @@ class WindowSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OtherClusters:
-    """Clusters that a policy may count besides the controller's own. own: its name in its ledger, "" if it has none.
+    """Clusters that a policy may count besides the controller's own.
+
+    own: its name in its ledger, "" if it has none.
     accountants: by cluster name."""
 
     own: str = ""
@@ -64,8 +66,8 @@ class OtherClusters:
     ) -> tuple[UsageWindow, UsageHold | None]:
         """Return the window of all clusters that the policy counts, or `own` and why there is none.
 
-        own: the window of the controller's own cluster at `at_ms`. counted_alike: hold if a cluster's usage was counted
-        by other queues than the policy's."""
+        own: the window of the controller's own cluster at `at_ms`.
+        counted_alike: hold if a cluster's usage was counted by other queues than the policy's."""
         names = [name for name in policy.usage.clusters if name != self.own]
         windows: dict[str, UsageWindow] = {}
         for name in names:

@@ -22,7 +22,10 @@ _NONE = frozenset({"NoCapacity", "NoUsage"})
 
 @dataclass(frozen=True, slots=True)
 class UsageHold:
-    """Why the last good weights stay. reason: one word; message: with the figures."""
+    """Why the last good weights stay.
+
+    reason: one word.
+    message: with the figures."""
 
     reason: str
     message: str

@@ -150,7 +150,10 @@ _BEARER = 'Bearer realm="gputally"'
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller. mark: the secret value of the caller's forms. person: the signed-in person; None for a token."""
+    """The caller.
+
+    mark: the secret value of the caller's forms.
+    person: the signed-in person; None for a token."""
 
     principal: Principal
     mark: str

@@ -63,8 +63,10 @@ Applied = Callable[[str, str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class PageContext:
-    """The data behind the pages. interval_s: between two cycles. accountant: the address of its pages, "" if
-    unknown."""
+    """The data behind the pages.
+
+    interval_s: between two cycles.
+    accountant: the address of its pages, "" if unknown."""
 
     scene: ReportCache
     history: History
@@ -105,8 +107,11 @@ class RequestContext:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A route. prefix ending in "/": the handler gets the rest of the path. scope: required of a caller. for_teams: the
-    handler shows callers who see only some teams what belongs to them; otherwise such callers are refused."""
+    """A route. prefix ending in "/": the handler gets the rest of the path.
+
+    scope: required of a caller.
+    for_teams: the handler shows callers who see only some teams what belongs to them; otherwise such callers are
+        refused."""
 
     method: str
     prefix: str

@@ -38,8 +38,10 @@ _NESTED = re.compile(r"^( +)[^ -]", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of the list after the change. at: its number in the base, None for a new one. values: the keys that
-    change; None removes a key."""
+    """One entry of the list after the change.
+
+    at: its number in the base, None for a new one.
+    values: the keys that change; None removes a key."""
 
     at: int | None
     values: Mapping[str, Plain]
@@ -47,8 +49,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """The values that a submitted form puts into the policy file. values: outside of the list, by path; None removes a
-    key. entries: all entries of the list, in order."""
+    """The values that a submitted form puts into the policy file.
+
+    values: outside of the list, by path; None removes a key.
+    entries: all entries of the list, in order."""
 
     values: Mapping[Path, Plain]
     entries: tuple[Entry, ...]
@@ -536,7 +540,10 @@ _DURATIONS = frozenset(each.name for each in SCALARS if each.kind == "duration")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One queue in the form. at: its number in the file, None for a new one. gone: it is to be removed."""
+    """One queue in the form.
+
+    at: its number in the file, None for a new one.
+    gone: it is to be removed."""
 
     at: int | None
     values: Mapping[str, str]
@@ -553,8 +560,11 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault in a submitted form. field: the name of the form's field, "" for none. place: file:line in the changed
-    file. where: the path in the policy, "" if the place suffices."""
+    """A fault in a submitted form.
+
+    field: the name of the form's field, "" for none.
+    place: file:line in the changed file.
+    where: the path in the policy, "" if the place suffices."""
 
     field: str
     place: str
@@ -574,8 +584,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The result of a form. policy None: it is invalid. edited: the file's own text with the changes; False: it had to
-    be written from the data."""
+    """The result of a form.
+
+    policy None: it is invalid.
+    edited: the file's own text with the changes; False: it had to be written from the data."""
 
     text: str
     edited: bool

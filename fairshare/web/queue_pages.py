@@ -32,8 +32,8 @@ from gputally.base.errors import AccountantUnavailable
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
 State = Literal["published", "steady", "tried", "held", "trouble", "none"]
-"""The state of a queue's weight: written; within its deadband, so not written; only tried (dry-run); held for all
-queues; refused by the cluster; or without an object."""
+"""The state of a queue's weight: written, within its deadband (so not written), only tried (dry-run), held for all
+queues, refused by the cluster, or without an object."""
 _TROUBLE = frozenset({"contested", "refused", "gone", "unavailable", "deferred"})
 _WORDS: Mapping[State, str] = {
     "published": "published",
@@ -47,10 +47,14 @@ _WORDS: Mapping[State, str] = {
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """One queue. entitled: its part by quotas and weights if all request, as a part of the cluster (0..1). used: the
-    part of the window's capacity that it and the queues below it used; None without a window. due, held, asked: GPUs
-    now, None if the target has no weights. owed_gpu_h, repaid_ms: what the deficit law owes it, and when it is repaid
-    at the present rate; None if it is owed nothing. state, why: of its weight."""
+    """One queue.
+
+    entitled: its part by quotas and weights if all request, as a part of the cluster (0..1).
+    used: the part of the window's capacity that it and the queues below it used; None without a window.
+    due, held, asked: GPUs now, None if the target has no weights.
+    owed_gpu_h, repaid_ms: what the deficit law owes it, and when it is repaid at the present rate; None if it is owed
+        nothing.
+    state, why: of its weight."""
 
     name: str
     depth: int

@@ -32,8 +32,12 @@ _STEPS_MS = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a plot. css: its class. points: (milliseconds UTC, value), oldest first. area: filled down to
-    nothing. steps: each value holds until the next."""
+    """One line of a plot.
+
+    css: its class.
+    points: (milliseconds UTC, value), oldest first.
+    area: filled down to nothing.
+    steps: each value holds until the next."""
 
     css: str
     name: str

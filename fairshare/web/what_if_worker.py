@@ -62,8 +62,11 @@ class PreviewOrder:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The simulation of a changed policy, running or finished. part: the finished part of the work. text: the changed
-    policy file. fault: why it failed."""
+    """The simulation of a changed policy, running or finished.
+
+    part: the finished part of the work.
+    text: the changed policy file.
+    fault: why it failed."""
 
     order: PreviewOrder
     text: str
@@ -187,7 +190,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """Implements `Work` in a separate process. most_mib: its memory; most_s: its time.
+    """Implements `Work` in a separate process.
+
+    most_mib: its memory.
+    most_s: its time.
 
     compare: the function to run; a function of a module, because it is passed by name."""
 

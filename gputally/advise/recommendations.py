@@ -86,9 +86,14 @@ class NodeHour:
 
 @dataclass(frozen=True, slots=True)
 class PoolAdvice:
-    """The advice for one pool. weekly: nodes by hour of the week from Monday 00:00, None if the window has no such
-    hour. node_hours: of nodes that were up; idle_node_hours: without held GPUs; surplus_node_hours: beyond the week's
-    need. saving: of the surplus at `unit_price` an hour and GPU, None without a price. full_hours: see the module.
+    """The advice for one pool.
+
+    weekly: nodes by hour of the week from Monday 00:00, None if the window has no such hour.
+    node_hours: of nodes that were up.
+    idle_node_hours: without held GPUs.
+    surplus_node_hours: beyond the week's need.
+    saving: of the surplus at `unit_price` an hour and GPU, None without a price.
+    full_hours: see the module.
     shapes: GPUs per node, if nodes differ; the largest counts."""
 
     pool: Pool
@@ -115,8 +120,12 @@ def pools(
     prices: Mapping[Pool, Decimal | None],
     threshold: float = THRESHOLD,
 ) -> tuple[PoolAdvice, ...]:
-    """Compute the advice for each pool. lengths: of the window's local hours in ms; partial hours are ignored. prices:
-    of a GPU-hour. Raises ValueError for a threshold outside (0, 1]."""
+    """Compute the advice for each pool.
+
+    lengths: of the window's local hours in ms; partial hours are ignored.
+    prices: of a GPU-hour.
+
+    Raises ValueError for a threshold outside (0, 1]."""
     if not 0 < threshold <= 1:
         raise ValueError(f"a threshold is above 0 and at most 1, and not {threshold}")
     whole = {hour: ms for hour, ms in lengths.items() if ms >= US_PER_HOUR // US_PER_MS}
@@ -261,8 +270,11 @@ _MOST_EXPONENT = 50.0
 
 @dataclass(frozen=True, slots=True)
 class RestartAssumptions:
-    """Assumptions about what the ledger does not know, in seconds. checkpoint_s: to write a checkpoint; restart_s: from
-    an interruption until the job works again; between_s: mean time between interruptions of one node."""
+    """Assumptions about what the ledger does not know, in seconds.
+
+    checkpoint_s: to write a checkpoint.
+    restart_s: from an interruption until the job works again.
+    between_s: mean time between interruptions of one node."""
 
     checkpoint_s: float
     restart_s: float
@@ -271,10 +283,15 @@ class RestartAssumptions:
 
 @dataclass(frozen=True, slots=True)
 class SpotAdvice:
-    """The advice for one job. gpu_hours: held on capacity other than spot; cost: of these hours; spot_cost: of as many
-    hours at the book's spot price. nodes: the most the job had at once. interval_s: between checkpoints; stretch:
-    factor by which the run becomes longer, None if it would never end. saving: what remains of the difference, None if
-    stretch is None; may be negative."""
+    """The advice for one job.
+
+    gpu_hours: held on capacity other than spot.
+    cost: of these hours.
+    spot_cost: of as many hours at the book's spot price.
+    nodes: the most the job had at once.
+    interval_s: between checkpoints.
+    stretch: factor by which the run becomes longer, None if it would never end.
+    saving: what remains of the difference, None if stretch is None; may be negative."""
 
     team: str
     cluster: str
@@ -321,7 +338,9 @@ def job_of(row: Mapping[str, Any]) -> JobKey:
 def spot_advice(
     rows: Iterable[Mapping[str, Any]], nodes_of: Mapping[JobKey, int], assumed: RestartAssumptions
 ) -> tuple[SpotAdvice, ...]:
-    """Return the jobs that could run on spot capacity, the largest saving first. rows: the report's table `spot`.
+    """Return the jobs that could run on spot capacity, the largest saving first.
+
+    rows: the report's table `spot`.
     nodes_of: the most nodes that a job had at once; an interruption of any of them interrupts the job."""
     found = [_spot_advice_of(row, max(1, nodes_of.get(job_of(row), 1)), assumed) for row in rows]
     return tuple(sorted(found, key=lambda one: (-(one.saving or 0), one.team, one.cluster, one.namespace, one.job)))
@@ -372,9 +391,14 @@ class ModelUse:
 
 @dataclass(frozen=True, slots=True)
 class SharingAdvice:
-    """The advice for one job. way: the kind of sharing. profile: of MIG (`1g.10gb`, or `1g` if the model's memory is
-    unknown). replicas: of time-slicing. peak: busy part of the GPU in the busiest hour. saving: at most, None without a
-    price. reason: why not, or what to check."""
+    """The advice for one job.
+
+    way: the kind of sharing.
+    profile: of MIG (`1g.10gb`, or `1g` if the model's memory is unknown).
+    replicas: of time-slicing.
+    peak: busy part of the GPU in the busiest hour.
+    saving: at most, None without a price.
+    reason: why not, or what to check."""
 
     team: str
     cluster: str

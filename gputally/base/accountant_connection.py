@@ -25,7 +25,10 @@ Query = Mapping[str, str | Sequence[str] | None]
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """The server's answer to a probe. status: HTTP status. reason: the server's message unless the status is 200.
+    """The server's answer to a probe.
+
+    status: HTTP status.
+    reason: the server's message unless the status is 200.
     date_ms: the server's time, in whole seconds; None if it sends none."""
 
     status: int
@@ -46,9 +49,11 @@ class AccountantConnection:
     """The accountant at `url` (http or https). As a context manager it reuses connections; otherwise each call opens
     its own. Every method raises Unanswered, also for an invalid URL or certificate file.
 
-    token_file: read at each call, because tokens rotate. ca_file: PEM file of the CAs to trust instead of the system's;
-    read again when it changes, and CAs trusted before remain trusted. proxies: whether to use the proxies named in
-    environment variables. transport: replaces the network."""
+    token_file: read at each call, because tokens rotate.
+    ca_file: PEM file of the CAs to trust instead of the system's; read again when it changes, and CAs trusted before
+        remain trusted.
+    proxies: whether to use the proxies named in environment variables.
+    transport: replaces the network."""
 
     def __init__(
         self,

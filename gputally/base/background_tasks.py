@@ -35,9 +35,13 @@ FAILURES_HELP: Final = "Runs of a background task of this program that failed."
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """A task's state at one moment. fault: why the task does not work, None while it works. stopped: the fault is
-    unexpected (the task hangs, its thread has ended, or it raised an error of an unexpected kind). failures: since the
-    start. running_s: duration of the current run."""
+    """A task's state at one moment.
+
+    fault: why the task does not work, None while it works.
+    stopped: the fault is unexpected (the task hangs, its thread has ended, or it raised an error of an unexpected
+        kind).
+    failures: since the start.
+    running_s: duration of the current run."""
 
     fault: str | None
     stopped: bool

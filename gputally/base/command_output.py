@@ -34,8 +34,11 @@ def show(
     *,
     to: TextIO | None = None,
 ) -> None:
-    """Print a command's result. document: the plain values that JSON shows. records: the lines of CSV, by default the
-    items of the document. to: a stream other than standard output."""
+    """Print a command's result.
+
+    document: the plain values that JSON shows.
+    records: the lines of CSV, by default the items of the document.
+    to: a stream other than standard output."""
     stream = to or sys.stdout
     if output == "json":
         stream.write(for_json(json.dumps(document, indent=2, ensure_ascii=False, default=_plain)) + "\n")

@@ -109,8 +109,10 @@ class Money:
         return Money(_to_decimal(round(_units(self)), minor_places(self.currency)), self.currency)
 
     def split(self, weights: Sequence[int], places: int | None = None) -> tuple[Money, ...]:
-        """Divide in proportion to `weights`, in whole units of `places` decimals (default: the minor unit), by largest
-        remainder, ties to the earlier position; the shares add up to this amount exactly.
+        """Divide in proportion to `weights`, by largest remainder, with ties to the earlier position. The shares are in
+        whole units of `places` decimals (default: the minor unit) and add up to this amount exactly.
+
+        Raises ValueError for a negative amount, one that is no multiple of the unit, or invalid weights.
 
         Raises ValueError for a negative amount, one that is no multiple of the unit, or invalid weights."""
         places = minor_places(self.currency) if places is None else places

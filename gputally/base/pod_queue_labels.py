@@ -16,8 +16,10 @@ KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 
 @dataclass(frozen=True, slots=True)
 class _Scheme:
-    """How one scheduler's pods name their queue. schedulers: names under which the scheduler places pods; keys: labels
-    or annotations, the newest first."""
+    """How one scheduler's pods name their queue.
+
+    schedulers: names under which the scheduler places pods.
+    keys: labels or annotations, the newest first."""
 
     name: str
     schedulers: frozenset[str]

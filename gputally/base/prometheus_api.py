@@ -52,8 +52,11 @@ class Prometheus:
     """The server at `url` (http or https; a path and `user:password@` may be part of it). Raises `fault`, also for an
     address that is none.
 
-    token_file: bearer token. ca_file: authorities trusted instead of the system's, PEM. headers: further ones, such as
-    `X-Scope-OrgID`. proxies: those that environment variables name are used. transport: instead of the network."""
+    token_file: bearer token.
+    ca_file: authorities trusted instead of the system's, PEM.
+    headers: further ones, such as `X-Scope-OrgID`.
+    proxies: those that environment variables name are used.
+    transport: instead of the network."""
 
     def __init__(
         self,

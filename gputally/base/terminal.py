@@ -37,8 +37,10 @@ def table(
     total: Sequence[RenderableType] | None = None,
     caption: str = "",
 ) -> Table:
-    """Return a command's table. columns: the headings of text columns, and columns from `figures`. total: a last row,
-    in bold."""
+    """Return a command's table.
+
+    columns: the headings of text columns, and columns from `figures`.
+    total: a last row, in bold."""
     drawn = Table(
         *columns, title=title or None, caption=caption or None, title_justify="left", caption_justify="left",
         box=SIMPLE_HEAD, pad_edge=False,

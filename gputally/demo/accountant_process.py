@@ -39,8 +39,12 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
 class UnreliableWire:
-    """A network connection that can fail. away: a proxy answers instead of the accountant. lose_next_ack: the next
-    batch is booked, and its answer is lost. Both are set between requests."""
+    """A network connection that can fail.
+
+    away: a proxy answers instead of the accountant.
+    lose_next_ack: the next batch is booked, and its answer is lost.
+
+    Both are set between requests."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -158,8 +162,10 @@ class DemoAccountant:
     def hour(
         self, now_ms: int, outages: Sequence[OutageBegan | OutageEnded], away: bool, keep_house: bool = False
     ) -> None:
-        """Set the clock to `now_ms` and report node outages. away: do not answer until the next hour. keep_house: run
-        due background tasks first."""
+        """Set the clock to `now_ms` and report node outages.
+
+        away: do not answer until the next hour.
+        keep_house: run due background tasks first."""
         if keep_house:
             self.maintain()
         self._clock.advance_to(now_ms)

@@ -102,8 +102,11 @@ _HOURS_PER_LOST_ACK = 24
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """The planned faults. lost_acks: (hour of the run, node). away: hours of the run in which the accountant does not
-    answer. killed_ms, back_ms: when the agent on `killed_node` is killed and returns."""
+    """The planned faults.
+
+    lost_acks: (hour of the run, node).
+    away: hours of the run in which the accountant does not answer.
+    killed_ms, back_ms: when the agent on `killed_node` is killed and returns."""
 
     lost_acks: frozenset[tuple[int, str]]
     away: frozenset[int]
@@ -145,10 +148,13 @@ _HOURS = (3, 2, 2, 2, 2, 3, 4, 6, 9, 12, 13, 13, 12, 13, 14, 14, 13, 11, 9, 7, 6
 
 @dataclass(frozen=True)
 class Team:
-    """One team: quota and weight of its queue, and its workload. share: its part of all offered GPU-hours. gangs:
-    (GPUs, relative GPU-hours).
-    sweep: mean jobs in a campaign. sprints: spans of the run (parts of it) in which it works, with intensity; outside
-    it is nearly silent. notebooks: people with a notebook on a part of a GPU;
+    """One team: quota and weight of its queue, and its workload.
+
+    share: its part of all offered GPU-hours.
+    gangs: (GPUs, relative GPU-hours).
+    sweep: mean jobs in a campaign.
+    sprints: spans of the run (parts of it) in which it works, with intensity; outside it is nearly silent.
+    notebooks: people with a notebook on a part of a GPU.
     hoarders: on a whole one."""
 
     name: str

@@ -158,7 +158,7 @@ class GroundTruth:
         for gpu in self._gpus.values():
             self._settle(gpu, end_ms)
 
-    # --- within ------------------------------------------------------------------------------
+    # --- internal ----------------------------------------------------------------------------
 
     def _settle(self, gpu: _Gpu, at_ms: int) -> None:
         if gpu.condition == "blind" or at_ms == gpu.since_ms:

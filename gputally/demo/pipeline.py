@@ -109,8 +109,10 @@ class ControllerCounts:
 class Pipeline:
     """The running demo. Use it as a context: leaving it stops the server and closes the ledger.
 
-    folder: for the ledger and the outboxes; must be empty. port 0: any free one. parts: unused worker processes; None:
-    start new ones, whose warnings are not logged. scratch: remove the folder if this process ends without doing so.
+    folder: for the ledger and the outboxes; must be empty.
+    port 0: any free one.
+    parts: unused worker processes; None: start new ones, whose warnings are not logged.
+    scratch: remove the folder if this process ends without doing so.
     scraped: the agents keep metrics, which slows the run a little, and no hour begins before the previous one is over.
     observe: called with every cycle."""
 

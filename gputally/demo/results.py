@@ -37,8 +37,10 @@ from gputally.demo.worker_processes import LEDGER_FILES, LedgerFigures
 
 @dataclass(frozen=True, slots=True)
 class TeamResult:
-    """What the demo shows about one team. share_before, share_after: of all GPU time that teams held, under static and
-    time-based weights. entitled: the share it should have had, by weight and by what its jobs could have used."""
+    """The demo's result for one team.
+
+    share_before, share_after: of all GPU time that teams held, under static and time-based weights.
+    entitled: the share it should have had, by weight and by what its jobs could have used."""
 
     name: str
     accounts: Accounts

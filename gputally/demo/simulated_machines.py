@@ -96,7 +96,9 @@ def namespace_of(job: Job) -> str:
 def pods_of(
     start: Started, mig_uuids: dict[Slot, str], queued: frozenset[str], here: Container[str]
 ) -> tuple[Pod, ...]:
-    """Return the pods of a started gang, by node, only for nodes in `here`. mig_uuids: maps a slot to its MIG instance.
+    """Return the pods of a started gang, by node, only for nodes in `here`.
+
+    mig_uuids: maps a slot to its MIG instance.
     queued: the names of existing queues."""
     nodes: dict[str, list[Slot]] = {}
     for slot in start.slots:
@@ -160,7 +162,8 @@ def _resource(shape: str) -> str:
 class Machine:
     """A node that is off until `boot`; `running` while its agent runs.
 
-    randbits, jitter: sources of the agent's randomness. metrics: of its agents, for a Prometheus."""
+    randbits, jitter: sources of the agent's randomness.
+    metrics: of its agents, for a Prometheus."""
 
     def __init__(
         self,
@@ -215,7 +218,7 @@ class Machine:
         pending = self._outbox.pending(1_000_000, 1 << 40) if self._outbox is not None else None
         return len(pending.rows) if pending is not None else 0
 
-    # --- what happens to it ------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------
 
     def boot(self) -> None:
         """Switch the power on: a new boot id, reset driver counters, and a started agent."""
@@ -269,7 +272,7 @@ class Machine:
         """The GPU was reset and answers again."""
         self._node.recover(at_ms, uuid)
 
-    # --- what its agent does -----------------------------------------------------------------
+    # --- its agent ---------------------------------------------------------------------------
 
     def sample(self) -> None:
         """One reading, if the agent runs."""
@@ -366,7 +369,7 @@ class AgentSite:
         return number
 
     def scrape(self) -> dict[str, str]:
-        """What each running agent shows to a Prometheus, by node."""
+        """Return the metrics page of each running agent, by node."""
         return {name: machine.exposition() for name, machine in self._machines.items() if machine.running}
 
     def finish(self, end_ms: int) -> SiteResult:
@@ -380,7 +383,7 @@ class AgentSite:
             machine.close()
         self._pool.shutdown()
 
-    # --- within ------------------------------------------------------------------------------
+    # --- internal ----------------------------------------------------------------------------
 
     def _pass_time(self, until_ms: int) -> None:
         """Take the regular readings, and apply the fault plan, up to `until_ms`."""

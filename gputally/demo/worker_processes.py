@@ -61,9 +61,11 @@ class WorkerObject(Protocol):
 class Worker:
     """A process with one part in it, which `start` creates; until then the process loads its libraries.
 
-    who: the name in messages ("the accountant has ended"). part: the name of the class, MODULE:CLASS, so that only the
-    process imports it. pipes: the number of simultaneous calls. nice: lowers the process's priority. log_file: for its
-    warnings."""
+    who: the name in messages ("the accountant has ended").
+    part: the name of the class, MODULE:CLASS, so that only the process imports it.
+    pipes: the number of simultaneous calls.
+    nice: lowers the process's priority.
+    log_file: for its warnings."""
 
     def __init__(self, who: str, part: str, *, pipes: int = 1, nice: int = 0, log_file: Path | None = None) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy threads and locks
@@ -201,8 +203,11 @@ LEDGER_FILES = ("report.html", "statement.csv", "ledger.duckdb")
 
 @dataclass(frozen=True, slots=True)
 class AccountantConfig:
-    """The arguments of the demo's accountant. folder: for the ledger; must be empty. port 0: any free one. log_file:
-    for its warnings; None: only errors, to the terminal."""
+    """The arguments of the demo's accountant.
+
+    folder: for the ledger; must be empty.
+    port 0: any free one.
+    log_file: for its warnings; None: only errors, to the terminal."""
 
     nodes: tuple[NodeSpec, ...]
     teams: tuple[str, ...]

@@ -26,8 +26,11 @@ REFUSED_MS = 5 * 60_000
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """The time that another machine reported. own_ms: this machine's time when the answer came; took_ms: the duration
-    of the request. The `Date` header has whole seconds, so the skew is known to a second plus the duration."""
+    """The time that another machine reported.
+
+    own_ms: this machine's time when the answer came.
+    took_ms: the duration of the request. The `Date` header has whole seconds, so the skew is known to a second plus the
+        duration."""
 
     who: str
     their_ms: int
@@ -66,8 +69,10 @@ def clocks(told: tuple[ClockReading, ...]) -> CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class AccountantProbe:
-    """The accountant's answers. ready, asked: HTTP status of /readyz and of a request that needs a token, 0 without an
-    answer; why: the reason from the answer or the network."""
+    """The accountant's answers.
+
+    ready, asked: HTTP status of /readyz and of a request that needs a token, 0 without an answer.
+    why: the reason from the answer or the network."""
 
     url: str
     ready: int
@@ -167,8 +172,12 @@ def _oversized(row: Row, currency: str | None) -> Finding:
 def prices(
     rows: Sequence[Row], days: int, version: str | None, month: str, examples: Sequence[str] = ()
 ) -> CheckResult:
-    """Check prices. rows: the report's table `unpriced`. version: of the price book, None without one. month: the month
-    to price again. examples: ids of the rows that are examples."""
+    """Check prices.
+
+    rows: the report's table `unpriced`.
+    version: of the price book, None without one.
+    month: the month to price again.
+    examples: ids of the rows that are examples."""
     if not version:
         remedy = "gputally accountant serve --prices FILE (docs/prices.md)"
         return CheckResult(

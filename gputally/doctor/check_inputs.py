@@ -70,8 +70,10 @@ class LazySource(Generic[T]):
 
 @dataclass(frozen=True)
 class Options:
-    """The user's options. namespace: of the release. policy: a file to use instead of the policy in force at the
-    accountant."""
+    """The user's options.
+
+    namespace: of the release.
+    policy: a file to use instead of the policy in force at the accountant."""
 
     url: str = "http://127.0.0.1:8080"
     token_file: Path | None = None

@@ -19,8 +19,11 @@ class CannotCheck(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault. what: the fault in one sentence, with the name of the object. evidence: the figures behind it. remedy:
-    the command that fixes it or, if there is none, what to do."""
+    """A fault.
+
+    what: the fault in one sentence, with the name of the object.
+    evidence: the figures behind it.
+    remedy: the command that fixes it or, if there is none, what to do."""
 
     severity: Severity
     what: str
@@ -30,8 +33,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a check. seen: what was examined, with figures. unknown: why the check could not run, ""
-    if it ran."""
+    """The result of a check.
+
+    seen: what was examined, with figures.
+    unknown: why the check could not run, "" if it ran."""
 
     check: str
     seen: str = ""

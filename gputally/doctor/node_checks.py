@@ -18,8 +18,10 @@ _RESET = "nvidia-smi -r, or drain and reboot the node"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """This machine. counted: the number of GPUs that the driver reports; a GPU that was lost earlier is counted and not
-    opened. agents_pod: this is the container of an agent, so the node has GPUs."""
+    """This machine.
+
+    counted: the number of GPUs that the driver reports; a GPU that was lost earlier is counted and not opened.
+    agents_pod: this is the container of an agent, so the node has GPUs."""
 
     snapshot: Snapshot
     counted: int
@@ -138,8 +140,12 @@ def ours(obj: Object) -> bool:
 def agents(
     sets: Sequence[Object], pods: Sequence[Object], nodes: Sequence[Object], events: Sequence[Object]
 ) -> CheckResult:
-    """Check the agents. sets, pods: only those of agents. events: of DaemonSets that could not create a pod. Raises
-    CannotCheck if none is installed."""
+    """Check the agents.
+
+    sets, pods: only those of agents.
+    events: of DaemonSets that could not create a pod.
+
+    Raises CannotCheck if none is installed."""
     if not sets:
         raise CannotCheck("no DaemonSet of agents: none is installed, or its part-of label is another")
     with_gpus = {node["metadata"]["name"] for node in nodes if gpus(look(node, ("status", "allocatable")))}

@@ -23,7 +23,10 @@ _EPSILON = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A pod that requests GPUs and has no node. asks: GPUs; since_ms: its creation."""
+    """A pod that requests GPUs and has no node.
+
+    asks: GPUs.
+    since_ms: its creation."""
 
     namespace: str
     name: str

@@ -21,8 +21,11 @@ OWN = "gputally-fairshare"
 
 @dataclass(frozen=True, slots=True)
 class AccessRight:
-    """A right. resource: with its subresource (`pods/eviction`). name: of a single object, "" for all. local: in the
-    release's own namespace."""
+    """A right.
+
+    resource: with its subresource (`pods/eviction`).
+    name: of a single object, "" for all.
+    local: in the release's own namespace."""
 
     group: str
     resource: str
@@ -122,8 +125,11 @@ def scheduler_configs(policy: Policy) -> tuple[str, ...]:
 def needed_rights(
     program: str, served: Collection[tuple[str, str]], *, preempts: bool = False, configs: Collection[str] = ()
 ) -> tuple[AccessRight, ...]:
-    """Return the rights that the program needs. served: kinds, as (group, resource). preempts: the policy in force
-    stops running work. configs: ConfigMaps of schedulers that it names."""
+    """Return the rights that the program needs.
+
+    served: kinds, as (group, resource).
+    preempts: the policy in force stops running work.
+    configs: ConfigMaps of schedulers that it names."""
     wanted = NEEDS[program]
     if program == "fairshare":
         others = [name for name in configs if name not in SCHEDULER_CONFIGS]
@@ -132,7 +138,10 @@ def needed_rights(
 
 
 def judge_rights(answers: Mapping[str, Mapping[AccessRight, bool]], users: Mapping[str, str]) -> CheckResult:
-    """Report missing rights. answers: by program, the rights it has. users: by program, the user that was checked."""
+    """Report missing rights.
+
+    answers: by program, the rights it has.
+    users: by program, the user that was checked."""
     findings = [each for program in answers for each in _of_program(program, answers[program], users[program])]
     asked = sum(len(rights) for rights in answers.values())
     names = joined_names(dict.fromkeys(users[program] for program in answers))
@@ -160,8 +169,10 @@ _OTHERS = {"group": "authorization.k8s.io", "resource": "subjectaccessreviews", 
 def ask(
     ground: ClusterView, namespace: str, *, preempts: bool = False, configs: Collection[str] = ()
 ) -> tuple[dict[str, dict[AccessRight, bool]], dict[str, str]]:
-    """Return the rights of each program, and the users that were checked. namespace: of the release, if no account
-    states it. configs: ConfigMaps of schedulers that the policy names."""
+    """Return the rights of each program, and the users that were checked.
+
+    namespace: of the release, if no account states it.
+    configs: ConfigMaps of schedulers that the policy names."""
     served = ground.served({right.group for rights in (*NEEDS.values(), PREEMPTING) for right in rights})
     accounts = _accounts(ground)
     answers: dict[str, dict[AccessRight, bool]] = {}

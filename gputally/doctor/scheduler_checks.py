@@ -49,8 +49,12 @@ _ABOUT: Mapping[tuple[str, str], tuple[Severity, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One scheduler's state. versions: served, by (group, plural). conditions, issues: from its adapter, if the policy
-    refers to the scheduler. mode: off, dry-run or enforce. fault: why it could not be read."""
+    """One scheduler's state.
+
+    versions: served, by (group, plural).
+    conditions, issues: from its adapter, if the policy refers to the scheduler.
+    mode: off, dry-run or enforce.
+    fault: why it could not be read."""
 
     name: str
     versions: Mapping[tuple[str, str], Sequence[str]]
@@ -62,7 +66,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class QueueObject:
-    """A scheduler's own queue. quota: its guaranteed GPUs, None if it states none; nested: below another queue."""
+    """A scheduler's own queue.
+
+    quota: its guaranteed GPUs, None if it states none.
+    nested: below another queue."""
 
     scheduler: str
     name: str
@@ -363,8 +370,11 @@ _CHECK = "gputally fairshare check POLICY.yaml --capacity {capacity:g}"
 def guarantees(
     policy: Policy | None, capacity: float, installed: float, objects: Sequence[QueueObject], gangs: Sequence[Gang]
 ) -> CheckResult:
-    """Check guarantees. capacity: GPUs on nodes that are up; installed: on all nodes. gangs: present requests in the
-    policy's queues."""
+    """Check guarantees.
+
+    capacity: GPUs on nodes that are up.
+    installed: on all nodes.
+    gangs: present requests in the policy's queues."""
     findings = [*_quotas(policy, capacity, installed), *_native(objects, installed)]
     if policy is not None:
         findings += first_findings(_gangs(policy, capacity, gangs), "workloads that can never start")

@@ -164,7 +164,14 @@ _OWNER = re.compile(r'conflict with "([^"]*)"')
 
 
 def error_of(method: str, path: str, status: int, content: bytes, headers: Mapping[str, str]) -> ClusterError:
-    """Convert the server's Status to an exception.
+    """Convert the server's Status to an exception:
+
+    - 404: NotFound.
+    - 409: Conflict, with the owners of contested fields.
+    - 410: VersionGone.
+    - 408, 429 and 5xx: Unavailable. A webhook that cannot be reached is a 500 and so Unavailable.
+    - An eviction that a disruption budget does not allow now: Blocked. One that two budgets cover: Refused.
+    - All others: Refused.
 
     404 is NotFound; 409 Conflict, with the owners of contested fields; 410 VersionGone; an eviction that a disruption
     budget does not allow now Blocked, one that two budgets cover Refused; 408, 429 and 5xx Unavailable; a webhook that
@@ -223,7 +230,8 @@ class KubernetesCluster:
         timeout_s: float = 10.0,
         reporter: str = "gputally-fairshare",
     ) -> None:
-        """kinds: the kinds that will be written. reporter: names this instance in events."""
+        """kinds: the kinds that will be written.
+        reporter: names this instance in events."""
         self._api = api
         self._kinds = {(kind.api_version, kind.kind): kind for kind in kinds}
         self._timeout_s = timeout_s

@@ -107,9 +107,12 @@ _status = msgspec.json.Decoder(_Status)
 class Reflector(Generic[O, V]):
     """Values of one kind by uid. Any thread may read `held`; everything else belongs to one thread.
 
-    decode: the object's struct. keep: returns the value to store, None for no value. changed: called with every change,
-    with None for an object that is gone or no longer kept. others: further paths, for servers that do not have the kind
-    at `path`. optional: a server without the kind is not a failure. now_ms: the clock of `heard_ms` and `behind`."""
+    decode: the object's struct.
+    keep: returns the value to store, None for no value.
+    changed: called with every change, with None for an object that is gone or no longer kept.
+    others: further paths, for servers that do not have the kind at `path`.
+    optional: a server without the kind is not a failure.
+    now_ms: the clock of `heard_ms` and `behind`."""
 
     def __init__(
         self,

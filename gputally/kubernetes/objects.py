@@ -32,7 +32,10 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of object. namespaced: its objects are in namespaces. status: it has a status subresource."""
+    """A kind of object.
+
+    namespaced: its objects are in namespaces.
+    status: it has a status subresource."""
 
     api_version: str
     kind: str

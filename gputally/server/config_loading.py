@@ -33,8 +33,8 @@ def load_settings(
 ) -> S:
     """Read and merge the three sources. Raises SettingsFault with one line per fault.
 
-    environ: PREFIX + `LIMITS__BODY_BYTES` sets `limits.body_bytes`. flags: only those the user gave, with dots for
-    nested keys."""
+    environ: PREFIX + `LIMITS__BODY_BYTES` sets `limits.body_bytes`.
+    flags: only those the user gave, with dots for nested keys."""
     try:
         document = read(path) if path is not None else Document("settings", {}, {})
     except FileFault as error:
@@ -230,7 +230,8 @@ class ReloadedFile(Generic[T]):
     """The value that `load` made of a file's last good version. Raises FileFault if the first version is invalid.
 
     enforce: puts later versions in force; the owner puts the first one in force. If it raises, the previous version
-    stays in force, and the new one is tried again at the next check. beside: further files that `load` reads."""
+        stays in force, and the new one is tried again at the next check.
+    beside: further files that `load` reads."""
 
     def __init__(
         self,

@@ -41,9 +41,12 @@ class BadCertificate(Unreadable, AccountantError):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The server's TLS files. certificate, key: PEM files of the server. client_ca: PEM file of the authorities of
-    client certificates; None: no client certificates. clients_required: only clients with such a certificate get a
-    connection; otherwise a client without one can still send a bearer token."""
+    """The server's TLS files.
+
+    certificate, key: PEM files of the server.
+    client_ca: PEM file of the authorities of client certificates; None: no client certificates.
+    clients_required: only clients with such a certificate get a connection; otherwise a client without one can still
+        send a bearer token."""
 
     certificate: Path
     key: Path
@@ -334,9 +337,14 @@ def serve(
     """Serve the app in a thread of this name and yield its base URL; on leaving, stop accepting and let requests
     finish.
 
-    tls: serve HTTPS with it. tasks: the list of background tasks. The server's thread is entered there, and reported as
-    faulty while one request blocks the event loop. renew: check the certificate files at each new connection, and use
-    changed ones; if False, the caller must call `Tls.renew`. port 0 takes a free one. Raises CannotStart."""
+    tasks: the list of background tasks. The server's thread is entered there, and reported as faulty while one request
+        blocks the event loop.
+    renew: check the certificate files at each new connection, and use changed ones. If False, the caller must call
+        `Tls.renew`.
+    tls: serve HTTPS with it.
+    port: 0 takes a free one.
+
+    Raises CannotStart."""
     bound = listen(host, port)
     task = None if tasks is None else tasks.add(name)
     server = _Server(

@@ -22,9 +22,13 @@ FEWEST_CONNECTIONS = 16
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Limits. connections: of all clients. connections_by_address: of one address. header_seconds: for the TLS
-    handshake, and for a request's line and headers together. header_bytes: their size. stalled_seconds: how long an
-    answer may wait for a client that does not read."""
+    """Limits.
+
+    connections: of all clients.
+    connections_by_address: of one address.
+    header_seconds: for the TLS handshake, and for a request's line and headers together.
+    header_bytes: their size.
+    stalled_seconds: how long an answer may wait for a client that does not read."""
 
     connections: int = 16_384
     connections_by_address: int = 1_024

@@ -66,8 +66,10 @@ class Session:
 
 
 class CookieSigner:
-    """Signs and verifies cookies. key: secret, the same after restarts. program: the name of the program whose pages
-    these are, also part of the cookies' names."""
+    """Signs and verifies cookies.
+
+    key: secret, the same after restarts.
+    program: the name of the program whose pages these are, also part of the cookies' names."""
 
     def __init__(self, key: bytes, program: str = "gputally") -> None:
         self._key = key
@@ -188,8 +190,10 @@ class Person:
 
 
 class SignInService:
-    """Signs people in and out. callers: the file in force. public_url: the address of the pages in a browser. provider:
-    makes the client of an issuer."""
+    """Signs people in and out.
+
+    callers: the file in force.
+    public_url: the address of the pages in a browser. provider: makes the client of an issuer."""
 
     def __init__(
         self,

@@ -110,8 +110,9 @@ class _Answer:
 class TokenReviews:
     """A gputally.server.tokens_and_grants.Authenticator over an API server.
 
-    cluster: its name in the ledger. teams: the existing teams, checked one by one if a person may not see all. rate:
-    how many tokens of one address are reviewed."""
+    cluster: its name in the ledger.
+    teams: the existing teams, checked one by one if a person may not see all.
+    rate: how many tokens of one address are reviewed."""
 
     def __init__(
         self,

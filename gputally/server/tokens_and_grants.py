@@ -60,9 +60,9 @@ _LOOK_EVERY_MS = 1_000
 class Principal:
     """An authenticated caller. `admin` includes the other scopes.
 
-    cluster, node: the only ones whose usage this principal may report. teams: the only ones whose figures it may see
-    and whose jobs' progress it may report; None: all. pod: uid of the pod (of `cluster`) that the caller is, which may
-    report the progress of its own job."""
+    cluster, node: the only ones whose usage this principal may report.
+    teams: the only ones whose figures it may see and whose jobs' progress it may report; None: all.
+    pod: uid of the pod (of `cluster`) that the caller is, which may report the progress of its own job."""
 
     name: str
     scopes: frozenset[Scope]
@@ -95,8 +95,12 @@ class Authenticator(Protocol):
     """Identifies the caller behind a bearer token."""
 
     async def authenticate(self, token: str | None, address: str = "") -> Principal:
-        """Return the principal. token: None if the request carried none. address: of the caller. Raises
-        Unauthenticated, AuthorityUnavailable or TooManyUnknown."""
+        """Return the principal.
+
+        token: None if the request carried none.
+        address: of the caller.
+
+        Raises Unauthenticated, AuthorityUnavailable or TooManyUnknown."""
         ...
 
 

@@ -149,8 +149,8 @@ _PROGRESS = pa.schema(
 
 
 def write_epochs(cursor: Cursor, reports: Iterable[EpochReport], now_ms: int, most: int = MOST_EPOCHS) -> int:
-    """Stores epoch reports; returns how many were new. Epochs beyond `most` per job are dropped; instants are at most
-    now_ms."""
+    """Stores epoch reports and returns how many were new. Epochs beyond `most` per job are dropped. Instants are at
+    most now_ms."""
     earliest: dict[tuple[JobKey, int], EpochReport] = {}
     for report in reports:
         at = report.key, report.epoch
@@ -213,7 +213,8 @@ def tells_news(fleet: Fleet, facts: Facts) -> bool:
 
 
 def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int, closed_ms: int) -> Fleet:
-    """Stores the facts of a reading; returns the new fleet.
+    """Stores the facts of a reading and returns the new fleet. A changed fact is valid from the reading on. A fact that
+    was unknown before is applied backwards to all time that is not in a closed month.
 
     A changed fact is valid from the reading on; a fact that was unknown before is applied backwards to all time that is
     not in a closed month."""

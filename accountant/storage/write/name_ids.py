@@ -292,8 +292,11 @@ NO_DEVICE = DeviceName("", "", "")
 
 @dataclass(frozen=True, slots=True)
 class HolderName:
-    """The names of a holder. job: the workload of the pod, otherwise the holder itself, `Pod/<name>`. labels: the
-    requested labels of the pod as it was first seen. user: who runs it, if requested and known."""
+    """The names of a holder.
+
+    job: the workload of the pod, otherwise the holder itself, `Pod/<name>`.
+    labels: the requested labels of the pod as it was first seen.
+    user: who runs it, if requested and known."""
 
     cluster: str
     namespace: str
@@ -344,7 +347,10 @@ def holders(
     *,
     users: bool = False,
 ) -> Mapping[int, HolderName]:
-    """The names of holders by id. labels: those to look up. users: whether to look up their users."""
+    """The names of holders by id.
+
+    labels: those to look up.
+    users: whether to look up their users."""
     if not ids:
         return {}
     asked = record_columns.column_table(record_columns.ID, [(i,) for i in sorted(ids)])

@@ -71,7 +71,10 @@ def content(record: UsageInterval | PodFacts) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a record is not accepted. reason: a stable identifier, usable as a label value. detail: text for people."""
+    """Why a record is not accepted.
+
+    reason: a stable identifier, usable as a label value.
+    detail: text for people."""
 
     reason: str
     detail: str
@@ -132,8 +135,9 @@ def paired_column(first: DistinctColumn[K], second: DistinctColumn[L]) -> Distin
 class IntervalSets(NamedTuple):
     """The sets of a group: rows of one GPU with equal span in one section. Numbered by section, GPU and start.
 
-    places: indices of all rows, set after set; first: where each set begins in `places`. seq: the lowest number of each
-    set."""
+    places: indices of all rows, set after set.
+    first: where each set begins in `places`.
+    seq: the lowest number of each set."""
 
     places: Whole
     first: Whole
@@ -157,7 +161,10 @@ class IntervalSets(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """A column of integers, some of which may be unknown. told: as an Arrow array; value: 0 for unknown."""
+    """A column of integers, some of which may be unknown.
+
+    told: as an Arrow array.
+    value: 0 for unknown."""
 
     told: Any
     value: Whole

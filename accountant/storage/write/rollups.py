@@ -31,8 +31,10 @@ MOST_AT_ONCE = 7
 
 @dataclass(frozen=True, slots=True)
 class DailySums:
-    """Which days have sums of their own. kept: the days with sums, ascending, without overlap. loose: starts of folded
-    hours that are not entirely inside such a day; they may be without rows."""
+    """Which days have sums of their own.
+
+    kept: the days with sums, ascending, without overlap.
+    loose: starts of folded hours that are not entirely inside such a day; they may be without rows."""
 
     kept: tuple[Span, ...] = ()
     loose: frozenset[int] = field(default=frozenset())
@@ -162,7 +164,8 @@ def row_range(hours: Collection[int]) -> dict[str, int]:
 def unfold_hours(cursor: Cursor, hours: Collection[int], newest_ms: int, days: DailySums) -> None:
     """Makes these hours, which were folded or new, be summed from their rows.
 
-    newest_ms: end of the newest row booked before; hours after it cannot have been folded. days: the state before."""
+    newest_ms: end of the newest row booked before; hours after it cannot have been folded.
+    days: the state before."""
     late = [(hour,) for hour in hours if hour < newest_ms]
     if late:
         cursor.rows("drop_sums", incoming=record_columns.column_table(record_columns.HOUR, late))
