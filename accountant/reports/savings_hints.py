@@ -44,8 +44,9 @@ Kind = Literal["idle", "fewer", "slice"]
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A hint that one job could have used fewer GPUs. kind: idle: hardly used at all; fewer: never needed so many GPUs;
-    slice: a part of one GPU would be enough.
+    """A hint that one job could have used fewer GPUs.
+
+    kind: `idle` if the job hardly used its GPUs, `fewer` if it never needed so many, `slice` if a part of one would do.
 
     held, peak_busy: GPUs, the maximum of any hour.
     needed: GPUs that would have been enough (sevenths of one for a slice).

@@ -257,6 +257,13 @@ class NodeOffline(AgentError):
 class SimulatedNode:
     """The GPUs of one node, their holders and their faults.
 
+    per_holder: whether per-holder busy and memory readings exist. Without them only the device (or the MIG instance)
+        can be
+    read.
+
+    `utilisation_ppm` is the part of the device (for MIG: of the instance) that a holder uses, in millionths. Holders
+    that together want more than all of it get it in proportion.
+
     per_holder: whether per-holder busy and memory readings exist; without them only the device (or the
     MIG instance) can be read. utilisation_ppm is how much of the device (for MIG: of the instance) a
     holder uses, in millionths; co-holders that together want more than all of it get it in proportion."""

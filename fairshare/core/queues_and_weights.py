@@ -411,8 +411,10 @@ class Observation:
 
 
 class FleetWindow(UsageWindow):
-    """The sum of the windows of several clusters. usage, unassigned and capacity are exact sums; coverage and
-    watermark_ms are the lowest of all clusters; lost_ms is the newest and since_ms the earliest.
+    """The sum of the windows of several clusters.
+
+    Usage, unassigned and capacity are exact sums. Coverage and watermark_ms are the lowest of all clusters. lost_ms is
+    the newest and since_ms the earliest.
 
     clusters: by name, the controller's own first.
     own: the window of the controller's own cluster."""

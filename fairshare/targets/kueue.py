@@ -250,7 +250,10 @@ class KueueAdapter(Adapter):
 def _evictions(
     gangs: Sequence[Gang], owner: Mapping[str, QueuePolicy], workloads: Sequence[Object]
 ) -> Iterator[Eviction]:
-    """Yield evictions from the condition `Preempted` of each victim: for which Workload, by uid, and by which path.
+    """Yield evictions from the condition `Preempted` of each victim. It names the Workload that gets the room, by uid,
+    and by which path. Once the victim is admitted again, the condition is False and its message still states this. The
+    status counts preemptions, so none between two cycles is missed. If there were several since the last cycle, only
+    the latest is known.
 
     Once the victim is admitted again, the condition is False and its message still states this. The status counts
     preemptions, so none between two cycles is missed; of several since the last cycle, the latest is known."""
@@ -404,8 +407,8 @@ def _gangs(
     quotas: Mapping[str, Quota],
     pods: Sequence[Pod],
 ) -> tuple[tuple[Gang, ...], tuple[str, ...]]:
-    """Return Workloads that request GPUs, are not finished and not deactivated; and a sentence for each queue that
-    keeps work waiting. Work that no queue admits requests nothing."""
+    """Return Workloads that request GPUs and are neither finished nor deactivated. Also return a sentence for each
+    queue that keeps work waiting. Work that no queue admits requests nothing."""
     members = by_gang(pods)
     live = {f"{o['metadata'].get('namespace', '')}/{o['metadata']['name']}": o for o in workloads if not _finished(o)}
     replaced = {
