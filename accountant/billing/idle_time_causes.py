@@ -10,8 +10,8 @@ A pod holds its GPU from the moment it is bound. Three figures add up to a line'
 Unreported instants are not guessed. A pod without a start counts as `starting` only as long as it was seen bound and
 not running.
 
-`reserved_unused` is an additional figure on the line of the queue (or team) that owns the guarantee. It is the part of
-an hour's unallocated time that its unused guarantee reserved, by the policy in force. All lines together reserve at
+`reserved_unused_us` is an additional figure on the line of the queue (or team) that owns the guarantee. It is the part
+of an hour's unallocated time that its unused guarantee reserved, by the policy in force. All lines together reserve at
 most the unallocated time of the hour.
 
 The breakdown is computed only on request, because it needs more than the hourly sums. This module queries the ledger.

@@ -149,7 +149,8 @@ Whole = npt.NDArray[np.int64]
 
 
 def terms(values: Whole, weights: Sequence[float] | npt.NDArray[np.float64]) -> Whole:
-    """accountant.core.window_decay.term of each."""
+    """Returns each value multiplied by its weight and rounded, as accountant.core.window_decay.term does for one
+    value."""
     weighted: Whole = np.floor(values * np.asarray(weights) + 0.5).astype(np.int64)
     return weighted
 

@@ -39,7 +39,7 @@ class SteadyClock:
         self._lock = threading.Lock()
         self._line_ms = self._wall_line()
         self._held_ms: int | None = None
-        """The clock line that is not accepted."""
+        """Wall time minus monotonic time of a wall clock that is not accepted; None if the wall clock is accepted."""
 
     def wall_ms(self) -> int:
         with self._lock:

@@ -78,8 +78,8 @@ class HolderCounters:
     ) -> DeviceReading:
         """Return the device with its holders' readings and their method.
 
-        visible: whether processes could be named.
-        uncertain: `claims` are the last known ones.
+        visible: whether this agent can see the host's processes.
+        uncertain: `claims` are the last known allocations, not the current ones.
 
         claims: the allocations of this device. A holder that has all of a device to itself, now and at the last
         reading, gets no reading of its own: it has the device's busy time less that of other pods' processes."""

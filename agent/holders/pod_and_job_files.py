@@ -1,6 +1,6 @@
 """Reads who holds GPUs from a pods file, or from the HPC job files that a batch system's prolog writes.
 
-pods:
+    pods:
       - uid: 5f0ce1b2-7a41-4c0e-9d55-0123456789ab    # required, like namespace and name
         namespace: vision
         name: train-0
@@ -122,8 +122,8 @@ class Pods:
 
 
 class PodsFile:
-    """A pods file; see the module. Raises FileFault only at the first reading; later the last good version stays in
-    use."""
+    """A pods file that is read again when it changes. Raises FileFault only at the first reading; later the last good
+    version stays in use."""
 
     def __init__(self, path: Path, node: str) -> None:
         self._path = path

@@ -350,8 +350,7 @@ def _methods(
     """Return the method of each share's busy time: of its own reading, or of the part that it has alone.
 
     ways: for each part, the method of the part as a whole, and whether its first share has no reading of its own. For
-        an
-    unheld share, it shows that nothing was busy there.
+        an unheld share, it shows that nothing was busy there.
 
     Results are cached, because a step is computed for every device and sample."""
     key = after.method, ways, reasons

@@ -1,9 +1,8 @@
 """Runs one cycle after the other: usage, hold check, observation, weights, plan, write, record.
 
 A cycle needs only the policy, the accountant and the cluster, because its state is in annotations. What the process
-holds in memory (the last report, undelivered decisions) only avoids repeated messages. The stored state of a law
-(smoothed errors, credit for turns) only adds recent momentum; without it the law starts again from the usage in the
-ledger.
+holds in memory (the last report, undelivered decisions) only avoids repeated messages. If the stored state of a law
+(smoothed errors, credit for turns) is lost, the law starts again from the usage in the ledger.
 
 A target that cannot be written is reported as degraded, and the other targets continue. Unusable usage changes no
 weight (see `stale_usage_hold`). The loop never forces a field, and writes nothing in dry-run."""
@@ -97,7 +96,7 @@ class Controller:
         memory: the laws' initial memory by target, used without a status object.
         calls: returns queues for which a latency objective is violated.
         acts: by target, a function that returns the condition `Effective` as this process knows it (for example from
-        the extender's requests). It replaces the condition that follows from the target's objects.
+            the extender's requests). It replaces the condition that follows from the target's objects.
         others: clusters whose usage the policy may count."""
         self._policy = policy
         self._accountant = accountant
@@ -227,7 +226,7 @@ class Controller:
         return report
 
     def _take_over(self) -> bool:
-        """Load the state of the last leader (or the last run): its laws' momentum, its reported conditions, and the
+        """Load the state of the last leader (or the last run): the state of its laws, its reported conditions, and the
         recent preemptions. Returns False if that state may exist and cannot be read now; then nothing may be decided.
         """
         if self._status_object is None:

@@ -46,7 +46,7 @@ class TargetReport:
     lost: GPUs by node that the ledger records as lost and that are not in `gpus`.
     devices: physical GPUs behind `gpus`; None: the same number.
     preemption: None while it is off.
-    quotas: by which the target admits work.
+    quotas: the target's own quotas, if it admits work by quota.
     pools: parts that are divided separately; empty: `gpus` are divided as one.
     changes: by queue, the causes of the weight's change since the previous decision, if this controller made that
         one."""

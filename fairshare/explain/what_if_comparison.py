@@ -143,7 +143,8 @@ class ReplayHistory:
     """The data of a replay.
 
     from_s: start of the shown span.
-    had: GPU-hours by queue in it, and days: mean GPUs day by day, from the ledger; None for a trace."""
+    had: recorded GPU-hours by queue in that span; None for a job trace.
+    days: recorded mean GPUs per day; None for a job trace."""
 
     workload: Workload
     gpus: int

@@ -32,7 +32,8 @@ from operator import itemgetter, lt, mul
 from typing import Any, NamedTuple, Protocol, Self
 
 Memory = Mapping[str, Mapping[str, float]]
-"""The state a law keeps between cycles, per queue. It is empty at first; losing it only loses momentum."""
+"""The state a law keeps between cycles, per queue. It is empty at first. If it is lost, the law starts again from the
+usage in the ledger."""
 
 
 class LawQueue(NamedTuple):

@@ -1,4 +1,4 @@
-"""Splits a change of a weight into the parts of its inputs, which add up to the change exactly.
+"""Attributes a change of a weight to its causes (policy, capacity, usage, demand, ...), so that the parts add up to it.
 
 The inputs of the law are replaced one after the other, in a fixed order: the input of the previous decision by the
 present one. The effect of each replacement on the law's result is the contribution of that input. The rest, between the

@@ -109,7 +109,7 @@ class Preemptions:
         """Run one cycle at one target. Returns None instead of a report if the target's preemption is off.
 
         metered_ms: up to when usage is metered; None if unknown.
-        quotas: by which the target admits work.
+        quotas: the target's own quotas, if it admits work by quota.
 
         Raises ClusterError if nothing could be decided."""
         mode = target_preemption.mode_of(policy, target)

@@ -1,7 +1,7 @@
-"""Reads service latencies from Prometheus and decides when one may request room.
+"""Reads service latencies from Prometheus and decides when a service may preempt others because of its latency.
 
-A latency that cannot be read, or has no value, is unknown. It never requests anything, and the time for which it must
-be too high starts again. This module does not choose victims."""
+A latency that cannot be read, or has no value, is unknown. It never triggers a preemption, and the time for which it
+must be too high starts again. This module does not choose victims."""
 
 from __future__ import annotations
 

@@ -71,13 +71,11 @@ class PolicyScore:
 
     week, day, utilisation, lost: parts (0..1). Week and day are share errors.
     wait_mean_h, wait_p95_h, wait_worst_queue_h, gang_p95_h: hours from submission to first start, of jobs submitted
-        after
-    the warm-up. A job that did not start counts until the end.
+        after the warm-up. A job that did not start counts until the end.
     move_per_day: ½ Σ |Δw| of normalised weights.
     swing: the widest ratio of one queue's largest to its smallest weight.
     slowdown: mean and 95th percentile of (finish - submission) over the run time, at least 1. Run times below ten
-        minutes
-    count as ten. It covers jobs submitted after the warm-up and finished within the run."""
+        minutes count as ten. It covers jobs submitted after the warm-up and finished within the run."""
 
     policy: str
     week: tuple[float, float]

@@ -74,9 +74,7 @@ def windows_of(length_s: int, count: int, days: int) -> list[Window]:
 class Task:
     """One replay.
 
-    contended: see `fairness_measures.contended`. None means that this is the first-come-first-served run, which
-        determines
-    it."""
+    contended: see `fairness_measures.contended`. None: this is the first-come-first-served run, which determines it."""
 
     name: str
     load: float

@@ -67,7 +67,7 @@ def conditions(standing: Object) -> tuple[Scoped, ...]:
 
 
 def remember(memories: Mapping[str, Memory], policy_version: str) -> dict[str, str]:
-    """Return the laws' momentum of each target as entries of the ConfigMap; left out if it is empty or too large."""
+    """Return the state of each target's law as entries of the ConfigMap; left out if it is empty or too large."""
     entries = {}
     for target, memory in memories.items():
         plain = {queue: dict(numbers) for queue, numbers in sorted(memory.items())}

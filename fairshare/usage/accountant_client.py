@@ -281,8 +281,7 @@ class AccountantApi:
 @contextlib.contextmanager
 def _translated(*, sent: bool = False) -> Iterator[None]:
     """Convert HTTP failures to the exceptions of this module. sent: the request has a body, which the
-    accountant may refuse.
-    """
+    accountant may refuse."""
     try:
         yield
     except Unanswered as error:

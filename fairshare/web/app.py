@@ -1,4 +1,4 @@
-"""Builds the application of the pages from the controller's settings.
+"""Builds the web application (queue and policy pages) from the controller's settings, and serves it.
 
 Only this package imports jinja2, and the sign-in libraries only if people sign in, so a controller without pages does
 not load them."""
@@ -50,7 +50,7 @@ def pages(
 ) -> Iterator[str]:
     """Serve until the context ends; yields the base URL. tasks: the list of the listener's task.
 
-    Raises CannotStart, PagesMissing, NoCallers, NoSessions, and FileFault for tokens and callers."""
+    Raises CannotStart, PagesMissing, NoCallers, NoSessions, and FileFault for a bad token file or callers file."""
     if find_spec("jinja2") is None:
         raise PagesMissing("pages_listen: pages need jinja2: `pip install gputally` brings it")
     from fairshare.web.page_routing import PageContext, PagesApp

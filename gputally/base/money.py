@@ -165,9 +165,9 @@ def gpu_hours(gpu_us: int) -> Decimal:
 def apportion_gpu_hours(gpu_us: Mapping[str, Mapping[K, int]]) -> dict[str, dict[K, Decimal]]:
     """Convert GPU-µs by bucket and line to GPU-hours with nine decimals that add up on every level.
 
-    The grand total is rounded once; it is apportioned over the buckets (price rows), and each
-    bucket's quantity over its lines. So the quantity of a bucket, and with it the cost, does not depend on
-    how its time is cut into lines. Ties go to the earlier bucket or line: the caller sorts."""
+    The grand total is rounded once. It is apportioned over the buckets (price rows), and the quantity of each bucket
+    over its lines. So the quantity and the cost of a bucket do not depend on how its time is cut into lines. Ties go
+    to the earlier bucket or line, so the caller must sort them."""
     totals = [sum(lines.values()) for lines in gpu_us.values()]
     if not totals:
         return {}

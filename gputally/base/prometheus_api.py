@@ -55,7 +55,7 @@ class Prometheus:
     token_file: bearer token.
     ca_file: authorities trusted instead of the system's, PEM.
     headers: further ones, such as `X-Scope-OrgID`.
-    proxies: those that environment variables name are used.
+    proxies: whether to use the proxies that environment variables name.
     transport: instead of the network."""
 
     def __init__(

@@ -46,8 +46,8 @@ def apportion(total: int, weights: Sequence[int]) -> list[int]:
 def prorate(value: int, span: int, start: int, end: int) -> int:
     """The part of `value`, spread evenly over [0, span), that falls into [start, end).
 
-    Additive: over any partition of [0, span) the parts add up to `value` exactly, because each is
-    a difference of one cumulative floor. Needs 0 <= start <= end <= span, span > 0, value >= 0."""
+    Additive: over any partition of [0, span) the parts add up to `value` exactly, because each is a difference
+    of one cumulative floor. Needs 0 <= start <= end <= span, span > 0, value >= 0."""
     if not 0 <= start <= end <= span or span <= 0:
         raise ValueError(f"prorate needs 0 <= start <= end <= span, got [{start}, {end}) of {span}")
     return value * end // span - value * start // span

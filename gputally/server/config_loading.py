@@ -61,7 +61,7 @@ def load_settings(
 
 
 def at(key: str, message: str) -> ValueError:
-    """Return an error for a validator that knows which setting is at fault; dots for nested keys."""
+    """Return the error with which a validator names the setting at fault. key: has dots for nested settings."""
     fault = ValueError(message)
     fault.path = tuple(key.split("."))  # type: ignore[attr-defined]  # read by _line
     return fault

@@ -70,9 +70,8 @@ def scan(
     Spans with the same tag and GPU must not overlap.
 
     payers: class by holder id, 0 for time without a holder. Holders without a class are left out. If it is None, all
-        holders
-    count, as class 1.
-    by_payer: if `payers` is None, each holder counts as a class of its own, its id.
+        holders count, as class 1.
+    by_payer: if `payers` is None, each holder is a class of its own, with the holder's id as the class.
     gpus: the only GPUs that count, also in spans of every GPU. None: all."""
     totals: dict[Key, Sequence[int]] = {}
     apart = _Grouping.of(told, payers, by_payer=by_payer, gpus=gpus)

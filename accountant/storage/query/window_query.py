@@ -5,7 +5,7 @@ The sums of each slice come from `window_sums`, mostly from its cache. The capac
 GPUs.
 
 Sums of places with equal weight are added as integers. They are decayed by the age of their slice, combined, and
-multiplied once by the weight (see `window_weights`).
+multiplied once by the weight (see `window_places_and_prices`).
 
 Down time, of a node or of a lost GPU, is not capacity. Time when both are down counts once."""
 
