@@ -260,7 +260,7 @@ class Family(NamedTuple):
 
     @property
     def series(self) -> str:
-        """As it is scraped."""
+        """The name of the series as it is scraped."""
         return self.name.removesuffix("_total") + _SUFFIX.get(self.kind, "")
 
 

@@ -48,7 +48,7 @@ def run(*words: object, cwd: Path = ROOT, **more: str) -> str:
 
 
 def version() -> str:
-    """Of pyproject.toml."""
+    """The version in pyproject.toml."""
     found: str = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     return found
 

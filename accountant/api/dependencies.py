@@ -79,7 +79,7 @@ class Checked(Ledger, Journal, Protocol):
         ...
 
     def redate(self, now_ms: int, who: str, reason: str) -> tuple[MisdatedRecords, ...]:
-        """Corrects them. Raises accountant.core.errors.CannotRedate."""
+        """Quarantines or redates what is dated in the future. Raises accountant.core.errors.CannotRedate."""
         ...
 
     def pods(

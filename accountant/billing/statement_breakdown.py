@@ -68,7 +68,7 @@ def minor_units(price: Decimal, nano: Whole, total: int, places: int) -> Whole:
 
 
 def _with_missing(parts: Whole, left: Whole, missing: int) -> Whole:
-    """Add one to the parts with the largest remainders. Ties go in their order."""
+    """Add one to the parts with the largest remainders. Of equal remainders the earlier part comes first."""
     if missing:
         parts[np.argsort(-left, kind="stable")[:missing]] += 1
     return parts
@@ -176,8 +176,8 @@ class _DividedLine:
 class Itemised:
     """An itemised figure.
 
-    lines: its statement lines, in their order.
-    whole: their sum.
+    lines: the statement lines of the figure, in the order of the statement.
+    whole: the sum of the lines.
     cuts: the lines divided by key.
     places: decimals of the currency."""
 

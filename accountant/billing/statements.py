@@ -93,7 +93,8 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class UnmeteredItems:
-    """Items of a statement besides metered time. month: of the statement, None if it is not that of a month."""
+    """Items of a statement besides metered time. month: the statement's month; None if the
+    statement's span is not a calendar month."""
 
     month: str | None = None
     corrections: tuple[Correction, ...] = ()

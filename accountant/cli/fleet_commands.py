@@ -51,7 +51,7 @@ LakePlace = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """What runs the questions."""
+    """The options of a command that choose the engine which runs its queries."""
 
     engine: Annotated[EngineName, typer.Option("--engine", help="What runs the questions.")] = "duckdb"
     engine_url: Annotated[

@@ -229,7 +229,7 @@ def clock(found: ClockReport) -> Table:
 
 
 def misdated_table(found: Sequence[MisdatedRecords], caption: str = "") -> Table:
-    """One kind per line."""
+    """One kind of misdated item per line."""
     return table(
         "Dated later than now",
         ["what", *figures("how many"), *_unbroken("from (UTC)", "to (UTC)"), *_folded("which", "healing")],

@@ -837,7 +837,7 @@ def _step(found: list[Allocation], question: Question) -> dict[str, Allocation]:
 
 
 def _chosen(named: dict[str, Allocation], question: Question) -> dict[str, Allocation]:
-    """The displayed allocations of one set, in their order."""
+    """The allocations of one set that the answer shows, in the order that the query asks for."""
     names = list(named)
     if question.sort:
         figure = SORTED_BY[question.sort]

@@ -138,7 +138,7 @@ class Fleet:
 
     @property
     def rates(self) -> Rates | None:
-        """Those that the operator gave."""
+        """The exchange rates that the operator gave."""
         return self._rates
 
     def statuses(self) -> Mapping[str, LedgerStatus]:

@@ -172,7 +172,7 @@ class ImportRow:
 
 
 def of_acts(acts: Iterable[Act]) -> list[ImportedChunk]:
-    """The chunks recorded in the acts, in their order, each once."""
+    """The chunks recorded in the acts, in the order of the acts, each once."""
     noted = [ImportedChunk.model_validate_json(act.content) for act in acts if act.kind == "imported"]
     return list({(one.cluster, one.source, one.span): one for one in noted}.values())
 

@@ -236,7 +236,7 @@ def rows(
 ) -> tuple[EpochRow, ...]:
     """The epochs of the jobs with the highest cost that ended an epoch in the span; at most `most`.
 
-    team: only its part.
+    team: count only this team's part.
     reported: the reports of the span.
     jobs: returns the rows of jobs with given namespaces and names."""
     reports: dict[JobKey, list[EpochReport]] = defaultdict(list)

@@ -214,7 +214,7 @@ class Report:
     team: None for the whole cluster.
     period: accountant.bookkeeping.month_closing.Status.
     before: the headline of the span before, None if the ledger has no records of it.
-    before_ms: that span.
+    before_ms: the span before.
     budgets, outlook: of the month that the span is or begins.
     late: records arrived after the close; they are in the breakdowns, but not in the statement.
     users, unnamed_users: the largest users, and how many more there are.

@@ -24,9 +24,9 @@ class TimeAndCost:
     """GPU time and cost of a team, a job, a kind of GPU or another group.
 
     cost: of all billed time with a price; in payable minor units for sums of statement lines, exact for jobs.
-    idle_cost: its allocated-idle part.
+    idle_cost: the part of `cost` for allocated-idle time.
     unpriced_us: billed time without a price.
-    idle_unpriced_us: its allocated-idle part."""
+    idle_unpriced_us: the allocated-idle part of `unpriced_us`."""
 
     accounts: Accounts
     cost: Decimal

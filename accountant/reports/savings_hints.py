@@ -126,9 +126,9 @@ SPOT = "spot"
 class SpotRow:
     """The spot saving of one job in one cluster.
 
-    gpu_us: held on other than spot capacity, with a spot price.
-    cost: of it.
-    saving: upper bound, both exact."""
+    gpu_us: time held on capacity other than spot, for which there is a spot price.
+    cost: the exact cost of that time.
+    saving: an upper bound of the saving, exact."""
 
     team: str
     namespace: str

@@ -192,14 +192,14 @@ class State:
     marks: durable number per outbox.
     policies: ascending by since_ms.
     unfolded: starts of the hours that are summed from their rows.
-    days: those with sums.
+    days: the days that have sums.
     frozen: starts of hours whose rows are only in the archive.
     archived: the number per outbox up to which everything is archived.
     parts: the newest part.
     acts, decisions: the number of the last one.
     archived_registers: by append-only register, the number up to which it is archived.
     version: counts the commits of this process.
-    changes: what they touched.
+    changes: what those commits changed.
     devices, aparts: caches of device names and of device groups, shared by all states since the last `load`."""
 
     marks: Mapping[Stream, int] = field(default_factory=dict)

@@ -40,7 +40,7 @@ def gangs_of(key: JobKey) -> tuple[str, ...]:
 def decisions_about_job(
     decisions: Iterable[Decision], key: JobKey, pods: Collection[str], siblings: Collection[str]
 ) -> list[Decision]:
-    """The decisions about the job, in their order.
+    """The decisions about the job, in the given order.
 
     pods: names of its pods.
     siblings: jobs of the same cluster and namespace, as in JobKey."""

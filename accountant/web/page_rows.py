@@ -362,7 +362,7 @@ def total_coverage(nodes: Iterable[NodeCoverage]) -> NodeCoverage:
 
 
 def account_rows(accounts: Accounts) -> tuple[AccountRow, ...]:
-    """All accounts in their order, with their share of the capacity; without costs."""
+    """One row for each account, with its share of the capacity; without costs."""
     values: dict[Account, int] = {name: getattr(accounts, name) for name in ACCOUNTS}
     return tuple(AccountRow(name, gpu_us, share(gpu_us, accounts.total), Decimal(0)) for name, gpu_us in values.items())
 

@@ -432,7 +432,7 @@ class PodStore:
     the node.
 
     on_change: called after every change of a pod that may hold a GPU.
-    bound: what pods declared when they were bound; later changes by their owners do not count."""
+    bound: the annotations and labels that pods had when they were bound; later changes by their owners do not count."""
 
     def __init__(
         self,

@@ -174,8 +174,8 @@ class Exposition:
     """An HTTP server that runs until `close`.
 
     text: returns one scrape.
-    alive: for /livez.
-    tasks: for /readyz, and the list in which its own thread is.
+    alive: whether /livez answers that the agent works.
+    tasks: the background tasks that /readyz shows; the server's own thread is entered there.
 
     Raises PortUnavailable."""
 

@@ -115,10 +115,10 @@ class Operations:
     collectors: per source its success (None: it is a part of another) and the duration of its last reading in seconds
         (None: not timed).
     sample_s: the duration of all.
-    unspooled_rows: kept in memory while the spool cannot be written.
-    unspooled_lost_rows: had no room there.
+    unspooled_rows: rows kept in memory while the spool cannot be written.
+    unspooled_lost_rows: rows for which there was no room in memory.
     privilege: the level granted on Kubernetes, "" elsewhere.
-    unseen: what cannot be seen at it."""
+    unseen: labels of what an agent with that privilege cannot see."""
 
     nvml_up: bool | None = None
     outbox_rows: int = 0

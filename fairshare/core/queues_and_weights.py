@@ -394,7 +394,7 @@ class Observation:
     gangs: every unfinished workload of those queues, in the order of (queue, namespace, name).
     evictions: those that took from another queue, of any age.
     left: objects with a published weight that no queue of the policy refers to any more, by name.
-    quotas: those by which the target admits work, by name; empty if it counts only nodes.
+    quotas: the target's own quotas by name, if it admits work by quota; empty if it counts only nodes.
     capacity: GPUs that the target can give to these queues by its quotas; None: no limit.
     shards: parts that are divided separately; empty: the cluster is one."""
 

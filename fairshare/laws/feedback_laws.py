@@ -114,7 +114,7 @@ class LawQueues:
         return tuple(map(LawQueue._make, zip(*self.columns, strict=True)))
 
     def only(self, which: Sequence[bool]) -> LawQueues:
-        """Return the same siblings with only the selected queues, in their order."""
+        """Return only the selected queues, in the same order."""
         columns = LawColumns._make(map(_picking(tuple(which)), self.columns))
         return LawQueues(columns, self.pool, self.window_s, self.now_ms, self.explain)
 
@@ -131,7 +131,7 @@ class LawQueues:
 class LawResult:
     """A law's result.
 
-    names: of the siblings, in their order.
+    names: the siblings' names, in the order of `LawQueues`.
     wanted: a weight >= 0 for each name.
     traces: the intermediate numbers by queue and name, in the order of computation.
     notes: a clause for people, by queue.

@@ -86,7 +86,7 @@ class Task:
 ProgressCallback: TypeAlias = Callable[[str, float], None]
 """A function that is called with the policy and the finished part, of one replay or of all."""
 Replays: TypeAlias = Callable[[Sequence[Task], ProgressCallback], Iterable[Result]]
-"""A function that runs tasks, each independent of the others, and returns the results in their order."""
+"""A function that runs tasks, each independent of the others, and returns the results in the order of the tasks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,8 +192,8 @@ class Source:
 class Worker:
     """Implements `Work` in a separate process.
 
-    most_mib: its memory.
-    most_s: its time.
+    most_mib: memory that the process may use.
+    most_s: time that the process may take.
 
     compare: the function to run; a function of a module, because it is passed by name."""
 

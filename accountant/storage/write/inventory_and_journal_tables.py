@@ -117,7 +117,7 @@ def read_acts(
     after: int = 0,
     limit: int | None = None,
 ) -> list[Act]:
-    """Acts with a number above `after`, ascending. kinds: only these; none given: all."""
+    """Acts with a number above `after`, ascending. kinds: only acts of these kinds; none given: all."""
     rows = cursor.run(
         "SELECT at_ms, kind, subject, who, reason, content, number, digest FROM act "
         "WHERE (len($kinds) = 0 OR list_contains($kinds, kind)) AND ($subject IS NULL OR subject = $subject) "

@@ -230,7 +230,7 @@ class Dictionaries:
 
 
 class HolderColumns:
-    """The holders of a group's rows, in their order. gpus: ids of all their GPUs."""
+    """The holders of a group's rows, in the order of the rows. gpus: ids of all GPUs of these rows."""
 
     def __init__(self, cursor: Cursor, names: Dictionaries, incoming: Incoming, gpus: Mapping[GpuName, int]) -> None:
         devices = [_device(gpus[gpu], node, *sort) for ((_, node), gpu), sort in incoming.device.values]

@@ -139,7 +139,7 @@ def _hours(start_ms: int, end_ms: int) -> range:
 
 
 def _covered(hour: int, kept: tuple[Span, ...], ends: list[int]) -> bool:
-    """Whether days with sums cover all of an hour. ends: of `kept`."""
+    """Whether days with sums cover all of an hour. ends: the ends of `kept`."""
     until = hour + MS_PER_HOUR
     at = hour
     for start, end in kept[bisect_left(ends, hour + 1) :]:
