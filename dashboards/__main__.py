@@ -90,7 +90,7 @@ class Grafana:
         if known is not None:
             meta = known.get("meta", {})
             if meta.get("provisioned"):
-                raise GrafanaError(f"{title}: it comes from a file of that server, which alone can change it")
+                raise GrafanaError(f"{title}: it comes from a file on that server; change the file there")
             if _plain(known["dashboard"]) == _plain(dashboard) and meta.get("folderUid", "") == folder:
                 return PushResult(title, "unchanged", self._url + str(meta.get("url", "")))
         body = {"dashboard": dashboard, "folderUid": folder, "overwrite": True, "message": "gputally dashboards push"}

@@ -171,7 +171,7 @@ async def report_import(request: Request, deps: Given, principal: Importing) -> 
         if principal.node is not None and principal.node != batch.node:
             raise Refusal("wrong-origin", f"the token {principal.name!r} is bound to {principal.node!r}")
         if not is_import(batch.epoch) or any(row.method != "imported" for row in batch.intervals):
-            raise Refusal("invalid-batch", "an import sends under an epoch of its own, and rows of method `imported`")
+            raise Refusal("invalid-batch", "an import needs an import's epoch, and rows of method `imported`")
         receipt = await asyncio.wrap_future(deps.ingest.submit_batch(batch))
     except BadBatch as error:
         raise _bad_batch(error) from error

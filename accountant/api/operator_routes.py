@@ -161,7 +161,7 @@ def deliver_again(
 
 def _dispatcher(deps: Deps) -> Dispatcher:
     if deps.deliveries is None:
-        raise Refusal("not-found", "nothing is delivered by itself (no `deliveries` in the settings)")
+        raise Refusal("not-found", "scheduled deliveries are off (no `deliveries` in the settings)")
     return deps.deliveries
 
 

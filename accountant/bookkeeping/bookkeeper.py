@@ -306,7 +306,7 @@ class Credits(_Books):
         """Return the credit for a node, by team, without booking it. Raises CannotClose."""
         month = Month.of(span.start_ms, self._zone)
         if span.end_ms > month.span(self._zone)[1]:
-            raise CannotClose(f"a credit is about one month: end it with {month}, and book the rest by itself")
+            raise CannotClose(f"a credit is about one month: end it with {month}, and book the rest separately")
         closed = self._books().of(str(month))
         book = self._prices.of(closed.priced_by) if closed is not None else self._prices.current
         if book is None:
@@ -555,7 +555,7 @@ class Bookkeeper:
         books = self.books()
         closed = books.of(str(month))
         if closed is None:
-            raise CannotClose(f"{month} is not closed: what arrives for it counts by itself")
+            raise CannotClose(f"{month} is not closed: late records count without an act")
         waiting = self._proposals(books, [closed])
         return chosen_proposal(waiting[0] if waiting else None, str(month), proposal_id), books
 

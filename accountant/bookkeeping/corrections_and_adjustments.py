@@ -88,7 +88,7 @@ def chosen_proposal(waiting: Proposal | None, month: str, asked: str) -> Proposa
     if waiting is None:
         raise CannotClose(f"nothing that arrived late waits for {month}")
     if waiting.id != asked:
-        raise CannotClose(f"more has arrived for {month}: proposal {asked} is {waiting.id} now; look and act again")
+        raise CannotClose(f"more has arrived for {month}: proposal {asked} is now {waiting.id}; check it and try again")
     return waiting
 
 
@@ -213,7 +213,7 @@ def booked(new: NewAdjustment, *, number: int, booked_in: str, currency: str, wh
     if new.approved_by == who:
         raise ValueError(f"{who!r} books it, so another person has to approve it")
     if new.month > booked_in:
-        raise ValueError(f"{new.month} lies after {booked_in}, in which it would be booked")
+        raise ValueError(f"{new.month} is after {booked_in}, the month in which it would be booked")
     return Adjustment(
         id=f"adjustment-{number}",
         month=new.month,

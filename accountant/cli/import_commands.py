@@ -69,7 +69,7 @@ def from_prometheus(
     end = _instant(until, at, now - _SETTLED_MS) // MS_PER_HOUR * MS_PER_HOUR
     wanted = _since(since, end, at), end
     if wanted[0] >= end:
-        raise CannotImport(f"--since {since}: nothing lies between that and the end")
+        raise CannotImport(f"--since {since}: there is no time between it and the end")
     server = Prometheus(
         source,
         PrometheusFailed,

@@ -401,7 +401,7 @@ def without(text: str, name: str) -> str:
     key, tokens = next((key, value) for key, value in document.value if key.value == "tokens")
     starts = [item.start_mark.line for item in tokens.value]
     if tokens.flow_style or len(set(starts)) < len(starts):
-        raise ValueError("its entries share a line: write each on lines of its own")
+        raise ValueError("several entries share a line: write each on its own lines")
     item = next(one for one in tokens.value if ("name", name) in [(k.value, v.value) for k, v in one.value])
     lines = text.splitlines(keepends=True)
     if len(starts) == 1:

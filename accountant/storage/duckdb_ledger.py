@@ -101,7 +101,7 @@ def redate_records(cursor: Cursor, now_ms: int, days: DailySums) -> None:
     limit = {"limit": now_ms + SKEW_MS}
     frozen = cursor.run("SELECT count(*) FROM frozen WHERE at_ms >= $limit", limit)[0][0]
     if frozen:
-        raise CannotRedate(f"{frozen} hours after now are in the archive alone: restore a backup from before they were")
+        raise CannotRedate(f"{frozen} hours after now are only in the archive: restore a backup from before that")
     _quarantine(cursor, now_ms, days)
     _redate_policies(cursor, now_ms)
     for name in ("redate_pods", "redate_decisions", "redate_registers"):

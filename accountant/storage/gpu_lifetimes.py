@@ -432,7 +432,7 @@ def retiring(fleet: Fleet, asked: Retirement, at_ms: int, now_ms: int, closed_ms
 
     closed_ms: capacity before this instant does not change. Raises CannotRetire if any of the GPUs cannot retire."""
     if at_ms > now_ms:
-        raise CannotRetire(f"{utc(at_ms)} is yet to come")
+        raise CannotRetire(f"{utc(at_ms)} is in the future")
     if at_ms < closed_ms:
         raise CannotRetire(f"the months before {utc(closed_ms)} are closed: retire from then on, or later")
     chosen = _chosen(fleet, asked)
@@ -628,14 +628,14 @@ def movable_gpus(
         if one is None:
             raise CannotMove(f"cluster {cluster!r} has no GPU {gpu[1]!r}")
         if one.owner.node == asked.node:
-            raise CannotMove(f"GPU {gpu[1]} belongs to node {asked.node!r} already, from {utc(one.owner.from_ms)} on")
+            raise CannotMove(f"GPU {gpu[1]} already belongs to node {asked.node!r}, from {utc(one.owner.from_ms)} on")
         if asked.from_ms is not None and asked.from_ms < one.last_ms:
             raise CannotMove(
                 f"GPU {gpu[1]}: node {one.owner.node!r} has records until {utc(one.last_ms)}: move it from then on, "
                 "or later"
             )
     if asked.from_ms is not None and asked.from_ms > now_ms:
-        raise CannotMove(f"{utc(asked.from_ms)} is yet to come")
+        raise CannotMove(f"{utc(asked.from_ms)} is in the future")
     return chosen
 
 

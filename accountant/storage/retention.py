@@ -90,7 +90,7 @@ def frozen_digests(cursor: Cursor, archive: Archive | None, stream: Stream, seqs
 def archive_of(archive: Archive | None) -> Archive:
     """Raises LedgerUnavailable if rows are in an archive that is not configured."""
     if archive is None:
-        raise LedgerUnavailable("rows that are needed are in the archive alone, and no archive is set (archive.to)")
+        raise LedgerUnavailable("needed rows are only in the archive, and no archive is configured (archive.to)")
     return archive
 
 

@@ -90,7 +90,7 @@ class Refused(Fault):
 
     @property
     def denied(self) -> bool:
-        """Whether this process lacks the privilege for it."""
+        """Whether the call failed because this process lacks the privilege for it."""
         return self.code == _NO_PERMISSION
 
     @property

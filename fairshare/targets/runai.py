@@ -188,7 +188,7 @@ class RunaiApi:
         token: str = "",
     ) -> httpx2.Response:
         if self._clock.monotonic_ms() < self._quiet_until_ms:
-            raise Unavailable(f"{self._url}: it asked to be left alone for a while")
+            raise Unavailable(f"{self._url}: it asked for a pause")
         headers = {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
         content = None if body is None else json.dumps(body)
         if content is not None:

@@ -118,14 +118,14 @@ def apply(visit: RequestContext) -> Response:
     """POST `/policy/apply`: write the file, if the operator allows it and it has not changed meanwhile."""
     text, policy = _text(visit)
     if not visit.context.place.writable:
-        raise Refusal(403, "Not from here", "pages do not write the policy here: commit the file instead")
+        raise Refusal(403, "Not allowed here", "the pages may not write the policy: commit the file instead")
     before = _version(visit.site)
     try:
         visit.context.place.write(text, visit.sent("base"))
     except PolicyFileChanged as error:
         raise Refusal(409, "Changed meanwhile", str(error)) from error
     except PolicyNotWritten as error:
-        raise Refusal(500, "It could not be written", str(error)) from error
+        raise Refusal(500, "The policy could not be written", str(error)) from error
     visit.context.applied(visit.caller.principal.name, before, policy.version())
     return visit.page("applied.html", "/policy", before=before, version=policy.version())
 

@@ -121,7 +121,7 @@ def _clock(sources: Sources) -> CheckResult:
     ask("API server", lambda: sources.ground().server_ms())
     ask("accountant", lambda: sources.remote().knock("/livez").date_ms)
     if not told:
-        raise CannotCheck("; ".join(silent) or "no source tells the time")
+        raise CannotCheck("; ".join(silent) or "no source reports the time")
     return clocks(tuple(told))
 
 

@@ -277,7 +277,7 @@ class KubernetesCluster:
     def transfer(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
         metadata = obj["metadata"]
         if not metadata.get("resourceVersion"):
-            raise ValueError("a transfer names the version whose values it keeps")
+            raise ValueError("a transfer must name the version whose values it keeps")
         kind = self._kinds[obj["apiVersion"], obj["kind"]]
         name, namespace = metadata["name"], metadata.get("namespace", "")
         standing = self.get(kind, name, namespace)

@@ -273,7 +273,7 @@ class MemoryCluster:
         kind = self._kind_of(obj)
         key = self._key(kind, obj)
         if not obj["metadata"].get("resourceVersion"):
-            raise ValueError("a transfer names the version whose values it keeps")
+            raise ValueError("a transfer must name the version whose values it keeps")
         before = self._find(key)
         self._match_version(key, before, obj)
         taken = leaves(obj)

@@ -163,7 +163,7 @@ def test_a_dashboard_from_a_file_of_the_server_is_not_fought_over(
     running.grafana.provisioned.add("gputally-cluster")
     assert main(running.arguments) == 0
     assert main(running.arguments) == 1
-    assert "gputally / Cluster: it comes from a file of that server" in capsys.readouterr().err
+    assert "gputally / Cluster: it comes from a file on that server" in capsys.readouterr().err
 
 
 def test_what_cannot_be_used_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

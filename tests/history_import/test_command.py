@@ -122,7 +122,7 @@ def test_cut_off_anywhere_it_goes_on_and_stores_nothing_twice(books, monkeypatch
         (["slurm", "{file}", "--model", "a100"], "write TYPE=MODEL"),
         (["prometheus", "ftp://x"], "not an address"),
         (["prometheus", "http://x", "--since", "soon"], "--until: "),
-        (["prometheus", "http://x", "--since", "2099-01-01T00:00Z"], "nothing lies between"),
+        (["prometheus", "http://x", "--since", "2099-01-01T00:00Z"], "there is no time between"),
         (["prometheus", "http://x", "--chunk", "90m"], "whole hours"),
         (["prometheus", "http://x", "--source-header", "oops"], "write NAME: VALUE"),
     ],

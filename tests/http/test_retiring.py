@@ -57,7 +57,7 @@ def test_the_answer_is_for_programs_too(asked):
         ((), "name GPUs, a node, or a whole cluster"),
         (("--node", "node-7"), "no GPU that was seen on node 'node-7' last"),
         (("--node", "node-1", "--since", "yesterday"), "since: not a date: 'yesterday'"),
-        (("--node", "node-1", "--since", "2027-01-01"), "is yet to come"),
+        (("--node", "node-1", "--since", "2027-01-01"), "is in the future"),
     ],
 )
 def test_what_is_refused_says_why_in_a_line(asked, words, said):

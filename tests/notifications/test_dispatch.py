@@ -349,7 +349,7 @@ def test_the_service_delivers_and_shows_what_it_delivered(tmp_path):
 def test_without_orders_there_is_nothing_to_show(tmp_path):
     with Service(Settings(data=tmp_path, auth="off"), VirtualClock(at("2026-11-02"))) as service:
         client = TestClient(service.app, base_url="http://127.0.0.1")
-        assert client.get("/v1/deliveries").json()["detail"].startswith("nothing is delivered by itself")
+        assert client.get("/v1/deliveries").json()["detail"].startswith("scheduled deliveries are off")
 
 
 def test_the_command_lists_and_orders_once_more(tmp_path, capsys):

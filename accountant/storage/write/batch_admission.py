@@ -122,7 +122,7 @@ def _numbering(batch: Batch) -> int:
             "invalid-batch", f"the records do not cover the numbers from {batch.first_seq} on without a hole"
         )
     if len(set(numbers)) != len(numbers):
-        raise BadBatch("invalid-batch", "a number stands in the batch twice")
+        raise BadBatch("invalid-batch", "a number occurs twice in the batch")
     return len(numbers)
 
 
