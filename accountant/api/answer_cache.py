@@ -298,7 +298,7 @@ class AnswerPages:
         if page.answer and packed.digest != page.answer:
             raise Refusal(
                 "page-gone",
-                "what the pages before it were of is no longer kept, and the answer is another one by now: ask for the "
+                "the answer that the earlier pages came from is no longer stored and has changed since: request the "
                 "first page again",
             )
         if page.shown >= packed.count:

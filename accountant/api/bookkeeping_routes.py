@@ -158,7 +158,7 @@ def _span(asked: CreditedNode, deps: Deps) -> NodeSpan:
     if end <= start:
         raise invalid("end", "the span ends at or before it begins")
     if not asked.share:
-        raise invalid("share", "a share of 0 is no credit")
+        raise invalid("share", "a share of 0 gives no credit")
     cluster = asked.cluster
     if cluster is None:
         try:

@@ -100,7 +100,7 @@ class AccessMiddleware:
             "none",
             "same-origin",
         ):
-            return Refusal("cross-site", "a page of another site may not write here")
+            return Refusal("cross-site", "pages of other sites may not send forms to this site")
         return None
 
 

@@ -209,7 +209,7 @@ def booked(new: NewAdjustment, *, number: int, booked_in: str, currency: str, wh
     Raises ValueError for a fraction of a minor unit, or if the author is also the approver."""
     places = minor_places(currency)
     if new.amount != round(new.amount, places):
-        raise ValueError(f"{new.amount} {currency} is no whole number of minor units ({places} decimals)")
+        raise ValueError(f"{new.amount} {currency} is not a whole number of minor units ({places} decimals)")
     if new.approved_by == who:
         raise ValueError(f"{who!r} books it, so another person has to approve it")
     if new.month > booked_in:
@@ -245,7 +245,7 @@ class NodeSpan(Model):
         if self.start_ms >= self.end_ms:
             raise ValueError("the span ends at or before it begins")
         if not self.share:
-            raise ValueError("a share of 0 is no credit")
+            raise ValueError("a share of 0 gives no credit")
         return self
 
     def overlaps(self, other: NodeSpan) -> bool:

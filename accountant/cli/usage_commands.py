@@ -128,7 +128,7 @@ def report(
     with at.asking() as remote:
         body = remote.get("/v1/report", {**query, "format": format})
     if output is None and sys.stdout.isatty() and format in BINARY:
-        raise CannotStart(f"{format} is no text: name a file with -o, or redirect the output")
+        raise CannotStart(f"{format} is a binary format: name a file with -o, or redirect the output")
     if output is None:
         sys.stdout.buffer.write(body)
         return

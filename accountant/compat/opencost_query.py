@@ -179,7 +179,7 @@ def _tokens(text: str) -> list[_Token]:
     while at < len(text.rstrip()):
         match = _TOKEN.match(text, at)
         if not match or match.lastgroup is None:
-            raise NotAFilter(f"character {at + 1}: {text[at : at + 20]!r} is no part of a filter")
+            raise NotAFilter(f"character {at + 1}: {text[at : at + 20]!r} is not part of a filter")
         tokens.append(_Token(match.lastgroup, match[match.lastgroup], match.start(match.lastgroup) + 1))
         at = match.end()
     return tokens

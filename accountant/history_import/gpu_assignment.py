@@ -88,7 +88,7 @@ class FigureSeries:
         self._values = values
 
     def over(self, start_ms: int, end_ms: int) -> tuple[int, list[Span]]:
-        """(the integral over time: figure x ms; the parts of [start, end) without a value)."""
+        """Return the integral over time (figure x ms), and the parts of [start, end) without a value."""
         grid, step = self._grid, self._grid.step_ms
         total, gaps = 0, list[Span]()
         at = start_ms

@@ -135,7 +135,7 @@ class Mail:
         except smtplib.SMTPDataError:
             raise
         except (smtplib.SMTPServerDisconnected, OSError) as error:
-            raise DeliveryUncertain(f"{self._smtp.server}: no answer to the letter ({_error_text(error)})") from error
+            raise DeliveryUncertain(f"{self._smtp.server}: no answer to the mail ({_error_text(error)})") from error
         _must((code, answer), 250)
         taken = f"taken by {self._smtp.server} for {len(self._smtp.to) - len(refused)} of {len(self._smtp.to)}"
         return taken + "".join(f"; {who}: {why}" for who, why in refused.items())

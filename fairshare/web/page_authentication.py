@@ -232,10 +232,10 @@ def _from_here(request: Request, form: Fields, mark: str) -> None:
 def same_site(request: Request) -> None:
     """Raise Refusal if the browser reports that a page of another site sent the request."""
     if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        raise Refusal(403, "Another site", "a page of another site may not write here")
+        raise Refusal(403, "Another site", "pages of other sites may not send forms to this site")
     origin = request.headers.get("origin", "null")  # our own pages send `null` (no referrer)
     if origin != "null" and urlsplit(origin).netloc != request.headers.get("host", ""):
-        raise Refusal(403, "Another site", "a page of another site may not write here")
+        raise Refusal(403, "Another site", "pages of other sites may not send forms to this site")
 
 
 if TYPE_CHECKING:

@@ -296,7 +296,7 @@ def test_who_asks_to_be_left_alone_is(api: RunaiApi, there: StandIn, clock: Virt
     with pytest.raises(Unavailable, match="429"):
         api.node_pools()
     asked = len(there.asked)
-    with pytest.raises(Unavailable, match="left alone"):
+    with pytest.raises(Unavailable, match="asked for a pause"):
         api.node_pools()
     assert len(there.asked) == asked
     clock.advance(30_000)

@@ -170,7 +170,7 @@ def test_a_failed_node_is_credited_once(place, asked, stated, kit):
         (later, "credited already: node node-1"),
         (["credit", "node-9", *later[2:]], "no GPU of a node 'node-9' was there"),
         ([*ask[:3], begin, "--end", begin], "the span ends at or before it begins"),
-        ([*ask[:6], "--share", "0"], "a share of 0 is no credit"),
+        ([*ask[:6], "--share", "0"], "a share of 0 gives no credit"),
         (["credit", "node-1", "--start", begin, "--end", begin + 40 * DAY_MS], "a credit is about one month"),
     ):
         code, _, err = asked(*arguments)

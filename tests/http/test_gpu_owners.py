@@ -123,7 +123,7 @@ def test_a_confirmed_move_is_an_act_and_the_new_node_reports(service, client, ki
     [
         ({"node": "node-7"}, 409, "no node 'node-7'"),
         ({"gpus": ["GPU-7"]}, 409, "no GPU 'GPU-7'"),
-        ({"node": "node-1"}, 409, "belongs to node 'node-1' already"),
+        ({"node": "node-1"}, 409, "already belongs to node 'node-1'"),
         ({"since": "yesterday"}, 422, "since: not a date"),
         ({"gpus": []}, 422, "gpus"),
         ({"reason": ""}, 422, "reason"),

@@ -91,7 +91,7 @@ def test_pages_add_up_to_one_answer_or_are_refused(
     for turn, what in enumerate(happens):
         opened, limit = asked(page, now_ms=5 + turn), limits[turn % len(limits)]
         if page is not None and forgotten and ledger != costs:
-            with pytest.raises(Refusal, match="no longer kept") as gone:
+            with pytest.raises(Refusal, match="no longer stored") as gone:
                 kept.turn(opened, limit, partial(whole, ledger))
             assert (gone.value.slug, gone.value.kind.status) == ("page-gone", 410)
             return
@@ -139,7 +139,7 @@ def test_more_than_fits_is_not_kept_and_what_is_turned_stays() -> None:
     assert len(kept) == 2
     assert kept.turn(asked(pages[0]), 1, lambda: whole([])).lines[0].gpu_us == 2
     assert kept.turn(asked(pages[2]), 1, lambda: whole([])).lines[0].gpu_us == 2
-    with pytest.raises(Refusal, match="no longer kept"):
+    with pytest.raises(Refusal, match="no longer stored"):
         kept.turn(asked(pages[1]), 1, lambda: whole([]))
 
 

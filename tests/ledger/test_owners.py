@@ -173,7 +173,7 @@ def test_a_confirmed_move_is_an_act_and_the_former_owner_has_to_wait_again(
     [
         (GpuMove("n7", ("gpu-1",)), "cluster 'prod' has no node 'n7'"),
         (GpuMove("n2", ("gpu-7",)), "cluster 'prod' has no GPU 'gpu-7'"),
-        (GpuMove("n2", ("gpu-1", "gpu-2")), "GPU gpu-2 belongs to node 'n2' already"),
+        (GpuMove("n2", ("gpu-1", "gpu-2")), "GPU gpu-2 already belongs to node 'n2'"),
         (GpuMove("n2", ("gpu-1",), from_ms=1), "node 'n1' has records until"),
         (GpuMove("n2", ("gpu-1",), from_ms=2**45), "is in the future"),
         (GpuMove("n2", ("gpu-1",), cluster="lab"), "cluster 'lab' has no node 'n2'"),

@@ -65,7 +65,7 @@ def test_a_mail_that_is_turned_away_did_not_arrive():
 def test_a_mail_without_an_answer_may_have_arrived():
     with mail_server() as server:
         server.silent = True
-        with pytest.raises(DeliveryUncertain, match="no answer to the letter"):
+        with pytest.raises(DeliveryUncertain, match="no answer to the mail"):
             Mail(smtp(server)).carry(LETTER)
         assert len(server.letters) == 1
 
