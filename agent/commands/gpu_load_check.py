@@ -130,7 +130,7 @@ class Cuda:
         try:
             function = getattr(self._driver, name)
         except AttributeError as error:
-            raise CudaFault(f"{name}: this CUDA driver does not have it") from error
+            raise CudaFault(f"{name}: the CUDA driver has no such function") from error
         code = function(*arguments)
         if code == _NO_DEVICE:
             raise NoCuda("no GPU that this process may use")
