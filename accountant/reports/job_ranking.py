@@ -200,8 +200,8 @@ class EpochRow:
     """The epochs of one job.
 
     epochs: how many ended in the span.
-    last: the number of the newest.
-    gpu_us, cost: of all of them.
+    last: the number of the newest epoch.
+    gpu_us, cost: of all these epochs.
     rest_us, rest_cost: since the last one ended. Costs are None if some of the time has no price."""
 
     cluster: str

@@ -259,7 +259,7 @@ def imbalance(cursor: Cursor, state: State, start_ms: int, end_ms: int) -> Imbal
 
 
 def quarantine(cursor: Cursor, limit: int) -> list[Quarantined]:
-    """Newest first."""
+    """The quarantined records, newest first."""
     return [Quarantined(*row) for row in cursor.rows("quarantined", {"limit": limit})]
 
 

@@ -277,7 +277,7 @@ def load(path: Path) -> Prices:
 
 
 def parse(document: yaml_file.Document) -> Prices:
-    """Raises FileFault."""
+    """Parse the document of a price file. Raises FileFault."""
     file = yaml_file.convert(document, _File)
     entries: dict[frozenset[str], Decimal] = {}
     faults: list[str] = []
@@ -605,7 +605,7 @@ class LiveTable:
         self.draw(from_snapshot(snapshot))
 
     def draw(self, frame: Frame) -> None:
-        """Redraw."""
+        """Redraw from a frame."""
         self._history.observe(frame)
         self._live.update(_drawing(self._history, frame, self._prices), refresh=True)
 

@@ -78,8 +78,8 @@ class Adapter(ABC):
     def express(
         self, _policy: Policy, weights: Sequence[Weight], _observation: Observation, _gpus: float, /
     ) -> Mapping[str, Value]:
-        """Return the value of each queue's field for its weight, in the target's own unit. gpus: of the cluster, > 0.
-        By default the law's weights unchanged, because they only matter relative to siblings'."""
+        """Return the value of each queue's field for its weight, in the target's own unit. gpus: the GPUs of the
+        cluster, > 0. By default these are the law's weights, because only their proportions among siblings matter."""
         return {weight.queue: weight.value for weight in weights}
 
     def patch(self, held: TargetQueue, value: Value | None, annotations: Mapping[str, str]) -> Object:

@@ -89,8 +89,8 @@ class PoolAdvice:
     """The advice for one pool.
 
     weekly: nodes by hour of the week from Monday 00:00, None if the window has no such hour.
-    node_hours: of nodes that were up.
-    idle_node_hours: without held GPUs.
+    node_hours: hours of nodes that were up.
+    idle_node_hours: the node hours in which no GPU was held.
     surplus_node_hours: beyond the week's need.
     saving: of the surplus at `unit_price` an hour and GPU, None without a price.
     full_hours: see the module.
@@ -395,7 +395,7 @@ class SharingAdvice:
 
     way: the kind of sharing.
     profile: of MIG (`1g.10gb`, or `1g` if the model's memory is unknown).
-    replicas: of time-slicing.
+    replicas: number of time-slicing replicas.
     peak: busy part of the GPU in the busiest hour.
     saving: at most, None without a price.
     reason: why not, or what to check."""

@@ -21,10 +21,10 @@ OWN = "gputally-fairshare"
 
 @dataclass(frozen=True, slots=True)
 class AccessRight:
-    """A right.
+    """A right that a program needs.
 
-    resource: with its subresource (`pods/eviction`).
-    name: of a single object, "" for all.
+    resource: the resource, with its subresource if there is one (`pods/eviction`).
+    name: name of a single object, "" for all objects.
     local: in the release's own namespace."""
 
     group: str

@@ -373,7 +373,7 @@ def guarantees(
     """Check guarantees.
 
     capacity: GPUs on nodes that are up.
-    installed: on all nodes.
+    installed: GPUs on all nodes.
     gangs: present requests in the policy's queues."""
     findings = [*_quotas(policy, capacity, installed), *_native(objects, installed)]
     if policy is not None:

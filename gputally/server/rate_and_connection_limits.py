@@ -22,11 +22,11 @@ FEWEST_CONNECTIONS = 16
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Limits.
+    """Limits of a server.
 
-    connections: of all clients.
-    connections_by_address: of one address.
-    header_seconds: for the TLS handshake, and for a request's line and headers together.
+    connections: open connections of all clients.
+    connections_by_address: open connections of one address.
+    header_seconds: time for the TLS handshake, and for a request's line and headers together.
     header_bytes: their size.
     stalled_seconds: how long an answer may wait for a client that does not read."""
 

@@ -330,7 +330,7 @@ class Devices:
         return found
 
     def on(self, nodes: Collection[str], found: Mapping[int, DeviceName]) -> Mapping[int, DeviceName]:
-        """Those of `found` (a result of `read`) that are on nodes of these names."""
+        """Return the entries of `found` (a result of `read`) that are on nodes of these names."""
         told_of, numbers = self._on_nodes
         if told_of is not found:
             by_node: dict[str, list[int]] = {}
