@@ -416,8 +416,7 @@ def settle(commitment: N, usage: N) -> CommitmentUse[N]:
 
 
 def commitment_cover(commitment: int, usages: Sequence[tuple[Hashable, int]]) -> list[int]:
-    """Returns how much of each usage (group, GPU-µs) an hour's commitment covers: in proportion, adding up exactly. It
-    is divided first between groups and then within each, so a group's part does not depend on how finely it is divided.
+    """Returns how much of each usage (group, GPU-µs) an hour's commitment covers: in proportion, adding up exactly.
 
     The cover is first divided among the groups, then within each group. So a group's part is the same however many
     entries the group has."""

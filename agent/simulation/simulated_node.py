@@ -258,8 +258,7 @@ class SimulatedNode:
     """The GPUs of one node, their holders and their faults.
 
     per_holder: whether per-holder busy and memory readings exist. Without them only the device (or the MIG instance)
-        can be
-    read.
+        can be read.
 
     `utilisation_ppm` is the part of the device (for MIG: of the instance) that a holder uses, in millionths. Holders
     that together want more than all of it get it in proportion.

@@ -45,10 +45,11 @@ def has_ref(policy: Policy, *prefixes: str) -> bool:
 def match(
     objects: Iterable[Object], owner: Mapping[str, QueuePolicy], ref: Callable[[Object], str], kind: str
 ) -> QueueMatch:
-    """Return one object per queue, or an issue.
+    """Find the one object of each queue of the policy, and report an issue if there is none or several.
 
-    ref: returns the name by which a policy refers to an object.
-    kind: for people."""
+    owner: the queues of the policy, by reference.
+    ref: returns an object's reference as policies write it (`kueue:NAME`).
+    kind: the kind's name in messages."""
     named: dict[str, list[Object]] = {}
     strangers = []
     for obj in objects:

@@ -13,8 +13,8 @@ gang that fits no share gets a turn.
     pressure   v = gain · x / (target · pool) - price                          [log of the weight]
     price      reclaim_price · q / (q + 1), with q = evictions per GPU-hour used / price_knee
     common     c = ln of the factor by which all pressures together would change the sum of the weights
-    quiet      the log of the multiplier moves only if it is further than quiet / (target · size) from v - c,
-               and only while the siblings request more than the pool
+    quiet      a weight stays while |ln(multiplier) - (v - c)| <= quiet / (target · size), and while its
+               siblings request no more than the pool
 
 Symbols:
 
@@ -26,6 +26,8 @@ Symbols:
     size       (target / mean) ^ 0.3, which is 1 for an average queue
     fair       instantaneous share of the queue by its target
     evictions  preemptions that were made for this queue
+    fill       fill(total, caps; targets): the total in proportion to the targets, each part at most its cap, the
+               rest to the others (`division.fill`)
 
 Only the proportions of weights matter. A change common to all weights therefore has no effect, and `common` removes it.
 
