@@ -653,10 +653,7 @@ def _rates(one: Commitment, entries: list[_Entry]) -> list[_Entry]:
 def _check_pair(first: _Entry, second: _Entry, family: list[_Entry]) -> None:
     """Refuses two rows that could both apply while neither is more specific. `pool: a` and `capacity_type: spot` are
     such a pair. They are allowed if rows with both conditions cover the time in which both are valid. The family is
-    then closed under intersection, and the row with the most selectors includes all others.
-
-    `pool: a` and `capacity_type: spot` are such a pair, unless rows with both conditions cover the time in which both
-    are valid: the family is then closed under intersection, and the row with the most selectors includes all others."""
+    then closed under intersection, and the row with the most selectors includes all others."""
     start, end = max(first.start_ms, second.start_ms), min(first.end_ms, second.end_ms)
     if start >= end or first.selectors < second.selectors or second.selectors < first.selectors:
         return

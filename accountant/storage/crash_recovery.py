@@ -56,10 +56,7 @@ def judge_log(log: bytes | mmap.mmap) -> tuple[Verdict, int]:
     """Judges a log. Also returns the offset of the end of the last commit up to which every entry is complete.
 
     TORN means that only the last commit is incomplete. A missing header belongs to a log whose first commit was never
-    synced. A header of an unknown version is UNKNOWN.
-
-    TORN: only the last commit is incomplete. A missing header belongs to a log whose first commit was never synced;
-    a header of an unknown version is UNKNOWN."""
+    synced. A header of an unknown version is UNKNOWN."""
     at = commit = 0
     if any(log[: len(_MAGIC)]):
         try:

@@ -165,11 +165,7 @@ def _served(
     """Return each holder's busy time of this step, with the time of an MPS server divided among its clients. It is not
     documented whether the driver's samples name the server or its client. A process counts as the server if it is
     neither a graphics process nor a client, does not hold the device, and the clients there did nothing. Its time goes
-    to the clients in equal parts.
-
-    It is not documented whether the driver's samples name the server or its client. A process counts as the server if
-    it is neither a graphics process nor a client, does not hold the device, and the clients there did nothing; its time
-    goes to the clients in equal parts."""
+    to the clients in equal parts."""
     times = {key: _step(processes) for key, processes in groups.items()}
     led = {key for key, processes in groups.items() for p in processes if p.mps_client}
     for place in {mig_uuid for mig_uuid, _ in led}:

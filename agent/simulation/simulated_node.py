@@ -261,11 +261,7 @@ class SimulatedNode:
         can be read.
 
     `utilisation_ppm` is the part of the device (for MIG: of the instance) that a holder uses, in millionths. Holders
-    that together want more than all of it get it in proportion.
-
-    per_holder: whether per-holder busy and memory readings exist; without them only the device (or the
-    MIG instance) can be read. utilisation_ppm is how much of the device (for MIG: of the instance) a holder uses, in
-    millionths. Holders that together want more than all of it get it in proportion."""
+    that together want more than all of it get it in proportion."""
 
     def __init__(self, name: str, gpus: Iterable[Gpu], *, start_ms: int, per_holder: bool = True) -> None:
         self.name = name

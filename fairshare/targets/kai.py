@@ -480,9 +480,7 @@ def _preemptible(spec: Mapping[str, Any], priority: int, classes: Sequence[Objec
 def _core(spec: Mapping[str, Any], pods: Sequence[Pod]) -> tuple[float, tuple[str, ...]]:
     """Return the GPUs without which a gang of subgroups does not run, and the pods that are never surplus. These are
     the oldest pods of every subgroup, as many as it needs, and those of no subgroup. Source: KAI
-    pkg/scheduler/api/podgroup_info/subgroup_info.
-
-    Source: KAI pkg/scheduler/api/podgroup_info/subgroup_info."""
+    pkg/scheduler/api/podgroup_info/subgroup_info."""
     children: dict[str, list[Mapping[str, Any]]] = {}
     for each in spec["subGroups"]:
         children.setdefault(each.get("parent") or "", []).append(each)

@@ -253,10 +253,7 @@ def _evictions(
     """Yield evictions from the condition `Preempted` of each victim. It names the Workload that gets the room, by uid,
     and by which path. Once the victim is admitted again, the condition is False and its message still states this. The
     status counts preemptions, so none between two cycles is missed. If there were several since the last cycle, only
-    the latest is known.
-
-    Once the victim is admitted again, the condition is False and its message still states this. The status counts
-    preemptions, so none between two cycles is missed; of several since the last cycle, the latest is known."""
+    the latest is known."""
     queues = {gang.uid: gang.queue for gang in gangs}
     for obj in workloads:
         metadata = obj["metadata"]

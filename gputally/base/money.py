@@ -112,8 +112,6 @@ class Money:
         """Divide in proportion to `weights`, by largest remainder, with ties to the earlier position. The shares are in
         whole units of `places` decimals (default: the minor unit) and add up to this amount exactly.
 
-        Raises ValueError for a negative amount, one that is no multiple of the unit, or invalid weights.
-
         Raises ValueError for a negative amount, one that is no multiple of the unit, or invalid weights."""
         places = minor_places(self.currency) if places is None else places
         units = Fraction(self.amount) * 10**places

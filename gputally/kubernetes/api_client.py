@@ -171,11 +171,7 @@ def error_of(method: str, path: str, status: int, content: bytes, headers: Mappi
     - 410: VersionGone.
     - 408, 429 and 5xx: Unavailable. A webhook that cannot be reached is a 500 and so Unavailable.
     - An eviction that a disruption budget does not allow now: Blocked. One that two budgets cover: Refused.
-    - All others: Refused.
-
-    404 is NotFound; 409 Conflict, with the owners of contested fields; 410 VersionGone; an eviction that a disruption
-    budget does not allow now Blocked, one that two budgets cover Refused; 408, 429 and 5xx Unavailable; a webhook that
-    cannot be reached is a 500 and so Unavailable; all others Refused."""
+    - All others: Refused."""
     answer = decode(content) or {}
     text = str(answer.get("message") or content[:200].decode(errors="replace") or "no reason given")
     message = f"{method} {path}: {status}: {' '.join(text.split())}"

@@ -214,10 +214,7 @@ def tells_news(fleet: Fleet, facts: Facts) -> bool:
 
 def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int, closed_ms: int) -> Fleet:
     """Stores the facts of a reading and returns the new fleet. A changed fact is valid from the reading on. A fact that
-    was unknown before is applied backwards to all time that is not in a closed month.
-
-    A changed fact is valid from the reading on; a fact that was unknown before is applied backwards to all time that is
-    not in a closed month."""
+    was unknown before is applied backwards to all time that is not in a closed month."""
     nodes = {(node.cluster, node.name): node for node in facts.nodes}
     changed = {key: node for key, node in nodes.items() if fleet.nodes.get(key) != node}
     placed: dict[NodeKey, Timeline[NodeFacts]] = {}
