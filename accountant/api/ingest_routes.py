@@ -49,10 +49,7 @@ _TAKES_BATCH: Final[dict[str, Any]] = {
 async def report_usage(request: Request, deps: Given, principal: Ingesting) -> Response:
     """Accepts one batch of one node's outbox, gzip or plain. The answer says up to which number the node's records are
     committed. 400 and 422 concern the content. 413 asks for smaller batches. 409 carries the `ack` to rewind to. After
-    any other status keep the batch and try again.
-
-    400 and 422 concern the content; 413 asks for smaller batches; 409 carries the `ack` to rewind to; after any other
-    status keep the batch and try again."""
+    any other status keep the batch and try again."""
     started = deps.clock.monotonic_ms()
     try:
         async with deps.intake.body(request) as raw:
