@@ -47,6 +47,15 @@ gputally_budget_forecast_ratio{budget="research-hours",team="research",queue=""}
 gputally_unmetered_gpus{node="ill-2"} 4
 """
 """What an accountant shows once days are over, and while a node is silent for long."""
+LAKE = """\
+# TYPE gputally_lake_published_timestamp_seconds gauge
+gputally_lake_published_timestamp_seconds {at_s}
+# TYPE gputally_lake_differences gauge
+gputally_lake_differences 2
+# TYPE gputally_fleet_published_timestamp_seconds gauge
+gputally_fleet_published_timestamp_seconds{{ledger="prod-eu"}} {at_s}
+"""
+"""What an accountant and the fleet's pages show of a lake that was last published at `at_s`."""
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -124,6 +133,8 @@ def staged(recorder: Recorder, start_ms: int, hours: int) -> None:
         recorder.take(agent(hour), at_ms, cluster="staged", job="gputally-agent", instance="ill-1:9401")
         recorder.take(LATER, at_ms, cluster="staged", job="gputally-accountant", instance="accountant:8080")
         recorder.take(controller(at_ms), at_ms, cluster="staged", job="gputally-fairshare", instance="fairshare:9402")
+        lake = LAKE.format(at_s=at_ms // 1000 - 1_800)
+        recorder.take(lake, at_ms, cluster="staged", job="gputally-accountant", instance="accountant:8080")
 
 
 def _ill_node(start_ms: int) -> Callable[[int], str]:
