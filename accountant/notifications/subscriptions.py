@@ -162,7 +162,7 @@ class Delivery:
     """One message to one destination.
 
     key: identifies it, the same for every attempt.
-    tries: number of attempts, counted again after `again`."""
+    tries: number of attempts, since the last `again` if there was one."""
 
     key: str
     outcome: Outcome

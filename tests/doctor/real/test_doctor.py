@@ -103,8 +103,8 @@ def test_what_is_wrong_is_found(ground: Inspector, examine: Callable[..., dict[s
     assert "Insufficient nvidia.com/gpu" in huge.evidence
     assert [each.what for each in found["weights"].findings] == [
         "weights published to kai cannot act (HistoryCountedTwice)",
-        "kai is set up otherwise than the policy says (PolicyDiffers)",
-        "whether weights published to kueue act cannot be told (ConfigurationUnread)",
+        "kai is not set up as the policy says (PolicyDiffers)",
+        "it is unknown whether weights published to kueue act (ConfigurationUnread)",
         "queue speech has no place at kueue",
     ]
     assert found["guarantees"].findings[0].evidence == "64 deserved, 16 installed, 16 up: vision 64"
