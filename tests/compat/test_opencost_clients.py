@@ -220,7 +220,7 @@ def test_annotations_and_services_are_nobodys(port: Port) -> None:
     assert (set(body["data"][0]), body["warning"]) == ({"__unallocated__"}, "annotations are not kept in the ledger")
     body = port.get(aggregate="namespace", filter='services:"web"|annotation[a]:"b"|namespace:"nlp"')
     assert set(body["data"][0]) == {"nlp"}
-    assert "services is asked for, but not kept in the ledger" in body["warning"]
+    assert "services is requested, but the ledger does not store it" in body["warning"]
 
 
 def test_idle_shared_by_weight_is_idle_shared(port: Port) -> None:

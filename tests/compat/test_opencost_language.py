@@ -99,7 +99,7 @@ def test_filters_keep_what_they_say(text: str, kept: bool) -> None:
         ('owner:"me"', "character 1: unknown property 'owner'; there are cluster"),
         ('namespace>:"a"', "expected an operator"),
         ('namespace:"a",', "expected more"),
-        (";drop", "no part of a filter"),
+        (";drop", "not part of a filter"),
         ("(" * 40 + 'namespace:"a"' + ")" * 40, "inside one another"),
         ("x" * 5_000, "more than 4096"),
     ],
