@@ -199,6 +199,9 @@ class Database:
         except duckdb.Error as error:
             self._lock.close()
             raise LedgerUnavailable(f"{path}: cannot be opened: {one_line(error)}") from error
+        except OSError as error:
+            self._lock.close()
+            raise LedgerUnavailable(f"{path}: cannot be opened: {error.strerror}") from error
         except BaseException:
             self._lock.close()
             raise
