@@ -1,4 +1,5 @@
-"""Authenticates requests, requires a scope per route, and limits callers to their own teams and nodes.
+"""Authenticates requests, requires a scope per route, limits callers to their own teams and nodes, and refuses unknown
+teams.
 
 A request is authenticated by a bearer token, Kubernetes TokenReview, a client certificate or a sign-in cookie.
 `CallersFile.look` reads changed files again; an invalid new version changes nothing.
@@ -8,7 +9,7 @@ check further limits of a principal (teams, nodes) themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import Depends, Request
@@ -17,7 +18,10 @@ from pydantic import TypeAdapter
 from accountant.api.dependencies import Deps, deps_of
 from accountant.api.middleware import read_model
 from accountant.api.problems import Refusal, retry_later
+from accountant.core import periods
+from accountant.core.errors import nearest, shown
 from accountant.core.settings import Settings
+from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_models import Dimension
 from gputally.base.clock import Clock
 from gputally.base.errors import CannotStart
@@ -107,6 +111,42 @@ def teams_asked(principal: Principal, teams: tuple[str, ...]) -> dict[Dimension,
     if not set(teams) <= principal.teams:
         raise Refusal("forbidden", f"{principal.name!r} may see its own teams only")
     return {"team": tuple(sorted(teams or principal.teams))}
+
+
+def known_team_for(deps: Deps, principal: Principal, team: str | None) -> str | None:
+    """The team whose figures to show, as in `team_for`. Raises Refusal also for an unknown team."""
+    chosen = team_for(principal, team)
+    check_teams(deps, principal, () if chosen is None else (chosen,))
+    return chosen
+
+
+def check_teams(deps: Deps, principal: Principal, teams: Iterable[str]) -> None:
+    """Raises Refusal for a team that no policy, namespace, record or adjustment names. A principal's own teams count as
+    known."""
+    unchecked = set(teams) - {IDLE, UNASSIGNED} - (principal.teams or frozenset())
+    if not unchecked or unchecked <= deps.ledger.teams():
+        return
+    known = _teams(deps)
+    for team in sorted(unchecked - known):
+        raise Refusal("not-found", f"no team {shown(team)} is known{nearest(team, known)}")
+
+
+def recorded_span(deps: Deps) -> tuple[int, int]:
+    """From the midnight before the first record until now; a lake of whole hours has these boundaries too. (0, 0)
+    without records."""
+    begun, newest = deps.ledger.extent()
+    zone = deps.settings.zone
+    return (periods.midnight_ms(periods.local_date(begun, zone), zone), deps.clock.wall_ms()) if newest else (0, 0)
+
+
+def _teams(deps: Deps) -> frozenset[str]:
+    """Every team that a record, a policy, an adjustment or the ledger names, now or in the past."""
+    start, end = recorded_span(deps)
+    in_records = {line.key["team"] for line in deps.ledger.usage(start, end, ("team",))} if start < end else set()
+    policies = deps.ledger.policies(0, deps.clock.wall_ms() + 1)
+    in_policies = {queue.team for version in policies for queue in version.policy.queues if queue.team}
+    adjusted = {adjustment.team for adjustment in deps.books.books().adjustments}
+    return frozenset(in_records | in_policies | adjusted | deps.ledger.teams()) - {IDLE, UNASSIGNED, ""}
 
 
 def bound_address(request: Request, deps: Deps) -> None:

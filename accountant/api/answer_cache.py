@@ -1,9 +1,10 @@
-"""Caches answers of the API in memory, limited in bytes: answers for HTML pages, and lists that clients fetch by pages.
+"""Caches answers of the API and of the HTML pages in memory, in one store that is limited in bytes.
 
-`AnswerCache` holds answers that take long to compute. A key identifies the query and everything the answer depends on
-besides the records (who may see it, the price book, the acts). A mark is a version of the records.
+The store has two kinds of entries; the least recently used ones are evicted first.
 
-Invariants:
+`AnswerCache.ask` caches answers that take long to compute. A key identifies the query and everything the answer depends
+on besides the records (who may see it, the price book, the administrative acts). A mark is a version of the records.
+
 - An answer that is computed quickly is not cached, so with a small ledger every page is current.
 - An answer with an equal mark is current, however old it is.
 - An answer without a mark shows when it was computed. It is refreshed once it is older than a minute, or than twenty
@@ -13,21 +14,23 @@ Invariants:
 - Answers are computed ahead of readers, so that the first page view is fast. After an hour without readers this happens
   every half an hour.
 
-`AnswerPages` holds long lists between the requests for their pages.
+`AnswerCache.page` caches long lists between the requests for their pages. The digest of a list is its version.
 
-Invariants:
 - All pages of a list come from one answer, whatever is committed meanwhile.
-- An answer that is no longer cached is computed again. If it is equal, byte by byte, its pages continue; otherwise the
+- A list that is no longer cached is computed again. If it is equal, byte by byte, its pages continue; otherwise the
   page is refused.
-- A query includes the teams that its caller may see, and a cursor is valid only for an answer to the same query.
-- An answer is dropped KEPT_MS after its last page. An answer of one page is not cached.
-
-Lines are stored as compressed JSON, which takes less than a tenth of the memory of objects. Both caches evict the least
-recently used entries first."""
+- A cursor names the digest of its list and the number of lines shown so far. It contains the span and the instant of
+  the first page, so that "until now" is the same on every page, and a digest of the query, which includes the teams
+  that its caller may see. So a cursor cannot be used with another query.
+- A list is dropped KEPT_MS after its last page. A list of one page is not cached.
+- Lines are stored as compressed JSON, which takes less than a tenth of the memory of objects."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
+import math
 import threading
 import time
 import zlib
@@ -37,23 +40,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from queue import SimpleQueue
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Annotated, Any, Final, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
+import msgspec
 import structlog
-from cachetools import LRUCache, TTLCache
+from cachetools import TLRUCache
 from pydantic import TypeAdapter
 
 from accountant.api.problems import Refusal
-from accountant.api.query_parameters import Page
 from accountant.wire.usage_models import CostAnswer, JobsAnswer, UsageAnswer
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
-from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 
 _log = structlog.get_logger("accountant.api.answer_cache")
 T = TypeVar("T")
-_PATIENCE_S: Final = 300.0
-"""How long a caller waits for an answer."""
+_TIMEOUT_S: Final = 300.0
+"""How long the refresh of one answer may take before its background task counts as failing."""
 QUICK_S: Final = 0.15
 """CPU time up to which an answer is computed on every request."""
 FRESH_MS: Final = MS_PER_MINUTE
@@ -64,12 +67,90 @@ READING_MS: Final = MS_PER_HOUR
 """How long after the last request readers count as present."""
 AHEAD_MS: Final = STALEST_MS // 2
 """How often answers are computed while there are no readers."""
-MOST_BYTES: Final = 256 * 2**20
 UNSIZED_BYTES: Final = 1 * 2**20
 """Assumed size of an answer that does not state its size."""
+KEPT_MS: Final = 15 * MS_PER_MINUTE
+"""How long a list is cached after its last page."""
+PACK_LINES: Final = 1_000
+"""Lines of a list that are compressed together: the default page size."""
+_COMPRESSION_LEVEL: Final = 1
+_HEAD_BYTES: Final = 4_096
+"""Approximate size of a list without its lines."""
 
-_NONE: Final = object()
-_Due: TypeAlias = tuple[Hashable, Callable[[], Any], Callable[[], Hashable] | None]
+_NO_MARK: Final = object()
+_Refresh: TypeAlias = tuple[Hashable, Callable[[], Any], Callable[[], Hashable] | None]
+
+
+_LARGEST = 2**53
+"""Largest number in a cursor, so that a forged cursor cannot contain a larger one."""
+_Ms = Annotated[int, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
+
+
+class Cursor(msgspec.Struct, frozen=True, array_like=True):
+    """Where the next page begins.
+
+    answer: digest of the whole list.
+    shown: number of its lines shown so far."""
+
+    question: str
+    start_ms: _Ms
+    end_ms: _Ms
+    at_ms: _Ms
+    answer: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    shown: Annotated[int, msgspec.Meta(ge=1, le=_LARGEST)]
+
+
+_cursor = msgspec.json.Decoder(Cursor)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedQuery:
+    """The paging of one query: its digest, its fixed span and instant, the digest of its list ("" for the first page,
+    before it is known) and the number of lines shown."""
+
+    question: str
+    start_ms: int
+    end_ms: int
+    at_ms: int
+    answer: str = ""
+    shown: int = 0
+
+    def cursor(self, answer: str, shown: int) -> str:
+        """The cursor of the page after `shown` lines of that list."""
+        cursor = Cursor(self.question, self.start_ms, self.end_ms, self.at_ms, answer, shown)
+        return base64.urlsafe_b64encode(msgspec.json.encode(cursor)).decode().rstrip("=")
+
+    def key(self, answer: str) -> Hashable:
+        """The key of the list in the cache."""
+        return "list", self.question, self.start_ms, self.end_ms, self.at_ms, answer
+
+
+def open_page(
+    question: object, start_ms: int, end_ms: int, now_ms: int, page: str | None, *, span_days: int
+) -> PagedQuery:
+    """Reads the cursor `page` of a query; None: the first page.
+
+    question: everything (as JSON) that determines the answer, except span and limit.
+    span_days: the longest span of a query.
+
+    Raises Refusal for a cursor of another query."""
+    digest = hashlib.sha256(msgspec.json.encode(question, order="sorted")).hexdigest()[:32]
+    if page is None:
+        return PagedQuery(digest, start_ms, end_ms, now_ms)
+    try:
+        raw = base64.b64decode(page + "=" * (-len(page) % 4), altchars=b"-_", validate=True)
+        cursor = _cursor.decode(raw)
+    except (binascii.Error, ValueError, msgspec.DecodeError) as error:
+        raise _unknown_page() from error
+    if cursor.question != digest:
+        raise Refusal("bad-page", "the page belongs to another question: repeat every parameter unchanged")
+    if not 0 < cursor.end_ms - cursor.start_ms <= span_days * MS_PER_DAY:
+        raise _unknown_page()
+    return PagedQuery(digest, cursor.start_ms, cursor.end_ms, cursor.at_ms, cursor.answer, cursor.shown)
+
+
+def _unknown_page() -> Refusal:
+    return Refusal("bad-page", "this service did not issue the page: copy `next_page` from the answer before")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +169,23 @@ class SizedAnswer(Protocol):
     def nbytes(self) -> int: ...
 
 
+class _Entry(Protocol):
+    """An entry of the store. lifetime_ms: how long it stays in the store after it was last put there."""
+
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def lifetime_ms(self) -> float: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _CachedAnswer:
+    """An answer with its mark, or _NO_MARK. at_ms: wall-clock instant of its computation; since_ms: the same instant on
+    the monotonic clock."""
+
     value: Any
     at_ms: int
+    since_ms: int
     took_s: float
     mark: Hashable
 
@@ -100,26 +194,48 @@ class _CachedAnswer:
         return self.value.nbytes if isinstance(self.value, SizedAnswer) else UNSIZED_BYTES
 
     @property
-    def fresh_ms(self) -> float:
-        return max(FRESH_MS, TIMES_AS_OLD * self.took_s * MS_PER_SECOND)
+    def lifetime_ms(self) -> float:
+        return STALEST_MS + 1 if self.mark is _NO_MARK else math.inf
+
+    def is_current(self, mark: Hashable) -> bool:
+        """Whether the records have not changed since the answer was computed."""
+        return self.mark is not _NO_MARK and self.mark == mark
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether the answer is old enough to be refreshed."""
+        fresh_ms = max(FRESH_MS, TIMES_AS_OLD * self.took_s * MS_PER_SECOND)
+        return now_ms - self.since_ms > min(fresh_ms, STALEST_MS)
+
+
+A = TypeVar("A", UsageAnswer, CostAnswer, JobsAnswer)
 
 
 class AnswerCache:
-    """Cached answers. Thread-safe.
+    """Cached answers and lists. Thread-safe.
 
+    most_bytes: limit of all entries.
     spent: returns the CPU seconds of the calling thread so far.
     close: waits for computations in progress."""
 
     def __init__(
-        self, clock: Clock, spent: Callable[[], float] = time.thread_time, tasks: BackgroundTasks | None = None
+        self,
+        clock: Clock,
+        most_bytes: int,
+        spent: Callable[[], float] = time.thread_time,
+        tasks: BackgroundTasks | None = None,
     ) -> None:
         self._clock = clock
-        self._task = (tasks or BackgroundTasks(clock)).add("refreshing pages", _PATIENCE_S)
+        self._task = (tasks or BackgroundTasks(clock)).add("refreshing pages", _TIMEOUT_S)
         self._spent = spent
         self._lock = threading.Lock()
-        self._kept: LRUCache[Hashable, _CachedAnswer] = LRUCache(MOST_BYTES, getsizeof=lambda kept: kept.nbytes)
-        self._finding: dict[Hashable, Future[Any]] = {}
-        self._due: SimpleQueue[_Due | None] = SimpleQueue()
+        self._entries: TLRUCache[Hashable, _Entry] = TLRUCache(
+            most_bytes,
+            lambda _, entry, now_ms: now_ms + entry.lifetime_ms,
+            timer=clock.monotonic_ms,
+            getsizeof=lambda entry: entry.nbytes,
+        )
+        self._computing: dict[Hashable, Future[Any]] = {}
+        self._due: SimpleQueue[_Refresh | None] = SimpleQueue()
         self._worker: threading.Thread | None = None
         self._closed = False
         self._read_ms: int | None = None
@@ -130,168 +246,88 @@ class AnswerCache:
     @property
     def ahead_is_due(self) -> bool:
         """Whether answers should be computed ahead of readers again."""
-        now = self._clock.wall_ms()
+        now = self._clock.monotonic_ms()
         expected = self._read_ms is not None and now - self._read_ms <= READING_MS
-        return expected or self._ahead_ms is None or not 0 <= now - self._ahead_ms < AHEAD_MS
+        return expected or self._ahead_ms is None or now - self._ahead_ms >= AHEAD_MS
 
     @contextmanager
     def ahead(self) -> Iterator[None]:
         """Inside this context the thread does not count as a reader and recomputes answers that are due. One thread at
         a time."""
-        self._ahead_ms, self._ahead_of_readers = self._clock.wall_ms(), threading.get_ident()
+        self._ahead_ms, self._ahead_of_readers = self._clock.monotonic_ms(), threading.get_ident()
         try:
             yield
         finally:
             self._ahead_of_readers = None
 
-    def ask(self, key: Hashable, find: Callable[[], T], mark: Callable[[], Hashable] | None = None) -> Answer[T]:
+    def ask(self, key: Hashable, compute: Callable[[], T], mark: Callable[[], Hashable] | None = None) -> Answer[T]:
         """Returns the answer of a key.
 
-        find: computes it from the ledger.
+        compute: computes it from the ledger.
         mark: returns a version of the records; while it is unchanged, a cached answer is current.
 
-        Raises what `find` raises if there is no older answer to show."""
-        now, current = self._clock.wall_ms(), _NONE if mark is None else mark()
+        Raises what `compute` raises if there is no older answer to show."""
+        now, current = self._clock.monotonic_ms(), _NO_MARK if mark is None else mark()
         reader = threading.get_ident() != self._ahead_of_readers
         if reader:
             self._read_ms = now
         with self._lock:
-            kept = self._kept.get(key)
-            if kept is not None and mark is not None and kept.mark == current:
-                return Answer(kept.value, None)
-            if kept is not None and 0 <= now - kept.at_ms <= STALEST_MS:
-                due = now - kept.at_ms > kept.fresh_ms and key not in self._finding and not self._closed
+            cached = self._cached(key)
+            if cached is not None and cached.is_current(current):
+                return Answer(cached.value, None)
+            if cached is not None and now - cached.since_ms <= STALEST_MS:
+                due = cached.is_due(now) and key not in self._computing and not self._closed
                 if due and reader:
-                    self._finding[key] = Future()
-                    self._due.put((key, find, mark))
-                    self._work()
+                    self._computing[key] = Future()
+                    self._due.put((key, compute, mark))
+                    self._start_worker()
                 if reader or not due:
-                    return Answer(kept.value, kept.at_ms)
-            other = self._finding.get(key)
+                    return Answer(cached.value, cached.at_ms)
+            other = self._computing.get(key)
             if other is None:
-                self._finding[key] = Future()
+                self._computing[key] = Future()
         if other is not None:
             return Answer(other.result(), None)
-        return Answer(self._find(key, find, mark), None)
+        return Answer(self._compute(key, compute, mark), None)
 
-    def together(
+    def ask_together(
         self,
         keys: Sequence[Hashable],
-        find: Callable[[], Sequence[Any]],
+        compute: Callable[[], Sequence[Any]],
         mark: Callable[[], Hashable] | None = None,
     ) -> None:
         """Computes the answers of several keys at once, unless all are fresh, for later calls of `ask`.
 
-        find: returns an answer per key, equal to what `ask` would compute. The computing time of each is taken to be
-        that of the whole batch, which decides when it is refreshed. Raises what `find` raises."""
-        now, current = self._clock.wall_ms(), _NONE if mark is None else mark()
-        together = tuple(keys)
+        compute: returns an answer per key, equal to what `ask` would compute. The computing time of each is taken to be
+        that of the whole batch, which decides when it is refreshed. Raises what `compute` raises."""
+        batch = tuple(keys)
+        at_ms, now, current = self._clock.wall_ms(), self._clock.monotonic_ms(), _NO_MARK if mark is None else mark()
         with self._lock:
-            if self._is_fresh(self._kept.get(together), now, current):
-                return
+            cached = self._cached(batch)
+        if cached is not None and (cached.is_current(current) or not cached.is_due(now)):
+            return
         began = self._spent()
-        values = find()
+        values = compute()
         took_s = self._spent() - began
         if took_s > QUICK_S:
             with self._lock:
                 for key, value in zip(keys, values, strict=True):
-                    self._keep(key, _CachedAnswer(value, now, took_s, current))
+                    self._put(key, _CachedAnswer(value, at_ms, now, took_s, current))
                 # Cached as well, so that answers that do not fit are not computed again until they are due.
-                self._keep(together, _CachedAnswer(None, now, took_s, current))
+                self._put(batch, _CachedAnswer(None, at_ms, now, took_s, current))
 
-    def close(self) -> None:
-        self._task.end()
-        with self._lock:
-            self._closed = True
-            worker = self._worker
-        if worker is not None:
-            self._due.put(None)
-            worker.join()
-
-    def _find(self, key: Hashable, find: Callable[[], T], mark: Callable[[], Hashable] | None) -> T:
-        at_ms, began = self._clock.wall_ms(), self._spent()
-        try:
-            # Before `find`: a commit during the computation makes the answer due again.
-            current = _NONE if mark is None else mark()
-            value = find()
-        except BaseException as error:
-            self._done(key, None).set_exception(error)
-            raise
-        took_s = self._spent() - began
-        self._done(key, _CachedAnswer(value, at_ms, took_s, current) if took_s > QUICK_S else None).set_result(value)
-        return value
-
-    def _done(self, key: Hashable, kept: _CachedAnswer | None) -> Future[Any]:
-        with self._lock:
-            if kept is None:
-                self._kept.pop(key, None)
-            else:
-                self._keep(key, kept)
-            return self._finding.pop(key)
-
-    def _keep(self, key: Hashable, kept: _CachedAnswer) -> None:
-        """Caches the answer unless it alone exceeds the limit. The caller holds the lock."""
-        self._kept.pop(key, None)
-        with suppress(ValueError):
-            self._kept[key] = kept
-
-    @staticmethod
-    def _is_fresh(kept: _CachedAnswer | None, now_ms: int, current: Hashable) -> bool:
-        """Whether the entry can be served without computing it again."""
-        if kept is None:
-            return False
-        unchanged = kept.mark is not _NONE and kept.mark == current
-        return unchanged or (0 <= now_ms - kept.at_ms <= min(kept.fresh_ms, STALEST_MS))
-
-    def _work(self) -> None:
-        """Starts the worker thread unless it runs. The caller holds the lock."""
-        if self._worker is None:
-            self._worker = threading.Thread(target=self._behind, name="prepared", daemon=True)
-            self._task.watch(self._worker)
-            self._worker.start()
-
-    def _behind(self) -> None:
-        while (due := self._due.get()) is not None:
-            self._task.begin()
-            try:
-                self._find(*due)
-            except Exception as error:  # noqa: BLE001 - counted; the next reader finds it, or is told why not
-                self._task.fail(error)
-                _log.error("failed", what="preparing", key=str(due[0]), reason=str(error))
-            self._task.succeed()  # an earlier fault of another answer is over
-
-
-A = TypeVar("A", UsageAnswer, CostAnswer, JobsAnswer)
-KEPT_MS: Final = 15 * MS_PER_MINUTE
-PACK_LINES: Final = 1_000
-"""Lines that are decompressed together: the default page size."""
-_LEVEL: Final = 1
-_HEAD_BYTES: Final = 4_096
-"""Approximate size of an answer without its lines."""
-_Key = tuple[str, int, int, int, str]
-
-
-class AnswerPages:
-    """Cached lists. Thread-safe. most_bytes: limit of all entries."""
-
-    def __init__(self, clock: Clock, most_bytes: int) -> None:
-        self._lock = threading.Lock()
-        self._kept: TTLCache[_Key, _Packed[Any]] = TTLCache(
-            most_bytes, KEPT_MS, timer=clock.monotonic_ms, getsizeof=lambda packed: packed.nbytes
-        )
-
-    def turn(self, page: Page, limit: int, find: Callable[[], A]) -> A:
-        """The lines of this page, at most `limit`, with the fields about the whole answer. next_page: None on the last
+    def page(self, page: PagedQuery, limit: int, compute: Callable[[], A]) -> A:
+        """The lines of this page, at most `limit`, with the fields about the whole list. next_page: None on the last
         page.
 
-        find: computes the whole answer, with sorted lines, for the page's query, span and instant. Raises what it
-        raises, and Refusal for a page whose answer has changed. Slow: call it in a thread."""
-        packed: _Packed[A] | None = None
+        compute: computes the whole list, with sorted lines, for the page's query, span and instant. Raises what it
+        raises, and Refusal for a page whose list has changed. Slow: call it in a thread."""
+        packed: _PackedList[A] | None = None
         if page.answer:
             with self._lock:
-                packed = self._kept.get(_key(page, page.answer))
+                packed = self._entries.get(page.key(page.answer))  # type: ignore[assignment]  # lists have keys of their own
         if packed is None:
-            answer = find()
+            answer = compute()
             if not page.answer and len(_lines(answer)) <= limit:
                 return answer
             packed = _packed(answer)
@@ -302,32 +338,88 @@ class AnswerPages:
                 "first page again",
             )
         if page.shown >= packed.count:
-            raise Refusal("bad-page", "the page is not one that this service gave out")
-        self._keep(_key(page, packed.digest), packed)
+            raise _unknown_page()
+        with self._lock:
+            self._put(page.key(packed.digest), packed)
         return packed.page(page, limit)
+
+    def close(self) -> None:
+        self._task.end()
+        with self._lock:
+            self._closed = True
+            worker = self._worker
+        if worker is not None:
+            self._due.put(None)
+            worker.join()
 
     def __len__(self) -> int:
         with self._lock:
-            self._kept.expire()
-            return len(self._kept)
+            self._entries.expire()
+            return len(self._entries)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the cached answers take."""
+        """Bytes that the entries take."""
         with self._lock:
-            self._kept.expire()
-            return int(self._kept.currsize)
+            self._entries.expire()
+            return int(self._entries.currsize)
 
-    def _keep(self, key: _Key, packed: _Packed[Any]) -> None:
-        """Caches the answer as the most recently used one, unless it alone exceeds the limit."""
-        with self._lock, suppress(ValueError):
-            self._kept.pop(key, None)
-            self._kept[key] = packed
+    def _cached(self, key: Hashable) -> _CachedAnswer | None:
+        """The cached answer of a key. The caller holds the lock."""
+        entry = self._entries.get(key)
+        return entry if isinstance(entry, _CachedAnswer) else None
+
+    def _put(self, key: Hashable, entry: _Entry) -> None:
+        """Caches the entry as the most recently used one, unless it alone exceeds the limit. The caller holds the
+        lock."""
+        self._entries.pop(key, None)
+        with suppress(ValueError):
+            self._entries[key] = entry
+
+    def _compute(self, key: Hashable, compute: Callable[[], T], mark: Callable[[], Hashable] | None) -> T:
+        at_ms, since_ms, began = self._clock.wall_ms(), self._clock.monotonic_ms(), self._spent()
+        try:
+            # Before `compute`: a commit during the computation makes the answer due again.
+            current = _NO_MARK if mark is None else mark()
+            value = compute()
+        except BaseException as error:
+            self._finish(key, None).set_exception(error)
+            raise
+        took_s = self._spent() - began
+        cached = _CachedAnswer(value, at_ms, since_ms, took_s, current) if took_s > QUICK_S else None
+        self._finish(key, cached).set_result(value)
+        return value
+
+    def _finish(self, key: Hashable, cached: _CachedAnswer | None) -> Future[Any]:
+        """Replaces the key's entry, and returns the future on which other callers wait."""
+        with self._lock:
+            if cached is None:
+                self._entries.pop(key, None)
+            else:
+                self._put(key, cached)
+            return self._computing.pop(key)
+
+    def _start_worker(self) -> None:
+        """Starts the worker thread unless it runs. The caller holds the lock."""
+        if self._worker is None:
+            self._worker = threading.Thread(target=self._refresh, name="answer-cache", daemon=True)
+            self._task.watch(self._worker)
+            self._worker.start()
+
+    def _refresh(self) -> None:
+        while (due := self._due.get()) is not None:
+            self._task.begin()
+            try:
+                self._compute(*due)
+            except Exception as error:  # noqa: BLE001 - counted; the next reader computes the answer or gets the error
+                self._task.fail(error)
+                _log.error("refresh_failed", key=str(due[0]), reason=str(error))
+            self._task.succeed()  # an earlier fault of another answer is over
 
 
 @dataclass(frozen=True, slots=True)
-class _Packed(Generic[A]):
-    """An answer.
+class _PackedList(Generic[A]):
+    """A list with compressed lines.
 
     head: without lines.
     packs: the compressed lines, PACK_LINES in each but the last.
@@ -340,14 +432,17 @@ class _Packed(Generic[A]):
 
     @property
     def nbytes(self) -> int:
-        """Approximate memory in bytes."""
         return _HEAD_BYTES + sum(map(len, self.packs))
 
-    def page(self, page: Page, limit: int) -> A:
+    @property
+    def lifetime_ms(self) -> float:
+        return KEPT_MS
+
+    def page(self, page: PagedQuery, limit: int) -> A:
         until = min(page.shown + limit, self.count)
-        following = page.cursor(self.digest, until) if until < self.count else None
-        shown = tuple(self._between(page.shown, until))
-        return self.head.model_copy(update={_field(type(self.head)): shown, "next_page": following})
+        next_page = page.cursor(self.digest, until) if until < self.count else None
+        lines = tuple(self._between(page.shown, until))
+        return self.head.model_copy(update={_field(type(self.head)): lines, "next_page": next_page})
 
     def _between(self, start: int, until: int) -> Iterator[Any]:
         adapter = _adapter(type(self.head))
@@ -358,20 +453,20 @@ class _Packed(Generic[A]):
             ]
 
 
-def _packed(answer: A) -> _Packed[A]:
+def _packed(answer: A) -> _PackedList[A]:
     lines = _lines(answer)
     head = answer.model_copy(update={_field(type(answer)): (), "next_page": None})
     digest, adapter, packs = hashlib.sha256(head.model_dump_json().encode()), _adapter(type(answer)), []
     for start in range(0, len(lines), PACK_LINES):
         content = adapter.dump_json(lines[start : start + PACK_LINES])
         digest.update(content)
-        packs.append(zlib.compress(content, _LEVEL))
-    return _Packed(head, tuple(packs), len(lines), digest.hexdigest()[:32])
+        packs.append(zlib.compress(content, _COMPRESSION_LEVEL))
+    return _PackedList(head, tuple(packs), len(lines), digest.hexdigest()[:32])
 
 
 def _lines(answer: UsageAnswer | CostAnswer | JobsAnswer) -> tuple[Any, ...]:
-    found: tuple[Any, ...] = getattr(answer, _field(type(answer)))
-    return found
+    lines: tuple[Any, ...] = getattr(answer, _field(type(answer)))
+    return lines
 
 
 def _field(model: type[UsageAnswer | CostAnswer | JobsAnswer]) -> str:
@@ -383,7 +478,3 @@ def _field(model: type[UsageAnswer | CostAnswer | JobsAnswer]) -> str:
 def _adapter(model: type[UsageAnswer | CostAnswer | JobsAnswer]) -> TypeAdapter[tuple[Any, ...]]:
     lines: Any = model.model_fields[_field(model)].annotation
     return TypeAdapter(lines)
-
-
-def _key(page: Page, answer: str) -> _Key:
-    return page.question, page.start_ms, page.end_ms, page.at_ms, answer

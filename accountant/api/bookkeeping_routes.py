@@ -1,21 +1,26 @@
-"""Serves credits, adjustments, corrections, price books, invoice reconciliations and the audit trail.
+"""Serves statements, reports and the bookkeeping: months, credits, adjustments, corrections, price books, invoice
+reconciliations and the audit trail.
 
-Proposals are late changes to closed months, which an administrator accepts or refuses."""
+Statements and reports are computed on request and have an ETag of their content, so that a client with the same content
+gets 304 instead. Proposals are late changes to closed months, which an administrator accepts or refuses."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import Field
 
-from accountant.api.access_control import Administering, Reading, body
+from accountant.api.access_control import Administering, Reading, body, known_team_for
 from accountant.api.bookkeeping_models import (
     BookedAdjustment,
     BookedCorrection,
     Credit,
+    ObjectionLine,
+    Period,
     PriceVersion,
     ProposalEffect,
     Reconciled,
@@ -24,31 +29,216 @@ from accountant.api.bookkeeping_models import (
     WaitingProposal,
 )
 from accountant.api.dependencies import Deps, Given
-from accountant.api.problems import Refusal, json_body, refuses, takes, text_body
-from accountant.api.query_parameters import MonthText, Params, instant, invalid
-from accountant.billing.statements import Correction
+from accountant.api.problems import Refusal, answers, json_body, refuses, takes, text_body
+from accountant.api.query_parameters import REPORT_WIDTH, MonthText, Params, SpanParams, check_cost, instant, invalid
+from accountant.billing.cost_allocation import statement
+from accountant.billing.statements import Correction, canonical
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment, NodeSpan, Proposal, cluster_of
 from accountant.bookkeeping.invoice_reconciliation import Invoice
-from accountant.bookkeeping.month_closing import CannotClose
+from accountant.bookkeeping.month_closing import CannotClose, ClosedMonths, Objecting
 from accountant.bookkeeping.price_book_versions import BookVersion, PriceDiff, difference
+from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.ledger.journal import FIRST_DIGEST, broken_at
 from accountant.prices.price_book import PriceBook, Share
+from accountant.reports import report_builder
+from accountant.reports.output_formats import RENDERINGS, Form, file_name
 from gputally.base.money import exact_sum
 from gputally.base.yaml_file import FileFault, parse
 from gputally.server.config_loading import Model, validate
+from gputally.server.request_handling import tagged
 from gputally.server.tokens_and_grants import Principal
 
-adjustment_router = APIRouter(tags=["periods"])
+MonthPath = Annotated[MonthText, Path(description="A calendar month: 2026-10.")]
+_BOOK_REFUSALS = refuses(
+    "malformed-body", "too-large", "invalid-body", "invalid-parameter", "books-refuse", "ledger-unavailable"
+)
+
+statement_router = APIRouter(tags=["statements"])
+
+
+class StatementParams(SpanParams):
+    """A month, or start and end; without either the current month so far."""
+
+    month: MonthText | None = None
+    team: str | None = Field(default=None, max_length=253, description="One team instead of all.")
+
+
+class ReportParams(StatementParams):
+    format: Form = Field(default="html", description="In which form.")
+
+
+@dataclass(frozen=True, slots=True)
+class StatementSpan:
+    """[start_ms, end_ms) in a time zone. month: set if it is one of the accountant's months, or the beginning of
+    one."""
+
+    start_ms: int
+    end_ms: int
+    timezone: str
+    month: Month | None = None
+
+
+def statement_span(asked: StatementParams, deps: Deps) -> StatementSpan:
+    """The span of a request; the current month ends now. Raises Refusal."""
+    now = deps.clock.wall_ms()
+    if asked.month is None:
+        start, end, name = asked.span(now, deps.settings.timezone, deps.settings.limits, deps.newest_ms())
+        if asked.start is not None or asked.end is not None:
+            check_cost(deps.ledger, deps.settings.limits, start, end, REPORT_WIDTH)
+        return StatementSpan(start, end, name)
+    if asked.start is not None or asked.end is not None:
+        raise invalid("month", "give a month, or start and end, not both")
+    name = asked.timezone or deps.settings.timezone
+    month = Month.parse(asked.month)
+    start, end = month.span(periods.zone(name))
+    if start >= now:
+        raise invalid("month", f"{asked.month} has not begun")
+    return StatementSpan(start, min(end, now), name, month if name == deps.settings.timezone else None)
+
+
+@statement_router.get(
+    "/v1/statement",
+    summary="Lines that add up, to the last digit",
+    response_class=Response,
+    responses=answers("Canonical JSON of the statement", "application/json")
+    | refuses("not-found", "invalid-parameter", "ledger-unavailable"),
+)
+def month_statement(
+    request: Request, asked: Annotated[StatementParams, Query()], deps: Given, principal: Reading
+) -> Response:
+    """Returns the statement as canonical JSON: equal records, prices and policies give equal bytes. The ETag is its
+    SHA-256."""
+    span = statement_span(asked, deps)
+    team = known_team_for(deps, principal, asked.team)
+    teams = None if team is None else (team,)
+    if span.month is not None:
+        found = deps.books.month(span.month, teams)
+    else:
+        found = statement(deps.ledger, deps.book(), span.start_ms, span.end_ms, span.timezone, teams=teams)
+    return tagged(request, canonical(found), "application/json")
+
+
+@statement_router.get(
+    "/v1/report",
+    summary="The report of a month or any span",
+    response_class=Response,
+    responses=answers("The report", *(form.media_type.partition(";")[0] for form in RENDERINGS.values()))
+    | refuses("not-found", "invalid-parameter", "cannot-render", "ledger-unavailable"),
+)
+def month_report(
+    request: Request, asked: Annotated[ReportParams, Query()], deps: Given, principal: Reading
+) -> Response:
+    """Returns the report as one self-contained page, or the same figures for printing, spreadsheets and programs. Equal
+    records, prices and policies give equal bytes; the ETag is their SHA-256."""
+    form = RENDERINGS[asked.format]
+    span = statement_span(asked, deps)
+    if form.charges and span.month is None:
+        raise invalid("format", f"{asked.format} is of a calendar month of {deps.settings.timezone}: give a month")
+    team = known_team_for(deps, principal, asked.team)
+    found = report_builder.report(
+        deps.ledger, deps.books, span.start_ms, span.end_ms, span.timezone, month=span.month, team=team,
+        issuer=deps.settings.issuer if form.charges else None,
+    )  # fmt: skip
+    name = "" if form.inline else file_name(form.extension, asked.month, team)
+    return tagged(request, form.render(found), form.media_type, name)
+
+
+period_router = APIRouter(tags=["periods"])
+
+
+class Close(Model):
+    """The request to close a month. acknowledge: kinds of objections to accept; this needs a reason."""
+
+    reason: str = Field(default="", max_length=1000)
+    acknowledge: tuple[Objecting, ...] = ()
+
+
+class CloseReason(Model):
+    reason: str = Field(default="", max_length=1000)
+
+
+@period_router.get("/v1/periods", summary="All months that are closed, and those that wait", responses=refuses())
+def list_periods(deps: Given, _: Reading) -> list[Period]:
+    """Lists the months, oldest first, from the first closed month, or the first with records, to the current month."""
+    books, now = deps.books.books(), deps.clock.wall_ms()
+    current = Month.of(now, deps.settings.zone)
+    known = [Month.parse(closed.month) for closed in books.closed]
+    waiting = known[-1].next if known else Month.of(min(now, deps.ledger.extent()[0] or now), deps.settings.zone)
+    while waiting <= current:
+        known.append(waiting)
+        waiting = waiting.next
+    return [_period(deps, month, books) for month in known]
+
+
+@period_router.get(
+    "/v1/periods/{month}", summary="One month, with what speaks against closing it", responses=_BOOK_REFUSALS
+)
+def read_period(month: MonthPath, deps: Given, _: Reading) -> Period:
+    return _with_objections(deps, Month.parse(month))
+
+
+@period_router.post(
+    "/v1/periods/{month}/close",
+    summary="Close a month",
+    **takes(Close, "invalid-parameter", "books-refuse", "ledger-unavailable"),
+)
+def close(month: MonthPath, asked: Annotated[Close, body(Close)], deps: Given, principal: Administering) -> Period:
+    """Closes the month: its statement does not change any more; later records are corrected in the next month."""
+    deps.books.close(Month.parse(month), principal.name, asked.reason, asked.acknowledge)
+    return _with_objections(deps, Month.parse(month))
+
+
+@period_router.post(
+    "/v1/periods/{month}/reopen",
+    summary="Open the newest closed month again",
+    **takes(CloseReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
+)
+def reopen(
+    month: MonthPath, asked: Annotated[CloseReason, body(CloseReason)], deps: Given, principal: Administering
+) -> Period:
+    """Opens a month that is not published yet; a reason is required."""
+    deps.books.reopen(Month.parse(month), principal.name, asked.reason)
+    return _with_objections(deps, Month.parse(month))
+
+
+@period_router.post(
+    "/v1/periods/{month}/publish",
+    summary="Publish a closed month",
+    **takes(CloseReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
+)
+def publish(
+    month: MonthPath, asked: Annotated[CloseReason, body(CloseReason)], deps: Given, principal: Administering
+) -> Period:
+    """Publishes the month, which cannot be reopened afterwards."""
+    deps.books.publish(Month.parse(month), principal.name, asked.reason)
+    return _with_objections(deps, Month.parse(month))
+
+
+def _period(deps: Deps, month: Month, books: ClosedMonths) -> Period:
+    start, end = month.span(deps.settings.zone)
+    closed = books.of(str(month))
+    return Period(
+        month=str(month),
+        start_ms=start,
+        end_ms=end,
+        status=deps.books.status(month, books),
+        hash=closed.hash if closed else None,
+        closed_ms=closed.at_ms if closed else None,
+        closed_by=closed.who if closed else None,
+    )
+
+
+def _with_objections(deps: Deps, month: Month) -> Period:
+    standing = tuple(ObjectionLine.from_object(found) for found in deps.books.standing(month))
+    return _period(deps, month, deps.books.books()).model_copy(update={"objections": standing})
 
 
 class BookedParams(Params):
     booked_in: MonthText | None = None
 
 
-@adjustment_router.get(
-    "/v1/adjustments", summary="Approved credits and charges", responses=refuses("invalid-parameter")
-)
+@period_router.get("/v1/adjustments", summary="Approved credits and charges", responses=refuses("invalid-parameter"))
 def adjustments(asked: Annotated[BookedParams, Query()], deps: Given, principal: Reading) -> list[BookedAdjustment]:
     """Lists the adjustments of the caller's teams in the order of booking."""
     return [
@@ -58,7 +248,7 @@ def adjustments(asked: Annotated[BookedParams, Query()], deps: Given, principal:
     ]
 
 
-@adjustment_router.post(
+@period_router.post(
     "/v1/adjustments",
     summary="Book an approved credit or charge",
     **takes(NewAdjustment, "books-refuse", "ledger-unavailable"),
@@ -70,9 +260,7 @@ def adjust(
     return BookedAdjustment.from_object(deps.books.credits.adjust(new, principal.name))
 
 
-@adjustment_router.get(
-    "/v1/corrections", summary="Corrections of closed months", responses=refuses("invalid-parameter")
-)
+@period_router.get("/v1/corrections", summary="Corrections of closed months", responses=refuses("invalid-parameter"))
 def corrections(asked: Annotated[BookedParams, Query()], deps: Given, principal: Reading) -> list[BookedCorrection]:
     """Lists the corrections of the caller's teams in the order of booking."""
     return [
@@ -82,7 +270,7 @@ def corrections(asked: Annotated[BookedParams, Query()], deps: Given, principal:
     ]
 
 
-@adjustment_router.post(
+@period_router.post(
     "/v1/corrections", summary="Take up every proposal", responses=refuses("books-refuse", "ledger-unavailable")
 )
 def correct(deps: Given, principal: Administering) -> list[BookedCorrection]:
@@ -104,9 +292,6 @@ def corrected(found: Correction) -> BookedCorrection:
     )  # fmt: skip
 
 
-credit_router = APIRouter(tags=["periods"])
-
-
 class CreditedNode(Model):
     """The request to credit teams for a node over a span.
 
@@ -126,7 +311,7 @@ class NewCredit(CreditedNode):
     approved_by: str = Field(min_length=1, max_length=253)
 
 
-@credit_router.post(
+@period_router.post(
     "/v1/credits/preview",
     summary="What a credit for a node would be",
     **takes(CreditedNode, "invalid-parameter", "books-refuse", "ledger-unavailable"),
@@ -141,7 +326,7 @@ def preview_credit(asked: Annotated[CreditedNode, body(CreditedNode)], deps: Giv
     )  # fmt: skip
 
 
-@credit_router.post(
+@period_router.post(
     "/v1/credits",
     summary="Book an approved credit for a node",
     **takes(NewCredit, "invalid-parameter", "books-refuse", "ledger-unavailable"),
@@ -168,7 +353,7 @@ def _span(asked: CreditedNode, deps: Deps) -> NodeSpan:
     return NodeSpan(cluster=cluster, node=asked.node, start_ms=start, end_ms=end, share=asked.share)
 
 
-reconciliation_router = APIRouter(tags=["prices"])
+price_router = APIRouter(tags=["prices"])
 
 
 class TrueUpParams(Params):
@@ -177,16 +362,14 @@ class TrueUpParams(Params):
     reason: str = Field(default="", max_length=1000, description="Why, with `apply`.")
 
 
-@reconciliation_router.post(
+@price_router.post(
     "/v1/reconciliation/{month}",
     summary="An invoice against a month's books",
     openapi_extra={"requestBody": json_body("Invoice")},
-    responses=refuses(
-        "malformed-body", "too-large", "invalid-body", "invalid-parameter", "books-refuse", "ledger-unavailable"
-    ),
+    responses=_BOOK_REFUSALS,
 )
 def reconcile(
-    month: Annotated[MonthText, Path(description="A calendar month: 2026-10.")],
+    month: MonthPath,
     asked: Annotated[TrueUpParams, Query()],
     invoice: Annotated[Invoice, body(Invoice)],
     deps: Given,
@@ -206,7 +389,6 @@ def reconcile(
     return Reconciled(before=before, after=after, version=book.version, corrections=len(corrections))
 
 
-price_router = APIRouter(tags=["prices"])
 _BODY = text_body("application/yaml", "A price book, as in a file")
 _PRICE_REFUSALS = refuses(
     "malformed-body",
@@ -344,8 +526,7 @@ def audit(asked: Annotated[AuditParams, Query()], deps: Given, _: Administering)
     )  # fmt: skip
 
 
-router = APIRouter(tags=["periods"])
-InPath = Annotated[MonthText, Path(description="A closed month: 2026-10.")]
+ClosedMonthPath = Annotated[MonthText, Path(description="A closed month: 2026-10.")]
 Named = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="The proposal's `id`; it names its lines.")]
 
 
@@ -357,28 +538,28 @@ class RefuseReason(Model):
     reason: str = Field(min_length=1, max_length=1000)
 
 
-@router.get("/v1/proposals", summary="What arrived late for closed months and waits", responses=refuses())
+@period_router.get("/v1/proposals", summary="What arrived late for closed months and waits", responses=refuses())
 def proposals(deps: Given, principal: Reading) -> list[WaitingProposal]:
     """Lists the proposals of the caller's teams, oldest month first. They are booked only when an administrator accepts
     them."""
     return _shown(deps, principal, deps.books.proposals())
 
 
-@router.get(
+@period_router.get(
     "/v1/periods/{month}/proposals", summary="What waits for one closed month", responses=refuses("invalid-parameter")
 )
-def of_month(month: InPath, deps: Given, principal: Reading) -> list[WaitingProposal]:
+def of_month(month: ClosedMonthPath, deps: Given, principal: Reading) -> list[WaitingProposal]:
     """Returns at most one proposal: later records become part of it, under another id."""
     return _shown(deps, principal, deps.books.proposals(Month.parse(month)))
 
 
-@router.post(
+@period_router.post(
     "/v1/periods/{month}/proposals/{proposal}/take",
     summary="Take up what arrived late",
     **takes(AcceptReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def take(
-    month: InPath,
+    month: ClosedMonthPath,
     proposal: Named,
     asked: Annotated[AcceptReason, body(AcceptReason)],
     deps: Given,
@@ -390,13 +571,13 @@ def take(
     return [corrected(one) for one in booked]
 
 
-@router.post(
+@period_router.post(
     "/v1/periods/{month}/proposals/{proposal}/refuse",
     summary="Refuse what arrived late",
     **takes(RefuseReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def refuse(
-    month: InPath,
+    month: ClosedMonthPath,
     proposal: Named,
     asked: Annotated[RefuseReason, body(RefuseReason)],
     deps: Given,

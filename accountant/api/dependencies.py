@@ -13,7 +13,7 @@ from typing import Annotated, Protocol, cast
 
 from fastapi import Depends, Request
 
-from accountant.api.answer_cache import AnswerCache, AnswerPages
+from accountant.api.answer_cache import AnswerCache
 from accountant.api.middleware import BodyLimits
 from accountant.billing.job_costs import JobQuestions
 from accountant.billing.queue_waits import KnownPod
@@ -188,17 +188,13 @@ class Deps:
         return self.bound or RateLimit(self.clock, limits.requests_per_second, limits.burst)
 
     @cached_property
-    def prepared(self) -> AnswerCache:
-        """The cache of the pages; it must be closed before the ledger."""
-        return AnswerCache(self.clock, self.spent, self.tasks)
+    def answers(self) -> AnswerCache:
+        """The cache of answers; it must be closed before the ledger."""
+        return AnswerCache(self.clock, self.settings.limits.pages_bytes, self.spent, self.tasks)
 
-    @cached_property
-    def kept(self) -> AnswerPages:
-        return AnswerPages(self.clock, self.settings.limits.pages_bytes)
-
-    def page_lines(self, asked: int) -> int:
-        """The number of lines of a page: `asked`, at most the limit."""
-        return min(asked, self.settings.limits.page_lines)
+    def page_lines(self, wanted: int) -> int:
+        """The number of lines of a page: `wanted`, at most the limit."""
+        return min(wanted, self.settings.limits.page_lines)
 
     @cached_property
     def intake(self) -> BodyLimits:

@@ -29,12 +29,12 @@ from accountant.wire.usage_models import coverage
 from gputally.base.units import MS_PER_SECOND
 from gputally.server.config_loading import Model
 
-backup_router = APIRouter(tags=["operation"])
+operation_router = APIRouter(tags=["operation"])
 MEDIA_TYPE = "application/vnd.duckdb"
 BackupName = Annotated[str, Path(pattern=r"^ledger-[0-9TZ]{1,40}$", description="Name of a backup.")]
 
 
-@backup_router.post("/v1/backups", summary="Copy the ledger, verified", responses=refuses("ledger-unavailable"))
+@operation_router.post("/v1/backups", summary="Copy the ledger, verified", responses=refuses("ledger-unavailable"))
 def make(deps: Given, _: Administering) -> Backup:
     """Writes a verified copy of the ledger to the configured place (`backups.to`). The ledger continues meanwhile; the
     oldest backups beyond `backups.keep` are removed."""
@@ -42,12 +42,12 @@ def make(deps: Given, _: Administering) -> Backup:
     return deps.backups.make(deps.ledger, deps.clock.wall_ms())[0]
 
 
-@backup_router.get("/v1/backups", summary="Backups, newest first", responses=refuses("ledger-unavailable"))
+@operation_router.get("/v1/backups", summary="Backups, newest first", responses=refuses("ledger-unavailable"))
 def known(deps: Given, _: Administering) -> list[Backup]:
     return deps.backups.listed()
 
 
-@backup_router.get(
+@operation_router.get(
     "/v1/backups/{name}",
     summary="A backup as a file",
     response_class=StreamingResponse,
@@ -62,7 +62,6 @@ def fetch(name: BackupName, deps: Given, _: Administering) -> StreamingResponse:
     return StreamingResponse(backups.content(deps.backups.store, found), media_type=MEDIA_TYPE, headers=headers)
 
 
-check_router = APIRouter(tags=["operation"])
 MOST_QUARANTINED = 10_000
 """Upper limit of counted and listed records; a node with more has a serious fault."""
 _SHOWN = 100
@@ -89,7 +88,7 @@ class CheckParams(SpanParams):
     lake: bool = Field(default=False, description="Also compare the published days of the lake with the ledger.")
 
 
-@check_router.get("/v1/check", summary="Recompute the books from the rows", responses=refuses("invalid-parameter"))
+@operation_router.get("/v1/check", summary="Recompute the books from the rows", responses=refuses("invalid-parameter"))
 def check(asked: Annotated[CheckParams, Query()], deps: Given, _: Administering) -> Balance:
     """Reads every row of the span, so it is slow: for an operator, not for a dashboard."""
     now, newest = deps.clock.wall_ms(), deps.newest_ms()
@@ -118,14 +117,11 @@ def check(asked: Annotated[CheckParams, Query()], deps: Given, _: Administering)
     )
 
 
-@check_router.get("/v1/quarantine", summary="Records that were not booked", responses=refuses("invalid-parameter"))
+@operation_router.get("/v1/quarantine", summary="Records that were not booked", responses=refuses("invalid-parameter"))
 def quarantine(asked: Annotated[QuarantineParams, Query()], deps: Given, principal: Reading) -> list[QuarantinedRow]:
     of_everyone(principal)
     found = deps.ledger.quarantined(asked.limit)
     return [QuarantinedRow.from_object(row) for row in found]
-
-
-delivery_router = APIRouter(tags=["operation"])
 
 
 class DeliveryRetry(Model):
@@ -135,14 +131,14 @@ class DeliveryRetry(Model):
     reason: str = Field(min_length=1, max_length=400)
 
 
-@delivery_router.get(
+@operation_router.get(
     "/v1/deliveries", summary="What was delivered, newest first", responses=refuses("not-found", "ledger-unavailable")
 )
 def deliveries(deps: Given, _: Administering) -> list[DeliveryState]:
     return [_shown(one) for one in _dispatcher(deps).known()]
 
 
-@delivery_router.post(
+@operation_router.post(
     "/v1/deliveries/again",
     summary="Deliver once more",
     **takes(DeliveryRetry, "not-found", "ledger-unavailable"),
@@ -279,25 +275,22 @@ def retire(asked: Annotated[Retire, body(Retire)], deps: Given, principal: Admin
     return list(deps.ledger.retire(chosen, at, now, principal.name, asked.reason, deps.books.closed_ms()))
 
 
-health_router = APIRouter(tags=["operation"])
-
-
 class State(Model):
     status: Literal["ok"] = "ok"
 
 
-@health_router.get("/livez", summary="The process answers")
+@operation_router.get("/livez", summary="The process answers")
 async def alive() -> State:
     return State()
 
 
-@health_router.get("/leading", summary="This replica serves the ledger")
+@operation_router.get("/leading", summary="This replica serves the ledger")
 async def leading() -> State:
     """Answers 200 if this replica serves; waiting replicas answer 503."""
     return State()
 
 
-@health_router.get(
+@operation_router.get(
     "/readyz",
     summary="The ledger can be read, and every background task works",
     responses=refuses("ledger-unavailable", "task-failing"),
@@ -324,7 +317,7 @@ def ready(deps: Given) -> State:
     return State()
 
 
-@health_router.get(
+@operation_router.get(
     "/metrics",
     summary="Prometheus text format",
     response_class=Response,
@@ -345,16 +338,13 @@ async def metrics(request: Request, deps: Given) -> Response:
     return Response(found, media_type=CONTENT_TYPE)
 
 
-router = APIRouter(tags=["operation"])
-
-
 class RedateReason(Model):
     """The reason, for the audit trail."""
 
     reason: str = Field(min_length=1, max_length=1000)
 
 
-@router.get(
+@operation_router.get(
     "/v1/clock",
     summary="The accountant's clock, and what is dated later than now",
     responses=refuses("ledger-unavailable"),
@@ -365,7 +355,7 @@ def clock(deps: Given, _: Administering) -> ClockReport:
     return _report(deps)
 
 
-@router.post(
+@operation_router.post(
     "/v1/clock/accept", summary="Take the clock of the machine for right", responses=refuses("ledger-unavailable")
 )
 def accept(deps: Given, _: Administering) -> ClockReport:
@@ -375,7 +365,7 @@ def accept(deps: Given, _: Administering) -> ClockReport:
     return _report(deps)
 
 
-@router.post(
+@operation_router.post(
     "/v1/clock/heal",
     summary="Heal what is dated later than now",
     **takes(RedateReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),

@@ -1,42 +1,25 @@
-"""Parses query strings and page cursors into exact values, and refuses queries that cost too much or name unknown teams
-and jobs.
+"""Parses query strings into exact values, and refuses queries that add up too many GPU-hours.
 
 Instants are epoch milliseconds, RFC 3339 with an offset, or a plain date (its first instant in the requested time
 zone). An unknown parameter is an error, because a mistyped filter must not match everything.
-
-A cursor names its answer and the number of lines shown so far. It contains the span and the instant of the first page,
-so that "until now" is the same on every page, and a digest of the query, so that it cannot be used with another one.
-accountant.api.answer_cache guarantees that pages belong together.
 
 The estimated cost of a query is the GPU-hours of its span times the number of dimensions of its groups."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, cast, get_args
+from typing import Annotated, Any, Final, Protocol, cast, get_args
 from zoneinfo import ZoneInfo
 
-import msgspec
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from accountant.api.problems import Refusal
 from accountant.core import periods
-from accountant.core.errors import nearest, shown
 from accountant.core.settings import Limits
-from accountant.ledger.protocols import JobKey
 from accountant.reports.report_text import age_note
-from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_models import Dimension
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
-from gputally.server.tokens_and_grants import Principal
-
-if TYPE_CHECKING:
-    from accountant.api.dependencies import Deps
 
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 _EPOCH_MS = re.compile(r"\d{1,14}")
@@ -208,68 +191,6 @@ def invalid(parameter: str, reason: str) -> Refusal:
     return Refusal("invalid-parameter", f"{parameter}: {reason}", errors=[{"at": parameter, "reason": reason}])
 
 
-_MOST = 2**53
-"""Largest number in a cursor, so that a forged cursor cannot contain a larger one."""
-_Ms = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)]
-
-
-class Cursor(msgspec.Struct, frozen=True, array_like=True):
-    """Where the next page begins.
-
-    answer: digest of the whole answer.
-    shown: number of its lines shown so far."""
-
-    question: str
-    start_ms: _Ms
-    end_ms: _Ms
-    at_ms: _Ms
-    answer: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
-    shown: Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
-
-
-_cursor = msgspec.json.Decoder(Cursor)
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """The paging of one query: its digest, its fixed span and instant, the digest of its answer ("" for the first page,
-    before it is known) and the number of lines shown."""
-
-    question: str
-    start_ms: int
-    end_ms: int
-    at_ms: int
-    answer: str = ""
-    shown: int = 0
-
-    def cursor(self, answer: str, shown: int) -> str:
-        """The cursor of the page after `shown` lines of that answer."""
-        cursor = Cursor(self.question, self.start_ms, self.end_ms, self.at_ms, answer, shown)
-        return base64.urlsafe_b64encode(msgspec.json.encode(cursor)).decode().rstrip("=")
-
-
-def open_page(question: object, start_ms: int, end_ms: int, now_ms: int, page: str | None, *, span_days: int) -> Page:
-    """Opens a page.
-
-    question: everything (as JSON) that determines the answer, except span and limit.
-    span_days: the longest span of a query.
-
-    Raises Refusal for a cursor of another query."""
-    digest = hashlib.sha256(msgspec.json.encode(question, order="sorted")).hexdigest()[:32]
-    if page is None:
-        return Page(digest, start_ms, end_ms, now_ms)
-    try:
-        raw = base64.b64decode(page + "=" * (-len(page) % 4), altchars=b"-_", validate=True)
-        cursor = _cursor.decode(raw)
-    except (binascii.Error, ValueError, msgspec.DecodeError) as error:
-        raise Refusal("bad-page", "the page is not one that this service gave out") from error
-    if cursor.question != digest:
-        raise Refusal("bad-page", "the page belongs to another question: repeat every parameter unchanged")
-    if not 0 < cursor.end_ms - cursor.start_ms <= span_days * MS_PER_DAY:
-        raise Refusal("bad-page", "the page is not one that this service gave out")
-    return Page(digest, cursor.start_ms, cursor.end_ms, cursor.at_ms, cursor.answer, cursor.shown)
-
-
 REPORT_WIDTH: Final = 6
 """Approximate number of groupings that a statement or a report adds up."""
 JOBS_WIDTH: Final = 4
@@ -298,44 +219,3 @@ def refusal(fleet: Fleet, most: int, start_ms: int, end_ms: int, width: int = 1,
     less += [f"fewer than {width} dimensions"] * (width > 1) + ["one cluster"] * (not clusters)
     times = f" (times {width} dimensions)" if width > 1 else ""
     return f"{wanted} GPU-hours to add up{times}, and {most} are the most: ask for {', or for '.join(less)}"
-
-
-def check_teams(deps: Deps, principal: Principal, teams: Iterable[str]) -> None:
-    """Raises Refusal for a team that no policy, namespace, record or adjustment names. A principal's own teams count as
-    known."""
-    asked = set(teams) - {IDLE, UNASSIGNED} - (principal.teams or frozenset())
-    if not asked or asked <= deps.ledger.teams():
-        return
-    known = _teams(deps)
-    for team in sorted(asked - known):
-        raise Refusal("not-found", f"no team {shown(team)} is known{nearest(team, known)}")
-
-
-def nearest_jobs(deps: Deps, principal: Principal, key: JobKey) -> str:
-    """Suggestions among the jobs of the same namespace; empty for a principal of some teams only."""
-    if principal.teams is not None:
-        return ""
-    start, end = _recorded(deps)
-    where: dict[Dimension, tuple[str, ...]] = {"cluster": (key.cluster,), "namespace": (key.namespace,)}
-    with deps.ledger.moment(start, end) as moment:
-        siblings = set(moment.jobs_in(key.cluster, key.namespace))
-        if start < end:
-            siblings |= {line.key["job"] for line in moment.usage(start, end, ("job",), where)}
-    return nearest(key.job, siblings)
-
-
-def _recorded(deps: Deps) -> tuple[int, int]:
-    """From the midnight before the first record until now; a lake of whole hours has these boundaries too."""
-    begun, newest = deps.ledger.extent()
-    zone = deps.settings.zone
-    return (periods.midnight_ms(periods.local_date(begun, zone), zone), deps.clock.wall_ms()) if newest else (0, 0)
-
-
-def _teams(deps: Deps) -> frozenset[str]:
-    """Every team that anything names, now or in the past."""
-    start, end = _recorded(deps)
-    held = {line.key["team"] for line in deps.ledger.usage(start, end, ("team",))} if start < end else set()
-    at = deps.clock.wall_ms()
-    ruled = {queue.team for dated in deps.ledger.policies(0, at + 1) for queue in dated.policy.queues if queue.team}
-    adjusted = {one.team for one in deps.books.books().adjustments}
-    return frozenset(held | ruled | adjusted | deps.ledger.teams()) - {IDLE, UNASSIGNED, ""}

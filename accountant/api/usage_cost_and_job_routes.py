@@ -15,7 +15,16 @@ from fastapi import APIRouter, Path, Query
 from pydantic import Field, TypeAdapter, ValidationError
 
 from accountant.api import query_parameters
-from accountant.api.access_control import Progressing, Reading, body, of_everyone, teams_asked
+from accountant.api.access_control import (
+    Progressing,
+    Reading,
+    body,
+    check_teams,
+    of_everyone,
+    recorded_span,
+    teams_asked,
+)
+from accountant.api.answer_cache import PagedQuery, open_page
 from accountant.api.dependencies import Deps, Given, LedgerSnapshot
 from accountant.api.problems import Refusal, refuses, takes
 from accountant.api.problems import reason as first_reason
@@ -23,16 +32,12 @@ from accountant.api.query_parameters import (
     JOBS_WIDTH,
     GroupedParams,
     Instant,
-    Page,
     Params,
     SpanParams,
     UsageParams,
     check_cost,
-    check_teams,
     instant,
     invalid,
-    nearest_jobs,
-    open_page,
 )
 from accountant.billing import job_costs as asking
 from accountant.billing.budget_forecast import states
@@ -40,7 +45,7 @@ from accountant.billing.idle_time_causes import broken_down
 from accountant.billing.queue_waits import PodWait, WaitStatistics, pod_wait, wait_statistics
 from accountant.billing.usage_pricing import cost
 from accountant.core import periods
-from accountant.core.errors import shown
+from accountant.core.errors import nearest, shown
 from accountant.core.periods import Month
 from accountant.core.window_decay import bounds
 from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey
@@ -61,19 +66,19 @@ from gputally.base.units import MS_PER_DAY, MS_PER_SECOND
 from gputally.server.config_loading import Duration, Model
 from gputally.server.tokens_and_grants import Principal
 
-query_router = APIRouter(tags=["figures"])
+figure_router = APIRouter(tags=["figures"])
 Grouped = Annotated[GroupedParams, Query()]
 Broken = Annotated[UsageParams, Query()]
 REFUSALS = refuses("bad-page", "not-found", "page-gone", "invalid-parameter", "ledger-unavailable")
 
 
-@query_router.get("/v1/usage", summary="GPU time by account and group", responses=REFUSALS)
+@figure_router.get("/v1/usage", summary="GPU time by account and group", responses=REFUSALS)
 def usage(asked: Broken, deps: Given, principal: Reading) -> UsageAnswer:
     """Returns GPU-microseconds of every account per group. Over all groups they add up to the capacity. Consecutive
     pages belong to one answer and add up to it, even if more is booked meanwhile. `coverage` is that of all pages."""
     page, where, zone, note = _opened("usage", asked, deps, principal, asked.breakdown)
 
-    def find() -> UsageAnswer:
+    def compute() -> UsageAnswer:
         span = page.start_ms, page.end_ms
         check_teams(deps, principal, asked.where_team)
         check_cost(deps.ledger, deps.settings.limits, *span, len(asked.by), asked.where_cluster)
@@ -88,10 +93,10 @@ def usage(asked: Broken, deps: Given, principal: Reading) -> UsageAnswer:
             start_ms=page.start_ms, end_ms=page.end_ms, by=asked.by, lines=tuple(lines), coverage=covered, note=note
         )
 
-    return deps.kept.turn(page, deps.page_lines(asked.limit), find)
+    return deps.answers.page(page, deps.page_lines(asked.limit), compute)
 
 
-@query_router.get("/v1/cost", summary="Exact cost by group", responses=REFUSALS)
+@figure_router.get("/v1/cost", summary="Exact cost by group", responses=REFUSALS)
 def costs(asked: Grouped, deps: Given, principal: Reading) -> CostAnswer:
     """Returns billed GPU time and its cost per group. Consecutive pages belong to one answer and add up to its `total`,
     which every page shows, even if more is booked or prices change meanwhile. Unpriced time never counts as free: if
@@ -99,7 +104,7 @@ def costs(asked: Grouped, deps: Given, principal: Reading) -> CostAnswer:
     of the span is metered."""
     page, where, zone, note = _opened("cost", asked, deps, principal)
 
-    def find() -> CostAnswer:
+    def compute() -> CostAnswer:
         span = page.start_ms, page.end_ms
         check_teams(deps, principal, asked.where_team)
         check_cost(deps.ledger, deps.settings.limits, *span, len(asked.by), asked.where_cluster)
@@ -109,12 +114,12 @@ def costs(asked: Grouped, deps: Given, principal: Reading) -> CostAnswer:
                 found = found.model_copy(update={"total": None})
         return found.model_copy(update={"note": note})
 
-    return deps.kept.turn(page, deps.page_lines(asked.limit), find)
+    return deps.answers.page(page, deps.page_lines(asked.limit), compute)
 
 
 def _opened(
     address: str, asked: GroupedParams, deps: Deps, principal: Principal, *more: object
-) -> tuple[Page, Mapping[Dimension, tuple[str, ...]], str, str]:
+) -> tuple[PagedQuery, Mapping[Dimension, tuple[str, ...]], str, str]:
     """The page, the filters, the time zone, and the note of the answer. Raises Refusal."""
     now, limits, newest = deps.clock.wall_ms(), deps.settings.limits, deps.newest_ms()
     start, end, zone = asked.span(now, deps.settings.timezone, limits, newest)
@@ -123,9 +128,6 @@ def _opened(
     question = [address, asked.start, asked.end, zone, asked.by, sorted(where.items()), *more]
     page = open_page(question, start, end, now, asked.page, span_days=limits.span_days)
     return page, where, zone, asked.note(page.start_ms, page.at_ms, zone, newest, deps.silence_note())
-
-
-window_router = APIRouter(tags=["figures"])
 
 
 class WindowParams(Params):
@@ -151,7 +153,7 @@ class WindowParams(Params):
     min_coverage: float = Field(default=0.98, ge=0, le=1, description="For the watermark.")
 
 
-@window_router.get(
+@figure_router.get(
     "/v1/windows",
     summary="Usage per queue over a window",
     responses=refuses("invalid-parameter", "unsupported-question"),
@@ -281,10 +283,7 @@ def _seconds(found: WaitStatistics) -> WaitSpread:
     )
 
 
-budget_router = APIRouter(tags=["figures"])
-
-
-@budget_router.get("/v1/budgets", summary="Budgets and how much is spent", responses=refuses("ledger-unavailable"))
+@figure_router.get("/v1/budgets", summary="Budgets and how much is spent", responses=refuses("ledger-unavailable"))
 def budgets(deps: Given, principal: Reading) -> list[BudgetState]:
     """Returns the budgets of the current month, in the policy's order; callers of some teams see only those of their
     teams."""
@@ -356,7 +355,7 @@ def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: Readin
     page = open_page(question, start, end, now, asked.page, span_days=limits.span_days)
     note = asked.note(page.start_ms, page.at_ms, zone, newest, deps.silence_note()) or age_note(newest, page.at_ms)
 
-    def find() -> JobsAnswer:
+    def compute() -> JobsAnswer:
         check_teams(deps, principal, asked.team)
         check_cost(deps.ledger, limits, page.start_ms, page.end_ms, JOBS_WIDTH)
         book = deps.book()
@@ -377,7 +376,7 @@ def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: Readin
             note=note,
         )
 
-    return deps.kept.turn(page, deps.page_lines(asked.limit), find)
+    return deps.answers.page(page, deps.page_lines(asked.limit), compute)
 
 
 @job_router.get(
@@ -398,10 +397,27 @@ def one(id: Id, asked: Annotated[JobParams, Query()], deps: Given, principal: Re
     with deps.ledger.moment(start or 0, end) as moment:
         found = asking.job(moment, deps.book(), key, (start, end), now, where or None, name)
     if found is None:
-        near = nearest_jobs(deps, principal, key)
-        told = f"no job {shown(id)} held a GPU or had pods in that time, for this caller{near}"
-        raise Refusal("not-found", told)
+        raise unknown_job(deps, principal, key)
     return found
+
+
+def unknown_job(deps: Deps, principal: Principal, key: JobKey) -> Refusal:
+    """The refusal of a job without GPUs or pods in the queried span. It names similar jobs of the namespace, except to
+    a principal of some teams only."""
+    near = "" if principal.teams is not None else nearest(key.job, _jobs_beside(deps, key))
+    detail = f"no job {shown(key.id)} held a GPU or had pods in the queried time, for this caller{near}"
+    return Refusal("not-found", detail)
+
+
+def _jobs_beside(deps: Deps, key: JobKey) -> set[str]:
+    """The jobs of the same namespace, now or in the past."""
+    start, end = recorded_span(deps)
+    where: dict[Dimension, tuple[str, ...]] = {"cluster": (key.cluster,), "namespace": (key.namespace,)}
+    with deps.ledger.moment(start, end) as moment:
+        jobs = set(moment.jobs_in(key.cluster, key.namespace))
+        if start < end:
+            jobs |= {line.key["job"] for line in moment.usage(start, end, ("job",), where)}
+    return jobs
 
 
 @job_router.post(

@@ -72,9 +72,10 @@ class Limits(Model):
     """Requests that one token may send in a burst from one address before the rate applies."""
     page_lines: int = Field(default=10_000, ge=1)
     """Maximum number of lines on one page of an answer."""
-    pages_bytes: int = Field(default=64 * MIB, ge=0)
-    """Memory for answers of several pages, compressed, while clients read them. If an answer does not fit, each of its
-    pages takes as long as the first, and a page is refused if the answer has changed."""
+    pages_bytes: int = Field(default=320 * MIB, ge=0)
+    """Memory for cached answers: the figures of HTML pages that take long to compute, and lists of several pages,
+    compressed, while clients read them. If a list does not fit, each of its pages takes as long as the first, and a
+    page is refused if the list has changed."""
     span_days: int = Field(default=1_100, ge=1)
     """Longest span of one query."""
 

@@ -19,10 +19,10 @@ from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
 from pydantic import Field
 
 from accountant.api.access_control import Reading, of_everyone, team_for, teams_asked
-from accountant.api.answer_cache import Answer
+from accountant.api.answer_cache import Answer, open_page
 from accountant.api.dependencies import Deps, Given
 from accountant.api.problems import Refusal
-from accountant.api.query_parameters import GroupedParams, Params, invalid, open_page
+from accountant.api.query_parameters import GroupedParams, Params, invalid
 from accountant.billing.statements import Statement
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core import periods
@@ -34,8 +34,7 @@ from accountant.reports import html_and_pdf
 from accountant.reports.focus_columns import pack
 from accountant.reports.output_formats import RENDERINGS, Form, file_name
 from accountant.web import overview_pages, page_queries, page_rows
-from accountant.web.job_pages import JOBS_A_PAGE
-from accountant.web.node_pages import NODES_A_PAGE, NodesParams
+from accountant.web.job_and_node_pages import JOBS_A_PAGE, NODES_A_PAGE, NodesParams
 from accountant.web.page_rows import paged
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_models import CostAnswer, Job, JobState, UsageAnswer
@@ -177,10 +176,10 @@ async def usage(
     question = ["usage", start, end, zone, asked.by, sorted(where.items()), sorted(asked.ledger), str(state.mark())]
     page = open_page(question, start, end, deps.clock.wall_ms(), asked.page, span_days=deps.settings.limits.span_days)
 
-    def find() -> UsageAnswer:
+    def compute() -> UsageAnswer:
         return state.fleet.usage(members, page.start_ms, page.end_ms, asked.by, where, zone)
 
-    return await asyncio.to_thread(deps.kept.turn, page, deps.page_lines(asked.limit), find)
+    return await asyncio.to_thread(deps.answers.page, page, deps.page_lines(asked.limit), compute)
 
 
 @router.get("/v1/cost", summary="Exact cost by group, each ledger's time at its own prices")
@@ -196,10 +195,10 @@ async def costs(
     question = ["cost", start, end, zone, asked.by, sorted(where.items()), sorted(asked.ledger), str(state.mark())]
     page = open_page(question, start, end, deps.clock.wall_ms(), asked.page, span_days=deps.settings.limits.span_days)
 
-    def find() -> CostAnswer:
+    def compute() -> CostAnswer:
         return state.fleet.cost(members, page.start_ms, page.end_ms, asked.by, where, zone)
 
-    return await asyncio.to_thread(deps.kept.turn, page, deps.page_lines(asked.limit), find)
+    return await asyncio.to_thread(deps.answers.page, page, deps.page_lines(asked.limit), compute)
 
 
 @router.get("/v1/report", summary="A month of every ledger")
@@ -244,10 +243,10 @@ def _months(request: Request, deps: Given, asked: MonthParams) -> Answer[_Stated
     members = state.chosen(asked.ledger)
     month = _month(state, asked.month)
 
-    def find() -> _Stated:
+    def compute() -> _Stated:
         return _Stated(*state.fleet.month(members, month))
 
-    return deps.prepared.ask(("fleet month", month, tuple(sorted(asked.ledger))), find, state.mark)
+    return deps.answers.ask(("fleet month", month, tuple(sorted(asked.ledger))), compute, state.mark)
 
 
 def _month(state: FleetState, text: str | None) -> Month:

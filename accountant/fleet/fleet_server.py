@@ -139,7 +139,7 @@ class FleetService:
             AllocationsOfLedgers(sources, self._clock, self.settings.limits, self._state.fleet.rates)
         )
         for name in known.keys() - kept.keys():
-            known[name].deps.prepared.close()
+            known[name].deps.answers.close()
 
     def names(self) -> Sequence[str]:
         """The names of the ledgers served at present."""

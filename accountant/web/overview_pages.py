@@ -19,11 +19,11 @@ from fastapi.responses import RedirectResponse
 from jinja2 import Environment
 from pydantic import Field
 
-from accountant.api.access_control import Reading, bound_address, of_everyone, team_for
+from accountant.api.access_control import Reading, bound_address, known_team_for, of_everyone, team_for
 from accountant.api.answer_cache import Answer
 from accountant.api.dependencies import Deps, Given
 from accountant.api.problems import Refusal, answer, retry_later
-from accountant.api.query_parameters import Params, check_teams, invalid
+from accountant.api.query_parameters import Params, invalid
 from accountant.billing.statements import Adjustment, Correction
 from accountant.core import periods
 from accountant.core.periods import Month
@@ -43,7 +43,7 @@ from gputally.server.page_layout import STYLE
 from gputally.server.request_handling import static_routes, tagged
 from gputally.server.sign_in import Kind, Person, SignInService, sign_in_routes, to_sign_in
 
-page_router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False)
 _SHOWN_QUARANTINED = 100
 _SHOWN_NODES = 200
 _MOST_FORM_BYTES = 10_000
@@ -68,7 +68,7 @@ class MonthParams(Params):
     month: str | None = None
 
 
-@page_router.get("/")
+@router.get("/")
 def overview(request: Request, deps: Given, principal: Reading) -> Response:
     if principal.teams is not None:
         return RedirectResponse("/team/" + quote(team_for(principal, min(principal.teams)) or "", safe=""), 303)
@@ -98,30 +98,28 @@ def overview(request: Request, deps: Given, principal: Reading) -> Response:
     )
 
 
-@page_router.get("/month")
+@router.get("/month")
 def this_month(deps: Given, _: Reading) -> Response:
     zone = periods.zone(deps.settings.timezone)
     return RedirectResponse(f"/month/{periods.month_with_records(deps.clock.wall_ms(), deps.newest_ms(), zone)}", 303)
 
 
-@page_router.get("/month/{month}")
+@router.get("/month/{month}")
 def month_page(request: Request, month: str, deps: Given, principal: Reading) -> Response:
     of_everyone(principal)
     return _report(request, deps, month, None)
 
 
-@page_router.get("/team/{team:path}")
+@router.get("/team/{team:path}")
 def team_page(
     request: Request, team: str, asked: Annotated[MonthParams, Query()], deps: Given, principal: Reading
 ) -> Response:
     zone = periods.zone(deps.settings.timezone)
     month = asked.month or str(periods.month_with_records(deps.clock.wall_ms(), deps.newest_ms(), zone))
-    mine = team_for(principal, team)
-    check_teams(deps, principal, () if mine is None else (mine,))
-    return _report(request, deps, month, mine)
+    return _report(request, deps, month, known_team_for(deps, principal, team))
 
 
-@page_router.get("/prices")
+@router.get("/prices")
 def prices_page(request: Request, deps: Given, _: Reading) -> Response:
     book = deps.book()
     at = deps.clock.wall_ms()
@@ -130,7 +128,7 @@ def prices_page(request: Request, deps: Given, _: Reading) -> Response:
     return page(request, "/prices", "prices.html", deps, book=book, rows=rows, in_force=in_force)
 
 
-@page_router.get("/coverage")
+@router.get("/coverage")
 def coverage_page(request: Request, deps: Given, principal: Reading) -> Response:
     of_everyone(principal)
     at = deps.clock.wall_ms()
@@ -218,7 +216,7 @@ def report_of(deps: Deps, month: Month, team: str | None) -> Answer[str]:
 
     # Pages depend only on this key: what was rendered from the same readings is reused.
     key = ("report", month, team, deps.books.status(month), page_queries.books(deps), found.value.found_ms)
-    return Answer(deps.prepared.ask(key, rendered, lambda: None).value, found.as_of_ms)
+    return Answer(deps.answers.ask(key, rendered, lambda: None).value, found.as_of_ms)
 
 
 def prepare_pages(deps: Deps) -> None:
@@ -322,7 +320,6 @@ def _figure(value: float | None) -> str:
     return report_text.NOTHING if value is None else f"{value:.4g}"
 
 
-decision_router = APIRouter(include_in_schema=False)
 SHOWN = 200
 LOOKED_AT = 10_000
 """Decisions of the span among which the page selects, newest first."""
@@ -341,7 +338,7 @@ def address(decision: Decision) -> str:
     return f"/decisions/{decision.at_ms}/{quote(decision.id, safe='/')}"
 
 
-@decision_router.get("/decisions")
+@router.get("/decisions")
 def listed(request: Request, asked: Annotated[DecisionsParams, Query()], deps: Given, principal: Reading) -> Response:
     of_everyone(principal)
     at = deps.clock.wall_ms()
@@ -356,7 +353,7 @@ def listed(request: Request, asked: Annotated[DecisionsParams, Query()], deps: G
     )  # fmt: skip
 
 
-@decision_router.get("/decisions/{at_ms}/{id:path}")
+@router.get("/decisions/{at_ms}/{id:path}")
 def one(request: Request, at_ms: int, id: str, deps: Given, principal: Reading) -> Response:
     of_everyone(principal)
     cycle = deps.ledger.decisions(at_ms, at_ms + 1, LOOKED_AT) if 0 <= at_ms < 2**53 else []
@@ -377,9 +374,6 @@ def one(request: Request, at_ms: int, id: str, deps: Given, principal: Reading) 
 def _query(asked: DecisionsParams, kind: str | None) -> str:
     given = asked.model_dump(exclude_defaults=True) | {"kind": kind}
     return "/decisions?" + urlencode({name: value for name, value in given.items() if value is not None})
-
-
-router = APIRouter(include_in_schema=False)
 
 
 @router.get("/proposals")

@@ -87,7 +87,7 @@ def current_demand(deps: Deps) -> Answer[CurrentDemand]:
     """Returns the use of GPUs in the last quarter of an hour (from a lake: hour) that is metered well enough. It ends
     at the watermark, or now if there is none."""
 
-    def find() -> CurrentDemand:
+    def compute() -> CurrentDemand:
         at = deps.clock.wall_ms()
         watermark = deps.ledger.watermark(at, page_rows.TRUSTED)
         end = at if watermark is None else watermark
@@ -97,7 +97,7 @@ def current_demand(deps: Deps) -> Answer[CurrentDemand]:
             waiting = page_rows.waiting(moment.pods(at - 1, at, waiting=True), at)
         return CurrentDemand(held, demand(deps, waiting, at))
 
-    return deps.prepared.ask(("now", books(deps)), find)
+    return deps.answers.ask(("now", books(deps)), compute)
 
 
 def recorded_of(deps: Deps, month: Month) -> bool:
@@ -110,16 +110,16 @@ def recorded_of(deps: Deps, month: Month) -> bool:
 def month_so_far(deps: Deps, month: Month) -> Answer[page_rows.MonthSoFar]:
     """Return the sums of the current month up to now. month: the current month."""
 
-    def find() -> page_rows.MonthSoFar:
+    def compute() -> page_rows.MonthSoFar:
         return page_rows.month_so_far(deps.ledger, deps.book(), deps.clock.wall_ms(), deps.settings.timezone)
 
-    return deps.prepared.ask(("month so far", month, books(deps)), find)
+    return deps.answers.ask(("month so far", month, books(deps)), compute)
 
 
 def jobs_of(deps: Deps, month: Month, where: Where) -> Answer[dict[JobState | None, page_rows.Jobs]]:
     """The jobs by state, and all of them under None; the most expensive MOST_JOBS of each."""
 
-    def find() -> dict[JobState | None, page_rows.Jobs]:
+    def compute() -> dict[JobState | None, page_rows.Jobs]:
         at, timezone = deps.clock.wall_ms(), deps.settings.timezone
         start, end = month.span(periods.zone(timezone))
         with deps.ledger.moment(start, end) as moment:
@@ -127,21 +127,21 @@ def jobs_of(deps: Deps, month: Month, where: Where) -> Answer[dict[JobState | No
         return page_rows.jobs_by_state(found, MOST_JOBS)
 
     asked = tuple(sorted((name, tuple(sorted(values))) for name, values in where.items()))
-    return deps.prepared.ask(("jobs", month, asked, books(deps)), find)
+    return deps.answers.ask(("jobs", month, asked, books(deps)), compute)
 
 
 def machines(deps: Deps, days: int) -> tuple[tuple[page_rows.Machine, ...], Accounts, int, int | None]:
     """Returns for the last `days` days: the nodes, the sum of their accounts, the instant at which the days end, and
     when the answer was computed."""
 
-    def find() -> tuple[tuple[page_rows.Machine, ...], Accounts, int]:
+    def compute() -> tuple[tuple[page_rows.Machine, ...], Accounts, int]:
         at = deps.clock.wall_ms()
         with deps.ledger.moment(at - days * MS_PER_DAY, at) as moment:
             start, end = moment.recent_span(at, days * MS_PER_DAY)
             found = page_rows.machines(moment, deps.ledger.nodes(), start, end)
         return found, page_rows.added(one.accounts for one in found), end
 
-    answer = deps.prepared.ask(("machines", days, books(deps)), find)
+    answer = deps.answers.ask(("machines", days, books(deps)), compute)
     return *answer.value, answer.as_of_ms
 
 
@@ -153,11 +153,11 @@ def gpus_of(deps: Deps, cluster: str, node: str) -> tuple[GpuOwnership, ...]:
 def coverage(deps: Deps, month: Month) -> Answer[tuple[page_rows.NodeCoverage, ...]]:
     """The coverage of each node in the current month."""
 
-    def find() -> tuple[page_rows.NodeCoverage, ...]:
+    def compute() -> tuple[page_rows.NodeCoverage, ...]:
         start = month.span(periods.zone(deps.settings.timezone))[0]
         return page_rows.by_node(deps.ledger, start, deps.clock.wall_ms())
 
-    return deps.prepared.ask(("coverage", month, books(deps)), find)
+    return deps.answers.ask(("coverage", month, books(deps)), compute)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ def readings_of(deps: Deps, month: Month) -> Answer[MonthReadings]:
     timezone = deps.settings.timezone
     start, whole_end = month.span(periods.zone(timezone))
 
-    def find() -> MonthReadings:
+    def compute() -> MonthReadings:
         at = deps.clock.wall_ms()
         return MonthReadings(
             at, report_builder.readings(deps.ledger, deps.books, start, min(whole_end, at), timezone, month)
@@ -185,7 +185,7 @@ def readings_of(deps: Deps, month: Month) -> Answer[MonthReadings]:
 
     # A report compares with the month before.
     mark = _unchanged(deps, span_before(start, whole_end, periods.zone(timezone))[0], whole_end)
-    return deps.prepared.ask(("readings", month, deps.books.status(month), books(deps)), find, mark)
+    return deps.answers.ask(("readings", month, deps.books.status(month), books(deps)), compute, mark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,14 +207,14 @@ class Bills:
 def bills_of(deps: Deps, month: Month, by: Cut) -> Answer[Bills]:
     """The bills of a month from its records, at the month's prices."""
     (key,), mark = _bills_keys(deps, month, (by,))
-    return deps.prepared.ask(key, lambda: _bills(deps, month, (by,))[0], mark)
+    return deps.answers.ask(key, lambda: _bills(deps, month, (by,))[0], mark)
 
 
 def all_bills_of(deps: Deps, month: Month) -> None:
     """The bills of a month in all groupings, computed together from one snapshot with shared intermediate results."""
     cuts = tuple(statement_breakdown.DIMENSIONS)
     keys, mark = _bills_keys(deps, month, cuts)
-    deps.prepared.together(keys, lambda: _bills(deps, month, cuts), mark)
+    deps.answers.ask_together(keys, lambda: _bills(deps, month, cuts), mark)
 
 
 def _bills_keys(deps: Deps, month: Month, cuts: Sequence[Cut]) -> tuple[list[Hashable], Callable[[], Hashable] | None]:

@@ -57,7 +57,7 @@ from gputally.base.untrusted_text import for_cell
 from gputally.server.request_handling import tagged
 from gputally.server.tokens_and_grants import Principal
 
-line_router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False)
 CSV = "text/csv; charset=utf-8"
 MOST_ROWS = 200
 _CUTS: dict[Cut, str] = {
@@ -86,7 +86,7 @@ class LinesParams(Params):
         )
 
 
-@line_router.get("/month/{month}/lines")
+@router.get("/month/{month}/lines")
 def lines(
     request: Request, month: str, asked: Annotated[LinesParams, Query()], deps: Given, principal: Reading
 ) -> Response:
@@ -96,7 +96,7 @@ def lines(
     book = deps.books.priced_by(kept)
     # Lines depend only on this key: what was rendered from the same bills is reused.
     key = ("lines", chosen, figure, by, books(deps), cut.value.found_ms)
-    found = deps.prepared.ask(key, lambda: _shown(kept, figure, cut.value), lambda: None).value
+    found = deps.answers.ask(key, lambda: _shown(kept, figure, cut.value), lambda: None).value
     query = asked.model_dump(exclude_none=True, exclude_defaults=True) | ({"team": team} if team else {})
     return overview_pages.page(
         request, "/month", "lines.html", deps, month=chosen, team=team, asked=asked, by=by, found=found,
@@ -110,7 +110,7 @@ def lines(
     )  # fmt: skip
 
 
-@line_router.get("/month/{month}/lines.csv")
+@router.get("/month/{month}/lines.csv")
 def lines_file(
     request: Request, month: str, asked: Annotated[LinesParams, Query()], deps: Given, principal: Reading
 ) -> Response:
@@ -207,7 +207,6 @@ def _plain(value: Decimal | None) -> str:
     return "" if value is None else plain(value)
 
 
-journal_router = APIRouter(include_in_schema=False)
 WHAT: Final[Mapping[ActKind, str]] = {
     "prices": "A price book came into force", "closed": "The month was closed",
     "reopened": "The month was opened again",
@@ -222,7 +221,7 @@ WHAT: Final[Mapping[ActKind, str]] = {
 }  # fmt: skip
 
 
-@journal_router.get("/act/{number}")
+@router.get("/act/{number}")
 def act(request: Request, number: int, deps: Given, principal: Reading) -> Response:
     found = deps.ledger.trail(number - 1, 1) if 0 < number < 2**62 else []
     if not found or found[0].number != number:
@@ -243,7 +242,6 @@ def act(request: Request, number: int, deps: Given, principal: Reading) -> Respo
     )  # fmt: skip
 
 
-invoice_router = APIRouter(include_in_schema=False)
 Show = Literal["all", "apart", "together", "foreign"]
 SHOWS: dict[Show, str] = {
     "all": "all", "apart": "apart", "together": "in agreement", "foreign": "no GPU of the cluster",
@@ -263,7 +261,7 @@ class InvoiceParams(Params):
         return fits and self.model in (None, line.gpu_model)
 
 
-@invoice_router.get("/invoice")
+@router.get("/invoice")
 def newest(deps: Given, principal: Reading) -> Response:
     """Redirects to the newest month with an invoice; without any, to the previous month."""
     of_everyone(principal)
@@ -272,7 +270,7 @@ def newest(deps: Given, principal: Reading) -> Response:
     return RedirectResponse(f"/invoice/{max((act.subject for act in kept), default=str(before))}", 303)
 
 
-@invoice_router.get("/invoice/{month}")
+@router.get("/invoice/{month}")
 def against_the_books(
     request: Request, month: str, asked: Annotated[InvoiceParams, Query()], deps: Given, principal: Reading
 ) -> Response:
@@ -291,7 +289,7 @@ def against_the_books(
     )  # fmt: skip
 
 
-@invoice_router.get("/invoice/{month}/lines.csv")
+@router.get("/invoice/{month}/lines.csv")
 def as_file(
     request: Request, month: str, asked: Annotated[InvoiceParams, Query()], deps: Given, principal: Reading
 ) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from accountant.ledger.protocols import JobKey
-from accountant.web.job_pages import decisions_about_job, gangs_of
+from accountant.web.job_and_node_pages import decisions_about_job, gangs_of
 from accountant.wire.policy_models import Decision
 
 KEY = JobKey("prod", "vision", "Job/train")

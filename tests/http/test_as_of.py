@@ -33,7 +33,7 @@ def house(door: OpenDoor) -> Iterator[Door]:
     seconds = count()
     found = door(spent=lambda: float(next(seconds)))
     yield found
-    found.app.state.deps.prepared.close()
+    found.app.state.deps.answers.close()
 
 
 def of(house: Door, path: str) -> tuple[set[str], str]:
@@ -64,7 +64,7 @@ def test_a_page_says_of_when_it_is(house: Door, clock: VirtualClock, path: str) 
     instants, kept = of(house, path)
     assert instants == {"1 Nov 12:00"}, "shown while it is refreshed"
     assert figures(kept) == figures(first)
-    house.app.state.deps.prepared.close()  # waits for what is being found
+    house.app.state.deps.answers.close()  # waits for what is being found
     instants, anew = of(house, path)
     assert instants == {"1 Nov 12:01"}
     assert figures(anew) != figures(first)

@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from accountant.api.answer_cache import KEPT_MS, PACK_LINES, AnswerPages
+from accountant.api.answer_cache import KEPT_MS, PACK_LINES, AnswerCache, PagedQuery, open_page
 from accountant.api.problems import Refusal
-from accountant.api.query_parameters import Page, open_page
 from accountant.composition import Service
 from accountant.core.errors import LedgerUnavailable
 from accountant.core.settings import Limits, Settings
@@ -68,7 +67,7 @@ def whole(costs: list[int]) -> CostAnswer:
     )  # fmt: skip
 
 
-def asked(page: str | None, now_ms: int = 5) -> Page:
+def asked(page: str | None, now_ms: int = 5) -> PagedQuery:
     return open_page(["cost"], 0, 9, now_ms, page, span_days=1)
 
 
@@ -84,7 +83,7 @@ def test_pages_add_up_to_one_answer_or_are_refused(
 ) -> None:
     """Whatever is booked, taken back or forgotten between two of them."""
     clock = VirtualClock(NOW_MS)
-    kept, first, ledger = AnswerPages(clock, room), whole(costs), list(costs)
+    kept, first, ledger = AnswerCache(clock, room), whole(costs), list(costs)
     forgotten = not room
     lines: list[CostLine] = []
     page: str | None = None
@@ -92,10 +91,10 @@ def test_pages_add_up_to_one_answer_or_are_refused(
         opened, limit = asked(page, now_ms=5 + turn), limits[turn % len(limits)]
         if page is not None and forgotten and ledger != costs:
             with pytest.raises(Refusal, match="no longer stored") as gone:
-                kept.turn(opened, limit, partial(whole, ledger))
+                kept.page(opened, limit, partial(whole, ledger))
             assert (gone.value.slug, gone.value.kind.status) == ("page-gone", 410)
             return
-        answer = kept.turn(opened, limit, partial(whole, ledger))
+        answer = kept.page(opened, limit, partial(whole, ledger))
         lines += answer.lines
         assert answer.model_copy(update={"lines": (), "next_page": None}) == first.model_copy(update={"lines": ()})
         page = answer.next_page
@@ -114,50 +113,50 @@ def test_pages_add_up_to_one_answer_or_are_refused(
 
 
 def test_a_page_may_reach_over_what_is_packed_together() -> None:
-    kept, answer = AnswerPages(VirtualClock(0), PLENTY), whole(list(range(1, 2 * PACK_LINES + 8)))
-    first = kept.turn(asked(None), PACK_LINES - 3, lambda: answer)
-    second = kept.turn(asked(first.next_page), PACK_LINES + 6, lambda: whole([]))
-    third = kept.turn(asked(second.next_page), PACK_LINES, lambda: whole([]))
+    kept, answer = AnswerCache(VirtualClock(0), PLENTY), whole(list(range(1, 2 * PACK_LINES + 8)))
+    first = kept.page(asked(None), PACK_LINES - 3, lambda: answer)
+    second = kept.page(asked(first.next_page), PACK_LINES + 6, lambda: whole([]))
+    third = kept.page(asked(second.next_page), PACK_LINES, lambda: whole([]))
     assert [*first.lines, *second.lines, *third.lines] == list(answer.lines)
     assert third.next_page is None
 
 
 def test_an_answer_of_one_page_is_not_kept() -> None:
-    kept, answer = AnswerPages(VirtualClock(0), PLENTY), whole([1, 2])
-    assert kept.turn(asked(None), 2, lambda: answer) is answer
+    kept, answer = AnswerCache(VirtualClock(0), PLENTY), whole([1, 2])
+    assert kept.page(asked(None), 2, lambda: answer) is answer
     assert (len(kept), kept.nbytes) == (0, 0)
 
 
 def test_more_than_fits_is_not_kept_and_what_is_turned_stays() -> None:
     """Of three answers two fit: the one that nobody turned the pages of goes."""
-    one = AnswerPages(VirtualClock(0), PLENTY)
-    one.turn(asked(None), 1, lambda: whole([1, 2, 3]))
-    kept = AnswerPages(VirtualClock(0), 2 * one.nbytes + one.nbytes // 2)
-    pages = [kept.turn(asked(None), 1, partial(whole, [each, 2, 3])).next_page for each in (1, 4)]
-    kept.turn(asked(pages[0]), 1, lambda: whole([]))
-    pages.append(kept.turn(asked(None), 1, lambda: whole([7, 2, 3])).next_page)
+    one = AnswerCache(VirtualClock(0), PLENTY)
+    one.page(asked(None), 1, lambda: whole([1, 2, 3]))
+    kept = AnswerCache(VirtualClock(0), 2 * one.nbytes + one.nbytes // 2)
+    pages = [kept.page(asked(None), 1, partial(whole, [each, 2, 3])).next_page for each in (1, 4)]
+    kept.page(asked(pages[0]), 1, lambda: whole([]))
+    pages.append(kept.page(asked(None), 1, lambda: whole([7, 2, 3])).next_page)
     assert len(kept) == 2
-    assert kept.turn(asked(pages[0]), 1, lambda: whole([])).lines[0].gpu_us == 2
-    assert kept.turn(asked(pages[2]), 1, lambda: whole([])).lines[0].gpu_us == 2
+    assert kept.page(asked(pages[0]), 1, lambda: whole([])).lines[0].gpu_us == 2
+    assert kept.page(asked(pages[2]), 1, lambda: whole([])).lines[0].gpu_us == 2
     with pytest.raises(Refusal, match="no longer stored"):
-        kept.turn(asked(pages[1]), 1, lambda: whole([]))
+        kept.page(asked(pages[1]), 1, lambda: whole([]))
 
 
 def test_what_is_turned_now_and_then_stays_and_what_is_not_goes() -> None:
     clock = VirtualClock(0)
-    kept = AnswerPages(clock, PLENTY)
-    page = kept.turn(asked(None), 1, lambda: whole([1, 2, 3, 4])).next_page
+    kept = AnswerCache(clock, PLENTY)
+    page = kept.page(asked(None), 1, lambda: whole([1, 2, 3, 4])).next_page
     for _ in range(2):
         clock.advance(KEPT_MS - 1)
-        page = kept.turn(asked(page), 1, lambda: whole([])).next_page
+        page = kept.page(asked(page), 1, lambda: whole([])).next_page
     clock.advance(KEPT_MS)
     assert (len(kept), kept.nbytes) == (0, 0)
 
 
 def test_kept_lines_take_little_memory() -> None:
     lines = whole(list(range(10**11, 10**11 + 20_000)))
-    kept = AnswerPages(VirtualClock(0), 64 * PLENTY)
-    kept.turn(asked(None), 1, lambda: lines)
+    kept = AnswerCache(VirtualClock(0), 64 * PLENTY)
+    kept.page(asked(None), 1, lambda: lines)
     assert kept.nbytes < 60 * len(lines.lines)
 
 
@@ -378,6 +377,6 @@ def test_another_callers_answer_is_not_found_by_a_cursor_that_was_made_up(servic
 
 
 def test_the_settings_bound_what_is_kept() -> None:
-    assert Limits().pages_bytes == 64 * 2**20
+    assert Limits().pages_bytes == 320 * 2**20
     with pytest.raises(ValueError, match="pages_bytes"):
         Limits(pages_bytes=-1)

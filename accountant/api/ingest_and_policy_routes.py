@@ -1,4 +1,5 @@
-"""Accepts usage batches from agents, imported history and pod facts from other systems.
+"""Accepts usage batches from agents, imported history and pod facts from other systems, and policies and decisions from
+fairshare controllers.
 
 The raw body is passed to the ingest, which decodes it once with msgspec. OpenAPI describes the body by the JSON Schema
 of `agent.wire`. A 200 is sent only after the commit.
@@ -10,28 +11,39 @@ metered time."""
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from accountant.api import problems
-from accountant.api.access_control import Administering, Importing, Ingesting, admit, body
+from accountant.api.access_control import (
+    Administering,
+    Importing,
+    Ingesting,
+    PolicyPrincipal,
+    Reading,
+    admit,
+    body,
+    of_everyone,
+)
 from accountant.api.bookkeeping_models import ObservedPods, PodReport
 from accountant.api.dependencies import Deps, Given
 from accountant.api.middleware import INLINE_BYTES
 from accountant.api.problems import AGENT_ACK, AGENT_BATCH, PROBLEMS, Refusal, json_body, refuses, takes
-from accountant.api.query_parameters import Params
+from accountant.api.query_parameters import Params, SpanParams
 from accountant.core.errors import BadBatch
 from accountant.history_import.import_run import ImportedChunk, Source, is_import, of_acts, source_of
 from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import Facts, Receipt
 from accountant.runtime.ingest import decode
 from accountant.storage.write.batch_admission import fact_fault
+from accountant.wire.policy_models import Decision, Policy, PolicyVersion
 from accountant.wire.usage_models import ChunkNote, DoneSpan, ImportMark, ImportState, MeteredSpan
 from gputally.base.units import MS_PER_SECOND, US_PER_HOUR
+from gputally.server.config_loading import Model
 from gputally.server.tokens_and_grants import Principal
 
 usage_router = APIRouter(tags=["usage"])
@@ -125,15 +137,12 @@ def _check_origin(principal: Principal, raw: bytes) -> None:
             raise Refusal("wrong-origin", f"the token {principal.name!r} is bound to {bound!r}, not {told!r}")
 
 
-import_router = APIRouter(tags=["usage"])
-
-
 class ImportParams(Params):
     cluster: str = Field(min_length=1, max_length=1024, description="Name of the cluster in the ledger.")
     source: Source = Field(description="What is imported from.")
 
 
-@import_router.get(
+@usage_router.get(
     "/v1/imports", summary="How far an import came", responses=refuses("invalid-parameter", "wrong-origin")
 )
 def state(asked: Annotated[ImportParams, Query()], deps: Given, principal: Importing) -> ImportState:
@@ -156,7 +165,7 @@ def state(asked: Annotated[ImportParams, Query()], deps: Given, principal: Impor
     )
 
 
-@import_router.post("/v1/imports/usage", summary="Report imported intervals", **_TAKES_BATCH)
+@usage_router.post("/v1/imports/usage", summary="Report imported intervals", **_TAKES_BATCH)
 async def report_import(request: Request, deps: Given, principal: Importing) -> Response:
     """Accepts a batch of an import, with the import's epoch; all of its rows are imported ones. Otherwise like POST
     /v1/usage."""
@@ -175,7 +184,7 @@ async def report_import(request: Request, deps: Given, principal: Importing) -> 
     return _acknowledged(deps, receipt, started)
 
 
-@import_router.post(
+@usage_router.post(
     "/v1/imports",
     summary="A chunk was sent completely",
     **takes(ImportedChunk, "wrong-origin", "ledger-unavailable"),
@@ -218,14 +227,13 @@ def _own_cluster(principal: Principal, cluster: str) -> None:
         )
 
 
-pod_router = APIRouter(tags=["usage"])
 MOST_PODS = 100_000
 
 
 _decoder = msgspec.json.Decoder(PodReport)
 
 
-@pod_router.post(
+@usage_router.post(
     "/v1/pods",
     summary="Report what is known of holders",
     openapi_extra={"requestBody": json_body("PodReport")},
@@ -258,3 +266,90 @@ async def report_pods(request: Request, deps: Given, principal: Administering) -
         return ObservedPods(pods=len(told.pods))
 
     return await asyncio.to_thread(take)
+
+
+policy_router = APIRouter(tags=["policy"])
+_FAR_MS = 253_402_300_800_000
+"""The year 10000: later than any policy."""
+
+
+@policy_router.put(
+    "/v1/policy",
+    summary="Put a policy into force",
+    response_model=PolicyVersion,
+    openapi_extra={"requestBody": json_body("Policy")},
+    responses=refuses("malformed-body", "too-large", "invalid-body", "ledger-unavailable"),
+)
+def put_policy(
+    policy: Annotated[Policy, body(Policy, "policy")], deps: Given, principal: PolicyPrincipal
+) -> PolicyVersion:
+    """Puts the policy in force from now on; earlier versions keep their dates. If it is already in force, its version
+    is returned unchanged."""
+    return deps.ledger.put_policy(policy, deps.clock.wall_ms(), principal.name)
+
+
+@policy_router.get("/v1/policy", summary="The policy in force", responses=refuses("not-found"))
+def current_policy(response: Response, deps: Given, principal: Reading) -> PolicyVersion:
+    of_everyone(principal)
+    versions = _versions(deps)
+    now = deps.clock.wall_ms()
+    in_force = [version for version in versions if version.effective_ms <= now] or versions[:1]
+    if not in_force:
+        raise Refusal("not-found", "no policy has been put into force yet")
+    response.headers["ETag"] = f'"{in_force[-1].version}"'
+    return in_force[-1]
+
+
+@policy_router.get("/v1/policy/versions", summary="Every policy that was in force", responses=refuses())
+def policy_versions(deps: Given, principal: Reading) -> list[PolicyVersion]:
+    """Lists the policies, oldest first; each was in force until the next one's `effective_ms`."""
+    of_everyone(principal)
+    return _versions(deps)
+
+
+def _versions(deps: Deps) -> list[PolicyVersion]:
+    return deps.ledger.policies(0, _FAR_MS)
+
+
+decision_router = APIRouter(tags=["decisions"])
+MOST_DECISIONS = 10_000
+_DECISIONS = TypeAdapter(Annotated[tuple[Decision, ...], Field(max_length=MOST_DECISIONS)])
+
+
+class Recorded(Model):
+    """The number of new decisions; known ones are not changed."""
+
+    recorded: int
+    known: int
+
+
+class DecisionParams(SpanParams):
+    kind: Literal["weight", "hold", "preemption"] | None = Field(default=None, description="Only these.")
+    subject: str | None = Field(default=None, max_length=500, description="Only about it, by its whole name.")
+    cluster: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=253,
+        description="Of the controller of this cluster, or of none that names one.",
+    )
+    limit: int = Field(default=1_000, ge=1, le=MOST_DECISIONS, description="Decisions, newest first.")
+
+
+@decision_router.post(
+    "/v1/decisions",
+    summary="Record decisions",
+    openapi_extra={"requestBody": json_body("Decision", many=True)},
+    responses=refuses("malformed-body", "too-large", "invalid-body", "ledger-unavailable"),
+)
+def record(decisions: Annotated[tuple[Decision, ...], body(_DECISIONS, "policy")], deps: Given) -> Recorded:
+    """Stores a list of decisions, idempotent by cluster, id and instant."""
+    new = deps.ledger.record_decisions(decisions, deps.clock.wall_ms())
+    return Recorded(recorded=new, known=len(decisions) - new)
+
+
+@decision_router.get("/v1/decisions", summary="Decisions, newest first", responses=refuses("invalid-parameter"))
+def decisions(asked: Annotated[DecisionParams, Query()], deps: Given, principal: Reading) -> list[Decision]:
+    of_everyone(principal)
+    # "Until now" includes decisions of the current millisecond.
+    start, end, _ = asked.span(deps.clock.wall_ms() + 1, deps.settings.timezone, deps.settings.limits)
+    return deps.ledger.decisions(start, end, asked.limit, kind=asked.kind, subject=asked.subject, cluster=asked.cluster)
