@@ -32,7 +32,7 @@ from dashboards import (
     team_dashboard,
 )
 from gputally.base import http_calls
-from gputally.base.command_output import OUTPUTS, show
+from gputally.base.command_line import OUTPUTS, show
 
 TIMEOUT_S = 30.0
 MOST_BYTES = 16 << 20
@@ -69,7 +69,7 @@ class Grafana:
         parsed = http_calls.address(url, "https://grafana.example", GrafanaError)
         self._url = url.rstrip("/")
         self._token = token
-        self._trusted = http_calls.trusting_for(parsed, ca_file, GrafanaError)
+        self._trusted = http_calls.tls_context_for(parsed, ca_file, GrafanaError)
 
     def push(self, dashboards: Iterable[dict[str, Any]], folder: str) -> list[PushResult]:
         """Uploads every dashboard to `folder` (its title). Raises GrafanaError at the first failure."""

@@ -321,7 +321,7 @@ LEDGER = Group(
             "0m",
             "critical",
             "A background task of {{ $labels.instance }} has stopped: {{ $labels.task }}",
-            "It hangs, its thread has ended, or it failed of an error that the program does not expect.",
+            "It hangs, its thread has ended, or it failed with an unexpected error.",
         ),
         Alert(
             "GputallyUpkeepFailing",

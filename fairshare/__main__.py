@@ -51,9 +51,8 @@ from fairshare.targets import ADAPTERS
 from fairshare.targets.kai import shard_advice
 from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import show
+from gputally.base.command_line import show, with_option_groups
 from gputally.base.errors import AccountantError, DivisionError, FairshareError
-from gputally.base.option_groups import with_option_groups
 from gputally.base.untrusted_text import for_terminal
 from gputally.base.yaml_file import FileFault
 from gputally.server.config_loading import Model, faults_of

@@ -37,7 +37,7 @@ from fairshare.targets.status_config_map import StatusObject
 from fairshare.usage.accountant_client import AccountantApi, other_clusters
 from fairshare.web.app import pages
 from fairshare.web.queue_history import ReportCache
-from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, Work, described
+from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, Work, error_summary
 from gputally.base.clock import Clock, SystemClock
 from gputally.base.errors import FairshareError
 from gputally.base.yaml_file import FileFault
@@ -212,4 +212,4 @@ def run_beside(
 
 def _teller(what: str) -> Callable[[Exception], None]:
     events = structlog.get_logger("fairshare")
-    return lambda error: events.error("task_failed", what=what, reason=described(error), exc_info=error)
+    return lambda error: events.error("task_failed", what=what, reason=error_summary(error), exc_info=error)

@@ -1,6 +1,6 @@
 """Defines the options of commands that call a running accountant, or, with `--db`, open a stopped ledger.
 
-A command has a parameter of type `Server`, `Ledger`, `ZonedLedger` or `Priced` (`gputally.base.option_groups`)."""
+A command has a parameter of type `Server`, `Ledger`, `ZonedLedger` or `Priced` (`gputally.base.command_line`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.console import RenderableType
 from accountant.core import periods
 from accountant.wire.http_client import AccountantClient
 from gputally.base.accountant_connection import Unanswered
-from gputally.base.command_output import Output, show
+from gputally.base.command_line import Output, show
 from gputally.base.errors import CannotStart
 from gputally.base.http_calls import read_token
 

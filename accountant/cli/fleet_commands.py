@@ -27,12 +27,10 @@ from accountant.wire.policy_models import UNASSIGNED, WindowSpec
 from accountant.wire.usage_models import Dimension
 from gputally.base import atomic_file
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import show
+from gputally.base.command_line import Terminal, figures, show, table, with_option_groups
 from gputally.base.errors import CannotStart
 from gputally.base.money import exact_sum
 from gputally.base.number_format import NOTHING, hours
-from gputally.base.option_groups import with_option_groups
-from gputally.base.terminal import Terminal, figures, table
 from gputally.base.units import MS_PER_HOUR
 from gputally.server import config_loading, logs_and_metrics
 

@@ -38,12 +38,10 @@ from accountant.wire.usage_models import CostAnswer, EpochLine, Job, JobAnswer, 
 from gputally.base import atomic_file
 from gputally.base.accountant_connection import Query, Unanswered
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import show
+from gputally.base.command_line import Terminal, figures, show, table, with_option_groups
 from gputally.base.errors import CannotStart
 from gputally.base.money import exact_sum, gpu_hours, plain
 from gputally.base.number_format import NOTHING, hours
-from gputally.base.option_groups import with_option_groups
-from gputally.base.terminal import Terminal, figures, table
 from gputally.base.units import MS_PER_SECOND
 from gputally.base.untrusted_text import for_cell
 

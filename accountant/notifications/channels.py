@@ -171,7 +171,7 @@ class Webhook:
 
     def carry(self, letter: Message) -> str:
         url = self._url()
-        trusted = http_calls.trusting_for(url, None, Refused)
+        trusted = http_calls.tls_context_for(url, None, Refused)
         try:
             with http_calls.client(trusted, TIMEOUT_SECONDS, transport=self._transport) as client:
                 answer = client.post(url, json=dict(self._body(letter)))

@@ -22,7 +22,7 @@ from accountant.prices.price_book import PriceBook
 from accountant.storage.backups import KeptBackups
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import Policy, PolicyVersion
-from gputally.base.background_tasks import PATIENCE_S, BackgroundTask, BackgroundTasks, described
+from gputally.base.background_tasks import PATIENCE_S, BackgroundTask, BackgroundTasks, error_summary
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
@@ -258,7 +258,7 @@ def _log_failure(log: structlog.stdlib.BoundLogger, event: str, what: str, error
     if isinstance(error, AccountantError):
         log.error(event, what=what, reason=str(error))
     else:
-        log.error(event, what=what, reason=described(error), exc_info=error)
+        log.error(event, what=what, reason=error_summary(error), exc_info=error)
 
 
 def in_force(ledger: DuckLedger, now_ms: int) -> PolicyVersion | None:

@@ -619,7 +619,7 @@ def print_frame(
     look: Callable[[], Frame], clock: Clock, console: Console | None = None, prices: Prices | None = None
 ) -> int:
     """Like `print_once`, but read the two frames with `look`, from NVML or from an agent's metrics page."""
-    from gputally.base.terminal import Terminal
+    from gputally.base.command_line import Terminal
 
     history = History(prices)
     frame = look()

@@ -29,7 +29,7 @@ from prometheus_client.samples import Sample
 
 from agent.core.errors import SettingsError
 from agent.core.readings import DeviceReading, InstanceReading, Reading, Snapshot, Unavailable
-from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, described
+from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, error_summary
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
 
@@ -199,7 +199,7 @@ class Exporter:
     def _tell(self, error: Exception) -> None:
         log.error("scraping dcgm-exporter failed and restarts", exc_info=error)
         with self._lock:
-            self._failure = described(error)
+            self._failure = error_summary(error)
 
 
 class WithDcgm:

@@ -24,7 +24,7 @@ from fairshare.targets.status_config_map import StatusObject
 from fairshare.usage.accountant_client import AccountantApi, other_clusters
 from fairshare.usage.multi_cluster_windows import OtherClusters
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import Output
+from gputally.base.command_line import Output
 from gputally.base.errors import ClusterError
 from gputally.kubernetes.objects import CONFIG_MAP, POD, Cluster, Object, Objects
 

@@ -35,9 +35,8 @@ from fairshare.targets import ADAPTERS
 from fairshare.usage.accountant_client import AccountantApi
 from fairshare.usage.multi_cluster_windows import OtherClusters
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import Output, show
+from gputally.base.command_line import Output, show, with_option_groups
 from gputally.base.errors import AccountantUnavailable, FairshareError
-from gputally.base.option_groups import with_option_groups
 from gputally.server.config_loading import parse_duration
 
 MOST_GANGS = 8

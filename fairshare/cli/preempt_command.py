@@ -18,8 +18,7 @@ from fairshare.preemption.service_latency_objectives import prometheus_latency
 from fairshare.preemption.target_preemption import PreemptionReport
 from fairshare.targets import ADAPTERS
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import draw, show
-from gputally.base.option_groups import with_option_groups
+from gputally.base.command_line import draw, show, with_option_groups
 from gputally.server.config_loading import parse_seconds
 
 

@@ -36,10 +36,8 @@ from fairshare.simulator.job_traces import teams_of
 from fairshare.simulator.policy_comparison import Result, players
 from fairshare.simulator.simulation_model import Workload, columns
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import Output, show
+from gputally.base.command_line import Output, Terminal, show, with_option_groups
 from gputally.base.errors import DivisionError, FairshareError
-from gputally.base.option_groups import with_option_groups
-from gputally.base.terminal import Terminal
 from gputally.base.units import MS_PER_DAY
 from gputally.base.untrusted_text import for_cell
 from gputally.base.yaml_file import read

@@ -95,7 +95,7 @@ class RunaiApi:
         self._credentials = credentials
         self._clock = clock
         self._cluster = cluster
-        trusted = http_calls.trusting_for(parsed, ca_file, Refused)
+        trusted = http_calls.tls_context_for(parsed, ca_file, Refused)
         self._http = http_calls.client(trusted, timeout_s, transport=transport)
         self._token = ""
         self._token_until_ms = 0

@@ -20,9 +20,8 @@ from gputally.advise.recommendations import pools as by_pool
 from gputally.advise.recommendations import sharing_advice as shares
 from gputally.advise.recommendations import spot_advice as spots
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import Output, show
+from gputally.base.command_line import Output, show, with_option_groups
 from gputally.base.errors import AccountantError
-from gputally.base.option_groups import with_option_groups
 from gputally.base.untrusted_text import for_terminal
 from gputally.server.config_loading import parse_duration
 

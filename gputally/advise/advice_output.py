@@ -115,7 +115,7 @@ class LedgerQuestions:
         return book.currency if book is not None else None
 
     def _book(self) -> PriceBook | None:
-        if self._remote.knock("/v1/prices").status == 404:
+        if self._remote.probe("/v1/prices").status == 404:
             return None
         return self._remote.ask(PriceBook, "/v1/prices")
 

@@ -1,3 +1,4 @@
-"""Holds what every stage shares: units, clock, files, output and errors.
+"""Holds what every stage shares: units, clock, errors, files, command output and HTTP calls.
 
-It needs only the standard library, msgspec and PyYAML."""
+The agent's image has no httpx2, so the agent does not import `http_calls`, `accountant_connection` and
+`prometheus_api`."""

@@ -1,6 +1,6 @@
-"""Calls the accountant's HTTP API with a token file and a CA bundle; errors are one line.
+"""Calls the accountant's HTTP API, authenticated by a token and verified against a CA file.
 
-It follows no redirects and never prints the token."""
+The client follows no redirects. Its errors have one line, which never contains the token."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ Query = Mapping[str, str | Sequence[str] | None]
 class ProbeResult:
     """The server's answer to a probe.
 
-    status: HTTP status.
-    reason: the server's message unless the status is 200.
-    date_ms: the server's time, in whole seconds; None if it sends none."""
+    reason: the server's message; "" for status 200.
+    date_ms: the time of the answer's Date header, in whole seconds; None if there is none."""
 
     status: int
     reason: str
@@ -37,8 +36,9 @@ class ProbeResult:
 
 
 class Unanswered(AccountantError):
-    """There was no usable answer; the message has the address and the reason. status: HTTP status, None without an
-    answer."""
+    """The accountant gave no valid answer. The message has one line: the address and the reason.
+
+    status: the HTTP status; None without an answer."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -46,13 +46,13 @@ class Unanswered(AccountantError):
 
 
 class AccountantConnection:
-    """The accountant at `url` (http or https). As a context manager it reuses connections; otherwise each call opens
-    its own. Every method raises Unanswered, also for an invalid URL or certificate file.
+    """A client of the accountant at `url` (http or https). As a context manager it reuses connections; otherwise each
+    call opens its own. Every method raises Unanswered, and so does the constructor for an invalid URL or CA file.
 
-    token_file: read at each call, because tokens rotate.
-    ca_file: PEM file of the CAs to trust instead of the system's; read again when it changes, and CAs trusted before
-        remain trusted.
-    proxies: whether to use the proxies named in environment variables.
+    token_file: is read at each call, because tokens rotate; it replaces `token`.
+    ca_file: PEM file of the CAs to trust instead of the system's. It is read again when it changes; CAs that were
+        trusted before remain trusted.
+    proxies: True to use the proxies that environment variables name.
     transport: replaces the network."""
 
     def __init__(
@@ -68,8 +68,8 @@ class AccountantConnection:
     ) -> None:
         parsed = http_calls.address(url, "http://127.0.0.1:8080", Unanswered)
         self._ca_file = ca_file if parsed.scheme == "https" else None
-        self._trusted = http_calls.trusting_for(parsed, self._ca_file, Unanswered)
-        self._ca_seen = self._ca_stamp()
+        self._tls = http_calls.tls_context_for(parsed, self._ca_file, Unanswered)
+        self._loaded_ca_stamp = self._ca_stamp()
         self.url = url.rstrip("/")
         self._token = token
         self._token_file = token_file
@@ -86,52 +86,52 @@ class AccountantConnection:
         self.close()
 
     def close(self) -> None:
-        """Closes reused connections."""
+        """Close reused connections."""
         if self._reused is not None:
             self._reused.close()
             self._reused = None
 
     def get(self, path: str, query: Query | None = None) -> bytes:
-        """The body of a 200 answer; parameters that are None are left out."""
-        given = [
+        """Return the body of the answer to a GET. A parameter that is None is left out."""
+        parameters = [
             (name, value)
             for name, values in (query or {}).items()
             if values is not None
             for value in ([values] if isinstance(values, str) else values)
         ]
-        with self._answered("GET", path, params=given) as response:
+        with self._success("GET", path, params=parameters) as response:
             return response.read()
 
     def send_body(
         self, method: str, path: str, body: bytes, media_type: str, query: Query | None = None, encoding: str = ""
     ) -> bytes:
-        """The body of the answer to POST or PUT."""
-        given = {name: value for name, value in (query or {}).items() if isinstance(value, str)}
+        """Send a body with POST or PUT, and return the body of the answer. encoding: the Content-Encoding."""
+        parameters = {name: value for name, value in (query or {}).items() if isinstance(value, str)}
         headers = {"Content-Type": media_type, **({"Content-Encoding": encoding} if encoding else {})}
-        with self._answered(method, path, params=given, content=body, headers=headers) as response:
+        with self._success(method, path, params=parameters, content=body, headers=headers) as response:
             return response.read()
 
-    def knock(self, path: str) -> ProbeResult:
-        """The answer to a GET, including error statuses. Raises Unanswered without an answer."""
-        with self._opened("GET", path) as response:
+    def probe(self, path: str) -> ProbeResult:
+        """Send a GET and return the answer, whatever its status. Raises Unanswered without an answer."""
+        with self._response("GET", path) as response:
             response.read()
-            words = "" if response.status_code == 200 else problem(response)
-            return ProbeResult(response.status_code, words, _date_ms(response.headers.get("Date", "")))
+            reason = "" if response.status_code == 200 else problem(response)
+            return ProbeResult(response.status_code, reason, _date_ms(response.headers.get("Date", "")))
 
     def save(self, path: str, to: Path) -> None:
-        """Writes the body of a 200 answer of any size to a file."""
+        """Write the body of the answer to a GET to a file, in parts, so that it can be of any size."""
         try:
             to.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_file.replacing(to) as file, self._answered("GET", path) as response:
+            with atomic_file.replacing(to) as file, self._success("GET", path) as response:
                 for part in response.iter_bytes():
                     file.write(part)
         except OSError as error:
             raise Unanswered(f"{to}: {error.strerror or error}") from error
 
     @contextlib.contextmanager
-    def _answered(self, method: str, path: str, **request: Any) -> Iterator[httpx2.Response]:
-        """An open successful response."""
-        with self._opened(method, path, **request) as response:
+    def _success(self, method: str, path: str, **request: Any) -> Iterator[httpx2.Response]:
+        """Send a request and yield the open response. Raises Unanswered for an error status."""
+        with self._response(method, path, **request) as response:
             if not response.is_success:
                 response.read()
                 text = f"{self.url}{path}: {response.status_code} {problem(response)}"
@@ -139,21 +139,21 @@ class AccountantConnection:
             yield response
 
     @contextlib.contextmanager
-    def _opened(
+    def _response(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, **request: Any
     ) -> Iterator[httpx2.Response]:
-        """An open response with any status."""
+        """Send a request and yield the open response, whatever its status."""
         headers = {**self._authorization(), **(headers or {})}
-        self._trust_renewed()
+        self._reload_ca_file()
         try:
-            with contextlib.ExitStack() as open_:
-                client = self._reused or open_.enter_context(self._connection())
-                yield open_.enter_context(client.stream(method, self.url + quote(path), headers=headers, **request))
+            with contextlib.ExitStack() as stack:
+                client = self._reused or stack.enter_context(self._connection())
+                yield stack.enter_context(client.stream(method, self.url + quote(path), headers=headers, **request))
         except httpx2.HTTPError as error:
             raise Unanswered(f"{self.url}: {http_calls.reason(error)}") from error
 
     def _connection(self) -> httpx2.Client:
-        return http_calls.client(self._trusted, self._timeout_s, transport=self._transport, proxies=self._proxies)
+        return http_calls.client(self._tls, self._timeout_s, transport=self._transport, proxies=self._proxies)
 
     def _authorization(self) -> dict[str, str]:
         token = self._token if self._token_file is None else http_calls.read_token(self._token_file, Unanswered)
@@ -162,13 +162,13 @@ class AccountantConnection:
     def _ca_stamp(self) -> atomic_file.Stamp | None:
         return atomic_file.stamp(self._ca_file) if self._ca_file is not None else None
 
-    def _trust_renewed(self) -> None:
-        """Reads the CA file again if it changed; an incomplete file changes nothing."""
-        seen = self._ca_stamp()
-        if seen != self._ca_seen:
+    def _reload_ca_file(self) -> None:
+        """Read the CA file again if it has changed; an incomplete file changes nothing."""
+        stamp = self._ca_stamp()
+        if stamp != self._loaded_ca_stamp:
             with contextlib.suppress(OSError):
-                self._trusted.load_verify_locations(self._ca_file)
-                self._ca_seen = seen
+                self._tls.load_verify_locations(self._ca_file)
+                self._loaded_ca_stamp = stamp
 
 
 def _date_ms(text: str) -> int | None:
@@ -179,9 +179,9 @@ def _date_ms(text: str) -> int | None:
 
 
 def problem(response: httpx2.Response) -> str:
-    """Why a response is an error, in the accountant's words if it has any."""
+    """Return the reason of an error response: title and detail of its problem document, or else the HTTP reason."""
     try:
-        found = json.loads(response.content)
-        return f"{found['title']}: {found['detail']}"
+        document = json.loads(response.content)
+        return f"{document['title']}: {document['detail']}"
     except (ValueError, KeyError, TypeError):
         return response.reason_phrase

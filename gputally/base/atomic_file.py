@@ -1,10 +1,10 @@
-"""Writes a file so that readers see the old content or the new, even after a power failure.
+"""Replaces a file so that readers see either the old content or the new, even after a power failure.
 
-The content is made durable before it gets the name, and afterwards the name in its folder (rename(2), fsync(2)). If
-writing fails, no temporary file remains and the old content stays. A link at the place is replaced, not followed. No
-folders are created.
+The module writes a temporary file, makes it durable, renames it, and makes the folder durable (rename(2), fsync(2)). If
+writing fails, it removes the temporary file, and the old content stays. It replaces a symbolic link instead of
+following it, and creates no folders.
 
-A reader that polls the file detects new content by its stamp."""
+A reader that polls the file detects new content by the file's stamp."""
 
 from __future__ import annotations
 
@@ -17,50 +17,52 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 Stamp: TypeAlias = tuple[int, int, int]
-"""The state of a file at one moment. A different stamp means another file or other content."""
+"""Inode, size and modification time of a file. A different stamp means another file or other content."""
 
 
-def stamp(place: Path) -> Stamp | None:
-    """Return the file's stamp, which changes whenever the file is written in place or replaced (as Kubernetes does);
-    None if the file cannot be read."""
+def stamp(path: Path) -> Stamp | None:
+    """Return the file's stamp; None if the file cannot be read. The stamp changes whenever a program writes the file in
+    place or replaces it, as Kubernetes replaces mounted files."""
     try:
-        return stamp_of(place.stat())
+        return stamp_of(path.stat())
     except OSError:
         return None
 
 
-def stamp_of(found: os.stat_result) -> Stamp:
+def stamp_of(status: os.stat_result) -> Stamp:
     """Return the stamp of an `os.stat` result."""
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @contextmanager
-def replacing(place: Path, mode: int | None = None) -> Iterator[BinaryIO]:
-    """Open a new file that replaces `place` when the block ends; an error in the block changes nothing.
+def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
+    """Open a temporary file that replaces `path` when the block ends. An error in the block changes nothing.
 
-    mode: the file's permissions; None: those of the replaced file, or the process's default for a new one. Raises
+    mode: the file's permissions; None: those of the replaced file, or the process's default for a new file. Raises
     OSError."""
-    fresh = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
-    rights = mode if mode is not None else _rights(place)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    permissions = mode if mode is not None else _permissions(path)
     # Until the permissions are set, no other user may read the file.
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if rights is None else 0o600)
+    descriptor = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if permissions is None else 0o600
+    )
     try:
         with os.fdopen(descriptor, "wb") as file:
-            if rights is not None:
-                os.fchmod(descriptor, rights)
+            if permissions is not None:
+                os.fchmod(descriptor, permissions)
             yield file
             file.flush()
             os.fsync(descriptor)
-        fresh.replace(place)
+        temporary.replace(path)
     except BaseException:
-        fresh.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
-    sync(place.parent)
+    sync(path.parent)
 
 
-def write(place: Path, content: bytes, mode: int | None = None) -> None:
-    """Write the whole content at once. Raises OSError."""
-    with replacing(place, mode) as file:
+def write(path: Path, content: bytes, mode: int | None = None) -> None:
+    """Replace the file's content. mode: see `replacing`. Raises OSError."""
+    with replacing(path, mode) as file:
         file.write(content)
 
 
@@ -73,10 +75,10 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _rights(place: Path) -> int | None:
-    """Return the permissions of an existing file; None if there is no file."""
+def _permissions(path: Path) -> int | None:
+    """Return the permissions of an existing file; None for a symbolic link or if there is no file."""
     try:
-        mode = place.lstat().st_mode
+        mode = path.lstat().st_mode
     except FileNotFoundError:
         return None
     return None if stat.S_ISLNK(mode) else stat.S_IMODE(mode)

@@ -1,8 +1,9 @@
 """Runs background tasks and records their state, so that a program can report which task does not work and why.
 
-A task has a fault while its last run failed, while a run takes longer than its patience, and after its thread has
-ended. Readiness checks and metrics of all programs show the faults. A task decides nothing itself. The loop of its
-owner runs it, catches its exceptions and continues. `BackgroundTasks.start` is such a loop on a thread of its own."""
+A task has a fault if its last run failed, if its current run takes longer than its time limit, or if its thread has
+ended. The readiness checks and the metrics of all programs show the faults. A `BackgroundTask` only records: the loop
+of its owner runs the work, catches exceptions and continues. `BackgroundTasks.start` is such a loop on a thread of its
+own."""
 
 from __future__ import annotations
 
@@ -18,30 +19,29 @@ from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
 
 PATIENCE_S: Final = 45.0
-"""Default time that one run may take, so that a run that hangs is noticed within a minute."""
+"""Default time limit of one run. It is less than a minute, so that an alert notices a run that hangs within a
+minute."""
 
-
-END: Final = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 """The signals that ask a program to end."""
 
 RESTART_S: Final = 5.0
 """Pause before a loop that raised an exception starts again."""
 
 STOPPED_HELP: Final = (
-    "1 while a background task of this program hangs, has ended, or failed of an error of an unexpected kind; else 0."
+    "1 while a background task of this program hangs, has ended, or failed with an unexpected error; 0 otherwise."
 )
-FAILURES_HELP: Final = "Runs of a background task of this program that failed."
+FAILURES_HELP: Final = "Failed runs of a background task of this program."
 
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
     """A task's state at one moment.
 
-    fault: why the task does not work, None while it works.
-    stopped: the fault is unexpected (the task hangs, its thread has ended, or it raised an error of an unexpected
-        kind).
-    failures: since the start.
-    running_s: duration of the current run."""
+    fault: why the task does not work; None while it works.
+    stopped: True if the task hangs, its thread has ended, or its last run raised an error that is not expected.
+    failures: the number of failed runs since the start.
+    running_s: duration of the current run; None between runs."""
 
     fault: str | None
     stopped: bool
@@ -50,7 +50,7 @@ class TaskState:
 
 
 class BackgroundTask:
-    """One task. Thread-safe: one thread runs it, and any thread reads its state."""
+    """The record of one task. One thread runs the task and calls the methods, and any thread can read the state."""
 
     def __init__(
         self,
@@ -59,7 +59,10 @@ class BackgroundTask:
         patience_s: float = PATIENCE_S,
         expected: tuple[type[BaseException], ...] = (),
     ) -> None:
-        """expected: exceptions of a run that are not defects, such as an API server that does not answer."""
+        """Create the record of a task that has not run yet.
+
+        patience_s: the time limit of one run.
+        expected: exceptions of a run that are not defects, such as an API server that does not answer."""
         self.name = name
         self._expected = expected
         self._clock = clock
@@ -69,10 +72,10 @@ class BackgroundTask:
         self._fault: str | None = None
         self._unexpected = False
         self._began_ms: int | None = None
-        self._over = False
+        self._ended = False
 
     def watch(self, thread: threading.Thread) -> None:
-        """Report a fault once this thread has ended."""
+        """Set the thread that runs the task, so that the task has a fault once the thread has ended."""
         self._thread = thread
 
     def begin(self) -> None:
@@ -80,7 +83,7 @@ class BackgroundTask:
         self._began_ms = self._clock.monotonic_ms()
 
     def progress(self) -> None:
-        """Record that the current run succeeded once and continues; earlier failures are over."""
+        """Record that the current run has succeeded and goes on, which ends the fault of an earlier failure."""
         self.succeed()
         self.begin()
 
@@ -93,15 +96,15 @@ class BackgroundTask:
         self._failures += 1
         self._began_ms = None
         self._unexpected = not isinstance(error, self._expected)
-        self._fault = f"failed: {described(error)}" if self._unexpected else f"failed: {_first_line(error)}"
+        self._fault = f"failed: {error_summary(error)}" if self._unexpected else f"failed: {_first_line(error)}"
 
     def end(self) -> None:
-        """Record that the task has ended on purpose."""
-        self._over = True
+        """Record that the program has ended the task, which is no fault."""
+        self._ended = True
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Time one run; exceptions are counted and raised again."""
+        """Record one run: its start, its end, and the exception that it raises, which is raised again."""
         self.begin()
         try:
             yield
@@ -111,33 +114,34 @@ class BackgroundTask:
         self.succeed()
 
     @contextmanager
-    def guarded(self, tell: Callable[[Exception], None]) -> Iterator[None]:
-        """Time one run; exceptions are counted and reported to `tell`, and end only this run."""
+    def guarded(self, report: Callable[[Exception], None]) -> Iterator[None]:
+        """Record one run like `running`, but pass its exception to `report` instead of raising it again."""
         try:
             with self.running():
                 yield
         except Exception as error:  # noqa: BLE001 - a defect must not end the thread that runs the task
-            tell(error)
+            report(error)
 
     @property
     def failing(self) -> bool:
-        """Whether the last run failed."""
+        """True if the last run failed."""
         return self._fault is not None
 
     @property
     def hangs(self) -> bool:
-        """Return whether the current run takes longer than its patience."""
+        """True while the current run takes longer than its time limit."""
         began = self._began_ms
         return began is not None and self._clock.monotonic_ms() - began > self._patience_s * MS_PER_SECOND
 
     def state(self) -> TaskState:
         began = self._began_ms
         running_s = None if began is None else (self._clock.monotonic_ms() - began) / MS_PER_SECOND
-        fault, stopped = self._why(running_s)
+        fault, stopped = self._current_fault(running_s)
         return TaskState(fault, stopped, self._failures, running_s)
 
-    def _why(self, running_s: float | None) -> tuple[str | None, bool]:
-        if self._over:
+    def _current_fault(self, running_s: float | None) -> tuple[str | None, bool]:
+        """Return `fault` and `stopped` of the state."""
+        if self._ended:
             return None, False
         if self._thread is not None and not self._thread.is_alive():
             return "its thread has ended", True
@@ -152,7 +156,7 @@ each step."""
 
 
 class BackgroundTasks:
-    """All tasks of one process, by name. expected: see BackgroundTask."""
+    """All tasks of one process by name. expected: see BackgroundTask."""
 
     def __init__(self, clock: Clock, expected: tuple[type[BaseException], ...] = ()) -> None:
         self._clock = clock
@@ -168,7 +172,7 @@ class BackgroundTasks:
         return {name: task.state() for name, task in sorted(dict(self._tasks).items())}
 
     def faults(self) -> Mapping[str, str]:
-        """The fault of each task that has one."""
+        """Return the fault of each task that has one."""
         return {name: state.fault for name, state in self.states().items() if state.fault is not None}
 
     def start(
@@ -176,12 +180,13 @@ class BackgroundTasks:
         name: str,
         work: Work,
         stop: threading.Event,
-        tell: Callable[[Exception], None],
+        report: Callable[[Exception], None],
         patience_s: float = PATIENCE_S,
     ) -> threading.Thread:
-        """Run `work` on a thread of its own until `stop` is set. If it raises or returns earlier, which is a defect,
-        the error is reported to `tell` and the work starts again after `RESTART_S`, because a thread that ends would be
-        noticed too late."""
+        """Run `work` on a thread of its own until `stop` is set.
+
+        If the work raises an exception or returns earlier, which is a defect, it starts again after `RESTART_S`. The
+        exception is passed to `report`."""
         task = self.add(name, patience_s)
 
         def run() -> None:
@@ -191,7 +196,7 @@ class BackgroundTasks:
                     work(stop, task)
                 except Exception as error:  # noqa: BLE001 - a defect must not end the thread that runs the task
                     task.fail(error)
-                    tell(error)
+                    report(error)
                 self._clock.wait(RESTART_S, stop)
             task.end()
 
@@ -201,11 +206,14 @@ class BackgroundTasks:
         return thread
 
 
-def set_on_signals(event: threading.Event, numbers: Collection[signal.Signals] = END) -> Mapping[signal.Signals, Any]:
-    """Set `event` when one of these signals arrives; returns the previous handlers.
+def set_on_signals(
+    event: threading.Event, numbers: Collection[signal.Signals] = STOP_SIGNALS
+) -> Mapping[signal.Signals, Any]:
+    """Set `event` when one of these signals arrives. Return the previous handlers.
 
-    The handler only passes the signal to a thread: it interrupts the main thread anywhere, and setting the event
-    directly would deadlock if the main thread holds the event's lock. `SimpleQueue.put` is reentrant."""
+    The handler interrupts the main thread at any point, and setting the event there would deadlock if the main thread
+    holds the event's lock. The handler therefore passes the signal to a thread through a `SimpleQueue`, whose `put` is
+    reentrant."""
     arrived: SimpleQueue[int] = SimpleQueue()
 
     def forward() -> None:
@@ -217,7 +225,7 @@ def set_on_signals(event: threading.Event, numbers: Collection[signal.Signals] =
     return {number: signal.signal(number, lambda at, _: arrived.put(at)) for number in numbers}
 
 
-def described(error: BaseException) -> str:
+def error_summary(error: BaseException) -> str:
     """Return the type of an error and the first line of its message."""
     first = _first_line(error)
     return f"{type(error).__name__}: {first}" if first != type(error).__name__ else first

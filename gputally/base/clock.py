@@ -1,7 +1,7 @@
 """Defines the clock that every stage takes as an argument, and a virtual clock for tests and the demo.
 
-A clock has two readings: wall time (UTC, may be set) and monotonic time (never goes back, arbitrary origin). The owner
-of a `VirtualClock` moves it; the demo and the tests use it, so that they need not sleep."""
+A clock has two readings: wall time (UTC, which an administrator can set) and monotonic time (which never goes back and
+has an arbitrary origin). The demo and the tests move a `VirtualClock` themselves, so they do not sleep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The source of time."""
+    """A clock with wall time and monotonic time."""
 
     def wall_ms(self) -> int:
         """Return UTC milliseconds since 1970-01-01."""
@@ -23,7 +23,7 @@ class Clock(Protocol):
         ...
 
     def wait(self, seconds: float, stop: threading.Event) -> bool:
-        """Wait `seconds`, or until `stop` is set; returns whether it was set."""
+        """Wait `seconds`, or until `stop` is set. Return True if `stop` is set."""
         ...
 
 
@@ -41,10 +41,10 @@ class SystemClock:
 
 
 class VirtualClock:
-    """A clock that stands still until it is moved.
+    """A clock that advances only when a method moves it.
 
-    `wait` moves it, so a loop written for real time runs at once in a test. `step_wall` models an administrator (or
-    NTP) that sets the wall clock; monotonic time does not change."""
+    `wait` advances the clock and returns at once, so a loop written for real time does not sleep in a test. `step_wall`
+    models an administrator (or NTP) that sets the wall clock; monotonic time does not change."""
 
     def __init__(self, wall_ms: int, monotonic_ms: int = 0) -> None:
         self._lock = threading.Lock()
@@ -60,7 +60,7 @@ class VirtualClock:
     def advance(self, milliseconds: int) -> None:
         """Let time pass on both clocks. Raises ValueError for a negative step."""
         if milliseconds < 0:
-            raise ValueError(f"time does not run backwards: {milliseconds} ms")
+            raise ValueError(f"a clock does not advance by a negative time: {milliseconds} ms")
         with self._lock:
             self._wall_ms += milliseconds
             self._monotonic_ms += milliseconds

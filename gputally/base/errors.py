@@ -8,11 +8,11 @@ class AccountantError(Exception):
 
 
 class CannotStart(AccountantError):
-    """A folder, file or address that this process cannot use: one line, the place and the reason."""
+    """This process cannot use a folder, a file or an address. The message is one line: the place and the reason."""
 
 
 class SettingsFault(AccountantError):
-    """Invalid settings: one or more faults, one per line, each with its place and reason."""
+    """The settings are invalid. The message has one line per fault: its place and the reason."""
 
 
 class FairshareError(Exception):
@@ -20,15 +20,15 @@ class FairshareError(Exception):
 
 
 class ClusterError(AccountantError, FairshareError):
-    """Base class of the Kubernetes API's error answers. Both programs report it as their own."""
+    """Base class of the Kubernetes API's errors. The accountant and the controller both report it as their own."""
 
     reason = "Error"
 
 
 class Conflict(ClusterError):
-    """Another field manager owns the field (or the object moved on): reported, never forced.
+    """Another field manager owns a field, or the object has changed since it was read. Nothing is written.
 
-    owners: (manager, field) of every contested field, sorted; empty when the object itself moved on."""
+    owners: (manager, field) of every contested field, sorted; empty if the object has changed."""
 
     reason = "Conflict"
 
@@ -38,21 +38,21 @@ class Conflict(ClusterError):
 
 
 class NotFound(ClusterError):
-    """The object, or its kind (the CRD), does not exist."""
+    """The object or its kind (the CRD) does not exist."""
 
     reason = "NotFound"
 
 
 class Refused(ClusterError):
-    """The API server or a webhook refused the request as invalid, forbidden or unauthorised. Retrying does not help."""
+    """The API server or a webhook refused the request as invalid, forbidden or unauthorized. Retrying does not help."""
 
     reason = "Refused"
 
 
 class Unavailable(ClusterError):
-    """No answer, or a temporary failure: time-out, 429, 5xx, a webhook that is down. Retrying may help.
+    """The API server did not answer or failed temporarily (time-out, 429, 5xx, a webhook that is down). Retry later.
 
-    retry_after_s: when to retry, if the server said."""
+    retry_after_s: the server's Retry-After in seconds; None if it sent none."""
 
     reason = "Unavailable"
 
@@ -62,23 +62,23 @@ class Unavailable(ClusterError):
 
 
 class VersionGone(Unavailable):
-    """The requested resource version is too old: a watch or a paged list must start again."""
+    """The requested resource version is too old. Start the watch or the paged list again."""
 
     reason = "Gone"
 
 
 class Blocked(Unavailable):
-    """A PodDisruptionBudget allows no eviction now."""
+    """A PodDisruptionBudget allows no eviction at present."""
 
     reason = "Blocked"
 
 
 class DivisionError(FairshareError):
-    """The input of a division is invalid: a duplicate name, an unknown parent, a cycle, a malformed case."""
+    """The input of a division is invalid, for example a duplicate name, an unknown parent or a cycle of parents."""
 
 
 class AccountantUnavailable(FairshareError):
-    """The accountant did not answer, or its answer was not valid."""
+    """The accountant did not answer, or its answer is invalid."""
 
 
 class AccountantRefused(AccountantUnavailable):

@@ -1,8 +1,7 @@
 """Calls other HTTP servers with httpx2, for every program but the agent.
 
-No redirect is followed. Certificates are verified against the system's authorities or those of a file. Functions take
-the exception to raise as an argument, so that each caller gets its own kind. The message is one line and holds no
-token."""
+The client follows no redirects. It verifies certificates against the system's CAs or those of a file. Each function
+takes the exception to raise as the argument `fault`. The message has one line, which never contains a token."""
 
 from __future__ import annotations
 
@@ -13,38 +12,38 @@ import httpx2
 
 
 def address(url: str, example: str, fault: type[Exception]) -> httpx2.URL:
-    """Parse an http or https address."""
+    """Parse an http or https address. example: a valid address for the message."""
     try:
-        found = httpx2.URL(url)
+        parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:
         raise fault(f"not an address: {url!r}: {error}") from error
-    if found.scheme not in ("http", "https") or not found.host:
+    if parsed.scheme not in ("http", "https") or not parsed.host:
         raise fault(f"not an address: {url!r} (write for example {example})")
-    return found
+    return parsed
 
 
-def trust_context(ca_file: Path | None, fault: type[Exception]) -> ssl.SSLContext:
-    """Return a TLS context that trusts the authorities of a PEM file, or the system's if there is none."""
+def tls_context(ca_file: Path | None, fault: type[Exception]) -> ssl.SSLContext:
+    """Return a TLS context that trusts the CAs of a PEM file, or the system's for None."""
     if ca_file is None:
         return httpx2.create_ssl_context()
     try:
         return ssl.create_default_context(cafile=ca_file)
     except ssl.SSLError as error:
-        raise fault(f"authorities {ca_file}: no certificate in it") from error
+        raise fault(f"CA file {ca_file}: it contains no certificate") from error
     except OSError as error:
-        raise fault(f"authorities {ca_file}: {error.strerror}") from error
+        raise fault(f"CA file {ca_file}: {error.strerror}") from error
 
 
-def trusting_for(url: httpx2.URL, ca_file: Path | None, fault: type[Exception]) -> ssl.SSLContext:
-    """Return a TLS context for an address. For http it verifies nothing, because loading the system's authorities is
+def tls_context_for(url: httpx2.URL, ca_file: Path | None, fault: type[Exception]) -> ssl.SSLContext:
+    """Return a TLS context for an address. For http the context trusts no CA, because loading the system's CAs is
     slow."""
     if url.scheme == "http" and ca_file is None:
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return trust_context(ca_file, fault)
+    return tls_context(ca_file, fault)
 
 
 def read_token(path: Path, fault: type[Exception]) -> str:
-    """Read the bearer token in a file. It is read at each call, because tokens are rotated."""
+    """Read the bearer token in a file."""
     try:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -52,16 +51,17 @@ def read_token(path: Path, fault: type[Exception]) -> str:
 
 
 def client(
-    trusted: ssl.SSLContext,
+    tls: ssl.SSLContext,
     timeout_s: float,
     *,
     transport: httpx2.BaseTransport | None = None,
     proxies: bool = True,
 ) -> httpx2.Client:
-    """Return an HTTP client. proxies: use the proxies that environment variables name."""
-    return httpx2.Client(
-        timeout=timeout_s, transport=transport, follow_redirects=False, verify=trusted, trust_env=proxies
-    )
+    """Return an HTTP client.
+
+    transport: replaces the network.
+    proxies: True to use the proxies that environment variables name."""
+    return httpx2.Client(timeout=timeout_s, transport=transport, follow_redirects=False, verify=tls, trust_env=proxies)
 
 
 def read_bounded(response: httpx2.Response, most_bytes: int) -> bytes | None:
@@ -75,7 +75,7 @@ def read_bounded(response: httpx2.Response, most_bytes: int) -> bytes | None:
 
 
 def reason(error: BaseException) -> str:
-    """Return why a call failed, in the system's words if they are known."""
+    """Return why a call failed: the operating system's message if there is one, else that of the exception."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:

@@ -1,12 +1,12 @@
 """Defines money and exact arithmetic of GPU time and prices.
 
-All Decimal arithmetic is in this module. Amounts of different currencies are never combined, and floats are refused.
-Every operation is exact (the context traps Inexact) except the rounding to the currency's minor unit, which is done by
-largest remainder so that parts add up to the whole.
+The module never combines amounts of different currencies, and refuses floats. Every operation is exact (the context
+traps Inexact) except the rounding to the currency's minor unit. That rounding goes by largest remainder, so that the
+parts add up to the whole.
 
-An hour is 3.6e9 µs, and 1/3.6e9 has no finite decimal expansion. Therefore nothing here divides a price. Time is first
-expressed in GPU-hours with nine decimals (a unit of 3.6 µs), and apportioned so that the parts add up to the total. A
-cost is then price times that quantity, exactly."""
+An hour is 3.6e9 µs, and 1/3.6e9 has no finite decimal expansion. The module therefore never divides a price. It first
+expresses time in GPU-hours with nine decimals (a unit of 3.6 µs), apportioned so that the parts add up to the total. A
+cost is then the price times that quantity, exactly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ HOUR_PLACES = 9
 """Decimal places of a GPU-hour quantity."""
 
 _EXACT = Context(prec=200, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexact, InvalidOperation, Overflow])
-"""Precision for any sum of products here; if it does not suffice, the context raises instead of rounding."""
+"""Context with enough precision for every sum of products in this module. If the precision does not suffice, the
+context raises Inexact instead of rounding."""
 
 # ISO 4217, list one (national currencies in use; funds and precious metals left out).
 _CODES = """
@@ -42,11 +43,11 @@ _MINOR_PLACES = dict.fromkeys(_WITHOUT_CENTS.split(), 0) | dict.fromkeys(_WITH_M
 
 
 class CurrencyMismatch(ValueError):
-    """Amounts of two currencies in one sum, which is always a defect of the caller; currencies are never converted."""
+    """One sum has amounts of two currencies, which is always a defect in the code. Currencies are never converted."""
 
 
 def minor_places(currency: str) -> int:
-    """Decimals of the currency's minor unit (2 for cents). Source: ISO 4217."""
+    """Return the number of decimals of the currency's minor unit (2 for cents). Source: ISO 4217."""
     return _MINOR_PLACES.get(currency, 2)
 
 
@@ -57,7 +58,7 @@ def half_unit(currency: str) -> Decimal:
 
 @dataclass(frozen=True, slots=True)
 class Money:
-    """An exact amount of one currency; may be negative (a correction)."""
+    """An exact amount of one currency. A correction can be negative."""
 
     amount: Decimal
     currency: str
@@ -123,10 +124,13 @@ class Money:
 def payable(amounts: Mapping[K, Money], currency: str, total: Money | None = None) -> dict[K, Money]:
     """Round exact amounts to minor units so that they add up to the rounded total.
 
-    The total is rounded half to even, unless it is given because it was already rounded as a part of a larger sum.
-    Every part is rounded down, and the missing units go to the largest fractions, equal ones in the order of the
-    mapping. Amounts may be negative. Raises CurrencyMismatch, and ValueError for a total that no rounding of the parts
-    gives. Source: Hamilton's method; openmeter's AllocateByWeight does the same."""
+    The function rounds every part down and gives the missing units to the parts with the largest fractions, equal ones
+    in the order of the mapping. It rounds the total half to even. An amount can be negative.
+
+    total: the total, if it has been rounded already as a part of a larger sum; None: the sum of the amounts.
+
+    Raises CurrencyMismatch, and ValueError for a total that no rounding of the parts gives. Source: Hamilton's method;
+    openmeter's AllocateByWeight does the same."""
     zero = Money.zero(currency)
     several = [*amounts.values(), zero if total is None else total]
     for money in several:
@@ -163,26 +167,26 @@ def gpu_hours(gpu_us: int) -> Decimal:
 def apportion_gpu_hours(gpu_us: Mapping[str, Mapping[K, int]]) -> dict[str, dict[K, Decimal]]:
     """Convert GPU-µs by bucket and line to GPU-hours with nine decimals that add up on every level.
 
-    The grand total is rounded once. It is apportioned over the buckets (price rows), and the quantity of each bucket
-    over its lines. So the quantity and the cost of a bucket do not depend on how its time is cut into lines. Ties go
-    to the earlier bucket or line, so the caller must sort them."""
+    The function rounds the grand total once, apportions it over the buckets (price rows), and apportions the quantity
+    of each bucket over its lines. So the quantity and the cost of a bucket do not depend on how its time is cut into
+    lines. Ties go to the earlier bucket or line, so both mappings must be sorted."""
     totals = [sum(lines.values()) for lines in gpu_us.values()]
     if not totals:
         return {}
-    answer: dict[str, dict[K, Decimal]] = {}
+    quantities: dict[str, dict[K, Decimal]] = {}
     for (bucket, lines), nano in zip(gpu_us.items(), apportion(nano_gpu_hours(sum(totals)), totals), strict=True):
         parts = apportion(nano, list(lines.values())) if lines else []
-        answer[bucket] = {key: _to_decimal(n, HOUR_PLACES) for key, n in zip(lines, parts, strict=True)}
-    return answer
+        quantities[bucket] = {key: _to_decimal(n, HOUR_PLACES) for key, n in zip(lines, parts, strict=True)}
+    return quantities
 
 
 def exact_product(left: Decimal, right: Decimal) -> Decimal:
-    """Multiply without rounding, whatever the caller's decimal context is."""
+    """Multiply without rounding, independently of the thread's decimal context."""
     return _EXACT.multiply(left, right)
 
 
 def exact_sum(values: Iterable[Decimal]) -> Decimal:
-    """Add without rounding, whatever the caller's decimal context is."""
+    """Add without rounding, independently of the thread's decimal context."""
     total = Decimal(0)
     for value in values:
         total = _EXACT.add(total, value)
@@ -190,7 +194,7 @@ def exact_sum(values: Iterable[Decimal]) -> Decimal:
 
 
 def plain(value: Decimal) -> str:
-    """Plain decimal text (no exponent, no thousands separators), as files and hashes need it."""
+    """Format a decimal without exponent and thousands separators, as files and hashes need it."""
     return format(value, "f")
 
 
@@ -204,7 +208,7 @@ def _scaled(amount: Decimal, places: int) -> int:
 
 
 def _half_even(value: int, unit: int) -> int:
-    """value / unit as a whole number, half to even."""
+    """Divide two integers and round the quotient half to even."""
     whole, rest = divmod(value, unit)
     return whole + (2 * rest > unit or (2 * rest == unit and whole % 2 == 1))
 

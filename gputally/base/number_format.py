@@ -1,4 +1,4 @@
-"""Formats numbers for people: percent, GPUs, hours, and one sign for "not known".
+"""Formats percentages, numbers of GPUs and hours for people, and an unknown figure as a dash.
 
 The rounding is only for display."""
 
@@ -9,7 +9,7 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from gputally.base.money import gpu_hours
 
 NOTHING = "–"
-"""Shown if there is no figure; it is not 0."""
+"""Stands for an unknown figure, which is not 0."""
 MINUS = "\u2212"
 
 
@@ -28,12 +28,12 @@ def percent(ratio: float | None, places: int = 1) -> str:
 
 
 def gpus(count: float | Decimal) -> str:
-    """A number of GPUs: `8` or `2.4`."""
+    """Format a number of GPUs: `8` or `2.4`."""
     return number(Decimal(str(round(float(count), 1))), 1).removesuffix(".0")
 
 
 def hours(gpu_us: int, places: int = 1) -> str:
-    """GPU-hours: `12,345.6`."""
+    """Format GPU-µs as GPU-hours: `12,345.6`."""
     return number(gpu_hours(gpu_us), places)
 
 
@@ -43,5 +43,5 @@ def number(value: Decimal, places: int) -> str:
 
 
 def signed(text: str) -> str:
-    """Format a figure with a minus sign as wide as a plus sign."""
+    """Replace the hyphen of a formatted number by the minus sign, which is as wide as the plus sign."""
     return text.replace("-", MINUS)

@@ -1,7 +1,7 @@
-"""Queries a Prometheus over its HTTP API.
+"""Queries a Prometheus server over its HTTP API.
 
-The token is read from its file at each query, because it may be rotated, and appears in no message. The size of an
-answer is limited before it is read into memory."""
+The client reads the token from its file at each query, because tokens rotate. No message contains the token. The client
+stops reading an answer that exceeds `MOST_BYTES`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from gputally.base import http_calls
 from gputally.base.units import MS_PER_SECOND
 
 MOST_POINTS: Final = 11_000
-"""Largest number of points of one series that Prometheus returns (its own limit of a range query)."""
+"""Largest number of points per series in a range query, which is Prometheus's own limit."""
 MOST_BYTES: Final = 512 * 2**20
 Sample = tuple[float, str]
 """A sample: seconds since 1970, and the value as Prometheus writes it."""
 
 
 class Result(msgspec.Struct, gc=False):
-    """One element of a vector (value) or of a matrix (values); a scalar is an element without labels."""
+    """One series of a query result: a vector's series has `value`, a matrix's `values`. A scalar is a `value` without
+    labels."""
 
     metric: dict[str, str] = {}
     values: list[Sample] = []
@@ -49,14 +50,14 @@ _results = msgspec.json.Decoder(list[Result])
 
 
 class Prometheus:
-    """The server at `url` (http or https; a path and `user:password@` may be part of it). Raises `fault`, also for an
-    address that is none.
+    """A client of the server at `url` (http or https), which can have a path and `user:password@`. Every method raises
+    `fault`, and so does the constructor for an invalid address.
 
-    token_file: bearer token.
-    ca_file: authorities trusted instead of the system's, PEM.
-    headers: further ones, such as `X-Scope-OrgID`.
-    proxies: whether to use the proxies that environment variables name.
-    transport: instead of the network."""
+    token_file: file with the bearer token.
+    ca_file: PEM file of the CAs to trust instead of the system's.
+    headers: further headers, such as `X-Scope-OrgID`.
+    proxies: True to use the proxies that environment variables name.
+    transport: replaces the network."""
 
     def __init__(
         self,
@@ -76,26 +77,27 @@ class Prometheus:
         self._token_file = token_file
         self._headers = {**(headers or {}), "Accept": "application/json"}
         if parsed.userinfo:
-            pair = f"{parsed.username}:{parsed.password}"
-            self._headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
-        self._trusted = http_calls.trusting_for(parsed, ca_file if parsed.scheme == "https" else None, fault)
+            credentials = f"{parsed.username}:{parsed.password}"
+            self._headers["Authorization"] = "Basic " + base64.b64encode(credentials.encode()).decode()
+        self._tls = http_calls.tls_context_for(parsed, ca_file if parsed.scheme == "https" else None, fault)
         self._timeout_s = timeout_s
         self._transport = transport
         self._proxies = proxies
 
     def instant(self, query: str, at_ms: int) -> list[Result]:
-        """Evaluate the query at one time; the elements have a `value`."""
-        return self._ask("query", {"query": query, "time": _seconds(at_ms)})
+        """Evaluate the query at one time. The results have a `value`."""
+        return self._query("query", {"query": query, "time": _seconds(at_ms)})
 
     def range(self, query: str, start_ms: int, end_ms: int, step_ms: int) -> list[Result]:
-        """Evaluate the query at start, start + step, … up to end, both included; the elements have `values`."""
+        """Evaluate the query at start, start + step, … up to end, both included. The results have `values`. Raises
+        ValueError for more than `MOST_POINTS` points."""
         if (end_ms - start_ms) // step_ms + 1 > MOST_POINTS:
             raise ValueError(f"the query has more than {MOST_POINTS} points")
         span = {"start": _seconds(start_ms), "end": _seconds(end_ms), "step": _seconds(step_ms)}
-        return self._ask("query_range", {"query": query, **span})
+        return self._query("query_range", {"query": query, **span})
 
-    def _ask(self, endpoint: str, given: Mapping[str, str]) -> list[Result]:
-        status, body = self._post(f"/api/v1/{endpoint}", urlencode(given).encode())
+    def _query(self, endpoint: str, parameters: Mapping[str, str]) -> list[Result]:
+        status, body = self._post(f"/api/v1/{endpoint}", urlencode(parameters).encode())
         try:
             answer = _answer.decode(body)
             if answer.status == "success" and answer.data is not None:
@@ -104,10 +106,10 @@ class Prometheus:
                 return _results.decode(answer.data.result)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if status in (401, 403):
-                raise self._fault(f"{self.origin}: {status}, it wants a token that it knows") from error
-            what = f"answers {status}" if status != 200 else "does not answer as a Prometheus does"
-            raise self._fault(f"{self.origin}: {what} (the address ends before /api/v1)") from error
-        raise self._fault(f"{self.origin}: {answer.error or 'no result'} (asked {given['query'][:200]})")
+                raise self._fault(f"{self.origin}: {status}: the bearer token is missing or not accepted") from error
+            reason = f"status {status}" if status != 200 else "the answer is not that of a Prometheus server"
+            raise self._fault(f"{self.origin}: {reason} (give the address without /api/v1)") from error
+        raise self._fault(f"{self.origin}: {answer.error or 'no result'} (query: {parameters['query'][:200]})")
 
     def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
         headers = {**self._headers, "Content-Type": "application/x-www-form-urlencoded"}
@@ -116,20 +118,22 @@ class Prometheus:
         try:
             with (
                 http_calls.client(
-                    self._trusted, self._timeout_s, transport=self._transport, proxies=self._proxies
+                    self._tls, self._timeout_s, transport=self._transport, proxies=self._proxies
                 ) as client,
                 client.stream("POST", self.origin + path, content=body, headers=headers) as response,
             ):
-                found = http_calls.read_bounded(response, MOST_BYTES)
+                content = http_calls.read_bounded(response, MOST_BYTES)
         except httpx2.HTTPError as error:
             raise self._fault(f"{self.origin}: {http_calls.reason(error)}") from error
-        if found is None:
-            raise self._fault(f"{self.origin}: an answer of more than {MOST_BYTES >> 20} MiB: ask for less at a time")
-        return response.status_code, found
+        if content is None:
+            raise self._fault(
+                f"{self.origin}: the answer is larger than {MOST_BYTES >> 20} MiB: query a shorter time span"
+            )
+        return response.status_code, content
 
 
 def number(text: str) -> float:
-    """Parse a value; NaN if it is not a number."""
+    """Parse a sample's value. Return NaN for text that is not a number."""
     try:
         return float(text)
     except ValueError:

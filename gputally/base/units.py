@@ -1,7 +1,7 @@
 """Defines the units of time, energy and memory, and divides integers without losing a unit.
 
-Nothing is rounded silently: every function defines where the remainder goes, and the parts always add up to the whole.
-No floats are used."""
+Every function defines where the remainder of a division goes, and the parts always add up to the whole. No function
+uses floats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MS_PER_MINUTE = 60_000
 MS_PER_HOUR = 3_600_000
 MS_PER_DAY = 86_400_000
 BUCKET_MS = 15 * MS_PER_MINUTE
-"""Width of the finest rollup: it divides every time zone's offset in use."""
+"""Width of the finest rollup. The UTC offset of every time zone in use is a multiple of it."""
 
 
 def apportion(total: int, weights: Sequence[int]) -> list[int]:
@@ -44,10 +44,10 @@ def apportion(total: int, weights: Sequence[int]) -> list[int]:
 
 
 def prorate(value: int, span: int, start: int, end: int) -> int:
-    """The part of `value`, spread evenly over [0, span), that falls into [start, end).
+    """Return the part of `value` that falls into [start, end) if `value` is spread evenly over [0, span).
 
-    Additive: over any partition of [0, span) the parts add up to `value` exactly, because each is a difference
-    of one cumulative floor. Needs 0 <= start <= end <= span, span > 0, value >= 0."""
+    The parts of any partition of [0, span) add up to `value` exactly, because each part is the difference of two values
+    of the same cumulative floor. Needs value >= 0. Raises ValueError unless 0 <= start <= end <= span and span > 0."""
     if not 0 <= start <= end <= span or span <= 0:
         raise ValueError(f"prorate needs 0 <= start <= end <= span, got [{start}, {end}) of {span}")
     return value * end // span - value * start // span

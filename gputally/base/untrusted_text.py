@@ -1,13 +1,13 @@
 """Checks identifiers that come from outside, and escapes untrusted text for terminals, pages, cells and JSON.
 
-Users choose the names of pods, teams and jobs, which appear in terminals, spreadsheets and pages. Characters that
-Unicode calls not printable (controls, bidirectional overrides, zero-width and unassigned characters, separators other
-than the space) become visible escapes, with one function for each medium. HTML's own characters are escaped by jinja2,
-JSON's quotes by json.
+Users choose the names of pods, teams and jobs, which appear in terminals, spreadsheets and pages. One function for each
+medium replaces the characters that Unicode calls not printable (controls, bidirectional overrides, zero-width and
+unassigned characters, separators other than the space) by visible escapes. jinja2 escapes the characters of HTML, and
+json those of JSON.
 
-The alphabet and the greatest length of each identifier are declared here. The published models use these types, so an
-invalid value is refused with its place. Descriptions inside a record (a holder's or a pod's names, a GPU's model) are
-checked record by record with `is_name`, so that one bad name does not reject the data of a whole node."""
+The module declares the alphabet and the greatest length of each identifier. The published models use these types, so
+they refuse an invalid value with its place. `is_name` checks the names inside a record (of a holder, a pod, a GPU
+model) record by record, so that one invalid name does not reject the data of a whole node."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ LONGEST_NAME: Final = 1024
 _END = r"$(?!\n)"
 """Matches the end of the text; `$` alone would allow a trailing line feed."""
 EPOCH: Final = rf"^[0-9A-Za-z][0-9A-Za-z._:-]*{_END}"
-"""Alphabet of an epoch. A UUID of any version is valid, and so are the epochs of imports and of the earliest payloads.
-"""
+"""Alphabet of an epoch. A UUID of any version matches, and so do the epochs of imports and of the earliest payloads."""
 LINE: Final = rf"^[^\u0000-\u001f\u007f-\u009f\u2028\u2029]+{_END}"
 
 Epoch = Annotated[
     str, msgspec.Meta(pattern=EPOCH, max_length=LONGEST_EPOCH, description="letters, digits, '.', '_', ':' and '-'")
 ]
-"""Id of an outbox; agents write a UUIDv7."""
+"""Id of an agent's outbox. Agents write a UUIDv7."""
 Name = Annotated[
     str, msgspec.Meta(pattern=LINE, max_length=LONGEST_NAME, description="one line without control characters")
 ]
@@ -39,7 +38,8 @@ BootId = Annotated[str, msgspec.Meta(pattern=LINE[: -len(_END) - 1] + "*" + _END
 
 NO_CONTROLS: Final = "a text has no control characters but line ends and tabs"
 
-_STEERING = ("Cc", "Cs", "Zl", "Zp")
+_CONTROL_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
+"""Unicode categories of control characters, surrogates, and line and paragraph separators."""
 _epoch = re.compile(EPOCH)
 
 
@@ -48,22 +48,22 @@ def is_epoch(text: str) -> bool:
 
 
 def is_name(text: str) -> bool:
-    """Return whether the text is one line without control characters, no longer than a name may be. An empty text is a
+    """Return True for one line without control characters that is not longer than `LONGEST_NAME`. An empty text is a
     name."""
     if len(text) > LONGEST_NAME:
         return False
-    return text.isprintable() or not any(unicodedata.category(character) in _STEERING for character in text)
+    return text.isprintable() or not any(unicodedata.category(character) in _CONTROL_CATEGORIES for character in text)
 
 
 def known_name(text: str) -> str:
-    """Return the text. Raises ValueError if it is not a name."""
+    """Return the text if it is a name. Raises ValueError if it is not."""
     if not is_name(text):
         raise ValueError(f"not one line of at most {LONGEST_NAME} characters without control characters: {text[:80]!r}")
     return text
 
 
 def known_epoch(text: str) -> str:
-    """Return the text. Raises ValueError if it is not an epoch."""
+    """Return the text if it is an epoch. Raises ValueError if it is not."""
     if not is_epoch(text):
         raise ValueError(
             f"not an epoch: {text[:80]!r} (a UUID; at most {LONGEST_EPOCH} letters, digits, '.', '_', ':' and '-')"
@@ -72,19 +72,19 @@ def known_epoch(text: str) -> str:
 
 
 def unprintable(value: object, at: str = "") -> str:
-    """Return the place of the first text or key in a document with a control character other than a line end
-    or a tab."""
+    """Return the place of a text or key in a JSON-like document that has a control character other than a line end or a
+    tab; "" if there is none. at: the place of the document itself."""
     todo: list[tuple[str, object]] = [(at, value)]
     while todo:
-        place, found = todo.pop()
-        if isinstance(found, str):
-            if any(unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\r\t" for char in found):
+        place, part = todo.pop()
+        if isinstance(part, str):
+            if any(unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\r\t" for char in part):
                 return place or "the body"
-        elif isinstance(found, dict):
-            for key, inner in found.items():
+        elif isinstance(part, dict):
+            for key, inner in part.items():
                 todo += [(place, key), (f"{place}.{key}" if place else str(key), inner)]
-        elif isinstance(found, list):
-            todo += [(f"{place}.{number}" if place else str(number), inner) for number, inner in enumerate(found)]
+        elif isinstance(part, list):
+            todo += [(f"{place}.{number}" if place else str(number), inner) for number, inner in enumerate(part)]
     return ""
 
 
@@ -109,19 +109,19 @@ def for_terminal(text: str) -> str:
 
 
 def for_page(text: str) -> str:
-    """Escape text for HTML, SVG and print; jinja2 or the element tree escapes markup."""
+    """Escape text for HTML, SVG and print. The markup characters stay for jinja2 or the element tree to escape."""
     return escaped(text, "\n\t\u00a0\u2009\u202f")
 
 
 def for_cell(text: str) -> str:
-    """Escape text for a cell of CSV or of a workbook, so that no spreadsheet executes it."""
+    """Escape text for a cell of CSV or of a workbook, so that no spreadsheet executes it as a formula."""
     text = escaped(text, "\u00a0")
     return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def for_json(document: str) -> str:
-    """Escape those characters in a JSON document that was written without `ensure_ascii`, by JSON's own escapes, which
-    keep its meaning."""
+    """Replace the unprintable characters of a JSON document by JSON's own escapes, which keep its meaning. The document
+    was written without `ensure_ascii`."""
     if _PLAIN.fullmatch(document):
         return document
     return "".join(char if char.isprintable() or char == "\n" else _utf16(char) for char in document)

@@ -1,8 +1,8 @@
 """Reads YAML and reports every fault with its file and line.
 
-`parse` gives plain data and remembers the line of every key and item. Duplicate keys, which YAML readers silently drop,
-are faults. The caller validates the data and turns the path of a fault (`("queues", 2, "weight")`) into a place with
-`Document.place`. For a msgspec type, `convert` does both."""
+`parse` returns plain data and the line of every key and item. A duplicate key, which other YAML readers silently drop,
+is a fault. `Document.place` turns the path of a value (`("queues", 2, "weight")`) into `file:line`, so that validation
+can report its faults with their places. `convert` validates the data against a msgspec type."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MAX_BYTES = 4 * 1024 * 1024
 MAX_VALUES = 250_000
 """Largest number of values in one file; values that an alias repeats count each time."""
 MAX_CONFIG_CHARACTERS = 128 * 1024
-"""Characters of a scheduler's configuration in a ConfigMap of another program, which the controller reads in every
-cycle. A real one has a few hundred lines."""
+"""Largest number of characters of a scheduler's configuration, which the controller reads from a ConfigMap in every
+cycle. A real configuration has a few hundred lines."""
 Key = str | int
 T = TypeVar("T")
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
@@ -38,19 +38,23 @@ class FileFault(Exception):
 
 
 class Unreadable(FileFault):
-    """The file could not be read. Its content may be valid, so the next attempt may succeed."""
+    """The operating system could not read the file. Its content can be valid, so a later attempt can succeed."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """`data` as plain values; `lines` maps the path of every key and item to its line (from 1)."""
+    """A parsed YAML document.
+
+    name: the name of the file, for messages.
+    data: the content as plain values.
+    lines: the line (from 1) of every key and item, by its path."""
 
     name: str
     data: Plain
     lines: dict[tuple[Key, ...], int]
 
     def place(self, path: Sequence[Key]) -> str:
-        """`file:line` of the deepest part of `path` that stands in the document."""
+        """Return `file:line` of the value at `path`, or of its nearest parent that the document contains."""
         for depth in range(len(path), -1, -1):
             line = self.lines.get(tuple(path[:depth]))
             if line is not None:
@@ -73,8 +77,8 @@ def _loader() -> type[yaml.SafeLoader]:
             self.values += 1
             if self.values > MAX_VALUES:
                 raise yaml.MarkedYAMLError(problem=_TOO_MANY, problem_mark=self.get_mark())
-            found: yaml.Node | None = super().compose_node(parent, index)
-            return found
+            node: yaml.Node | None = super().compose_node(parent, index)
+            return node
 
         def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
             try:
@@ -92,7 +96,7 @@ def _loader() -> type[yaml.SafeLoader]:
 
 
 def read(path: Path) -> Document:
-    """Parse a file. Raises FileFault, also for an oversized file; Unreadable for a missing or unreadable one."""
+    """Parse a file. Raises FileFault for an invalid or oversized file, Unreadable for one that cannot be read."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise FileFault([f"{path}:1: the file is larger than {MAX_BYTES // 1024 // 1024} MiB"])
@@ -108,7 +112,8 @@ def parse(text: str, name: str, max_characters: int = MAX_BYTES) -> Document:
     """Parse one YAML document. Raises FileFault for invalid YAML, several documents, duplicate keys, or too many
     values.
 
-    Values that an alias repeats are counted before they are expanded, because a few lines can stand for gigabytes."""
+    The function counts the values that an alias repeats before it expands them, because a few lines of aliases can
+    expand to gigabytes."""
     import yaml
 
     if len(text) > max_characters:
@@ -144,7 +149,7 @@ _UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$")
 
 
 def convert(document: Document, shape: type[T]) -> T:
-    """The document as a msgspec type. Raises FileFault with the place of the first fault."""
+    """Convert the document to a msgspec type. Raises FileFault with the place of the first fault."""
     try:
         return msgspec.convert(document.data, shape)
     except msgspec.ValidationError as error:
@@ -167,6 +172,7 @@ def _locate(
     faults: list[str],
     name: str,
 ) -> None:
+    """Add the line of a node and of everything inside it to `lines`, and its duplicate keys to `faults`."""
     import yaml
 
     lines[path] = line

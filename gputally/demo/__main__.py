@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from accountant.core.periods import utc
 from fairshare.simulator.job_traces import TraceError
-from gputally.base.command_output import OUTPUTS, Output
+from gputally.base.command_line import OUTPUTS, Output
 from gputally.base.errors import AccountantError
 from gputally.base.units import BUCKET_MS, MS_PER_SECOND
 from gputally.base.untrusted_text import for_terminal
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, parts: Parts) -> int:
-    from gputally.base.terminal import Terminal
+    from gputally.base.command_line import Terminal
 
     spare_collections()
     scenario = build(Options(options.days, options.interval, options.seed, options.trace))

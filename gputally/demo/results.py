@@ -24,9 +24,8 @@ from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_models import Accounts
 from fairshare.explain.plan_tables import report_view
 from fairshare.simulator.fairness_measures import entitlement, feasible_demand
-from gputally.base.command_output import Output
-from gputally.base.command_output import show as printed
-from gputally.base.terminal import Terminal
+from gputally.base.command_line import Output, Terminal
+from gputally.base.command_line import show as printed
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
 from gputally.demo.cluster_and_workload import parts
 from gputally.demo.ground_truth import HELD, TRUE_ACCOUNTS, TrueTotals

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from agent.core import json_log
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import OUTPUTS, show
+from gputally.base.command_line import OUTPUTS, show
 from gputally.doctor.check_inputs import Options, Sources, usual
 from gputally.doctor.check_list import CHECKS, make_all
 from gputally.doctor.findings import Result, Status, exit_code

@@ -128,7 +128,7 @@ class Sources:
 
             return load(self.options.policy)[0]
         remote = self.remote()
-        answer = remote.knock("/v1/policy")
+        answer = remote.probe("/v1/policy")
         if answer.status == 404:
             return None
         if answer.status != 200:

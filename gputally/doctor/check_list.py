@@ -119,7 +119,7 @@ def _clock(sources: Sources) -> CheckResult:
             told.append(ClockReading(who, theirs, sources.clock.wall_ms(), took))
 
     ask("API server", lambda: sources.ground().server_ms())
-    ask("accountant", lambda: sources.remote().knock("/livez").date_ms)
+    ask("accountant", lambda: sources.remote().probe("/livez").date_ms)
     if not told:
         raise CannotCheck("; ".join(silent) or "no source reports the time")
     return clocks(tuple(told))
@@ -132,7 +132,7 @@ def _accountant(sources: Sources) -> CheckResult:
     url = sources.options.url
     try:
         remote = sources.remote()
-        ready, asked = remote.knock("/readyz"), remote.knock("/v1/periods")
+        ready, asked = remote.probe("/readyz"), remote.probe("/v1/periods")
     except Unanswered as reason:
         return accountant(AccountantProbe(url, 0, 0, str(reason).removeprefix(f"{url}: ")))
     return accountant(AccountantProbe(url, ready.status, asked.status, asked.reason or ready.reason))

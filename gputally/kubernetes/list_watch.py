@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 import msgspec
 import structlog
 
-from gputally.base.background_tasks import BackgroundTask, described
+from gputally.base.background_tasks import BackgroundTask, error_summary
 from gputally.base.errors import ClusterError, NotFound, Unavailable, VersionGone
 from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.objects import Api
@@ -251,7 +251,7 @@ class Reflector(Generic[O, V]):
                 self._version, self._continue, self._incoming = "", "", {}
                 if task is not None:
                     task.fail(error)
-                log.exception("cluster_not_understood", path=self.path, reason=described(error))
+                log.exception("cluster_not_understood", path=self.path, reason=error_summary(error))
                 stop.wait(BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS) - 1)])
                 failures += 1
 

@@ -28,7 +28,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, described
+from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, error_summary
 from gputally.base.errors import AccountantError, CannotStart
 from gputally.base.yaml_file import Unreadable
 from gputally.server.config_loading import ReloadedFile
@@ -232,7 +232,7 @@ class _Server(uvicorn.Server):
         """Run ten times a second, unless a request blocks the loop."""
         if self._accepting is not None and self._accepting.done() and not self._accepting.cancelled():
             error = self._accepting.exception() or RuntimeError("accepting ended")
-            self._log.error("accepting_failed", reason=described(error), exc_info=error)
+            self._log.error("accepting_failed", reason=error_summary(error), exc_info=error)
             if self._task is not None:
                 self._task.fail(error)
             self._accepting = asyncio.create_task(self._accept())

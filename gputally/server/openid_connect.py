@@ -66,7 +66,7 @@ def _reading(path: Path) -> Fetch:
 
 def _fetching(url: str) -> Fetch:
     def fetch() -> bytes:
-        trusted = http_calls.trust_context(None, OSError)
+        trusted = http_calls.tls_context(None, OSError)
         with http_calls.client(trusted, _KEYS_TIMEOUT_SECONDS) as client, client.stream("GET", url) as answer:
             content = http_calls.read_bounded(answer.raise_for_status(), _MOST_KEY_BYTES)
         if content is None:
@@ -295,7 +295,7 @@ class Provider:
     @cached_property
     def _trusted(self) -> ssl.SSLContext:
         """Return the trusted authorities, cached because reading them takes longer than the rest of a request."""
-        return http_calls.trust_context(None, AuthorityUnavailable)
+        return http_calls.tls_context(None, AuthorityUnavailable)
 
     def _secret(self) -> str | None:
         path = self.login.client_secret_file

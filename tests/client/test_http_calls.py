@@ -19,7 +19,7 @@ class Fault(Exception):
 def test_no_redirect_is_followed() -> None:
     """It could lead a token to another server."""
     away = httpx2.MockTransport(lambda _: httpx2.Response(302, headers={"Location": "http://elsewhere"}))
-    with http_calls.client(http_calls.trust_context(None, Fault), 1, transport=away) as client:
+    with http_calls.client(http_calls.tls_context(None, Fault), 1, transport=away) as client:
         assert client.get("http://here").status_code == 302
 
 
@@ -32,7 +32,7 @@ def test_a_proxy_of_the_environment_is_not_asked_for_the_ledger(monkeypatch: pyt
 
 def test_a_body_is_read_up_to_its_bound() -> None:
     large = httpx2.MockTransport(lambda _: httpx2.Response(200, content=b"x" * 100))
-    with http_calls.client(http_calls.trust_context(None, Fault), 1, transport=large) as client:
+    with http_calls.client(http_calls.tls_context(None, Fault), 1, transport=large) as client:
         for most, found in ((100, b"x" * 100), (99, None)):
             with client.stream("GET", "http://here") as response:
                 assert http_calls.read_bounded(response, most) == found
@@ -50,15 +50,15 @@ def test_a_token_and_authorities_that_cannot_be_used_are_one_line(tmp_path: Path
     authorities.write_text("none")
     with pytest.raises(Fault, match=r"token: not text$"):
         http_calls.read_token(token, Fault)
-    with pytest.raises(Fault, match=r"ca\.pem: no certificate in it$"):
-        http_calls.trust_context(authorities, Fault)
+    with pytest.raises(Fault, match=r"ca\.pem: it contains no certificate$"):
+        http_calls.tls_context(authorities, Fault)
     with pytest.raises(Fault, match=r"none\.pem: No such file or directory$"):
-        http_calls.trust_context(tmp_path / "none.pem", Fault)
+        http_calls.tls_context(tmp_path / "none.pem", Fault)
 
 
 def test_a_failure_is_told_in_the_systems_words() -> None:
     with (
-        http_calls.client(http_calls.trust_context(None, Fault), 5) as client,
+        http_calls.client(http_calls.tls_context(None, Fault), 5) as client,
         pytest.raises(httpx2.ConnectError) as raised,
     ):
         client.get("http://127.0.0.1:1")

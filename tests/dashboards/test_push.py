@@ -181,7 +181,7 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
         f"gputally dashboards: {missing}: No such file or directory",
         f"gputally dashboards: {token}: empty, a service account's token is wanted",
         "gputally dashboards: GET http://127.0.0.1:9/api/folders?limit=1000: Connection refused",
-        f"gputally dashboards: authorities {missing}: No such file or directory",
+        f"gputally dashboards: CA file {missing}: No such file or directory",
         "gputally dashboards: not an address: 'grafana' (write for example https://grafana.example)",
     ]
     assert main(["push"]) == 2

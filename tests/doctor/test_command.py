@@ -176,12 +176,12 @@ def test_the_door_is_told_from_the_ledger(sources_of: Callable[..., Sources]) ->
     (door,) = make_all(sources, ["accountant"])
     assert door.findings[0].what == "the accountant does not answer"
     with pytest.raises(Unanswered, match="refused"):
-        AccountantClient("http://127.0.0.1:1").knock("/livez")
+        AccountantClient("http://127.0.0.1:1").probe("/livez")
 
 
 def test_knocking(running: str) -> None:
-    assert AccountantClient(running).knock("/readyz").status == 200
-    refused = AccountantClient(running).knock("/v1/nothing")
+    assert AccountantClient(running).probe("/readyz").status == 200
+    refused = AccountantClient(running).probe("/v1/nothing")
     assert (refused.status, refused.reason != "") == (404, True)
     assert refused.date_ms is not None
 

@@ -252,7 +252,7 @@ def test_only_an_accountant_the_ca_file_vouches_for_is_believed(tmp_path: Path) 
                 other.write_bytes(renewal)
                 with pytest.raises(AccountantUnavailable, match=found) if found else nullcontext():
                     assert client.budgets() == []
-    with pytest.raises(AccountantUnavailable, match="no certificate in it"):
+    with pytest.raises(AccountantUnavailable, match="it contains no certificate"):
         AccountantApi(url, ca_file=empty)
     with pytest.raises(AccountantUnavailable, match=r"none\.pem: No such file"):
         AccountantApi(url, ca_file=tmp_path / "none.pem")

@@ -60,8 +60,8 @@ def _answer(status: int, body: str) -> Latency:
 @pytest.mark.parametrize(
     ("status", "body", "words"),
     [
-        (400, '{"status":"error","error":"parse error"}', r"http://p: parse error \(asked q\)"),
-        (502, "<html>", "http://p: answers 502"),
+        (400, '{"status":"error","error":"parse error"}', r"http://p: parse error \(query: q\)"),
+        (502, "<html>", "http://p: status 502"),
         (200, '{"status":"success","data":{"resultType":"vector","result":[]}}', "http://p: q: no value"),
         (200, '{"status":"success","data":{"resultType":"scalar","result":[1,"NaN"]}}', "http://p: q: no value"),
     ],

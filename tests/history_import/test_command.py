@@ -183,9 +183,9 @@ def test_a_prometheus_is_asked_with_its_token_and_credentials_are_never_shown(tm
     ("status", "answer", "said"),
     [
         (400, {"status": "error", "error": "parse error"}, "parse error"),
-        (401, b"who are you", "401, it wants a token"),
-        (404, b"<html>", "answers 404"),
-        (200, b"<html>", "does not answer as a Prometheus does"),
+        (401, b"who are you", "401: the bearer token is missing"),
+        (404, b"<html>", "status 404"),
+        (200, b"<html>", "the answer is not that of a Prometheus server"),
     ],
 )
 def test_what_a_prometheus_may_answer_instead(status, answer, said):

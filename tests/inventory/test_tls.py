@@ -206,7 +206,7 @@ def test_the_commands_trust_whom_they_are_told_to(
         assert "2026" in capsys.readouterr().out
         for arguments, message in (
             ((), "certificate verify failed"),
-            (("--ca-file", str(empty)), f"authorities {empty}: no certificate in it"),
+            (("--ca-file", str(empty)), f"CA file {empty}: it contains no certificate"),
             (("--ca-file", str(tmp_path / "none.pem")), "No such file"),
         ):
             assert main(["months", "--url", url, *arguments]) == 1

@@ -10,7 +10,7 @@ from decimal import Decimal
 import pytest
 from rich.table import Table
 
-from gputally.base.command_output import UNWATCHED, Output, flat, show
+from gputally.base.command_line import WIDTH_WITHOUT_TERMINAL, Output, flat, show
 from gputally.base.untrusted_text import for_cell
 from gputally.command_tree import all_commands
 
@@ -68,7 +68,7 @@ def test_csv_is_flat_and_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_table_is_as_wide_as_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert max(map(len, printed("table", monkeypatch).splitlines())) <= UNWATCHED
+    assert max(map(len, printed("table", monkeypatch).splitlines())) <= WIDTH_WITHOUT_TERMINAL
 
 
 def test_records_are_the_lines_of_a_document(capsys: pytest.CaptureFixture[str]) -> None:
