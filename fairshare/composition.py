@@ -80,7 +80,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     )
 
     def pods() -> tuple[Pod, ...]:
-        return tuple(sorted(watched.held().values(), key=attrgetter("namespace", "name")))
+        return tuple(sorted(watched.values().values(), key=attrgetter("namespace", "name")))
 
     view = ExtenderViews(pods, clock)
     scene = ReportCache()

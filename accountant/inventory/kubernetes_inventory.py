@@ -163,7 +163,7 @@ class ClusterInventory:
         pods, epochs = self._to_tell()
         return Facts(
             nodes=tuple(self._nodes_known[name] for name in sorted(self._nodes_known)),
-            namespaces=tuple(sorted(self._spaces.held().values(), key=lambda space: space.name)),
+            namespaces=tuple(sorted(self._spaces.values().values(), key=lambda space: space.name)),
             pods=pods,
             epochs=epochs,
         )
@@ -179,7 +179,7 @@ class ClusterInventory:
             self._epochs_told = frozenset()
 
     def _look_at_nodes(self, now_ms: int) -> None:
-        sights = {sight.name: sight for sight in self._nodes.held().values()}
+        sights = {sight.name: sight for sight in self._nodes.values().values()}
         known = self._nodes_known
         for name, sight in sights.items():
             known[name] = node_facts.seen(known.get(name), sight, now_ms)
@@ -285,7 +285,7 @@ def _job_key(cluster: str, fact: PodFacts) -> JobKey:
 
 def _unless_absent(reflector: Reflector[Any, Any], act: Callable[[], None]) -> None:
     """Runs `act`, and ignores that the server does not serve an optional kind."""
-    for _ in range(reflector.places):
+    for _ in range(reflector.path_count):
         try:
             act()
         except ClusterError as error:

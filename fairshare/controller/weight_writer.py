@@ -30,9 +30,9 @@ from gputally.kubernetes.objects import (
     dotted_path,
     from_fields_v1,
     leaves,
-    look,
     overlap,
     put,
+    value_at,
 )
 
 MOST_WRITES = 500
@@ -267,7 +267,7 @@ def _as_it_stands(patch: Object, standing: Object) -> Object:
     """Return the patch's fields with the object's own values, in the object's notation (`750m` stays `750m`)."""
     wanted: dict[str, Any] = copy.deepcopy(dict(patch))
     for path in leaves(patch):
-        put(wanted, path, look(standing, path))
+        put(wanted, path, value_at(standing, path))
     wanted["metadata"]["resourceVersion"] = standing["metadata"].get("resourceVersion", "")
     return wanted
 

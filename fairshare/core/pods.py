@@ -32,7 +32,7 @@ from fairshare.core.queue_tree import PolicyTree
 from fairshare.core.queues_and_weights import Gang, Pod, Standing
 from gputally.base.clock import Clock
 from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, queue_ref
-from gputally.kubernetes.objects import POD, Kind, Object, gpus, look, quantity
+from gputally.kubernetes.objects import POD, Kind, Object, gpus, quantity, value_at
 
 QUEUE_LABEL = "gputally.dev/queue"
 GANG_LABEL = "gputally.dev/gang"
@@ -185,7 +185,7 @@ def _gang(
 
 def named(obj: Object) -> str:
     """Return an object's name as in `Pod.gang`."""
-    return f"{obj['kind']}/{look(obj, ('metadata', 'namespace')) or ''}/{obj['metadata']['name']}"
+    return f"{obj['kind']}/{value_at(obj, ('metadata', 'namespace')) or ''}/{obj['metadata']['name']}"
 
 
 def by_gang(pods: Iterable[Pod]) -> dict[str, tuple[Pod, ...]]:

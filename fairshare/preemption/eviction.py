@@ -24,7 +24,7 @@ from fairshare.preemption.preemption_types import Victim
 from fairshare.preemption.unfinished_preemptions import PREEMPTION, REASON, PreemptionIntent, command
 from fairshare.targets.weight_plan import FIELD_MANAGER, list_if_served
 from gputally.base.errors import Blocked, ClusterError, Conflict, NotFound, Refused
-from gputally.kubernetes.objects import BUDGET, POD, Cluster, Event, Object, look, selects
+from gputally.kubernetes.objects import BUDGET, POD, Cluster, Event, Object, selects, value_at
 
 OPT_OUT = "gputally.dev/preempt"
 """Annotation on a pod or Workload: `never` prevents gputally from preempting it."""
@@ -115,24 +115,24 @@ class EvictionCheck:
         annotations = obj["metadata"].get("annotations") or {}
         if annotations.get(OPT_OUT) == "never":
             return "its owner has opted out of preemption"
-        if look(obj, ("spec", "active")) is False:
+        if value_at(obj, ("spec", "active")) is False:
             return "it is switched off already"
-        phase = look(obj, ("status", "state", "phase"))
+        phase = value_at(obj, ("status", "state", "phase"))
         if phase not in (None, "Running"):
             return f"it is {phase} already"
         return None
 
     def _budget(self, pod: Object, spent: dict[tuple[str, str], int]) -> str | None:
-        if look(pod, ("status", "phase")) != "Running":
+        if value_at(pod, ("status", "phase")) != "Running":
             return None  # the API server ignores the budget of such a pod too
         metadata = pod["metadata"]
         for budget in self._budgets:
             if budget["metadata"].get("namespace") != metadata.get("namespace"):
                 continue
-            if not selects(look(budget, ("spec", "selector")) or {}, metadata.get("labels") or {}):
+            if not selects(value_at(budget, ("spec", "selector")) or {}, metadata.get("labels") or {}):
                 continue
             key = (budget["metadata"].get("namespace", ""), budget["metadata"]["name"])
-            allowed = look(budget, ("status", "disruptionsAllowed")) or 0
+            allowed = value_at(budget, ("status", "disruptionsAllowed")) or 0
             spent[key] = spent.get(key, 0) + 1
             if spent[key] + self._spent.get(key, 0) > allowed:
                 return f"is held by the disruption budget {key[1]}, which allows {allowed} at a time"
@@ -209,7 +209,7 @@ def _changed(pod: Object, uid: str) -> str | None:
         return "is another one by now"
     if metadata.get("deletionTimestamp"):
         return "is stopping already"
-    if (look(pod, ("status", "phase")) or "Pending") not in _ORDINARY:
+    if (value_at(pod, ("status", "phase")) or "Pending") not in _ORDINARY:
         return "has ended already"
     if (metadata.get("annotations") or {}).get(OPT_OUT) == "never":
         return "was opted out of preemption by its owner"

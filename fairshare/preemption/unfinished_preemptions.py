@@ -22,7 +22,7 @@ from fairshare.targets.volcano import COMMAND, JOB
 from fairshare.targets.weight_plan import FIELD_MANAGER, list_if_served
 from gputally.base.errors import ClusterError
 from gputally.base.units import MS_PER_MINUTE
-from gputally.kubernetes.objects import Cluster, Event, Kind, Object, look
+from gputally.kubernetes.objects import Cluster, Event, Kind, Object, value_at
 
 PREEMPTION = "gputally.dev/preemption"
 REASON = "gputally.dev/preempted-because"
@@ -119,9 +119,9 @@ _DONE = {"metadata": {"annotations": {PREEMPTION: None}}}
 def _workload(obj: Object) -> _Step | None:
     reserved = any(
         c.get("type") == "QuotaReserved" and c.get("status") == "True"
-        for c in look(obj, ("status", "conditions")) or ()
+        for c in value_at(obj, ("status", "conditions")) or ()
     )
-    if look(obj, ("spec", "active")) is not False:
+    if value_at(obj, ("spec", "active")) is not False:
         return "switched on by another client", dict(_DONE), None
     if reserved:
         return None
@@ -130,11 +130,11 @@ def _workload(obj: Object) -> _Step | None:
 
 def _job(obj: Object, intent: PreemptionIntent, commands: Sequence[Object], now_ms: int) -> _Step | None:
     uid = obj["metadata"].get("uid")
-    if any(look(each, ("target", "uid")) == uid for each in commands):
+    if any(value_at(each, ("target", "uid")) == uid for each in commands):
         return None
-    if look(obj, ("status", "state", "phase")) != "Running":
+    if value_at(obj, ("status", "state", "phase")) != "Running":
         return "restarted", dict(_DONE), None
-    since = look(obj, ("status", "state", "lastTransitionTime"))
+    since = value_at(obj, ("status", "state", "lastTransitionTime"))
     if isinstance(since, str) and _later(since, intent.at_ms):
         return "restarted", dict(_DONE), None
     if now_ms - intent.at_ms < REISSUE_MS * intent.attempts:

@@ -34,7 +34,18 @@ from fairshare.core.queues_and_weights import (
     Value,
 )
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
-from gputally.kubernetes.objects import EVENT, GPU, NODE, PRIORITY_CLASS, Kind, Object, gpus, look, node_up, quantity
+from gputally.kubernetes.objects import (
+    EVENT,
+    GPU,
+    NODE,
+    PRIORITY_CLASS,
+    Kind,
+    Object,
+    gpus,
+    node_up,
+    quantity,
+    value_at,
+)
 
 QUEUE = Kind("scheduling.run.ai/v2", "Queue", "queues")
 SHARD = Kind("kai.scheduler/v1", "SchedulingShard", "schedulingshards")
@@ -110,7 +121,7 @@ class KaiAdapter(Adapter):
         acts = effective(shards) if self.publishes(policy) else usage_read(shards, endpoint, config)
         sized = _sized(pods, seen.get(NODE, ()))
         standings = _with_memory(policy, owner, queues.standings, sized)
-        key = str(look(config or {}, ("spec", "global", "nodePoolLabelKey")) or POOL_LABEL)
+        key = str(value_at(config or {}, ("spec", "global", "nodePoolLabelKey")) or POOL_LABEL)
         labels = {name: _pool_of(obj, key) for name, obj in found.found.items()}
         values = None if SHARD not in seen or not shards else [_value(shard) for shard in shards]
         apart, unserved = _shards(policy, key, labels, values, seen.get(NODE, ()), sized)
@@ -129,16 +140,16 @@ class KaiAdapter(Adapter):
 def read_queue(obj: Object) -> tuple[TargetQueue, Standing] | Issue:
     """Read one Queue object. Missing quantities of its status are zero: nothing runs, nothing waits."""
     name = obj["metadata"]["name"]
-    gpu = look(obj, ("spec", "resources", "gpu")) or {}
+    gpu = value_at(obj, ("spec", "resources", "gpu")) or {}
     weight = gpu.get("overQuotaWeight")
     if weight is not None and not (isinstance(weight, int | float) and isfinite(weight) and weight >= 0):
         return Issue(name, f"spec.resources.gpu.overQuotaWeight is {weight!r}")
     amounts: list[float] = []
     for key in ("requested", "allocated"):
-        text = look(obj, ("status", key, GPU))
+        text = value_at(obj, ("status", key, GPU))
         if text is not None and quantity(text) is None:
             return Issue(name, f"status.{key}[{GPU}] is {text!r}, not a quantity")
-        amounts.append(_gpus(look(obj, ("status", key))))
+        amounts.append(_gpus(value_at(obj, ("status", key))))
     requested, allocated = max(amounts), amounts[1]
     value = None if weight is None else float(weight)
     held = target_queue(obj, QUEUE, value)
@@ -306,7 +317,7 @@ def shard_advice(policy: Policy, endpoint: str) -> dict[str, Any]:
 
 def _arguments(shard: Object) -> Mapping[str, Any] | None:
     """Return the proportion plugin's own arguments; if they are set, even empty, only they count."""
-    found = look(shard, ("spec", "plugins", "proportion", "arguments"))
+    found = value_at(shard, ("spec", "plugins", "proportion", "arguments"))
     return found if isinstance(found, Mapping) else None
 
 
@@ -315,7 +326,7 @@ def _stated_k(shard: Object) -> object:
 
     Source: KAI pkg/apis/kai/v1/schedulingshard_types.go: a plugin's arguments replace the defaults."""
     arguments = _arguments(shard)
-    return look(shard, ("spec", "kValue")) if arguments is None else arguments.get("kValue")
+    return value_at(shard, ("spec", "kValue")) if arguments is None else arguments.get("kValue")
 
 
 def _said_k(shard: Object, stated: object, k: float) -> str:
@@ -371,7 +382,7 @@ def _with_memory(
 
 def _pool_of(obj: Object, key: str) -> str:
     """Return the node pool of a Queue or a node, from the label `key`; "" for the unnamed pool."""
-    return str((look(obj, ("metadata", "labels")) or {}).get(key) or "")
+    return str((value_at(obj, ("metadata", "labels")) or {}).get(key) or "")
 
 
 def _value(shard: Object) -> str:
@@ -449,7 +460,7 @@ def _memory(node: Object) -> int:
     """Return the MiB of one of a node's GPUs, in whole hundreds; 0 if it does not state it.
 
     Source: KAI pkg/scheduler/api/node_info/node_info.go, getNodeGpuMemory."""
-    text = (look(node, ("metadata", "labels")) or {}).get(_MEMORY_LABEL, "")
+    text = (value_at(node, ("metadata", "labels")) or {}).get(_MEMORY_LABEL, "")
     size = int(text) if isinstance(text, str) and text.isdecimal() else 0
     size = size if size < _TEBIBYTE_MIB else size // 2**20
     return size - size % 100
@@ -522,7 +533,7 @@ def _gangs(
         queue = owner.get(f"{PREFIX}:{spec.get('queue')}")
         if queue is None:
             continue
-        amounts = look(obj, ("status", "resourcesStatus")) or {}
+        amounts = value_at(obj, ("status", "resourcesStatus")) or {}
         allocated = _gpus(amounts.get("allocated"))
         requested = max(allocated, _gpus(amounts.get("requested")))
         mine = members.get(named(obj))
@@ -587,7 +598,7 @@ def _evictions(
 def _differences(queue: QueuePolicy, obj: Object, owner: Mapping[str, QueuePolicy]) -> list[str]:
     """Return where the Queue differs from the policy. Differences are reported, never written."""
     spec = obj.get("spec") or {}
-    gpu = look(spec, ("resources", "gpu")) or {}
+    gpu = value_at(spec, ("resources", "gpu")) or {}
     parent = owner.get(f"{PREFIX}:{spec.get('parentQueue') or ''}")
     pairs: list[tuple[str, object, object]] = [
         ("quota", gpu.get("quota", 0), queue.deserved),

@@ -64,7 +64,7 @@ from fairshare.core.queues_and_weights import (
 )
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
-from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, fixed_point, gpus, look, quantity
+from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, fixed_point, gpus, quantity, value_at
 
 _CONFIGURATION_GROUP = "config.kueue.x-k8s.io/"
 _FINAL, _INITIAL = "LessThanOrEqualToFinalShare", "LessThanInitialShare"
@@ -198,7 +198,7 @@ class KueueAdapter(Adapter):
         asked = amounts(policy, gangs)
 
         def read(name: str, obj: Object) -> tuple[TargetQueue, Standing] | Issue:
-            weight = look(obj, ("spec", "fairSharing", "weight"))
+            weight = value_at(obj, ("spec", "fairSharing", "weight"))
             number = None if weight is None else quantity(weight)
             if weight is not None and number is None:
                 return Issue(obj["metadata"]["name"], f"spec.fairSharing.weight is {weight!r}")
@@ -258,7 +258,7 @@ def _evictions(
     for obj in workloads:
         metadata = obj["metadata"]
         found: Mapping[str, Any] = next(
-            (c for c in look(obj, ("status", "conditions")) or () if c.get("type") == "Preempted"), {}
+            (c for c in value_at(obj, ("status", "conditions")) or () if c.get("type") == "Preempted"), {}
         )
         text = found.get("message") or ""
         count = _preempted(obj)
@@ -278,7 +278,7 @@ def _evictions(
 
 def _preempted(workload: Object) -> int:
     """Return how often Kueue has preempted it; 0 if its release does not count."""
-    counts = look(workload, ("status", "schedulingStats", "evictions")) or ()
+    counts = value_at(workload, ("status", "schedulingStats", "evictions")) or ()
     return sum(int(each.get("count") or 0) for each in counts if each.get("reason") == "Preempted")
 
 
@@ -311,7 +311,7 @@ def _level(ref: str) -> int:
 
 
 def _asks_for_history(cluster_queue: Object | None) -> bool:
-    return bool(look(cluster_queue or {}, ("spec", "admissionScope", "admissionMode")) == _AFS)
+    return bool(value_at(cluster_queue or {}, ("spec", "admissionScope", "admissionMode")) == _AFS)
 
 
 def _keeps_history(obj: Object, kind: Kind, queues: Mapping[str, Object], configuration: Configuration | None) -> bool:
@@ -334,7 +334,7 @@ def _title(obj: Object) -> str:
 
 def _own(obj: Object) -> float:
     """Return the reserved GPUs in the queue's status; a Cohort's status has none."""
-    flavors = look(obj, ("status", "flavorsReservation")) or ()
+    flavors = value_at(obj, ("status", "flavorsReservation")) or ()
     return fsum(gpus({r["name"]: r.get("total")}) for flavor in flavors for r in flavor.get("resources") or ())
 
 
@@ -351,7 +351,7 @@ def _quotas(
     """Return every ClusterQueue with a GPU quota, and the Cohorts above. workloads: None if they cannot be read."""
     used: dict[str, list[float]] = {}
     for obj in workloads or ():
-        cluster_queue = look(obj, ("status", "admission", "clusterQueue"))
+        cluster_queue = value_at(obj, ("status", "admission", "clusterQueue"))
         if cluster_queue and not _finished(obj):
             used.setdefault(cluster_queue, []).append(_admitted(obj))
     found: dict[str, Quota] = {}
@@ -366,7 +366,7 @@ def _quotas(
 
 def _resources(obj: Object) -> Iterator[Mapping[str, Any]]:
     """Yield the quotas of a ClusterQueue or Cohort, flavor by flavor, of GPU resources."""
-    for group in look(obj, ("spec", "resourceGroups")) or ():
+    for group in value_at(obj, ("spec", "resourceGroups")) or ():
         for flavor in group.get("flavors") or ():
             for resource in flavor.get("resources") or ():
                 if str(resource.get("name")).startswith((GPU, "nvidia.com/mig-")):
@@ -392,7 +392,7 @@ def _quota(obj: Object, used: float) -> Quota:
 
 
 def _finished(workload: Object) -> bool:
-    conditions = look(workload, ("status", "conditions")) or ()
+    conditions = value_at(workload, ("status", "conditions")) or ()
     return any((c.get("type"), c.get("status")) == ("Finished", "True") for c in conditions)
 
 
@@ -409,9 +409,9 @@ def _gangs(
     members = by_gang(pods)
     live = {f"{o['metadata'].get('namespace', '')}/{o['metadata']['name']}": o for o in workloads if not _finished(o)}
     replaced = {
-        look(obj, ("metadata", "annotations", REPLACES))
+        value_at(obj, ("metadata", "annotations", REPLACES))
         for obj in live.values()
-        if look(obj, ("status", "admission")) is not None
+        if value_at(obj, ("status", "admission")) is not None
     }
     found = []
     kept_out: dict[str, float] = {}
@@ -420,7 +420,7 @@ def _gangs(
         queue, pool = _queue_of(owner, locals_, obj)
         if queue is None or spec.get("active") is False or key in replaced:
             continue
-        admitted = look(obj, ("status", "admission")) is not None
+        admitted = value_at(obj, ("status", "admission")) is not None
         gang = _gang(obj, queue.name, f"ClusterQueue {pool}", live)
         if gang.requested <= 0:
             continue
@@ -452,15 +452,15 @@ def _gang(obj: Object, queue: str, pool: str, live: Mapping[str, Object]) -> Gan
     asked = fsum(_pod_set(each, _count(each), done) for each in sets)
     least = fsum(_pod_set(each, _count(each, "minCount"), done) for each in sets)
     held = _admitted(obj)
-    if look(obj, ("status", "admission", "podSetAssignments")):
+    if value_at(obj, ("status", "admission", "podSetAssignments")):
         asked = held
-    elif look(obj, ("status", "admission")) is None:
-        before = live.get(look(metadata, ("annotations", REPLACES)) or "")
+    elif value_at(obj, ("status", "admission")) is None:
+        before = live.get(value_at(metadata, ("annotations", REPLACES)) or "")
         given = _admitted(before) if before is not None else 0.0
         asked, least = max(0.0, asked - given), max(0.0, least - given)
     since = [
         millis(c.get("lastTransitionTime"))
-        for c in look(obj, ("status", "conditions")) or ()
+        for c in value_at(obj, ("status", "conditions")) or ()
         if c["type"] == "Admitted" and c["status"] == "True"
     ]
     owners_ = [each for each in metadata.get("ownerReferences") or () if each.get("kind") != "Pod"]
@@ -480,7 +480,7 @@ def _gang(obj: Object, queue: str, pool: str, live: Mapping[str, Object]) -> Gan
         millis((metadata.get("annotations") or {}).get(CHECKPOINT)),
         job=next((each["name"] for each in owners_ if each.get("controller")), ""),
         pool=pool,
-        topology=next((level for each in sets if (level := look(each, ("topologyRequest", "required")))), ""),
+        topology=next((level for each in sets if (level := value_at(each, ("topologyRequest", "required")))), ""),
     )
 
 
@@ -490,7 +490,7 @@ Pods = Mapping[str | None, int]
 
 def _done(workload: Object) -> Pods:
     """Return pods that have completed; Kueue has given their quota to others."""
-    done = look(workload, ("status", "reclaimablePods")) or ()
+    done = value_at(workload, ("status", "reclaimablePods")) or ()
     return {each.get("name"): int(each.get("count") or 0) for each in done}
 
 
@@ -502,20 +502,20 @@ def _count(pod_set: Mapping[str, Any], which: str = "count") -> int:
 def _pod_set(pod_set: Mapping[str, Any], count: int, done: Pods) -> float:
     """Return the GPUs of `count` of its pods, at most of those that are not done."""
     left = max(0, _count(pod_set) - done.get(pod_set.get("name"), 0))
-    return min(count, left) * request(look(pod_set, ("template", "spec")) or {})
+    return min(count, left) * request(value_at(pod_set, ("template", "spec")) or {})
 
 
 def _admitted(workload: Object) -> float:
     """Return the GPUs that a Workload is admitted for and still holds: of each set the admitted number of pods, times a
     pod's request. The admission's own figures may be of other resources, into which Kueue transforms GPUs."""
     done = _done(workload)
-    sets = {each.get("name"): each for each in look(workload, ("spec", "podSets")) or ()}
+    sets = {each.get("name"): each for each in value_at(workload, ("spec", "podSets")) or ()}
     held = []
-    for assignment in look(workload, ("status", "admission", "podSetAssignments")) or ():
+    for assignment in value_at(workload, ("status", "admission", "podSetAssignments")) or ():
         pod_set = sets.get(assignment.get("name"), {})
         pods = _count(assignment) if assignment.get("count") is not None else _count(pod_set)
         left = max(0, pods - done.get(assignment.get("name"), 0))
-        held.append(left * request(look(pod_set, ("template", "spec")) or {}))
+        held.append(left * request(value_at(pod_set, ("template", "spec")) or {}))
     return fsum(held)
 
 
@@ -525,7 +525,7 @@ def _queue_of(
     """Return the policy's queue by its LocalQueue, else by that LocalQueue's ClusterQueue, which is the
     second value."""
     local = _local(obj)
-    cluster = look(obj, ("status", "admission", "clusterQueue")) or look(
+    cluster = value_at(obj, ("status", "admission", "clusterQueue")) or value_at(
         locals_.get(local, {}), ("spec", "clusterQueue")
     )
     return owner.get(local) or owner.get(f"{QUEUE_PREFIX}:{cluster}"), str(cluster or "")
@@ -534,7 +534,7 @@ def _queue_of(
 def _local(workload: Object) -> str:
     """Return the LocalQueue of a Workload, as a ref."""
     namespace = workload["metadata"].get("namespace", "")
-    return f"{QUEUE_PREFIX}:{namespace}/{look(workload, ('spec', 'queueName')) or ''}"
+    return f"{QUEUE_PREFIX}:{namespace}/{value_at(workload, ('spec', 'queueName')) or ''}"
 
 
 def _halt(workload: Object, locals_: Mapping[str, Object], cluster_queue: Object | None) -> str | None:
@@ -542,10 +542,10 @@ def _halt(workload: Object, locals_: Mapping[str, Object], cluster_queue: Object
     for obj in (locals_.get(_local(workload)), cluster_queue):
         if obj is None:
             continue
-        policy = look(obj, ("spec", "stopPolicy")) or "None"
+        policy = value_at(obj, ("spec", "stopPolicy")) or "None"
         if policy != "None":
             return f"{_title(obj)} admits nothing (stopPolicy {policy})"
-        for found in look(obj, ("status", "conditions")) or ():
+        for found in value_at(obj, ("status", "conditions")) or ():
             if (found.get("type"), found.get("status")) == ("Active", "False"):
                 return f"{_title(obj)} admits nothing ({found.get('reason')}: {found.get('message')})"
     return None
@@ -619,7 +619,7 @@ def _shares(configuration: Configuration | None, queues: Iterable[Object], where
     """Return whether the manager shows shares on every ClusterQueue, or on none. where: its configuration's
     ConfigMap."""
     told = [obj for obj in queues if obj.get("status")]
-    on = sum(look(obj, ("status", "fairSharing")) is not None for obj in told)
+    on = sum(value_at(obj, ("status", "fairSharing")) is not None for obj in told)
     advice = _remedy(where, fair_sharing_lines(configuration.version if configuration else "v1beta2"), configuration)
     if told and 0 < on < len(told):
         text = f"{on} of {len(told)} ClusterQueues show a weighted share: Kueue's manager has not come to all of them"
@@ -692,7 +692,7 @@ def _admits_by(
     if configuration is None:
         text = f"Kueue's configuration cannot be read from ConfigMap {where}: does it have admissionFairSharing?"
         return Condition("Effective", "Unknown", "ConfigurationUnread", text)
-    silent = [obj for obj in scoped if look(obj, ("status", "fairSharing", "admissionFairSharingStatus")) is None]
+    silent = [obj for obj in scoped if value_at(obj, ("status", "fairSharing", "admissionFairSharingStatus")) is None]
     if silent:
         text = f"Kueue shows no usage yet of {say([_title(obj) for obj in silent])}: does its manager run?"
         return Condition("Effective", "Unknown", "UsageUnseen", text)

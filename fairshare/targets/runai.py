@@ -47,7 +47,7 @@ from gputally.base import http_calls
 from gputally.base.clock import Clock
 from gputally.base.errors import Conflict, FairshareError, NotFound, Refused, Unavailable
 from gputally.base.units import MS_PER_SECOND
-from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Kind, Object, Objects, look, quantity, to_fields_v1
+from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Kind, Object, Objects, quantity, to_fields_v1, value_at
 
 PROJECT = Kind("run.ai/v1", "Project", "projects", status=False)
 
@@ -252,17 +252,17 @@ class RunaiAdapter(Adapter):
         found = match(units, owner, ref_of, "Run:ai unit")
 
         def read(_name: str, obj: Object) -> tuple[TargetQueue, Standing] | Issue:
-            number = look(obj, WEIGHT)
+            number = value_at(obj, WEIGHT)
             weight = None if number is None else quantity(number)
             if number is not None and weight is None:
                 return Issue(obj["metadata"]["name"], f"overQuotaWeight is {number!r}")
             held = target_queue(obj, _kind(obj), weight)
-            allocated = quantity(look(obj, ("status", "allocated"))) or 0.0
-            requested = max(allocated, quantity(look(obj, ("status", "requested"))) or 0.0)
+            allocated = quantity(value_at(obj, ("status", "allocated"))) or 0.0
+            requested = max(allocated, quantity(value_at(obj, ("status", "requested"))) or 0.0)
             return held, Standing(requested, allocated, weight, held.changed_ms, held.direction)
 
         known = read_queues(found, read)
-        pools = {str(look(obj, ("spec", "nodePool"))) for obj in found.found.values()}
+        pools = {str(value_at(obj, ("spec", "nodePool"))) for obj in found.found.values()}
         acts = effective(seen.get(NODE_POOL, ()), pools)
         return Observation(known.held, known.standings, known.issues, (acts,), left=known.left)
 
@@ -273,7 +273,7 @@ class RunaiAdapter(Adapter):
 def ref_of(obj: Object) -> str:
     """`runai:PROJECT/POOL`, the node pool always named."""
     prefix = PROJECT_PREFIX if obj["kind"] == PROJECT.kind else DEPARTMENT_PREFIX
-    return f"{prefix}:{look(obj, ('spec', 'unit'))}/{look(obj, ('spec', 'nodePool'))}"
+    return f"{prefix}:{value_at(obj, ('spec', 'unit'))}/{value_at(obj, ('spec', 'nodePool'))}"
 
 
 def effective(pools: Sequence[Object], used: set[str]) -> Condition:
@@ -281,7 +281,7 @@ def effective(pools: Sequence[Object], used: set[str]) -> Condition:
     double = sorted(
         pool["metadata"]["name"]
         for pool in pools
-        if pool["metadata"]["name"] in used and look(pool, ("spec", "timeBasedFairShare", "enabled")) is True
+        if pool["metadata"]["name"] in used and value_at(pool, ("spec", "timeBasedFairShare", "enabled")) is True
     )
     if double:
         text = f"time-based fair share is on in node pool {', '.join(double)}: switch it off, history is in the weights"
@@ -336,7 +336,7 @@ class RunaiCluster:
         if dry_run:
             return obj
         annotations = dict(obj["metadata"].get("annotations") or {})
-        wanted = look(obj, WEIGHT)
+        wanted = value_at(obj, WEIGHT)
         key = _key(kind, uid)
         changes = wanted is not None and not same(wanted, standing)
         if annotations:
@@ -352,7 +352,7 @@ class RunaiCluster:
     def transfer(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
         kind, uid = _kind(obj), obj["metadata"]["uid"]
         standing = self._api.weight(kind, *_ids(uid))
-        if not same(look(obj, WEIGHT), standing):
+        if not same(value_at(obj, WEIGHT), standing):
             raise Conflict(f"{kind.kind} {obj['metadata']['name']}: overQuotaWeight changed meanwhile: read it again")
         if not dry_run:
             kept = {key: note for key, note in self._notes().items() if key != _key(kind, uid)}
@@ -395,7 +395,7 @@ def _ours(note: Mapping[str, Any], standing: float | None) -> bool:
 
 
 def _unit(kind: Kind, row: Mapping[str, Any], note: Mapping[str, Any] | None) -> Object:
-    weight = look(row, ("resources", "gpu", "overQuotaWeight"))
+    weight = value_at(row, ("resources", "gpu", "overQuotaWeight"))
     annotations = dict(note["annotations"]) if note is not None else {}
     contested = note is not None and not _ours(note, weight)
     if note is not None and not contested and same(weight, note.get("also")):
@@ -410,14 +410,14 @@ def _unit(kind: Kind, row: Mapping[str, Any], note: Mapping[str, Any] | None) ->
         **({"annotations": annotations} if annotations else {}),
     }
     spec = {"unit": row.get("orgUnitName"), "nodePool": row.get("nodePoolName"), "gpu": {"overQuotaWeight": weight}}
-    status = {key: look(row, ("quotaStatus", key, "gpu")) for key in ("allocated", "requested")}
+    status = {key: value_at(row, ("quotaStatus", key, "gpu")) for key in ("allocated", "requested")}
     return {
         "apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "spec": spec, "status": status,
     }  # fmt: skip
 
 
 def _pool(row: Mapping[str, Any]) -> Object:
-    history = look(row, ("schedulingConfiguration", "timeBasedFairShare"))
+    history = value_at(row, ("schedulingConfiguration", "timeBasedFairShare"))
     spec = {"timeBasedFairShare": history}
     return {
         "apiVersion": NODE_POOL.api_version, "kind": NODE_POOL.kind, "metadata": {"name": str(row.get("name"))},

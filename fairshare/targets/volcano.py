@@ -39,7 +39,7 @@ from fairshare.core.queues_and_weights import (
 from fairshare.laws.division import divide
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen, same
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
-from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, fixed_point, gpus, look, quantity
+from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, fixed_point, gpus, quantity, value_at
 
 QUEUE = Kind("scheduling.volcano.sh/v1beta1", "Queue", "queues")
 POD_GROUP = Kind("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups", namespaced=True, status=False)
@@ -83,7 +83,7 @@ class VolcanoAdapter(Adapter):
         mode = policy.targets.volcano.mode
         objects = seen.get(QUEUE, ())
         found = match(objects, owner, lambda o: f"{PREFIX}:{o['metadata']['name']}", "Volcano queue")
-        parents = {obj["metadata"]["name"]: look(obj, ("spec", "parent")) for obj in objects}
+        parents = {obj["metadata"]["name"]: value_at(obj, ("spec", "parent")) for obj in objects}
         gangs = _gangs(owner, seen.get(POD_GROUP, ()), seen.get(JOB, ()), pods)
         asked = amounts(policy, gangs)
 
@@ -92,7 +92,7 @@ class VolcanoAdapter(Adapter):
             if isinstance(one, Issue):
                 return one
             held, weight = one
-            own = gpus(look(obj, ("status", "allocated")))
+            own = gpus(value_at(obj, ("status", "allocated")))
             demand = asked.get(name, Standing(own, own))
             requested, allocated = max(demand.requested, own), max(demand.allocated, own)
             return held, Standing(requested, allocated, weight, held.changed_ms, held.direction)
@@ -146,12 +146,12 @@ def _target_queue(obj: Object, mode: str, parents: Mapping[str, Any]) -> tuple[T
         if not annotations.get(HIERARCHY):
             return Issue(name, f"has no annotation {HIERARCHY}: its place in the tree is not known")
     elif mode == "deserved":
-        text = look(obj, ("spec", "deserved", GPU))
+        text = value_at(obj, ("spec", "deserved", GPU))
         value = None if text is None else quantity(text)
         if text is not None and value is None:
             return Issue(name, f"spec.deserved[{GPU}] is {text!r}")
     else:
-        number = look(obj, ("spec", "weight"))
+        number = value_at(obj, ("spec", "weight"))
         value = None if number is None else quantity(number)
     hierarchy = mode == "hierarchy"
     held = target_queue(
@@ -220,7 +220,7 @@ def _gangs(
         metadata, spec = obj["metadata"], obj.get("spec") or {}
         namespace = metadata.get("namespace", "")
         queue = owner.get(f"{PREFIX}:{spec.get('queue') or 'default'}")
-        if queue is None or (look(obj, ("status", "phase")) or "") not in _LIVE:
+        if queue is None or (value_at(obj, ("status", "phase")) or "") not in _LIVE:
             continue
         annotations: Mapping[str, str] = metadata.get("annotations") or {}
         job = next(
@@ -231,8 +231,8 @@ def _gangs(
             ),
             None,
         )
-        tasks = look(job or {}, ("spec", "tasks")) or ()
-        stated = fsum(int(t.get("replicas") or 1) * request(look(t, ("template", "spec")) or {}) for t in tasks)
+        tasks = value_at(job or {}, ("spec", "tasks")) or ()
+        stated = fsum(int(t.get("replicas") or 1) * request(value_at(t, ("template", "spec")) or {}) for t in tasks)
         least = gpus(spec.get("minResources"))
         asked = max(stated, least)
         target = job or obj
@@ -306,7 +306,7 @@ def _effective(mode: str, name: str, configuration: Sequence[Object], strangers:
     busy = sorted(
         obj["metadata"]["name"]
         for obj in strangers
-        if obj["metadata"]["name"] != _ROOT and gpus(look(obj, ("status", "allocated"))) > 0
+        if obj["metadata"]["name"] != _ROOT and gpus(value_at(obj, ("status", "allocated"))) > 0
     )
     if busy and mode == "weight":
         text = f"queues that the policy does not know hold GPUs and dilute its weights: {', '.join(busy)}"

@@ -38,7 +38,7 @@ from fairshare.laws.weight_calculation import Pool, pools
 from fairshare.usage.stale_usage_hold import gpus_of_window, within
 from gputally.base.errors import AccountantUnavailable, FairshareError
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
-from gputally.kubernetes.objects import GPU, Object, gpus, gpus_of_nodes, look, quantity
+from gputally.kubernetes.objects import GPU, Object, gpus, gpus_of_nodes, quantity, value_at
 
 UNIT = "OneUnit"
 """The type of the condition about nodes on which a GPU counts differently."""
@@ -48,8 +48,8 @@ _GKE = "cloud.google.com/gke-max-shared-clients-per-gpu"
 
 def devices(node: Object) -> float:
     """Physical GPUs behind what a node lists as allocatable (gputally.kubernetes.objects.gpus)."""
-    labels = look(node, ("metadata", "labels")) or {}
-    listed = look(node, ("status", "allocatable")) or {}
+    labels = value_at(node, ("metadata", "labels")) or {}
+    listed = value_at(node, ("status", "allocatable")) or {}
     return fsum(gpus({name: text}) / _replicas(labels, str(name)) for name, text in listed.items())
 
 
@@ -65,7 +65,7 @@ def one_unit(nodes: Sequence[Object]) -> tuple[Condition, ...]:
         )
     often: dict[float, list[str]] = {}
     for node in nodes:
-        listed = gpus(look(node, ("status", "allocatable")))
+        listed = gpus(value_at(node, ("status", "allocatable")))
         if listed > 0:
             often.setdefault(round(listed / devices(node), 3), []).append(_name(node))
     if len(often) > 1:
@@ -87,11 +87,11 @@ def _replicas(labels: dict[str, str], resource: str) -> float:
 
 
 def _renamed(node: Object) -> float:
-    return quantity((look(node, ("status", "allocatable")) or {}).get(SHARED)) or 0.0
+    return quantity((value_at(node, ("status", "allocatable")) or {}).get(SHARED)) or 0.0
 
 
 def _name(node: Object) -> str:
-    return str(look(node, ("metadata", "name")))
+    return str(value_at(node, ("metadata", "name")))
 
 
 AskLostGpus = Callable[[int, int], Mapping[str, int]]
@@ -175,11 +175,11 @@ def leave_out(nodes: Sequence[Object], lost: Mapping[str, int]) -> ServingNodes:
     shown: list[Object] = []
     out: dict[str, float] = {}
     for node in nodes:
-        name = str(look(node, ("metadata", "name")))
-        resources = look(node, ("status", "allocatable"))
+        name = str(value_at(node, ("metadata", "name")))
+        resources = value_at(node, ("status", "allocatable"))
         listed = gpus(resources)
         each = listed / devices(node) if listed > 0 else 1.0
-        most = max(listed, gpus(look(node, ("status", "capacity"))))
+        most = max(listed, gpus(value_at(node, ("status", "capacity"))))
         left = min(listed, max(0.0, most - lost.get(name, 0) * each))
         if left >= listed:
             shown.append(node)
@@ -256,9 +256,9 @@ class UnmeteredNodes:
 
 
 def _unmetered_name(node: Object) -> str:
-    return str(look(node, ("metadata", "name")))
+    return str(value_at(node, ("metadata", "name")))
 
 
 def _settled(node: Object, now_ms: int) -> bool:
-    created = millis(look(node, ("metadata", "creationTimestamp")))
+    created = millis(value_at(node, ("metadata", "creationTimestamp")))
     return created is not None and created <= now_ms - SETTLED_MS

@@ -9,7 +9,7 @@ from accountant.wire.policy_models import Policy, UsageWindow
 from fairshare.core.queues_and_weights import Condition, own_window
 from fairshare.laws.weight_calculation import effective_s
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
-from gputally.kubernetes.objects import Object, gpus, gpus_of_nodes, look
+from gputally.kubernetes.objects import Object, gpus, gpus_of_nodes, value_at
 
 USAGE_FRESH = "UsageFresh"
 """The type of the condition about a hold."""
@@ -60,7 +60,7 @@ def with_capacity_reason(hold: UsageHold | None, nodes: Sequence[Object]) -> Usa
 
 
 def _lists_gpus(node: Object) -> bool:
-    return any(gpus(look(node, ("status", what))) > 0 for what in ("allocatable", "capacity"))
+    return any(gpus(value_at(node, ("status", what))) > 0 for what in ("allocatable", "capacity"))
 
 
 def fresh(hold: UsageHold | None) -> Condition:

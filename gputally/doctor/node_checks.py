@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agent.core.readings import Allocation, DeviceReading, Snapshot, Unavailable
 from agent.devices.nvml_library import NO_GPUS_REMEDY, remedy
 from gputally.doctor.findings import CannotCheck, CheckResult, Finding, first_findings, joined_names
-from gputally.kubernetes.objects import Kind, Object, gpus, look
+from gputally.kubernetes.objects import Kind, Object, gpus, value_at
 
 _FOREIGN = ("process", "container", "slurm")
 _READINGS = ("busy_us", "energy_uj", "memory_used_mib")
@@ -148,18 +148,18 @@ def agents(
     Raises CannotCheck if none is installed."""
     if not sets:
         raise CannotCheck("no DaemonSet of agents: none is installed, or its part-of label is another")
-    with_gpus = {node["metadata"]["name"] for node in nodes if gpus(look(node, ("status", "allocatable")))}
-    placed = {look(pod, ("spec", "nodeName")) for pod in pods}
+    with_gpus = {node["metadata"]["name"] for node in nodes if gpus(value_at(node, ("status", "allocatable")))}
+    placed = {value_at(pod, ("spec", "nodeName")) for pod in pods}
     missing = sorted(with_gpus - placed)
     found = [*_not_made(sets, events), *_not_ready(pods)]
     if missing and not any(finding.severity == "error" for finding in found):
         evidence = f"{len(missing)} of {len(with_gpus)} nodes with GPUs: {joined_names(missing)}"
         found.append(Finding("error", "nodes that offer GPUs have no agent: their time is unmetered", evidence, _LABEL))
-    wanted = sum(int(look(one, ("status", "desiredNumberScheduled")) or 0) for one in sets)
+    wanted = sum(int(value_at(one, ("status", "desiredNumberScheduled")) or 0) for one in sets)
     if not wanted and not missing:
         what, evidence = "no node gets an agent", "0 nodes are selected, and none offers nvidia.com/gpu"
         found.append(Finding("warning", what, evidence, f"install the device plugin, then {_LABEL}"))
-    ready = sum(int(look(one, ("status", "numberReady")) or 0) for one in sets)
+    ready = sum(int(value_at(one, ("status", "numberReady")) or 0) for one in sets)
     seen = f"{ready} of {wanted} agents ready, {len(with_gpus)} nodes offer GPUs"
     return CheckResult(seen, first_findings(found, "agents"))
 
@@ -167,9 +167,9 @@ def agents(
 def _not_made(sets: Sequence[Object], events: Iterable[Object]) -> Iterator[Finding]:
     """Find DaemonSets whose pods the API server refuses, each with its newest event."""
     newest = {
-        (look(e, ("regarding", "namespace")), look(e, ("regarding", "name"))): str(e.get("note") or "")
+        (value_at(e, ("regarding", "namespace")), value_at(e, ("regarding", "name"))): str(e.get("note") or "")
         for e in sorted(events, key=lambda e: str(e.get("eventTime") or e.get("deprecatedLastTimestamp") or ""))
-        if look(e, ("regarding", "kind")) == "DaemonSet"
+        if value_at(e, ("regarding", "kind")) == "DaemonSet"
     }
     for one in sets:
         meta, status = one["metadata"], one.get("status") or {}
@@ -183,7 +183,7 @@ def _not_made(sets: Sequence[Object], events: Iterable[Object]) -> Iterator[Find
 def _not_ready(pods: Iterable[Object]) -> Iterator[Finding]:
     """Find agents whose container does not start, with the kubelet's reason."""
     for pod in pods:
-        for status in look(pod, ("status", "containerStatuses")) or ():
+        for status in value_at(pod, ("status", "containerStatuses")) or ():
             waiting = (status.get("state") or {}).get("waiting") or {}
             reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
             if reason and reason not in ("ContainerCreating", "PodInitializing"):

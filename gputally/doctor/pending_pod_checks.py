@@ -13,7 +13,7 @@ from typing import Any
 
 from fairshare.core.pods import millis, read_pod
 from gputally.doctor.findings import CheckResult, Finding, first_findings, joined_names
-from gputally.kubernetes.objects import CLOSING_TAINTS, Object, gpus, look, node_up
+from gputally.kubernetes.objects import CLOSING_TAINTS, Object, gpus, node_up, value_at
 
 WAITS_MS = 5 * 60_000
 """A pod that has waited for less time is not reported."""
@@ -54,14 +54,16 @@ def placement(nodes: Sequence[Object], pods: Sequence[Object], events: Sequence[
         if not blocking:
             others.append(_other(one, told.get(one.uid, ""), free, now_ms))
     found = [_tainted(taint, cases, free, told) for taint, cases in sorted(by_taint.items())]
-    total = fsum(gpus(look(node, ("status", "allocatable"))) for node in nodes if node_up(node))
+    total = fsum(gpus(value_at(node, ("status", "allocatable"))) for node in nodes if node_up(node))
     seen = f"{len(waiting)} pods wait; {fsum(free.values()):g} of {total:g} GPUs are free"
     return CheckResult(seen, (*first_findings(found, "taints that block"), *first_findings(others, "pods that wait")))
 
 
 def free_gpus(nodes: Sequence[Object], pods: Sequence[Object]) -> dict[str, float]:
     """Return the free GPUs of each node that is up: its allocatable GPUs less the requests of its pods."""
-    free = {node["metadata"]["name"]: gpus(look(node, ("status", "allocatable"))) for node in nodes if node_up(node)}
+    free = {
+        node["metadata"]["name"]: gpus(value_at(node, ("status", "allocatable"))) for node in nodes if node_up(node)
+    }
     for obj in pods:
         pod = read_pod(obj)
         if pod is not None and pod.node in free:
@@ -79,7 +81,7 @@ def messages(events: Iterable[Object]) -> dict[str, str]:
         at = max(
             millis(text) or 0
             for text in (
-                look(event, ("series", "lastObservedTime")), event.get("eventTime"),
+                value_at(event, ("series", "lastObservedTime")), event.get("eventTime"),
                 event.get("deprecatedLastTimestamp"), event.get("lastTimestamp"),
             )
         )  # fmt: skip
@@ -118,7 +120,7 @@ def _blocking(
 ) -> dict[tuple[str, str, str], list[str]]:
     """Return the taints that alone keep the pod from nodes with free GPUs, with these nodes; empty if a node would
     accept the pod."""
-    if look(one.spec, ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")):
+    if value_at(one.spec, ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")):
         return {}
     selector = one.spec.get("nodeSelector") or {}
     blocking: dict[tuple[str, str, str], list[str]] = {}
@@ -129,7 +131,7 @@ def _blocking(
             continue
         against = [
             taint
-            for taint in look(node, ("spec", "taints")) or ()
+            for taint in value_at(node, ("spec", "taints")) or ()
             if taint.get("effect") in _CLOSING
             and taint.get("key") not in CLOSING_TAINTS
             and not tolerates(one.spec.get("tolerations") or (), taint)

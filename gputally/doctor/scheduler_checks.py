@@ -22,7 +22,7 @@ from fairshare.targets.weight_plan import look_at
 from gputally.base.errors import ClusterError, NotFound
 from gputally.doctor.check_inputs import ClusterView
 from gputally.doctor.findings import CheckResult, Finding, Severity, first_findings, joined_names
-from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, gpus, look
+from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, gpus, value_at
 
 KNOWN: Mapping[str, Sequence[Sequence[Kind]]] = {
     "kai": ((kai.QUEUE,), (kai.POD_GROUP,), (kai.SHARD,)),
@@ -254,8 +254,8 @@ def queue_objects(found: Mapping[str, Sequence[Object]]) -> list[QueueObject]:
         QueueObject(
             "kai",
             obj["metadata"]["name"],
-            _number(look(obj, ("spec", "resources", "gpu", "quota"))),
-            bool(look(obj, ("spec", "parentQueue"))),
+            _number(value_at(obj, ("spec", "resources", "gpu", "quota"))),
+            bool(value_at(obj, ("spec", "parentQueue"))),
             (f"kai:{obj['metadata']['name']}",),
         )
         for obj in found.get("kai", ())
@@ -267,7 +267,9 @@ def queue_objects(found: Mapping[str, Sequence[Object]]) -> list[QueueObject]:
     for obj in found.get("volcano", ()):
         name = obj["metadata"]["name"]
         if name != "root":
-            quota = gpus_or_none(look(obj, ("spec", "guarantee", "resource")) or look(obj, ("spec", "deserved")))
+            quota = gpus_or_none(
+                value_at(obj, ("spec", "guarantee", "resource")) or value_at(obj, ("spec", "deserved"))
+            )
             made.append(QueueObject("volcano", name, quota, refs=(f"volcano:{name}",)))
     return made
 
@@ -275,7 +277,7 @@ def queue_objects(found: Mapping[str, Sequence[Object]]) -> list[QueueObject]:
 def _nominal(obj: Object) -> float | None:
     amounts = [
         gpus_or_none({resource.get("name"): resource.get("nominalQuota")})
-        for group in look(obj, ("spec", "resourceGroups")) or ()
+        for group in value_at(obj, ("spec", "resourceGroups")) or ()
         for flavor in group.get("flavors") or ()
         for resource in flavor.get("resources") or ()
     ]
@@ -361,7 +363,7 @@ def gangs(ground: ClusterView, policy: Policy, pods: Sequence[Object]) -> tuple[
 
 def installed(nodes: Sequence[Object]) -> float:
     """Return the GPUs of all nodes, in any state."""
-    return fsum(gpus(look(node, ("status", "allocatable"))) for node in nodes)
+    return fsum(gpus(value_at(node, ("status", "allocatable"))) for node in nodes)
 
 
 _CHECK = "gputally fairshare check POLICY.yaml --capacity {capacity:g}"

@@ -1,1 +1,1 @@
-"""Reads, watches and writes the objects of a Kubernetes API server, and of one in memory."""
+"""Reads, watches and writes the objects of a Kubernetes API server, and simulates an API server in memory."""

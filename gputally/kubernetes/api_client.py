@@ -1,11 +1,11 @@
-"""Calls a Kubernetes API server: reads, reviews and server-side apply. Only this module imports `kubernetes`.
+"""Calls a Kubernetes API server: reads, watches, reviews, server-side apply, evictions and events.
 
-It uses plain REST over the client's transport (authentication, TLS, token renewal), so any kind works without models.
-Every failure is a gputally.base.errors.ClusterError with the server's message.
+The calls are plain REST over the transport of the Kubernetes client (authentication, TLS, token renewal), so any kind
+of object works without a model class. Every failure raises a gputally.base.errors.ClusterError with the server's
+message.
 
-`KubernetesApi` reads objects and creates reviews, and returns answers as bytes; it changes nothing in a cluster.
-`KubernetesCluster` reads and writes objects; writes are server-side apply, never forced. `Inspector` also reads the
-cluster's versions, rights and time."""
+`KubernetesApi` returns the answers as bytes and changes no object. `KubernetesCluster` reads and writes objects; it
+never forces a write. `Inspector` also reads the cluster's API versions, access rights and time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kubernetes import client, config
 
 from gputally.base.errors import Blocked, ClusterError, Conflict, NotFound, Refused, Unavailable, VersionGone
 from gputally.kubernetes.list_watch import PAGE
-from gputally.kubernetes.objects import POD, Api, Event, Kind, Object, dotted_path, leaves, look, without
+from gputally.kubernetes.objects import POD, Api, Event, Kind, Object, dotted_path, leaves, value_at, without
 
 _JSON = "application/json"
 _METADATA = f"{_JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
@@ -35,13 +35,13 @@ _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
 def in_cluster() -> bool:
-    """Whether this process runs in a pod with a service account."""
+    """Return True if this process runs in a pod with a service account."""
     return _IN_CLUSTER.exists()
 
 
-def _connected(kubeconfig: Path | None) -> client.ApiClient:
-    """Return a client of the cluster this pod runs in, or of the kubeconfig's cluster. Raises Unavailable if neither
-    exists."""
+def _connect(kubeconfig: Path | None) -> client.ApiClient:
+    """Return a client of the kubeconfig's cluster; for None, of the cluster that this pod runs in, or else of the
+    default kubeconfig's cluster. Raises Unavailable if there is no such configuration."""
     settings = client.Configuration()
     try:
         if kubeconfig is None and in_cluster():
@@ -51,11 +51,11 @@ def _connected(kubeconfig: Path | None) -> client.ApiClient:
                 config_file=str(kubeconfig) if kubeconfig else None, client_configuration=settings
             )
     except (config.ConfigException, OSError) as error:
-        raise Unavailable(f"no cluster: {error}") from error
+        raise Unavailable(f"no access to a cluster: {error}; give a kubeconfig") from error
     return client.ApiClient(settings)
 
 
-def _called(
+def _request(
     api: client.ApiClient,
     method: str,
     path: str,
@@ -78,7 +78,7 @@ def _called(
     try:
         return api.call_api(*request, _request_timeout=timeout_s)
     except (client.ApiException, urllib3.exceptions.HTTPError, OSError) as error:
-        raise _silent(error) from error
+        raise _no_answer(error) from error
 
 
 def _lines(stream: Any, path: str) -> Iterator[bytes]:
@@ -91,7 +91,7 @@ def _lines(stream: Any, path: str) -> Iterator[bytes]:
         yield from (line for line in lines if line.strip())
 
 
-def _answer(
+def _content(
     api: client.ApiClient,
     method: str,
     path: str,
@@ -103,54 +103,57 @@ def _answer(
     content_type: str = _JSON,
 ) -> bytes:
     """Return the content of a successful answer. Raises ClusterError."""
-    response = _called(api, method, path, query, body, timeout_s, accept=accept, content_type=content_type)
+    response = _request(api, method, path, query, body, timeout_s, accept=accept, content_type=content_type)
     try:
         content: bytes = response.read()
     except (urllib3.exceptions.HTTPError, OSError) as error:
-        raise _silent(error) from error
+        raise _no_answer(error) from error
     if not 200 <= response.status < 300:
         raise error_of(method, path, response.status, content, response.headers)
     return content
 
 
-def _silent(error: Exception) -> Unavailable:
-    text = str(error).strip().splitlines()
-    return Unavailable(f"the API server does not answer: {text[0] if text else type(error).__name__}")
+def _no_answer(error: Exception) -> Unavailable:
+    lines = str(error).strip().splitlines()
+    return Unavailable(f"the API server does not answer: {lines[0] if lines else type(error).__name__}")
 
 
 class KubernetesApi:
     """A client of the API server behind `api`. Thread-safe, like its connection pool."""
 
     def __init__(self, api: client.ApiClient, *, timeout_s: float = 30.0, watch_s: float = 330.0) -> None:
-        """watch_s: how long a watch may be silent before it is given up; more than the server's own limit."""
+        """Create a client.
+
+        timeout_s: time limit of a request.
+        watch_s: time that a watch may be silent before it fails; it exceeds the time after which the server ends a
+            watch."""
         self._api = api
         self._timeout_s = timeout_s
         self._watch_s = watch_s
 
     @classmethod
     def connect(cls, kubeconfig: Path | None = None) -> KubernetesApi:
-        """Connect to the cluster this pod runs in, or to the kubeconfig's cluster. Raises Unavailable if neither
-        exists."""
-        return cls(_connected(kubeconfig))
+        """Return a client of the kubeconfig's cluster; None: see `_connect`. Raises Unavailable."""
+        return cls(_connect(kubeconfig))
 
     def get(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
         accept = _accept(metadata_only, "limit" in query)
-        return _answer(self._api, "GET", path, query, None, self._timeout_s, accept=accept)
+        return _content(self._api, "GET", path, query, None, self._timeout_s, accept=accept)
 
     def post(self, path: str, body: Mapping[str, object]) -> bytes:
-        return _answer(self._api, "POST", path, {}, body, self._timeout_s)
+        return _content(self._api, "POST", path, {}, body, self._timeout_s)
 
     def watch(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> Iterator[bytes]:
         accept, timeout_s = _accept(metadata_only, False), (10.0, self._watch_s)
-        response = _called(self._api, "GET", path, {**query, "watch": "true"}, None, timeout_s, accept=accept)
+        response = _request(self._api, "GET", path, {**query, "watch": "true"}, None, timeout_s, accept=accept)
         try:
             if not 200 <= response.status < 300:
                 raise error_of("GET", path, response.status, response.read(), response.headers)
             yield from _lines(response.response, path)
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise _silent(error) from error
+            raise _no_answer(error) from error
         finally:
-            # The rest must be read, so that the connection's next user does not get it.
+            # Without this, the next request on the connection would read the rest of the watch.
             response.response.close()
 
 
@@ -164,16 +167,17 @@ _OWNER = re.compile(r'conflict with "([^"]*)"')
 
 
 def error_of(method: str, path: str, status: int, content: bytes, headers: Mapping[str, str]) -> ClusterError:
-    """Convert the server's Status to an exception:
+    """Convert the server's Status object to an exception.
 
     - 404: NotFound.
     - 409: Conflict, with the owners of contested fields.
     - 410: VersionGone.
-    - 408, 429 and 5xx: Unavailable. A webhook that cannot be reached is a 500 and so Unavailable.
-    - An eviction that a disruption budget does not allow now: Blocked. One that two budgets cover: Refused.
+    - 408, 429 and 5xx: Unavailable. The server answers 500 if it cannot reach a webhook.
+    - 429 to an eviction, which a disruption budget does not allow at present: Blocked.
+    - 500 without a reason to an eviction, which two disruption budgets cover: Refused.
     - All others: Refused."""
     answer = decode(content) or {}
-    text = str(answer.get("message") or content[:200].decode(errors="replace") or "no reason given")
+    text = str(answer.get("message") or content[:200].decode(errors="replace") or "the server gives no reason")
     message = f"{method} {path}: {status}: {' '.join(text.split())}"
     if status == 404:
         return NotFound(message)
@@ -197,6 +201,7 @@ def error_of(method: str, path: str, status: int, content: bytes, headers: Mappi
 
 
 def decode(content: bytes) -> dict[str, Any] | None:
+    """Decode a JSON object. Return None for anything else."""
     try:
         value = json.loads(content)
     except ValueError:
@@ -205,7 +210,7 @@ def decode(content: bytes) -> dict[str, Any] | None:
 
 
 def _seconds(headers: Mapping[str, str]) -> float | None:
-    """Return Retry-After if it is a number of seconds."""
+    """Return Retry-After in seconds; None if there is none or it is a date."""
     text = next((value for name, value in headers.items() if name.lower() == "retry-after"), "")
     return float(text) if text.isdigit() else None
 
@@ -226,8 +231,10 @@ class KubernetesCluster:
         timeout_s: float = 10.0,
         reporter: str = "gputally-fairshare",
     ) -> None:
-        """kinds: the kinds that will be written.
-        reporter: names this instance in events."""
+        """Create a client.
+
+        kinds: the kinds of the objects that it will write.
+        reporter: the name of this instance in events."""
         self._api = api
         self._kinds = {(kind.api_version, kind.kind): kind for kind in kinds}
         self._timeout_s = timeout_s
@@ -235,27 +242,27 @@ class KubernetesCluster:
 
     @classmethod
     def connect(cls, kinds: Iterable[Kind], kubeconfig: Path | None = None, *, timeout_s: float = 10.0) -> Self:
-        """Connect to the cluster this pod runs in, or to the kubeconfig's cluster. Raises Unavailable if neither
-        exists."""
-        return cls(_connected(kubeconfig), kinds, timeout_s=timeout_s)
+        """Return a client of the kubeconfig's cluster; None: see `_connect`. Raises Unavailable."""
+        return cls(_connect(kubeconfig), kinds, timeout_s=timeout_s)
 
     def list(self, kind: Kind, *, fields: str = "") -> list[Object]:
-        found: list[Object] = []
-        self._pages(kind, found.append, {"fieldSelector": fields} if fields else {})
-        return sorted(found, key=lambda obj: (obj["metadata"].get("namespace", ""), obj["metadata"]["name"]))
+        objects: list[Object] = []
+        self._read_pages(kind, objects.append, {"fieldSelector": fields} if fields else {})
+        return sorted(objects, key=lambda obj: (obj["metadata"].get("namespace", ""), obj["metadata"]["name"]))
 
-    def scan(self, kind: Kind, take: Callable[[Object], object]) -> str:
-        return self._pages(kind, take, {})
+    def scan(self, kind: Kind, visit: Callable[[Object], object]) -> str:
+        return self._read_pages(kind, visit, {})
 
-    def _pages(self, kind: Kind, take: Callable[[Object], object], wanted: Mapping[str, str]) -> str:
+    def _read_pages(self, kind: Kind, visit: Callable[[Object], object], selectors: Mapping[str, str]) -> str:
+        """Pass every object to `visit` and return the list's resourceVersion."""
         token = ""
         while True:
-            query = {"limit": str(PAGE), **wanted, **({"continue": token} if token else {})}
+            query = {"limit": str(PAGE), **selectors, **({"continue": token} if token else {})}
             answer = self._send("GET", kind.path(), query)
             for item in answer.get("items") or ():  # items of a list have no kind
                 item.setdefault("apiVersion", kind.api_version)
                 item.setdefault("kind", kind.kind)
-                take(item)
+                visit(item)
             metadata = answer.get("metadata", {})
             token = metadata.get("continue") or ""
             if not token:
@@ -273,22 +280,23 @@ class KubernetesCluster:
     def transfer(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
         metadata = obj["metadata"]
         if not metadata.get("resourceVersion"):
-            raise ValueError("a transfer must name the version whose values it keeps")
+            raise ValueError("an object to transfer has no metadata.resourceVersion")
         kind = self._kinds[obj["apiVersion"], obj["kind"]]
         name, namespace = metadata["name"], metadata.get("namespace", "")
-        standing = self.get(kind, name, namespace)
-        taken = leaves(obj)
-        changed = [dotted_path(path) for path, value in taken.items() if look(standing, path) != value]
+        present = self.get(kind, name, namespace)
+        fields = leaves(obj)
+        changed = [dotted_path(path) for path, value in fields.items() if value_at(present, path) != value]
         if changed:
-            raise Conflict(f"{kind.kind} {name}: {', '.join(changed)} changed meanwhile: read it again")
+            raise Conflict(f"{kind.kind} {name}: {', '.join(changed)} changed meanwhile: read the object again")
         shared = self._apply(obj, {"fieldManager": field_manager, **_dry(dry_run)})
         if dry_run:
             return shared
-        # Applying the present value only adds us as an owner beside the others, and forcing would not change
-        # that. So their entries lose the fields: a client that may write an object may edit its managedFields. In
-        # this order: an object whose fields have no owner is given to `before-first-apply`.
+        # Applying the present value only adds this manager as an owner beside the others, and forcing would not change
+        # that. So this method removes the fields from the other managers' entries in managedFields, which every client
+        # with the right to write the object may edit. The apply comes first, because the API server gives fields
+        # without an owner to the manager `before-first-apply`.
         entries = [
-            {**entry, "fieldsV1": without(entry.get("fieldsV1") or {}, taken)}
+            {**entry, "fieldsV1": without(entry.get("fieldsV1") or {}, fields)}
             if entry.get("manager") != field_manager and not entry.get("subresource")
             else entry
             for entry in shared["metadata"].get("managedFields") or ()
@@ -329,8 +337,8 @@ class KubernetesCluster:
         self._send("POST", f"{POD.path(namespace, name)}/eviction", {}, body)
 
     def event(self, event: Event) -> None:
-        """Create an event. Its name is a digest of its content, so that a repeated event is answered with
-        `AlreadyExists`, which counts as success."""
+        """Create an event. Its name is a digest of its content, so the server answers `AlreadyExists` to a repeated
+        event, which counts as success."""
         namespace = event.namespace or "default"
         text = "\n".join((event.kind.kind, event.namespace, event.name, event.reason, event.message))
         body = {
@@ -368,7 +376,7 @@ class KubernetesCluster:
         body: Object | None = None,
         content_type: str = _JSON,
     ) -> dict[str, Any]:
-        content = _answer(self._api, method, path, query or {}, body, self._timeout_s, content_type=content_type)
+        content = _content(self._api, method, path, query or {}, body, self._timeout_s, content_type=content_type)
         answer = decode(content)
         if answer is None:
             raise Unavailable(f"{method} {path}: the answer is not JSON")
@@ -380,7 +388,7 @@ def _dry(dry_run: bool) -> dict[str, str]:
 
 
 def _micro_time(at_ms: int) -> str:
-    """Format a time with six decimals, because the API server does not parse a MicroTime without them."""
+    """Format a time with six decimals; the API server does not parse a MicroTime without them."""
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -388,21 +396,22 @@ _REVIEWS = "/apis/authorization.k8s.io/v1"
 
 
 class Inspector(KubernetesCluster):
-    """A cluster whose versions, rights and time can be read. Every method raises gputally.base.errors.ClusterError."""
+    """A cluster that also tells its API versions, access rights and time. Every method raises
+    gputally.base.errors.ClusterError."""
 
     def served(self, groups: Iterable[str]) -> dict[tuple[str, str], tuple[str, ...]]:
-        """Return the served versions by (group, plural) of these groups, the preferred one first; "" is the
-        core group."""
+        """Return the versions of each resource that the server serves in these API groups, by (group, plural), the
+        preferred version first. The core group is ""."""
         known = {group["name"]: group for group in self._send("GET", "/apis").get("groups") or ()}
-        found: dict[tuple[str, str], tuple[str, ...]] = {}
+        served: dict[tuple[str, str], tuple[str, ...]] = {}
         for group in dict.fromkeys(groups):
             versions = [each["version"] for each in known.get(group, {}).get("versions") or ()] if group else ["v1"]
             for version in versions:
                 path = f"/apis/{group}/{version}" if group else f"/api/{version}"
                 for resource in self._resources(path):
                     key = group, resource
-                    found[key] = (*found.get(key, ()), version)
-        return found
+                    served[key] = (*served.get(key, ()), version)
+        return served
 
     def _resources(self, path: str) -> list[str]:
         try:
@@ -411,10 +420,12 @@ class Inspector(KubernetesCluster):
             return []
         return [str(resource["name"]) for resource in resources if "/" not in resource["name"]]
 
-    def may(self, wanted: Mapping[str, str], user: str = "", groups: Iterable[str] = ()) -> bool:
-        """Return whether the caller, or that user, has a right. wanted: resourceAttributes (group, resource,
-        subresource, verb, name, namespace). Checking another user needs a right of its own."""
-        spec: dict[str, Any] = {"resourceAttributes": dict(wanted)}
+    def may(self, attributes: Mapping[str, str], user: str = "", groups: Iterable[str] = ()) -> bool:
+        """Return True if a user has an access right. The check of another user needs a right of its own.
+
+        attributes: resourceAttributes of an access review (group, resource, subresource, verb, name, namespace).
+        user: "" for this client's own user."""
+        spec: dict[str, Any] = {"resourceAttributes": dict(attributes)}
         kind = "SelfSubjectAccessReview"
         if user:
             kind, spec = "SubjectAccessReview", {**spec, "user": user, "groups": list(groups)}
@@ -423,17 +434,18 @@ class Inspector(KubernetesCluster):
         return bool((answer.get("status") or {}).get("allowed"))
 
     def caller(self) -> str:
-        """Return the name under which the API server knows the caller. Source: SelfSubjectReview, Kubernetes 1.28."""
+        """Return the user name under which the API server knows this client. Source: SelfSubjectReview, Kubernetes
+        1.28."""
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         answer = self._send("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", {}, body)
         return str(((answer.get("status") or {}).get("userInfo") or {}).get("username") or "")
 
     def server_ms(self) -> int:
-        """Return the server's time in UTC milliseconds, to whole seconds."""
-        response = _called(self._api, "GET", "/version", {}, None, self._timeout_s)
+        """Return the server's time in UTC milliseconds, in whole seconds."""
+        response = _request(self._api, "GET", "/version", {}, None, self._timeout_s)
         text = next((value for name, value in response.response.headers.items() if name.lower() == "date"), "")
         response.response.drain_conn()
         try:
             return round(parsedate_to_datetime(text).timestamp() * 1000)
         except ValueError as error:
-            raise Unavailable(f"the API server's answer has no Date: {text!r}") from error
+            raise Unavailable(f"the API server's answer has no valid Date header: {text!r}") from error

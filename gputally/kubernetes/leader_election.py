@@ -1,9 +1,11 @@
 """Elects one leader of several replicas through a Lease.
 
-This module adds three rules to the client's election. A replica that could not renew for `renew_s` does not lead, even
-while a request hangs (`leading` depends on the clock, not on the election's steps). If the server is unavailable, the
-term ends, not the election. A replica that stops releases the Lease, so that the next one need not wait until it
-expires."""
+This module adds three rules to the election of the Kubernetes client:
+
+- A replica that could not renew the Lease for `renew_s` does not lead, even while a request hangs. `leading` therefore
+  reads the clock.
+- If the API server is unavailable, the leader's term ends, and the election goes on.
+- A replica that stops releases the Lease, so that the next leader does not wait until it expires."""
 
 from __future__ import annotations
 
@@ -11,7 +13,6 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,12 @@ from kubernetes.aio.leaderelection.leaderelection import LeaderElection
 from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
 from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
 
-from gputally.base.background_tasks import BackgroundTask
+from gputally.base.background_tasks import BackgroundTask, error_summary
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.api_client import in_cluster
 
-# The library logs every failed renewal with a traceback; `leading` and the metrics show the same.
+# The library logs every failed renewal with a traceback. `leading` and the metrics already show such a failure.
 _library = logging.getLogger("kubernetes.aio.leaderelection")
 _library.addHandler(logging.NullHandler())
 _library.propagate = False
@@ -35,8 +36,11 @@ _library.propagate = False
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """Durations in whole seconds, as in client-go: how long a Lease lasts, how long its holder tries to renew, how
-    often."""
+    """Durations in whole seconds, as in client-go.
+
+    lease_s: how long a Lease is valid.
+    renew_s: how long its holder tries to renew it.
+    retry_s: the pause between two tries."""
 
     lease_s: int = 15
     renew_s: int = 10
@@ -44,7 +48,7 @@ class LeaseTimes:
 
 
 class Election:
-    """The election of this replica. Run it in a thread; any thread may call `leading`."""
+    """The election of this replica. `run` needs a thread of its own, and any thread may call `leading`."""
 
     def __init__(
         self,
@@ -54,12 +58,13 @@ class Election:
         clock: Clock,
         *,
         kubeconfig: Path | None = None,
-        terms: LeaseTimes = LeaseTimes(),
+        times: LeaseTimes = LeaseTimes(),
     ) -> None:
+        """Create the election over the Lease `namespace/name`. identity: the name of this replica in the Lease."""
         self._name, self._namespace, self._identity = name, namespace, identity
         self._clock = clock
         self._kubeconfig = kubeconfig
-        self._terms = terms
+        self._times = times
         self._elected = False
         self._renewed_ms: int | None = None
         self._fault = ""
@@ -67,19 +72,19 @@ class Election:
 
     @property
     def fault(self) -> str:
-        """Return what ended the last term or prevented it; empty once the Lease has been renewed since."""
+        """The error that ended or prevented the last term; "" once the Lease has been renewed since."""
         return self._fault
 
     def leading(self) -> bool:
-        """Return whether this replica may act now."""
+        """Return True while this replica may act as the leader."""
         renewed = self._renewed_ms
         if not self._elected or renewed is None:
             return False
-        return self._clock.monotonic_ms() - renewed < self._terms.renew_s * MS_PER_SECOND
+        return self._clock.monotonic_ms() - renewed < self._times.renew_s * MS_PER_SECOND
 
     def run(self, stop: threading.Event, task: BackgroundTask) -> None:
-        """Take part in the election until `stop` is set, then release the Lease. task: told about each request to the
-        API server, so that a supervisor can see that the election is not stuck."""
+        """Take part in the election until `stop` is set, then release the Lease. task: records each request to the API
+        server as progress, so that it shows when the election hangs."""
         self._task = task
         asyncio.run(self._run(stop))
 
@@ -91,54 +96,55 @@ class Election:
             path = str(self._kubeconfig) if self._kubeconfig else None
             await config.load_kube_config(config_file=path, client_configuration=settings)  # type: ignore[no-untyped-call]
         async with client.ApiClient(settings) as api:
-            lock = _Lock(self._name, self._namespace, self._identity, api, self._renewed, self._terms.renew_s)
+            lock = _Lock(self._name, self._namespace, self._identity, api, self, self._times.renew_s)
             stopped = asyncio.ensure_future(asyncio.to_thread(stop.wait))
             while not stopped.done():
-                term = asyncio.ensure_future(self._stand(lock))
+                term = asyncio.ensure_future(self._run_term(lock))
                 await asyncio.wait({stopped, term}, return_when=asyncio.FIRST_COMPLETED)
-                held, self._elected = self._elected, False
+                was_elected, self._elected = self._elected, False
                 term.cancel()
                 # Wait only for a limited time: a request that does not end is abandoned with its thread.
-                await asyncio.wait({term}, timeout=self._terms.retry_s)
-                ended = term.exception() if term.done() and not term.cancelled() else None
-                # Whatever the reason, the election is tried again.
-                self._fault = f"{type(ended).__name__}: {ended}".splitlines()[0] if isinstance(ended, Exception) else ""
+                await asyncio.wait({term}, timeout=self._times.retry_s)
+                error = term.exception() if term.done() and not term.cancelled() else None
+                self._fault = error_summary(error) if isinstance(error, Exception) else ""
                 if stopped.done():
-                    if held:
+                    if was_elected:
                         with contextlib.suppress(Exception):
-                            async with asyncio.timeout(self._terms.retry_s):
-                                await lock.give_back()
+                            async with asyncio.timeout(self._times.retry_s):
+                                await lock.release()
                 else:
-                    await asyncio.wait({stopped}, timeout=self._terms.retry_s)
+                    await asyncio.wait({stopped}, timeout=self._times.retry_s)
 
-    async def _stand(self, lock: _Lock) -> None:
+    async def _run_term(self, lock: _Lock) -> None:
         """Wait until elected, then lead until the Lease is lost."""
-        over = asyncio.Event()
+        lease_lost = asyncio.Event()
 
         async def lead() -> None:
             self._elected = True
             try:
-                await over.wait()
+                await lease_lost.wait()
             finally:
                 self._elected = False
 
-        async def lost() -> None:
-            over.set()
+        async def lose() -> None:
+            lease_lost.set()
 
-        terms = self._terms
-        await LeaderElection(Config(lock, terms.lease_s, terms.renew_s, terms.retry_s, lead, lost)).run()
+        times = self._times
+        await LeaderElection(Config(lock, times.lease_s, times.renew_s, times.retry_s, lead, lose)).run()
 
-    def _renewed(self, at_ms: int | None) -> int:
-        """Return the time of the last renewal; with an argument, record it first."""
+    def request_begins(self) -> int:
+        """Record progress of the election's task. Return the monotonic time in milliseconds."""
         if self._task is not None:
             self._task.progress()
-        if at_ms is not None:
-            self._renewed_ms, self._fault = at_ms, ""
         return self._clock.monotonic_ms()
+
+    def lease_renewed(self, at_ms: int) -> None:
+        """Record that the request that began at the monotonic time `at_ms` renewed the Lease."""
+        self._renewed_ms, self._fault = at_ms, ""
 
 
 class _Lock(LeaseLock):
-    """A Lease whose requests have a time limit, and which records the time before its last successful renewal."""
+    """A Lease whose requests have a time limit. It reports its requests and renewals to the election."""
 
     def __init__(
         self,
@@ -146,44 +152,42 @@ class _Lock(LeaseLock):
         namespace: str,
         identity: str,
         api: client.ApiClient,
-        renewed: Callable[[int | None], int],
-        patience_s: float,
+        election: Election,
+        timeout_s: float,
     ) -> None:
         super().__init__(name, namespace, identity, api)
-        self._tell = renewed
-        self._patience_s = patience_s
+        self._election = election
+        self._timeout_s = timeout_s
 
     async def get(self, name: str, namespace: str) -> Any:
-        self._tell(None)
-        async with asyncio.timeout(self._patience_s):  # `wait_for` of Python 3.11 can swallow a cancellation
+        self._election.request_begins()
+        async with asyncio.timeout(self._timeout_s):  # `wait_for` of Python 3.11 can swallow a cancellation
             return await super().get(name, namespace)
 
     async def create(self, name: str, namespace: str, election_record: LeaderElectionRecord) -> bool:
-        asked_ms = self._tell(None)
+        began_ms = self._election.request_begins()
         # Replaces the library's code: release 37 passes an argument that its own validation refuses.
         lease = client.V1Lease(metadata=client.V1ObjectMeta(name=name), spec=self.update_lease(election_record))
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._timeout_s):
                 await self.api_instance.create_namespaced_lease(namespace, lease)
         except client.ApiException:
             return False
-        return self._told(True, asked_ms)
+        self._election.lease_renewed(began_ms)
+        return True
 
     async def update(self, name: str, namespace: str, updated_record: LeaderElectionRecord) -> bool:
-        asked_ms = self._tell(None)
-        async with asyncio.timeout(self._patience_s):
-            made = await super().update(name, namespace, updated_record)
-        return self._told(made, asked_ms)
+        began_ms = self._election.request_begins()
+        async with asyncio.timeout(self._timeout_s):
+            renewed = await super().update(name, namespace, updated_record)
+        if renewed:
+            self._election.lease_renewed(began_ms)
+        return renewed
 
-    async def give_back(self) -> None:
-        """Release the lease as client-go does on a clean stop: without a holder, for one second."""
+    async def release(self) -> None:
+        """Release the Lease as client-go does on a clean stop: without a holder, valid for one second."""
         lease = await self.api_instance.read_namespaced_lease(self.name, self.namespace)
         if lease.spec is not None and lease.spec.holder_identity == self.identity:
             lease.spec.holder_identity = None
             lease.spec.lease_duration_seconds = 1
             await self.api_instance.replace_namespaced_lease(self.name, self.namespace, lease)
-
-    def _told(self, made: bool, asked_ms: int) -> bool:
-        if made:
-            self._tell(asked_ms)
-        return made

@@ -1,14 +1,11 @@
-"""Keeps the objects of one kind in memory by list and watch, reduced by a given function.
+"""Keeps a copy of all objects of one kind in memory by list and watch, each reduced to the value that is needed.
 
-Only the result of `keep` is stored, so memory is bounded by these values and one page. A list that fails continues at
-its page, and a watch at its version. If the server no longer has either (410), the list begins again, and objects
-missing from it count as deleted.
+A `Reflector` stores only the values that its function `keep` returns, so its memory is bounded by these values and one
+page of a list. Twenty thousand pods take a hundred megabytes as objects and five as values.
 
-Twenty thousand pods take a hundred megabytes as objects and five as values. After any failure (the watch ends, a
-version is too old, the API server does not answer) the next list makes the copy complete again, and meanwhile the old
-values stay. `behind` reports if the last answer is too old.
-
-It runs in a thread of its own; any thread may call `held`. `Metadata` has the fields of every object."""
+A list that fails continues at its page, and a watch at its version. If the server no longer has either (410), the list
+begins again, and objects missing from it count as deleted. Until then the old values stay. `behind` tells when the
+server's last answer is too old."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ PAGE = 500
 
 
 class _Object(msgspec.Struct, frozen=True, rename="camel"):
-    """Base of decoded objects: unknown fields are skipped, and null means missing."""
+    """Base class of decoded objects. Unknown fields are skipped, and null means missing."""
 
 
 class OwnerReference(_Object, frozen=True):
@@ -49,6 +46,8 @@ class ManagedFields(_Object, frozen=True):
 
 
 class Metadata(_Object, frozen=True):
+    """The metadata that every object has."""
+
     name: str = ""
     namespace: str = ""
     uid: str = ""
@@ -77,13 +76,14 @@ V = TypeVar("V")
 WATCH_SECONDS = 300
 """How long the server keeps a watch open."""
 MOST_BEHIND_SECONDS = 2 * WATCH_SECONDS
-"""Age of the last answer above which the copy must not be used. A working server answers at least once in a watch; this
-is twice that time."""
+"""Age of the server's last answer above which the values must not be used. A working server answers at least once in a
+watch, and this is twice that time."""
 PAUSE_SECONDS = 1
-"""Least time between two watches."""
+"""Pause between two watches."""
 ABSENT_SECONDS = 60
-"""Time between attempts to list a kind that the server does not serve; its definition may be installed later."""
+"""Pause before the next list of a kind that the server does not serve. Its definition can be installed later."""
 BACKOFF_SECONDS = (1, 2, 4, 8, 16, 30)
+"""Pauses after the first, second, … failure in a row; the last one repeats."""
 
 
 class _Page(msgspec.Struct, Generic[O]):
@@ -105,13 +105,13 @@ _status = msgspec.json.Decoder(_Status)
 
 
 class Reflector(Generic[O, V]):
-    """Values of one kind by uid. Any thread may read `held`; everything else belongs to one thread.
+    """The values of all objects of one kind, by uid. Any thread may call `values`; all else belongs to one thread.
 
-    decode: the object's struct.
-    keep: returns the value to store, None for no value.
-    changed: called with every change, with None for an object that is gone or no longer kept.
-    others: further paths, for servers that do not have the kind at `path`.
-    optional: a server without the kind is not a failure.
+    decode: the type of a decoded object.
+    keep: returns the value of an object; None to store none.
+    changed: is called with the uid and the value of every changed object; None if the object has no value any more.
+    others: further paths of the kind, for servers that do not serve it at `path`.
+    optional: True if a server without the kind is not a failure.
     now_ms: the clock of `heard_ms` and `behind`."""
 
     def __init__(
@@ -138,9 +138,9 @@ class Reflector(Generic[O, V]):
         self._object = msgspec.json.Decoder(decode)
         self._meta = msgspec.json.Decoder(NamedObject)
         self._keep = keep
-        self._tell = changed
+        self._on_change = changed
         self._lock = threading.Lock()
-        self._held: dict[str, V] = {}
+        self._values: dict[str, V] = {}
         self._incoming: dict[str, V] = {}
         self._continue = ""
         self._version = ""
@@ -151,20 +151,20 @@ class Reflector(Generic[O, V]):
         """Reason why the last request failed; None if it succeeded."""
         self._task: BackgroundTask | None = None
         self.synced = False
-        """Whether a complete list has been read."""
+        """True once a complete list has been read."""
 
-    def held(self) -> Mapping[str, V]:
-        """Return a copy of the current values."""
+    def values(self) -> Mapping[str, V]:
+        """Return a copy of the current values, by uid."""
         with self._lock:
-            return dict(self._held)
+            return dict(self._values)
 
     def behind(self) -> str | None:
-        """Return why the values must not be used for decisions; None if they may."""
-        kind, why = self.path.rpartition("/")[2], f": {self.fault}" if self.fault else ""
+        """Return why the values must not be used for decisions; None if they may be used."""
+        kind, fault = self.path.rpartition("/")[2], f": {self.fault}" if self.fault else ""
         if not self.synced or self.heard_ms is None or self._now_ms is None:
-            return f"{kind} have not been read yet{why}"
+            return f"{kind} have not been read yet{fault}"
         age_s = (self._now_ms() - self.heard_ms) / MS_PER_SECOND
-        return f"{kind} are as they were {age_s:.0f} s ago{why}" if age_s > MOST_BEHIND_SECONDS else None
+        return f"{kind} were last read {age_s:.0f} s ago{fault}" if age_s > MOST_BEHIND_SECONDS else None
 
     def prime(self) -> None:
         """Run `sync` once and ignore a failure; `run` tries again."""
@@ -174,7 +174,7 @@ class Reflector(Generic[O, V]):
             self.fault = str(error)
 
     def sync(self) -> None:
-        """Complete the list; continues where an earlier call failed. Raises ClusterError."""
+        """Read the list up to its end, from the page at which an earlier call failed. Raises ClusterError."""
         while not self._version:
             query = {"limit": str(PAGE), **({"continue": self._continue} if self._continue else {})}
             try:
@@ -196,49 +196,50 @@ class Reflector(Generic[O, V]):
                 self._replace(page.metadata.resource_version)
 
     def follow(self) -> None:
-        """Read one watch until the server ends it. Raises ClusterError; after VersionGone, `sync` begins again."""
+        """Read one watch until the server ends it. Raises ClusterError. After VersionGone the next `sync` reads the
+        whole list again."""
         query = {
             "resourceVersion": self._version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(WATCH_SECONDS),
         }
         try:
-            self._well()  # a long time without a line is not a fault; the connection has a time limit
+            self._end_run()  # a long time without a line is not a fault; the connection has a time limit
             for raw in self._api.watch(self.path, query, metadata_only=self._metadata_only):
-                self._progress()
-                self._take(raw)
+                self._begin_run()
+                self._apply_line(raw)
                 self._heard()
-                self._well()
+                self._end_run()
             self._heard()
         except VersionGone:
             self._version = ""
             raise
 
     def run(self, stop: threading.Event, task: BackgroundTask | None = None) -> None:
-        """Sync and follow until `stop` is set; failures are logged and retried with growing pauses.
+        """Sync and follow until `stop` is set. After a failure, log it and try again after a growing pause.
 
-        task: has a fault while an answer cannot be processed, or if none comes for longer than a watch lasts. A server
-        that does not answer is not a fault of the task: `heard_ms` and `failures` report it."""
+        task: has a fault while an answer cannot be processed, or if no answer comes for longer than a watch lasts. A
+        server that does not answer is no fault of the task; `heard_ms` and `failures` show it."""
         log = structlog.get_logger("gputally.kubernetes.api_client")
         self._task = task
         failures = absent = 0
         while not stop.is_set():
-            self._progress()
+            self._begin_run()
             try:
                 self.sync()
                 self.follow()
                 failures = 0
-                self._well()
+                self._end_run()
                 stop.wait(PAUSE_SECONDS)
             except VersionGone as error:
                 log.info("cluster_list_begins_again", path=self.path, reason=str(error))
-                self._well()
+                self._end_run()
             except ClusterError as error:
-                self._well()
+                self._end_run()
                 path = self.path
                 if self.absent(error):
                     absent += 1
-                    if absent % self.places == 0:
+                    if absent % self.path_count == 0:
                         log.debug("cluster_has_no_such_kind", path=path)
                         stop.wait(ABSENT_SECONDS)
                     continue
@@ -255,36 +256,38 @@ class Reflector(Generic[O, V]):
                 stop.wait(BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS) - 1)])
                 failures += 1
 
-    def _progress(self) -> None:
+    def _begin_run(self) -> None:
         if self._task is not None:
             self._task.begin()
 
-    def _well(self) -> None:
+    def _end_run(self) -> None:
         if self._task is not None:
             self._task.succeed()
 
     @property
-    def places(self) -> int:
-        """Return the number of paths that the kind may have."""
+    def path_count(self) -> int:
+        """The number of paths at which a server may serve the kind."""
         return 1 + len(self._others)
 
     def absent(self, error: ClusterError) -> bool:
-        """Return whether the error only means that the server does not have an optional kind; the next attempt uses
-        another path."""
-        gone = self._optional and isinstance(error, NotFound)
-        if gone:
+        """Return True if the error only means that the server does not serve an optional kind at the path. Then the
+        next attempt uses another path."""
+        absent = self._optional and isinstance(error, NotFound)
+        if absent:
             self._others.append(self.path)
             self.path = self._others.pop(0)
             self._heard()
-        return gone
+        return absent
 
     def _heard(self) -> None:
-        self._progress()
+        """Record an answer of the server."""
+        self._begin_run()
         self.fault = None
         if self._now_ms is not None:
             self.heard_ms = self._now_ms()
 
-    def _take(self, raw: bytes) -> None:
+    def _apply_line(self, raw: bytes) -> None:
+        """Apply one line of a watch to the values. Raises VersionGone, Unavailable."""
         line = self._decoded(self._line.decode, raw)
         if line.type == "ERROR":
             status = self._decoded(_status.decode, bytes(line.object))
@@ -301,29 +304,29 @@ class Reflector(Generic[O, V]):
 
     def _set(self, uid: str, value: V | None) -> None:
         with self._lock:
-            before = self._held.get(uid)
+            before = self._values.get(uid)
             if value is None:
-                self._held.pop(uid, None)
+                self._values.pop(uid, None)
             else:
-                self._held[uid] = value
+                self._values[uid] = value
         if value != before:
             self._changed(uid, value)
 
     def _replace(self, version: str) -> None:
         with self._lock:
-            before, self._held = self._held, self._incoming
+            before, self._values = self._values, self._incoming
         self._incoming = {}
-        for uid in before.keys() - self._held.keys():
+        for uid in before.keys() - self._values.keys():
             self._changed(uid, None)
-        for uid, value in self._held.items():
+        for uid, value in self._values.items():
             if before.get(uid) != value:
                 self._changed(uid, value)
         self._version = version
         self.synced = True
 
     def _changed(self, uid: str, value: V | None) -> None:
-        if self._tell is not None:
-            self._tell(uid, value)
+        if self._on_change is not None:
+            self._on_change(uid, value)
 
     def _decoded(self, decode: Callable[[bytes], T], raw: bytes) -> T:
         try:
@@ -336,8 +339,8 @@ T = TypeVar("T")
 
 
 def _uid(item: object) -> str:
-    """Return the UID of a decoded object or of one as plain data."""
+    """Return the UID of an object, decoded or as plain data."""
     if isinstance(item, dict):
         return str(item["metadata"]["uid"])
-    found: Metadata = item.metadata  # type: ignore[attr-defined]  # every object has them
-    return found.uid
+    metadata: Metadata = item.metadata  # type: ignore[attr-defined]  # every decoded object has metadata
+    return metadata.uid

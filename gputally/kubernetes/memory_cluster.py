@@ -1,13 +1,16 @@
 """Simulates an API server in memory with server-side apply, for the demo, for plans without a cluster, and for tests.
 
-It behaves like the real one in these points. Fields are owned per manager. Applying a different value to another
-manager's field is a Conflict that names the manager and changes nothing; the same value is shared ownership. Fields
-that a manager omits from its next apply are removed unless another manager owns them too. Apply creates missing
-objects. The status is written only through its subresource. `resourceVersion` changes with every change, and
-`generation` with the spec. A stale resourceVersion is a Conflict. A dry run returns the same answer and stores nothing.
+The simulated server behaves like a real one in these points:
 
-It uses no wall clock, validates no schemas, runs no controllers and calls no webhooks; an `admit` function replaces
-webhooks. Lists are atomic. It is not thread-safe.
+- Each field is owned by managers. To apply another value to another manager's field is a Conflict that names the
+  manager and changes nothing. To apply the same value shares the ownership.
+- Fields that a manager omits from its next apply are removed, unless another manager owns them too.
+- An apply creates a missing object. The status is written only through its subresource.
+- `resourceVersion` changes with every change, and `generation` with the spec. A stale resourceVersion is a Conflict.
+- A dry run returns the same answer and stores nothing.
+
+The simulated server has no wall clock, validates no schemas, and runs no controllers. An `admit` function replaces
+webhooks. Lists are atomic. The server is not thread-safe.
 
 Source: https://kubernetes.io/docs/reference/using-api/server-side-apply/"""
 
@@ -36,10 +39,10 @@ from gputally.kubernetes.objects import (
     from_fields_v1,
     guard,
     leaves,
-    look,
     overlap,
     put,
     to_fields_v1,
+    value_at,
 )
 
 Owner = tuple[str, str, str]
@@ -55,13 +58,13 @@ class Owned:
 
     @classmethod
     def read(cls, obj: Object) -> Owned:
-        """Read an object. Fields belong to the managers in `metadata.managedFields`; without it, they have no owner."""
-        taken = json_copy(dict(obj))
-        stored = cls(taken)
-        for entry in taken.setdefault("metadata", {}).pop("managedFields", None) or ():
+        """Read an object. The managers in `metadata.managedFields` own its fields; without it, no manager does."""
+        plain = json_copy(dict(obj))
+        stored = cls(plain)
+        for entry in plain.setdefault("metadata", {}).pop("managedFields", None) or ():
             owner = (entry.get("manager", ""), entry.get("operation", "Update"), entry.get("subresource", ""))
             stored.owners[owner] = {
-                path for path in from_fields_v1(entry.get("fieldsV1") or {}) if look(taken, path) is not None
+                path for path in from_fields_v1(entry.get("fieldsV1") or {}) if value_at(plain, path) is not None
             }
         return stored
 
@@ -76,53 +79,53 @@ class Owned:
                 for owner, paths in self.owners.items()
                 if owner != me
                 for path in paths
-                if any(_clash(self.obj, path, mine, value) for mine, value in wanted.items())
+                if any(_changes(self.obj, path, mine, value) for mine, value in wanted.items())
             )
         )
 
     def apply(self, me: Owner, wanted: Mapping[FieldPath, Any]) -> None:
-        """Apply all fields that `me` wants; none of them may be contested."""
+        """Apply all fields in `wanted` for the owner `me`. None of them may be contested."""
         mine = self.owners.pop(me, set())
         others = set().union(*self.owners.values())
         for path in sorted(mine - wanted.keys() - others):
             drop(self.obj, path)
         for path, value in wanted.items():
-            if not (isinstance(value, Mapping) and isinstance(look(self.obj, path), Mapping)):
+            if not (isinstance(value, Mapping) and isinstance(value_at(self.obj, path), Mapping)):
                 put(self.obj, path, json_copy(value))
         if wanted:
             self.owners[me] = set(wanted)
 
     def update(self, me: Owner, old: Mapping[FieldPath, Any], new: Mapping[FieldPath, Any]) -> None:
-        """Replace `old` by `new` without conflicts: `me` becomes the owner of changed leaves, and missing leaves are
-        removed."""
+        """Replace the leaves `old` by `new` without conflicts. `me` becomes the owner of the changed leaves, and leaves
+        that `new` lacks are removed."""
         changed = {path for path, value in new.items() if path not in old or old[path] != value}
         gone = old.keys() - new.keys()
         for path in gone:
             drop(self.obj, path)
         for path in changed:
             put(self.obj, path, json_copy(new[path]))
-        self._leave(changed | gone)
+        self._disown(changed | gone)
         self.owners.setdefault(me, set()).update(changed)
 
-    def hand_over(self, me: Owner, paths: Iterable[FieldPath]) -> None:
+    def set_only_owner(self, me: Owner, paths: Iterable[FieldPath]) -> None:
         """Make `me` the only owner of these fields, with their present values."""
-        taken = set(paths)
-        self._leave(taken)
-        self.owners[me] = taken
+        fields = set(paths)
+        self._disown(fields)
+        self.owners[me] = fields
 
-    def _leave(self, paths: set[FieldPath]) -> None:
+    def _disown(self, paths: set[FieldPath]) -> None:
         for owned in self.owners.values():
             owned.difference_update(paths)
 
-    def settle(self) -> None:
+    def drop_empty_owners(self) -> None:
         """Remove managers that own no field."""
         self.owners = {owner: paths for owner, paths in self.owners.items() if paths}
 
-    def shown(self) -> dict[str, Any]:
-        """Return a copy with managedFields, as the API server shows it."""
-        shown: dict[str, Any] = json_copy(self.obj)
+    def with_managed_fields(self) -> dict[str, Any]:
+        """Return a copy of the object with managedFields, as the API server returns it."""
+        obj: dict[str, Any] = json_copy(self.obj)
         if self.owners:
-            shown["metadata"]["managedFields"] = [
+            obj["metadata"]["managedFields"] = [
                 {
                     "manager": manager,
                     "operation": operation,
@@ -132,11 +135,11 @@ class Owned:
                 }
                 for (manager, operation, subresource), paths in sorted(self.owners.items())
             ]
-        return shown
+        return obj
 
 
-def written(kind: Kind, obj: Object, subresource: str) -> dict[FieldPath, Any]:
-    """Return the leaves of `obj` that a write to `subresource` ("" is the object itself) changes."""
+def writable_leaves(kind: Kind, obj: Object, subresource: str) -> dict[FieldPath, Any]:
+    """Return the leaves of `obj` that a write to `subresource` changes; "" is the object itself."""
     return {
         path: value
         for path, value in leaves(obj).items()
@@ -145,7 +148,7 @@ def written(kind: Kind, obj: Object, subresource: str) -> dict[FieldPath, Any]:
 
 
 def json_copy(value: Any) -> Any:
-    """Copy JSON-like data, which takes a tenth of the time of `copy.deepcopy`."""
+    """Copy JSON-like data in a tenth of the time of `copy.deepcopy`."""
     if isinstance(value, dict):
         return {key: json_copy(part) for key, part in value.items()}
     if isinstance(value, list):
@@ -154,35 +157,35 @@ def json_copy(value: Any) -> Any:
 
 
 def merged(old: Any, change: Any) -> Any:
-    """Merge by RFC 7386: mappings merge, null removes, other values replace."""
+    """Return `old` after a JSON merge patch (RFC 7386): mappings merge, null removes, other values replace."""
     if not isinstance(change, Mapping):
         return json_copy(change)
-    found = dict(old) if isinstance(old, Mapping) else {}
+    result = dict(old) if isinstance(old, Mapping) else {}
     for key, value in change.items():
         if value is None:
-            found.pop(key, None)
+            result.pop(key, None)
         else:
-            found[key] = merged(found.get(key), value)
-    return found
+            result[key] = merged(result.get(key), value)
+    return result
 
 
-def _clash(obj: Object, owned: FieldPath, mine: FieldPath, value: Any) -> bool:
-    """Return whether setting `mine` to the value would change `owned`. Adding to a mapping does not."""
+def _changes(obj: Object, owned: FieldPath, mine: FieldPath, value: Any) -> bool:
+    """Return True if setting `mine` to the value would change `owned`. To add a key to a mapping is no change."""
     if not overlap(owned, mine):
         return False
     if len(mine) > len(owned):
-        return not isinstance(look(obj, owned), Mapping)
-    return look(obj, mine) != value and not isinstance(value, Mapping)
+        return not isinstance(value_at(obj, owned), Mapping)
+    return value_at(obj, mine) != value and not isinstance(value, Mapping)
 
 
 LOG_LENGTH = 1_000
-"""Number of changes kept for watches."""
+"""Number of changes that are kept for watches."""
 _Key = tuple[str, str, str, str]
 """(apiVersion, kind, namespace, name)."""
 
 
 class MemoryCluster:
-    """Implements `gputally.kubernetes.objects.Cluster`; `put`, `delete` and `events` are for other clients and for
+    """A `gputally.kubernetes.objects.Cluster` in memory. `put` and `delete` model other clients, and `events` is for
     tests."""
 
     def __init__(
@@ -192,8 +195,8 @@ class MemoryCluster:
         *,
         admit: Callable[[Object], str | None] | None = None,
     ) -> None:
-        """Serve `kinds`, starting with `objects` (see `load`). admit: replaces a webhook; a text is the reason for a
-        refusal."""
+        """Create a server that serves `kinds` and has these `objects` (see `load`). admit: replaces a webhook; it
+        returns the reason for a refusal, or None."""
         self._kinds = {(kind.api_version, kind.kind): kind for kind in kinds}
         self._store: dict[_Key, Owned] = {}
         self._version = 0
@@ -205,30 +208,30 @@ class MemoryCluster:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Return every distinct event in the order of its first appearance, with the time of its last."""
+        """Every distinct event in the order of its first appearance, with the time of its last."""
         return tuple(self._events.values())
 
     def load(self, objects: Iterable[Object]) -> None:
         """Load objects unchanged, status included. Raises NotFound for a kind that is not served.
 
-        Fields belong to the managers in `metadata.managedFields`; without it, they have no owner."""
+        The managers in `metadata.managedFields` own the fields; without it, no manager does."""
         for obj in objects:
             kind = self._kind_of(obj)
             self._commit(self._key(kind, obj), Owned.read(obj), None)
 
     def list(self, kind: Kind, *, fields: str = "") -> list[Object]:
         self._check(kind)
-        wanted = (kind.api_version, kind.kind)
         path, _, value = fields.partition("=")
         return [
-            stored.shown()
+            stored.with_managed_fields()
             for key, stored in sorted(self._store.items())
-            if key[:2] == wanted and (not fields or look(stored.obj, tuple(path.split("."))) == value)
+            if key[:2] == (kind.api_version, kind.kind)
+            and (not fields or value_at(stored.obj, tuple(path.split("."))) == value)
         ]
 
     def get(self, kind: Kind, name: str, namespace: str = "") -> Object:
         self._check(kind)
-        return self._find((kind.api_version, kind.kind, namespace, name)).shown()
+        return self._find((kind.api_version, kind.kind, namespace, name)).with_managed_fields()
 
     def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False, subresource: str = "") -> Object:
         kind = self._kind_of(obj)
@@ -237,7 +240,7 @@ class MemoryCluster:
         if before is None and subresource:
             self._find(key)
         self._match_version(key, before, obj)
-        wanted = {path: value for path, value in written(kind, obj, subresource).items() if value is not None}
+        wanted = {path: value for path, value in writable_leaves(kind, obj, subresource).items() if value is not None}
         after = before.copy() if before is not None else Owned(_blank(kind, key))
         me: Owner = (field_manager, "Apply", subresource)
         if contested := after.contested(me, wanted):
@@ -247,9 +250,9 @@ class MemoryCluster:
         after.apply(me, wanted)
         return self._finish(key, after, before, dry_run)
 
-    def scan(self, kind: Kind, take: Callable[[Object], object]) -> str:
+    def scan(self, kind: Kind, visit: Callable[[Object], object]) -> str:
         for obj in self.list(kind):
-            take(obj)
+            visit(obj)
         return str(self._version)
 
     def api(self) -> Api:
@@ -273,15 +276,15 @@ class MemoryCluster:
         kind = self._kind_of(obj)
         key = self._key(kind, obj)
         if not obj["metadata"].get("resourceVersion"):
-            raise ValueError("a transfer must name the version whose values it keeps")
+            raise ValueError("an object to transfer has no metadata.resourceVersion")
         before = self._find(key)
         self._match_version(key, before, obj)
-        taken = leaves(obj)
-        changed = [dotted_path(path) for path, value in taken.items() if look(before.obj, path) != value]
+        fields = leaves(obj)
+        changed = [dotted_path(path) for path, value in fields.items() if value_at(before.obj, path) != value]
         if changed:
-            raise Conflict(f"{_text(key)}: {', '.join(changed)} changed meanwhile: read it again")
+            raise Conflict(f"{_text(key)}: {', '.join(changed)} changed meanwhile: read the object again")
         after = before.copy()
-        after.hand_over((field_manager, "Apply", ""), taken)
+        after.set_only_owner((field_manager, "Apply", ""), fields)
         return self._finish(key, after, before, dry_run)
 
     def patch(
@@ -295,17 +298,17 @@ class MemoryCluster:
 
     def create(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
         kind = self._kind_of(obj)
-        made = json_copy(dict(obj))
-        prefix = made["metadata"].pop("generateName", "")
-        if prefix and not made["metadata"].get("name"):
-            made["metadata"]["name"] = f"{prefix}{self._version + 1:05d}"
-        key = self._key(kind, made)
+        created = json_copy(dict(obj))
+        prefix = created["metadata"].pop("generateName", "")
+        if prefix and not created["metadata"].get("name"):
+            created["metadata"]["name"] = f"{prefix}{self._version + 1:05d}"
+        key = self._key(kind, created)
         if key in self._store:
             raise Conflict(f"{_text(key)} already exists")
-        return self.put(made, field_manager=field_manager, dry_run=dry_run)
+        return self.put(created, field_manager=field_manager, dry_run=dry_run)
 
     def evict(self, name: str, namespace: str, uid: str, *, grace_s: int | None = None, dry_run: bool = False) -> None:
-        """Delete the pod at once, whatever `grace_s` is, because there is no kubelet."""
+        """Delete the pod at once and ignore `grace_s`, because there is no kubelet."""
         if grace_s is not None and grace_s < 0:
             raise Refused("deleteOptions.gracePeriodSeconds: Invalid value: must be greater than or equal to 0")
         pod = self.get(POD, name, namespace)
@@ -319,25 +322,25 @@ class MemoryCluster:
             self.delete(POD, name, namespace)
 
     def put(self, obj: Object, *, field_manager: str, subresource: str = "", dry_run: bool = False) -> Object:
-        """Replace an object without conflicts, as other controllers, `kubectl edit` and forcing GitOps tools do.
+        """Replace an object without conflicts, as other controllers, `kubectl edit` and GitOps tools that force do.
 
-        `field_manager` becomes the owner of every changed leaf; missing leaves are removed."""
+        `field_manager` becomes the owner of every changed leaf. Leaves that `obj` lacks are removed."""
         kind = self._kind_of(obj)
         key = self._key(kind, obj)
         before = self._store.get(key)
         self._match_version(key, before, obj)
         after = before.copy() if before is not None else Owned(_blank(kind, key))
-        old, new = written(kind, after.obj, subresource), written(kind, obj, subresource)
+        old, new = writable_leaves(kind, after.obj, subresource), writable_leaves(kind, obj, subresource)
         after.update((field_manager, "Update", subresource), old, new)
         return self._finish(key, after, before, dry_run)
 
     def delete(self, kind: Kind, name: str, namespace: str = "") -> None:
         self._check(kind)
         key = (kind.api_version, kind.kind, namespace, name)
-        gone = self._find(key)
+        deleted = self._find(key)
         del self._store[key]
         self._version += 1
-        self._log.append((self._version, key, "DELETED", gone.shown()))
+        self._log.append((self._version, key, "DELETED", deleted.with_managed_fields()))
 
     def event(self, event: Event) -> None:
         same = (event.kind.kind, event.namespace, event.name, event.reason, event.message)
@@ -346,23 +349,24 @@ class MemoryCluster:
 
     def _match_version(self, key: _Key, before: Owned | None, obj: Object) -> None:
         """Raise Conflict if `obj` names another uid or resourceVersion than the stored object has."""
-        asked = obj.get("metadata", {})
-        held = before.obj["metadata"] if before is not None else {}
-        if asked.get("uid") and asked["uid"] != held.get("uid"):
-            raise Conflict(f"{_text(key)}: the object is not the one that was read: its uid is another, or it is gone")
-        if asked.get("resourceVersion") and asked["resourceVersion"] != held.get("resourceVersion"):
+        wanted = obj.get("metadata", {})
+        stored = before.obj["metadata"] if before is not None else {}
+        if wanted.get("uid") and wanted["uid"] != stored.get("uid"):
+            raise Conflict(f"{_text(key)}: the object is not the one that was read: it has another uid, or is deleted")
+        if wanted.get("resourceVersion") and wanted["resourceVersion"] != stored.get("resourceVersion"):
             raise Conflict(
                 f"{_text(key)}: the object has been modified; please apply your changes to the latest version"
             )
 
     def _finish(self, key: _Key, after: Owned, before: Owned | None, dry_run: bool) -> Object:
-        after.settle()
-        refusal = self._admit(after.shown()) if self._admit else None
+        """Admit the object and, unless it is a dry run, store it; return it as the API server would."""
+        after.drop_empty_owners()
+        refusal = self._admit(after.with_managed_fields()) if self._admit else None
         if refusal:
             raise Refused(f"{_text(key)}: admission webhook denied the request: {refusal}")
         if not dry_run:
             self._commit(key, after, before)
-        return after.shown()
+        return after.with_managed_fields()
 
     def _commit(self, key: _Key, after: Owned, before: Owned | None) -> None:
         if before is not None and (after.obj, after.owners) == (before.obj, before.owners):
@@ -376,7 +380,8 @@ class MemoryCluster:
         elif after.obj.get("spec") != before.obj.get("spec"):
             metadata["generation"] += 1
         self._store[key] = after
-        self._log.append((self._version, key, "ADDED" if before is None else "MODIFIED", after.shown()))
+        change = "ADDED" if before is None else "MODIFIED"
+        self._log.append((self._version, key, change, after.with_managed_fields()))
 
     def _find(self, key: _Key) -> Owned:
         stored = self._store.get(key)
@@ -410,7 +415,7 @@ class MemoryCluster:
 
 
 class _MemoryApi:
-    """Lists and watches of a MemoryCluster, answered as an API server does; a watch ends with the last stored
+    """Answers lists and watches of a MemoryCluster in the form of an API server. A watch ends with the last stored
     change."""
 
     def __init__(self, cluster: MemoryCluster) -> None:
@@ -419,17 +424,17 @@ class _MemoryApi:
     def get(self, path: str, _query: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
         items: list[Object] = []
         version = self._cluster.scan(self._cluster.kind_at(path), items.append)
-        shown = [{"metadata": obj["metadata"]} for obj in items] if metadata_only else items
-        return json.dumps({"metadata": {"resourceVersion": version}, "items": shown}).encode()
+        answered = [{"metadata": obj["metadata"]} for obj in items] if metadata_only else items
+        return json.dumps({"metadata": {"resourceVersion": version}, "items": answered}).encode()
 
     def watch(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> Iterator[bytes]:
-        version, found = self._cluster.changes(self._cluster.kind_at(path), int(query["resourceVersion"] or 0))
-        for change, obj in (*found, ("BOOKMARK", {"metadata": {"resourceVersion": version}})):
-            shown = {"metadata": obj["metadata"]} if metadata_only else obj
-            yield json.dumps({"type": change, "object": shown}).encode()
+        version, changes = self._cluster.changes(self._cluster.kind_at(path), int(query["resourceVersion"] or 0))
+        for change, obj in (*changes, ("BOOKMARK", {"metadata": {"resourceVersion": version}})):
+            answered = {"metadata": obj["metadata"]} if metadata_only else obj
+            yield json.dumps({"type": change, "object": answered}).encode()
 
     def post(self, path: str, _body: Mapping[str, object]) -> bytes:
-        raise Refused(f"POST {path}: objects in memory answer no reviews")
+        raise Refused(f"POST {path}: a cluster in memory answers no reviews")
 
 
 def _blank(kind: Kind, key: _Key) -> dict[str, Any]:
@@ -442,7 +447,8 @@ def _text(key: _Key) -> str:
 
 
 def load_objects(path: Path, kinds: Iterable[Kind]) -> list[Object]:
-    """Return a list of objects, or the items that `kubectl get -o yaml` prints. Raises FileFault, a line per fault."""
+    """Read a YAML file with a list of objects, or with the items that `kubectl get -o yaml` prints. Raises FileFault
+    with a line per fault."""
     document = read(path)
     root: tuple[Key, ...] = ()
     items: Plain = document.data
@@ -460,8 +466,8 @@ def load_objects(path: Path, kinds: Iterable[Kind]) -> list[Object]:
             continue
         metadata = item.get("metadata")
         if (item.get("apiVersion"), item.get("kind")) not in known:
-            shown = ", ".join(sorted(f"{kind} of {version}" for version, kind in known))
-            faults.append(f"{place}: {item.get('kind')} of {item.get('apiVersion')} is none of: {shown}")
+            names = ", ".join(sorted(f"{kind} of {version}" for version, kind in known))
+            faults.append(f"{place}: {item.get('kind')} of {item.get('apiVersion')} is none of: {names}")
         elif not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
             faults.append(f"{place}: metadata.name is missing")
         else:

@@ -1,16 +1,16 @@
-"""Defines kinds, field paths, quantities, events and disruption budgets of Kubernetes objects, and the protocol of a
-cluster client with its exceptions.
+"""Defines kinds, field paths, quantities, events and disruption budgets of Kubernetes objects, and the protocols of a
+cluster client.
 
-The kinds of the schedulers are defined in their adapters. Objects are plain JSON-like dictionaries. A path is a tuple
-of keys. A leaf is a scalar, a list or an empty mapping. A list counts as one leaf, as in every list that this project
-applies. Only `put` and `drop` change an object in place.
+Objects are plain JSON-like dictionaries. A path is a tuple of keys. A leaf is a scalar, a list or an empty mapping; a
+list counts as one leaf. Only `put` and `drop` change an object in place. The modules `fairshare.targets` define the
+kinds of the schedulers.
 
 `gputally.kubernetes.api_client.KubernetesCluster` and `gputally.kubernetes.memory_cluster.MemoryCluster` implement the
-protocol. It has deliberately no way to force another value on a field of another owner. `transfer` takes a field over
-at its present value, at a person's request.
+protocol `Cluster`. The protocol has deliberately no way to force another value on a field of another owner. `transfer`
+takes over a field at its present value, at a person's request.
 
-Evictions are checked in the same order as in the API server: if the uid belongs to another pod, the eviction fails but
-has already cost the budget one disruption.
+Evictions are checked in the same order as in the API server: an eviction with the uid of another pod fails after it has
+cost the budget one disruption.
 
 Sources: Kubernetes API conventions, metadata.managedFields (FieldsV1); apimachinery/pkg/api/resource, "Quantity";
 Kubernetes 1.36, registry/core/pod/rest/eviction.go."""
@@ -34,8 +34,8 @@ Object = Mapping[str, Any]
 class Kind:
     """A kind of object.
 
-    namespaced: its objects are in namespaces.
-    status: it has a status subresource."""
+    namespaced: True if its objects are in namespaces.
+    status: True if it has a status subresource."""
 
     api_version: str
     kind: str
@@ -65,28 +65,28 @@ _SERVER_SET = frozenset(
 
 
 def leaves(obj: Mapping[str, Any]) -> dict[FieldPath, Any]:
-    """Return every ownable leaf with its value in document order, without identity fields and fields that the server
-    sets."""
-    found: dict[FieldPath, Any] = {}
+    """Return every leaf that a field manager can own, with its value, in document order. Left out are identity fields
+    and fields that the server sets."""
+    values: dict[FieldPath, Any] = {}
     for key, value in obj.items():
         if key == "metadata":
-            kept = {name: part for name, part in value.items() if name not in _SERVER_SET}
-            _walk(kept, ("metadata",), found)
+            ownable = {name: part for name, part in value.items() if name not in _SERVER_SET}
+            _add_leaves(ownable, ("metadata",), values)
         elif key not in _IDENTITY:
-            _walk(value, (key,), found)
-    found.pop(("metadata",), None)
-    return found
+            _add_leaves(value, (key,), values)
+    values.pop(("metadata",), None)
+    return values
 
 
-def _walk(value: Any, path: FieldPath, found: dict[FieldPath, Any]) -> None:
+def _add_leaves(value: Any, path: FieldPath, values: dict[FieldPath, Any]) -> None:
     if isinstance(value, Mapping) and value:
         for key, part in value.items():
-            _walk(part, (*path, key), found)
+            _add_leaves(part, (*path, key), values)
     else:
-        found[path] = value
+        values[path] = value
 
 
-def look(obj: Mapping[str, Any], path: FieldPath) -> Any:
+def value_at(obj: Mapping[str, Any], path: FieldPath) -> Any:
     """Return the value at `path`; None if it or one of its parents is missing or null."""
     value: Any = obj
     for key in path:
@@ -110,32 +110,32 @@ def put(obj: dict[str, Any], path: FieldPath, value: Any) -> None:
 
 def drop(obj: dict[str, Any], path: FieldPath) -> None:
     """Remove the leaf at `path`, and mappings that become empty."""
-    way = [obj]
+    parents = [obj]
     for key in path[:-1]:
-        inner = way[-1].get(key)
+        inner = parents[-1].get(key)
         if not isinstance(inner, dict):
             return
-        way.append(inner)
-    way[-1].pop(path[-1], None)
-    for depth in range(len(way) - 1, 0, -1):
-        if way[depth]:
+        parents.append(inner)
+    parents[-1].pop(path[-1], None)
+    for depth in range(len(parents) - 1, 0, -1):
+        if parents[depth]:
             return
-        del way[depth - 1][path[depth - 1]]
+        del parents[depth - 1][path[depth - 1]]
 
 
 def dotted_path(path: FieldPath) -> str:
-    """Format a path as the API server names a field: `.spec.resources.gpu.overQuotaWeight`; unusual keys are quoted."""
+    """Format a path as the API server does: `.spec.resources.gpu.overQuotaWeight`, with unusual keys in quotes."""
     return "".join(f".{key}" if key.replace("_", "a").isalnum() else f'["{key}"]' for key in path)
 
 
 def overlap(one: FieldPath, other: FieldPath) -> bool:
-    """Return whether one path is equal to the other or a parent of it."""
+    """Return True if the paths are equal or one is a parent of the other."""
     shorter = min(len(one), len(other))
     return one[:shorter] == other[:shorter]
 
 
 def to_fields_v1(paths: Iterable[FieldPath]) -> dict[str, Any]:
-    """Return the nested `f:` form of a set of paths."""
+    """Return a set of paths as nested `f:` keys (FieldsV1)."""
     tree: dict[str, Any] = {}
     for path in sorted(paths):
         at = tree
@@ -145,7 +145,8 @@ def to_fields_v1(paths: Iterable[FieldPath]) -> dict[str, Any]:
 
 
 def from_fields_v1(tree: Mapping[str, Any], path: FieldPath = ()) -> set[FieldPath]:
-    """Return the leaf paths of the nested `f:` form; ownership inside lists counts for the whole list."""
+    """Return the leaf paths of nested `f:` keys (FieldsV1). A manager that owns a part of a list counts as the owner of
+    the whole list."""
     inner = {key[2:]: part for key, part in tree.items() if key.startswith("f:")}
     if not inner:
         return {path} if path else set()
@@ -153,25 +154,26 @@ def from_fields_v1(tree: Mapping[str, Any], path: FieldPath = ()) -> set[FieldPa
 
 
 def without(tree: Mapping[str, Any], paths: Iterable[FieldPath]) -> dict[str, Any]:
-    """Return the `f:` form without `paths` and everything below them, and without parts that become empty."""
+    """Return nested `f:` keys (FieldsV1) without `paths` and everything below them, and without parents that become
+    empty."""
     return _without(tree, frozenset(paths), ()) or {}
 
 
 def _without(tree: Mapping[str, Any], paths: frozenset[FieldPath], at: FieldPath) -> dict[str, Any] | None:
     """Return the remaining tree; None if a part that had content becomes empty."""
-    kept = {}
+    remaining = {}
     for key, part in tree.items():
         path = (*at, key[2:]) if key.startswith("f:") else (*at, key)
         if path not in paths:
             inner = _without(part, paths, path) if part else part
             if inner is not None:
-                kept[key] = inner
-    return kept or None if tree else {}
+                remaining[key] = inner
+    return remaining or None if tree else {}
 
 
 GPU = "nvidia.com/gpu"
 SLICES = 7
-"""Compute slices of a GPU that MIG divides; this holds for every model with MIG and more than 4 slices."""
+"""Compute slices of a GPU that MIG divides. Every model with MIG has 7, except those with 4 (A30)."""
 
 _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(m|u|n|[kMGTPE]i?|Ki|[eE][+-]?\d+)?")
 _SUFFIX = {
@@ -182,7 +184,7 @@ _MIG = re.compile(r"nvidia\.com/mig-(?:\d+c\.)?(\d+)g\..+")
 
 
 def quantity(value: object) -> float | None:
-    """Parse a Kubernetes quantity as a number >= 0: 4, "4", "500m". None for anything else."""
+    """Parse a Kubernetes quantity (4, "4", "500m") as a number >= 0. Return None for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
@@ -199,9 +201,9 @@ def quantity(value: object) -> float | None:
 
 
 def gpus(resources: object) -> float:
-    """Return the GPUs in a list of resources: whole GPUs, and MIG instances by their compute slices out of seven.
+    """Return the number of GPUs in a list of resources. A MIG instance counts by its compute slices out of seven.
 
-    An invalid quantity counts as 0, because the object belongs to another owner."""
+    An invalid quantity counts as 0, because users and other programs write the object."""
     if not isinstance(resources, Mapping):
         return 0.0
     amounts = []
@@ -214,7 +216,7 @@ def gpus(resources: object) -> float:
 
 
 def fixed_point(value: float, digits: int = 6) -> str:
-    """Format a number as a quantity, in fixed-point text without trailing zeros: 0.75 is "0.75", 2.0 is "2"."""
+    """Format a number as a quantity without exponent and trailing zeros: 0.75 is "0.75", 2.0 is "2"."""
     text = str(Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_EVEN).normalize())
     return f"{Decimal(text):f}"
 
@@ -228,21 +230,21 @@ CLOSING_TAINTS = frozenset(
         "gputally.dev/maintenance",
     }
 )
-"""Taints that take a node out of capacity. Other taints (such as a GPU pool's own) only restrict which pods may use it.
-"""
+"""Taints that take a node out of capacity. Other taints, such as a GPU pool's own, only restrict which pods may use the
+node."""
 
 
 def gpus_of_nodes(nodes: Sequence[Object]) -> float:
-    """Return the allocatable GPUs (MIG instances by their slices) of nodes that accept work.
-
-    As in the ledger, a node is `down` if it is not ready, cordoned, or has a NoSchedule or NoExecute taint of gputally
-    or of the node controller: its GPUs are in no share."""
-    return fsum(gpus(look(node, ("status", "allocatable"))) for node in nodes if node_up(node))
+    """Return the number of allocatable GPUs of the nodes that are up (`node_up`)."""
+    return fsum(gpus(value_at(node, ("status", "allocatable"))) for node in nodes if node_up(node))
 
 
 def node_up(node: Object) -> bool:
-    """Return whether a node's GPUs are capacity now."""
-    conditions = look(node, ("status", "conditions")) or ()
+    """Return True if a node's GPUs are capacity at present.
+
+    As in the ledger, a node is down if it is not ready, is cordoned, or has one of `CLOSING_TAINTS` with the effect
+    NoSchedule or NoExecute."""
+    conditions = value_at(node, ("status", "conditions")) or ()
     ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
     spec = node.get("spec") or {}
     closed = any(
@@ -252,25 +254,11 @@ def node_up(node: Object) -> bool:
     return ready and not spec.get("unschedulable") and not closed
 
 
-__all__ = [
-    "CONFIG_MAP",
-    "NODE",
-    "POD",
-    "Api",
-    "Cluster",
-    "Event",
-    "Kind",
-    "Object",
-    "ObjectReader",
-    "Objects",
-]
-
-
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event for people who look at the object. namespace "": a cluster-scoped object.
+    """An event about an object. A repeated event with the same object, reason and message is the same event.
 
-    Repeating the same (object, reason, message) gives one event, not two."""
+    namespace: "" for a cluster-scoped object."""
 
     kind: Kind
     name: str
@@ -283,10 +271,10 @@ class Event:
 
 
 class Api(Protocol):
-    """An API server's answers as bytes. Every call raises gputally.base.errors.ClusterError."""
+    """A client that returns an API server's answers as bytes. Every method raises gputally.base.errors.ClusterError."""
 
     def get(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
-        """Return one answer. metadata_only: objects without spec and status."""
+        """Return the answer to a GET. metadata_only: True for objects without spec and status."""
         ...
 
     def watch(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> Iterator[bytes]:
@@ -314,20 +302,19 @@ class ObjectReader(Protocol):
 
 
 class Objects(ObjectReader, Protocol):
-    """Objects that carry a target's weights: a Kubernetes API server, or a client with the same interface
+    """Reads and writes the objects with a scheduler's weights, on a Kubernetes API server or another server
     (`fairshare.targets.runai`). Every method raises NotFound, Refused or Unavailable of gputally.base.errors."""
 
     def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
-        """Apply the fields in `obj` by server-side apply; returns the resulting object (or, in a dry run, what it would
-        be).
+        """Apply the fields in `obj` by server-side apply. Return the resulting object, in a dry run too.
 
         Fields that the manager applied before and now omits are removed. A `metadata.resourceVersion` makes the write
         conditional. Raises Conflict with the owners of contested fields; then nothing is written."""
         ...
 
     def transfer(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
-        """Take the fields in `obj` over from their managers, at their present values, at a person's request. This is
-        the only way to take another owner's field. `obj` names its resourceVersion. Raises Conflict if a value has
+        """Take over the fields in `obj` from their managers, at their present values, at a person's request. This is
+        the only way to take another owner's field. `obj` must have its resourceVersion. Raises Conflict if a value has
         changed; then nothing is written."""
         ...
 
@@ -336,16 +323,16 @@ class Cluster(Objects, Protocol):
     """A Kubernetes API server."""
 
     def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False, subresource: str = "") -> Object:
-        """Applies an object, or a subresource of it such as `status`."""
+        """Apply an object, or a subresource of it such as `status`."""
         ...
 
-    def scan(self, kind: Kind, take: Callable[[Object], object]) -> str:
-        """Pass every object of the kind to `take`, page by page, without keeping them; returns the version to watch
-        from."""
+    def scan(self, kind: Kind, visit: Callable[[Object], object]) -> str:
+        """Pass every object of the kind to `visit`, page by page. Return the resourceVersion from which a watch can
+        continue."""
         ...
 
     def api(self) -> Api:
-        """Return the interface that gives the server's answers as bytes, for `gputally.kubernetes.list_watch`."""
+        """Return a client for the same server that returns answers as bytes, for `gputally.kubernetes.list_watch`."""
         ...
 
     def patch(
@@ -353,20 +340,21 @@ class Cluster(Objects, Protocol):
     ) -> Object:
         """Merge `change` into one object, for fields that several clients write in turn (a Workload's `spec.active`).
 
-        A `metadata.uid` or `metadata.resourceVersion` in it makes the write conditional: Conflict if it differs."""
+        A `metadata.uid` or `metadata.resourceVersion` in `change` makes the write conditional. Raises Conflict if the
+        object has another one."""
         ...
 
     def create(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
-        """Create an object, with a name from the server if it has `metadata.generateName`. Raises Conflict if it
-        exists."""
+        """Create an object. The server completes its name if it has `metadata.generateName`. Raises Conflict if the
+        object exists."""
         ...
 
     def evict(self, name: str, namespace: str, uid: str, *, grace_s: int | None = None, dry_run: bool = False) -> None:
-        """Evict a pod if its disruption budgets allow it; a pod that is being deleted is a success.
+        """Evict a pod if its disruption budget allows it. The eviction of a pod that is being deleted succeeds.
 
-        Raises NotFound if it is gone, Blocked if a budget does not allow it now, Conflict if the uid belongs to another
-        pod (which has cost the budget one disruption: compare the uid first), Refused if more than one budget covers
-        it."""
+        Raises NotFound if the pod is deleted, Blocked if a budget does not allow the eviction at present, Refused if
+        more than one budget covers the pod, and Conflict if the uid belongs to another pod. A Conflict has cost the
+        budget one disruption, so compare the uid first."""
         ...
 
     def event(self, event: Event) -> None:
@@ -375,33 +363,35 @@ class Cluster(Objects, Protocol):
 
 
 BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", namespaced=True)
-_UNGUARDED = frozenset({"Pending", "Succeeded", "Failed"})
+_UNPROTECTED_PHASES = frozenset({"Pending", "Succeeded", "Failed"})
+"""Phases of pods that the API server evicts without asking a disruption budget."""
 
 
 def guard(pod: Object, budgets: Sequence[Object]) -> Object | None:
-    """Return the budget that covers the eviction of `pod`; None if none does. Raises Blocked or Refused."""
+    """Return the disruption budget that covers the eviction of `pod`; None if there is none. Raises Blocked,
+    Refused."""
     metadata = pod["metadata"]
-    if metadata.get("deletionTimestamp") or look(pod, ("status", "phase")) in _UNGUARDED:
+    if metadata.get("deletionTimestamp") or value_at(pod, ("status", "phase")) in _UNPROTECTED_PHASES:
         return None
-    claims = [
+    covering = [
         budget
         for budget in budgets
         if budget["metadata"].get("namespace") == metadata.get("namespace")
-        and selects(look(budget, ("spec", "selector")) or {}, metadata.get("labels") or {})
+        and selects(value_at(budget, ("spec", "selector")) or {}, metadata.get("labels") or {})
     ]
-    if len(claims) > 1:
+    if len(covering) > 1:
         raise Refused(
             "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
         )
-    if not claims:
+    if not covering:
         return None
-    if (look(claims[0], ("status", "disruptionsAllowed")) or 0) <= 0:
+    if (value_at(covering[0], ("status", "disruptionsAllowed")) or 0) <= 0:
         raise Blocked("Cannot evict pod as it would violate the pod's disruption budget.")
-    return claims[0]
+    return covering[0]
 
 
 def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Return whether a label selector matches these labels."""
+    """Return True if a label selector matches these labels."""
     wanted = selector.get("matchLabels") or {}
     if any(labels.get(key) != value for key, value in wanted.items()):
         return False

@@ -159,7 +159,7 @@ def test_an_event_has_a_fraction_of_a_second_and_a_name_of_its_content(cluster: 
 
 
 def test_no_cluster_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="no cluster"):
+    with pytest.raises(Unavailable, match="no access to a cluster"):
         KubernetesCluster.connect([QUEUE], tmp_path / "no-kubeconfig")
 
 

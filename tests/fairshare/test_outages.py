@@ -135,7 +135,7 @@ def test_pods_not_listed_recently_decide_nothing(accountant: Accountant, clock: 
     pods: Reflector[dict[str, Any], Pod] = Reflector(
         cluster.api(), POD.path(), dict, read_pod, now_ms=clock.monotonic_ms
     )
-    held = lambda: tuple(pods.held().values())  # noqa: E731
+    held = lambda: tuple(pods.values().values())  # noqa: E731
     controller = Controller(policy_of(), accountant, cluster, clock, pods=held, unseen=pods.behind)
     cluster.failing, cluster.error = frozenset({"list Pod"}), Refused("GET: 403: pods is forbidden")
     pods.prime()
@@ -150,7 +150,7 @@ def test_pods_not_listed_recently_decide_nothing(accountant: Accountant, clock: 
     clock.advance(2_000)
     hold = controller.cycle().hold
     assert hold is not None
-    assert hold.message == "pods are as they were 601 s ago"
+    assert hold.message == "pods were last read 601 s ago"
     pods.follow()  # a watch that ended in peace, with nothing new
     assert controller.cycle().hold is None
 

@@ -73,5 +73,5 @@ def test_a_cluster_that_does_not_answer_stops_nothing(settings: Settings, api: F
 def test_a_cluster_that_cannot_be_found_is_said_at_the_start(tmp_path: Path, clock: VirtualClock) -> None:
     kubeconfig = tmp_path / "nowhere"
     settings = Settings(data=tmp_path / "data", auth="off", kubernetes={"inventory": True, "kubeconfig": kubeconfig})
-    with pytest.raises(Unavailable, match="no cluster"):
+    with pytest.raises(Unavailable, match="no access to a cluster"):
         Service(settings, clock)

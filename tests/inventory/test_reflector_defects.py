@@ -46,7 +46,7 @@ def test_a_watch_goes_on_after_an_object_that_is_not_understood() -> None:
     with structlog.testing.capture_logs() as logs:
         reflector.run(stop, task)
     assert seen == [None, "failed: AttributeError: no spec", "failed: AttributeError: no spec"]
-    assert dict(reflector.held()) == {"u": "n"}
+    assert dict(reflector.values()) == {"u": "n"}
     assert (task.state().fault, task.state().failures, reflector.failures) == (None, 2, 2)
     assert [log["event"] for log in logs] == ["cluster_not_understood"] * 2
 
@@ -75,4 +75,4 @@ def test_a_watch_that_ends_at_once_is_not_begun_again_without_a_pause() -> None:
     assert waited == [PAUSE_SECONDS] * 3
     assert reflector.behind() is None
     now_ms[0] = 601_000
-    assert reflector.behind() == "nodes are as they were 601 s ago"
+    assert reflector.behind() == "nodes were last read 601 s ago"

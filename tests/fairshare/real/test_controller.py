@@ -195,7 +195,7 @@ def test_an_api_server_that_is_killed_and_comes_back(
     real.create({"apiVersion": "v1", "kind": "Pod", **pod}, field_manager="t")
     stop = threading.Event()
     threading.Thread(target=pods.run, args=(stop,), daemon=True).start()
-    until(lambda: "fz-pod" in pods.held().values(), "the new pod is seen")
+    until(lambda: "fz-pod" in pods.values().values(), "the new pod is seen")
     stop.set()
 
 

@@ -35,7 +35,7 @@ class Replica:
 
     def __init__(self, server: ApiServer, identity: str, lease: str, kubeconfig: Path | None = None) -> None:
         path = kubeconfig or server.kubeconfig
-        self.election = Election(lease, "gputally", identity, SystemClock(), kubeconfig=path, terms=QUICK)
+        self.election = Election(lease, "gputally", identity, SystemClock(), kubeconfig=path, times=QUICK)
         self.stop = threading.Event()
         tasks = BackgroundTasks(SystemClock())
         self.thread = tasks.start("lease", self.election.run, self.stop, list[Exception]().append)

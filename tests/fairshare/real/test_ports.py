@@ -95,7 +95,7 @@ def test_changes_are_followed(cluster: Cluster, name: str) -> None:
     values = _following(cluster)
     cluster.create(_config(name, mine="1"), field_manager="us")
     values.sync()
-    assert list(values.held().values()) == ["1"]
+    assert list(values.values().values()) == ["1"]
     assert values.synced
     version = cluster.scan(CONFIG_MAP, lambda obj: None)
     cluster.patch(CONFIG_MAP, name, "default", {"data": {"mine": "2"}}, field_manager="us")
@@ -132,10 +132,10 @@ def test_a_version_too_old_is_gone() -> None:
     with pytest.raises(VersionGone):
         values.follow()
     values.sync()  # and reads everything again
-    assert list(values.held().values()) == ["2"]
+    assert list(values.values().values()) == ["2"]
     memory.delete(CONFIG_MAP, "a", "default")
     values.follow()
-    assert not values.held()
+    assert not values.values()
 
 
 def _pod(name: str, **labels: str) -> dict[str, Any]:

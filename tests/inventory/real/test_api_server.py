@@ -194,10 +194,10 @@ def test_metadata_alone_are_listed_and_watched(server: ApiServer, api: Kubernete
         api, "/api/v1/namespaces", NamedObject, lambda one: one.metadata.name, metadata_only=True
     )
     reflector.sync()
-    assert "default" in reflector.held().values()
+    assert "default" in reflector.values().values()
     namespace(server, "later")
     follow_until(reflector, "ADDED")
-    assert "later" in reflector.held().values()
+    assert "later" in reflector.values().values()
 
 
 def test_what_the_server_refuses_is_told_in_its_words(server: ApiServer, tmp_path: Path) -> None:
