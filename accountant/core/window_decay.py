@@ -74,9 +74,7 @@ def factor(start_ms: int, end_ms: int, reference_ms: int, half_life_s: int | Non
     """Mean weight, in (0, 1], of [start_ms, end_ms) as seen from `reference_ms`, which is not before its end.
 
     2^-a * (1 - e^-x) / x, where a is the age of the end in half-lives and x the length in half-lives times ln 2. For
-    small x, the usual case, the second factor is a power series, which avoids cancellation. The operations and their
-    order are fixed, because the ledger's engine evaluates the same expression (window_rows.sql) and both must agree to
-    the last bit. 1 without a half-life."""
+    small x, the usual case, the second factor is a power series, which avoids cancellation. 1 without a half-life."""
     if half_life_s is None:
         return 1.0
     half_life = float(half_life_s * MS_PER_SECOND)

@@ -52,7 +52,7 @@ from accountant.storage.duckdb_engine import Cursor, Database, fingerprints, sta
 from accountant.storage.folder_or_object_store import FileStore
 from accountant.storage.gpu_lifetimes import retired_devices, retirement_act, retiring
 from accountant.storage.ledger_state import Mark
-from accountant.storage.query.window_places_and_prices import Lens
+from accountant.storage.query.window_weighting import Weighting, model_weights
 from accountant.storage.read_snapshot import Hole, Imbalance, Snapshot, holes, imbalance, quarantine
 from accountant.storage.record_archive import Archive, ArchivePart, groups, marks_of, take_rest
 from accountant.storage.transactions import WAL_BYTES, Transactions
@@ -575,12 +575,12 @@ class DuckLedger(Offsite):
         cluster: str | None = None,
     ) -> UsageWindow:
         priced = book if measure == "cost" else None
-        lens = Lens.of(book=priced, gpu_weights=spec.gpu_weights, shard=shard, cluster=cluster)
+        weighting = Weighting(priced, model_weights(spec.gpu_weights), shard, cluster)
         # Usually everything needed is cached, so no transaction is opened.
-        answer = self._windows.window(None, self._state, spec, at_ms, measure, min_coverage, lens)
+        answer = self._windows.window(None, self._state, spec, at_ms, measure, min_coverage, weighting)
         if answer is None:
             with self._snapshot(*self._windows.bounds(spec, at_ms)) as (cursor, state):
-                answer = self._windows.window(cursor, state, spec, at_ms, measure, min_coverage, lens)
+                answer = self._windows.window(cursor, state, spec, at_ms, measure, min_coverage, weighting)
         assert answer is not None
         return answer
 

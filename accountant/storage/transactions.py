@@ -194,7 +194,7 @@ class Transactions:
             if booked is not None:
                 # Update the cache first: it knows versions, and a reader of the previous state falls back to the
                 # tables.
-                self._windows.sums.take(booked, additions, version)
+                self._windows.sums.apply_commit(booked, additions, version)
                 if self._pods is not None:
                     self._pods.update((cluster, fact.uid) for cluster, fact in booked.pods)
             self._state = published
@@ -208,7 +208,7 @@ class Transactions:
             )
             self._owners.load(read_owners(cursor, self._state.fleet))
             self._pod_nodes.forget()
-            self._windows.sums.forget_all(self._state.version)
+            self._windows.sums.clear(self._state.version)
             self._news, self._pods = True, None
 
     def _stored(self, stream: Stream, seqs: Sequence[int]) -> Mapping[int, frozenset[int]]:

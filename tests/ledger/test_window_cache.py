@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from accountant.core.window_decay import factor, term
 from accountant.storage.duckdb_ledger import DuckLedger
-from accountant.storage.query.window_places_and_prices import Lens
-from accountant.storage.query.window_sums import MOST_VIEWS, Figures, Sums, added_up
+from accountant.storage.query.window_sums import MOST_KEYS, Figures, Sums, added_up
+from accountant.storage.query.window_weighting import Weighting
 from accountant.wire.policy_models import Policy, UsageWindow, WindowSpec
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_MINUTE
 from tests.properties.streams import total
@@ -25,11 +25,11 @@ POLICY = Policy.model_validate({"queues": QUEUES})
 
 def cached(ledger: DuckLedger, spec: WindowSpec, at_ms: int, cluster: str | None = None) -> UsageWindow | None:
     """The answer from the cache alone."""
-    return ledger._windows.window(None, ledger._state, spec, at_ms, "allocated", 0.98, Lens.of(cluster=cluster))
+    return ledger._windows.window(None, ledger._state, spec, at_ms, "allocated", 0.98, Weighting(cluster=cluster))
 
 
 def from_the_tables(ledger: DuckLedger, spec: WindowSpec, at_ms: int, cluster: str | None = None) -> UsageWindow:
-    ledger._windows.sums.forget_all(ledger._state.version)
+    ledger._windows.sums.clear(ledger._state.version)
     return ledger.window(spec, at_ms, "allocated", 0.98, cluster=cluster)
 
 
@@ -69,10 +69,10 @@ def test_a_commit_between_the_snapshot_and_the_answer(
     spec, at = WindowSpec(size=HOUR, half_life=half_life), hand.start_ms + minutes * MS_PER_MINUTE
     before = ledger.window(spec, at, "allocated", 0.98, cluster=cluster)
     if not asked_before:
-        ledger._windows.sums.forget_all(ledger._state.version)
+        ledger._windows.sums.clear(ledger._state.version)
     with ledger._snapshot() as (cursor, state):
         ledger.append([meanwhile(hand)], hand.now_ms)
-        asked = ledger._windows.window(cursor, state, spec, at, "allocated", 0.98, Lens.of(cluster=cluster))
+        asked = ledger._windows.window(cursor, state, spec, at, "allocated", 0.98, Weighting(cluster=cluster))
     assert asked == before, "as its snapshot shows it"
     assert (cached(ledger, spec, at, cluster) is not None) == (kept and asked_before)
     found = ledger.window(spec, at, "allocated", 0.98, cluster=cluster)
@@ -120,7 +120,7 @@ def test_a_window_that_slides_on_over_new_rows_is_answered_from_the_cache(
 
 
 def test_the_view_asked_for_least_recently_goes_first(ledger: DuckLedger, hand: Any, booked: int) -> None:
-    specs = [WindowSpec(size=HOUR, half_life=HOUR + number) for number in range(MOST_VIEWS + 1)]
+    specs = [WindowSpec(size=HOUR, half_life=HOUR + number) for number in range(MOST_KEYS + 1)]
     for spec in specs:
         ledger.window(spec, booked, "allocated", 0.98)
     ledger.append([hand.batch(hand.row(92, 90, 91))], hand.start_ms + 3 * MS_PER_HOUR)
@@ -148,7 +148,7 @@ def test_sums_that_64_bits_do_not_hold_are_exact(ledger: DuckLedger, hand: Any, 
         terms[reference] += term(energy, factor(row.start_ms, row.end_ms, reference, half_life))
     assert found.usage["a"] == total(sorted(terms.items()), end_ms, half_life)
     ledger.checkpoint()
-    ledger._windows.sums.forget_all(ledger._state.version)
+    ledger._windows.sums.clear(ledger._state.version)
     assert ledger.window(spec, end_ms, "energy", 0.98) == found
 
 

@@ -150,4 +150,4 @@ def test_of_a_cluster_that_never_reported_there_is_neither_usage_nor_capacity(
     for number in range(40):
         window = ledger.window(WindowSpec(size=3600), START_MS, "allocated", 0.98, cluster=f"other-{number}")
         assert (window.capacity, window.watermark_ms, set(window.usage.values())) == (0, None, {0})
-    assert not ledger._windows.sums._known, "names are free to invent: nothing is cached of them"
+    assert not ledger._windows.sums._sums, "names are free to invent: nothing is cached of them"

@@ -76,7 +76,6 @@ OWN = {
         "statement('sets_of', payers=few)",
         "tag",
     },
-    "accountant/storage/query/window_sums.py": {"_origins()"},
     "accountant/storage/retention.py": {
         "_CELLS",
         "_archived(cursor, archive, hours)",

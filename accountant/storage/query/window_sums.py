@@ -1,11 +1,11 @@
 """Reads and caches the sums from which usage windows are computed.
 
-A window is split into `TimeSlice`s, each inside one quarter-hour. The sums of a slice (`Sums`) are grouped by place (a
-cluster, or GPUs of one model with equal labels) and by the queue reference of the payer's pod.
+A window consists of `TimeSlice`s, each inside one quarter-hour. The sums of a slice (`Sums`) are grouped by `GpuGroup`
+and by the queue reference of the payer's pod.
 
-Two kinds of sums are cached per `View`: those of whole quarter-hours, and those of quarter-hours by the spans of their
-rows. A commit adds its rows to cached quarter-hours if it can. Otherwise it drops these quarter-hours. A reader uses
-only entries that no commit after its own snapshot has changed.
+The cache contains sums of whole quarter-hours, and sums of quarter-hours by the spans of their rows. A commit adds its
+rows to cached quarter-hours if it can, and otherwise removes these quarter-hours. A reader uses only entries that no
+commit after its own snapshot has changed.
 
 Decayed sums are integers. Each row is decayed to the end of its quarter-hour and rounded there (see `window_decay`), so
 the sums do not depend on the order in which rows arrived."""
@@ -16,39 +16,42 @@ import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from accountant.core import gpu_time_accounts
+from accountant.core.claim_overlap import Span
 from accountant.core.window_decay import factor, reference_ms
 from accountant.storage.duckdb_engine import Cursor, Row, statement
+from accountant.storage.gpu_lifetimes import down_in
+from accountant.storage.ledger_state import State
 from accountant.storage.query.usage_sums import straddling_parts
-from accountant.storage.query.window_places_and_prices import Place
+from accountant.storage.query.window_weighting import GpuGroup, GpuGroups
 from accountant.storage.span_splitting import TaggedSpan, near
 from accountant.storage.write import record_columns
 from accountant.storage.write.interval_writer import AddedRows, BookedChanges
-from gputally.base.units import BUCKET_MS, MS_PER_SECOND
+from accountant.storage.write.record_columns import Numbering
+from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
 MOST_LINES: Final = 1_000_000
-"""Largest number of lines of sums in the cache, over all views. When it is full, the older half of the quarter-hours is
-dropped."""
-MOST_VIEWS: Final = 16
-"""Largest number of views in the cache. It is limited because every commit updates each view. The least recently used
-view is dropped first."""
+"""Largest number of lines of sums in the cache. When it is full, the older half of the quarter-hours is removed."""
+MOST_KEYS: Final = 16
+"""Largest number of keys in the cache, because every commit updates the sums of each key. The least recently used key
+is removed first."""
 _EXACT: Final = 2**62
 
-Numbers = npt.NDArray[Any]
-"""int64 arrays, or Python integers where values do not fit."""
-N = TypeVar("N", bound=Hashable)
+Integers = npt.NDArray[Any]
+"""An int64 array, or an array of Python integers if the values do not fit."""
 
 
 class Figures(NamedTuple):
     """GPU-microseconds and microjoules of a group. The first four are decayed, the rest not.
 
-    `plain_blind` is working time without a known energy."""
+    `plain_blind` is time in service without a known energy."""
 
     allocated: int = 0
     busy: int = 0
@@ -63,9 +66,8 @@ class Figures(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TimeSlice(TaggedSpan):
-    """Time inside one quarter-hour, of one GPU or of all.
+    """Time inside one quarter-hour, of one GPU or of all. Its usage is decayed to the instant `reference_ms`.
 
-    reference_ms: the instant to which its usage is decayed.
     by_span: whether its rows are summed separately by their spans."""
 
     reference_ms: int = 0
@@ -82,36 +84,21 @@ class TimeSlice(TaggedSpan):
         return self.end_ms - self.start_ms == BUCKET_MS
 
 
-class Numbering(Generic[N]):
-    """Assigns numbers to names in the order in which they are first used. A number never changes. Thread-safe."""
-
-    def __init__(self, *names: N) -> None:
-        self.names: list[N] = list(names)
-        self._numbers = {name: number for number, name in enumerate(names)}
-        self._lock = threading.Lock()
-
-    def __getitem__(self, name: N) -> int:
-        with self._lock:
-            number = self._numbers.setdefault(name, len(self.names))
-            if number == len(self.names):
-                self.names.append(name)
-            return number
-
-
 NO_PAYER: Final = 0
 """The queue number of time without a payer."""
 
 
 class Sums(NamedTuple):
-    """Sums as two arrays with one row per group.
+    """Sums as two arrays with one line per group.
 
-    keys: (n, 4): start_ms, end_ms, place, queue. Start and end are 0 if spans are not distinguished.
+    keys: (n, 4): start_ms, end_ms, GPU group, queue. Start and end are 0 if the sums are not by span.
     values: (n, 9): the columns of `Figures`."""
 
     keys: npt.NDArray[np.int64]
-    values: Numbers
+    values: Integers
 
-    def of(self, lines: npt.NDArray[np.bool_]) -> Sums:
+    def select(self, lines: npt.NDArray[np.bool_]) -> Sums:
+        """Return only these lines."""
         return Sums(self.keys[lines], self.values[lines])
 
 
@@ -119,15 +106,15 @@ NO_SUMS: Final = Sums(np.zeros((0, 4), np.int64), np.zeros((0, len(Figures._fiel
 
 
 def added_up(parts: Sequence[Sums]) -> Sums:
-    """Add sums exactly for equal keys."""
+    """Add the values of equal keys exactly."""
     if not parts:
         return NO_SUMS
-    keys = np.concatenate([one.keys for one in parts])
-    values = exact(np.concatenate([one.values for one in parts]))
+    keys = np.concatenate([part.keys for part in parts])
+    values = exact(np.concatenate([part.values for part in parts]))
     return Sums(*gpu_time_accounts.merged(keys, values))
 
 
-def exact(values: Numbers) -> Numbers:
+def exact(values: Integers) -> Integers:
     """Return the same numbers as a type in which adding them cannot overflow."""
     if values.dtype != object and int(values.max(initial=0)) * len(values) >= _EXACT:
         return values.astype(object)
@@ -135,199 +122,314 @@ def exact(values: Numbers) -> Numbers:
 
 
 def without_spans(sums: Sums) -> Sums:
+    """Add up the sums of all spans."""
     keys = sums.keys.copy()
     keys[:, :2] = 0
     return added_up([Sums(keys, sums.values)])
 
 
-Form = Literal["whole", "by_span"] | tuple[tuple[int, int, int], ...]
-"""The kind of cached sums of a quarter-hour: all rows, all rows by their spans, or the rows inside the down time of
-GPUs. The last is given as (gpu, start_ms, end_ms) of each down time."""
+RowSelection = Literal["whole", "by_span"] | tuple[tuple[int, int, int], ...]
+"""The rows of a quarter-hour that are summed: all together, all by their spans, or those inside the down time of GPUs,
+given as (gpu, start_ms, end_ms) of each down time."""
 
 
-class View(NamedTuple):
-    """Identifies a set of cached sums.
-
-    half_life_s: None without decay.
-    placing: determines the places; None if they depend on the cluster only."""
+class CacheKey(NamedTuple):
+    """The half-life of cached sums (None without decay) and `Weighting.grouping_key` of their groups."""
 
     half_life_s: int | None
-    placing: Hashable = None
+    grouping: Hashable = None
 
     @property
-    def steady(self) -> bool:
+    def decays_to_quarter_end(self) -> bool:
         """Whether the decayed sum of a row is the same wherever a slice begins or ends within its quarter-hour."""
         return reference_ms(0, 1, self.half_life_s) == BUCKET_MS
 
 
-Buckets = Mapping[int, Mapping[Form, Sums]]
+QuarterSums = Mapping[int, Mapping[RowSelection, Sums]]
 """Sums by the start of the quarter-hour."""
 
 
 class SumsCache:
-    """Caches sums of quarter-hours by view. Thread-safe.
+    """Caches sums of quarter-hours by `CacheKey`. Thread-safe.
 
-    places, queues: the names behind the numbers in keys. A queue is the queue reference of a pod."""
+    `groups` and `queues` number the GPU groups and the queue references of pods in the keys of sums."""
 
     def __init__(self) -> None:
-        self.places: Numbering[Place] = Numbering()
-        self.queues: Numbering[str | None] = Numbering(None)
+        self.groups: Numbering[GpuGroup] = Numbering()
+        self.queues: Numbering[str | None] = Numbering([None])
         self._lock = threading.Lock()
-        self._known: OrderedDict[View, dict[int, Mapping[Form, Sums]]] = OrderedDict()
-        self._touched: dict[int, int] = {}
-        self._cleared = 0
+        self._sums: OrderedDict[CacheKey, dict[int, Mapping[RowSelection, Sums]]] = OrderedDict()
+        self._changed_by: dict[int, int] = {}
+        """By quarter-hour, the version of the last commit that changed it."""
+        self._cleared_by = 0
 
-    def cached(self, view: View, version: int) -> Buckets:
-        """Return the cached sums of a view that are valid for the snapshot of `version`."""
+    def cached(self, key: CacheKey, version: int) -> QuarterSums:
+        """Return the cached sums of a key that are valid for the snapshot of `version`."""
         with self._lock:
-            known = self._known.setdefault(view, {})
-            self._known.move_to_end(view)
-            while len(self._known) > MOST_VIEWS:
-                self._known.popitem(last=False)
-            if self._cleared > version:
+            quarters = self._sums.setdefault(key, {})
+            self._sums.move_to_end(key)
+            while len(self._sums) > MOST_KEYS:
+                self._sums.popitem(last=False)
+            if self._cleared_by > version:
                 return {}
-            return {bucket: parts for bucket, parts in known.items() if self._touched.get(bucket, 0) <= version}
+            return {bucket: sums for bucket, sums in quarters.items() if self._changed_by.get(bucket, 0) <= version}
 
-    def remember(self, view: View, version: int, found: Iterable[tuple[int, Form, Sums]]) -> None:
-        """Cache sums read from the snapshot of `version`, unless a later commit changed them."""
+    def store(self, key: CacheKey, version: int, found: Iterable[tuple[int, RowSelection | None, Sums]]) -> None:
+        """Cache sums read from the snapshot of `version`, unless they have no selection or a later commit changed them.
+
+        Sums by span are cached with their total for the whole quarter-hour."""
         with self._lock:
-            known = self._known.get(view)
-            if known is None or self._cleared > version:
+            quarters = self._sums.get(key)
+            if quarters is None or self._cleared_by > version:
                 return
-            for bucket, form, sums in found:
-                if self._touched.get(bucket, 0) <= version:
-                    known[bucket] = {**known.get(bucket, {}), form: sums}
-            tables = (sums for of in self._known.values() for forms in of.values() for sums in forms.values())
+            for bucket, selection, sums in found:
+                if selection is not None and self._changed_by.get(bucket, 0) <= version:
+                    new: dict[RowSelection, Sums] = {selection: sums}
+                    if selection == "by_span":
+                        new["whole"] = without_spans(sums)
+                    quarters[bucket] = {**quarters.get(bucket, {}), **new}
+            tables = (sums for of in self._sums.values() for quarter in of.values() for sums in quarter.values())
             if sum(len(sums.keys) for sums in tables) > MOST_LINES:
-                for of in self._known.values():
-                    for old in sorted(of)[: (len(of) + 1) // 2]:
-                        del of[old]
+                for of in self._sums.values():
+                    for bucket in sorted(of)[: (len(of) + 1) // 2]:
+                        del of[bucket]
 
-    def additions(self, booked: BookedChanges) -> Mapping[tuple[View, int], Sums]:
+    def additions(self, booked: BookedChanges) -> Mapping[tuple[CacheKey, int], Sums]:
         """Return the sums that a commit adds to cached quarter-hours.
 
         They are computed before the commit, while readers continue."""
         with self._lock:
-            wanted = [
-                (view, bucket)
-                for view, known in self._known.items()
-                if view.placing is None
+            extended = [
+                (key, bucket)
+                for key, quarters in self._sums.items()
+                if key.grouping is None
                 for bucket in booked.added
-                if bucket in known or bucket in booked.fresh
+                if bucket in quarters or bucket in booked.fresh
             ]
-        return {(view, bucket): self._added(booked.added[bucket](), bucket, view) for view, bucket in wanted}
+        return {(key, bucket): self._sums_of(booked.added[bucket](), bucket, key) for key, bucket in extended}
 
-    def _added(self, added: AddedRows, bucket: int, view: View) -> Sums:
-        """Return the sums of the rows that are added to a quarter-hour."""
-        spans = list(zip(added.start_ms.tolist(), added.end_ms.tolist(), strict=True))
-        reference = bucket + BUCKET_MS
-        weight_of = {span: factor(*span, reference, view.half_life_s) for span in set(spans)}
-        values = gpu_time_accounts.figures(added.cells, [weight_of[span] for span in spans])
-        places = np.array([self.places[Place(cluster)] for cluster in added.cluster.values], np.int64)
-        queues = np.array([self.queues[queue] for queue in added.queue.values], np.int64)
-        queue = np.where(added.paid, queues[added.queue.of_row], NO_PAYER)
-        keys = np.stack([added.start_ms, added.end_ms, places[added.cluster.of_row], queue], axis=1)
+    def _sums_of(self, rows: AddedRows, bucket: int, key: CacheKey) -> Sums:
+        """Return the sums of rows that are added to a quarter-hour."""
+        spans = list(zip(rows.start_ms.tolist(), rows.end_ms.tolist(), strict=True))
+        weight_of = {span: factor(*span, bucket + BUCKET_MS, key.half_life_s) for span in set(spans)}
+        values = gpu_time_accounts.figures(rows.cells, [weight_of[span] for span in spans])
+        groups = np.array([self.groups[GpuGroup(cluster)] for cluster in rows.cluster.values], np.int64)
+        queues = np.array([self.queues[queue] for queue in rows.queue.values], np.int64)
+        queue = np.where(rows.paid, queues[rows.queue.of_row], NO_PAYER)
+        keys = np.stack([rows.start_ms, rows.end_ms, groups[rows.cluster.of_row], queue], axis=1)
         return added_up([Sums(keys, values)])
 
-    def take(self, booked: BookedChanges, additions: Mapping[tuple[View, int], Sums], version: int) -> None:
-        """Update the cache for the commit that creates `version`: add its additions and drop other changed
-        quarter-hours."""
+    def apply_commit(self, booked: BookedChanges, additions: Mapping[tuple[CacheKey, int], Sums], version: int) -> None:
+        """Add the additions of the commit that creates `version`, and remove other quarter-hours that it changed."""
         with self._lock:
             if booked.requeued:
                 self._clear(version)
             for bucket in booked.touched:
-                self._touched[bucket] = version
-                for view, known in self._known.items():
-                    before = known.pop(bucket, None)
+                self._changed_by[bucket] = version
+                for key, quarters in self._sums.items():
+                    before = quarters.pop(bucket, None)
                     if bucket in booked.fresh and before is None and not booked.requeued:
-                        before = {"by_span": NO_SUMS}
-                    sums = additions.get((view, bucket))
-                    if before is not None and sums is not None:
-                        known[bucket] = _grown(before, sums)
+                        before = {"by_span": NO_SUMS, "whole": NO_SUMS}
+                    added = additions.get((key, bucket))
+                    if before is not None and added is not None:
+                        quarters[bucket] = _extended(before, added)
 
-    def forget_all(self, version: int) -> None:
-        """Drop everything that was cached before the commit that creates `version`."""
+    def clear(self, version: int) -> None:
+        """Remove everything that was cached before the commit that creates `version`."""
         with self._lock:
             self._clear(version)
 
     def _clear(self, version: int) -> None:
-        self._cleared = version
-        for known in self._known.values():
-            known.clear()
+        self._cleared_by = version
+        for quarters in self._sums.values():
+            quarters.clear()
 
 
-def _grown(before: Mapping[Form, Sums], sums: Sums) -> Mapping[Form, Sums]:
-    """Return a quarter-hour after an addition. Its sums inside down time are dropped and must be read again."""
-    added: dict[Form, Sums] = {"by_span": sums, "whole": without_spans(sums)}
-    return {form: added_up([before[form], more]) for form, more in added.items() if form in before}
+def _extended(before: Mapping[RowSelection, Sums], added: Sums) -> Mapping[RowSelection, Sums]:
+    """Return a quarter-hour after an addition, without its sums inside down time, which must be read again."""
+    additions: dict[RowSelection, Sums] = {"by_span": added, "whole": without_spans(added)}
+    return {
+        selection: added_up([before[selection], sums]) for selection, sums in additions.items() if selection in before
+    }
 
 
-class Reader:
-    """Reads sums from the snapshot of `cursor`. places: the number of every device's place."""
+@dataclass(slots=True)
+class _Request:
+    """The sums of a slice that a window needs.
+
+    `into` receives the sums. `selection` is their key in the cache, or None if they are not cached. `spans` are the
+    spans whose rows are read if the cache does not have the sums."""
+
+    slice: TimeSlice
+    into: dict[int, Sums]
+    selection: RowSelection | None
+    spans: Sequence[TimeSlice]
+
+
+class SumsReader:
+    """Takes the sums of slices from the cache, or reads them from the snapshot of `cursor` and caches them.
+
+    `sums` contains the sums of each slice by its tag, and `in_down_time` the part of them inside down time of nodes."""
+
+    def __init__(self, cache: SumsCache, cursor: Cursor | None, state: State, key: CacheKey) -> None:
+        self._cache = cache
+        self._cursor = cursor
+        self._state = state
+        self._key = key
+        self.sums: dict[int, Sums] = {}
+        self.in_down_time: dict[int, Sums] = {}
+
+    @cached_property
+    def _cached(self) -> QuarterSums:
+        return self._cache.cached(self._key, self._state.version)
+
+    def add(self, slices: Sequence[TimeSlice], groups: GpuGroups, down: Iterable[tuple[int, Span]]) -> bool:
+        """Add the sums of adjacent slices in which no GPU changes its group. `down` is the down time by GPU id.
+
+        Returns False if some sums are not cached and there is no cursor to read them with."""
+        requests = self._requests(slices, down)
+        rows = None
+        if self._cursor is not None:
+            rows = _RowSums(self._cursor, self._state, self._cache, self._key.half_life_s, groups)
+        found: dict[int, Sums] = {}
+        for number, request in enumerate(requests):
+            cached = self._cached.get(request.slice.bucket, {})
+            if request.selection is not None and request.selection in cached:
+                found[number] = cached[request.selection]
+        missing = {number: request for number, request in enumerate(requests) if number not in found}
+        if missing:
+            if rows is None:
+                return False
+            found |= self._read(rows, missing)
+        cut: list[TimeSlice] = []
+        for number, request in enumerate(requests):
+            sums = found[number]
+            if request.selection == "by_span":
+                sums, crossing = _inside(request.slice, sums)
+                if crossing:
+                    cut.append(request.slice)
+            request.into[request.slice.tag] = sums
+        if cut:
+            if rows is None:
+                return False
+            for tag, sums in rows.straddling(cut).items():
+                self.sums[tag] = added_up([self.sums[tag], sums])
+        return True
+
+    def _requests(self, slices: Sequence[TimeSlice], down: Iterable[tuple[int, Span]]) -> list[_Request]:
+        requests, begin = [], slices[0].start_ms
+        down_of: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        for span in down_in(sorted(down), [(one.start_ms, one.end_ms) for one in slices]):
+            down_of[span.tag].append((span.gpu, span.start_ms, span.end_ms))
+        for index, one in enumerate(slices):
+            if one.bucket >= self._state.fleet.newest_end_ms:
+                break  # nothing is booked there yet
+            if one.whole:
+                requests.append(_Request(one, self.sums, "whole", [one]))
+            elif self._key.decays_to_quarter_end and (self._key.grouping is None or begin <= one.bucket):
+                # Cached sums by span belong to the groups at the beginning of the quarter-hour.
+                quarter = replace(one, start_ms=one.bucket, end_ms=one.bucket + BUCKET_MS, by_span=True)
+                requests.append(_Request(one, self.sums, "by_span", [quarter]))
+            else:
+                requests.append(_Request(one, self.sums, None, [one]))
+            if index in down_of:
+                selection = tuple(down_of[index]) if one.whole else None
+                spans = [replace(one, gpu=gpu, start_ms=start, end_ms=end) for gpu, start, end in down_of[index]]
+                requests.append(_Request(one, self.in_down_time, selection, spans))
+        return requests
+
+    def _read(self, rows: _RowSums, requests: Mapping[int, _Request]) -> dict[int, Sums]:
+        """Read the sums of numbered requests. Folded hours have quarter-hourly sums, but decayed sums need the rows."""
+        folded = {
+            request.slice.bucket: number
+            for number, request in requests.items()
+            if request.selection == "whole" and self._key.half_life_s is None
+            and request.slice.bucket - request.slice.bucket % MS_PER_HOUR not in self._state.unfolded
+        }  # fmt: skip
+        found = dict.fromkeys(requests, NO_SUMS)
+        if folded:
+            found |= {folded[bucket]: sums for bucket, sums in rows.of_folded_hours(folded).items()}
+        others = requests.keys() - folded.values()
+        spans = [replace(span, tag=number) for number in sorted(others) for span in requests[number].spans]
+        found |= rows.within(spans)
+        new = [(request.slice.bucket, request.selection, found[number]) for number, request in requests.items()]
+        self._cache.store(self._key, self._state.version, new)
+        return found
+
+
+def _inside(within: TimeSlice, sums: Sums) -> tuple[Sums, bool]:
+    """Return the part of a quarter-hour's sums by span that lies inside a slice, and whether a row crosses an edge."""
+    starts, ends = sums.keys[:, 0], sums.keys[:, 1]
+    inside = (starts >= within.start_ms) & (ends <= within.end_ms)
+    crossing = (starts < within.end_ms) & (ends > within.start_ms) & ~inside
+    return sums.select(inside), bool(crossing.any())
+
+
+class _RowSums:
+    """Sums rows in the snapshot of `cursor`, with the numbers of groups and queues that the cache assigns."""
 
     def __init__(
-        self, cursor: Cursor, half_life_s: int | None, queues: Numbering[str | None], places: Mapping[int, int]
+        self, cursor: Cursor, state: State, cache: SumsCache, half_life_s: int | None, groups: GpuGroups
     ) -> None:
         self._cursor = cursor
         self._half_life_s = half_life_s
-        self._queues = queues
-        self._places = places
-        self._kinds = record_columns.column_table(record_columns.KIND, places.items())
+        self._queues = cache.queues
+        devices = state.device_names(cursor).items()
+        self._group_of = {number: cache.groups[groups.of_device(device)] for number, device in devices}
+        self._groups_table = record_columns.column_table(record_columns.KIND, self._group_of.items())
 
-    def folded(self, buckets: Collection[int]) -> dict[int, Sums]:
+    def of_folded_hours(self, buckets: Collection[int]) -> dict[int, Sums]:
         """Return the sums of whole quarter-hours of folded hours, by their starts, without decay."""
-        span = {"low": min(buckets), "high": max(buckets) + BUCKET_MS}
+        bounds = {"low": min(buckets), "high": max(buckets) + BUCKET_MS}
         table = record_columns.column_table(record_columns.HOUR, [(at,) for at in buckets])
-        return self._run(statement("window_quarters", origins=_origins()), span, table)
+        return self._run("window_quarters", bounds, table)
 
-    def rows(self, asked: Sequence[TimeSlice]) -> dict[int, Sums]:
-        """Return the sums of rows inside the spans, by tag.
+    def within(self, slices: Sequence[TimeSlice]) -> dict[int, Sums]:
+        """Return the sums of rows inside the slices, by tag.
 
-        They include the parts of rows that reach over an edge of the span. No row reaches over the edges of a whole
+        They include the parts inside a slice of rows that cross its edge. No row crosses the edge of a whole
         quarter-hour."""
         found: dict[int, list[Sums]] = defaultdict(list)
-        sql = statement("window_rows", weight=statement("weight"), origins=_origins())
-        half_life_ms = None if self._half_life_s is None else self._half_life_s * MS_PER_SECOND
-        for here in near(asked):
-            low, high = min(one.start_ms for one in here), max(one.end_ms for one in here)
-            rows = [
-                (n, one.gpu, one.start_ms, one.end_ms, one.reference_ms, int(one.by_span)) for n, one in enumerate(here)
-            ]
-            table = record_columns.column_table(record_columns.WINDOW_SPAN, rows)
-            sums_of = self._run(sql, {"low": low, "high": high, "half_life_ms": half_life_ms}, table)
-            for number, sums in sums_of.items():
-                found[here[number].tag].append(sums)
-        for tag, sums in self.straddling([one for one in asked if not one.whole]).items():
+        for nearby in near(slices):
+            bounds = {"low": min(one.start_ms for one in nearby), "high": max(one.end_ms for one in nearby)}
+            rows = [(index, one.gpu, one.start_ms, one.end_ms) for index, one in enumerate(nearby)]
+            spans = self._cursor.rows("window_spans", bounds, record_columns.column_table(record_columns.SPAN, rows))
+            weighted = []
+            for index, gpu, start, end in spans:
+                weight = factor(start, end, nearby[index].reference_ms, self._half_life_s)
+                weighted.append((index, gpu, start, end, nearby[index].by_span, weight))
+            table = record_columns.column_table(record_columns.WEIGHTED_SPAN, weighted)
+            for index, sums in self._run("window_rows", bounds, table).items():
+                found[nearby[index].tag].append(sums)
+        for tag, sums in self.straddling([one for one in slices if not one.whole]).items():
             found[tag].append(sums)
         return {tag: added_up(several) for tag, several in found.items()}
 
-    def straddling(self, asked: Sequence[TimeSlice]) -> dict[int, Sums]:
-        """Return the parts inside a span of rows that reach over its edge, by tag. A set of rows is cut as a whole."""
-        numbered = [TaggedSpan(number, one.start_ms, one.end_ms, one.gpu) for number, one in enumerate(asked)]
-        parts = [one for here in near(numbered) for one in straddling_parts(self._cursor, here)]
+    def straddling(self, slices: Sequence[TimeSlice]) -> dict[int, Sums]:
+        """Return the parts inside a slice of rows that cross its edge, by tag. A set of rows is cut as a whole."""
+        numbered = [TaggedSpan(index, one.start_ms, one.end_ms, one.gpu) for index, one in enumerate(slices)]
+        parts = [part for nearby in near(numbered) for part in straddling_parts(self._cursor, nearby)]
         if not parts:
             return {}
-        origins = self._origins({one.payer for one in parts})
-        keys = [(0, 0, self._places[one.device], self._queues[origins.get(one.payer)]) for one in parts]
-        weights = [factor(one.start_ms, one.end_ms, asked[one.tag].reference_ms, self._half_life_s) for one in parts]
-        values = gpu_time_accounts.figures(np.array([one.cells for one in parts], np.int64), weights)
-        tags = np.array([asked[one.tag].tag for one in parts])
+        payers = [(payer,) for payer in sorted({part.payer for part in parts})]
+        sql = statement("holder_origins", payers="SELECT id FROM incoming")
+        origins = self._cursor.run(sql, None, record_columns.column_table(record_columns.ID, payers))
+        queue_of: dict[int, str] = dict(origins)
+        keys = [(0, 0, self._group_of[part.device], self._queues[queue_of.get(part.payer)]) for part in parts]
+        weights = [
+            factor(part.start_ms, part.end_ms, slices[part.tag].reference_ms, self._half_life_s) for part in parts
+        ]
+        values = gpu_time_accounts.figures(np.array([part.cells for part in parts], np.int64), weights)
+        tags = np.array([slices[part.tag].tag for part in parts])
         sums = Sums(np.array(keys, np.int64), values)
-        return {tag: added_up([sums.of(tags == tag)]) for tag in set(tags.tolist())}
+        return {tag: added_up([sums.select(tags == tag)]) for tag in set(tags.tolist())}
 
-    def _origins(self, payers: Collection[int]) -> dict[int, str | None]:
-        table = record_columns.column_table(record_columns.ID, [(payer,) for payer in sorted(payers)])
-        return dict(self._cursor.run(statement("holder_origins", payers="SELECT id FROM incoming"), None, table))
-
-    def _run(self, sql: str, bounds: Mapping[str, int | None], incoming: Any) -> dict[int, Sums]:
+    def _run(self, name: str, bounds: Mapping[str, int], incoming: Any) -> dict[int, Sums]:
+        sql = statement(name, origins=statement("holder_origins", payers=statement("payers")))
         found: dict[int, list[Row]] = defaultdict(list)
-        for tag, start, end, place, queue, *values in self._cursor.run(sql, bounds, incoming, None, self._kinds):
-            found[tag].append((start, end, place, self._queues[queue], *values))
+        for tag, start, end, group, queue, *values in self._cursor.run(sql, bounds, incoming, None, self._groups_table):
+            found[tag].append((start, end, group, self._queues[queue], *values))
         return {tag: _table(rows) for tag, rows in found.items()}
-
-
-def _origins() -> str:
-    return statement("holder_origins", payers=statement("payers"))
 
 
 def _table(rows: Sequence[Row]) -> Sums:

@@ -14,6 +14,7 @@ many rows the table is faster."""
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -107,18 +108,23 @@ class DistinctColumn(NamedTuple, Generic[K]):
     of_row: Whole
 
 
-class _Numbering(dict[K, int]):
-    """Assigns indices to keys in the order in which they are first used."""
+class Numbering(dict[K, int]):
+    """Numbers keys from 0 in the order in which they are first looked up, after the first `keys`. Thread-safe."""
+
+    def __init__(self, keys: Iterable[K] = ()) -> None:
+        super().__init__((key, number) for number, key in enumerate(keys))
+        self._lock = threading.Lock()
 
     def __missing__(self, key: K) -> int:
-        place = self[key] = len(self)
-        return place
+        with self._lock:
+            return self.setdefault(key, len(self))
 
 
 def distinct(values: Sequence[K]) -> DistinctColumn[K]:
-    seen: _Numbering[K] = _Numbering()
-    of_row = np.fromiter(map(seen.__getitem__, values), np.int64, len(values))
-    return DistinctColumn(list(seen), of_row)
+    """Return the values as a column with each distinct value once."""
+    numbers: Numbering[K] = Numbering()
+    of_row = np.fromiter(map(numbers.__getitem__, values), np.int64, len(values))
+    return DistinctColumn(list(numbers), of_row)
 
 
 def paired_column(first: DistinctColumn[K], second: DistinctColumn[L]) -> DistinctColumn[tuple[K, L]]:
@@ -328,7 +334,7 @@ POD_LABEL = pa.schema([("cluster", _TEXT), ("uid", _TEXT), ("observed_ms", _I64)
 POD_NODE = pa.schema([("cluster", _TEXT), ("uid", _TEXT), ("node", _TEXT), ("by_row", pa.bool_())])
 POD_KEY = pa.schema([("cluster", _TEXT), ("uid", _TEXT)])
 SPAN = pa.schema([("tag", _I64), ("gpu", _I32), ("start_ms", _I64), ("end_ms", _I64)])
-WINDOW_SPAN = pa.schema([*SPAN, ("reference_ms", _I64), ("by_span", _I64)])
+WEIGHTED_SPAN = pa.schema([*SPAN, ("by_span", pa.bool_()), ("weight", pa.float64())])
 BUCKET = pa.schema([("tag", _I64), ("gpu", _I32), ("at_ms", _I64)])
 HOUR = pa.schema([("at_ms", _I64)])
 NUMBER = pa.schema([("stream", _I32), ("seq", _I64)])
