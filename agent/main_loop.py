@@ -1,9 +1,9 @@
-"""Runs the agent's two loops on two threads: sample the node, and upload closed intervals.
+"""Runs the agent's two loops on two threads: one samples the node, the other uploads closed intervals.
 
-Sampling must never wait for the network, because the driver keeps samples for only ten seconds. `sample` and `ship` are
+Sampling never waits for the network, because the driver keeps samples for only ten seconds. `sample` and `ship` are
 single bounded steps, so that tests and the demo can run them on a virtual clock. If a source fails, only the readings
-of that moment are lost. If the spool fails, bounded memory replaces it until it works again, and the oldest records are
-kept. No reading is interpreted here."""
+of that moment are lost. While the spool cannot be written, new records wait in memory up to a limit; beyond it, the
+oldest records stay and new ones are lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from agent.core.steady_clock import SteadyClock, Timeline
 from agent.metering.meter import ClosedSet, Meter, shifted_state
 from agent.metrics.exporter import AgentMetrics
 from agent.metrics.metric_families import Operations
-from agent.upload.spool import OUTBOX_FULL, SPOOL_UNWRITABLE, LostRecords, Outbox, Stats, extent
+from agent.upload.spool import OUTBOX_FULL, SPOOL_UNWRITABLE, LostRecords, Outbox, Stats, lost_records
 from agent.upload.uploader import WRONG_MS, ShipResult, Uploader
 from agent.wire import PodFacts
 from gputally.base.background_tasks import PATIENCE_S, BackgroundTask, BackgroundTasks
@@ -35,9 +35,9 @@ from gputally.base.units import MS_PER_SECOND
 log = logging.getLogger("agent.main_loop")
 
 MAX_BACKLOG_ROWS = 20_000
-"""Rows kept in memory while the spool cannot be written: some hours of a busy node, about 20 MiB."""
+"""Largest number of rows in memory while the spool cannot be written: some hours of a busy node, about 20 MiB."""
 STALE_SAMPLES = 10
-"""Sampling counts as hanging if no sample has ended for this many sampling periods, and for `PATIENCE_S`."""
+"""Sampling hangs if no sample has ended for this many sampling periods and for `PATIENCE_S`, the longer of both."""
 
 
 class Source(Protocol):
@@ -54,7 +54,7 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class Health:
-    """Counters of the agent itself, for its metrics. Only the loop writes them."""
+    """Counters of the agent itself, for its metrics. Only the main loop writes them."""
 
     intervals_closed: int = 0
     samples_failed: int = 0
@@ -74,9 +74,10 @@ class _UnspooledRecords:
 
 
 class Agent:
-    """One node's agent. `shutdown` closes the given source, uploader and outbox.
+    """One node's agent, which owns its source, uploader and outbox: `shutdown` closes them.
 
-    metrics gets the results of every turn; on_sample is called with every snapshot after it was metered."""
+    metrics: gets the snapshot, the closed sets and the agent's state after every sample.
+    on_sample: is called with every metered snapshot."""
 
     def __init__(
         self,
@@ -101,40 +102,40 @@ class Agent:
         self._clock = clock
         self._metrics = metrics
         self._on_sample = on_sample
-        self._lines = uploader.lines
+        self._origins = uploader.origins
         if isinstance(clock, SteadyClock):
-            last = self._lines.last
-            clock.ask(self._lines.opinion, None if last is None else last.line_ms)
+            earlier = self._origins.newest
+            clock.check_with(self._origins.agrees, None if earlier is None else earlier.origin_ms)
         self._timeline = Timeline(clock)
         interval_ms = settings.interval_s * MS_PER_SECOND
         self._meter = Meter(interval_ms, ZoneInfo(settings.month_zone), boot_id=uploader.boot_id)
-        self._leapt_ms = self._clock_steps = 0
+        self._skipped_ms = self._clock_steps = 0
         self._resumed = False
         self._facts: dict[str, tuple[PodFacts, PodFacts]] = {}
-        """The last spooled facts by uid: the facts as they were read, and the part that counts as a change."""
+        """The last spooled facts by uid: as they were read, and without the fields that change with every reading."""
         self._forgotten = 0
-        """The outbox's count of forgotten records at the last comparison of these facts."""
+        """`Outbox.forgotten` when these facts were last compared."""
         self._backlog: deque[_UnspooledRecords] = deque()
         self._lost: LostRecords | None = None
 
     # --- steps -----------------------------------------------------------------------------------
 
     def sample(self) -> Snapshot | None:
-        """Read, meter and spool once; returns None if the source failed. Raises DriverReplaced and ClockSetBack."""
+        """Read, meter and spool once. Return None if the source failed. Raises DriverReplaced and ClockSetBack."""
         at_ms = self._timeline.now_ms()
-        self._require_clock()
+        self._raise_if_clock_was_set_back()
         began_ms = self._clock.monotonic_ms()
         try:
             snapshot = self._source.snapshot(at_ms)
         except DriverReplaced:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a source does, the other readings go on
-            self._failed(error)
+        except Exception as error:  # noqa: BLE001 - a defect in a source must not end the metering
+            self._record_source_failure(error)
             return None
         first = not self._resumed
-        self._leap()
+        self._skip_clock_steps()
         closed = self._resume(snapshot) if first else self._meter.observe(snapshot)
-        self._spool(closed, self._news(snapshot), always=first)
+        self._spool(closed, self._changed_facts(snapshot), always=first)
         now_ms = self._clock.monotonic_ms()
         health = self.health
         health.last_sample_ok, health.last_sample_took_ms = True, now_ms - began_ms
@@ -147,27 +148,27 @@ class Agent:
         return snapshot
 
     def ship(self, upto: int | None = None) -> ShipResult:
-        """Try once to deliver records, nothing newer than `upto`. If the outbox cannot be read, return a result that
-        says "retry" instead of raising."""
+        """Try once to deliver records, none newer than number `upto`. If the outbox cannot be read, the outcome is
+        "retry"."""
         try:
             result = self._uploader.ship(upto)
         except OutboxUnavailable as error:
-            log.warning("the spool cannot be read", extra={"reason": str(error)})
+            log.warning("the spool cannot be read: the upload is retried", extra={"reason": str(error)})
             result = ShipResult("retry", retry_in_ms=MS_PER_SECOND, detail=str(error))
         if result.outcome not in ("idle", "waiting"):
             self.health.uploads[result.outcome] = self.health.uploads.get(result.outcome, 0) + 1
         return result
 
     def alive(self) -> bool:
-        """Return whether sampling still runs; a call that hangs in the driver makes this False."""
+        """Return False if sampling hangs, for example in a call of the driver."""
         return not self._sampling.hangs
 
     # --- the loops -------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event) -> None:
-        """Sample here and upload on a second thread until `stop` is set, then shut down.
+        """Sample on this thread and upload on a second one until `stop` is set, then shut down.
 
-        Raises DriverReplaced and ClockSetBack after a clean shutdown that delivers nothing: the next process delivers.
+        Raises DriverReplaced and ClockSetBack after a clean shutdown that uploads nothing: the next process uploads.
         """
         patience_s = max(PATIENCE_S, 1.5 * self._settings.timeout_s)
         shipping = self._tasks.start("ship", self._ship_loop, stop, _shipping_failed, patience_s)
@@ -186,21 +187,24 @@ class Agent:
             self.shutdown(shipping, deliver=deliver)
 
     def shutdown(self, shipping: threading.Thread | None = None, *, deliver: bool = True) -> None:
-        """Close the open intervals, spool them, deliver what the grace period allows, and close everything.
+        """Close the open intervals, spool them, upload records until the grace period ends, and close source, uploader
+        and outbox.
 
-        shipping: the thread that may be in the middle of an upload; if it does not end, the next start delivers the
-            rest.
-        deliver: False leaves all records to the next start."""
+        shipping: the upload thread; if it does not end, the next process uploads the rest.
+        deliver: False leaves all records to the next process."""
         deadline_ms = self._clock.monotonic_ms() + round(self._settings.grace_s * MS_PER_SECOND)
         now_ms = self._timeline.now_ms()
-        self._leap()
+        self._skip_clock_steps()
         self._spool(self._meter.flush(now_ms), ())
         if shipping is not None:
             shipping.join(timeout=self._settings.grace_s if deliver else 0)
         if deliver and (shipping is None or not shipping.is_alive()):
             self._deliver(deadline_ms)
         if self._backlog:
-            log.critical("stopped with unspooled intervals", extra={"rows": self.health.backlog_rows})
+            log.critical(
+                "the agent stops, and records that could not be spooled are lost",
+                extra={"rows": self.health.backlog_rows},
+            )
         self._source.close()
         self._uploader.close()
         self._outbox.close()
@@ -256,7 +260,7 @@ class Agent:
             unseen=unseen(self._settings.privilege, snapshot.devices),
         )
 
-    def _failed(self, error: Exception) -> None:
+    def _record_source_failure(self, error: Exception) -> None:
         self.health.samples_failed += 1
         if self.health.last_sample_ok or self.health.samples_failed == 1:
             log.warning("the source failed", extra={"reason": f"{type(error).__name__}: {error}"})
@@ -264,116 +268,123 @@ class Agent:
         self._sampling.fail(error)
         self._sampling.begin()
 
-    def _require_clock(self) -> None:
-        """Raise ClockSetBack if the clock was far ahead and the accountant says that it is right now."""
+    def _raise_if_clock_was_set_back(self) -> None:
+        """Raise ClockSetBack if the wall clock was far ahead, was set back, and now agrees with the accountant's."""
         ahead_ms = -self._timeline.offset_ms
-        if ahead_ms > WRONG_MS and self._lines.opinion(self._clock.wall_ms() - self._clock.monotonic_ms()):
+        if ahead_ms > WRONG_MS and self._origins.agrees(self._clock.wall_ms() - self._clock.monotonic_ms()):
             raise ClockSetBack(
                 f"the clock was {ahead_ms // MS_PER_SECOND} s ahead and is right now: the agent restarts"
             )
 
-    def _line_ms(self) -> int:
-        """Return how far the meter's time is ahead of the monotonic clock."""
+    def _origin_ms(self) -> int:
+        """Return the origin of the meter's time: its value when the monotonic clock was 0."""
         return self._timeline.now_ms() - self._clock.monotonic_ms()
 
-    def _leap(self) -> None:
+    def _skip_clock_steps(self) -> None:
         """Exclude from metering the time by which the wall clock was set ahead since the last call."""
         timeline = self._timeline
         if timeline.step_count != self._clock_steps:
             self._clock_steps = timeline.step_count
             log.warning("the wall clock was set", extra={"by_ms": timeline.steps[-1].offset_ms})
-        by_ms, self._leapt_ms = timeline.leapt_ms - self._leapt_ms, timeline.leapt_ms
+        by_ms, self._skipped_ms = timeline.skipped_ms - self._skipped_ms, timeline.skipped_ms
         if by_ms:
-            self._spool(self._meter.leap(by_ms), ())
+            self._spool(self._meter.skip(by_ms), ())
             with suppress(OutboxUnavailable):
-                self._lines.begin(self._line_ms())
-                self._date_again()
+                self._origins.date_following(self._origin_ms())
+                self._redate()
 
-    def _date_again(self) -> None:
-        """Correct the times of records that were dated by a wrong clock of this boot, if the accountant agrees with the
-        right one."""
-        line_ms = self._line_ms()
-        if self._lines.opinion(line_ms) and (count := self._lines.date_again(line_ms)):
-            log.warning("records that a wrong clock dated are dated again", extra={"records": count})
+    def _redate(self) -> None:
+        """Correct the times of unsent records that a wrong clock dated in this boot, if the present clock agrees with
+        the accountant's."""
+        origin_ms = self._origin_ms()
+        if self._origins.agrees(origin_ms) and (count := self._origins.redate(origin_ms)):
+            log.warning("the times of records with a wrong date are corrected", extra={"records": count})
 
     def _resume(self, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
         """Handle the first snapshot of this process: continue where an earlier process of the same boot ended."""
         self._resumed = True
-        line_ms = self._line_ms()
+        origin_ms = self._origin_ms()
         try:
             state = self._outbox.meter_state()
-            last = self._lines.last
-            if state is not None and last is not None and abs(line_ms - last.line_ms) > WRONG_MS:
-                state = shifted_state(state, self._uploader.boot_id, line_ms - last.line_ms)
-            self._date_again()
-            self._lines.begin(line_ms)
+            earlier = self._origins.newest
+            if state is not None and earlier is not None and abs(origin_ms - earlier.origin_ms) > WRONG_MS:
+                state = shifted_state(state, self._uploader.boot_id, origin_ms - earlier.origin_ms)
+            self._redate()
+            self._origins.date_following(origin_ms)
         except OutboxUnavailable as error:
-            log.warning("no earlier state to go on from", extra={"reason": str(error)})
+            log.warning(
+                "the state of the earlier process cannot be read: the time since its end is unmetered",
+                extra={"reason": str(error)},
+            )
             state = None
         return self._meter.observe(snapshot) if state is None else self._meter.resume(state, snapshot)
 
-    def _news(self, snapshot: Snapshot) -> tuple[PodFacts, ...]:
+    def _changed_facts(self, snapshot: Snapshot) -> tuple[PodFacts, ...]:
         """Return facts that are new or changed since they were spooled; the time of observation is not a change.
-        Returns all facts if the accountant lost records that no spool holds any more, because they contained the owners
-        of these pods."""
+
+        If the accountant lost records that no spool contains any more, return all facts, because the lost records
+        contained the owners of these pods."""
         if (forgotten := self._outbox.forgotten) != self._forgotten:
             self._forgotten = forgotten
             self._facts.clear()
-        news = tuple(facts for facts in snapshot.facts if self._is_news(facts))
-        gone = self._facts.keys() - {facts.uid for facts in snapshot.facts}
-        for uid in gone:
+        changed = tuple(facts for facts in snapshot.facts if self._has_changed(facts))
+        for uid in self._facts.keys() - {facts.uid for facts in snapshot.facts}:
             del self._facts[uid]
-        return news
+        return changed
 
-    def _is_news(self, facts: PodFacts) -> bool:
+    def _has_changed(self, facts: PodFacts) -> bool:
         known = self._facts.get(facts.uid)
-        return known is None or (known[0] is not facts and known[1] != _essence(facts))
+        return known is None or (known[0] is not facts and known[1] != _comparable(facts))
 
     def _spool(self, closed: tuple[ClosedSet, ...], facts: tuple[PodFacts, ...], *, always: bool = False) -> None:
-        """Spool new records after those that could not be spooled earlier. always: store at least the state."""
+        """Spool new records, after those that could not be spooled earlier.
+
+        always: store the meter's state even if there is no record."""
         self.health.intervals_closed += sum(len(c.rows) for c in closed)
         if closed or facts or always:
-            self._keep(_UnspooledRecords(closed, facts, sum(len(c.rows) for c in closed) + len(facts)))
-        while self._backlog and self._store(self._backlog[0]):
+            self._add_to_backlog(_UnspooledRecords(closed, facts, sum(len(c.rows) for c in closed) + len(facts)))
+        while self._backlog and self._append(self._backlog[0]):
             self.health.backlog_rows -= self._backlog.popleft().rows
         if self._lost is not None and not self._backlog:
             with suppress(OutboxUnavailable):  # the loss stays recorded and is declared later
                 self._outbox.declare(self._lost)
                 self._lost = None
 
-    def _keep(self, new: _UnspooledRecords) -> None:
+    def _add_to_backlog(self, new: _UnspooledRecords) -> None:
         if self.health.backlog_rows + new.rows > MAX_BACKLOG_ROWS:
             self.health.backlog_lost_rows += new.rows
-            lost = extent(new.sets, len(new.facts), self._clock.wall_ms())
+            lost = lost_records(new.sets, len(new.facts), self._clock.wall_ms())
             self._lost = lost if self._lost is None else self._lost + lost
             return
         self._backlog.append(new)
         self.health.backlog_rows += new.rows
-        self._facts.update({fact.uid: (fact, _essence(fact)) for fact in new.facts})
+        self._facts.update({fact.uid: (fact, _comparable(fact)) for fact in new.facts})
 
-    def _store(self, oldest: _UnspooledRecords) -> bool:
-        """Append to the outbox; returns False while it cannot be written. The meter's state is stored only with the
-        newest sets, because otherwise it would claim that sets are spooled which are still in memory."""
+    def _append(self, oldest: _UnspooledRecords) -> bool:
+        """Append records to the outbox. Return False if the outbox cannot be written.
+
+        The meter's state goes only with the newest records: earlier it would claim that the outbox has sets that are
+        still in memory."""
         state = self._meter.state() if len(self._backlog) == 1 else None
         try:
-            done = self._outbox.append(oldest.sets, oldest.facts, state)
+            appended = self._outbox.append(oldest.sets, oldest.facts, state)
         except OutboxUnavailable as error:
             if not self.health.spool_failure:
-                log.critical("the spool cannot be written: metering goes on in memory", extra={"reason": str(error)})
+                log.critical("the spool cannot be written: records wait in memory", extra={"reason": str(error)})
             self.health.spool_failure = str(error)
             return False
         if self.health.spool_failure:
             log.info("the spool can be written again", extra={"backlog_rows": self.health.backlog_rows})
             self.health.spool_failure = ""
-        if done.refused_facts:
+        if appended.refused_facts:
             for fact in oldest.facts:
                 self._facts.pop(fact.uid, None)  # so that the fact is spooled again
         return True
 
 
 def _shipping_failed(error: Exception) -> None:
-    log.error("shipping failed", exc_info=error)
+    log.error("shipping failed and restarts", exc_info=error)
 
 
-def _essence(facts: PodFacts) -> PodFacts:
+def _comparable(facts: PodFacts) -> PodFacts:
     return msgspec.structs.replace(facts, seq=0, observed_ms=0)

@@ -1,12 +1,15 @@
-"""Keeps the agent's time: that of the machine's clock unless the accountant contradicts it.
+"""Defines the two clocks of the agent: `SteadyClock` rejects a wrong wall clock, `Timeline` never runs backwards.
 
 If the machine's clock jumps by an hour or a year and is corrected a minute later, no record may carry the wrong date.
-While the accountant's answers contradict a new wall time, time continues with the monotonic clock. If they agree with
-it, or are unknown, the new wall time is used.
+After such a jump, `SteadyClock` compares the new wall time with the time in the accountant's answers. If the two
+contradict each other, `SteadyClock` continues with the monotonic clock. If they agree, or if the accountant has not
+answered in this boot, `SteadyClock` uses the new wall time.
 
-Every time in the meter comes from here. Time advances with the monotonic clock, so durations are real durations. It is
-moved towards the wall clock at a bounded rate. A wall clock that was set far ahead is adopted at once. A wall clock
-that was set back is approached by running slow, so spans never overlap."""
+Every time in the meter comes from `Timeline`. It advances with the monotonic clock, so durations are real durations. It
+approaches the wall clock at a bounded rate. It adopts a wall clock that was set far ahead at once. It approaches a wall
+clock that was set back by running slow, so spans never overlap.
+
+The origin of a wall clock is the wall time at which the monotonic clock was 0. Only setting the wall clock moves it."""
 
 from __future__ import annotations
 
@@ -19,50 +22,54 @@ from typing import Final
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
-log = logging.getLogger("gputally.base.clock")
+log = logging.getLogger("agent.core.steady_clock")
 
 SET_MS: Final = 5 * MS_PER_MINUTE
-"""A wall clock that moved by more than this against the monotonic one is checked with the accountant; smaller steps are
-accepted."""
+"""`SteadyClock` checks a wall clock that moved by more than this against the monotonic clock; it accepts smaller steps
+unchecked."""
 
-Opinion = Callable[[int], bool | None]
-"""Whether a clock line (wall time minus monotonic time) is right; None if unknown."""
+OriginCheck = Callable[[int], bool | None]
+"""Returns whether an origin agrees with the accountant's clock; None if the accountant's clock is unknown."""
 
 
 class SteadyClock:
-    """A `gputally.base.clock.Clock`. Thread-safe. opinion: may be set later, by the code that talks to the
-    accountant."""
+    """A `gputally.base.clock.Clock` that may reject the wall clock. Thread-safe.
 
-    def __init__(self, inner: Clock, opinion: Opinion = lambda _: None) -> None:
-        self.opinion = opinion
+    check: the code that talks to the accountant may set it later, with `check_with`."""
+
+    def __init__(self, inner: Clock, check: OriginCheck = lambda _: None) -> None:
+        self._check = check
         self._inner = inner
         self._lock = threading.Lock()
-        self._line_ms = self._wall_line()
-        self._held_ms: int | None = None
-        """Wall time minus monotonic time of a wall clock that is not accepted; None if the wall clock is accepted."""
+        self._origin_ms = self._wall_origin_ms()
+        self._rejected = False
 
     def wall_ms(self) -> int:
         with self._lock:
-            line = self._wall_line()
-            if abs(line - self._line_ms) > SET_MS and self.opinion(line) is False:
-                if self._held_ms is None:
-                    log.error("the clock was set and the accountant's disagrees", extra={"by_ms": line - self._line_ms})
-                self._held_ms = line
-                return self._line_ms + self._inner.monotonic_ms()
-            if self._held_ms is not None:
-                self._held_ms = None
-                log.warning("the clock is believed again")
-            self._line_ms = line
-            return line + self._inner.monotonic_ms()
+            origin_ms = self._wall_origin_ms()
+            if abs(origin_ms - self._origin_ms) > SET_MS and self._check(origin_ms) is False:
+                if not self._rejected:
+                    log.error(
+                        "the wall clock was set and contradicts the accountant's clock: time continues without it",
+                        extra={"by_ms": origin_ms - self._origin_ms},
+                    )
+                self._rejected = True
+            else:
+                if self._rejected:
+                    log.warning("the wall clock is used again")
+                self._rejected = False
+                self._origin_ms = origin_ms
+            return self._origin_ms + self._inner.monotonic_ms()
 
-    def ask(self, opinion: Opinion, earlier_ms: int | None) -> None:
-        """Check the wall clock with `opinion` from now on. earlier_ms: wall time minus monotonic time, as an earlier
-        agent process of this boot stored it. It replaces the present difference if `opinion` rejects the wall clock and
-        accepts this one."""
+    def check_with(self, check: OriginCheck, earlier_ms: int | None) -> None:
+        """Check the wall clock with `check` from now on.
+
+        earlier_ms: the origin that an earlier agent process of this boot stored. It replaces the present origin if
+        `check` rejects the present one and accepts this one."""
         with self._lock:
-            self.opinion = opinion
-            if earlier_ms is not None and opinion(self._wall_line()) is False and opinion(earlier_ms):
-                self._line_ms = earlier_ms
+            self._check = check
+            if earlier_ms is not None and check(self._wall_origin_ms()) is False and check(earlier_ms):
+                self._origin_ms = earlier_ms
 
     def monotonic_ms(self) -> int:
         return self._inner.monotonic_ms()
@@ -71,23 +78,23 @@ class SteadyClock:
         return self._inner.wait(seconds, stop)
 
     @property
-    def held(self) -> bool:
-        """Return whether the wall clock was rejected at the last check."""
-        return self._held_ms is not None
+    def rejected(self) -> bool:
+        """True while the wall clock is rejected, as of the last call of `wall_ms`."""
+        return self._rejected
 
-    def _wall_line(self) -> int:
+    def _wall_origin_ms(self) -> int:
         return self._inner.wall_ms() - self._inner.monotonic_ms()
 
 
 SLEW_PPM = 500
-"""How much faster or slower than the monotonic clock the timeline may run. Source: the maximum rate
-of adjtime(3) and of NTP's clock discipline."""
+"""How much faster or slower than the monotonic clock the timeline runs at most. Source: the maximum rate of adjtime(3)
+and of NTP's clock discipline."""
 
 FAST_SLEW_PPM = 100_000
-"""The bound while a step back is being corrected: an hour takes ten."""
+"""The bound while the timeline corrects a step back: correcting one hour takes ten hours."""
 
 STEP_MS = MS_PER_SECOND
-"""A wall clock that moved by more than this against the timeline was set, not disciplined."""
+"""A wall clock that moved by more than this against the timeline was set, not adjusted by NTP."""
 
 MAX_STEPS = 100
 
@@ -109,7 +116,7 @@ class Timeline:
         self._monotonic_ms = clock.monotonic_ms()
         self._now_us = clock.wall_ms() * 1_000
         self._offset_us = 0
-        self._leapt_us = 0
+        self._skipped_us = 0
         self._steps: list[Step] = []
         self._step_count = 0
 
@@ -123,29 +130,29 @@ class Timeline:
         return self._step_count
 
     @property
-    def leapt_ms(self) -> int:
-        """Return by how much steps forwards were adopted in total: time on the timeline that did not pass."""
-        return self._leapt_us // 1_000
+    def skipped_ms(self) -> int:
+        """The sum of all adopted steps forwards: time on the timeline that did not really pass."""
+        return self._skipped_us // 1_000
 
     @property
     def offset_ms(self) -> int:
-        """Return how far the wall clock was ahead of the timeline at the last call."""
+        """How far the wall clock was ahead of the timeline at the last call."""
         return self._offset_us // 1_000
 
     def now_ms(self) -> int:
-        """UTC milliseconds now."""
+        """Return the UTC time in milliseconds."""
         monotonic_ms = self._clock.monotonic_ms()
         elapsed_us = max(monotonic_ms - self._monotonic_ms, 0) * 1_000
         self._monotonic_ms = max(monotonic_ms, self._monotonic_ms)
         expected_us = self._now_us + elapsed_us
         offset_us = self._clock.wall_ms() * 1_000 - expected_us
-        moved_us = offset_us - self._offset_us
+        change_us = offset_us - self._offset_us
         ahead = offset_us > STEP_MS * 1_000
-        if ahead or abs(moved_us) > STEP_MS * 1_000:
-            self._record(Step(expected_us // 1_000, moved_us // 1_000))
+        if ahead or abs(change_us) > STEP_MS * 1_000:
+            self._record(Step(expected_us // 1_000, change_us // 1_000))
         if ahead:
             self._now_us = expected_us + offset_us
-            self._leapt_us += offset_us
+            self._skipped_us += offset_us
         else:
             rate = FAST_SLEW_PPM if offset_us < -STEP_MS * 1_000 else SLEW_PPM
             bound = elapsed_us * rate // 1_000_000

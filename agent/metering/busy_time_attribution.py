@@ -10,14 +10,13 @@ Three sums are exact, whatever the readings are:
 - The energy shares add up to the device's energy.
 
 All values are whole units and none is negative. The result does not depend on the order of the values. The module has
-no clock, no I/O, and no state except a cache of divisions."""
+neither clock nor I/O nor state."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import lcm
-from typing import Any
 
 from agent.core.readings import Allocation, Gpu, MigInstance
 from agent.wire import Holder, Sharing, Slice
@@ -30,12 +29,12 @@ _PPM = 1_000_000
 class Share:
     """One row of a GPU while its holders stay the same.
 
-    holder: whose part it is; None for the rest that nothing holds.
-    key: finds its readings.
-    exclusive: the sole holder of an unshared device. It gets all of the device's time if there is no finer reading."""
+    key: the `reading_key` of its readings.
+    holder: None for the part that nothing holds.
+    exclusive: True for the sole holder of an unshared device, which gets all of the device's time if there is no finer
+        reading."""
 
     key: tuple[str, str, str]
-
     holder: Holder | None
     mig_uuid: str
     slice: Slice | None
@@ -47,8 +46,8 @@ class Share:
 class GpuPart:
     """A whole GPU, one MIG instance, or the compute slices outside every instance (`outside`).
 
-    weight: the part's size; its fraction of the device is weight / (sum of the weights of all parts).
-    weights: those of its shares.
+    weight: the size of the part; its fraction of the device is weight / (sum of the weights of all parts).
+    weights: the sizes of its shares, in the same way.
     first: position of its first share in the layout."""
 
     mig_uuid: str
@@ -61,43 +60,31 @@ class GpuPart:
 
 @dataclass(frozen=True)
 class Layout:
-    """How one GPU is divided among its holders. Shares are in canonical order."""
+    """How one GPU is divided among its holders. Its shares are in canonical order.
+
+    positions: position of each holder's share, by `Share.key`; unheld shares have no entry."""
 
     gpu: Gpu
     allocations: tuple[Allocation, ...]
     parts: tuple[GpuPart, ...]
     shares: tuple[Share, ...]
     positions: dict[tuple[str, str, str], int]
-    """Position of each holder's share, by `Share.key`. Unheld shares have no entry."""
-    whole: bool
-    """Whether the GPU is one part, without MIG instances."""
-    methods: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    """Values that `reading_deltas` computes once per layout."""
-    _capacities: dict[int, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def capacities(self, span_ms: int) -> tuple[int, ...]:
         """Return the GPU-microseconds of each share over a span. They add up to span_ms * 1000 exactly.
 
         The device is divided among its parts first, and each part then among its shares, both by largest remainder. The
         rows of an instance therefore add up to the instance, however it is shared."""
-        known = self._capacities.get(span_ms)
-        if known is None:
-            known = self._divide(span_ms * US_PER_MS)
-            if len(self._capacities) < 64:  # most spans have the length of the interval; do not cache others
-                self._capacities[span_ms] = known
-        return known
-
-    def _divide(self, span_us: int) -> tuple[int, ...]:
-        amounts = apportion(span_us, [part.weight for part in self.parts])
+        amounts = apportion(span_ms * US_PER_MS, [part.weight for part in self.parts])
         return tuple(
             amount for part, whole in zip(self.parts, amounts, strict=True) for amount in apportion(whole, part.weights)
         )
 
 
 def reading_key(holder: Holder, mig_uuid: str) -> tuple[str, str, str]:
-    """Return the key of a reading.
+    """Return the key that joins a holder's readings with its allocations.
 
-    It contains uids, because readings and allocations come from different sources whose names may differ."""
+    It contains uids instead of names, because names differ between the sources of readings and allocations."""
     return holder.uid, holder.container, mig_uuid
 
 
@@ -105,32 +92,30 @@ def lay_out(gpu: Gpu, allocations: Iterable[Allocation]) -> Layout:
     """Divide a GPU among its holders.
 
     Without MIG the GPU is one part. With MIG every instance is a part of the size compute / compute_slices. The slices
-    outside every instance are one more part, which is unheld. If a driver reports instances that exceed the device,
-    they are scaled down to it. An allocation that names an unknown instance belongs to the part outside the
-    instances."""
+    outside every instance are one more part, which is unheld. Instances that together exceed the device are scaled down
+    to it. An allocation that names an unknown instance belongs to the part outside the instances."""
     ordered = tuple(sorted(allocations, key=_order))
-    layouts: list[tuple[MigInstance | None, int, list[Allocation]]]
+    divided: list[tuple[MigInstance | None, int, list[Allocation]]]
     if gpu.mig_enabled or gpu.mig:
         instances = sorted(gpu.mig, key=lambda m: (m.gi, m.ci, m.uuid))
         names = {m.uuid for m in instances}
-        layouts = [(m, m.compute, [a for a in ordered if a.mig_uuid == m.uuid]) for m in instances]
+        divided = [(m, m.compute, [a for a in ordered if a.mig_uuid == m.uuid]) for m in instances]
         outside = gpu.compute_slices - sum(m.compute for m in instances)
         strays = [a for a in ordered if a.mig_uuid not in names]
         if outside > 0 or strays or not instances:
-            layouts.append((None, max(outside, 0) if instances else 1, strays))
+            divided.append((None, max(outside, 0) if instances else 1, strays))
     else:
-        layouts = [(None, 1, list(ordered))]
+        divided = [(None, 1, list(ordered))]
     parts: list[GpuPart] = []
     shares: list[Share] = []
-    for instance, weight, claims in layouts:
-        inner, weights = _share_out(gpu, instance, claims)
+    for instance, weight, part_allocations in divided:
+        inner, weights = _part_shares(gpu, instance, part_allocations)
         mig_uuid = instance.uuid if instance else ""
         outside_mig = instance is None and bool(gpu.mig)
         parts.append(GpuPart(mig_uuid, outside_mig, weight, len(shares), tuple(inner), tuple(weights)))
         shares.extend(inner)
     positions = {share.key: i for i, share in enumerate(shares) if share.holder is not None}
-    whole = len(parts) == 1 and not parts[0].mig_uuid
-    return Layout(gpu, ordered, tuple(parts), tuple(shares), positions, whole)
+    return Layout(gpu, ordered, tuple(parts), tuple(shares), positions)
 
 
 def _order(allocation: Allocation) -> tuple[str, ...]:
@@ -138,7 +123,7 @@ def _order(allocation: Allocation) -> tuple[str, ...]:
     return allocation.mig_uuid, h.kind, h.namespace, h.name, h.container, h.uid
 
 
-def _share_out(
+def _part_shares(
     gpu: Gpu, instance: MigInstance | None, allocations: Sequence[Allocation]
 ) -> tuple[list[Share], list[int]]:
     """Return the shares of one part and their weights.
@@ -147,36 +132,35 @@ def _share_out(
     counts as 1 / number of holders. The rest of the part is unheld. If the declarations exceed the whole, they are
     scaled down."""
     mig_uuid = instance.uuid if instance else ""
-    piece = _slice(gpu, instance) if instance else None
+    mig_slice = _slice(gpu, instance) if instance else None
     holders: dict[tuple[str, str, str], list[Allocation]] = {}
     for allocation in allocations:
         holders.setdefault(reading_key(allocation.holder, mig_uuid), []).append(allocation)
-    fractions = [_declared(claims) or (1, len(holders)) for claims in holders.values()]
+    fractions = [_declared_fraction(own) or (1, len(holders)) for own in holders.values()]
     whole = lcm(*(denominator for _, denominator in fractions))
     weights = [numerator * whole // denominator for numerator, denominator in fractions]
     shares = []
-    for key, claims in holders.items():
-        first = claims[0]
+    for key, (first, *_) in holders.items():
         sharing = Sharing(first.sharing, first.sharing_replicas) if first.sharing else None
-        shares.append(Share(key, first.holder, mig_uuid, piece, sharing, sharing is None and len(holders) == 1))
+        shares.append(Share(key, first.holder, mig_uuid, mig_slice, sharing, sharing is None and len(holders) == 1))
     rest = whole - sum(weights)
     if rest > 0:
-        shares.append(Share(("", "", mig_uuid), None, mig_uuid, piece, None, False))
+        shares.append(Share(("", "", mig_uuid), None, mig_uuid, mig_slice, None, False))
         weights.append(rest)
     return shares, weights
 
 
-def _declared(claims: Sequence[Allocation]) -> tuple[int, int] | None:
+def _declared_fraction(allocations: Sequence[Allocation]) -> tuple[int, int] | None:
     """Return the part that one holder declares, as numerator and denominator; None if it declares none.
 
-    A container that was given two replicas may be listed once with both, or twice with one."""
+    Sources list a container with two replicas either once with both, or twice with one."""
     numerator, denominator = 0, 1
     declared = False
-    for claim in claims:
-        if claim.fraction_ppm is not None:
-            n, d = max(claim.fraction_ppm, 0), _PPM
-        elif claim.sharing_replicas > 0:
-            n, d = max(claim.replicas, 0), claim.sharing_replicas
+    for allocation in allocations:
+        if allocation.fraction_ppm is not None:
+            n, d = max(allocation.fraction_ppm, 0), _PPM
+        elif allocation.sharing_replicas > 0:
+            n, d = max(allocation.replicas, 0), allocation.sharing_replicas
         else:
             continue
         declared = True
@@ -197,34 +181,27 @@ def _slice(gpu: Gpu, instance: MigInstance) -> Slice:
 
 
 def attribute_busy(
-    layout: Layout, device: int, parts: Sequence[int], claims: Sequence[int], strangers: Sequence[int]
+    layout: Layout, device: int, parts: Sequence[int], holders: Sequence[int], others: Sequence[int]
 ) -> tuple[list[int], int]:
-    """Scale the holders' claims to the device's busy time.
+    """Scale the readings of the holders to the device's busy time. All values are microseconds.
 
-    Returns the busy time of each share, and the unattributed rest. Together they add up to `device`. All values are
-    microseconds.
-
+    device: the reading of the whole GPU.
     parts: the reading of each part.
-    claims: the reading of each share's holder, 0 if the share is unheld or its reading unknown.
-    strangers: busy time of other processes on each part.
+    holders: the reading of each share's holder; 0 if the share is unheld or the reading is unknown.
+    others: on each part, the reading of processes without an allocation there.
 
-    Claims may exceed the reading of their part, and parts that of the device. They are then scaled down together: the
-    per-process figures of a driver are samples, so only their proportions can be relied on. Time that no holder claims
-    is unattributed."""
-    if len(claims) == 1:  # most GPUs are one part with one holder
-        limit = min(parts[0], device)
-        claim = claims[0]
-        if claim + strangers[0] > limit:
-            claim = apportion(limit, [claim, strangers[0]])[0]
-        return [claim], device - claim
+    Return the busy time of each share, and the unattributed rest. Together they add up to `device`.
+
+    If the readings of holders and other processes exceed the reading of their part, or those of the parts the device's,
+    they are scaled down together: the per-process figures of a driver are samples, so only their proportions are
+    reliable. Time that no holder's reading contains is unattributed."""
     if sum(parts) > device:
         parts = apportion(device, parts)
-    busy = list(claims)
-    for part, limit, others in zip(layout.parts, parts, strangers, strict=True):
+    busy = list(holders)
+    for part, limit, other in zip(layout.parts, parts, others, strict=True):
         end = part.first + len(part.shares)
-        claimed = sum(busy[part.first : end])
-        if claimed + others > limit:
-            busy[part.first : end] = apportion(limit, [*busy[part.first : end], others])[:-1]
+        if sum(busy[part.first : end]) + other > limit:
+            busy[part.first : end] = apportion(limit, [*busy[part.first : end], other])[:-1]
     return busy, device - sum(busy)
 
 
@@ -233,14 +210,14 @@ def attribute_activity(
 ) -> list[int]:
     """Split the SM or tensor activity of one part.
 
-    Returns the microseconds of each share, followed by those without a holder. They add up to `activity_us`.
+    busy, capacities: busy time and capacity of each share of the part.
+    rest_us: busy time on the part that belongs to no holder.
 
-    busy, capacities: of the part's shares.
-    rest_us: busy time on the part without an owner.
+    Return the microseconds of each share, followed by those without a holder. They add up to `activity_us`.
 
-    Drivers count activity per device or instance only. On a shared part the activity is therefore divided by busy time.
-    This is an estimate and does not show which holder used the tensor cores. Activity in a span without busy time is
-    divided by allocation."""
+    Drivers count activity per device or instance only. On a shared part it is therefore divided in proportion to busy
+    time, which is an estimate and does not show which holder used the tensor cores. Activity in a span without busy
+    time is divided in proportion to allocation."""
     weights = [*busy, rest_us]
     if not any(weights):
         weights = [c if s.holder is not None else 0 for s, c in zip(part.shares, capacities, strict=True)]
@@ -251,8 +228,9 @@ def attribute_activity(
 def attribute_energy(energy_uj: int, active_uj: int, busy: Sequence[int], capacities: Sequence[int]) -> list[int]:
     """Return the energy per row in microjoules. The rows add up to `energy_uj`.
 
-    The active part is divided by busy time. The idle part is divided by allocation, including the unheld row, because
-    an idle GPU draws power for its holders. Source: the active / idle split of Kepler's GPU power model."""
+    The active energy is divided in proportion to busy time. The idle energy is divided in proportion to allocation,
+    including the unheld row, because an idle GPU draws power for its holders. Source: the active / idle split of
+    Kepler's GPU power model."""
     if len(busy) == 1:
         return [energy_uj]
     active = active_uj if any(busy) else 0
@@ -263,10 +241,10 @@ def attribute_energy(energy_uj: int, active_uj: int, busy: Sequence[int], capaci
 
 
 def active_energy(energy_uj: int, span_ms: int, busy_us: int, idle_power_mw: int | None) -> int:
-    """Return the part of a device's energy that was used because it was busy, in microjoules.
+    """Return the active energy of a device in microjoules: the energy above its idle power.
 
-    This is the energy above its idle power. The idle power is the lowest power while the device did nothing, as in
-    Kepler's power model. Until it is known, the active part is the busy fraction of the energy."""
+    The idle power is the lowest power while the device did nothing, as in Kepler's power model. Until it is known, the
+    active energy is the busy fraction of the energy."""
     if busy_us == 0 or span_ms == 0:
         return 0
     if idle_power_mw is not None:

@@ -1,15 +1,16 @@
 """Turns snapshots into closed usage intervals, and keeps its state over a restart.
 
-A snapshot is valid until the next one. A span closes at multiples of the interval and at the end of a local month. When
-the holders of a GPU change, all rows of this GPU close at once.
+A snapshot is valid until the next one. A span closes at multiples of the interval and at the end of a month in the
+billing time zone. When the holders of a GPU change, all rows of this GPU close at once.
 
-Sets of rows of one GPU never overlap. While the GPU is metered, their capacities add up to the time exactly. Unobserved
-time gives no rows. This is the time before the holders were first known, and unheld time during a restart or during a
-gap without snapshots.
+Sets of rows of one GPU never overlap. While the GPU is metered, their capacities add up to the time exactly. Two kinds
+of time give no rows: the time before the holders were first known, and unheld time during a restart or a gap without
+snapshots.
 
-The readings of an open interval are added up, and divided over its rows when it closes. Readings are samples, so they
-are scaled to each other over the whole span, not at every step. A figure is unknown (None) if it was missing while
-other figures could be read. Time in which nothing could be read is a gap, and the figure covers the rest of the span.
+The meter adds up the readings of an open span, and divides the sums over its rows when it closes. Readings are samples,
+so they are scaled to each other over the whole span, not at every step. A figure is unknown (None) if it was missing
+while other figures could be read. Time in which nothing could be read is a gap, and the figure covers the rest of the
+span.
 
 The state is stored in the same transaction as the closed sets, so it never claims more than is spooled. It is valid
 only within one boot of the node, because a reboot ends every holder.
@@ -21,13 +22,12 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import cast
 from zoneinfo import ZoneInfo
 
 import msgspec
-from msgspec import Raw, Struct
 
 from agent.core.readings import Allocation, DeviceReading, Gpu, Snapshot, Unavailable
 from agent.metering.busy_time_attribution import (
@@ -39,22 +39,22 @@ from agent.metering.busy_time_attribution import (
     attribute_energy,
     lay_out,
 )
-from agent.metering.reading_deltas import NO_HOLDER_READING, Holders, Methods, Step, index_holders, measure, method_of
+from agent.metering.reading_deltas import METHODS, NO_HOLDER_READING, Holders, Step, index_holders, measure
 from agent.wire import UNATTRIBUTED, Gap, Health, Method, UsageInterval
 from gputally.base.units import BUCKET_MS, MS_PER_MINUTE, MS_PER_SECOND
 
 MAX_GAPS = 32
 """Largest number of gaps kept per row, so that a row stays small.
 
-If a source fails more often within one span, its later gaps are joined. This overstates the unknown time."""
+If a source fails more often within one span, its later gaps are joined, which overstates the unknown time."""
 
 _NONE: Set[int] = frozenset()
 
 
 class SpanReadings(msgspec.Struct, frozen=True, gc=False):
-    """One row's readings over a closed span; None if unknown.
+    """One row's figures over a closed span; None if unknown.
 
-    method: the coarsest method that contributed to its busy time, `allocation` if that is unknown."""
+    method: the coarsest method that contributed to its busy time; `allocation` if the busy time is unknown."""
 
     busy_us: int | None
     sm_active_us: int | None
@@ -65,39 +65,37 @@ class SpanReadings(msgspec.Struct, frozen=True, gc=False):
     method: Method
 
 
+@dataclass(slots=True)
 class _Total:
-    """A sum that becomes unknown if one of its parts is missing from a span that was otherwise read."""
+    """A sum that is unknown if one of its values was missing while other figures could be read."""
 
-    __slots__ = ("missing", "seen", "value")
-
-    def __init__(self) -> None:
-        self.value = 0
-        self.seen = False
-        self.missing = False
+    value: int = 0
+    any_known: bool = False
+    missing: bool = False
 
     def add(self, value: int | None, read: bool) -> None:
+        """Add a value. read: whether other figures could be read."""
         if value is None:
             self.missing = self.missing or read
         else:
             self.value += value
-            self.seen = True
+            self.any_known = True
 
     def get(self) -> int | None:
-        return self.value if self.seen and not self.missing else None
+        return self.value if self.any_known and not self.missing else None
 
 
 class _Activity:
     """SM or tensor activity by part, from its first reading on.
 
-    missing: whether it was missing earlier in a span in which other figures were read."""
-
-    __slots__ = ("_missing", "_totals")
+    missing: whether it was missing earlier in the span while other figures could be read."""
 
     def __init__(self, parts: int, missing: bool) -> None:
         self._totals = [_Total() for _ in range(parts)]
         self._missing = missing
 
     def add(self, values: Sequence[int | None] | None, read: bool) -> None:
+        """Add the values of the parts. read: whether other figures could be read."""
         if values is None:
             self._missing = self._missing or read
             return
@@ -110,17 +108,17 @@ class _Activity:
 
 
 class OpenSpan:
-    """The open span of one GPU: its readings so far, per part and per share.
-
-    An object is created for every closed row, so rare fields such as gaps and activity are created on first use."""
+    """The open span of one GPU: the sums of its readings so far, per part and per share."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._device = 0
         self._parts: Sequence[int] = ()
-        """Sums per part. Like the other sequences, it is empty until the first step."""
-        self._strangers: Sequence[int] = ()
-        self._claims: Sequence[int] = ()
+        """Busy time of each part. Like the other sequences, it is empty until the first step."""
+        self._others: Sequence[int] = ()
+        """Busy time of processes without an allocation, of each part."""
+        self._holders: Sequence[int] = ()
+        """Busy time of each share's holder."""
         self._unread: Set[int] = _NONE
         """Shares without a reading of their own so far."""
         self._gaps: dict[int, list[Gap]] = {}
@@ -130,11 +128,12 @@ class OpenSpan:
         """Whether any reading of the span was possible."""
         self._sm: _Activity | None = None
         self._tensor: _Activity | None = None
-        self._methods: Methods | None = None
-        self._rungs: Sequence[int] = ()
-        self._way = 0
+        self._ranks: Sequence[int] = ()
+        """The highest rank of the methods that read each share's busy time."""
+        self._parts_rank = 0
         self._memory: Sequence[int | None] = ()
-        self._memoryless: Set[int] = _NONE
+        """MiB-milliseconds of each share."""
+        self._memory_unknown: Set[int] = _NONE
         """Shares whose memory is unknown although other figures were read."""
         self._device_memory = _Total()
 
@@ -149,31 +148,28 @@ class OpenSpan:
             self._note(i, start_ms, end_ms, gap or reasons[i])
         memory = [None if mebibytes is None else mebibytes * length for mebibytes in step.memory_mib]
         if None in memory:
-            self._memoryless |= {i for i, held in enumerate(memory) if held is None and i not in unread}
+            self._memory_unknown |= {i for i, product in enumerate(memory) if product is None and i not in unread}
         if not self._parts:
-            self._unread, self._memory = unread, memory
-            self._parts, self._strangers, self._claims = step.parts, step.strangers, step.claims
+            self._unread, self._memory, self._ranks = unread, memory, step.ranks
+            self._parts, self._others, self._holders = step.parts, step.others, step.holders
         else:
             self._unread &= unread
             unknown = None in memory or None in self._memory
             self._memory = list(map(_plus if unknown else operator.add, self._memory, memory))
             self._parts = list(map(operator.add, self._parts, step.parts))
-            self._strangers = list(map(operator.add, self._strangers, step.strangers))
-            self._claims = list(map(operator.add, self._claims, step.claims))
+            self._others = list(map(operator.add, self._others, step.others))
+            self._holders = list(map(operator.add, self._holders, step.holders))
+            self._ranks = list(map(max, self._ranks, step.ranks))
         self._sm = self._active(self._sm, step.sm_active_us, step.busy_known)
         self._tensor = self._active(self._tensor, step.tensor_active_us, step.busy_known)
         self._known = self._known or step.busy_known
-        methods = step.methods
-        if methods is not self._methods:  # unlike in the last step
-            self._rungs = list(map(max, self._rungs, methods.shares)) if self._rungs else methods.shares
-            self._way = max(self._way, methods.parts)
-            self._methods = methods
+        self._parts_rank = max(self._parts_rank, step.parts_rank)
         self._device += step.device
         self._energy.add(step.energy_uj, step.busy_known)
         if step.energy_uj is not None:
             self._energy_ms += length
-        total = step.device_memory_mib
-        self._device_memory.add(None if total is None else total * length, step.busy_known)
+        device_mib = step.device_memory_mib
+        self._device_memory.add(None if device_mib is None else device_mib * length, step.busy_known)
 
     def _active(self, so_far: _Activity | None, values: Sequence[int | None] | None, read: bool) -> _Activity | None:
         if so_far is None:
@@ -195,14 +191,13 @@ class OpenSpan:
     ) -> tuple[list[SpanReadings], SpanReadings | None]:
         """Return the figures of each share, and those without an owner (None if there are none).
 
-        capacities: of the shares over the span.
+        capacities: capacity of each share over the span.
 
-        Over all of them the busy time adds up to the device's busy time, and the energy to its energy. A sampler may
-        exceed the span by a fraction of its period. This is not cut off, because it averages out."""
-        layout = self._layout
+        The busy times add up to the device's busy time, and the energies to its energy. The busy time of a sampler
+        exceeds the span at times by a fraction of the sampling period; it is not cut off, because it averages out."""
         if self._gaps:
-            self._forgive_idle()
-        busy, rest = attribute_busy(layout, self._device, self._parts, self._claims, self._strangers)
+            self._settle_idle_parts()
+        busy, rest = attribute_busy(self._layout, self._device, self._parts, self._holders, self._others)
         energy = self._energy.get()
         energies: Sequence[int | None] = [None] * (len(busy) + 1)
         if energy is not None:
@@ -226,22 +221,19 @@ class OpenSpan:
                     _seconds(self._memory_of(i)),
                     energies[i],
                     tuple(self._gaps.get(i, ())),
-                    method_of(self._rungs[i]) if read else "allocation",
+                    METHODS[self._ranks[i]] if read else "allocation",
                 )
             )
         if not (rest or sm_rest or tensor_rest):
             return figures, None
-        unowned = SpanReadings(
-            rest, sm_rest, tensor_rest, self._unowned_memory(), energies[-1], (), method_of(self._way)
-        )
-        return figures, unowned
+        method = METHODS[self._parts_rank]
+        return figures, SpanReadings(rest, sm_rest, tensor_rest, self._unowned_memory(), energies[-1], (), method)
 
     def _activity(
-        self, of: _Activity | None, busy: list[int], capacities: Sequence[int]
+        self, activity: _Activity | None, busy: list[int], capacities: Sequence[int]
     ) -> tuple[list[int | None], int | None]:
-        """Return the SM or tensor activity of each share, and the activity without a holder. None: unknown for all
-        parts."""
-        parts = None if of is None else of.get()
+        """Return the SM or tensor activity of each share, and the activity without a holder; None if unknown."""
+        parts = None if activity is None else activity.get()
         if parts is None:
             return [None] * len(busy), None
         shares: list[int | None] = []
@@ -250,17 +242,17 @@ class OpenSpan:
             if known is None:
                 shares += [None] * len(part.shares)
                 continue
-            mine = slice(part.first, part.first + len(part.shares))
-            claims = busy[mine]
-            rest = max(whole - sum(claims), 0)
-            *own, left = attribute_activity(part, known, claims, rest, capacities[mine])
+            positions = slice(part.first, part.first + len(part.shares))
+            own_busy = busy[positions]
+            rest = max(whole - sum(own_busy), 0)
+            *own, left = attribute_activity(part, known, own_busy, rest, capacities[positions])
             unread = sum(amount for i, amount in enumerate(own, part.first) if i in self._unread)
             shares += own
             unowned = (unowned or 0) + left + unread
         return shares, unowned
 
-    def _forgive_idle(self) -> None:
-        """Set the unknown busy time of holders to 0 on parts whose reading shows that they did nothing."""
+    def _settle_idle_parts(self) -> None:
+        """Set the unknown busy time of holders to 0 on parts that did nothing according to their own reading."""
         for part, busy in zip(self._layout.parts, self._parts, strict=True):
             positions = range(part.first, part.first + len(part.shares))
             if busy or not all(
@@ -272,11 +264,11 @@ class OpenSpan:
                 self._unread -= {i}
 
     def _memory_of(self, share: int) -> int | None:
-        return None if share in self._memoryless else self._memory[share]
+        return None if share in self._memory_unknown else self._memory[share]
 
     def _unowned_memory(self) -> int | None:
         total, owned = self._device_memory.get(), [self._memory_of(i) for i in range(len(self._memory))]
-        known = [m for m in owned if m is not None]
+        known = [product for product in owned if product is not None]
         if total is None or len(known) < len(owned):
             return None
         return _seconds(max(total - sum(known), 0))
@@ -305,19 +297,9 @@ class GpuState(msgspec.Struct, frozen=True):
     allocations: tuple[Allocation, ...]
     idle_power_mw: int | None = None
 
-    def moved(self, by_ms: int) -> GpuState:
-        """Return the state with its closed end moved by `by_ms`."""
+    def shifted(self, by_ms: int) -> GpuState:
+        """Return the state with its closed end shifted by `by_ms`."""
         return msgspec.structs.replace(self, closed_ms=self.closed_ms + by_ms)
-
-
-class EncodedGpuState(msgspec.Struct, frozen=True):
-    """A `GpuState` whose larger parts are already encoded. They change less often than the closed end."""
-
-    closed_ms: int
-    health: Health
-    gpu: msgspec.Raw
-    allocations: msgspec.Raw
-    idle_power_mw: int | None
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -326,29 +308,23 @@ class _State(msgspec.Struct, frozen=True):
     gpus: tuple[GpuState, ...]
 
 
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(_State)
+_decoder = msgspec.msgpack.Decoder(_State)
 
 
-def encode(boot_id: str, gpus: Iterable[GpuState | EncodedGpuState]) -> bytes:
-    # Decoding gives the same state.
-    return _ENCODER.encode(_State(_VERSION, boot_id, cast(tuple[GpuState, ...], tuple(gpus))))
-
-
-def encode_part(part: Gpu | tuple[Allocation, ...]) -> msgspec.Raw:
-    """Encode a part of an `EncodedGpuState`."""
-    return msgspec.Raw(_ENCODER.encode(part))
+def encode(boot_id: str, gpus: Iterable[GpuState]) -> bytes:
+    """Encode the meter's state, so that `decode` gives the same GPUs within the same boot."""
+    return msgspec.msgpack.encode(_State(_VERSION, boot_id, tuple(gpus)))
 
 
 def shifted_state(state: bytes, boot_id: str, by_ms: int) -> bytes:
-    """Return a saved state moved by `by_ms`, for a clock that was set."""
-    return encode(boot_id, [held.moved(by_ms) for held in decode(state, boot_id)])
+    """Return an encoded state shifted by `by_ms`, for a clock that was set."""
+    return encode(boot_id, [gpu.shifted(by_ms) for gpu in decode(state, boot_id)])
 
 
 def decode(state: bytes, boot_id: str) -> tuple[GpuState, ...]:
-    """Return the GPUs of a saved state; empty if it is from another boot or version, or cannot be read."""
+    """Return the GPUs of an encoded state; empty if it is from another boot or version, or cannot be decoded."""
     try:
-        saved = _DECODER.decode(state)
+        saved = _decoder.decode(state)
     except (msgspec.DecodeError, msgspec.ValidationError):
         return ()
     return saved.gpus if (saved.version, saved.boot_id) == (_VERSION, boot_id) else ()
@@ -358,26 +334,17 @@ _GONE = Unavailable("device gone")
 _NOT_OBSERVED = Unavailable("not observed")
 
 
-class ClosedSet(Struct, frozen=True, gc=False):
+class ClosedSet(msgspec.Struct, frozen=True, gc=False):
     """The rows of one GPU over one span. Their `seq` is 0 until the outbox numbers them."""
 
     rows: tuple[UsageInterval, ...]
 
 
-class _WatchedGpu:
-    """One GPU that is being metered: its open span and the last reading."""
+class _MeteredGpu:
+    """One GPU that is being metered: its open span and the last reading.
 
-    __slots__ = (
-        "_encoded",
-        "allocations",
-        "holders",
-        "idle_power_mw",
-        "layout",
-        "reading",
-        "start_ms",
-        "tally",
-        "unsure",
-    )
+    layout: the layout of these allocations, if it is known already.
+    unsure: why it is unknown whether its unheld shares are unheld; "" if it is known."""
 
     def __init__(
         self,
@@ -389,64 +356,47 @@ class _WatchedGpu:
         layout: Layout | None = None,
         unsure: str = "",
     ) -> None:
-        """layout: of these allocations, if it is known already.
-        unsure: why it is unknown whether its unheld shares are unheld; "" if it is known."""
         self.reading = reading
         self.holders = holders
         self.allocations = allocations
         self.layout = layout or lay_out(reading.gpu, allocations)
         self.start_ms = start_ms
-        self.tally = OpenSpan(self.layout)
+        self.span = OpenSpan(self.layout)
         self.idle_power_mw = idle_power_mw
         self.unsure = unsure
-        self._encoded: tuple[Raw, Raw] | None = None
-        """The encoded GPU and its allocations."""
 
-    def go_on(self, reading: DeviceReading, holders: Holders, allocations: tuple[Allocation, ...]) -> None:
-        """Continue from this reading with the same layout."""
-        self.reading, self.holders = reading, holders
-        if allocations != self.allocations:  # the same allocations in another order
-            self.allocations, self._encoded = allocations, None
-
-    def kept(self) -> EncodedGpuState:
-        """Return the state at the last closed end, encoded."""
-        if self._encoded is None:
-            self._encoded = encode_part(self.reading.gpu), encode_part(self.allocations)
-        return EncodedGpuState(self.start_ms, self.reading.health, *self._encoded, self.idle_power_mw)
-
-    def held(self, closed_ms: int) -> GpuState:
-        return GpuState(closed_ms, self.reading.health, self.reading.gpu, self.allocations, self.idle_power_mw)
+    def state(self) -> GpuState:
+        """Return the state at the last closed end."""
+        return GpuState(self.start_ms, self.reading.health, self.reading.gpu, self.allocations, self.idle_power_mw)
 
     def close(self, end_ms: int) -> ClosedSet:
-        """Return the rows of the span.
+        """Return the rows of the span and begin the next span.
 
         If it is unknown whether the rest is unheld, the last known holders get their rows and the rest stays unmetered,
         as after a restart."""
         if self.unsure:
-            kept = [i for i, share in enumerate(self.layout.shares) if share.holder is not None]
-            closed = _unread(self.layout, self.reading.health, kept, self.start_ms, end_ms, self.unsure)
-            self.start_ms = end_ms
-            self.tally = OpenSpan(self.layout)
-            return closed
-        rows = _rows(self.layout, self.reading, self.tally, self.start_ms, end_ms, self.idle_power_mw)
+            held = [i for i, share in enumerate(self.layout.shares) if share.holder is not None]
+            closed = _rows_without_readings(self.layout, self.reading.health, held, self.start_ms, end_ms, self.unsure)
+        else:
+            closed = _rows(self.layout, self.reading, self.span, self.start_ms, end_ms, self.idle_power_mw)
         self.start_ms = end_ms
-        self.tally = OpenSpan(self.layout)
-        return ClosedSet(rows)
+        self.span = OpenSpan(self.layout)
+        return closed
 
 
 class Meter:
     """Turns the snapshots of one node into closed sets.
 
-    interval_ms: must divide 15 minutes.
-    boot_id: ties a saved state to one boot of the node.
-    silence_ms: if no snapshot comes for longer than this, the time is treated like a restart, because holders may have
-    changed unseen. The default is three intervals, and at least five minutes."""
+    interval_ms: a divisor of 15 minutes.
+    boot_id: boot of the node in which an encoded state is valid.
+    silence_ms: time without a snapshot after which the meter assumes unseen changes of holders, as in a restart; by
+        default three intervals, and at least five minutes."""
 
     def __init__(
         self, interval_ms: int, month_zone: ZoneInfo, *, boot_id: str = "", silence_ms: int | None = None
     ) -> None:
         if interval_ms <= 0 or BUCKET_MS % interval_ms:
-            raise ValueError(f"the interval must divide 15 minutes, got {interval_ms} ms")
+            raise ValueError(f"the interval must divide 15 minutes; {interval_ms} ms does not")
         self._interval_ms = interval_ms
         self._zone = month_zone
         self._boot_id = boot_id
@@ -454,16 +404,17 @@ class Meter:
         self._month_edge_ms = 0
         self._month_from_ms = 0
         self._at_ms: int | None = None
-        self._open: dict[str, _WatchedGpu] = {}
+        self._open: dict[str, _MeteredGpu] = {}
         self._listed: tuple[Allocation, ...] | None = None
         self._allocations: dict[str, tuple[Allocation, ...]] | None = None
         """The present allocations by GPU."""
         self._unknown: dict[str, str] = {}
         """Why the holders of a GPU are unknown, by GPU."""
         self._carry: dict[str, GpuState] = {}
+        """GPUs that are not metered now but whose holders may still hold them, by GPU."""
 
     def observe(self, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
-        """Close everything up to snapshot.at_ms that ends at a multiple of the interval or with a change of ownership.
+        """Return the sets that close up to `snapshot.at_ms`, at multiples of the interval or because holders changed.
 
         A snapshot that is not later than the last one is ignored."""
         at_ms = snapshot.at_ms
@@ -474,14 +425,14 @@ class Meter:
             closed += self.flush(self._at_ms)
         if not isinstance(snapshot.allocations, Unavailable) and snapshot.allocations != self._listed:
             self._listed, self._allocations = snapshot.allocations, _by_gpu(snapshot.allocations)
-        closed += self._follow(snapshot)
+        closed += self._continue(snapshot)
         closed += self._begin(snapshot)
         self._unknown = _unknown_holders(snapshot)
         self._at_ms = at_ms
         return tuple(closed)
 
-    def _follow(self, snapshot: Snapshot) -> list[ClosedSet]:
-        """Continue with the devices that are already metered."""
+    def _continue(self, snapshot: Snapshot) -> list[ClosedSet]:
+        """Continue with the devices that are metered already."""
         if self._at_ms is None or not self._open or self._allocations is None:
             return []
         at_ms = snapshot.at_ms
@@ -494,22 +445,22 @@ class Meter:
             after = devices.get(uuid)
             index = index_holders(after) if after else {}
             closed += self._advance(open_, after or _GONE, index, instants, cut)
-            claims = self._allocations.get(uuid, ())
-            layout = _layout_now(open_, after, claims)
+            allocations = self._allocations.get(uuid, ())
+            layout = _layout_now(open_, after, allocations)
             unsure = ""
             if layout is not None and any(share.holder is None for share in layout.shares):
                 unsure = unknown.get(uuid, "")  # it is unknown whether these shares are still unheld
             if unsure and layout is not None and not layout.positions:
                 layout = None
             if after is not None and layout is open_.layout and bool(unsure) == bool(open_.unsure):
-                open_.go_on(after, index, claims)
+                open_.reading, open_.holders, open_.allocations = after, index, allocations
                 continue
             if open_.start_ms < at_ms:
                 closed.append(open_.close(at_ms))
             if after is None or layout is None:
                 del self._open[uuid]
             else:
-                self._open[uuid] = _WatchedGpu(after, index, claims, at_ms, open_.idle_power_mw, layout, unsure)
+                self._open[uuid] = _MeteredGpu(after, index, allocations, at_ms, open_.idle_power_mw, layout, unsure)
         return closed
 
     def _begin(self, snapshot: Snapshot) -> list[ClosedSet]:
@@ -522,21 +473,21 @@ class Meter:
             uuid = device.gpu.uuid
             if uuid in self._open or uuid in unknown:
                 continue
-            held = self._carry.pop(uuid, None)
-            claims = self._allocations.get(uuid, ())
-            power_mw = held.idle_power_mw if held else None
-            self._open[uuid] = _WatchedGpu(device, index_holders(device), claims, snapshot.at_ms, power_mw)
-            if held is not None:
-                closed += self._carried(held, self._open[uuid], snapshot.at_ms)
+            earlier = self._carry.pop(uuid, None)
+            allocations = self._allocations.get(uuid, ())
+            power_mw = earlier.idle_power_mw if earlier else None
+            self._open[uuid] = _MeteredGpu(device, index_holders(device), allocations, snapshot.at_ms, power_mw)
+            if earlier is not None:
+                closed += self._carried(earlier, self._open[uuid], snapshot.at_ms)
         if snapshot.devices:
-            # A device that is missing from the list has ended; one with unknown holders waits.
-            self._carry = {uuid: held for uuid, held in self._carry.items() if uuid in unknown}
+            # A device that is missing from the list is gone; one with unknown holders waits.
+            self._carry = {uuid: earlier for uuid, earlier in self._carry.items() if uuid in unknown}
         return closed
 
     def flush(self, at_ms: int) -> tuple[ClosedSet, ...]:
         """Close the open spans of every GPU at `at_ms` (not before the last snapshot) and stop metering.
 
-        The time after the last snapshot was not read and becomes a gap."""
+        The time after the last snapshot becomes a gap, because nothing was read in it."""
         if self._at_ms is None:
             return ()
         end_ms = max(at_ms, self._at_ms)
@@ -548,49 +499,48 @@ class Meter:
                 closed += self._advance(open_, _NOT_OBSERVED, {}, instants, cut)
             if open_.start_ms < end_ms:
                 closed.append(open_.close(end_ms))
-        self._carry.update({uuid: open_.held(end_ms) for uuid, open_ in self._open.items()})
+        self._carry.update({uuid: open_.state() for uuid, open_ in self._open.items()})
         self._open.clear()
         self._at_ms = end_ms
         return tuple(closed)
 
-    def leap(self, by_ms: int) -> tuple[ClosedSet, ...]:
-        """Handle a clock that was set ahead since the last snapshot: close open spans, and continue `by_ms` later.
+    def skip(self, by_ms: int) -> tuple[ClosedSet, ...]:
+        """Handle a clock that was set ahead by `by_ms` since the last snapshot: close open spans, and continue later.
 
-        The skipped time did not pass, so nothing was held in it. The time that really passed since the last snapshot is
-        carried."""
+        The skipped time did not pass, so nothing was held in it. The time that really passed since the last snapshot
+        gives carried rows."""
         if self._at_ms is None:
             return ()
         closed = self.flush(self._at_ms)
-        self._carry = {uuid: held.moved(by_ms) for uuid, held in self._carry.items()}
+        self._carry = {uuid: earlier.shifted(by_ms) for uuid, earlier in self._carry.items()}
         self._at_ms += by_ms
         return closed
 
     def state(self) -> bytes:
-        """Return the state at the last closed end. Store it in the transaction that stores the sets."""
-        return encode(self._boot_id, [*self._carry.values(), *[open_.kept() for open_ in self._open.values()]])
+        """Return the encoded state at the last closed end. Store it in the transaction that stores the sets."""
+        return encode(self._boot_id, [*self._carry.values(), *[open_.state() for open_ in self._open.values()]])
 
     def resume(self, state: bytes, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
-        """Start from a saved state, then observe the first snapshot after the restart.
+        """Start from an encoded state, then observe the first snapshot after the restart.
 
-        Some holders still hold the same device. They get rows from their last closed end to the first snapshot with
-        known holders (method `carried`, no readings). Unheld time is not carried. A state of another boot or version,
-        or one that cannot be read, is ignored."""
+        Holders that still hold the same device get rows from their last closed end to the first snapshot with known
+        holders (method `carried`, no readings). Unheld time gets no rows. A state of another boot or version, or one
+        that cannot be decoded, is ignored."""
         gpus = decode(state, self._boot_id)
         if gpus and not self._open:
-            self._carry = {held.gpu.uuid: held for held in gpus}
-            # If the wall clock was set back meanwhile, the new rows would otherwise overlap those that were closed
-            # before.
-            closed_ms = max(held.closed_ms for held in gpus)
+            self._carry = {earlier.gpu.uuid: earlier for earlier in gpus}
+            # If the wall clock was set back meanwhile, new rows would otherwise overlap the closed ones.
+            closed_ms = max(earlier.closed_ms for earlier in gpus)
             if closed_ms > snapshot.at_ms:
                 self._at_ms = closed_ms
         return self.observe(snapshot)
 
     def _advance(
-        self, open_: _WatchedGpu, after: DeviceReading | Unavailable, index: Holders, instants: Sequence[int], cut: bool
+        self, open_: _MeteredGpu, after: DeviceReading | Unavailable, index: Holders, instants: Sequence[int], cut: bool
     ) -> list[ClosedSet]:
-        """Add the time between the first and the last of `instants`.
+        """Add the time between the first and the last of `instants`, and return the sets that close.
 
-        A set closes at each instant in between. If the last instant is a `cut`, a set closes there too."""
+        A set closes at each instant in between, and if `cut` is true at the last instant too."""
         step = measure(open_.layout, open_.reading, after, open_.holders, index)
         if step.idle_power_mw is not None:
             known_mw = open_.idle_power_mw
@@ -598,29 +548,29 @@ class Meter:
         last = instants[-1]
         gap = self._unknown.get(open_.layout.gpu.uuid, "")
         if len(instants) == 2:
-            open_.tally.add(step, instants[0], last, gap)
+            open_.span.add(step, instants[0], last, gap)
             return [open_.close(last)] if cut else []
         closed = []
         for piece, (start, end) in zip(step.pieces(open_.layout, instants), pairwise(instants), strict=True):
-            open_.tally.add(piece, start, end, gap)
+            open_.span.add(piece, start, end, gap)
             if cut or end != last:
                 closed.append(open_.close(end))
         return closed
 
-    def _carried(self, held: GpuState, now: _WatchedGpu, at_ms: int) -> list[ClosedSet]:
-        """Return sets over [held.closed_ms, at_ms) for the holders that are the same before and after."""
-        if held.closed_ms >= at_ms or held.gpu.model != now.layout.gpu.model or held.health != now.reading.health:
+    def _carried(self, earlier: GpuState, now: _MeteredGpu, at_ms: int) -> list[ClosedSet]:
+        """Return sets over [earlier.closed_ms, at_ms) for the holders that are the same before and after."""
+        same_device = (earlier.gpu.model, earlier.health) == (now.layout.gpu.model, now.reading.health)
+        if earlier.closed_ms >= at_ms or not same_device:
             return []
-        layout = lay_out(held.gpu, held.allocations)
+        layout = lay_out(earlier.gpu, earlier.allocations)
         present = set(now.layout.shares)
-        kept = [i for i, share in enumerate(layout.shares) if share.holder is not None and share in present]
-        if not kept:
+        same = [i for i, share in enumerate(layout.shares) if share.holder is not None and share in present]
+        if not same:
             return []
-        closed = []
-        instants = self._instants(held.closed_ms, at_ms)
-        for start, end in pairwise(instants):
-            closed.append(_unread(layout, held.health, kept, start, end, _NOT_OBSERVED.reason))
-        return closed
+        return [
+            _rows_without_readings(layout, earlier.health, same, start, end, _NOT_OBSERVED.reason)
+            for start, end in pairwise(self._instants(earlier.closed_ms, at_ms))
+        ]
 
     def _instants(self, start_ms: int, end_ms: int) -> list[int]:
         """Return start, the cuts in between, and end."""
@@ -641,7 +591,7 @@ class Meter:
 
 
 def _unknown_holders(snapshot: Snapshot) -> dict[str, str]:
-    """Return for each GPU why its holder is unknown. If no source answers, all GPUs have the same reason."""
+    """Return for each GPU with unknown holders the reason. If no source answers, all GPUs have the same reason."""
     if isinstance(snapshot.allocations, Unavailable):
         return {device.gpu.uuid: snapshot.allocations.reason for device in snapshot.devices}
     return dict(snapshot.unknown_holders)
@@ -655,13 +605,13 @@ def next_month_ms(at_ms: int, zone: ZoneInfo) -> int:
 
 
 def _by_gpu(allocations: tuple[Allocation, ...]) -> dict[str, tuple[Allocation, ...]]:
-    found: defaultdict[str, list[Allocation]] = defaultdict(list)
+    by_gpu: defaultdict[str, list[Allocation]] = defaultdict(list)
     for allocation in allocations:
-        found[allocation.gpu_uuid].append(allocation)
-    return {uuid: tuple(claims) for uuid, claims in found.items()}
+        by_gpu[allocation.gpu_uuid].append(allocation)
+    return {uuid: tuple(own) for uuid, own in by_gpu.items()}
 
 
-def _layout_now(open_: _WatchedGpu, after: DeviceReading | None, claims: tuple[Allocation, ...]) -> Layout | None:
+def _layout_now(open_: _MeteredGpu, after: DeviceReading | None, allocations: tuple[Allocation, ...]) -> Layout | None:
     """Return the layout from a reading on.
 
     It is the same object if the rows of the GPU continue unchanged, and None if the device is gone. The order of a
@@ -670,36 +620,38 @@ def _layout_now(open_: _WatchedGpu, after: DeviceReading | None, claims: tuple[A
         return None
     before = open_.reading
     same = before.health == after.health and (before.gpu is after.gpu or before.gpu == after.gpu)
-    if same and claims == open_.allocations:
+    if same and allocations == open_.allocations:
         return open_.layout
-    layout = lay_out(after.gpu, claims)
+    layout = lay_out(after.gpu, allocations)
     return open_.layout if same and layout == open_.layout else layout
 
 
 def _rows(
-    layout: Layout, reading: DeviceReading, tally: OpenSpan, start_ms: int, end_ms: int, idle_power_mw: int | None
-) -> tuple[UsageInterval, ...]:
+    layout: Layout, reading: DeviceReading, span: OpenSpan, start_ms: int, end_ms: int, idle_power_mw: int | None
+) -> ClosedSet:
     capacities = layout.capacities(end_ms - start_ms)
-    figures, unattributed = tally.settle(capacities, idle_power_mw)
-    span = (layout.gpu, reading.health, start_ms, end_ms)
+    figures, unattributed = span.settle(capacities, idle_power_mw)
+    common = (layout.gpu, reading.health, start_ms, end_ms)
     rows = [
-        _row(*span, share, capacity, figure)
+        _row(*common, share, capacity, figure)
         for share, capacity, figure in zip(layout.shares, capacities, figures, strict=True)
     ]
     if unattributed is not None:
-        rows.append(_row(*span, _NOBODY, 0, unattributed))
-    return tuple(rows)
+        rows.append(_row(*common, _UNATTRIBUTED_SHARE, 0, unattributed))
+    return ClosedSet(tuple(rows))
 
 
-def _unread(layout: Layout, health: Health, kept: Sequence[int], start_ms: int, end_ms: int, reason: str) -> ClosedSet:
-    """Return rows of the shares `kept` over a span without readings. Other shares get no rows."""
+def _rows_without_readings(
+    layout: Layout, health: Health, positions: Sequence[int], start_ms: int, end_ms: int, reason: str
+) -> ClosedSet:
+    """Return rows of the shares at these positions over a span without readings; other shares get no rows."""
     capacities = layout.capacities(end_ms - start_ms)
     unread = SpanReadings(None, None, None, None, None, (Gap(start_ms, end_ms, reason),), "carried")
-    span = (layout.gpu, health, start_ms, end_ms)
-    return ClosedSet(tuple(_row(*span, layout.shares[i], capacities[i], unread) for i in kept))
+    common = (layout.gpu, health, start_ms, end_ms)
+    return ClosedSet(tuple(_row(*common, layout.shares[i], capacities[i], unread) for i in positions))
 
 
-_NOBODY = Share(("", "", ""), UNATTRIBUTED, "", None, None, False)
+_UNATTRIBUTED_SHARE = Share(("", "", ""), UNATTRIBUTED, "", None, None, False)
 
 
 def _row(

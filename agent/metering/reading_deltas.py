@@ -1,13 +1,12 @@
 """Computes what happened on one GPU between two readings.
 
 `measure` turns two readings into a `Step`. A step can be cut at instants inside it, and the pieces add up to the step.
-A figure that could not be read is unknown and has a reason. It is never zero. A counter never decreases: if it seems
-to, it has started again. The results are deterministic integers."""
+A figure that could not be read is unknown and has a reason; it is never zero. A counter that seems to decrease has
+started again. The results are deterministic integers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -21,53 +20,42 @@ from gputally.base.units import prorate
 Holders = dict[tuple[str, str, str], HolderReading]
 """The holder readings of one device, by `reading_key`."""
 
-_METHODS: tuple[Method, ...] = (
+METHODS: tuple[Method, ...] = (
     "simulated", "imported", "carried", "accounting", "device", "process", "gpm", "dcgm", "allocation",
 )  # fmt: skip
-"""Methods of measuring busy time, the finest first."""
-_RANK = {method: rank for rank, method in enumerate(_METHODS)}
+"""Methods of measuring busy time, the finest first. A method's rank is its position here."""
+_RANK = {method: rank for rank, method in enumerate(METHODS)}
 _COMPLETE = frozenset({"process", "accounting"})
 """Methods that see every process. A holder that they do not list did nothing."""
 
 _RESET = Unavailable("counter reset")
-_MOST_REMEMBERED = 64
 _MISSED = Unavailable("samples missed")
 NO_HOLDER_READING = "no per-holder reading"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Methods:
-    """The method of the busy time of each share, and of each part as a whole.
-
-    A method is given as its position in the list of methods: a higher one is coarser, and 0 means none."""
-
-    shares: tuple[int, ...]
-    parts: int
-
-
-def method_of(rung: int) -> Method:
-    """Return the method at a position."""
-    return _METHODS[rung]
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
     """Differences between two readings of one device. Sequences follow the layout's parts or shares.
 
-    device, parts, claims, strangers: busy microseconds, 0 if unknown.
-    reasons: why a share's own figure is unknown; "" if it is known.
-    methods: how each busy time was read.
-    energy_uj: of the device.
-    sm_active_us, tensor_active_us: of each part, None if unknown. The whole sequence is None if all parts are unknown.
-    memory_mib, device_memory_mib: held from the first reading on, per share and in total.
-    idle_power_mw: power at its start if the device did nothing."""
+    busy_known: whether the busy time of the device or of one of its parts was read.
+    device, parts, holders: busy microseconds of the device, of each part and of each share's holder; 0 if unknown.
+    others: on each part, busy microseconds of processes without an allocation there.
+    reasons: for each share, why its holder's busy time is unknown; "" if it is known.
+    ranks: for each share, the rank of the method that read its busy time; 0 if it is unknown.
+    parts_rank: the highest rank of the methods that read the parts.
+    energy_uj: the device's energy.
+    sm_active_us, tensor_active_us: activity of each part, None if unknown. The whole sequence is None if it is unknown
+        for all parts.
+    memory_mib, device_memory_mib: memory at the first reading, of each share and of the device.
+    idle_power_mw: the device's power at the first reading if it did nothing during the step."""
 
     busy_known: bool
     device: int
     parts: tuple[int, ...]
-    claims: tuple[int, ...]
-    strangers: tuple[int, ...]
+    holders: tuple[int, ...]
+    others: tuple[int, ...]
     reasons: tuple[str, ...]
-    methods: Methods
+    ranks: tuple[int, ...]
+    parts_rank: int
     energy_uj: int | None
     sm_active_us: tuple[int | None, ...] | None
     tensor_active_us: tuple[int | None, ...] | None
@@ -78,19 +66,19 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     def pieces(self, layout: Layout, instants: Sequence[int]) -> list[Step]:
         """Cut the step into len(instants) - 1 consecutive pieces, which add up to it exactly.
 
-        The claims are scaled to the device first, so that no piece claims more than its device time."""
-        claims, rest = attribute_busy(layout, self.device, self.parts, self.claims, self.strangers)
+        The holders' readings are scaled to the device first, so that no piece exceeds its part of the device's time."""
+        holders, rest = attribute_busy(layout, self.device, self.parts, self.holders, self.others)
         start, span = instants[0], instants[-1] - instants[0]
         pieces = []
         for lo, hi in pairwise(instant - start for instant in instants):
-            mine = tuple([prorate(claim, span, lo, hi) for claim in claims])
+            own = tuple([prorate(busy, span, lo, hi) for busy in holders])
             pieces.append(
                 msgspec.structs.replace(
                     self,
-                    device=sum(mine) + prorate(rest, span, lo, hi),
-                    parts=tuple([sum(mine[part.first : part.first + len(part.shares)]) for part in layout.parts]),
-                    claims=mine,
-                    strangers=(0,) * len(self.strangers),
+                    device=sum(own) + prorate(rest, span, lo, hi),
+                    parts=tuple([sum(own[part.first : part.first + len(part.shares)]) for part in layout.parts]),
+                    holders=own,
+                    others=(0,) * len(self.others),
                     energy_uj=_part(self.energy_uj, span, lo, hi),
                     sm_active_us=_of_parts(self.sm_active_us, span, lo, hi),
                     tensor_active_us=_of_parts(self.tensor_active_us, span, lo, hi),
@@ -117,136 +105,80 @@ def measure(
 ) -> Step:
     """Compute what happened on a device from one reading to the next.
 
-    `after` is Unavailable, with the reason, if there is no next reading. A counter that decreased or changed its epoch
-    has started again, and the figure of that span is unknown."""
+    `after` is Unavailable, with the reason, if there is no next reading. If a counter decreased or its epoch changed,
+    the counter started again and the figures of the step are unknown."""
     if isinstance(after, Unavailable):
         return _unknown(layout, before, after)
     energy = _difference(before.energy_uj, after.energy_uj)
     device = _MISSED if after.sample_gaps > before.sample_gaps else _difference(before.busy_us, after.busy_us)
     if before.counter_epoch != after.counter_epoch or device is _RESET or energy is _RESET:
         return _unknown(layout, before, _RESET)
-    busy = plain(layout, device, after, holders, holders_after)
-    if busy is None:
-        busy = reconciled(layout, device, before, after, holders, holders_after)
-    active = _reads_activity(before)
+    others = _others(layout, holders, holders_after)
+    holders_busy: list[Reading] = []
+    parts_busy: list[int] = []
+    ranks: list[int] = []
+    parts_rank = 0
+    busy_known, complete = not isinstance(device, Unavailable), after.method in _COMPLETE
+    for number, part in enumerate(layout.parts):
+        first, last = _part_reading(part, before), _part_reading(part, after)
+        whole = device if last is after else _busy(part, first, last)
+        own = [0 if s.holder is None else _holder_busy(s.key, holders, holders_after, complete) for s in part.shares]
+        rank, own_unread = _rank(after, last), isinstance(own[0], Unavailable)
+        whole, own = _reconcile(part, whole, own, others[number])
+        if isinstance(whole, Unavailable):
+            others[number] = 0
+        elif not part.outside:
+            busy_known = True
+        parts_rank = max(parts_rank, 0 if rank == _RANK["allocation"] else rank)
+        for share, busy in zip(part.shares, own, strict=True):
+            of_part = share.holder is None or (share.exclusive and own_unread)
+            ranks.append(0 if isinstance(busy, Unavailable) else rank if of_part else _RANK[after.method])
+        parts_busy.append(_or_zero(whole))
+        holders_busy += own
+    total = sum(parts_busy) if isinstance(device, Unavailable) else device
+    reasons = tuple([busy.reason if isinstance(busy, Unavailable) else "" for busy in holders_busy])
+    idle = total == 0 and not (isinstance(device, Unavailable) and any(reasons))
+    activity = _reads_activity(before)
     return Step(
-        busy.known,
-        busy.device,
-        busy.parts,
-        busy.claims,
-        busy.strangers,
-        busy.reasons,
-        busy.methods,
+        busy_known,
+        total,
+        tuple(parts_busy),
+        tuple([_or_zero(busy) for busy in holders_busy]),
+        tuple(others),
+        reasons,
+        tuple(ranks),
+        parts_rank,
         _or_none(energy),
-        _activities(layout, before, after, "sm_active_us") if active else None,
-        _activities(layout, before, after, "tensor_active_us") if active else None,
+        _activities(layout, before, after, "sm_active_us") if activity else None,
+        _activities(layout, before, after, "tensor_active_us") if activity else None,
         tuple([_memory(share, before, holders) for share in layout.shares]),
         _or_none(before.memory_used_mib),
-        _or_none(before.power_mw) if busy.idle else None,
+        _or_none(before.power_mw) if idle else None,
     )
 
 
-class Busy(msgspec.Struct, frozen=True, gc=False):
-    """The busy times of a step, with the names of `Step`.
+def _reconcile(part: GpuPart, whole: Reading, holders: list[Reading], others: int) -> tuple[Reading, list[Reading]]:
+    """Return the busy time of a part as a whole and of its holders, one derived from the other where one is missing.
 
-    idle: whether nothing was done, as far as known."""
-
-    known: bool
-    device: int
-    parts: tuple[int, ...]
-    claims: tuple[int, ...]
-    strangers: tuple[int, ...]
-    reasons: tuple[str, ...]
-    methods: Methods
-    idle: bool
-
-
-def plain(
-    layout: Layout, device: Reading, after: DeviceReading, holders: Holders, holders_after: Holders
-) -> Busy | None:
-    """Return the same as `reconciled` if nothing has to be reconciled, and None otherwise.
-
-    This is the case in most steps: a whole GPU that was read with all its holders and no other processes."""
-    if isinstance(device, Unavailable) or not layout.whole or holders_after.keys() != layout.positions.keys():
-        return None
-    claims = [0] * len(layout.shares)
-    for key, position in layout.positions.items():
-        claim = _claim(key, holders, holders_after, False)
-        if isinstance(claim, Unavailable):
-            return None
-        claims[position] = claim
-    reasons = ("",) * len(claims)
-    methods = layout.methods.get(after.method)
-    if methods is None:
-        methods = layout.methods[after.method] = _methods(layout, after, ((_method(after, after), False),), reasons)
-    return Busy(True, device, (device,), tuple(claims), (0,), reasons, methods, device == 0)
-
-
-def reconciled(
-    layout: Layout,
-    device: Reading,
-    before: DeviceReading,
-    after: DeviceReading,
-    holders: Holders,
-    holders_after: Holders,
-) -> Busy:
-    """Return the busy times of any step, also if readings are missing. `device` is the GPU's own reading."""
-    complete = after.method in _COMPLETE
-    strangers = _strangers(layout, holders, holders_after)
-    claims: list[int] = []
-    parts: list[int] = []
-    reasons: list[str] = []
-    ways: list[tuple[Method, bool]] = []
-    known = not isinstance(device, Unavailable)
-    for number, part in enumerate(layout.parts):
-        first, last = _place(part, before), _place(part, after)
-        whole = device if last is after else _busy(part, first, last)
-        mine = [0 if s.holder is None else _claim(s.key, holders, holders_after, complete) for s in part.shares]
-        ways.append((_method(after, last), isinstance(mine[0], Unavailable)))
-        whole, mine = _reconcile(part, whole, mine, strangers[number])
-        if isinstance(whole, Unavailable):
-            strangers[number] = 0
-        elif not part.outside:
-            known = True
-        parts.append(_or_zero(whole))
-        claims += [_or_zero(claim) for claim in mine]
-        reasons += [claim.reason if isinstance(claim, Unavailable) else "" for claim in mine]
-    total = sum(parts) if isinstance(device, Unavailable) else device
-    return Busy(
-        known,
-        total,
-        tuple(parts),
-        tuple(claims),
-        tuple(strangers),
-        tuple(reasons),
-        _methods(layout, after, tuple(ways), tuple(reasons)),
-        total == 0 and not (isinstance(device, Unavailable) and any(reasons)),
-    )
-
-
-def _reconcile(part: GpuPart, whole: Reading, claims: list[Reading], strangers: int) -> tuple[Reading, list[Reading]]:
-    """Return the busy time of the part as a whole and of its holders.
-
-    If one of the two is missing, it is derived from the other where possible. A sole holder without a reading gets
-    everything except the time of other processes. A part without a reading is as busy as its holders, if all of them
-    are known. If any of them is unknown, all holders of such a part are unknown."""
+    A sole holder without a reading gets all time except that of other processes. A part without a reading is as busy as
+    its holders and the other processes together, if the readings of all holders are known. Otherwise the busy time of
+    the part and of all its holders is unknown."""
     if not isinstance(whole, Unavailable):
-        if part.shares[0].exclusive and isinstance(claims[0], Unavailable):
-            return whole, claims if claims[0].refused else [max(whole - strangers, 0)]
-        return whole, claims
-    known = [c for c in claims if not isinstance(c, Unavailable)]
-    if len(known) == len(claims) and any(share.holder for share in part.shares):
-        return sum(known) + strangers, claims
-    return whole, [whole] * len(claims)
+        if part.shares[0].exclusive and isinstance(holders[0], Unavailable):
+            return whole, holders if holders[0].refused else [max(whole - others, 0)]
+        return whole, holders
+    known = [busy for busy in holders if not isinstance(busy, Unavailable)]
+    if len(known) == len(holders) and any(share.holder for share in part.shares):
+        return sum(known) + others, holders
+    return whole, [whole] * len(holders)
 
 
 def _unknown(layout: Layout, before: DeviceReading, why: Unavailable) -> Step:
     reason = before.busy_us.reason if isinstance(before.busy_us, Unavailable) else why.reason
     zeros = (0,) * len(layout.parts)
     shares = len(layout.shares)
-    methods = Methods((0,) * shares, 0)
     return Step(
-        False, 0, zeros, (0,) * shares, zeros, (reason,) * shares, methods,
+        False, 0, zeros, (0,) * shares, zeros, (reason,) * shares, (0,) * shares, 0,
         None, None, None, (None,) * shares, None, None,
     )  # fmt: skip
 
@@ -267,42 +199,42 @@ def _or_zero(reading: Reading) -> int:
     return 0 if isinstance(reading, Unavailable) else reading
 
 
-def _claim(key: tuple[str, str, str], before: Holders, after: Holders, complete: bool) -> Reading:
-    """Return the busy time of one holder.
+def _holder_busy(key: tuple[str, str, str], before: Holders, after: Holders, complete: bool) -> Reading:
+    """Return the busy time of one holder. A holder that is listed for the first time counts from zero.
 
-    A holder that is listed for the first time counts from zero. A holder that a complete list no longer contains has
-    ended with its last reading."""
+    complete: the lists contain every holder that did something, so a holder that is missing from `after` did nothing
+        since `before`."""
     first, last = before.get(key), after.get(key)
     if last is None:
         return 0 if complete else Unavailable(NO_HOLDER_READING)
     return _difference(first.busy_us if first else 0, last.busy_us)
 
 
-def _strangers(layout: Layout, before: Holders, after: Holders) -> list[int]:
-    """Return the busy time per part of processes without an allocation there."""
+def _others(layout: Layout, before: Holders, after: Holders) -> list[int]:
+    """Return, for each part, the busy time of processes without an allocation there."""
     totals = [0] * len(layout.parts)
     if not after or after.keys() <= layout.positions.keys():
         return totals
     numbers = {part.mig_uuid: i for i, part in enumerate(layout.parts)}
     for key in after.keys() - layout.positions.keys():
         number = numbers.get(key[2])
-        claim = _claim(key, before, after, False)
-        if number is not None and not isinstance(claim, Unavailable):
-            totals[number] += claim
+        busy = _holder_busy(key, before, after, False)
+        if number is not None and not isinstance(busy, Unavailable):
+            totals[number] += busy
     return totals
 
 
-def _place(part: GpuPart, reading: DeviceReading) -> DeviceReading | InstanceReading | None:
+_PartReading = DeviceReading | InstanceReading | None
+
+
+def _part_reading(part: GpuPart, reading: DeviceReading) -> _PartReading:
     """Return the reading of a part: the device's, its instance's, or None if there is none."""
     if part.outside:
         return None
     return _instance(reading, part.mig_uuid) if part.mig_uuid else reading
 
 
-_Place = DeviceReading | InstanceReading | None
-
-
-def _busy(part: GpuPart, before: _Place, after: _Place) -> Reading:
+def _busy(part: GpuPart, before: _PartReading, after: _PartReading) -> Reading:
     if part.outside:  # nothing can run on slices that belong to no instance
         return 0
     if before is None or after is None:
@@ -314,7 +246,7 @@ _Activity = Literal["sm_active_us", "tensor_active_us"]
 
 
 def _reads_activity(reading: DeviceReading) -> bool:
-    """Return whether the reading may contain activity. On most machines there is none, because it needs privileges."""
+    """Return whether the reading contains activity. On most machines it does not, because activity needs privileges."""
     if reading.instances:
         return True
     return not (isinstance(reading.sm_active_us, Unavailable) and isinstance(reading.tensor_active_us, Unavailable))
@@ -324,47 +256,25 @@ def _activities(
     layout: Layout, before: DeviceReading, after: DeviceReading, name: _Activity
 ) -> tuple[int | None, ...] | None:
     """Return the SM or tensor activity of each part; None if no part was read."""
-    found = tuple([_activity(_place(part, before), _place(part, after), name) for part in layout.parts])
-    return None if all(value is None for value in found) else found
+    values = [_activity(_part_reading(part, before), _part_reading(part, after), name) for part in layout.parts]
+    return None if all(value is None for value in values) else tuple(values)
 
 
-def _activity(before: _Place, after: _Place, name: _Activity) -> int | None:
+def _activity(before: _PartReading, after: _PartReading, name: _Activity) -> int | None:
     """Return the activity of a part; None if it was not read."""
     if before is None or after is None:
         return None
     return _or_none(_difference(getattr(before, name), getattr(after, name)))
 
 
-def _method(after: DeviceReading, place: _Place) -> Method:
-    """Return the method of a part's busy time as a whole; `allocation` if it was not read."""
-    if place is None or isinstance(place.busy_us, Unavailable):
-        return "allocation"
-    if isinstance(place, InstanceReading) and place.method is not None:
-        return place.method
-    return "device" if after.method in _COMPLETE else after.method
-
-
-def _methods(
-    layout: Layout, after: DeviceReading, ways: tuple[tuple[Method, bool], ...], reasons: tuple[str, ...]
-) -> Methods:
-    """Return the method of each share's busy time: of its own reading, or of the part that it has alone.
-
-    ways: for each part, the method of the part as a whole, and whether its first share has no reading of its own. For
-        an unheld share, it shows that nothing was busy there.
-
-    Results are cached, because a step is computed for every device and sample."""
-    key = after.method, ways, reasons
-    known = layout.methods.get(key)
-    if known is None:
-        found: list[int] = []
-        for part, (whole, unread) in zip(layout.parts, ways, strict=True):
-            for position, share in enumerate(part.shares, start=part.first):
-                of_part = share.holder is None or (share.exclusive and unread)
-                found.append(0 if reasons[position] else _RANK[whole if of_part else after.method])
-        known = Methods(tuple(found), max([0, *(_RANK[whole] for whole, _ in ways if whole != "allocation")]))
-        if len(layout.methods) < _MOST_REMEMBERED:
-            layout.methods[key] = known
-    return known
+def _rank(after: DeviceReading, part_reading: _PartReading) -> int:
+    """Return the rank of the method that read a part's busy time as a whole; that of `allocation` if it was not
+    read."""
+    if part_reading is None or isinstance(part_reading.busy_us, Unavailable):
+        return _RANK["allocation"]
+    if isinstance(part_reading, InstanceReading) and part_reading.method is not None:
+        return _RANK[part_reading.method]
+    return _RANK["device" if after.method in _COMPLETE else after.method]
 
 
 def _instance(reading: DeviceReading, mig_uuid: str) -> InstanceReading | None:
@@ -375,7 +285,7 @@ def _instance(reading: DeviceReading, mig_uuid: str) -> InstanceReading | None:
 
 
 def _memory(share: Share, reading: DeviceReading, holders: Holders) -> int | None:
-    """Return the MiB of a share's holder. This is its own reading, or all memory of a device that it has alone."""
+    """Return the MiB of a share's holder: its own reading, or all memory of a device that it has alone."""
     if share.holder is None:
         return 0
     own = holders.get(share.key)

@@ -1,23 +1,23 @@
 """Stores unsent intervals and pod facts on disk until the accountant has stored them safely.
 
 `Outbox` is the queue of unsent records, on top of `Spool`, one sqlite file in write-ahead mode with synchronous=FULL.
-`append` is one transaction, and a row may be sent only after it has returned. Invariants:
+`append` is one transaction, and a row is sent only after `append` has returned. Invariants:
 
 - Sequence numbers run from 1 without a hole within an epoch and are never used twice. The epoch is a UUIDv7 made with
   the file: if the file is lost or damaged, a new epoch begins.
 - Rows are sent from `durable_seq` + 1 on. They are deleted once the accountant has archived them (acknowledged as
   `archived_seq`), or, if it has no archive, once a checkpoint contains them (`checkpointed_seq`). They are sent again
-  if the accountant knows less than before (restored from a backup).
-- A set (the rows of one GPU over one span) is one unit: it is kept, sent, parked and refused as a whole.
-- Size and age are limited. The oldest rows are kept; new rows that no longer fit are refused. For each uninterrupted
-  period of refusals one sequence number is used up and sent as "skipped", so the accountant sees the loss.
-- A lock file beside the sqlite file admits one process at a time, and a lock within the process one thread.
+  if the accountant has fewer than before (its ledger was restored from a backup).
+- A set (the rows of one GPU over one span) is one unit: it is stored, sent, parked and refused as a whole.
+- Size and age are limited. The outbox keeps the oldest rows and refuses new ones that do not fit. For each
+  uninterrupted period of refusals it uses one sequence number, which it sends as "skipped", so the accountant sees the
+  loss.
+- A lock file beside the sqlite file admits one process at a time, and a lock within the process one thread. The
+  sampling and the shipping thread may therefore use the outbox at the same time.
 - The marks are stored in the file and change in the same transaction as the records that they describe.
 
-The module neither uses the network nor checks rows. The sampling and the shipping thread may use it at the same time.
-
-A file that sqlite reports as damaged is never deleted. It is renamed, and a new one is created. The lock is a separate
-file, so it is not renamed with it."""
+A file that sqlite reports as damaged is never deleted: it is renamed, and a new file takes its place. The lock is a
+separate file, which keeps its name. The module neither uses the network nor checks rows."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -43,10 +43,10 @@ from agent.wire import Ack, PodFacts, Skipped, UsageInterval
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_DAY
 
-log = logging.getLogger("agent.outbox")
+log = logging.getLogger("agent.upload.spool")
 
 LOG_PAGES = 16
-"""Number of 4 KiB pages at which the write-ahead log is merged into the file."""
+"""Number of 4 KiB pages at which sqlite merges the write-ahead log into the file."""
 _LAYOUT = 1
 _NO_WRITES = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO})
 _NO_SQLITE_WRITES = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY})
@@ -70,23 +70,23 @@ CREATE TABLE loss (
 
 
 def uuid7(wall_ms: int, randbits: Callable[[int], int] = secrets.randbits) -> str:
-    """A UUID version 7: 48 bits of Unix milliseconds, then 74 random bits. Source: RFC 9562, 5.7."""
+    """Return a UUID version 7: 48 bits of Unix milliseconds, then 74 random bits. Source: RFC 9562, 5.7."""
     milliseconds = wall_ms & ((1 << 48) - 1)
     value = milliseconds << 80 | 0x7 << 76 | randbits(12) << 64 | 0b10 << 62 | randbits(62)
     text = f"{value:032x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def created_ms(uuid: str) -> int:
-    """The milliseconds in a UUID version 7."""
+def uuid7_ms(uuid: str) -> int:
+    """Return the Unix milliseconds in a UUID version 7."""
     return int(uuid.replace("-", "")[:12], 16)
 
 
 def lock(path: Path) -> int:
     """Lock `path` for this process until the returned descriptor is closed; creates the folder.
 
-    Raises OutboxLocked when another process (or this one) has it, OutboxUnavailable when the folder cannot be made or
-    written (SpoolNotWritable if that may pass)."""
+    Raises OutboxLocked if another process, or an earlier call in this one, holds the lock; OutboxUnavailable if the
+    folder cannot be created or written (SpoolNotWritable if the fault may pass)."""
     name = path.with_name(path.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
@@ -99,64 +99,66 @@ def lock(path: Path) -> int:
     except OSError as error:
         os.close(descriptor)
         if isinstance(error, BlockingIOError):
-            raise OutboxLocked(f"outbox {path} is in use by another agent; one outbox, one agent") from error
+            raise OutboxLocked(
+                f"outbox {path} is in use by another agent: stop that agent, or give this one another --spool folder"
+            ) from error
         raise OutboxUnavailable(f"outbox {path} cannot be locked: {error.strerror}") from error
     return descriptor
 
 
-def identity(path: Path) -> tuple[int, int] | None:
-    """Return what distinguishes a file from another one of the same name; None if there is none."""
+def _device_and_inode(path: Path) -> tuple[int, int] | None:
+    """Return the identity of the file that has this name now; None if there is no file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
-def is_damage(error: sqlite3.Error) -> bool:
-    """Return whether the file itself is damaged, so that later calls fail too."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _BROKEN
+def _error_kind(error: sqlite3.Error) -> int:
+    """Return sqlite's primary error code: the low byte; the other bytes are details."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def write_anew(db: sqlite3.Connection, path: Path, now_ms: int) -> None:
-    """Write the contents of `db`, whose own file is gone, to a new file at `path`. A file there is moved aside.
+    """Write the contents of `db`, whose own file was removed, to a new file at `path`. A file already there is renamed.
 
-    Close `db` before opening the new file, because closing removes the log of that name. Raises sqlite3.Error,
-    OutboxUnavailable."""
+    Close `db` before opening the new file, because closing removes the write-ahead log of that name. Raises
+    sqlite3.Error, OutboxUnavailable."""
     fresh = path.with_name(f"{path.name}.fresh")
     try:
         fresh.unlink(missing_ok=True)
         with closing(sqlite3.connect(fresh)) as copy:
             db.backup(copy)
-        kept = _move_aside(path, now_ms) if path.exists() else None
+        replaced = _move_aside(path, now_ms) if path.exists() else None
         fresh.replace(path)
     except OSError as error:
         raise OutboxUnavailable(f"outbox {path} was removed and cannot be rewritten: {error.strerror}") from error
     log.critical(
-        "outbox was removed and is rewritten", extra={"path": str(path), "found_instead": str(kept or "nothing")}
+        "the outbox file was removed: it is written again",
+        extra={"path": str(path), "file_in_its_place": str(replaced or "none")},
     )
 
 
 def connect(path: Path, now_ms: int, *, fsync: bool) -> sqlite3.Connection:
-    """Open or create the file. A damaged file is moved aside (`.damaged-<now_ms>`), logged, and replaced by a new one.
+    """Open or create the file. A damaged file is renamed (`.damaged-<now_ms>`), logged, and replaced by a new one.
 
-    Raises OutboxUnavailable for everything else, such as permissions or a newer layout; SpoolNotWritable for lack of
-    space and other faults that may pass."""
+    Raises OutboxUnavailable for every other fault, such as missing permissions or a newer layout; SpoolNotWritable for
+    lack of space and other faults that may pass."""
     try:
         try:
             return _connect(path, fsync)
         except sqlite3.OperationalError:
             raise  # no space, no permission, a failing disk: the file itself may be fine
         except sqlite3.DatabaseError as error:
-            kept = _move_aside(path, now_ms)
+            renamed = _move_aside(path, now_ms)
             log.critical(
-                "outbox damaged: kept aside, a new epoch begins", extra={"kept": str(kept), "reason": str(error)}
+                "the outbox is damaged: the file is renamed and a new epoch begins",
+                extra={"renamed_to": str(renamed), "reason": str(error)},
             )
             return _connect(path, fsync)
     except sqlite3.Error as error:
-        # The low byte is the kind of error; the other bytes are details.
-        passing = getattr(error, "sqlite_errorcode", 0) & 0xFF in _NO_SQLITE_WRITES
-        kind = SpoolNotWritable if passing else OutboxUnavailable
+        kind = SpoolNotWritable if _error_kind(error) in _NO_SQLITE_WRITES else OutboxUnavailable
         raise kind(f"outbox {path} cannot be opened: {error}") from error
 
 
@@ -177,7 +179,9 @@ def _connect(path: Path, fsync: bool) -> sqlite3.Connection:
             raise sqlite3.DatabaseError(verdict)
         layout = db.execute("PRAGMA user_version").fetchone()[0]
         if layout > _LAYOUT:
-            raise OutboxUnavailable(f"outbox {path} was written by a newer agent (layout {layout}, known: {_LAYOUT})")
+            raise OutboxUnavailable(
+                f"outbox {path} was written by a newer agent (layout {layout}; known: {_LAYOUT}): update this agent"
+            )
         if layout == 0:
             db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={_LAYOUT}; COMMIT;")
     except BaseException:
@@ -203,7 +207,7 @@ if TYPE_CHECKING:
 
 
 class SpoolMarks(msgspec.Struct, frozen=True):
-    """The marks of the records, which change in the same transaction as the records."""
+    """The sequence numbers and sums that describe the stored records."""
 
     epoch: str
     last_seq: int = 0
@@ -220,13 +224,10 @@ _stored_marks = msgspec.json.Decoder(SpoolMarks)
 
 
 class Spool:
-    """The sqlite file of the outbox. Raises OutboxLocked, OutboxUnavailable.
+    """The sqlite file of the outbox, with the arguments of `Outbox`. Raises OutboxLocked, OutboxUnavailable.
 
-    path: the sqlite file; its folder is created. fsync=False trades durability for speed.
-    patient: if the disk cannot be written now, the file is opened as soon as it can.
-    randbits: source of an epoch's randomness.
-
-    db, marks: for use within `reading` or `transaction`; the marks may be read at any time once the file is open."""
+    db: use it only within `reading` or `transaction`.
+    marks: read them at any time once the file is open; change them with `mark` within `transaction`."""
 
     db: sqlite3.Connection
     marks: SpoolMarks
@@ -250,17 +251,17 @@ class Spool:
     def reading(self) -> Iterator[None]:
         """Open the outbox for reading while other threads wait. Raises OutboxUnavailable."""
         with self._mutex:
-            self._be_open()
+            self._ensure_open()
             with self._failures("read"):
                 yield
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """One sqlite transaction; the marks change with it or not at all. Raises OutboxUnavailable."""
+        """Run one sqlite transaction; the marks change with it or not at all. Raises OutboxUnavailable."""
         with self._mutex:
-            self._be_open()
-            if identity(self._path) != self._file:
-                self._rescue()
+            self._ensure_open()
+            if _device_and_inode(self._path) != self._file:
+                self._rewrite_removed_file()
             before = self.marks
             try:
                 with self._failures("written"):
@@ -288,7 +289,7 @@ class Spool:
             return int(pages * size)
 
     def mark(self, **changes: int | str) -> None:
-        """Store the marks; call it within a transaction."""
+        """Change marks; the transaction stores them."""
         self.marks = msgspec.structs.replace(self.marks, **changes)
 
     def new_epoch(self, at_ms: int) -> str:
@@ -320,22 +321,22 @@ class Spool:
         except BaseException:
             self._unlock()
             raise
-        self._file = identity(self._path)
+        self._file = _device_and_inode(self._path)
         self._opened = True
 
-    def _rescue(self) -> None:
-        """Rewrite the file after it was removed or replaced; the open file still has all contents."""
-        self._unlock()  # that file may be gone as well
+    def _rewrite_removed_file(self) -> None:
+        """Write the file again after another program removed or replaced it; the open file still has all contents."""
+        self._unlock()  # the lock file may be gone as well
         try:
             self._lock = lock(self._path)
             with self._failures("rewritten"):
                 write_anew(self.db, self._path, self._clock.wall_ms())
-            self._let_go()
+            self._close_file()
             self._open()
         except OutboxLocked as error:
             raise OutboxUnavailable(str(error)) from error
 
-    def _let_go(self) -> None:
+    def _close_file(self) -> None:
         self.db.close()
         self._unlock()
         self._opened = self._damaged = False
@@ -345,9 +346,9 @@ class Spool:
             os.close(self._lock)
             self._lock = -1
 
-    def _be_open(self) -> None:
+    def _ensure_open(self) -> None:
         if self._damaged:
-            self._let_go()  # it is opened again below, as after a restart
+            self._close_file()  # it is opened again below, as after a restart
         if not self._opened and not self._closed:
             try:
                 self._open()
@@ -364,24 +365,34 @@ class Spool:
             return marks
 
     @contextmanager
-    def _failures(self, doing: str) -> Iterator[None]:
+    def _failures(self, participle: str) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
-            self._damaged = self._opened and is_damage(error)
-            raise OutboxUnavailable(f"outbox {self._path} cannot be {doing}: {error}") from error
+            self._damaged = self._opened and _error_kind(error) in _BROKEN
+            raise OutboxUnavailable(f"outbox {self._path} cannot be {participle}: {error}") from error
 
 
 INTERVAL, FACTS, LOSS = 0, 1, 2
 """Kinds of a record: a usage row, facts of a pod, a number for refused records."""
 
-Record = tuple[int, int, int, bytes, str | None]
-"""A stored record: (seq, unit, kind, payload, reason why it is parked)."""
+
+class Record(NamedTuple):
+    """A stored record. parked: the reason if it is declared as skipped instead of sent."""
+
+    seq: int
+    unit: int
+    kind: int
+    payload: bytes
+    parked: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The result of one `append`. last_seq: newest assigned number; refused_*: no room, the time is lost."""
+    """The result of one `append`.
+
+    last_seq: newest assigned number.
+    refused_sets, refused_facts: numbers of records that were lost because the outbox was full."""
 
     last_seq: int
     refused_sets: int = 0
@@ -410,29 +421,20 @@ class Pending:
     last_seq: int
     oldest_seq: int
     units: int
-    rows: tuple[msgspec.Raw, ...]
-    """Intervals in the wire form, and facts in `told`; the encoding of the spool is sent unchanged."""
-    told: tuple[msgspec.Raw, ...]
+    intervals: tuple[UsageInterval, ...]
+    facts: tuple[PodFacts, ...]
     skipped: tuple[Skipped, ...]
-
-    @property
-    def intervals(self) -> tuple[UsageInterval, ...]:
-        return tuple(map(_interval.decode, self.rows))
-
-    @property
-    def facts(self) -> tuple[PodFacts, ...]:
-        return tuple(map(_facts.decode, self.told))
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The contents of the outbox.
+    """The contents of the outbox, in numbers of records unless the name gives another unit.
 
-    oldest_age_ms: of the oldest record that is not durable yet, 0 if there is none.
-    parked: records declared as skipped that are still stored.
-    lost_sets: refused for lack of space, ever.
-    unspooled_sets: lost earlier, because the spool could not be written.
-    released_early: records deleted for lack of space before they were archived."""
+    oldest_age_ms: age of the oldest record that the accountant has not stored durably; 0 if there is none.
+    parked: stored records that are declared as skipped.
+    lost_sets: sets that the outbox ever refused for lack of space.
+    unspooled_sets: sets that were ever lost because the spool could not be written.
+    released_early: records that were ever deleted before they were archived, for lack of space."""
 
     rows: int = 0
     unsent_rows: int = 0
@@ -446,7 +448,6 @@ class Stats:
 
 _interval = msgspec.json.Decoder(UsageInterval)
 _facts = msgspec.json.Decoder(PodFacts)
-_UNNUMBERED = b'{"seq":0,'
 
 
 def encode(record: UsageInterval | PodFacts) -> bytes:
@@ -455,8 +456,8 @@ def encode(record: UsageInterval | PodFacts) -> bytes:
 
 
 def shifted_record(payload: bytes, kind: int, by_ms: int) -> bytes:
-    """Return a stored record moved by `by_ms`. Of a pod's facts, only the time of observation comes from the node's
-    clock."""
+    """Return a stored record with its times shifted by `by_ms`. Of a pod's facts, only the time of observation comes
+    from the node's clock."""
     if kind == FACTS:
         facts = _facts.decode(payload)
         return encode(msgspec.structs.replace(facts, observed_ms=facts.observed_ms + by_ms))
@@ -464,56 +465,42 @@ def shifted_record(payload: bytes, kind: int, by_ms: int) -> bytes:
     gaps = tuple(
         msgspec.structs.replace(gap, start_ms=gap.start_ms + by_ms, end_ms=gap.end_ms + by_ms) for gap in row.gaps
     )
-    moved = msgspec.structs.replace(row, start_ms=row.start_ms + by_ms, end_ms=row.end_ms + by_ms, gaps=gaps)
-    return encode(moved)
+    return encode(msgspec.structs.replace(row, start_ms=row.start_ms + by_ms, end_ms=row.end_ms + by_ms, gaps=gaps))
 
 
 def within(groups: list[list[Record]], max_bytes: int, max_units: int | None) -> list[list[Record]]:
-    """Return the leading groups that fit, at least one."""
-    taken: list[list[Record]] = []
+    """Return the leading groups that fit into `max_bytes`, at least one and at most `max_units`."""
+    fitting: list[list[Record]] = []
     size = 0
     for group in groups[:max_units]:
-        size += sum([len(record[3]) for record in group])
-        if taken and size > max_bytes:
+        size += sum([len(record.payload) for record in group])
+        if fitting and size > max_bytes:
             break
-        taken.append(group)
-    return taken
+        fitting.append(group)
+    return fitting
 
 
 def assemble(groups: list[list[Record]], oldest_seq: int) -> Pending:
-    """Return the units in the form in which they are sent: numbered, and parked ones as declarations."""
-    rows: list[msgspec.Raw] = []
-    told: list[msgspec.Raw] = []
-    skipped: list[Skipped] = []
-    for group in groups:
-        for seq, _, kind, payload, parked in group:
-            if parked is not None:
-                skipped.append(Skipped(seq, parked))
-            else:
-                (told if kind == FACTS else rows).append(_numbered(payload, seq, kind))
+    """Return the units in the form in which they are sent: with their numbers, and parked ones as declarations."""
+    records = [record for group in groups for record in group]
+    intervals = [record for record in records if record.kind == INTERVAL and record.parked is None]
+    facts = [record for record in records if record.kind == FACTS and record.parked is None]
     return Pending(
-        first_seq=groups[0][0][0],
-        last_seq=groups[-1][-1][0],
+        first_seq=records[0].seq,
+        last_seq=records[-1].seq,
         oldest_seq=oldest_seq,
         units=len(groups),
-        rows=tuple(rows),
-        told=tuple(told),
-        skipped=tuple(skipped),
+        intervals=tuple(msgspec.structs.replace(_interval.decode(r.payload), seq=r.seq) for r in intervals),
+        facts=tuple(msgspec.structs.replace(_facts.decode(r.payload), seq=r.seq) for r in facts),
+        skipped=tuple(Skipped(record.seq, record.parked) for record in records if record.parked is not None),
     )
-
-
-def _numbered(payload: bytes, seq: int, kind: int) -> msgspec.Raw:
-    """Add the number to a stored record. In both kinds it is the first field."""
-    if payload.startswith(_UNNUMBERED):
-        return msgspec.Raw(b'{"seq":%d,' % seq + payload[len(_UNNUMBERED) :])
-    record = (_facts if kind == FACTS else _interval).decode(payload)
-    return msgspec.Raw(msgspec.json.encode(msgspec.structs.replace(record, seq=seq)))
 
 
 DEFAULT_MAX_BYTES = 512 * 1024 * 1024
 DEFAULT_MAX_AGE_MS = 7 * MS_PER_DAY
 RESERVE_BYTES = 128 * 1024
-"""Bytes of the volume that records must not use, because removing sent records needs room for the transaction's log."""
+"""Bytes that the outbox leaves free on the volume, because removing sent records needs room for the transaction's log.
+"""
 DROPPED_AT_ONCE = 100
 """Number of records that one transaction removes when the volume is nearly full."""
 OUTBOX_FULL = "outbox-full"
@@ -522,22 +509,21 @@ SPOOL_UNWRITABLE = "spool-unwritable"
 """Reason of the skipped number for records lost in memory because the disk could not be written."""
 LOSSES = frozenset({OUTBOX_FULL, SPOOL_UNWRITABLE})
 
-_unit = itemgetter(1)
-"""The unit of a record."""
-_ROW_OVERHEAD = 64  # bytes of a record's key, unit, time and share of a page, in addition to its payload
+_ROW_OVERHEAD = 64
+"""Bytes of a record's key, unit, time and share of a page, in addition to its payload."""
 
 
 class Outbox:
     """The queue of unsent records on top of `Spool`, the sqlite file. Raises OutboxLocked, OutboxUnavailable.
 
     path: the sqlite file; its folder is created.
-    max_bytes: of payloads and record overhead.
-    max_age_ms: of the oldest record the accountant has not confirmed. fsync=False trades durability for speed and is
-        only for simulations.
-    patient: if the disk cannot be written now, the file is opened as soon as it can, and all calls until then raise
+    max_bytes: limit of payloads and record overhead.
+    max_age_ms: age of the oldest unconfirmed record above which the outbox refuses new records.
+    fsync: False trades durability for speed, in simulations.
+    patient: if the disk cannot be written now, open the file as soon as it can be; until then all calls raise
         OutboxUnavailable.
-    randbits: source of the epoch's randomness.
-    free_bytes: of the volume; None: read from the volume."""
+    randbits: source of the epoch's random bits.
+    free_bytes: returns the free bytes of the volume; None asks the operating system."""
 
     def __init__(
         self,
@@ -566,21 +552,23 @@ class Outbox:
 
     @property
     def last_seq(self) -> int:
-        """Return the newest assigned number; 0 before the first."""
+        """The newest assigned number; 0 before the first."""
         return self._spool.marks.last_seq
 
     @property
     def durable_seq(self) -> int:
-        """Return the newest number that the accountant has stored durably."""
+        """The newest number that the accountant has stored durably."""
         return self._spool.marks.durable_seq
 
     # --- writing ---------------------------------------------------------------------------------
 
     def append(self, sets: Sequence[ClosedSet], facts: Sequence[PodFacts], meter_state: bytes | None) -> Appended:
-        """Number and store records in one transaction: facts first (they explain the rows), then sets, then state.
+        """Number and store records in one transaction: facts first (they name the owners of the rows), then sets, then
+        the meter's state.
 
-        None leaves the stored meter state unchanged. Raises OutboxUnavailable; then nothing was stored and no number
-        was used."""
+        meter_state: None leaves the stored state unchanged.
+
+        Raises OutboxUnavailable; then nothing was stored and no number was used."""
         units = [(FACTS, [encode(fact)]) for fact in facts]
         units += [(INTERVAL, [encode(row) for row in closed.rows]) for closed in sets if closed.rows]
         size = sum([len(payload) + _ROW_OVERHEAD for _, payloads in units for payload in payloads])
@@ -591,7 +579,7 @@ class Outbox:
             if units and not self._make_room(now, size):
                 refused = (len(units) - len(facts), len(facts))
                 self._spool.mark(lost_sets=self._spool.marks.lost_sets + refused[0])
-                self._record_loss(extent(sets, len(facts), now), OUTBOX_FULL, now)
+                self._record_loss(lost_records(sets, len(facts), now), OUTBOX_FULL, now)
                 units = []
             if units:
                 self._insert(units, size, now)
@@ -600,36 +588,36 @@ class Outbox:
             return Appended(self.last_seq, *refused)
 
     def declare(self, loss: LostRecords) -> None:
-        """Declare records that were lost before they were appended, after all earlier records. Raises
-        OutboxUnavailable."""
+        """Store a loss of records that were never appended, after all earlier records. Raises OutboxUnavailable."""
         with self._spool.transaction():
             self._spool.mark(unspooled_sets=self._spool.marks.unspooled_sets + loss.sets)
             self._record_loss(loss, SPOOL_UNWRITABLE, self._clock.wall_ms())
 
     def acknowledge(self, ack: Ack) -> None:
-        """Apply the accountant's marks: send from there on, and delete what is safe.
+        """Apply the accountant's marks: send from there on, and delete the records that the accountant has stored
+        safely.
 
-        Marks may decrease (its ledger was restored): stored records are then sent again. Marks beyond the newest
-        assigned number mean that this file is an old copy of itself: a new epoch begins and the stored records get new
-        numbers; the accountant resolves the overlap. An answer to another epoch is ignored."""
+        If the marks decreased (the accountant's ledger was restored), the stored records are sent again. Marks beyond
+        the newest assigned number mean that this file is an old copy of itself: a new epoch begins and the stored
+        records get new numbers; the accountant resolves the overlap. An answer for another epoch is ignored."""
         with self._spool.transaction():
             if ack.epoch != self.epoch:
                 log.warning("answer for another epoch ignored", extra={"answered": ack.epoch, "epoch": self.epoch})
                 return
             if ack.durable_seq > self.last_seq:
-                log.error("the accountant has more of this epoch than the outbox gave out: a new epoch begins")
+                log.error("the accountant has records of this epoch that the outbox never numbered: a new epoch begins")
                 self._renumber()
                 return
             if ack.durable_seq < self.durable_seq:
-                log.warning("the accountant lost records: sending again", extra={"from_seq": ack.durable_seq + 1})
+                log.warning("the accountant lost records: they are sent again", extra={"from_seq": ack.durable_seq + 1})
                 self.forgotten += self._oldest_seq() > ack.durable_seq + 1
             self._spool.mark(durable_seq=ack.durable_seq, checkpointed_seq=min(ack.checkpointed_seq, ack.durable_seq))
             safe = ack.checkpointed_seq if ack.archived_seq is None else ack.archived_seq
             upto = min(safe, ack.durable_seq)
-            tight = self._is_tight()
-            if not tight:
+            nearly_full = self._is_volume_nearly_full()
+            if not nearly_full:
                 self._drop(upto)
-        while tight and (oldest := self._oldest_seq()) <= upto:
+        while nearly_full and (oldest := self._oldest_seq()) <= upto:
             with self._spool.transaction():
                 self._drop(min(upto, oldest + DROPPED_AT_ONCE - 1))
             self._spool.fold()
@@ -649,53 +637,46 @@ class Outbox:
     ) -> Pending | None:
         """Return the next records to send, at least one unit; None if the accountant has everything.
 
-        upto: the newest number, as `append` returned it."""
+        upto: the newest number to send, as `append` returned it."""
         with self._spool.reading():
             oldest = self._oldest_seq()
             first = max(self.durable_seq + 1, oldest)
             last = self.last_seq if upto is None else upto
-            found: list[Record] = self._spool.db.execute(
-                "SELECT seq, unit, kind, payload, parked FROM record WHERE seq BETWEEN ? AND ? ORDER BY seq LIMIT ?",
-                (first, last, max_rows + 1),
-            ).fetchall()
-            if not found:
+            records = self._records("seq BETWEEN ? AND ? ORDER BY seq LIMIT ?", first, last, max_rows + 1)
+            if not records:
                 return None
-            groups = [list(group) for _, group in groupby(found, key=_unit)]
-            if len(found) > max_rows:
-                groups.pop()  # it may be cut off by the limit
+            groups = [list(group) for _, group in groupby(records, key=attrgetter("unit"))]
+            if len(records) > max_rows:
+                groups.pop()  # the limit may have cut this group off
             if not groups:
-                whole = "SELECT seq, unit, kind, payload, parked FROM record WHERE unit = ? ORDER BY seq"
-                groups = [self._spool.db.execute(whole, (found[0][1],)).fetchall()]
+                groups = [self._records("unit = ? ORDER BY seq", records[0].unit)]
         return assemble(within(groups, max_bytes, max_units), oldest)
 
     def meter_state(self) -> bytes | None:
-        """The state stored with the last append that had one."""
-        with self._spool.reading():
-            return self._spool.get("meter_state")
+        """Return the state that the last `append` with a state stored."""
+        return self.stored_value("meter_state")
 
-    def kept(self, key: str) -> bytes | None:
-        """Return a value stored beside the records."""
+    def stored_value(self, key: str) -> bytes | None:
+        """Return a value stored beside the records; None if there is none."""
         with self._spool.reading():
             return self._spool.get(key)
 
-    def keep(self, key: str, value: bytes) -> None:
+    def store_value(self, key: str, value: bytes) -> None:
         """Store a value beside the records, durably."""
         with self._spool.transaction():
             self._spool.put(key, value)
 
-    def move(self, first_seq: int, last_seq: int, by_ms: int) -> int:
-        """Move the times of records that the accountant has not confirmed by `by_ms`; returns their number."""
+    def shift_times(self, first_seq: int, last_seq: int, by_ms: int) -> int:
+        """Shift the times of records that the accountant has not confirmed; returns the number of these records."""
         first = max(first_seq, self.durable_seq + 1)
         with self._spool.transaction():
-            found = self._spool.db.execute(
-                "SELECT seq, kind, payload FROM record WHERE seq BETWEEN ? AND ? AND kind != ?", (first, last_seq, LOSS)
-            ).fetchall()
-            moved = [(shifted_record(payload, kind, by_ms), seq) for seq, kind, payload in found]
-            self._spool.db.executemany("UPDATE record SET payload = ? WHERE seq = ?", moved)
-        return len(moved)
+            records = self._records("seq BETWEEN ? AND ? AND kind != ?", first, last_seq, LOSS)
+            shifted = [(shifted_record(record.payload, record.kind, by_ms), record.seq) for record in records]
+            self._spool.db.executemany("UPDATE record SET payload = ? WHERE seq = ?", shifted)
+        return len(shifted)
 
     def stats(self) -> Stats:
-        """Return figures for metrics; fast enough for every scrape."""
+        """Return the figures for metrics; fast enough for every scrape."""
         with self._spool.reading():
             oldest = self._oldest_unsent_ms()
             parked = self._spool.db.execute("SELECT count(*) FROM record WHERE parked IS NOT NULL").fetchone()[0]
@@ -716,11 +697,16 @@ class Outbox:
 
     # --- internal --------------------------------------------------------------------------------
 
+    def _records(self, condition: str, *values: int) -> list[Record]:
+        """Return the records that a condition in SQL selects."""
+        query = f"SELECT seq, unit, kind, payload, parked FROM record WHERE {condition}"  # noqa: S608 - only constants
+        return list(map(Record._make, self._spool.db.execute(query, values)))
+
     def _insert(self, units: Sequence[tuple[int, Sequence[bytes]]], size: int, now: int, parked: str = "") -> None:
         """Store units at the end of the spool.
 
-        units: (kind, payloads) of each.
-        size: of all of them, in bytes."""
+        units: kind and payloads of each.
+        size: the sum of all units in bytes."""
         records = []
         seq = self.last_seq
         for kind, payloads in units:
@@ -742,20 +728,20 @@ class Outbox:
         if free + self._spool.unused_bytes() < needed:
             raise OutboxUnavailable(
                 f"outbox {self.path} cannot be written: {free // 1024} KiB of disk are free, and "
-                f"{RESERVE_BYTES // 1024} KiB are kept for removing what was sent"
+                f"{RESERVE_BYTES // 1024} KiB must stay free for removing sent records; free some space on this volume"
             )
 
-    def _is_tight(self) -> bool:
-        """Return whether the volume may lack room for the log of a transaction that removes everything."""
+    def _is_volume_nearly_full(self) -> bool:
+        """Return whether the volume may lack room for the log of a transaction that removes all records."""
         return self._free_bytes() < RESERVE_BYTES + 2 * self._spool.marks.bytes
 
     def _volume_bytes(self) -> int:
         """Return the free bytes for this process on the outbox's volume."""
         try:
-            found = os.statvfs(self.path.parent)
+            volume = os.statvfs(self.path.parent)
         except OSError:
-            return 2**62  # for example without the folder: writing creates it or reports the fault
-        return found.f_bavail * found.f_frsize
+            return 2**62  # for example if the folder is missing: writing creates it or reports the fault
+        return volume.f_bavail * volume.f_frsize
 
     def _make_room(self, now: int, size: int) -> bool:
         """Make room for `size` more bytes, by deleting the least valuable records; returns whether there is room."""
@@ -763,14 +749,16 @@ class Outbox:
         if oldest is not None and now - oldest > self._max_age_ms:
             return False
         if self._spool.marks.bytes + size > self._max_bytes:
-            # Checkpointed records are kept only against the loss of the accountant's volume; new time
-            # has no other copy anywhere.
+            # Checkpointed records serve only against the loss of the accountant's volume; of new records there is no
+            # other copy anywhere.
             before = self._spool.marks.rows
             self._drop(self._spool.marks.checkpointed_seq)
             released = before - self._spool.marks.rows
             if released:
                 self._spool.mark(released_early=self._spool.marks.released_early + released)
-                log.warning("outbox full: records released before they were archived", extra={"rows": released})
+                log.warning(
+                    "the outbox is full: records are deleted before they are archived", extra={"rows": released}
+                )
         return self._spool.marks.bytes + size <= self._max_bytes
 
     def _record_loss(self, loss: LostRecords, reason: str, now: int) -> None:
@@ -778,7 +766,7 @@ class Outbox:
         newest = self._spool.db.execute("SELECT kind, parked FROM record WHERE seq = ?", (self.last_seq,)).fetchone()
         if newest != (LOSS, reason):
             self._insert([(LOSS, [b""])], _ROW_OVERHEAD, now, reason)
-            log.error("what is metered is lost from here on", extra={"reason": reason})
+            log.error("new records are lost from now on", extra={"reason": reason})
         self._spool.db.execute(
             "INSERT INTO loss VALUES (?, ?, ?, ?, ?) ON CONFLICT (seq) DO UPDATE SET"
             " first_ms = min(first_ms, excluded.first_ms), last_ms = max(last_ms, excluded.last_ms),"
@@ -802,9 +790,9 @@ class Outbox:
         self._spool.db.execute("UPDATE record SET seq = -seq, unit = -unit")
         self._spool.db.execute("UPDATE loss SET seq = ? - seq", (shift,))
         self._spool.db.execute("UPDATE loss SET seq = -seq")
-        # Later than the old epoch, even if the clock is wrong: if records are sent under both, those of the earlier
-        # one count.
-        at_ms = max(self._clock.wall_ms(), created_ms(self.epoch) + 1)
+        # The new epoch is later than the old one, even if the clock is wrong: of records sent under both epochs, those
+        # of the earlier one count.
+        at_ms = max(self._clock.wall_ms(), uuid7_ms(self.epoch) + 1)
         self._spool.mark(
             epoch=self._spool.new_epoch(at_ms),
             last_seq=self.last_seq - shift,
@@ -831,8 +819,8 @@ class Outbox:
         return None if row is None else int(row[0])
 
 
-def extent(sets: Sequence[ClosedSet], facts: int, now_ms: int) -> LostRecords:
-    """Return these sets and facts as a loss; facts alone are dated now."""
+def lost_records(sets: Sequence[ClosedSet], facts: int, now_ms: int) -> LostRecords:
+    """Return the loss of these sets and of a number of facts. Without sets, the loss is dated `now_ms`."""
     rows = [row for closed in sets for row in closed.rows]
     first_ms = min((row.start_ms for row in rows), default=now_ms)
     last_ms = max((row.end_ms for row in rows), default=now_ms)

@@ -216,7 +216,7 @@ class Machine:
     def unconfirmed(self) -> int:
         """The number of intervals that would be sent now."""
         pending = self._outbox.pending(1_000_000, 1 << 40) if self._outbox is not None else None
-        return len(pending.rows) if pending is not None else 0
+        return len(pending.intervals) if pending is not None else 0
 
     # --- events ------------------------------------------------------------------------------
 

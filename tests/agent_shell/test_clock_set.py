@@ -204,9 +204,9 @@ def test_a_clock_that_nobody_corrects_is_seen_at_the_accountant(
 
 
 def test_without_an_accountant_that_says_the_time_the_clock_is_taken_as_it_is(machine: VirtualClock) -> None:
-    told: list[Callable[[int], bool | None]] = [lambda line: None, lambda line: True]
-    for opinion in told:
-        steady = SteadyClock(machine, opinion)
+    checks: list[Callable[[int], bool | None]] = [lambda origin_ms: None, lambda origin_ms: True]
+    for check in checks:
+        steady = SteadyClock(machine, check)
         machine.step_wall(MS_PER_DAY)
         assert steady.wall_ms() == machine.wall_ms()
-        assert not steady.held
+        assert not steady.rejected

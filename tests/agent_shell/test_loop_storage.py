@@ -38,7 +38,7 @@ def test_a_spool_that_cannot_be_written_is_replaced_by_memory(site: Site, caplog
     site.turn(5)
     assert agent.health.backlog_rows == 5
     assert agent.health.spool_failure
-    assert caplog.text.count("metering goes on in memory") == 1
+    assert caplog.text.count("records wait in memory") == 1
     site.outbox.full = False
     site.turn(1)
     assert (agent.health.backlog_rows, agent.health.spool_failure) == (0, "")

@@ -81,7 +81,7 @@ def test_a_damaged_outbox_is_kept_aside_and_a_new_epoch_begins(
     assert pending_seqs(again) == []
     assert again.append([make_set()], [], None).last_seq == 1
     assert [p.name for p in tmp_path.glob("*.damaged-*")] == [f"outbox.sqlite.damaged-{1_790_812_800_000}"]
-    assert "kept aside" in caplog.text
+    assert "the file is renamed" in caplog.text
 
 
 @pytest.mark.parametrize("what", ["files", "folder", "replaced"])
