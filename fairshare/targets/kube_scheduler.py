@@ -1,8 +1,7 @@
 """Maps the policy to pods of the default kube-scheduler.
 
-The label `gputally.dev/queue` states a pod's queue, and `policy:NAME` refers to that label. Shares come from the same
-laws as for other targets. They take effect through the extender (`kube_scheduler_extender`), which the scheduler's own
-configuration must name."""
+The label `gputally.dev/queue` names a pod's queue, and the ref `policy:NAME` refers to that label. Shares take effect
+through the extender (`kube_scheduler_extender`), which the scheduler's own configuration must name."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ NAME = "kube-scheduler"
 
 
 class KubeSchedulerAdapter(Adapter):
-    """The adapter for the default scheduler. It only reads."""
+    """Reads the pods of the default scheduler. The controller writes no object for this target."""
 
     name = NAME
     prefixes = (LABELLED,)
@@ -35,21 +34,24 @@ class KubeSchedulerAdapter(Adapter):
 
     def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
         gangs = labelled(policy, pods)
-        asked = amounts(policy, gangs)
+        demand = amounts(policy, gangs)
         names = {queue.name for queue in owners(policy, LABELLED).values()}
-        standings = {name: asked.get(name, Standing(0.0, 0.0)) for name in sorted(names | asked.keys())}
-        text = "shares act where the scheduler's configuration names our extender; its requests are counted"
-        taken = tuple(_evictions(policy, seen.get(EVENT, ()), pods))
-        acts = Condition("Effective", "Unknown", "AsksTheExtender", text)
-        return Observation({}, standings, (), (acts,), gangs, taken)
+        standings = {name: demand.get(name, Standing(0.0, 0.0)) for name in sorted(names | demand.keys())}
+        text = (
+            "shares take effect if the scheduler's configuration names gputally's extender; a metric counts its calls"
+        )
+        evictions = tuple(_evictions(policy, seen.get(EVENT, ()), pods))
+        condition = Condition("Effective", "Unknown", "AsksTheExtender", text)
+        return Observation({}, standings, (), (condition,), gangs, evictions)
 
-    def spec(self, held: TargetQueue, value: Value) -> Object:
-        raise AssertionError(f"nothing is ever written for {held.name}: {value}")
+    def spec(self, queue: TargetQueue, value: Value) -> Object:
+        raise AssertionError(f"the controller writes no object for kube-scheduler, and got {queue.name}: {value}")
 
 
 def _evictions(policy: Policy, events: Sequence[Object], pods: Sequence[Pod]) -> Iterator[Eviction]:
-    """Yield evictions from the scheduler's Events on its victims, which name the pod that gets the room (gputally's
-    Events with the same reason do not)."""
+    """Yield evictions from the scheduler's Events on its victims, which name the pod that gets the GPUs.
+
+    Events of gputally have the same reason, but name no such pod."""
     queue_of, by_uid = queue_namer(policy), {pod.uid: pod for pod in pods}
     for event in events:
         related, regarding = event.get("related") or {}, event.get("regarding") or {}

@@ -1,32 +1,33 @@
 """Maps the policy to Kueue's ClusterQueues, Cohorts and LocalQueues, and reports where weights have no effect.
 
-`kueue:NAME` refers to a ClusterQueue, `kueue-cohort:NAME` to a Cohort, `kueue:NAMESPACE/NAME` to a LocalQueue. A
-queue's weight is written to its Cohort. Without one it is written to its ClusterQueue, and without this to its one
-LocalQueue. If a queue has a Cohort or a ClusterQueue, its LocalQueues only identify its workloads. History therefore
-counts between the queues of a cohort and between cohorts, where Kueue itself keeps no history.
+`kueue:NAME` refers to a ClusterQueue, `kueue-cohort:NAME` to a Cohort, `kueue:NAMESPACE/NAME` to a LocalQueue. The
+controller writes a queue's weight to the highest of these objects that the queue's refs name: the Cohort, else the
+ClusterQueue, else the LocalQueue. If a queue has a Cohort or a ClusterQueue, its LocalQueues only identify its
+workloads. History therefore counts between the queues of a cohort and between cohorts, where Kueue counts no history.
 
-Inside one ClusterQueue Kueue may keep history of its own (admission fair sharing, AFS). There a LocalQueue gets the
-configured weight, because history would count twice. Without AFS Kueue does not read LocalQueue weights at all, and the
-condition `Effective` reports this. The statuses that Kueue's manager writes show whether it reads weights. Its
-configuration explains why.
+Inside a ClusterQueue Kueue counts history itself if admission fair sharing (AFS) is on. A LocalQueue then gets the
+configured weight, because history would count twice. Without AFS Kueue does not read the weights of LocalQueues, which
+the condition `Effective` reports. The statuses that Kueue's manager writes show whether it reads weights, and its
+configuration shows why.
 
-Kueue admits by quota. A Workload holds the GPUs for which it is admitted. A queue can get at most the quotas of its
+Kueue admits by quota. A Workload holds the GPUs for which it is admitted. A queue gets at most the quotas of its
 ClusterQueue and Cohorts (see `admission_quotas`), even if the nodes have more GPUs.
 
-A weight is written as fixed-point text, 0.000001 at least, because a JSON number that is no integer is refused.
+The controller writes a weight as fixed-point text, 0.000001 at least, because Kueue refuses a JSON number that is not
+an integer.
 
 Source: kubernetes-sigs/kueue ff69552e79ad, apis/kueue/v1beta2 (v1beta1 if only that is served).
 
-The setting that switches fair sharing on differs by the version of the configuration:
+The setting that switches fair sharing on depends on the version of Kueue's configuration:
 
-- `v1beta2`: the section `fairSharing`. It must name `preemptionStrategies` and has no key `enable`; otherwise the
-  manager exits.
-- `v1beta1`: `fairSharing.enable: true`. Without it the section is ignored.
+- `v1beta2`: the section `fairSharing`, which must have `preemptionStrategies` and must not have `enable`; otherwise
+  the manager exits.
+- `v1beta1`: `fairSharing.enable: true`. Without it the manager ignores the section.
 
-Admission fair sharing is switched on by `admissionFairSharing` in both, and counts nothing while its
+In both versions `admissionFairSharing` switches admission fair sharing on, which counts nothing while its
 `usageHalfLifeTime` is 0 or unset.
 
-Source: kubernetes-sigs/kueue ff69552e79ad, apis/config, pkg/config (read strictly: an unknown key ends the manager)."""
+Source: kubernetes-sigs/kueue ff69552e79ad, apis/config, pkg/config (the manager exits at an unknown key)."""
 
 from __future__ import annotations
 
@@ -74,23 +75,23 @@ _ZERO = re.compile(r"[+-]?(0+(\.0*)?(ns|us|µs|ms|s|m|h)?)*")
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The settings about weights in Kueue's configuration.
+    """The settings in Kueue's configuration that decide whether Kueue reads weights.
 
-    version: of the document, such as `v1beta2`.
-    fair: weights of ClusterQueues and Cohorts are read.
-    admission: weights of LocalQueues are read, if their ClusterQueue enables it.
-    frozen: as `admission`, but nothing is counted.
-    fault: why the manager does not start with it, "" if no fault is known."""
+    version: the document's API version, such as `v1beta2`.
+    fair: Kueue reads the weights of ClusterQueues and Cohorts.
+    admission: Kueue reads the weights of LocalQueues whose ClusterQueue enables it.
+    no_half_life: admission fair sharing has no half-life, so Kueue counts no usage.
+    fault: why the manager does not start with the configuration; "" if no fault is known."""
 
     version: str
     fair: bool
     admission: bool
-    frozen: bool = False
+    no_half_life: bool = False
     fault: str = ""
 
 
 def read_configuration(config_maps: Iterable[Object]) -> Configuration | None:
-    """Return the first configuration of Kueue in one of these ConfigMaps; None if none can be read."""
+    """Return the first valid configuration of Kueue in the ConfigMaps; None if there is none."""
     for config_map in config_maps:
         for key, text in sorted((config_map.get("data") or {}).items()):
             try:
@@ -103,43 +104,43 @@ def read_configuration(config_maps: Iterable[Object]) -> Configuration | None:
 
 
 def fair_sharing_lines(version: str) -> str:
-    """Return the lines that switch fair sharing on, in a configuration of this version."""
+    """Return the line that switches fair sharing on in a configuration of this version."""
     if version == "v1beta1":
         return "fairSharing: {enable: true}"
     return f"fairSharing: {{preemptionStrategies: [{_FINAL}, {_INITIAL}]}}"
 
 
-def admission_lines() -> str:
-    """Return the lines that switch admission fair sharing on, in any version."""
-    return "admissionFairSharing: {usageHalfLifeTime: 168h, usageSamplingInterval: 5m}"
+ADMISSION_LINES = "admissionFairSharing: {usageHalfLifeTime: 168h, usageSamplingInterval: 5m}"
+"""The line that switches admission fair sharing on in a configuration of any version."""
 
 
 def _configuration(document: Mapping[str, Any]) -> Configuration:
     version = str(document["apiVersion"]).removeprefix(_CONFIGURATION_GROUP)
     fair, fault = _fair_sharing(version, document.get("fairSharing"))
-    admission = document.get("admissionFairSharing")
-    gates = document.get("featureGates")
+    admission, gates = document.get("admissionFairSharing"), document.get("featureGates")
+    if not isinstance(admission, Mapping):
+        return Configuration(version, fair, False, False, fault)
     switched_off = isinstance(gates, Mapping) and gates.get("AdmissionFairSharing") is False
-    on = isinstance(admission, Mapping) and not switched_off
-    frozen = isinstance(admission, Mapping) and bool(_ZERO.fullmatch(str(admission.get("usageHalfLifeTime") or "0")))
-    return Configuration(version, fair, on, frozen, fault)
+    no_half_life = bool(_ZERO.fullmatch(str(admission.get("usageHalfLifeTime") or "0")))
+    return Configuration(version, fair, not switched_off, no_half_life, fault)
 
 
 def _fair_sharing(version: str, section: object) -> tuple[bool, str]:
-    """Return whether weights are read, and why the manager does not start."""
+    """Return True if Kueue reads weights, and the reason why the manager does not start with the section, else ""."""
+    older = version == "v1beta1"
     if section is None:
         return False, ""
     if not isinstance(section, Mapping):
         return False, "fairSharing is no section"
-    known = {"preemptionStrategies"} | ({"enable"} if version == "v1beta1" else set())
-    strange = sorted(str(key) for key in section if key not in known)
-    if strange:
-        return False, f"fairSharing.{strange[0]} is unknown in {version}"
-    if version == "v1beta1" and section.get("enable") is not True:
+    known = {"preemptionStrategies", "enable"} if older else {"preemptionStrategies"}
+    unknown = sorted(str(key) for key in section if key not in known)
+    if unknown:
+        return False, f"fairSharing.{unknown[0]} is unknown in {version}"
+    if older and section.get("enable") is not True:
         return False, ""
     strategies = section.get("preemptionStrategies")
     if not strategies:
-        return version == "v1beta1", "" if version == "v1beta1" else "fairSharing.preemptionStrategies is required"
+        return older, "" if older else "fairSharing.preemptionStrategies is required"
     if strategies not in _STRATEGIES:
         return False, f"fairSharing.preemptionStrategies are {strategies}"
     return True, ""
@@ -155,20 +156,20 @@ WORKLOADS = tuple(Kind(f"{_GROUP}/{v}", "Workload", "workloads", namespaced=True
 KINDS = (*CLUSTER_QUEUES, *COHORTS, *LOCAL_QUEUES, *WORKLOADS)
 QUEUE_PREFIX, COHORT_PREFIX = "kueue", "kueue-cohort"
 LEAST = 1e-6
-"""The smallest weight that Kueue safely distinguishes from zero."""
+"""The smallest weight that Kueue distinguishes from zero."""
 UNSET = 1.0
-"""Kueue's value for a weight that is not set."""
+"""The weight that Kueue uses if none is set."""
 REPLACES = "kueue.x-k8s.io/workload-slice-replacement-for"
-"""Annotation of an elastic job's new Workload: namespace/name of the Workload that it replaces once admitted."""
+"""The annotation of an elastic job's new Workload with the namespace/name of the Workload that it will replace."""
 _AFS = "UsageBasedAdmissionFairSharing"
 _WITHIN = "due to prioritization in the ClusterQueue"
-"""Words of a preemption that does not take from another ClusterQueue."""
+"""Part of the message of a preemption within the ClusterQueue."""
 _FOR_WORKLOAD = re.compile(r"\(UID: ([^,)\s]+)")
 _FOR_QUEUE = re.compile(r"preemptor path: \S*/([^/;\s]+)")
 
 
 class KueueAdapter(Adapter):
-    """The adapter for Kueue."""
+    """Reads Kueue's objects, and writes weights to Cohorts, ClusterQueues and LocalQueues."""
 
     name = "kueue"
     prefixes = (QUEUE_PREFIX, COHORT_PREFIX)
@@ -189,13 +190,14 @@ class KueueAdapter(Adapter):
         locals_ = {_ref(obj): obj for obj in _objects(seen, LOCAL_QUEUES)}
         workloads = _objects(seen, WORKLOADS)
         owner = owners(policy, QUEUE_PREFIX, COHORT_PREFIX)
-        carriers = {ref: queue for ref, queue in owner.items() if ref in _carriers(owner)}
-        found = match([*cohorts.values(), *queues.values(), *locals_.values()], carriers, _ref, "Kueue queue")
+        weighted_refs = _weighted_refs(owner)
+        weighted_owner = {ref: queue for ref, queue in owner.items() if ref in weighted_refs}
+        found = match([*cohorts.values(), *queues.values(), *locals_.values()], weighted_owner, _ref, "Kueue queue")
         configuration = read_configuration(seen.get(CONFIG_MAP, ()))
         nodes = _quotas(queues, cohorts, workloads if any(kind in seen for kind in WORKLOADS) else None)
         quotas = Quotas(nodes)
         gangs, stopped = _gangs(owner, workloads, locals_, queues, nodes, pods)
-        asked = amounts(policy, gangs)
+        demand_of = amounts(policy, gangs)
 
         def read(name: str, obj: Object) -> tuple[TargetQueue, Standing] | Issue:
             weight = value_at(obj, ("spec", "fairSharing", "weight"))
@@ -203,81 +205,82 @@ class KueueAdapter(Adapter):
             if weight is not None and number is None:
                 return Issue(obj["metadata"]["name"], f"spec.fairSharing.weight is {weight!r}")
             kind = _kind_of(obj)
-            static = _keeps_history(obj, kind, queues, configuration)
-            held = target_queue(obj, kind, number, static=static, unset=UNSET)
-            demand = asked.get(name, Standing(_own(obj), _own(obj)))
+            static = _counts_history(obj, kind, queues, configuration)
+            queue = target_queue(obj, kind, number, static=static, unset=UNSET)
+            demand = demand_of.get(name, Standing(_reserved(obj), _reserved(obj)))
             most = quotas.most(_pool(obj))
-            return held, Standing(
+            return queue, Standing(
                 demand.requested,
                 demand.allocated,
                 UNSET if number is None else number,
-                held.changed_ms,
-                held.direction,
+                queue.changed_ms,
+                queue.direction,
                 most=UNLIMITED if most == inf else most,
             )
 
         known = read_queues(found, read)
-        carried = {name: found.found[name] for name in known.held}
+        weighted = {name: found.found[name] for name in known.held}
         conditions = (
-            _effective(policy, configuration, carried, queues),
-            _in_sync(policy, owner, carried, quotas, stopped),
+            _effective(policy, configuration, weighted, queues),
+            _in_sync(policy, owner, weighted, quotas, stopped),
         )
-        taken = tuple(_evictions(gangs, owner, workloads))
-        can_give = capacity(quotas, map(_pool, carried.values()))
+        evictions = tuple(_evictions(gangs, owner, workloads))
+        gpus_by_quota = capacity(quotas, map(_pool, weighted.values()))
         return Observation(
-            known.held, known.standings, known.issues, conditions, gangs, taken, known.left, nodes, can_give
+            known.held, known.standings, known.issues, conditions, gangs, evictions, known.left, nodes, gpus_by_quota
         )
 
     def express(
         self, _policy: Policy, weights: Sequence[Weight], observation: Observation, _gpus: float
     ) -> Mapping[str, Value]:
-        """Write six decimals, never zero unless the policy says zero; for a LocalQueue under AFS the
-        configured weight."""
+        """Return the weights with six decimals, and zero only for a weight of zero; a LocalQueue gets at least `LEAST`.
+
+        A LocalQueue under AFS gets the configured weight."""
         values: dict[str, Value] = {}
         for weight in weights:
-            held = observation.held.get(weight.queue)
-            if held is None:
+            queue = observation.held.get(weight.queue)
+            if queue is None:
                 continue
-            wanted = weight.configured if held.static else weight.value
-            local = held.kind.kind == "LocalQueue"
+            wanted = weight.configured if queue.static else weight.value
+            local = queue.kind.kind == "LocalQueue"
             values[weight.queue] = 0.0 if wanted == 0 and not local else max(LEAST, round(wanted, 6))
         return values
 
-    def spec(self, _held: TargetQueue, value: Value) -> Object:
+    def spec(self, _queue: TargetQueue, value: Value) -> Object:
         return {"fairSharing": {"weight": fixed_point(float(value))}}
 
 
 def _evictions(
     gangs: Sequence[Gang], owner: Mapping[str, QueuePolicy], workloads: Sequence[Object]
 ) -> Iterator[Eviction]:
-    """Yield evictions from the condition `Preempted` of each victim. It names the Workload that gets the room, by uid,
-    and by which path. Once the victim is admitted again, the condition is False and its message still states this. The
-    status counts preemptions, so none between two cycles is missed. If there were several since the last cycle, only
-    the latest is known."""
+    """Yield the latest eviction of each victim from its condition `Preempted`.
+
+    The condition's message names the Workload that gets the GPUs, by uid and by the path of its queue. After the victim
+    is admitted again, the condition is False and keeps its message. The status counts preemptions, so the count reveals
+    a preemption between two cycles; of several, only the latest is visible."""
     queues = {gang.uid: gang.queue for gang in gangs}
     for obj in workloads:
         metadata = obj["metadata"]
-        found: Mapping[str, Any] = next(
+        condition: Mapping[str, Any] = next(
             (c for c in value_at(obj, ("status", "conditions")) or () if c.get("type") == "Preempted"), {}
         )
-        text = found.get("message") or ""
-        count = _preempted(obj)
-        within = found.get("reason") == "InClusterQueue" or _WITHIN in text
-        if not text or within or (count == 0 and found.get("status") != "True"):
+        text = condition.get("message") or ""
+        count = _preemptions(obj)
+        within = condition.get("reason") == "InClusterQueue" or _WITHIN in text
+        if not text or within or (count == 0 and condition.get("status") != "True"):
             continue
         uid, path = _FOR_WORKLOAD.search(text), _FOR_QUEUE.search(text)
         queue = queues.get(uid[1]) if uid else None
-        named_queue = owner.get(f"{QUEUE_PREFIX}:{path[1]}") if path else None
-        queue = queue if queue is not None or named_queue is None else named_queue.name
+        queue_of_path = owner.get(f"{QUEUE_PREFIX}:{path[1]}") if path else None
+        if queue is None and queue_of_path is not None:
+            queue = queue_of_path.name
         if queue is not None and queue != queues.get(metadata.get("uid", "")):
-            when = count or found.get("lastTransitionTime", "")
-            yield Eviction(
-                f"{metadata.get('uid', '')}/{when}", queue, f"{metadata.get('namespace', '')}/{metadata['name']}"
-            )
+            occurrence = count or condition.get("lastTransitionTime", "")
+            yield Eviction(f"{metadata.get('uid', '')}/{occurrence}", queue, _full_name(obj))
 
 
-def _preempted(workload: Object) -> int:
-    """Return how often Kueue has preempted it; 0 if its release does not count."""
+def _preemptions(workload: Object) -> int:
+    """Return how often Kueue has preempted a Workload; 0 if this release of Kueue does not count."""
     counts = value_at(workload, ("status", "schedulingStats", "evictions")) or ()
     return sum(int(each.get("count") or 0) for each in counts if each.get("reason") == "Preempted")
 
@@ -298,8 +301,12 @@ def _ref(obj: Object) -> str:
     return f"{QUEUE_PREFIX}:{name}"
 
 
-def _carriers(owner: Mapping[str, QueuePolicy]) -> set[str]:
-    """Return for each queue its refs at the highest level: Cohort, ClusterQueue, LocalQueue."""
+def _full_name(workload: Object) -> str:
+    return f"{workload['metadata'].get('namespace', '')}/{workload['metadata']['name']}"
+
+
+def _weighted_refs(owner: Mapping[str, QueuePolicy]) -> set[str]:
+    """Return the refs of each queue at its highest level: Cohort, else ClusterQueue, else LocalQueue."""
     best: dict[str, int] = {}
     for ref, queue in owner.items():
         best[queue.name] = min(best.get(queue.name, 3), _level(ref))
@@ -310,14 +317,14 @@ def _level(ref: str) -> int:
     return 0 if ref.startswith(f"{COHORT_PREFIX}:") else 2 if "/" in ref else 1
 
 
-def _asks_for_history(cluster_queue: Object | None) -> bool:
+def _enables_afs(cluster_queue: Object | None) -> bool:
     return bool(value_at(cluster_queue or {}, ("spec", "admissionScope", "admissionMode")) == _AFS)
 
 
-def _keeps_history(obj: Object, kind: Kind, queues: Mapping[str, Object], configuration: Configuration | None) -> bool:
-    """Return whether Kueue itself counts what a LocalQueue used; True if this is unknown."""
-    asks = kind.kind == "LocalQueue" and _asks_for_history(queues.get(obj["spec"].get("clusterQueue", "")))
-    return asks and (configuration is None or configuration.admission)
+def _counts_history(obj: Object, kind: Kind, queues: Mapping[str, Object], configuration: Configuration | None) -> bool:
+    """Return True if the object is a LocalQueue whose usage Kueue counts, or if Kueue's configuration is unknown."""
+    enabled = kind.kind == "LocalQueue" and _enables_afs(queues.get(obj["spec"].get("clusterQueue", "")))
+    return enabled and (configuration is None or configuration.admission)
 
 
 def _cohort(obj: Object) -> str:
@@ -332,14 +339,14 @@ def _title(obj: Object) -> str:
     return f"{obj['kind']} {namespace + '/' if namespace else ''}{obj['metadata']['name']}"
 
 
-def _own(obj: Object) -> float:
-    """Return the reserved GPUs in the queue's status; a Cohort's status has none."""
+def _reserved(obj: Object) -> float:
+    """Return the reserved GPUs in a queue's status; 0 for a Cohort, whose status has none."""
     flavors = value_at(obj, ("status", "flavorsReservation")) or ()
     return fsum(gpus({r["name"]: r.get("total")}) for flavor in flavors for r in flavor.get("resources") or ())
 
 
 def _pool(obj: Object) -> str:
-    """Return the node of the quota tree by which a queue's work is admitted."""
+    """Return the name of the quota by which Kueue admits a queue's work."""
     if obj["kind"] == "LocalQueue":
         return f"ClusterQueue {obj['spec'].get('clusterQueue', '')}"
     return _title(obj)
@@ -348,24 +355,25 @@ def _pool(obj: Object) -> str:
 def _quotas(
     queues: Mapping[str, Object], cohorts: Mapping[str, Object], workloads: Sequence[Object] | None
 ) -> dict[str, Quota]:
-    """Return every ClusterQueue with a GPU quota, and the Cohorts above. workloads: None if they cannot be read."""
+    """Return the quota of every ClusterQueue that has a quota of GPUs, and of every Cohort, by name.
+
+    workloads: None if they cannot be read; usage is then that of the ClusterQueues' statuses."""
     used: dict[str, list[float]] = {}
     for obj in workloads or ():
         cluster_queue = value_at(obj, ("status", "admission", "clusterQueue"))
         if cluster_queue and not _finished(obj):
             used.setdefault(cluster_queue, []).append(_admitted(obj))
-    found: dict[str, Quota] = {}
+    quotas: dict[str, Quota] = {}
     for name, obj in queues.items():
-        if _counts_gpus(obj):
-            held = _own(obj) if workloads is None else fsum(used.get(name, ()))
-            found[_title(obj)] = _quota(obj, held)
+        if any(_gpu_quotas(obj)):
+            quotas[_title(obj)] = _quota(obj, _reserved(obj) if workloads is None else fsum(used.get(name, ())))
     for obj in cohorts.values():
-        found[_title(obj)] = _quota(obj, 0.0)
-    return found
+        quotas[_title(obj)] = _quota(obj, 0.0)
+    return quotas
 
 
-def _resources(obj: Object) -> Iterator[Mapping[str, Any]]:
-    """Yield the quotas of a ClusterQueue or Cohort, flavor by flavor, of GPU resources."""
+def _gpu_quotas(obj: Object) -> Iterator[Mapping[str, Any]]:
+    """Yield the quotas of GPU resources of a ClusterQueue or Cohort, one per flavor and resource."""
     for group in value_at(obj, ("spec", "resourceGroups")) or ():
         for flavor in group.get("flavors") or ():
             for resource in flavor.get("resources") or ():
@@ -373,22 +381,17 @@ def _resources(obj: Object) -> Iterator[Mapping[str, Any]]:
                     yield resource
 
 
-def _counts_gpus(obj: Object) -> bool:
-    return next(_resources(obj), None) is not None
-
-
 def _quota(obj: Object, used: float) -> Quota:
-    def add_up(what: str) -> float:
-        return fsum(gpus({each["name"]: each.get(what)}) for each in resources)
+    def total(field: str) -> float:
+        return fsum(gpus({each["name"]: each.get(field)}) for each in resources)
 
-    def bound(what: str) -> float:
-        return add_up(what) if resources and all(each.get(what) is not None for each in resources) else UNLIMITED
+    def limit(field: str) -> float:
+        return total(field) if resources and all(each.get(field) is not None for each in resources) else UNLIMITED
 
-    resources = list(_resources(obj))
-    above = _cohort(obj)
-    return Quota(
-        f"Cohort {above}" if above else "", add_up("nominalQuota"), used, bound("borrowingLimit"), bound("lendingLimit")
-    )
+    resources = list(_gpu_quotas(obj))
+    cohort = _cohort(obj)
+    parent = f"Cohort {cohort}" if cohort else ""
+    return Quota(parent, total("nominalQuota"), used, limit("borrowingLimit"), limit("lendingLimit"))
 
 
 def _finished(workload: Object) -> bool:
@@ -404,17 +407,18 @@ def _gangs(
     quotas: Mapping[str, Quota],
     pods: Sequence[Pod],
 ) -> tuple[tuple[Gang, ...], tuple[str, ...]]:
-    """Return Workloads that request GPUs and are neither finished nor deactivated. Also return a sentence for each
-    queue that keeps work waiting. Work that no queue admits requests nothing."""
+    """Return the Workloads that request GPUs and are neither finished nor deactivated, and sentences on stopped queues.
+
+    A Workload that waits in a stopped queue is left out; the sentence states how many GPUs wait there."""
     members = by_gang(pods)
-    live = {f"{o['metadata'].get('namespace', '')}/{o['metadata']['name']}": o for o in workloads if not _finished(o)}
+    live = {_full_name(obj): obj for obj in workloads if not _finished(obj)}
     replaced = {
         value_at(obj, ("metadata", "annotations", REPLACES))
         for obj in live.values()
         if value_at(obj, ("status", "admission")) is not None
     }
-    found = []
-    kept_out: dict[str, float] = {}
+    gangs = []
+    waiting_gpus: dict[str, float] = {}
     for key, obj in live.items():
         spec = obj.get("spec") or {}
         queue, pool = _queue_of(owner, locals_, obj)
@@ -428,37 +432,37 @@ def _gangs(
             gang = replace(gang, pool="")
         halt = None if admitted else _halt(obj, locals_, queues.get(pool))
         if halt is not None:
-            kept_out[halt] = kept_out.get(halt, 0.0) + gang.requested
+            waiting_gpus[halt] = waiting_gpus.get(halt, 0.0) + gang.requested
             continue
-        shown = with_pods(gang, members.get(named(obj), ()))
-        # An admitted Workload holds its GPUs even before its pods exist: Kueue gives them to no other Workload.
-        found.append(
-            shown
-            if not admitted
-            else replace(
-                shown, requested=gang.requested, allocated=gang.allocated, minimum=min(shown.minimum, gang.requested)
-            )
-        )
-    stopped = tuple(f"{halt}: {amount:g} GPUs that wait there are not counted" for halt, amount in kept_out.items())
-    return in_order(found), tuple(sorted(stopped))
+        requested, allocated = gang.requested, gang.allocated
+        gang = with_pods(gang, members.get(named(obj), ()))
+        if admitted:
+            # An admitted Workload holds its GPUs even before its pods exist: Kueue gives them to no other Workload.
+            minimum = min(gang.minimum, requested)
+            gang = replace(gang, requested=requested, allocated=allocated, minimum=minimum)
+        gangs.append(gang)
+    stopped = (f"{halt}: {amount:g} GPUs that wait there are not counted" for halt, amount in waiting_gpus.items())
+    return in_order(gangs), tuple(sorted(stopped))
 
 
 def _gang(obj: Object, queue: str, pool: str, live: Mapping[str, Object]) -> Gang:
-    """Read one Workload. An admitted Workload gets no more, even if it requested more (partial admission). The next
-    Workload of an elastic job requests what it adds to the one that it replaces."""
+    """Read one Workload. live: the unfinished Workloads by namespace/name.
+
+    A partially admitted Workload requests only the GPUs for which it is admitted. The next Workload of an elastic job
+    requests the GPUs that it adds to the Workload that it replaces."""
     metadata, spec = obj["metadata"], obj.get("spec") or {}
     sets = spec.get("podSets") or ()
     done = _done(obj)
-    asked = fsum(_pod_set(each, _count(each), done) for each in sets)
+    requested = fsum(_pod_set(each, _count(each), done) for each in sets)
     least = fsum(_pod_set(each, _count(each, "minCount"), done) for each in sets)
-    held = _admitted(obj)
+    allocated = _admitted(obj)
     if value_at(obj, ("status", "admission", "podSetAssignments")):
-        asked = held
+        requested = allocated
     elif value_at(obj, ("status", "admission")) is None:
-        before = live.get(value_at(metadata, ("annotations", REPLACES)) or "")
-        given = _admitted(before) if before is not None else 0.0
-        asked, least = max(0.0, asked - given), max(0.0, least - given)
-    since = [
+        previous = live.get(value_at(metadata, ("annotations", REPLACES)) or "")
+        replaced = _admitted(previous) if previous is not None else 0.0
+        requested, least = max(0.0, requested - replaced), max(0.0, least - replaced)
+    admitted_ms = [
         millis(c.get("lastTransitionTime"))
         for c in value_at(obj, ("status", "conditions")) or ()
         if c["type"] == "Admitted" and c["status"] == "True"
@@ -470,13 +474,13 @@ def _gang(obj: Object, queue: str, pool: str, live: Mapping[str, Object]) -> Gan
         metadata.get("namespace", ""),
         metadata["name"],
         metadata.get("uid", ""),
-        asked,
-        held,
-        min(least, asked) or asked,
+        requested,
+        allocated,
+        min(least, requested) or requested,
         int(spec.get("priority") or 0),
         True,
         millis(metadata.get("creationTimestamp")),
-        next((at for at in since if at is not None), None),
+        next((at for at in admitted_ms if at is not None), None),
         millis((metadata.get("annotations") or {}).get(CHECKPOINT)),
         job=next((each["name"] for each in owners_ if each.get("controller")), ""),
         pool=pool,
@@ -484,30 +488,31 @@ def _gang(obj: Object, queue: str, pool: str, live: Mapping[str, Object]) -> Gan
     )
 
 
-Pods = Mapping[str | None, int]
-"""Pods by the name of their set."""
+PodCounts = Mapping[str | None, int]
+"""Numbers of pods by the name of their pod set."""
 
 
-def _done(workload: Object) -> Pods:
-    """Return pods that have completed; Kueue has given their quota to others."""
+def _done(workload: Object) -> PodCounts:
+    """Return the numbers of completed pods, whose quota Kueue has given to other Workloads."""
     done = value_at(workload, ("status", "reclaimablePods")) or ()
     return {each.get("name"): int(each.get("count") or 0) for each in done}
 
 
 def _count(pod_set: Mapping[str, Any], which: str = "count") -> int:
-    found = next((pod_set[key] for key in (which, "count") if pod_set.get(key) is not None), 1)
-    return int(found)
+    return int(next((pod_set[key] for key in (which, "count") if pod_set.get(key) is not None), 1))
 
 
-def _pod_set(pod_set: Mapping[str, Any], count: int, done: Pods) -> float:
-    """Return the GPUs of `count` of its pods, at most of those that are not done."""
+def _pod_set(pod_set: Mapping[str, Any], count: int, done: PodCounts) -> float:
+    """Return the GPUs of `count` pods of a pod set, at most of the pods that are not done."""
     left = max(0, _count(pod_set) - done.get(pod_set.get("name"), 0))
     return min(count, left) * request(value_at(pod_set, ("template", "spec")) or {})
 
 
 def _admitted(workload: Object) -> float:
-    """Return the GPUs that a Workload is admitted for and still holds: of each set the admitted number of pods, times a
-    pod's request. The admission's own figures may be of other resources, into which Kueue transforms GPUs."""
+    """Return the GPUs for which a Workload is admitted, without those of completed pods.
+
+    For each pod set these are the admitted number of pods times a pod's request. The amounts in the admission itself
+    count other resources if Kueue transforms GPUs into them."""
     done = _done(workload)
     sets = {each.get("name"): each for each in value_at(workload, ("spec", "podSets")) or ()}
     held = []
@@ -522,8 +527,9 @@ def _admitted(workload: Object) -> float:
 def _queue_of(
     owner: Mapping[str, QueuePolicy], locals_: Mapping[str, Object], obj: Object
 ) -> tuple[QueuePolicy | None, str]:
-    """Return the policy's queue by its LocalQueue, else by that LocalQueue's ClusterQueue, which is the
-    second value."""
+    """Return the policy's queue and the ClusterQueue of a Workload.
+
+    The Workload's LocalQueue identifies the policy's queue, otherwise its ClusterQueue does."""
     local = _local(obj)
     cluster = value_at(obj, ("status", "admission", "clusterQueue")) or value_at(
         locals_.get(local, {}), ("spec", "clusterQueue")
@@ -532,38 +538,40 @@ def _queue_of(
 
 
 def _local(workload: Object) -> str:
-    """Return the LocalQueue of a Workload, as a ref."""
+    """Return the ref of a Workload's LocalQueue."""
     namespace = workload["metadata"].get("namespace", "")
     return f"{QUEUE_PREFIX}:{namespace}/{value_at(workload, ('spec', 'queueName')) or ''}"
 
 
 def _halt(workload: Object, locals_: Mapping[str, Object], cluster_queue: Object | None) -> str | None:
-    """Describe what prevents its admission, whatever quota there is."""
+    """Return why the Workload's LocalQueue or ClusterQueue admits nothing, whatever the quota; None if they admit."""
     for obj in (locals_.get(_local(workload)), cluster_queue):
         if obj is None:
             continue
         policy = value_at(obj, ("spec", "stopPolicy")) or "None"
         if policy != "None":
             return f"{_title(obj)} admits nothing (stopPolicy {policy})"
-        for found in value_at(obj, ("status", "conditions")) or ():
-            if (found.get("type"), found.get("status")) == ("Active", "False"):
-                return f"{_title(obj)} admits nothing ({found.get('reason')}: {found.get('message')})"
+        for condition in value_at(obj, ("status", "conditions")) or ():
+            if (condition.get("type"), condition.get("status")) == ("Active", "False"):
+                return f"{_title(obj)} admits nothing ({condition.get('reason')}: {condition.get('message')})"
     return None
 
 
 def _in_sync(
     policy: Policy,
     owner: Mapping[str, QueuePolicy],
-    carried: Mapping[str, Object],
+    weighted: Mapping[str, Object],
     quotas: Quotas,
     stopped: Sequence[str],
 ) -> Condition:
-    """Return where Kueue's own quotas, limits and Cohorts differ from the policy. A LocalQueue has none."""
+    """Return the condition `InSync`: whether quotas, limits and Cohorts of Kueue match the policy.
+
+    weighted: the object with the weight of each queue of the policy. LocalQueues have no quotas."""
     differing: list[str] = []
     unknown: list[str] = []
-    above: dict[str | None, dict[str, list[str]]] = {}
+    cohorts_below: dict[str | None, dict[str, list[str]]] = {}
     for queue in sorted(policy.queues, key=lambda queue: queue.name):
-        obj = carried.get(queue.name)
+        obj = weighted.get(queue.name)
         if obj is None or obj["kind"] == "LocalQueue":
             continue
         pool, cohort = _pool(obj), _cohort(obj)
@@ -580,13 +588,13 @@ def _in_sync(
         if parent is not None or any(ref.startswith(f"{COHORT_PREFIX}:") for ref in _refs(policy, queue.parent)):
             pairs.append(("parent", parent.name if parent else cohort or None, queue.parent))
         elif cohort:
-            above.setdefault(queue.parent, {}).setdefault(cohort, []).append(queue.name)
+            cohorts_below.setdefault(queue.parent, {}).setdefault(cohort, []).append(queue.name)
         differing += differences(obj["metadata"]["name"], pairs)
-    for parted in above.values():
-        if len(parted) > 1:
-            places = "; ".join(f"{', '.join(names)} in Cohort {cohort}" for cohort, names in sorted(parted.items()))
-            differing.append(f"siblings in the policy share no Cohort: {places}")
-    text = f"{say(unknown)} has no quota of {GPU}: what it can get is not known" if unknown else ""
+    for cohorts in cohorts_below.values():
+        if len(cohorts) > 1:
+            text = "; ".join(f"{', '.join(names)} in Cohort {cohort}" for cohort, names in sorted(cohorts.items()))
+            differing.append(f"siblings in the policy share no Cohort: {text}")
+    text = f"{say(unknown)} has no quota of {GPU}: the GPUs that it can get are unknown" if unknown else ""
     return in_sync(differing, stopped, what="quota, limit and parent", unknown=text)
 
 
@@ -597,48 +605,49 @@ def _refs(policy: Policy, name: str | None) -> Sequence[str]:
 def _effective(
     policy: Policy,
     configuration: Configuration | None,
-    carried: Mapping[str, Object],
+    weighted: Mapping[str, Object],
     queues: Mapping[str, Object],
 ) -> Condition:
-    """Return whether Kueue reads the weights of ClusterQueues and Cohorts, and separately of LocalQueues."""
+    """Return the condition `Effective`: the worse of those of ClusterQueues and Cohorts, and of LocalQueues."""
     where = policy.targets.kueue.config
-    shared = {name: obj for name, obj in carried.items() if obj["kind"] != "LocalQueue"}
-    locals_ = [obj for _, obj in sorted(carried.items()) if obj["kind"] == "LocalQueue"]
-    verdicts = [_admits_by(configuration, locals_, queues, where)] if locals_ else []
+    shared = {name: obj for name, obj in weighted.items() if obj["kind"] != "LocalQueue"}
+    locals_ = [obj for _, obj in sorted(weighted.items()) if obj["kind"] == "LocalQueue"]
+    conditions = [_admission_effective(configuration, locals_, queues, where)] if locals_ else []
     if shared or not locals_:
-        verdicts.append(_shares(configuration, queues.values(), where))
-        alone = _alone(policy, shared)
-        if alone and verdicts[-1].status != "False":
-            verdicts[-1] = Condition("Effective", "False", "NothingToShare", say(alone))
-    worst = min(verdicts, key=lambda verdict: ("False", "Unknown", "True").index(verdict.status))
-    said = dict.fromkeys(verdict.message for verdict in verdicts if verdict.status == worst.status)
-    return replace(worst, message="; ".join(said))
+        conditions.append(_shares_effective(configuration, queues.values(), where))
+        alone = _without_cohort(policy, shared)
+        if alone and conditions[-1].status != "False":
+            conditions[-1] = Condition("Effective", "False", "NothingToShare", say(alone))
+    worst = min(conditions, key=lambda condition: ("False", "Unknown", "True").index(condition.status))
+    messages = dict.fromkeys(each.message for each in conditions if each.status == worst.status)
+    return replace(worst, message="; ".join(messages))
 
 
-def _shares(configuration: Configuration | None, queues: Iterable[Object], where: str) -> Condition:
-    """Return whether the manager shows shares on every ClusterQueue, or on none. where: its configuration's
-    ConfigMap."""
-    told = [obj for obj in queues if obj.get("status")]
-    on = sum(value_at(obj, ("status", "fairSharing")) is not None for obj in told)
+def _shares_effective(configuration: Configuration | None, queues: Iterable[Object], where: str) -> Condition:
+    """Return the condition of ClusterQueues and Cohorts: True if every ClusterQueue's status has a weighted share.
+
+    where: namespace/name of the ConfigMap with Kueue's configuration."""
+    with_status = [obj for obj in queues if obj.get("status")]
+    with_share = sum(value_at(obj, ("status", "fairSharing")) is not None for obj in with_status)
     advice = _remedy(where, fair_sharing_lines(configuration.version if configuration else "v1beta2"), configuration)
-    if told and 0 < on < len(told):
-        text = f"{on} of {len(told)} ClusterQueues show a weighted share: Kueue's manager has not come to all of them"
+    if 0 < with_share < len(with_status):
+        text = f"only {with_share} of {len(with_status)} ClusterQueues show a weighted share so far"
         return Condition("Effective", "Unknown", "SharesDisagree", text)
-    shown = bool(told) and on == len(told)
     if configuration is not None and configuration.fault:
         text = f"Kueue's manager does not start with ConfigMap {where}: {configuration.fault}"
-        return Condition("Effective", "Unknown" if shown else "False", "ConfigurationRefused", text, advice)
-    if shown:
+        return Condition("Effective", "Unknown" if with_share else "False", "ConfigurationRefused", text, advice)
+    if with_share:
         if configuration is not None and not configuration.fair:
             text = f"Kueue reads weights now, and ConfigMap {where} switches that off at its manager's next start"
             return Condition("Effective", "Unknown", "RestartPending", text, advice)
-        return Condition("Effective", "True", "FairSharing", "Kueue divides what is borrowed by our weights")
-    if told and configuration is not None and configuration.fair:
+        text = "Kueue divides borrowed GPUs by the controller's weights"
+        return Condition("Effective", "True", "FairSharing", text)
+    if with_status and configuration is not None and configuration.fair:
         text = f"no ClusterQueue shows a weighted share, though ConfigMap {where} switches fair sharing on"
         return Condition("Effective", "False", "FairSharingOff", f"{text}: restart Kueue's manager", advice)
-    if told or (configuration is not None and not configuration.fair):
-        seen = "no ClusterQueue shows a weighted share" if told else f"ConfigMap {where} does not switch it on"
-        text = f"fair sharing is off in Kueue: it does not read weights ({seen})"
+    if with_status or (configuration is not None and not configuration.fair):
+        why = "no ClusterQueue shows a weighted share" if with_status else f"ConfigMap {where} does not switch it on"
+        text = f"fair sharing is off in Kueue, which does not read weights ({why})"
         return Condition("Effective", "False", "FairSharingOff", text, advice)
     if configuration is None:
         text = f"Kueue's configuration cannot be read from ConfigMap {where}, and no ClusterQueue has a status"
@@ -647,7 +656,7 @@ def _shares(configuration: Configuration | None, queues: Iterable[Object], where
 
 
 def _remedy(where: str, lines: str, configuration: Configuration | None) -> str:
-    """Return what to write, and where."""
+    """Return the commands that change Kueue's configuration, with the lines to write."""
     namespace, _, name = where.partition("/")
     version = f" ({configuration.version})" if configuration is not None else ""
     return (
@@ -656,46 +665,48 @@ def _remedy(where: str, lines: str, configuration: Configuration | None) -> str:
     )
 
 
-def _alone(policy: Policy, shared: Mapping[str, Object]) -> list[str]:
-    """Return objects without a Cohort above, which borrow from no other. The root of a tree has none on purpose: it is
-    left out if the policy has nothing beside it."""
+def _without_cohort(policy: Policy, shared: Mapping[str, Object]) -> list[str]:
+    """Return a sentence for each object without a Cohort above it, which borrows from no other object.
+
+    A Cohort that is the root of a tree is left out, unless the policy has siblings of its queue."""
     parents = {queue.name: queue.parent for queue in policy.queues}
-    beside: dict[str | None, int] = {}
+    siblings: dict[str | None, int] = {}
     for name in shared:
-        beside[parents[name]] = beside.get(parents[name], 0) + 1
+        siblings[parents[name]] = siblings.get(parents[name], 0) + 1
     return [
-        f"{_title(obj)} is in no cohort: it shares with no other"
+        f"{_title(obj)} is in no cohort and shares with no other"
         for name, obj in sorted(shared.items())
-        if not _cohort(obj) and (obj["kind"] != "Cohort" or beside[parents[name]] > 1)
+        if not _cohort(obj) and (obj["kind"] != "Cohort" or siblings[parents[name]] > 1)
     ]
 
 
-def _admits_by(
+def _admission_effective(
     configuration: Configuration | None, locals_: Sequence[Object], queues: Mapping[str, Object], where: str
 ) -> Condition:
-    """Return whether, for LocalQueues, Kueue orders a ClusterQueue's work by usage over weight."""
-    scoped = [obj for obj in locals_ if _asks_for_history(queues.get(obj["spec"].get("clusterQueue", "")))]
+    """Return the condition of LocalQueues: True if Kueue orders a ClusterQueue's work by their usage over weight."""
+    with_afs = [obj for obj in locals_ if _enables_afs(queues.get(obj["spec"].get("clusterQueue", "")))]
     faults = [
-        f"{_title(obj)}: its ClusterQueue has no admissionScope, so that Kueue does not read its weight"
+        f"{_title(obj)}: its ClusterQueue has no admissionScope, so Kueue does not read its weight"
         for obj in locals_
-        if obj not in scoped
+        if obj not in with_afs
     ]
     remedy = ""
     if faults:
         remedy = "write in the spec of its ClusterQueue: `admissionScope: {admissionMode: " + _AFS + "}`"
-    elif configuration is not None and (not configuration.admission or configuration.frozen):
-        lack = "usageHalfLifeTime" if configuration.admission else "admissionFairSharing"
-        faults = [f"ConfigMap {where} has no {lack}: Kueue counts no usage of LocalQueues"]
-        remedy = _remedy(where, admission_lines(), configuration)
+    elif configuration is not None and (not configuration.admission or configuration.no_half_life):
+        missing = "usageHalfLifeTime" if configuration.admission else "admissionFairSharing"
+        faults = [f"ConfigMap {where} has no {missing}: Kueue counts no usage of LocalQueues"]
+        remedy = _remedy(where, ADMISSION_LINES, configuration)
     if faults:
         return Condition("Effective", "False", "AdmissionFairSharingOff", say(faults), remedy)
     if configuration is None:
         text = f"Kueue's configuration cannot be read from ConfigMap {where}: does it have admissionFairSharing?"
         return Condition("Effective", "Unknown", "ConfigurationUnread", text)
-    silent = [obj for obj in scoped if value_at(obj, ("status", "fairSharing", "admissionFairSharingStatus")) is None]
-    if silent:
-        text = f"Kueue shows no usage yet of {say([_title(obj) for obj in silent])}: does its manager run?"
+    no_usage = [
+        obj for obj in with_afs if value_at(obj, ("status", "fairSharing", "admissionFairSharingStatus")) is None
+    ]
+    if no_usage:
+        text = f"Kueue shows no usage yet of {say([_title(obj) for obj in no_usage])}: does its manager run?"
         return Condition("Effective", "Unknown", "UsageUnseen", text)
-    return Condition(
-        "Effective", "True", "AdmissionFairSharing", "Kueue admits by what a LocalQueue used over its weight"
-    )
+    text = "Kueue admits work in the order of each LocalQueue's usage over its weight"
+    return Condition("Effective", "True", "AdmissionFairSharing", text)

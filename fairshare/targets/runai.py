@@ -1,26 +1,28 @@
-"""Presents Run:ai's projects and departments as objects, and maps the policy to them.
+"""Maps the policy to Run:ai's projects and departments, and presents them as Kubernetes objects.
 
-Run:ai owns the Queue objects that its scheduler reads, and reverts changes by others, so weights are set with its own
-API. `runai:PROJECT` and `runai-department:NAME` refer to the resources of one organisational unit in the policy's node
-pool, and `runai:PROJECT/POOL` to those in another node pool. This module presents them as objects, so that the rest of
-the controller treats Run:ai like any other target. Run:ai stores no annotations, so they are kept in a ConfigMap.
+Run:ai owns the Queue objects that its scheduler reads, and reverts changes by other clients, so the controller sets
+weights with Run:ai's own API. `runai:PROJECT` and `runai-department:NAME` refer to the resources of one organisational
+unit in the policy's node pool, and `runai:PROJECT/POOL` to those in another node pool. Because this module presents
+them as objects, the rest of the controller treats Run:ai like any other target. Run:ai stores no annotations, so a
+ConfigMap holds them.
 
 Weights are effective only if *Over quota weight* is switched on in Run:ai's general settings. The time-based fair share
-of a node pool must be off, otherwise history counts twice. Workloads are not read: requests and holdings of a unit come
-from Run:ai, and nothing is preempted here.
+of a node pool must be off, otherwise history counts twice. Requests and allocations of a unit come from Run:ai. The
+controller does not read Run:ai's workloads and preempts none of them.
 
 Source: Run:ai REST API, organizations/projects and departments ("node pool resources"), node-pools.
 
-Run:ai does not record who owns a field. If the present weight differs from the one that was last written, another
-client has set it. The write is then a Conflict, which is reported and never forced, until a person takes the field over
-(`gputally fairshare adopt`). Reading and writing are two requests. A change in between is found in the next cycle.
+Run:ai does not record the owner of a field. If the present weight differs from the weight that the controller wrote
+last, another client has set it. The write is then a Conflict, which the controller reports and never forces, until an
+operator takes the field over (`gputally fairshare adopt`). Reading and writing are two requests; the next cycle finds a
+change in between.
 
-The annotations are written before the weight and include the weight that it replaces, so after a crash in between both
-values are recognised as the controller's. No other field is written, and a dry run writes nothing at all.
+The controller writes the annotations before the weight, and they include the weight that it replaces. After a crash in
+between, the controller recognises both values as its own. It writes no other field, and a dry run writes nothing.
 
-The API is called as a service account. Its client id and secret are files of a mounted Secret. They are read for every
-new token and never logged. The token is kept until shortly before it expires. HTTPS is required except on this machine.
-After 429 or 503 with Retry-After no request is sent for that time.
+The controller calls the API as a service account. The client id and secret are files of a mounted Secret, which are
+read for every new token and never logged. A token is used until shortly before it expires. HTTPS is required except on
+this machine. After 429 or 503 with Retry-After the controller sends no request for that time.
 
 Source: Run:ai REST API v2.2x and v3.0; `/api/v2/token` is OAuth 2.0's client credentials grant, `/api/v1/token` its
 older form."""
@@ -50,24 +52,28 @@ from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Kind, Object, Objects, quantity, to_fields_v1, value_at
 
 PROJECT = Kind("run.ai/v1", "Project", "projects", status=False)
-
-
 DEPARTMENT = Kind("run.ai/v1", "Department", "departments", status=False)
-
-
+NODE_POOL = Kind("run.ai/v1", "NodePool", "node-pools", status=False)
+UNITS = (PROJECT, DEPARTMENT)
+WEIGHT = ("spec", "gpu", "overQuotaWeight")
+PROJECT_PREFIX, DEPARTMENT_PREFIX = "runai", "runai-department"
+NAME = "runai"
+ANOTHER_CLIENT = "run.ai"
+"""The field manager of a weight that differs from the weight that the controller wrote last."""
 PAGE = 500
 MOST_ROWS = 100_000
 MOST_BYTES = 64 * 1024 * 1024
-LONGEST_QUIET_S = 600.0
+LONGEST_PAUSE_S = 600.0
 CLIENT_ID, CLIENT_SECRET = "client-id", "client-secret"
-"""Files of the credentials' folder: keys of the Secret."""
+"""Files in the folder of the credentials: the keys of the Secret."""
 _LISTS = {PROJECT: "resources", DEPARTMENT: "nodePoolResources"}
+"""The field of the API's response that lists the units of a kind."""
 _EARLY_MS = 60 * MS_PER_SECOND
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class RunaiApi:
-    """A client of one control plane. Close it, or use it as a context manager. Raises ClusterError's kinds."""
+    """A client of one Run:ai control plane, used as a context manager. Its methods raise ClusterError's subclasses."""
 
     def __init__(
         self,
@@ -80,17 +86,17 @@ class RunaiApi:
         timeout_s: float = 10.0,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
-        """credentials: a folder with `client-id` and `client-secret`.
-        cluster: id; only its units are read.
-        ca_file: authorities (PEM) trusted instead of the system's.
+        """Raises Refused for an invalid address or invalid certificate authorities.
 
-        Raises Refused for an invalid address or authorities."""
+        credentials: a folder with `client-id` and `client-secret`.
+        cluster: the id of the only cluster whose units are read; None: all clusters.
+        ca_file: certificate authorities (PEM) that are trusted instead of the system's."""
         try:
             parsed = httpx2.URL(url)
         except httpx2.InvalidURL as error:
             raise Refused(f"not an address: {url!r}: {error}") from error
         if parsed.scheme != "https" and not (parsed.scheme == "http" and parsed.host in _LOCAL):
-            raise Refused(f"{url}: Run:ai is reached over https only")
+            raise Refused(f"{url}: use an https address for Run:ai")
         self._url = url.rstrip("/")
         self._credentials = credentials
         self._clock = clock
@@ -99,7 +105,7 @@ class RunaiApi:
         self._http = http_calls.client(trusted, timeout_s, transport=transport)
         self._token = ""
         self._token_until_ms = 0
-        self._quiet_until_ms = 0
+        self._paused_until_ms = 0
 
     def __enter__(self) -> RunaiApi:
         return self
@@ -110,15 +116,16 @@ class RunaiApi:
         self._http.close()
 
     def units(self, kind: Kind) -> Iterator[dict[str, Any]]:
-        """Yield every unit's resources in every node pool: orgUnitId, orgUnitName, nodePoolId, nodePoolName, resources,
-        quotaStatus."""
+        """Yield the resources of every unit in every node pool.
+
+        The keys of a row: orgUnitId, orgUnitName, nodePoolId, nodePoolName, resources, quotaStatus."""
         query = {"limit": str(PAGE), **({"filterBy": f"clusterId=={self._cluster}"} if self._cluster else {})}
         path = f"/api/v1/org-unit/{kind.plural}/node-pool-resources"
         for offset in range(0, MOST_ROWS, PAGE):
             answer = self._ask("GET", path, query={**query, "offset": str(offset)})
             rows = answer.get(_LISTS[kind]) if isinstance(answer, dict) else None
             if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-                raise Unavailable(f"{self._url}{path}: the answer is not one of Run:ai's API")
+                raise Unavailable(f"{self._url}{path}: the response is not that of Run:ai's API")
             yield from rows
             if len(rows) < PAGE:
                 return
@@ -129,12 +136,12 @@ class RunaiApi:
         answer = self._ask("GET", path)
         for each in (answer.get("resources") or ()) if isinstance(answer, dict) else ():
             if str((each.get("nodePool") or {}).get("id")) == pool:
-                found = (each.get("gpu") or {}).get("overQuotaWeight")
-                return None if found is None else float(found)
-        raise NotFound(f"{self._url}{path}: it has no node pool {pool}")
+                weight = (each.get("gpu") or {}).get("overQuotaWeight")
+                return None if weight is None else float(weight)
+        raise NotFound(f"{self._url}{path}: the unit has no node pool {pool}")
 
     def set_weight(self, kind: Kind, unit: str, pool: str, weight: float) -> None:
-        """Change this one field, as a partial update."""
+        """Set the over-quota weight, and no other field, by a partial update."""
         path = f"/api/v1/org-unit/{kind.plural}/{quote(unit, safe='')}/resources"
         self._ask("PATCH", path, body=[{"nodePool": {"id": pool}, "gpu": {"overQuotaWeight": weight}}])
 
@@ -164,10 +171,10 @@ class RunaiApi:
         answer = self._read("POST", path, response)
         token = (answer.get("access_token") or answer.get("accessToken")) if isinstance(answer, dict) else None
         if not isinstance(token, str) or not token:
-            raise Unavailable(f"{self._url}{path}: no token in the answer")
-        lasts = answer.get("expires_in") or answer.get("expiresIn")
-        lasts_ms = int(lasts) * MS_PER_SECOND if isinstance(lasts, int | float) else 0
-        self._token, self._token_until_ms = token, now_ms + max(0, lasts_ms - _EARLY_MS)
+            raise Unavailable(f"{self._url}{path}: the response has no token")
+        lifetime_s = answer.get("expires_in") or answer.get("expiresIn")
+        lifetime_ms = int(lifetime_s) * MS_PER_SECOND if isinstance(lifetime_s, int | float) else 0
+        self._token, self._token_until_ms = token, now_ms + max(0, lifetime_ms - _EARLY_MS)
         return token
 
     def _secret(self, name: str) -> str:
@@ -187,8 +194,8 @@ class RunaiApi:
         form: Mapping[str, str] | None = None,
         token: str = "",
     ) -> httpx2.Response:
-        if self._clock.monotonic_ms() < self._quiet_until_ms:
-            raise Unavailable(f"{self._url}: it asked for a pause")
+        if self._clock.monotonic_ms() < self._paused_until_ms:
+            raise Unavailable(f"{self._url}: Run:ai asked for a pause, which has not ended")
         headers = {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
         content = None if body is None else json.dumps(body)
         if content is not None:
@@ -201,43 +208,36 @@ class RunaiApi:
             raise Unavailable(f"{self._url}: {http_calls.reason(error)}") from error
 
     def _read(self, method: str, path: str, response: httpx2.Response) -> Any:
-        status = response.status_code
-        if status == 429 or status >= 500:
-            self._be_quiet(response.headers.get("Retry-After"))
+        status, request = response.status_code, f"{method} {self._url}{path}"
         if not response.is_success:
-            kinds = {404: NotFound} if status == 404 else {}
-            kind = kinds.get(status, Unavailable if status == 429 or status >= 500 else Refused)
-            raise kind(f"{method} {self._url}{path}: {status} {_words(response)}")
+            overloaded = status == 429 or status >= 500
+            if overloaded:
+                self._pause(response.headers.get("Retry-After"))
+            kind = NotFound if status == 404 else Unavailable if overloaded else Refused
+            raise kind(f"{request}: {status} {_message(response)}")
         if len(response.content) > MOST_BYTES:
-            raise Unavailable(f"{method} {self._url}{path}: the answer is larger than {MOST_BYTES} bytes")
+            raise Unavailable(f"{request}: the response is larger than {MOST_BYTES} bytes")
         try:
             return json.loads(response.content) if response.content else None
         except ValueError as error:
-            raise Unavailable(f"{method} {self._url}{path}: the answer is not JSON") from error
+            raise Unavailable(f"{request}: the response is not JSON") from error
 
-    def _be_quiet(self, retry_after: str | None) -> None:
+    def _pause(self, retry_after: str | None) -> None:
         if retry_after is not None and retry_after.isascii() and retry_after.isdigit():
-            wait_s = min(float(retry_after), LONGEST_QUIET_S)
-            self._quiet_until_ms = self._clock.monotonic_ms() + round(wait_s * MS_PER_SECOND)
+            pause_s = min(float(retry_after), LONGEST_PAUSE_S)
+            self._paused_until_ms = self._clock.monotonic_ms() + round(pause_s * MS_PER_SECOND)
 
 
-def _words(response: httpx2.Response) -> str:
-    """Return Run:ai's own message, if there is one."""
+def _message(response: httpx2.Response) -> str:
+    """Return the message in Run:ai's error response, or else the reason phrase of its status."""
     try:
         return str(json.loads(response.content)["message"])[:500]
     except (ValueError, KeyError, TypeError):
         return response.reason_phrase
 
 
-NODE_POOL = Kind("run.ai/v1", "NodePool", "node-pools", status=False)
-UNITS = (PROJECT, DEPARTMENT)
-WEIGHT = ("spec", "gpu", "overQuotaWeight")
-PROJECT_PREFIX, DEPARTMENT_PREFIX = "runai", "runai-department"
-NAME = "runai"
-
-
 class RunaiAdapter(Adapter):
-    """The adapter for Run:ai."""
+    """Reads Run:ai's projects and departments, and writes their over-quota weights."""
 
     name = NAME
     prefixes = (PROJECT_PREFIX, DEPARTMENT_PREFIX)
@@ -247,7 +247,9 @@ class RunaiAdapter(Adapter):
 
     def observe(self, policy: Policy, seen: Seen, _pods: Sequence[Pod] = ()) -> Observation:
         default = policy.targets.runai.node_pool
-        owner = {_full(ref, default): queue for ref, queue in owners(policy, *self.prefixes).items()}
+        owner = {
+            ref if "/" in ref else f"{ref}/{default}": queue for ref, queue in owners(policy, *self.prefixes).items()
+        }
         units = [obj for kind in UNITS for obj in seen.get(kind, ())]
         found = match(units, owner, ref_of, "Run:ai unit")
 
@@ -256,28 +258,30 @@ class RunaiAdapter(Adapter):
             weight = None if number is None else quantity(number)
             if number is not None and weight is None:
                 return Issue(obj["metadata"]["name"], f"overQuotaWeight is {number!r}")
-            held = target_queue(obj, _kind(obj), weight)
+            queue = target_queue(obj, _kind(obj), weight)
             allocated = quantity(value_at(obj, ("status", "allocated"))) or 0.0
             requested = max(allocated, quantity(value_at(obj, ("status", "requested"))) or 0.0)
-            return held, Standing(requested, allocated, weight, held.changed_ms, held.direction)
+            return queue, Standing(requested, allocated, weight, queue.changed_ms, queue.direction)
 
-        known = read_queues(found, read)
+        queues = read_queues(found, read)
         pools = {str(value_at(obj, ("spec", "nodePool"))) for obj in found.found.values()}
-        acts = effective(seen.get(NODE_POOL, ()), pools)
-        return Observation(known.held, known.standings, known.issues, (acts,), left=known.left)
+        conditions = (effective(seen.get(NODE_POOL, ()), pools),)
+        return Observation(queues.held, queues.standings, queues.issues, conditions, left=queues.left)
 
-    def spec(self, _held: TargetQueue, value: Value) -> Object:
+    def spec(self, _queue: TargetQueue, value: Value) -> Object:
         return {"gpu": {"overQuotaWeight": value}}
 
 
 def ref_of(obj: Object) -> str:
-    """`runai:PROJECT/POOL`, the node pool always named."""
+    """Return the ref of a unit with its node pool, such as `runai:PROJECT/POOL`."""
     prefix = PROJECT_PREFIX if obj["kind"] == PROJECT.kind else DEPARTMENT_PREFIX
     return f"{prefix}:{value_at(obj, ('spec', 'unit'))}/{value_at(obj, ('spec', 'nodePool'))}"
 
 
 def effective(pools: Sequence[Object], used: set[str]) -> Condition:
-    """Return whether gputally's weights are Run:ai's only history, in the node pools that are written to."""
+    """Return the condition `Effective`: False if a node pool counts history too, otherwise Unknown.
+
+    used: the names of the node pools whose weights the controller writes."""
     double = sorted(
         pool["metadata"]["name"]
         for pool in pools
@@ -286,25 +290,18 @@ def effective(pools: Sequence[Object], used: set[str]) -> Condition:
     if double:
         text = f"time-based fair share is on in node pool {', '.join(double)}: switch it off, history is in the weights"
         return Condition("Effective", "False", "HistoryCountedTwice", text)
-    text = (
-        "weights act where Over quota weight is switched on in Run:ai's general settings, which its API does not tell"
-    )
+    text = "switch Over quota weight on in Run:ai's general settings: weights need it, and the API does not show it"
     return Condition("Effective", "Unknown", "SettingNotSeen", text)
 
 
-def _full(ref: str, default: str) -> str:
-    return ref if "/" in ref else f"{ref}/{default}"
-
-
-ELSEWHERE = "run.ai"
-"""The owner of a weight that differs from the last written one, as far as it can be known."""
-
-
 class RunaiCluster:
-    """A `gputally.kubernetes.objects.Objects`. Not thread-safe."""
+    """Implements `gputally.kubernetes.objects.Objects` for Run:ai's units. Not thread-safe.
+
+    A ConfigMap holds a note for each unit that the controller has written: its annotations, and the other weight that
+    the controller recognises as its own after a crash."""
 
     def __init__(self, api: RunaiApi, cluster: Cluster, namespace: str, name: str) -> None:
-        """cluster, namespace, name: of the ConfigMap with the controller's notes."""
+        """cluster, namespace, name: identify the ConfigMap with the notes."""
         self._api = api
         self._cluster = cluster
         self._namespace, self._name = namespace, name
@@ -315,8 +312,8 @@ class RunaiCluster:
         if kind not in UNITS or fields:
             raise NotFound(f"Run:ai has no {kind.plural}")
         notes = self._notes()
-        found = [_unit(kind, row, notes.get(_key(kind, _uid(row)))) for row in self._api.units(kind)]
-        return sorted(found, key=lambda obj: str(obj["metadata"]["name"]))
+        units = [_unit(kind, row, notes.get(_key(kind, _uid(row)))) for row in self._api.units(kind)]
+        return sorted(units, key=lambda obj: str(obj["metadata"]["name"]))
 
     def get(self, kind: Kind, name: str, namespace: str = "") -> Object:
         found = next((obj for obj in self.list(kind) if obj["metadata"]["name"] == name and not namespace), None)
@@ -331,8 +328,8 @@ class RunaiCluster:
         standing = self._api.weight(kind, *_ids(uid))
         if note is not None and not _ours(note, standing):
             published = note["annotations"][queue_annotations.PUBLISHED]
-            text = f"{kind.kind} {name}: overQuotaWeight is {standing}, and we wrote {published}"
-            raise Conflict(text, ((ELSEWHERE, "gpu.overQuotaWeight"),))
+            text = f"{kind.kind} {name}: overQuotaWeight is {standing}, and the controller wrote {published}"
+            raise Conflict(text, ((ANOTHER_CLIENT, "gpu.overQuotaWeight"),))
         if dry_run:
             return obj
         annotations = dict(obj["metadata"].get("annotations") or {})
@@ -346,7 +343,7 @@ class RunaiCluster:
         if changes:
             self._api.set_weight(kind, *_ids(uid), float(wanted))
         if not annotations and note is not None:
-            self._write({each: kept for each, kept in notes.items() if each != key}, field_manager)
+            self._write({other: kept for other, kept in notes.items() if other != key}, field_manager)
         return obj
 
     def transfer(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
@@ -355,17 +352,17 @@ class RunaiCluster:
         if not same(value_at(obj, WEIGHT), standing):
             raise Conflict(f"{kind.kind} {obj['metadata']['name']}: overQuotaWeight changed meanwhile: read it again")
         if not dry_run:
-            kept = {key: note for key, note in self._notes().items() if key != _key(kind, uid)}
-            self._write(kept, field_manager)
+            others = {key: note for key, note in self._notes().items() if key != _key(kind, uid)}
+            self._write(others, field_manager)
         return obj
 
     def _notes(self) -> dict[str, dict[str, Any]]:
-        """Return the notes by key; invalid ones are left out, and their units count as never written."""
+        """Return the valid notes by key. A unit with an invalid note counts as never written."""
         try:
             data = self._cluster.get(CONFIG_MAP, self._name, self._namespace).get("data") or {}
         except NotFound:
             return {}
-        found = {}
+        notes = {}
         for key, text in data.items():
             try:
                 note = json.loads(text)
@@ -376,8 +373,8 @@ class RunaiCluster:
                 and isinstance(note.get("annotations"), dict)
                 and queue_annotations.read(note["annotations"])
             ):
-                found[key] = note
-        return found
+                notes[key] = note
+        return notes
 
     def _write(self, notes: Mapping[str, Mapping[str, Any]], field_manager: str) -> None:
         document = {
@@ -390,39 +387,35 @@ class RunaiCluster:
 
 
 def _ours(note: Mapping[str, Any], standing: float | None) -> bool:
-    noted = queue_annotations.read(note["annotations"])
-    return noted is not None and (same(standing, noted.published) or same(standing, note.get("also")))
+    """Return True if the controller wrote the standing weight."""
+    recorded = queue_annotations.read(note["annotations"])
+    return recorded is not None and (same(standing, recorded.published) or same(standing, note.get("also")))
 
 
 def _unit(kind: Kind, row: Mapping[str, Any], note: Mapping[str, Any] | None) -> Object:
+    """Return a unit as an object. A weight that another client set is owned by `ANOTHER_CLIENT`."""
     weight = value_at(row, ("resources", "gpu", "overQuotaWeight"))
     annotations = dict(note["annotations"]) if note is not None else {}
     contested = note is not None and not _ours(note, weight)
     if note is not None and not contested and same(weight, note.get("also")):
         annotations[queue_annotations.PUBLISHED] = f"{weight or 0.0:.15g}"  # the announced write did not happen
-    path = {WEIGHT}
-    managers = [{"manager": ELSEWHERE, "operation": "Update", "fieldsV1": to_fields_v1(path)}] if contested else []
+    owner = {"manager": ANOTHER_CLIENT, "operation": "Update", "fieldsV1": to_fields_v1({WEIGHT})}
     metadata: dict[str, Any] = {
         "name": f"{row.get('orgUnitName')}.{row.get('nodePoolName')}",
         "uid": _uid(row),
         "resourceVersion": f"{weight}",
-        "managedFields": managers,
+        "managedFields": [owner] if contested else [],
         **({"annotations": annotations} if annotations else {}),
     }
     spec = {"unit": row.get("orgUnitName"), "nodePool": row.get("nodePoolName"), "gpu": {"overQuotaWeight": weight}}
     status = {key: value_at(row, ("quotaStatus", key, "gpu")) for key in ("allocated", "requested")}
-    return {
-        "apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "spec": spec, "status": status,
-    }  # fmt: skip
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "spec": spec, "status": status}
 
 
 def _pool(row: Mapping[str, Any]) -> Object:
-    history = value_at(row, ("schedulingConfiguration", "timeBasedFairShare"))
-    spec = {"timeBasedFairShare": history}
-    return {
-        "apiVersion": NODE_POOL.api_version, "kind": NODE_POOL.kind, "metadata": {"name": str(row.get("name"))},
-        "spec": spec,
-    }  # fmt: skip
+    metadata = {"name": str(row.get("name"))}
+    spec = {"timeBasedFairShare": value_at(row, ("schedulingConfiguration", "timeBasedFairShare"))}
+    return {"apiVersion": NODE_POOL.api_version, "kind": NODE_POOL.kind, "metadata": metadata, "spec": spec}
 
 
 def _kind(obj: Object) -> Kind:
@@ -439,20 +432,21 @@ def _ids(uid: str) -> tuple[str, str]:
 
 
 def _key(kind: Kind, uid: str) -> str:
-    """The key of a ConfigMap for this object."""
+    """Return the ConfigMap's key for a unit; keys have no slashes."""
     return f"{kind.kind}.{uid.replace('/', '.')}"
 
 
 class RunaiFault(FairshareError):
-    """The policy names Run:ai, and its address is not configured."""
+    """The policy has queues of Run:ai, but no credentials for it are configured."""
 
 
 @contextmanager
 def opened(
     policy: Policy, cluster: Cluster, credentials: Path | None, ca_file: Path | None, where: StatusObject, clock: Clock
 ) -> Iterator[Mapping[str, Objects]]:
-    """Yield the objects by adapter: Run:ai, or nothing if the policy does not use it. where: the controller's
-    ConfigMap; the notes on Run:ai's units are in a ConfigMap beside it. Raises RunaiFault."""
+    """Yield Run:ai's objects under the adapter's name, or nothing if the policy does not use Run:ai. Raises RunaiFault.
+
+    where: the controller's ConfigMap. The notes on Run:ai's units are in a ConfigMap with `-runai` after its name."""
     target = policy.targets.runai
     if target.mode == "off" or target.url is None or not has_ref(policy, *RunaiAdapter.prefixes):
         yield {}

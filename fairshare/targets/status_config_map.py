@@ -1,14 +1,14 @@
-"""Keeps the controller's conditions in one ConfigMap.
+"""Stores the controller's conditions, and the state of each target's law, in one ConfigMap.
 
-`lastTransitionTime` changes only with the status, and is read from the cluster, so that a restart keeps it. KAI's
-objects have statuses of their own, which the controller does not write."""
+`lastTransitionTime` changes only with the status. The controller reads it back from the cluster, so that it survives a
+restart. The controller writes no statuses of schedulers' objects."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fairshare.core.queue_annotations import instant
 from fairshare.core.queues_and_weights import Condition
@@ -16,15 +16,15 @@ from fairshare.laws.feedback_laws import Memory
 from gputally.kubernetes.objects import CONFIG_MAP, Event, Object
 
 STATE = "state"
-"""Prefix of the keys with the state of a law."""
+"""Prefix of the ConfigMap's keys with the state of a law."""
 MOST_STATE_BYTES = 256 * 1024
 Scoped = tuple[str, Condition]
-"""(target, "" for the controller itself; condition)."""
+"""A target and its condition; the target is "" for the controller itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusObject:
-    """The ConfigMap with the conditions."""
+    """Namespace and name of the controller's ConfigMap."""
 
     namespace: str = "gputally"
     name: str = "gputally-fairshare"
@@ -43,7 +43,7 @@ def render(
     now_ms: int,
     state: Mapping[str, str] | None = None,
 ) -> Object:
-    """Return the ConfigMap to apply, given the present one (None: it does not exist). state: see `remember`."""
+    """Return the ConfigMap to apply. standing: the present one; None: it does not exist. state: see `remember`."""
     data: Mapping[str, str] = (standing or {}).get("data") or {}
     return {
         "apiVersion": CONFIG_MAP.api_version,
@@ -55,19 +55,19 @@ def render(
 
 
 def conditions(standing: Object) -> tuple[Scoped, ...]:
-    """Return the conditions in the ConfigMap that can be read."""
-    found: list[Scoped] = []
+    """Return the valid conditions in the ConfigMap."""
+    valid: list[Scoped] = []
     for key, text in sorted((standing.get("data") or {}).items()):
-        scope, _, kind = key.rpartition(".")
+        target, _, kind = key.rpartition(".")
         entry = _parse(text)
-        if scope != STATE and entry.get("status") in ("True", "False", "Unknown"):
-            words = (str(entry.get("reason", "")), str(entry.get("message", "")))
-            found.append((scope, Condition(kind, entry["status"], *words)))
-    return tuple(found)
+        if target != STATE and entry.get("status") in ("True", "False", "Unknown"):
+            reason, message = str(entry.get("reason", "")), str(entry.get("message", ""))
+            valid.append((target, Condition(kind, entry["status"], reason, message)))
+    return tuple(valid)
 
 
 def remember(memories: Mapping[str, Memory], policy_version: str) -> dict[str, str]:
-    """Return the state of each target's law as entries of the ConfigMap; left out if it is empty or too large."""
+    """Return the state of each target's law as entries of the ConfigMap, without empty and too large ones."""
     entries = {}
     for target, memory in memories.items():
         plain = {queue: dict(numbers) for queue, numbers in sorted(memory.items())}
@@ -78,61 +78,52 @@ def remember(memories: Mapping[str, Memory], policy_version: str) -> dict[str, s
 
 
 def memories(standing: Object) -> dict[str, Memory]:
-    """Return what `remember` wrote, as far as it can be read. The state of another policy is used too: a new policy
-    continues with its numbers, and a law reads only those of its queues."""
-    found: dict[str, Memory] = {}
+    """Return the valid entries that `remember` wrote, by target.
+
+    A state counts under every policy version: a new policy continues with its numbers, and a law reads only the numbers
+    of its queues."""
+    by_target: dict[str, Memory] = {}
     for key, text in (standing.get("data") or {}).items():
-        scope, _, target = key.partition(".")
-        entry = _parse(text)
-        memory = entry.get("memory")
-        if scope == STATE and isinstance(memory, dict):
-            found[target] = {
+        prefix, _, target = key.partition(".")
+        memory = _parse(text).get("memory")
+        if prefix == STATE and isinstance(memory, dict):
+            by_target[target] = {
                 str(queue): {str(name): float(value) for name, value in numbers.items()}
                 for queue, numbers in memory.items()
                 if isinstance(numbers, dict) and all(isinstance(value, int | float) for value in numbers.values())
             }
-    return found
+    return by_target
 
 
 def changed_conditions(
     where: StatusObject, before: Sequence[Scoped], now: Sequence[Scoped], now_ms: int
 ) -> tuple[Event, ...]:
-    """Return an event for every condition whose status or reason has changed; for a new condition only if it is bad."""
-    old = {(scope, condition.type): condition for scope, condition in before}
+    """Return an event for each condition whose status or reason changed, and for each new condition that is False."""
+    old = {(target, condition.type): (condition.status, condition.reason) for target, condition in before}
     events = []
-    for scope, condition in now:
-        was = old.get((scope, condition.type))
+    for target, condition in now:
         bad = condition.status == "False"
-        if (was is None and bad) or (
-            was is not None and (was.status, was.reason) != (condition.status, condition.reason)
-        ):
-            message = f"{scope + ': ' if scope else ''}{condition.message}"
+        previous = old.get((target, condition.type))
+        if previous != (condition.status, condition.reason) and (previous is not None or bad):
+            severity: Literal["Normal", "Warning"] = "Warning" if bad else "Normal"
+            message = f"{target}: {condition.message}" if target else condition.message
             events.append(
-                Event(
-                    CONFIG_MAP,
-                    where.name,
-                    where.namespace,
-                    "",
-                    "Warning" if bad else "Normal",
-                    condition.reason,
-                    message,
-                    now_ms,
-                )
+                Event(CONFIG_MAP, where.name, where.namespace, "", severity, condition.reason, message, now_ms)
             )
     return tuple(events)
 
 
 def _key(scoped: Scoped) -> str:
-    scope, condition = scoped
-    return f"{scope + '.' if scope else ''}{condition.type}"
+    target, condition = scoped
+    return f"{target}.{condition.type}" if target else condition.type
 
 
 def _entry(condition: Condition, standing: str | None, now_ms: int) -> str:
-    since = instant(now_ms)
-    if standing is not None:
-        was = _parse(standing)
-        if was.get("status") == condition.status and isinstance(was.get("lastTransitionTime"), str):
-            since = was["lastTransitionTime"]
+    """Return a condition as JSON, with the transition time of the standing entry if the status is the same."""
+    previous = _parse(standing or "")
+    since = previous.get("lastTransitionTime")
+    if previous.get("status") != condition.status or not isinstance(since, str):
+        since = instant(now_ms)
     fields = {
         "status": condition.status,
         "reason": condition.reason,

@@ -1,13 +1,13 @@
 """Maps the policy to Volcano's Queue objects, and reports why weights are not effective.
 
-- mode `weight`, for the proportion plugin: `spec.weight`, an integer that means a part of the *whole* cluster, quota
-  included. It is written in ten-thousandths of the cluster, so all siblings use one scale.
-- mode `deserved`, for the capacity plugin: `spec.deserved`, whole GPUs, above which Volcano reclaims.
-- mode `hierarchy`, for the drf plugin with `enableHierarchy: true`: the numbers of `volcano.sh/hierarchy-weights`,
-  along the path that the operator gave in `volcano.sh/hierarchy`.
+- Mode `weight`, for the proportion plugin, writes `spec.weight`: the queue's part of the *whole* cluster, quota
+  included, as an integer number of ten-thousandths, so that all siblings use one scale.
+- Mode `deserved`, for the capacity plugin, writes `spec.deserved`: whole GPUs, above which Volcano reclaims.
+- Mode `hierarchy`, for the drf plugin with `enableHierarchy: true`, writes the annotation
+  `volcano.sh/hierarchy-weights`: the weights along the path that the operator gave in `volcano.sh/hierarchy`.
 
-The first two values come from dividing the cluster among all queues by quota and weight, as if every queue requested
-GPUs, because a queue needs its share before it requests any. The weight itself is in an annotation.
+In the first two modes the adapter divides the cluster among all queues by quota and weight as if every queue requested
+GPUs, because a queue needs its share before it requests any. An annotation records the weight itself.
 
 Source: volcano-sh/volcano ed72c7c815a9, scheduling.volcano.sh/v1beta1, plugins proportion, capacity, drf."""
 
@@ -45,26 +45,27 @@ QUEUE = Kind("scheduling.volcano.sh/v1beta1", "Queue", "queues")
 POD_GROUP = Kind("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups", namespaced=True, status=False)
 JOB = Kind("batch.volcano.sh/v1alpha1", "Job", "jobs", namespaced=True)
 COMMAND = Kind("bus.volcano.sh/v1alpha1", "Command", "commands", namespaced=True, status=False)
-"""A command to Volcano's controllers, for example `RestartJob`. They delete it before they act on it."""
+"""A command to Volcano's controllers, for example `RestartJob`. The controllers delete it before they act on it."""
 KINDS = (QUEUE, POD_GROUP, JOB, COMMAND)
 PREFIX = "volcano"
 HIERARCHY, HIERARCHY_WEIGHTS = "volcano.sh/hierarchy", "volcano.sh/hierarchy-weights"
 MOST_WEIGHT = 65_535
 SCALE = 10_000
-"""A weight of 10,000 is the whole cluster."""
+"""The weight that means the whole cluster."""
 _CONFIGURATION, _ENABLE_HIERARCHY = "volcano-scheduler.conf", "enableHierarchy"
 _LINE = {"hierarchy": f"- {{name: drf, {_ENABLE_HIERARCHY}: true}}"}
 _ROOT = "root"
 _DEFAULT_WEIGHT = 1.0
-"""The CRD fills it in, and the API server records the Queue's creator as its owner."""
-_FINE = 1000.0
-"""Parts are computed in thousandths of a GPU, so that rounding to whole units is not visible in them."""
+"""The weight that the CRD fills in for an unset field; the API server then records the Queue's creator as owner."""
+_UNITS_PER_GPU = 1000.0
+"""Units of a GPU in which mode `weight` divides, so that rounding to whole units does not change a weight."""
 _PLUGIN = {"weight": "proportion", "deserved": "capacity", "hierarchy": "drf"}
-_LIVE = frozenset({"Pending", "Inqueue", "Running", "Unknown", ""})
+_UNFINISHED = frozenset({"Pending", "Inqueue", "Running", "Unknown", ""})
+"""Phases of PodGroups that count."""
 
 
 class VolcanoAdapter(Adapter):
-    """The adapter for Volcano."""
+    """Reads Volcano's objects, and writes weights or quotas to its Queues."""
 
     name = "volcano"
     prefixes = (PREFIX,)
@@ -85,22 +86,22 @@ class VolcanoAdapter(Adapter):
         found = match(objects, owner, lambda o: f"{PREFIX}:{o['metadata']['name']}", "Volcano queue")
         parents = {obj["metadata"]["name"]: value_at(obj, ("spec", "parent")) for obj in objects}
         gangs = _gangs(owner, seen.get(POD_GROUP, ()), seen.get(JOB, ()), pods)
-        asked = amounts(policy, gangs)
+        demand_of = amounts(policy, gangs)
 
         def read(name: str, obj: Object) -> tuple[TargetQueue, Standing] | Issue:
-            one = _target_queue(obj, mode, parents)
-            if isinstance(one, Issue):
-                return one
-            held, weight = one
-            own = gpus(value_at(obj, ("status", "allocated")))
-            demand = asked.get(name, Standing(own, own))
-            requested, allocated = max(demand.requested, own), max(demand.allocated, own)
-            return held, Standing(requested, allocated, weight, held.changed_ms, held.direction)
+            result = _target_queue(obj, mode, parents)
+            if isinstance(result, Issue):
+                return result
+            queue, weight = result
+            in_status = gpus(value_at(obj, ("status", "allocated")))
+            demand = demand_of.get(name, Standing(in_status, in_status))
+            requested, allocated = max(demand.requested, in_status), max(demand.allocated, in_status)
+            return queue, Standing(requested, allocated, weight, queue.changed_ms, queue.direction)
 
-        known = read_queues(found, read)
+        queues = read_queues(found, read)
         config = policy.targets.volcano.config
         conditions = (_effective(mode, config, seen.get(CONFIG_MAP, ()), found.strangers),)
-        return Observation(known.held, known.standings, known.issues, conditions, gangs, left=known.left)
+        return Observation(queues.held, queues.standings, queues.issues, conditions, gangs, left=queues.left)
 
     def express(
         self, policy: Policy, weights: Sequence[Weight], observation: Observation, gpus: float
@@ -110,34 +111,36 @@ class VolcanoAdapter(Adapter):
         if mode == "hierarchy":
             owner = owners(policy, PREFIX)
             return {
-                weight.queue: _along(observation.held[weight.queue], weight.queue, wanted, owner)
+                weight.queue: _path_weights(observation.held[weight.queue], weight.queue, wanted, owner)
                 for weight in weights
                 if weight.queue in observation.held
             }
         if mode == "deserved":
-            shares = _whole(policy, wanted, gpus, 1.0)
+            shares = _full_demand_shares(policy, wanted, gpus, 1.0)
             return {name: shares[name] for name in observation.held if name in shares}
-        shares = _whole(policy, wanted, gpus, _FINE)
+        shares = _full_demand_shares(policy, wanted, gpus, _UNITS_PER_GPU)
         return {
-            name: float(min(MOST_WEIGHT, max(1, round(shares[name] / (gpus * _FINE) * SCALE))))
+            name: float(min(MOST_WEIGHT, max(1, round(shares[name] / (gpus * _UNITS_PER_GPU) * SCALE))))
             for name in observation.held
             if name in shares
         }
 
-    def spec(self, held: TargetQueue, value: Value) -> Object:
-        if held.field == "deserved":
+    def spec(self, queue: TargetQueue, value: Value) -> Object:
+        if queue.field == "deserved":
             return {"deserved": {GPU: fixed_point(float(value))}}
         return {"weight": round(float(value))}
 
-    def patch(self, held: TargetQueue, value: Value | None, annotations: Mapping[str, str]) -> Object:
-        """In mode `hierarchy`, write the value as an annotation."""
-        if value is None or held.field != "hierarchy":
-            return super().patch(held, value, annotations)
-        return super().patch(held, None, {**annotations, HIERARCHY_WEIGHTS: str(value)})
+    def patch(self, queue: TargetQueue, value: Value | None, annotations: Mapping[str, str]) -> Object:
+        """Return the fields for server-side apply; in mode `hierarchy` the value is an annotation."""
+        if value is None or queue.field != "hierarchy":
+            return super().patch(queue, value, annotations)
+        return super().patch(queue, None, {**annotations, HIERARCHY_WEIGHTS: str(value)})
 
 
 def _target_queue(obj: Object, mode: str, parents: Mapping[str, Any]) -> tuple[TargetQueue, float | None] | Issue:
-    """Return one Queue as the mode sees it, and the weight in force (None: none published). parents: of all Queues."""
+    """Return a Queue object with the field that the mode writes, and the published weight that is in force, if any.
+
+    parents: the parent of every Queue, by name."""
     metadata = obj["metadata"]
     name, annotations = metadata["name"], metadata.get("annotations") or {}
     value: Value | None
@@ -154,7 +157,7 @@ def _target_queue(obj: Object, mode: str, parents: Mapping[str, Any]) -> tuple[T
         number = value_at(obj, ("spec", "weight"))
         value = None if number is None else quantity(number)
     hierarchy = mode == "hierarchy"
-    held = target_queue(
+    queue = target_queue(
         obj,
         QUEUE,
         value,
@@ -164,21 +167,22 @@ def _target_queue(obj: Object, mode: str, parents: Mapping[str, Any]) -> tuple[T
         default=_DEFAULT_WEIGHT if mode == "weight" else None,
         unset=_DEFAULT_WEIGHT if mode == "weight" else 0.0,
     )
-    noted = queue_annotations.read(annotations, text=hierarchy)
-    ours = noted is not None and same(value, noted.published)
-    return held, noted.weight if noted is not None and ours else None
+    recorded = queue_annotations.read(annotations, text=hierarchy)
+    return queue, recorded.weight if recorded is not None and same(value, recorded.published) else None
 
 
 def _path(name: str, parents: Mapping[str, Any]) -> str:
-    """Return `root/eng/team`, as far as known; Volcano's webhook checks the sums of `deserved` along it."""
+    """Return the queue's path, such as `root/eng/team`. Volcano's webhook checks the sums of `deserved` along it."""
     path = [name]
     while (above := parents.get(path[0])) and above not in path:
         path.insert(0, str(above))
     return "/".join(path if path[0] == _ROOT else [_ROOT, *path])
 
 
-def _whole(policy: Policy, weights: Mapping[str, float], gpus: float, scale: float) -> dict[str, float]:
-    """Return what every queue gets if all queues request everything, quota first, then by weight, in 1/scale GPUs."""
+def _full_demand_shares(policy: Policy, weights: Mapping[str, float], gpus: float, scale: float) -> dict[str, float]:
+    """Return each queue's share if all queues request the whole cluster: its quota first, then by weight.
+
+    The unit of the shares is 1/scale of a GPU."""
     claims = tuple(
         Claim(
             queue.name,
@@ -195,46 +199,49 @@ def _whole(policy: Policy, weights: Mapping[str, float], gpus: float, scale: flo
     return dict(divide(DivisionProblem("whole", gpus * scale, 0.0, claims)).shares)
 
 
-def _along(held: TargetQueue, queue: str, weights: Mapping[str, float], owner: Mapping[str, QueuePolicy]) -> str:
-    """Return the weights of a path such as `root/eng/team-a`; a part without a queue keeps its number."""
-    parts = held.path.split("/")
-    shown = str(held.weight).split("/") if held.weight is not None else []
+def _path_weights(queue: TargetQueue, name: str, weights: Mapping[str, float], owner: Mapping[str, QueuePolicy]) -> str:
+    """Return the weights along a queue's path, such as `1/2/0.5` for `root/eng/team-a`.
+
+    A part of the path that is no queue of the policy keeps its present number, or 1."""
+    parts = queue.path.split("/")
+    present = str(queue.weight).split("/") if queue.weight is not None else []
     numbers = []
     for i, part in enumerate(parts):
-        known = queue if i == len(parts) - 1 else owner[ref].name if (ref := f"{PREFIX}:{part}") in owner else None
-        standing = shown[i] if i < len(shown) else "1"
-        weight = weights.get(known) if known is not None else None
-        numbers.append(standing if weight is None else fixed_point(max(1e-6, weight)))
+        policy_name = name if i == len(parts) - 1 else owner[ref].name if (ref := f"{PREFIX}:{part}") in owner else None
+        weight = weights.get(policy_name) if policy_name is not None else None
+        unchanged = present[i] if i < len(present) else "1"
+        numbers.append(unchanged if weight is None else fixed_point(max(1e-6, weight)))
     return "/".join(numbers)
 
 
 def _gangs(
     owner: Mapping[str, QueuePolicy], groups: Sequence[Object], jobs: Sequence[Object], pods: Sequence[Pod]
 ) -> tuple[Gang, ...]:
-    """Return the PodGroups of known queues. The request of a group without pods comes from its Job, otherwise from
-    minResources."""
+    """Return the PodGroups of the policy's queues as gangs.
+
+    The request of a group without pods is the larger of its Job's request and its `minResources`."""
     members = by_gang(pods)
-    asks = {(job["metadata"].get("namespace", ""), job["metadata"]["name"]): job for job in jobs}
-    found = []
+    jobs_by_name = {(job["metadata"].get("namespace", ""), job["metadata"]["name"]): job for job in jobs}
+    gangs = []
     for obj in groups:
         metadata, spec = obj["metadata"], obj.get("spec") or {}
         namespace = metadata.get("namespace", "")
         queue = owner.get(f"{PREFIX}:{spec.get('queue') or 'default'}")
-        if queue is None or (value_at(obj, ("status", "phase")) or "") not in _LIVE:
+        if queue is None or (value_at(obj, ("status", "phase")) or "") not in _UNFINISHED:
             continue
         annotations: Mapping[str, str] = metadata.get("annotations") or {}
         job = next(
             (
-                asks[namespace, reference["name"]]
+                jobs_by_name[namespace, reference["name"]]
                 for reference in metadata.get("ownerReferences") or ()
-                if reference.get("kind") == "Job" and (namespace, reference["name"]) in asks
+                if reference.get("kind") == "Job" and (namespace, reference["name"]) in jobs_by_name
             ),
             None,
         )
         tasks = value_at(job or {}, ("spec", "tasks")) or ()
-        stated = fsum(int(t.get("replicas") or 1) * request(value_at(t, ("template", "spec")) or {}) for t in tasks)
+        of_job = fsum(int(t.get("replicas") or 1) * request(value_at(t, ("template", "spec")) or {}) for t in tasks)
         least = gpus(spec.get("minResources"))
-        asked = max(stated, least)
+        requested = max(of_job, least)
         target = job or obj
         gang = Gang(
             queue.name,
@@ -242,35 +249,38 @@ def _gangs(
             namespace,
             target["metadata"]["name"],
             target["metadata"].get("uid", ""),
-            asked,
+            requested,
             0.0,
-            least or asked,
+            least or requested,
             0,
             annotations.get("volcano.sh/preemptable") != "false",
             millis(metadata.get("creationTimestamp")),
             None,
             millis(annotations.get(CHECKPOINT)),
         )
-        mine = members.get(named(obj), ())
-        if not mine and named(obj) in members:
+        own_pods = members.get(named(obj), ())
+        if not own_pods and named(obj) in members:
             continue  # all its pods are being deleted
         # The controller of a PodGroup creates all pods at once, so the pods that are left are its whole request.
         gang = with_pods(
             replace(
                 gang,
-                requested=0.0 if mine else asked,
-                priority=max((pod.priority for pod in mine), default=0),
+                requested=0.0 if own_pods else requested,
+                priority=max((pod.priority for pod in own_pods), default=0),
             ),
-            mine,
+            own_pods,
             int(spec["minMember"]) if spec.get("minMember") else None,
         )
         if gang.requested > 0:
-            found.append(gang)
-    return in_order(found)
+            gangs.append(gang)
+    return in_order(gangs)
 
 
 def _effective(mode: str, name: str, configuration: Sequence[Object], strangers: Sequence[Object]) -> Condition:
-    """Return whether the plugin that reads the written field is active, and only queues of the policy compete."""
+    """Return the condition `Effective`: True if Volcano's active plugin reads the field that the mode writes.
+
+    name: namespace/name of the ConfigMap with Volcano's configuration.
+    strangers: Queue objects that no queue of the policy refers to; they dilute weights if they hold GPUs."""
     wanted = _PLUGIN[mode]
     namespace, _, config_map = name.partition("/")
     line = _LINE.get(mode, f"- {{name: {wanted}}}")
@@ -296,33 +306,35 @@ def _effective(mode: str, name: str, configuration: Sequence[Object], strangers:
         other = next(
             (key for key in plugins["drf"] if "hierarchy" in str(key).lower() and key != _ENABLE_HIERARCHY), ""
         )
-        hint = f" ({other} is no key of Volcano's, which ignores it in silence)" if other else ""
+        hint = f" (Volcano ignores the unknown key {other})" if other else ""
         text = f"Volcano's plugin drf has no {_ENABLE_HIERARCHY}: true{hint}"
         return Condition("Effective", "False", "HierarchyOff", text, remedy)
     if "fairshare" in plugins:
-        text = "Volcano's plugin fairshare keeps history too, between the namespaces of a queue: drop one of them"
-        drop = f"{edit}: take `- name: fairshare` out of {_CONFIGURATION}"
-        return Condition("Effective", "False", "HistoryCountedTwice", text, drop)
+        text = "Volcano's plugin fairshare counts history too, between the namespaces of a queue: use one of the two"
+        removal = f"{edit}: take `- name: fairshare` out of {_CONFIGURATION}"
+        return Condition("Effective", "False", "HistoryCountedTwice", text, removal)
     busy = sorted(
         obj["metadata"]["name"]
         for obj in strangers
         if obj["metadata"]["name"] != _ROOT and gpus(value_at(obj, ("status", "allocated"))) > 0
     )
     if busy and mode == "weight":
-        text = f"queues that the policy does not know hold GPUs and dilute its weights: {', '.join(busy)}"
+        text = f"queues outside the policy hold GPUs and dilute its weights: {', '.join(busy)}"
         refs = ", ".join(f"`refs: [volcano:{name}]`" for name in busy)
         return Condition("Effective", "False", "StrangersCompete", text, f"give each a queue of the policy: {refs}")
-    return Condition("Effective", "True", "PluginActive", f"Volcano's plugin {wanted} divides by what we write")
+    text = f"Volcano's plugin {wanted} divides by the controller's values"
+    return Condition("Effective", "True", "PluginActive", text)
 
 
 _Tiers = Sequence[Sequence[Mapping[str, Any]]]
 
 
 def _tiers(configuration: Sequence[Object]) -> _Tiers | str:
-    """Return the plugins of every tier in `volcano-scheduler.conf`, or of the only entry with tiers; otherwise why they
-    are unknown."""
+    """Return the plugins of every tier, or the reason why they are unknown.
+
+    The tiers are in the entry `volcano-scheduler.conf` of the ConfigMap, or in its only entry with tiers."""
     if not configuration:
-        return "it is not there, or not ours to read"
+        return "the ConfigMap does not exist, or the controller may not read it"
     found: dict[str, _Tiers] = {}
     for config_map in configuration:
         for key, text in (config_map.get("data") or {}).items():
@@ -330,7 +342,7 @@ def _tiers(configuration: Sequence[Object]) -> _Tiers | str:
                 document = parse(text, key, MAX_CONFIG_CHARACTERS).data
             except FileFault as fault:
                 if key == _CONFIGURATION:
-                    return f"not YAML that can be used: {fault.faults[0]}"
+                    return f"invalid YAML: {fault.faults[0]}"
                 continue
             tiers = document.get("tiers") if isinstance(document, dict) else None
             if isinstance(tiers, list):
@@ -346,7 +358,7 @@ def _tiers(configuration: Sequence[Object]) -> _Tiers | str:
 
 
 def _refused(tiers: _Tiers) -> str:
-    """Return why Volcano refuses the configuration; empty if it does not."""
+    """Return the reason why Volcano refuses the configuration; "" if Volcano accepts it."""
     for tier in tiers:
         hierarchy = False
         for plugin in tier:

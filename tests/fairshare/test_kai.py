@@ -147,9 +147,9 @@ def _arguments(**given: str) -> dict[str, Any]:
         (
             {"kValue": 0, "usageDBConfig": _DATABASE, **_arguments(relcaimerSaturationMultiplier="1.1")},
             "False",
-            'and so it is 1 (add kValue: "0" there)',
+            'which means 1 (add kValue: "0" to them)',
         ),
-        ({"kValue": 0, "usageDBConfig": _DATABASE, **_arguments()}, "False", "replace all others"),
+        ({"kValue": 0, "usageDBConfig": _DATABASE, **_arguments()}, "False", "replace all other settings"),
     ],
 )
 def test_history_must_not_count_twice(seen_of: Make, spec: dict[str, Any], status: str, says: str) -> None:
@@ -200,7 +200,7 @@ _DEFAULT_METRIC = {"usageParams": {"extraParams": {"gpuAllocationMetric": "kai_q
         ({"connectionString": _OURS}, None, None, "Unknown", "Set targets.kai.endpoint"),
         ({"connectionStringEnvVar": "URL"}, None, _OURS, "Unknown", "environment variable URL"),
         ({"connectionString": _OURS, "connectionStringEnvVar": "URL"}, None, _OURS, "False", "URL is set too"),
-        ({}, None, _OURS, "Unknown", "the Config kai-config that fills it in cannot be read"),
+        ({}, None, _OURS, "Unknown", "the Config kai-config with the default cannot be read"),
         ({}, _config(externalPrometheusUrl=_OURS + "/"), _OURS, "True", "reads usage"),
         (
             {},

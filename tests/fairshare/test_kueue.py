@@ -530,7 +530,7 @@ def test_an_unset_weight_is_1_for_kueue(either_of: Make, accountant: Any, clock:
     other = policy_of([queues[1]], targets={"kueue": {"apply": "enforce"}})
     conditions = Controller(other, accountant, cluster, clock).cycle().targets[0].conditions
     (behind,) = [condition for condition in conditions if condition.type == "Mapped"]
-    assert "a carries our weight 0 (its own: unset)" in behind.message
+    assert "a has the controller's weight 0 (its base: unset)" in behind.message
     release_weights(policy, cluster)
     assert "weight" not in (cluster.get(CQ, "a").get("spec") or {}).get("fairSharing", {})
 

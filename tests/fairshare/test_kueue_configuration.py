@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from fairshare.targets.kueue import Configuration, admission_lines, fair_sharing_lines, read_configuration
+from fairshare.targets.kueue import ADMISSION_LINES, Configuration, fair_sharing_lines, read_configuration
 
 ALIASES = "\n".join(
     ["a0: &a0 [x, x, x, x, x, x, x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]" for n in range(1, 9)]
@@ -52,15 +52,15 @@ def test_fair_sharing_is_on_where_kueues_manager_starts_with_it(
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
 @pytest.mark.parametrize(("text", "admission", "frozen"), [
-    (admission_lines(), True, False),
+    (ADMISSION_LINES, True, False),
     ("admissionFairSharing: {usageSamplingInterval: 5m}", True, True),
     ("admissionFairSharing: {usageHalfLifeTime: 0s}", True, True),
-    (f"{admission_lines()}\nfeatureGates: {{AdmissionFairSharing: false}}", False, False),
+    (f"{ADMISSION_LINES}\nfeatureGates: {{AdmissionFairSharing: false}}", False, False),
     ("", False, False),
 ])  # fmt: skip
 def test_admission_fair_sharing_is_switched_on_apart(version: str, text: str, admission: bool, frozen: bool) -> None:
     found = read(version, text)
-    assert (found.admission, found.frozen, found.fair) == (admission, frozen, False)
+    assert (found.admission, found.no_half_life, found.fair) == (admission, frozen, False)
 
 
 def test_what_is_no_configuration_of_kueue_is_none() -> None:

@@ -26,8 +26,8 @@ from tests.fairshare.conftest import Accountant
 
 Make = Callable[..., Any]
 SAYS = (
-    "a carries our weight 0.5 (its own: 1) and belongs to no queue of the policy:"
-    " `gputally fairshare release --left-behind` gives it its own back (`--other FILE`: not of that policy)"
+    "a has the controller's weight 0.5 (its base: 1), and no queue of the policy refers to it: restore the base with"
+    " `gputally fairshare release --left-behind` (name the other policies of this cluster with `--other FILE`)"
 )
 
 

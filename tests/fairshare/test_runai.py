@@ -256,7 +256,7 @@ def test_secrets_are_in_no_message(credentials: Path, clock: VirtualClock, there
 
 
 def test_only_https(credentials: Path, clock: VirtualClock) -> None:
-    with pytest.raises(Refused, match="over https only"):
+    with pytest.raises(Refused, match="use an https address"):
         RunaiApi("http://runai.example", credentials, clock)
     with pytest.raises(Refused, match="CA file"):
         RunaiApi(URL, credentials, clock, ca_file=credentials / "client-id")
@@ -277,7 +277,7 @@ def test_pages_and_the_own_cluster(api: RunaiApi, there: StandIn, credentials: P
         (httpx2.Response(400, content=b'{"code":400,"message":"bad weight"}'), Refused, "bad weight"),
         (httpx2.Response(503), Unavailable, "503"),
         (httpx2.Response(200, content=b"<html>"), Unavailable, "not JSON"),
-        (httpx2.Response(200, content=b"[]"), Unavailable, "the answer is not one of Run:ai's API"),
+        (httpx2.Response(200, content=b"[]"), Unavailable, "the response is not that of Run:ai's API"),
     ],
 )
 def test_what_goes_wrong_is_one_line(

@@ -137,10 +137,10 @@ def test_along_a_hierarchy_only_the_numbers_we_answer_for_change(cycle: Make) ->
         ("deserved", ["proportion"], "PluginNotActive", "set targets.volcano.mode to weight"),
         ("hierarchy", ["drf"], "HierarchyOff", "has no enableHierarchy: true"),
         ("hierarchy", [{"name": "drf", "enableHierarchy": False}], "HierarchyOff", "has no enableHierarchy: true"),
-        ("hierarchy", [{"name": "drf", "enabledHierarchy": True}], "HierarchyOff", "enabledHierarchy is no key"),
+        ("hierarchy", [{"name": "drf", "enabledHierarchy": True}], "HierarchyOff", "unknown key enabledHierarchy"),
         ("hierarchy", [{"name": "drf", "enableHierarchy": True}, "proportion"], "ConfigurationRefused", "proportion"),
         ("hierarchy", [{"name": "drf", "enableHierarchy": "true"}], "ConfigurationRefused", "not true or false"),
-        ("weight", ["proportion", "fairshare"], "HistoryCountedTwice", "keeps history too"),
+        ("weight", ["proportion", "fairshare"], "HistoryCountedTwice", "counts history too"),
         ("weight", ["gang"], "PluginNotActive", "proportion is not active"),
     ],
 )
@@ -163,8 +163,8 @@ def test_a_plugin_that_does_not_read_is_named(
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (None, "not there"),
-        ({"volcano-scheduler.conf": "actions: ["}, "not YAML"),
+        (None, "does not exist"),
+        ({"volcano-scheduler.conf": "actions: ["}, "invalid YAML"),
         ({"volcano-scheduler.conf": f"tiers: []\n# {'x' * 131_072}"}, "longer than 131072 characters"),
         ({"volcano-scheduler.conf": ALIASES}, "more than 250000 values"),
         ({"volcano-scheduler.conf": "tiers: " + "[" * 50_000}, "recursion"),
