@@ -62,7 +62,7 @@ from accountant.runtime.job_and_task_metrics import (
 from accountant.storage.backups import Backup
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.storage.folder_or_object_store import open_store
-from accountant.web import job_and_node_pages, overview_pages, statement_pages
+from accountant.web import job_and_node_pages, overview_pages, statement_detail_pages
 from accountant.wire.policy_models import Policy
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
@@ -93,7 +93,7 @@ ROUTES = (
             usage_cost_and_job_routes.job_router,
             operator_routes.operation_router,
             overview_pages.router,
-            statement_pages.router,
+            statement_detail_pages.router,
             job_and_node_pages.router,
         )
         for route in router.routes

@@ -38,7 +38,7 @@ from fairshare.cli.explain_command import explain
 from fairshare.cli.preempt_command import preempt
 from fairshare.cli.replay_command import replay
 from fairshare.cli.simulate_commands import simulate, what_if
-from fairshare.controller import cycle_notifier
+from fairshare.controller import cycle_recorder
 from fairshare.controller import policy_file as policies
 from fairshare.controller.weight_writer import adopt as take_over
 from fairshare.controller.weight_writer import advice, release_weights
@@ -174,7 +174,7 @@ def run(
     if print_config:
         print(settings.as_yaml(), end="")
         return
-    cycle_notifier.configure(settings.log_level)
+    cycle_recorder.configure(settings.log_level)
     stop = threading.Event()
     set_on_signals(stop)
     composition.run(settings, stop)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import structlog
 
 from accountant.wire.policy_models import Policy
-from fairshare.controller import cycle_notifier
+from fairshare.controller import cycle_recorder
 from fairshare.controller import policy_file as policies
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
@@ -73,7 +73,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     others = other_clusters(settings.accountants, settings.cluster_name)
     file = policies.PolicyFile(settings.policy, others)
     health = Health(clock, settings.interval, tasks)
-    told = cycle_notifier.Reports(events)
+    told = cycle_recorder.Reports(events)
     cluster = open_cluster(settings.cluster, settings.kubeconfig)
     watched: Reflector[dict[str, Any], Pod] = Reflector(
         cluster.api(), POD.path(), dict, BoundPods(clock), now_ms=clock.monotonic_ms

@@ -41,7 +41,7 @@ from accountant.api.query_parameters import (
 )
 from accountant.billing import job_costs as asking
 from accountant.billing.budget_forecast import states
-from accountant.billing.idle_time_causes import broken_down
+from accountant.billing.idle_time_breakdown import broken_down
 from accountant.billing.queue_waits import PodWait, WaitStatistics, pod_wait, wait_statistics
 from accountant.billing.usage_pricing import cost
 from accountant.core import periods

@@ -7,7 +7,7 @@ Invariants:
 - Time, hours and amounts are integer columns: GPU-µs, billionths of a GPU-hour, minor units. If 64 bits are too few for
   an intermediate product, Python integers are used instead. Objects are created only for displayed rows.
 
-The ledger is queried by accountant.web.statement_pages, not here."""
+The ledger is queried by accountant.web.statement_detail_pages, not here."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from gputally.base.units import MS_PER_HOUR
 from gputally.server import config_loading, logs_and_metrics
 
 if TYPE_CHECKING:
-    from accountant.fleet.fleet_members import Fleet, FleetMonth, ProgressCallback
+    from accountant.fleet.fleet_ledgers import Fleet, FleetMonth, ProgressCallback
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 fleet_app = typer.Typer(help="Several clusters, from the lake in which they publish.", no_args_is_help=True)
@@ -61,7 +61,7 @@ class Engine:
     def opened(self, lake: str | Lake, rates: Path | None = None) -> Iterator[Fleet]:
         """The ledgers of a lake."""
         # Imported here: half a second that no other command needs.
-        from accountant.fleet.fleet_members import Fleet, Rates, load_lake
+        from accountant.fleet.fleet_ledgers import Fleet, Rates, load_lake
         from accountant.lake.query_engines import open_engine
 
         running = open_engine(self.engine, load_lake(lake) if isinstance(lake, str) else lake, self.engine_url)
@@ -189,7 +189,7 @@ def report(
     asked = Month.parse(month)
     if to is not None and not to.is_dir():
         raise CannotStart(f"{to}: not a folder")
-    from accountant.fleet.fleet_members import statement_lines
+    from accountant.fleet.fleet_ledgers import statement_lines
 
     with engine.opened(lake, rates) as fleet:
         members = fleet.members(cluster or ())
@@ -226,7 +226,7 @@ def serve(
     engine: Engine,
 ) -> None:
     """Serve the read-only pages and API of every cluster, and of all together, until SIGTERM or Ctrl-C."""
-    from accountant.fleet.fleet_members import load_lake
+    from accountant.fleet.fleet_ledgers import load_lake
     from accountant.fleet.fleet_server import FleetService, run
 
     given = {"listen": listen, "auth": auth, "tokens": tokens, "callers": callers}

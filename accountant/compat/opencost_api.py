@@ -724,7 +724,7 @@ class AllocationSource:
 
 
 class ExchangeRates(Protocol):
-    """accountant.fleet.fleet_members.Rates. to: the currency that amounts are converted to."""
+    """accountant.fleet.fleet_ledgers.Rates. to: the currency that amounts are converted to."""
 
     to: str
 

@@ -1,6 +1,6 @@
 """Serves the pages and the API about all ledgers of a lake: the overview, a team's page, usage, cost and months.
 
-Each ledger answers with its own time zone, price book and policies (accountant.fleet.fleet_members)."""
+Each ledger answers with its own time zone, price book and policies (accountant.fleet.fleet_ledgers)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from accountant.core import periods
 from accountant.core.errors import UnsupportedQuestion
 from accountant.core.periods import Month
 from accountant.core.settings import Settings
-from accountant.fleet.fleet_members import Fleet, FleetMonth, LedgerMonth, Member, TeamMonth, statement_lines
+from accountant.fleet.fleet_ledgers import Fleet, FleetMonth, LedgerMonth, Member, TeamMonth, statement_lines
 from accountant.reports import html_and_pdf
-from accountant.reports.focus_columns import pack
+from accountant.reports.focus_export import pack
 from accountant.reports.output_formats import RENDERINGS, Form, file_name
 from accountant.web import overview_pages, page_queries, page_rows
 from accountant.web.job_and_node_pages import JOBS_A_PAGE, NODES_A_PAGE, NodesParams

@@ -34,7 +34,7 @@ from accountant.composition import create_app
 from accountant.core.errors import LedgerFailed
 from accountant.core.settings import Settings
 from accountant.fleet import fleet_routes
-from accountant.fleet.fleet_members import Fleet, Member
+from accountant.fleet.fleet_ledgers import Fleet, Member
 from accountant.fleet.fleet_routes import FleetState
 from accountant.runtime.job_and_task_metrics import Metrics
 from accountant.web import overview_pages

@@ -1,6 +1,6 @@
 """Makes the rows of the table `focus` from a month's report: Cost and Usage of FOCUS 1.4.
 
-The cells are those of the FOCUS export (accountant.reports.focus_columns). An exact amount may have more decimals than
+The cells are those of the FOCUS export (accountant.reports.focus_export). An exact amount may have more decimals than
 the column, so amounts are rounded cumulatively within each team's charges and add up to what the team owes."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from accountant.lake.tables import DECIMALS, FOCUS
-from accountant.reports.focus_columns import charges, rows
+from accountant.reports.focus_export import charges, rows
 from accountant.reports.report_builder import Report
 
 _CHUNK: Final = 20_000

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 import pyarrow as pa
 
 from accountant.ledger.usage_columns import COLUMNS, PRICED_BY
-from accountant.reports.focus_columns import COST_AND_USAGE, NUMBERS
+from accountant.reports.focus_export import COST_AND_USAGE, NUMBERS
 from accountant.wire.usage_models import Dimension
 
 ColumnType = Literal["string", "long", "boolean", "date", "timestamptz", "decimal"]

@@ -34,7 +34,7 @@ from openpyxl.worksheet.worksheet import Worksheet
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.periods import utc
 from accountant.prices.price_book import MAX_PLACES
-from accountant.reports import focus_columns, report_tables
+from accountant.reports import focus_export, report_tables
 from accountant.reports.report_builder import Report
 from accountant.reports.report_tables import Record, instant, records
 from gputally.base.money import HOUR_PLACES, exact_sum, minor_places, plain
@@ -117,10 +117,10 @@ def render_xlsx(report: Report) -> bytes:
             _sheet(book, table, report.currency)
     found = io.BytesIO()
     book.save(found)
-    members = focus_columns.unpack(found.getvalue())
+    members = focus_export.unpack(found.getvalue())
     at = report_tables.instant(report.end_ms).strftime("%Y-%m-%dT%H:%M:%SZ").encode()
     members[_CORE] = _INSTANT.sub(rb"\g<1>" + at + rb"\g<2>", members[_CORE])
-    return focus_columns.pack(members)
+    return focus_export.pack(members)
 
 
 def _sheet(book: Workbook, table: report_tables.Table, currency: str | None) -> None:

@@ -68,15 +68,15 @@ def _json(report: Report) -> bytes:
 
 
 def _focus(report: Report) -> bytes:
-    from accountant.reports import focus_columns
+    from accountant.reports import focus_export
 
-    return focus_columns.render_bundle(report)
+    return focus_export.render_bundle(report)
 
 
 def _focus_1_2(report: Report) -> bytes:
-    from accountant.reports import focus_columns
+    from accountant.reports import focus_export
 
-    return focus_columns.render_projection(report).encode()
+    return focus_export.render_projection(report).encode()
 
 
 RENDERINGS: Final[dict[Form, Rendering]] = {

@@ -32,7 +32,7 @@ from typing import Any, NoReturn, Protocol
 from agent.core.errors import DriverReplaced
 from agent.core.readings import DeviceReading, Gpu, Snapshot
 from agent.devices.gpu_device import Access, Device, total_mib
-from agent.devices.gpu_health import Events
+from agent.devices.nvml_events import Events
 from agent.devices.nvml_library import (
     NO_GPUS_REMEDY,
     CallHangs,

@@ -27,8 +27,8 @@ from agent.core.readings import (
     Unavailable,
 )
 from agent.devices.gpm_mig_activity import Gpm
-from agent.devices.gpu_health import RECOVERY, Events
 from agent.devices.mig_layout import Instance, MigLayout
+from agent.devices.nvml_events import RECOVERY, Events
 from agent.devices.nvml_library import Driver, Fault, Lost, Refused, Restart
 from agent.devices.utilization import BusyCounter, EnergyCounter, Processes, ProcessSampler
 from gputally.base.clock import Clock

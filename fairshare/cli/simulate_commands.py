@@ -21,9 +21,9 @@ from rich.text import Text
 from fairshare.cli.command_options import AccountantOptions
 from fairshare.cli.explain_command import duration
 from fairshare.controller import policy_file as policies
-from fairshare.explain import what_if_comparison as comparing
+from fairshare.explain import what_if_replay as comparing
 from fairshare.explain.plan_tables import titled_table
-from fairshare.explain.what_if_comparison import (
+from fairshare.explain.what_if_replay import (
     ComparedQueue,
     Comparison,
     ReplayedQueue,

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from accountant.wire.policy_models import Decision, Policy, UsageWindow
-from fairshare.controller.cycle_notifier import Notifier
+from fairshare.controller.cycle_recorder import Notifier
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport, hold_decision, weight_decisions
 from fairshare.controller.weight_writer import (
     MOST_WRITES,

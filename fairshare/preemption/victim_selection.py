@@ -19,7 +19,7 @@ from itertools import islice
 from math import fsum
 
 from accountant.wire.policy_models import Policy
-from fairshare.core.admission_quotas import Quotas
+from fairshare.core.admission_quota_tree import Quotas
 from fairshare.core.queues_and_weights import UNLIMITED
 from fairshare.preemption import idle_reclaim
 from fairshare.preemption.preemption_claims import (

@@ -11,7 +11,7 @@ the condition `Effective` reports. The statuses that Kueue's manager writes show
 configuration shows why.
 
 Kueue admits by quota. A Workload holds the GPUs for which it is admitted. A queue gets at most the quotas of its
-ClusterQueue and Cohorts (see `admission_quotas`), even if the nodes have more GPUs.
+ClusterQueue and Cohorts (see `fairshare.core.admission_quota_tree`), even if the nodes have more GPUs.
 
 The controller writes a weight as fixed-point text, 0.000001 at least, because Kueue refuses a JSON number that is not
 an integer.
@@ -38,7 +38,7 @@ from math import fsum, inf
 from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
-from fairshare.core.admission_quotas import Quotas, capacity
+from fairshare.core.admission_quota_tree import Quotas, capacity
 from fairshare.core.pods import CHECKPOINT, amounts, by_gang, in_order, millis, named, request, with_pods
 from fairshare.core.queue_annotations import (
     differences,

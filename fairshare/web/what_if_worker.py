@@ -23,8 +23,8 @@ from typing import Literal
 from cachetools import LRUCache
 
 from accountant.wire.policy_models import Policy
-from fairshare.explain import what_if_comparison
-from fairshare.explain.what_if_comparison import Comparison, of_books
+from fairshare.explain import what_if_replay
+from fairshare.explain.what_if_replay import Comparison, of_books
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.errors import FairshareError
 from gputally.base.units import MS_PER_HOUR
@@ -154,7 +154,7 @@ def compare(order: PreviewOrder, client: AccountantApi, told: ProgressCallback) 
     told(0.0, "reading the books")
     past = of_books(client, order.then, order.days * 86_400, None, order.at_ms)
     end_ms = order.at_ms // MS_PER_HOUR * MS_PER_HOUR
-    return what_if_comparison.compare(
+    return what_if_replay.compare(
         order.now, order.then, past, end_ms, lambda part, doing: told(0.1 + 0.9 * part, doing)
     )
 

@@ -15,10 +15,10 @@ from accountant.cli.connection_options import Server
 from accountant.core.periods import parse_instant, zone
 from gputally.advise import advice_output as shown
 from gputally.advise.advice_output import LedgerQuestions, Window
-from gputally.advise.recommendations import THRESHOLD, Form, RestartAssumptions, rendered
-from gputally.advise.recommendations import pools as by_pool
-from gputally.advise.recommendations import sharing_advice as shares
-from gputally.advise.recommendations import spot_advice as spots
+from gputally.advise.autoscaling_spot_and_sharing import THRESHOLD, Form, RestartAssumptions, rendered
+from gputally.advise.autoscaling_spot_and_sharing import pools as by_pool
+from gputally.advise.autoscaling_spot_and_sharing import sharing_advice as shares
+from gputally.advise.autoscaling_spot_and_sharing import spot_advice as spots
 from gputally.base.clock import SystemClock
 from gputally.base.command_line import Output, show, with_option_groups
 from gputally.base.errors import AccountantError

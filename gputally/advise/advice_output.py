@@ -20,7 +20,7 @@ from accountant.ledger.protocols import JobKey
 from accountant.prices.price_book import PriceBook
 from accountant.reports.report_text import money
 from accountant.wire.http_client import AccountantClient
-from gputally.advise.recommendations import (
+from gputally.advise.autoscaling_spot_and_sharing import (
     DAYS,
     HOURS,
     ModelUse,

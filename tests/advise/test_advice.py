@@ -18,7 +18,7 @@ from rich.console import Console
 from accountant.ledger.protocols import JobKey
 from gputally.advise import advice_output
 from gputally.advise.advice_output import Window
-from gputally.advise.recommendations import (
+from gputally.advise.autoscaling_spot_and_sharing import (
     GPU,
     VARIABLE,
     Form,
@@ -35,8 +35,8 @@ from gputally.advise.recommendations import (
     variables,
     young_interval,
 )
-from gputally.advise.recommendations import sharing_advice as shares
-from gputally.advise.recommendations import spot_advice as spots
+from gputally.advise.autoscaling_spot_and_sharing import sharing_advice as shares
+from gputally.advise.autoscaling_spot_and_sharing import spot_advice as spots
 from tests.effort import examples
 
 HOUR_US, HOUR_MS = 3_600_000_000, 3_600_000

@@ -31,7 +31,7 @@ from sqlglot import exp
 from accountant.billing.statements import for_teams
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.settings import Lake, Settings
-from accountant.fleet.fleet_members import Fleet
+from accountant.fleet.fleet_ledgers import Fleet
 from accountant.lake import tables
 from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.publisher import Publisher

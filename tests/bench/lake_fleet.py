@@ -22,7 +22,7 @@ import pyarrow as pa
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.periods import Month
 from accountant.core.settings import Lake, Settings
-from accountant.fleet.fleet_members import Fleet
+from accountant.fleet.fleet_ledgers import Fleet
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.lake import tables
 from accountant.lake.iceberg_catalog import Catalogue

@@ -13,7 +13,7 @@ import trustme
 
 from fairshare.targets import KINDS
 from fairshare.targets.kai import POD_GROUP
-from gputally.advise.recommendations import Pool, PoolAdvice, rendered
+from gputally.advise.autoscaling_spot_and_sharing import Pool, PoolAdvice, rendered
 from gputally.kubernetes.objects import GPU, Object
 from tests.docs import site
 from tests.fairshare.realserver import MERGE, standing

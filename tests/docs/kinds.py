@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from accountant.cli.bookkeeping_commands import InstanceMap
 from accountant.core.settings import Settings
-from accountant.fleet.fleet_members import Rates
+from accountant.fleet.fleet_ledgers import Rates
 from accountant.inventory.inventory_file import InventoryFile
 from accountant.notifications.subscriptions import DeliveriesFile
 from accountant.prices.price_book import PriceBook

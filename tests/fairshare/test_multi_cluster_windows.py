@@ -18,7 +18,7 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport, replay_weights
 from fairshare.controller.policy_file import PolicyFile
 from fairshare.core.queues_and_weights import FleetWindow
-from fairshare.explain.what_if_comparison import of_books
+from fairshare.explain.what_if_replay import of_books
 from fairshare.laws.weight_calculation import calculate_weights
 from fairshare.preemption.preemption_cycle import NotPossible, by_hand
 from fairshare.preemption.preemption_types import PreemptionCall

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from accountant.wire.policy_models import Decision, Policy
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
-from fairshare.controller.cycle_notifier import MOST_CYCLES, Notifier, Reports
+from fairshare.controller.cycle_recorder import MOST_CYCLES, Notifier, Reports
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.core.pods import read_pod
 from fairshare.core.queues_and_weights import Pod

@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairshare.core.admission_quotas import Quotas, capacity
+from fairshare.core.admission_quota_tree import Quotas, capacity
 from fairshare.core.queues_and_weights import Quota
 
 

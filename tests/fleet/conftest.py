@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from accountant.fleet.fleet_members import Fleet
+from accountant.fleet.fleet_ledgers import Fleet
 from accountant.lake.query_engines import DuckDbEngine
 from tests.lake.questions import ROWS, PublishedLedger, published
 from tests.ledger.busy import BOOK

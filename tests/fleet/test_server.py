@@ -24,11 +24,11 @@ from accountant.compat.opencost_api import AllocationsOfLedgers
 from accountant.composition import create_app
 from accountant.core.periods import utc
 from accountant.core.settings import Settings
-from accountant.fleet.fleet_members import Fleet, Rates
+from accountant.fleet.fleet_ledgers import Fleet, Rates
 from accountant.fleet.fleet_server import FleetService
 from accountant.lake.query_engines import DuckDbEngine
 from accountant.prices.price_book import Billing, IdlePolicy
-from accountant.reports.focus_columns import unpack
+from accountant.reports.focus_export import unpack
 from accountant.runtime.job_and_task_metrics import Metrics
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.ledger.journal import ActKind
-from accountant.web.statement_pages import WHAT
+from accountant.web.statement_detail_pages import WHAT
 from tests.http.readers import EVIL, read
 from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder

@@ -22,7 +22,7 @@ from accountant.lake.ledger_comparison import LakeComparison
 from accountant.lake.publisher import Published, Publisher
 from accountant.lake.table_maintenance import Removed, keep_small
 from accountant.prices.price_book import Billing, Commitment, IdlePolicy, PriceBook
-from accountant.reports import focus_columns, report_builder
+from accountant.reports import focus_export, report_builder
 from agent.wire import Holder
 from tests.effort import examples
 from tests.lake.questions import HOUR, SPAN, PublishedLedger, published
@@ -236,16 +236,16 @@ def test_the_charges_of_a_month_are_those_of_the_export_and_add_up_to_what_is_du
         report = report_builder.report(
             known.ledger, known.books, begin, end, "UTC", month=october, issuer=known.settings.issuer
         )
-        exported = {row["x_ChargeKey"]: row for row in focus_columns.rows(report, focus_columns.charges(report))}
+        exported = {row["x_ChargeKey"]: row for row in focus_export.rows(report, focus_export.charges(report))}
         published_rows = {row["x_ChargeKey"]: row for row in rows(known, tables.FOCUS) if row["month"] == "2026-10"}
         assert len(exported) > 10
         assert published_rows.keys() == exported.keys()
         for key, row in exported.items():
-            for name in focus_columns.COST_AND_USAGE:
+            for name in focus_export.COST_AND_USAGE:
                 text, there = row.get(name, ""), published_rows[key][name]
                 if not text:
                     assert there is None, name
-                elif name in focus_columns.NUMBERS:
+                elif name in focus_export.NUMBERS:
                     assert abs(there - Decimal(text)) <= Decimal("1e-9"), name
                 elif name.endswith(("PeriodStart", "PeriodEnd")):
                     assert there == datetime.fromisoformat(text), name

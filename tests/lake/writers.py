@@ -9,7 +9,7 @@ from datetime import date
 from typing import Any
 
 from accountant.core.settings import Lake
-from accountant.fleet.fleet_members import load_lake
+from accountant.fleet.fleet_ledgers import load_lake
 from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.tables import DAYS
 

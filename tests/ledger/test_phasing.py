@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.idle_time_causes import Launch, gang, phase_spans
+from accountant.billing.idle_time_breakdown import Launch, gang, phase_spans
 from accountant.ledger.protocols import IdlePhases
 from accountant.storage.duckdb_engine import Database
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger

@@ -17,7 +17,7 @@ from sqlglot import exp
 
 from accountant.core.errors import LakeUnavailable
 from accountant.core.settings import Lake, LakeCatalog
-from accountant.fleet.fleet_members import load_lake
+from accountant.fleet.fleet_ledgers import load_lake
 from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.query_engines import (
     CATALOG_VARIABLE,

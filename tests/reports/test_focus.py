@@ -19,8 +19,8 @@ from accountant.core.errors import CannotRender
 from accountant.core.periods import Month, zone
 from accountant.core.settings import Issuer
 from accountant.prices.price_book import PriceBook
-from accountant.reports.focus_columns import BILLING_PERIOD, COST_AND_USAGE, INVOICE_DETAIL, unpack
-from accountant.reports.focus_columns import COLUMNS as COLUMNS_1_2
+from accountant.reports.focus_export import BILLING_PERIOD, COST_AND_USAGE, INVOICE_DETAIL, unpack
+from accountant.reports.focus_export import COLUMNS as COLUMNS_1_2
 from accountant.reports.output_formats import RENDERINGS
 from accountant.reports.report_builder import MonthBooks, Report, build
 from gputally.base.money import exact_sum

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from accountant.reports.focus_columns import unpack
+from accountant.reports.focus_export import unpack
 from accountant.reports.output_formats import RENDERINGS
 from accountant.reports.report_builder import Report
 from tests.real.programs import built

@@ -14,7 +14,7 @@ from agent.core.errors import DriverReplaced
 from agent.core.readings import RecoveryAction, XidCount
 from agent.devices.nvml_library import Driver, Fault, Refused
 
-log = logging.getLogger("agent.devices.gpu_health")
+log = logging.getLogger("agent.devices.nvml_events")
 
 MAX_AT_ONCE = 64
 MAX_KINDS = 64

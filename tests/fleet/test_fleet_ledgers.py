@@ -14,7 +14,7 @@ from accountant.billing.statements import canonical
 from accountant.billing.usage_pricing import cost
 from accountant.core.errors import LakeUnavailable, UnsupportedQuestion
 from accountant.core.periods import Month
-from accountant.fleet.fleet_members import Fleet, Rates, SeveralCurrencies
+from accountant.fleet.fleet_ledgers import Fleet, Rates, SeveralCurrencies
 from accountant.lake.query_engines import Bounds, DuckDbEngine, Engine
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports import report_builder
