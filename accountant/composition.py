@@ -272,18 +272,20 @@ class Service:
         return self.books.prices.current
 
     def _compatible(self, metrics: Metrics) -> tuple[Listener, ...]:
-        found: list[Listener] = []
+        listeners: list[Listener] = []
         settings = self.settings
         if (kai := settings.kai_usage) is not None:
-            told = kai_usage_api.KaiMetrics(metrics.registry)
-            usage = kai_usage_api.KaiUsageSource(self.ledger, self._clock, kai, told, self.book, settings.limits)
-            found.append(Listener("kai_usage", kai_usage_api.create_app(usage), kai.listen))
+            metrics_of_kai = kai_usage_api.KaiMetrics(metrics.registry)
+            usage = kai_usage_api.KaiUsageSource(
+                self.ledger, self._clock, kai, metrics_of_kai, self.book, settings.limits
+            )
+            listeners.append(Listener("kai_usage", kai_usage_api.create_app(usage), kai.listen))
         if settings.opencost is not None:
             allocations = AllocationSource(
                 self.ledger, self._clock, self.book, settings.kubernetes.cluster, settings.limits
             )
-            found.append(Listener("opencost", opencost_api.create_app(allocations), settings.opencost.listen))
-        return tuple(found)
+            listeners.append(Listener("opencost", opencost_api.create_app(allocations), settings.opencost.listen))
+        return tuple(listeners)
 
     def start(self) -> None:
         """Starts the threads for maintenance, delivery and watching the cluster; they run until `close`."""
@@ -375,16 +377,20 @@ class Service:
             "deliveries file": self._deliveries_file,
             "callers file": self._ways,
         }
-        every = self.settings.refresh_seconds
-        looks = {name: file.look for name, file in files.items() if file is not None}
+        interval_s = self.settings.refresh_seconds
+        reloads = {name: file.look for name, file in files.items() if file is not None}
         if self.tls is not None:
-            looks["certificate"] = self.tls.renew
-        found = [Routine(name, every, partial(self._look, name, look)) for name, look in looks.items()]
-        return [*found, Routine("inventory", every, self._read_inventory), Routine("clock", every, self._guard.keep)]
+            reloads["certificate"] = self.tls.renew
+        routines = [Routine(name, interval_s, partial(self._look, name, reload)) for name, reload in reloads.items()]
+        return [
+            *routines,
+            Routine("inventory", interval_s, self._read_inventory),
+            Routine("clock", interval_s, self._guard.keep),
+        ]
 
-    def _look(self, name: str, look: Callable[[], bool]) -> None:
+    def _look(self, name: str, reload: Callable[[], bool]) -> None:
         try:
-            if look():
+            if reload():
                 self._log.info("taken_into_force", what=name)
         except BadCertificate as error:
             self._stays(str(error))
@@ -413,11 +419,11 @@ class Service:
             if self._trial:
                 self.books.prices.try_out(self.books.made(book).book, self._clock.wall_ms())
                 return
-            taken = self.books.take_file(book, path)
+            version = self.books.take_file(book, path)
         except CannotClose as refused:
             raise FileFault([f"{read(Path(path)).place([refused.key])}: {refused.key}: {refused}"]) from refused
-        if taken is not None:
-            self._log.info("price_book_taken_into_force", version=taken.version)
+        if version is not None:
+            self._log.info("price_book_taken_into_force", version=version.version)
 
     def _watch(
         self, path: Path | None, load: Callable[[Path], T], enforce: Callable[[T], None] | None = None

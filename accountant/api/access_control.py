@@ -62,8 +62,10 @@ def require(scope: Scope) -> Callable[..., Awaitable[Principal]]:
 
 
 async def admit(request: Request, deps: Deps, scope: Scope, *, form: bool = False) -> Principal:
-    """Authenticates, limits the rate and authorises, in this order. form: the route receives a form of our pages, so a
-    session is accepted too, and the route checks the form's token (`check_form`). Raises Refusal."""
+    """Authenticates, limits the rate and authorises, in this order. Raises Refusal.
+
+    form: the route receives a form of the HTML pages, so a sign-in cookie is accepted too, and the route checks the
+        form's token (`check_form`)."""
     address = request.client.host if request.client else ""
     # A browser may send the token as the password of Basic authentication, for reading only.
     token = token_in(request.headers.get("authorization", ""), basic=request.method in ("GET", "HEAD"))
@@ -73,24 +75,29 @@ async def admit(request: Request, deps: Deps, scope: Scope, *, form: bool = Fals
             principal = _signed_in(request, deps, form=form)
         principal = principal or await deps.authenticator.authenticate(token, address)
     except Unauthenticated as error:
-        _bound(deps, ("", address))
+        _limit_rate(deps, ("", address))
         raise Refusal("unauthenticated", str(error), headers={"WWW-Authenticate": _challenge(request)}) from error
     except TooManyUnknown as error:
         raise retry_later("too-many-requests", str(error), error.seconds) from error
     except AuthorityUnavailable as error:
-        _bound(deps, ("", address))
+        _limit_rate(deps, ("", address))
         raise retry_later("authority-unavailable", str(error)) from error
     request.state.principal = principal.name
-    _bound(deps, (principal.name, address))
+    _limit_rate(deps, (principal.name, address))
     if not principal.may(scope):
         raise Refusal("forbidden", f"{principal.name!r} lacks the scope {scope!r}")
     return principal
 
 
-def of_everyone(principal: Principal) -> None:
-    """Refuses principals of some teams, for figures that are not per team. Raises Refusal."""
+def require_all_teams(principal: Principal) -> None:
+    """Raises Refusal for a principal that may see only some teams; the figures of the route are not per team."""
     if principal.teams is not None:
-        raise Refusal("forbidden", f"{principal.name!r} may see its own teams only")
+        raise own_teams_only(principal)
+
+
+def own_teams_only(principal: Principal) -> Refusal:
+    """The refusal of a principal that asks for figures of other teams."""
+    return Refusal("forbidden", f"{principal.name!r} may see its own teams only")
 
 
 def team_for(principal: Principal, team: str | None) -> str | None:
@@ -100,16 +107,16 @@ def team_for(principal: Principal, team: str | None) -> str | None:
     if team is None and len(principal.teams) == 1:
         return next(iter(principal.teams))
     if team is None or team not in principal.teams:
-        raise Refusal("forbidden", f"{principal.name!r} may see its own teams only")
+        raise own_teams_only(principal)
     return team
 
 
-def teams_asked(principal: Principal, teams: tuple[str, ...]) -> dict[Dimension, tuple[str, ...]]:
+def team_filter(principal: Principal, teams: tuple[str, ...]) -> dict[Dimension, tuple[str, ...]]:
     """The filter for these teams, or for all that the principal may see if none is named. Raises Refusal."""
     if principal.teams is None:
         return {"team": teams} if teams else {}
     if not set(teams) <= principal.teams:
-        raise Refusal("forbidden", f"{principal.name!r} may see its own teams only")
+        raise own_teams_only(principal)
     return {"team": tuple(sorted(teams or principal.teams))}
 
 
@@ -134,9 +141,9 @@ def check_teams(deps: Deps, principal: Principal, teams: Iterable[str]) -> None:
 def recorded_span(deps: Deps) -> tuple[int, int]:
     """From the midnight before the first record until now; a lake of whole hours has these boundaries too. (0, 0)
     without records."""
-    begun, newest = deps.ledger.extent()
+    first, newest = deps.ledger.extent()
     zone = deps.settings.zone
-    return (periods.midnight_ms(periods.local_date(begun, zone), zone), deps.clock.wall_ms()) if newest else (0, 0)
+    return (periods.midnight_ms(periods.local_date(first, zone), zone), deps.clock.wall_ms()) if newest else (0, 0)
 
 
 def _teams(deps: Deps) -> frozenset[str]:
@@ -149,9 +156,9 @@ def _teams(deps: Deps) -> frozenset[str]:
     return frozenset(in_records | in_policies | adjusted | deps.ledger.teams()) - {IDLE, UNASSIGNED, ""}
 
 
-def bound_address(request: Request, deps: Deps) -> None:
+def limit_address_rate(request: Request, deps: Deps) -> None:
     """Limits the rate of an unknown caller. Raises Refusal."""
-    _bound(deps, ("", request.client.host if request.client else ""))
+    _limit_rate(deps, ("", request.client.host if request.client else ""))
 
 
 def check_form(request: Request, form_token: str) -> None:
@@ -162,20 +169,20 @@ def check_form(request: Request, form_token: str) -> None:
 
 
 def _signed_in(request: Request, deps: Deps, *, form: bool) -> Principal | None:
-    """The signed-in person's principal, for reading and for our own forms; other sites can make a browser send
-    requests, so these must not change anything."""
+    """The signed-in person's principal, for reading and for forms of the HTML pages. Other requests with a cookie get
+    None, because another site can make a browser send them."""
     people = deps.people() if form or request.method in ("GET", "HEAD") else None
-    found: Person | None = people.person(request.cookies) if people is not None else None
-    if found is None:
+    person: Person | None = people.person(request.cookies) if people is not None else None
+    if person is None:
         return None
-    request.state.person = found
-    return found.principal
+    request.state.person = person
+    return person.principal
 
 
-def _bound(deps: Deps, client: tuple[str, str]) -> None:
+def _limit_rate(deps: Deps, client: tuple[str, str]) -> None:
     wait = deps.rate.admit(client)
     if wait:
-        raise retry_later("too-many-requests", "more requests than one client may make", wait)
+        raise retry_later("too-many-requests", "this client sends more requests than its limit allows", wait)
 
 
 def _certificate(request: Request) -> str:
@@ -191,12 +198,12 @@ def _challenge(request: Request) -> str:
 
 
 _REQUIRED: Final = {scope: require(scope) for scope in SCOPES}
-Ingesting = Annotated[Principal, Depends(_REQUIRED["ingest"])]
-Importing = Annotated[Principal, Depends(_REQUIRED["import"])]
-Reading = Annotated[Principal, Depends(_REQUIRED["read"])]
-Progressing = Annotated[Principal, Depends(_REQUIRED["progress"])]
+IngestPrincipal = Annotated[Principal, Depends(_REQUIRED["ingest"])]
+ImportPrincipal = Annotated[Principal, Depends(_REQUIRED["import"])]
+Reader = Annotated[Principal, Depends(_REQUIRED["read"])]
+ProgressPrincipal = Annotated[Principal, Depends(_REQUIRED["progress"])]
 PolicyPrincipal = Annotated[Principal, Depends(_REQUIRED["policy"])]
-Administering = Annotated[Principal, Depends(_REQUIRED["admin"])]
+Admin = Annotated[Principal, Depends(_REQUIRED["admin"])]
 
 
 def body(model: type[M] | TypeAdapter[M], scope: Scope = "admin") -> Any:
@@ -237,7 +244,7 @@ class CallersFile:
                 settings.callers, lambda path: config_loading.load_yaml(path, Callers), report, self._enforce
             )
         self._enforce(self._callers.current if self._callers is not None else Callers())
-        self.authenticator: Authenticator = CurrentAuthenticator(lambda: self._way)
+        self.authenticator: Authenticator = CurrentAuthenticator(lambda: self._authenticator)
 
     def look(self) -> bool:
         """Puts the callers file in force if it changed; returns whether it did. Raises CannotStart, on every call, for
@@ -250,8 +257,9 @@ class CallersFile:
         return {name: file.refused for name, file in files.items() if file is not None}
 
     def _enforce(self, callers: Callers) -> None:
-        way, people = self._composed(callers), self._signing_in(callers)
-        self._way, self._people = way, people
+        # Both are made before either is put in force: a fault leaves the present ones unchanged.
+        authenticator, people = self._make_authenticator(callers), self._make_sign_in(callers)
+        self._authenticator, self._people = authenticator, people
 
     def people(self) -> SignInService | None:
         """The sign-in for the pages; None if it is not configured."""
@@ -263,29 +271,31 @@ class CallersFile:
             return None
         return self._callers.current.certified(common_name)
 
-    def _composed(self, callers: Callers) -> Authenticator:
+    def _make_authenticator(self, callers: Callers) -> Authenticator:
         if self._settings.auth == "off":
             return AllowAll()
-        ways: list[Authenticator] = [] if self._tokens is None else [self._tokens]
+        methods: list[Authenticator] = [] if self._tokens is None else [self._tokens]
         if self._settings.metrics_token is not None:
-            ways.append(FileToken("prometheus", self._settings.metrics_token))
+            methods.append(FileToken("prometheus", self._settings.metrics_token))
         if callers.issuers:
-            ways.append(Issuers(callers.issuers, callers.grants, self._clock))
+            methods.append(Issuers(callers.issuers, callers.grants, self._clock))
         if callers.kubernetes is not None:
             cluster = self._settings.kubernetes.cluster
             limits = self._settings.limits
             rate = RateLimit(self._clock, limits.reviews_per_second, limits.reviews_burst)
-            ways.append(
+            methods.append(
                 TokenReviews(self._api(), self._clock, cluster, callers.kubernetes, callers.grants, self._teams, rate)
             )
-        return AnyOf(*ways)
+        return AnyOf(*methods)
 
-    def _signing_in(self, callers: Callers) -> SignInService | None:
+    def _make_sign_in(self, callers: Callers) -> SignInService | None:
         settings = self._settings
         if settings.auth == "off" or all(issuer.login is None for issuer in callers.issuers):
             return None
         if settings.public_url is None:
-            raise CannotStart(f"{settings.callers}: people sign in with an issuer: set public_url, for the way back")
+            raise CannotStart(
+                f"{settings.callers}: people sign in with an issuer, which needs the URL of this server: set public_url"
+            )
         return SignInService(
             callers,
             self._clock,

@@ -14,7 +14,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import Field
 
-from accountant.api.access_control import Administering, Reading, body, known_team_for
+from accountant.api.access_control import Admin, Reader, body, known_team_for
 from accountant.api.bookkeeping_models import (
     BookedAdjustment,
     BookedCorrection,
@@ -28,8 +28,8 @@ from accountant.api.bookkeeping_models import (
     TeamCredit,
     WaitingProposal,
 )
-from accountant.api.dependencies import Deps, Given
-from accountant.api.problems import Refusal, answers, json_body, refuses, takes, text_body
+from accountant.api.dependencies import AppDeps, Deps
+from accountant.api.problems import Refusal, answers, json_body, refuses, text_body, with_body
 from accountant.api.query_parameters import REPORT_WIDTH, MonthText, Params, SpanParams, check_cost, instant, invalid
 from accountant.billing.cost_allocation import statement
 from accountant.billing.statements import Correction, canonical
@@ -65,7 +65,7 @@ class StatementParams(SpanParams):
 
 
 class ReportParams(StatementParams):
-    format: Form = Field(default="html", description="In which form.")
+    format: Form = Field(default="html", description="The file format.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,69 +79,69 @@ class StatementSpan:
     month: Month | None = None
 
 
-def statement_span(asked: StatementParams, deps: Deps) -> StatementSpan:
+def statement_span(params: StatementParams, deps: Deps) -> StatementSpan:
     """The span of a request; the current month ends now. Raises Refusal."""
     now = deps.clock.wall_ms()
-    if asked.month is None:
-        start, end, name = asked.span(now, deps.settings.timezone, deps.settings.limits, deps.newest_ms())
-        if asked.start is not None or asked.end is not None:
+    if params.month is None:
+        start, end, name = params.span(now, deps.settings.timezone, deps.settings.limits, deps.newest_ms())
+        if params.start is not None or params.end is not None:
             check_cost(deps.ledger, deps.settings.limits, start, end, REPORT_WIDTH)
         return StatementSpan(start, end, name)
-    if asked.start is not None or asked.end is not None:
-        raise invalid("month", "give a month, or start and end, not both")
-    name = asked.timezone or deps.settings.timezone
-    month = Month.parse(asked.month)
+    if params.start is not None or params.end is not None:
+        raise invalid("month", "give either a month, or start and end")
+    name = params.timezone or deps.settings.timezone
+    month = Month.parse(params.month)
     start, end = month.span(periods.zone(name))
     if start >= now:
-        raise invalid("month", f"{asked.month} has not begun")
+        raise invalid("month", f"{params.month} has not begun")
     return StatementSpan(start, min(end, now), name, month if name == deps.settings.timezone else None)
 
 
 @statement_router.get(
     "/v1/statement",
-    summary="Lines that add up, to the last digit",
+    summary="A statement whose lines add up exactly",
     response_class=Response,
     responses=answers("Canonical JSON of the statement", "application/json")
     | refuses("not-found", "invalid-parameter", "ledger-unavailable"),
 )
 def month_statement(
-    request: Request, asked: Annotated[StatementParams, Query()], deps: Given, principal: Reading
+    request: Request, params: Annotated[StatementParams, Query()], deps: AppDeps, principal: Reader
 ) -> Response:
     """Returns the statement as canonical JSON: equal records, prices and policies give equal bytes. The ETag is its
     SHA-256."""
-    span = statement_span(asked, deps)
-    team = known_team_for(deps, principal, asked.team)
+    span = statement_span(params, deps)
+    team = known_team_for(deps, principal, params.team)
     teams = None if team is None else (team,)
     if span.month is not None:
-        found = deps.books.month(span.month, teams)
+        result = deps.books.month(span.month, teams)
     else:
-        found = statement(deps.ledger, deps.book(), span.start_ms, span.end_ms, span.timezone, teams=teams)
-    return tagged(request, canonical(found), "application/json")
+        result = statement(deps.ledger, deps.book(), span.start_ms, span.end_ms, span.timezone, teams=teams)
+    return tagged(request, canonical(result), "application/json")
 
 
 @statement_router.get(
     "/v1/report",
     summary="The report of a month or any span",
     response_class=Response,
-    responses=answers("The report", *(form.media_type.partition(";")[0] for form in RENDERINGS.values()))
+    responses=answers("The report", *(rendering.media_type.partition(";")[0] for rendering in RENDERINGS.values()))
     | refuses("not-found", "invalid-parameter", "cannot-render", "ledger-unavailable"),
 )
 def month_report(
-    request: Request, asked: Annotated[ReportParams, Query()], deps: Given, principal: Reading
+    request: Request, params: Annotated[ReportParams, Query()], deps: AppDeps, principal: Reader
 ) -> Response:
     """Returns the report as one self-contained page, or the same figures for printing, spreadsheets and programs. Equal
     records, prices and policies give equal bytes; the ETag is their SHA-256."""
-    form = RENDERINGS[asked.format]
-    span = statement_span(asked, deps)
-    if form.charges and span.month is None:
-        raise invalid("format", f"{asked.format} is of a calendar month of {deps.settings.timezone}: give a month")
-    team = known_team_for(deps, principal, asked.team)
-    found = report_builder.report(
+    rendering = RENDERINGS[params.format]
+    span = statement_span(params, deps)
+    if rendering.charges and span.month is None:
+        raise invalid("format", f"{params.format} covers a calendar month of {deps.settings.timezone}: give a month")
+    team = known_team_for(deps, principal, params.team)
+    report = report_builder.report(
         deps.ledger, deps.books, span.start_ms, span.end_ms, span.timezone, month=span.month, team=team,
-        issuer=deps.settings.issuer if form.charges else None,
+        issuer=deps.settings.issuer if rendering.charges else None,
     )  # fmt: skip
-    name = "" if form.inline else file_name(form.extension, asked.month, team)
-    return tagged(request, form.render(found), form.media_type, name)
+    name = "" if rendering.inline else file_name(rendering.extension, params.month, team)
+    return tagged(request, rendering.render(report), rendering.media_type, name)
 
 
 period_router = APIRouter(tags=["periods"])
@@ -158,60 +158,60 @@ class CloseReason(Model):
     reason: str = Field(default="", max_length=1000)
 
 
-@period_router.get("/v1/periods", summary="All months that are closed, and those that wait", responses=refuses())
-def list_periods(deps: Given, _: Reading) -> list[Period]:
+@period_router.get("/v1/periods", summary="Every month, with its status", responses=refuses())
+def list_periods(deps: AppDeps, _: Reader) -> list[Period]:
     """Lists the months, oldest first, from the first closed month, or the first with records, to the current month."""
     books, now = deps.books.books(), deps.clock.wall_ms()
     current = Month.of(now, deps.settings.zone)
-    known = [Month.parse(closed.month) for closed in books.closed]
-    waiting = known[-1].next if known else Month.of(min(now, deps.ledger.extent()[0] or now), deps.settings.zone)
-    while waiting <= current:
-        known.append(waiting)
-        waiting = waiting.next
-    return [_period(deps, month, books) for month in known]
+    months = [Month.parse(closed.month) for closed in books.closed]
+    open_month = months[-1].next if months else Month.of(min(now, deps.ledger.extent()[0] or now), deps.settings.zone)
+    while open_month <= current:
+        months.append(open_month)
+        open_month = open_month.next
+    return [_period(deps, month, books) for month in months]
 
 
 @period_router.get(
-    "/v1/periods/{month}", summary="One month, with what speaks against closing it", responses=_BOOK_REFUSALS
+    "/v1/periods/{month}", summary="One month, with the objections to closing it", responses=_BOOK_REFUSALS
 )
-def read_period(month: MonthPath, deps: Given, _: Reading) -> Period:
+def read_period(month: MonthPath, deps: AppDeps, _: Reader) -> Period:
     return _with_objections(deps, Month.parse(month))
 
 
 @period_router.post(
     "/v1/periods/{month}/close",
     summary="Close a month",
-    **takes(Close, "invalid-parameter", "books-refuse", "ledger-unavailable"),
+    **with_body(Close, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
-def close(month: MonthPath, asked: Annotated[Close, body(Close)], deps: Given, principal: Administering) -> Period:
+def close(month: MonthPath, request: Annotated[Close, body(Close)], deps: AppDeps, principal: Admin) -> Period:
     """Closes the month: its statement does not change any more; later records are corrected in the next month."""
-    deps.books.close(Month.parse(month), principal.name, asked.reason, asked.acknowledge)
+    deps.books.close(Month.parse(month), principal.name, request.reason, request.acknowledge)
     return _with_objections(deps, Month.parse(month))
 
 
 @period_router.post(
     "/v1/periods/{month}/reopen",
-    summary="Open the newest closed month again",
-    **takes(CloseReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
+    summary="Reopen the newest closed month",
+    **with_body(CloseReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def reopen(
-    month: MonthPath, asked: Annotated[CloseReason, body(CloseReason)], deps: Given, principal: Administering
+    month: MonthPath, request: Annotated[CloseReason, body(CloseReason)], deps: AppDeps, principal: Admin
 ) -> Period:
-    """Opens a month that is not published yet; a reason is required."""
-    deps.books.reopen(Month.parse(month), principal.name, asked.reason)
+    """Reopens a month that is not published yet. A reason is required."""
+    deps.books.reopen(Month.parse(month), principal.name, request.reason)
     return _with_objections(deps, Month.parse(month))
 
 
 @period_router.post(
     "/v1/periods/{month}/publish",
     summary="Publish a closed month",
-    **takes(CloseReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
+    **with_body(CloseReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def publish(
-    month: MonthPath, asked: Annotated[CloseReason, body(CloseReason)], deps: Given, principal: Administering
+    month: MonthPath, request: Annotated[CloseReason, body(CloseReason)], deps: AppDeps, principal: Admin
 ) -> Period:
     """Publishes the month, which cannot be reopened afterwards."""
-    deps.books.publish(Month.parse(month), principal.name, asked.reason)
+    deps.books.publish(Month.parse(month), principal.name, request.reason)
     return _with_objections(deps, Month.parse(month))
 
 
@@ -230,8 +230,8 @@ def _period(deps: Deps, month: Month, books: ClosedMonths) -> Period:
 
 
 def _with_objections(deps: Deps, month: Month) -> Period:
-    standing = tuple(ObjectionLine.from_object(found) for found in deps.books.standing(month))
-    return _period(deps, month, deps.books.books()).model_copy(update={"objections": standing})
+    objections = tuple(ObjectionLine.from_object(objection) for objection in deps.books.standing(month))
+    return _period(deps, month, deps.books.books()).model_copy(update={"objections": objections})
 
 
 class BookedParams(Params):
@@ -239,56 +239,56 @@ class BookedParams(Params):
 
 
 @period_router.get("/v1/adjustments", summary="Approved credits and charges", responses=refuses("invalid-parameter"))
-def adjustments(asked: Annotated[BookedParams, Query()], deps: Given, principal: Reading) -> list[BookedAdjustment]:
+def adjustments(params: Annotated[BookedParams, Query()], deps: AppDeps, principal: Reader) -> list[BookedAdjustment]:
     """Lists the adjustments of the caller's teams in the order of booking."""
     return [
-        BookedAdjustment.from_object(found)
-        for found in deps.books.books().adjustments
-        if asked.booked_in in (None, found.booked_in) and _visible(principal, found.team)
+        BookedAdjustment.from_object(adjustment)
+        for adjustment in deps.books.books().adjustments
+        if params.booked_in in (None, adjustment.booked_in) and _may_see(principal, adjustment.team)
     ]
 
 
 @period_router.post(
     "/v1/adjustments",
     summary="Book an approved credit or charge",
-    **takes(NewAdjustment, "books-refuse", "ledger-unavailable"),
+    **with_body(NewAdjustment, "books-refuse", "ledger-unavailable"),
 )
-def adjust(
-    new: Annotated[NewAdjustment, body(NewAdjustment)], deps: Given, principal: Administering
+def book_adjustment(
+    new: Annotated[NewAdjustment, body(NewAdjustment)], deps: AppDeps, principal: Admin
 ) -> BookedAdjustment:
     """Books the adjustment in the first open month. A person other than the caller has to approve it."""
     return BookedAdjustment.from_object(deps.books.credits.adjust(new, principal.name))
 
 
 @period_router.get("/v1/corrections", summary="Corrections of closed months", responses=refuses("invalid-parameter"))
-def corrections(asked: Annotated[BookedParams, Query()], deps: Given, principal: Reading) -> list[BookedCorrection]:
+def corrections(params: Annotated[BookedParams, Query()], deps: AppDeps, principal: Reader) -> list[BookedCorrection]:
     """Lists the corrections of the caller's teams in the order of booking."""
     return [
-        corrected(found)
-        for found in deps.books.books().corrections
-        if asked.booked_in in (None, found.booked_in) and _visible(principal, found.line.team)
+        correction_line(correction)
+        for correction in deps.books.books().corrections
+        if params.booked_in in (None, correction.booked_in) and _may_see(principal, correction.line.team)
     ]
 
 
 @period_router.post(
-    "/v1/corrections", summary="Take up every proposal", responses=refuses("books-refuse", "ledger-unavailable")
+    "/v1/corrections", summary="Accept every proposal", responses=refuses("books-refuse", "ledger-unavailable")
 )
-def correct(deps: Given, principal: Administering) -> list[BookedCorrection]:
+def accept_all_proposals(deps: AppDeps, principal: Admin) -> list[BookedCorrection]:
     """Accepts all proposals for closed months; returns the new lines."""
-    return [corrected(found) for found in deps.books.correct(principal.name)]
+    return [correction_line(correction) for correction in deps.books.correct(principal.name)]
 
 
-def _visible(principal: Principal, team: str) -> bool:
+def _may_see(principal: Principal, team: str) -> bool:
     return principal.teams is None or team in principal.teams
 
 
-def corrected(found: Correction) -> BookedCorrection:
+def correction_line(correction: Correction) -> BookedCorrection:
     """The API form of a correction."""
-    line = found.line
+    line = correction.line
     return BookedCorrection(
-        month=found.month, booked_in=found.booked_in, reason=found.reason, team=line.team, account=line.account,
-        detail=line.detail, gpu_model=line.gpu_model, capacity_type=line.capacity_type, price_row=line.price_row,
-        gpu_us=line.gpu_us, cost=line.cost, amount=found.amount,
+        month=correction.month, booked_in=correction.booked_in, reason=correction.reason, team=line.team,
+        account=line.account, detail=line.detail, gpu_model=line.gpu_model, capacity_type=line.capacity_type,
+        price_row=line.price_row, gpu_us=line.gpu_us, cost=line.cost, amount=correction.amount,
     )  # fmt: skip
 
 
@@ -313,12 +313,13 @@ class NewCredit(CreditedNode):
 
 @period_router.post(
     "/v1/credits/preview",
-    summary="What a credit for a node would be",
-    **takes(CreditedNode, "invalid-parameter", "books-refuse", "ledger-unavailable"),
+    summary="Preview a credit for a node",
+    **with_body(CreditedNode, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
-def preview_credit(asked: Annotated[CreditedNode, body(CreditedNode)], deps: Given) -> Credit:
-    """Returns for each team the amount billed for the node's GPUs in the span. Down time was not billed."""
-    span, book = _span(asked, deps), deps.book()
+def preview_credit(request: Annotated[CreditedNode, body(CreditedNode)], deps: AppDeps) -> Credit:
+    """Returns for each team the amount billed for the node's GPUs in the span. It contains no down time, which is never
+    billed."""
+    span, book = _node_span(request, deps), deps.book()
     lines = tuple(TeamCredit.from_object(line) for line in deps.books.credits.preview(span))
     return Credit(
         cluster=span.cluster, node=span.node, start_ms=span.start_ms, end_ms=span.end_ms,
@@ -329,63 +330,63 @@ def preview_credit(asked: Annotated[CreditedNode, body(CreditedNode)], deps: Giv
 @period_router.post(
     "/v1/credits",
     summary="Book an approved credit for a node",
-    **takes(NewCredit, "invalid-parameter", "books-refuse", "ledger-unavailable"),
+    **with_body(NewCredit, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
-def credit(new: Annotated[NewCredit, body(NewCredit)], deps: Given, principal: Administering) -> list[BookedAdjustment]:
+def book_credit(new: Annotated[NewCredit, body(NewCredit)], deps: AppDeps, principal: Admin) -> list[BookedAdjustment]:
     """Books one adjustment per team in the first open month, for all teams or none. A span of a node can be credited
     once."""
-    booked = deps.books.credits.credit(_span(new, deps), principal.name, new.reason, new.approved_by)
+    booked = deps.books.credits.credit(_node_span(new, deps), principal.name, new.reason, new.approved_by)
     return [BookedAdjustment.from_object(adjustment) for adjustment in booked]
 
 
-def _span(asked: CreditedNode, deps: Deps) -> NodeSpan:
-    start, end = (instant(name, getattr(asked, name), deps.settings.zone) for name in ("start", "end"))
+def _node_span(request: CreditedNode, deps: Deps) -> NodeSpan:
+    start, end = (instant(name, getattr(request, name), deps.settings.zone) for name in ("start", "end"))
     if end <= start:
-        raise invalid("end", "the span ends at or before it begins")
-    if not asked.share:
+        raise invalid("end", "the span ends at or before its start")
+    if not request.share:
         raise invalid("share", "a share of 0 gives no credit")
-    cluster = asked.cluster
+    cluster = request.cluster
     if cluster is None:
         try:
-            cluster = cluster_of(deps.ledger, asked.node, start, end)
+            cluster = cluster_of(deps.ledger, request.node, start, end)
         except ValueError as error:
             raise CannotClose(str(error)) from error
-    return NodeSpan(cluster=cluster, node=asked.node, start_ms=start, end_ms=end, share=asked.share)
+    return NodeSpan(cluster=cluster, node=request.node, start_ms=start, end_ms=end, share=request.share)
 
 
 price_router = APIRouter(tags=["prices"])
 
 
 class TrueUpParams(Params):
-    apply: bool = Field(default=False, description="Take the invoice's rates into force for the month.")
-    keep: bool = Field(default=False, description="Keep the invoice with the books, for the page of the month.")
+    apply: bool = Field(default=False, description="Put the invoice's rates in force for the month.")
+    keep: bool = Field(default=False, description="Store the invoice, for the page of the month.")
     reason: str = Field(default="", max_length=1000, description="Why, with `apply`.")
 
 
 @price_router.post(
     "/v1/reconciliation/{month}",
-    summary="An invoice against a month's books",
+    summary="Compare an invoice with a month's bills",
     openapi_extra={"requestBody": json_body("Invoice")},
     responses=_BOOK_REFUSALS,
 )
 def reconcile(
     month: MonthPath,
-    asked: Annotated[TrueUpParams, Query()],
+    params: Annotated[TrueUpParams, Query()],
     invoice: Annotated[Invoice, body(Invoice)],
-    deps: Given,
-    principal: Administering,
+    deps: AppDeps,
+    principal: Admin,
 ) -> Reconciled:
     """Compares an invoice with the ledger line by line: invoice = teams + idle + unmatched. With `apply`, the price
     rows of that month get the invoice's rates (an open month is priced by them, a closed one corrected) and the invoice
     is stored; with `keep` it is only stored."""
-    chosen = Month.parse(month)
-    before = deps.books.reconcile(chosen, invoice)
-    if asked.keep and not asked.apply:
-        deps.books.invoices.keep(chosen, invoice, principal.name, asked.reason)
-    if not asked.apply:
+    calendar_month = Month.parse(month)
+    before = deps.books.reconcile(calendar_month, invoice)
+    if params.keep and not params.apply:
+        deps.books.invoices.keep(calendar_month, invoice, principal.name, params.reason)
+    if not params.apply:
         return Reconciled(before=before)
-    book, corrections = deps.books.true_up(chosen, invoice, principal.name, asked.reason)
-    after = deps.books.reconcile(chosen, invoice)
+    book, corrections = deps.books.true_up(calendar_month, invoice, principal.name, params.reason)
+    after = deps.books.reconcile(calendar_month, invoice)
     return Reconciled(before=before, after=after, version=book.version, corrections=len(corrections))
 
 
@@ -401,7 +402,7 @@ _PRICE_REFUSALS = refuses(
 )
 
 
-async def _book(request: Request, deps: Given, _: Administering) -> PriceBook:
+async def _sent_book(request: Request, deps: AppDeps, _: Admin) -> PriceBook:
     """The price book in the body."""
     async with deps.intake.body(request) as raw:
         try:
@@ -414,7 +415,7 @@ async def _book(request: Request, deps: Given, _: Administering) -> PriceBook:
             raise Refusal("invalid-body", "; ".join(lines), errors=errors) from fault
 
 
-SentBook = Annotated[PriceBook, Depends(_book)]
+SentBook = Annotated[PriceBook, Depends(_sent_book)]
 
 
 class RepriceParams(Params):
@@ -426,54 +427,54 @@ class ApplyParams(RepriceParams):
 
 
 @price_router.get("/v1/prices", summary="The price book in force", responses=refuses("no-price-book"))
-def current(deps: Given, _: Reading) -> PriceBook:
+def current_prices(deps: AppDeps, _: Reader) -> PriceBook:
     book = deps.book()
     if book is None:
-        raise Refusal("no-price-book", "give one in the settings (prices: FILE)")
+        raise Refusal("no-price-book", "the settings name no price book: set `prices: FILE`")
     return book
 
 
 @price_router.get("/v1/prices/versions", summary="Every price book that was in force", responses=refuses())
-def versions(deps: Given, _: Reading) -> list[PriceVersion]:
+def price_versions(deps: AppDeps, _: Reader) -> list[PriceVersion]:
     """Lists the price books, oldest first."""
-    return [_version(found) for found in deps.books.prices.versions]
+    return [_price_version(version) for version in deps.books.prices.versions]
 
 
 @price_router.post(
     "/v1/prices/preview",
-    summary="What another price book would change about a month",
+    summary="Preview a month under another price book",
     openapi_extra={"requestBody": _BODY},
     responses=_PRICE_REFUSALS,
 )
-def preview_prices(asked: Annotated[RepriceParams, Query()], book: SentBook, deps: Given) -> PriceDiff:
+def preview_prices(params: Annotated[RepriceParams, Query()], book: SentBook, deps: AppDeps) -> PriceDiff:
     """Returns the differences without putting the price book in force."""
-    return _difference(deps, asked.month, book)
+    return _price_changes(deps, params.month, book)
 
 
 @price_router.post(
     "/v1/prices",
-    summary="Take a price book into force",
+    summary="Put a price book in force",
     openapi_extra={"requestBody": _BODY},
     responses=_PRICE_REFUSALS,
 )
-def apply(
-    asked: Annotated[ApplyParams, Query()], book: SentBook, deps: Given, principal: Administering
+def apply_prices(
+    params: Annotated[ApplyParams, Query()], book: SentBook, deps: AppDeps, principal: Admin
 ) -> RepricingResult:
     """Puts the price book in force for all open months; a closed `month` is corrected by it. If the price file changes
     later, the file is in force again."""
-    shown = _difference(deps, asked.month, book)
-    booked = deps.books.reprice(Month.parse(asked.month), book, principal.name, asked.reason)
-    return RepricingResult(difference=shown, corrections=len(booked))
+    changes = _price_changes(deps, params.month, book)
+    booked = deps.books.reprice(Month.parse(params.month), book, principal.name, params.reason)
+    return RepricingResult(difference=changes, corrections=len(booked))
 
 
-def _difference(deps: Deps, month: str, book: PriceBook) -> PriceDiff:
+def _price_changes(deps: Deps, month: str, book: PriceBook) -> PriceDiff:
     return difference(month, *deps.books.preview(Month.parse(month), book))
 
 
-def _version(found: BookVersion) -> PriceVersion:
+def _price_version(version: BookVersion) -> PriceVersion:
     return PriceVersion(
-        version=found.version, at_ms=found.at_ms, origin=found.origin, who=found.who, reason=found.reason,
-        currency=found.book.currency, rows=len(found.book.rows),
+        version=version.version, at_ms=version.at_ms, origin=version.origin, who=version.who, reason=version.reason,
+        currency=version.book.currency, rows=len(version.book.rows),
     )  # fmt: skip
 
 
@@ -510,24 +511,26 @@ class AuditParams(Params):
 
 
 @audit_router.get("/v1/audit", summary="Administrative acts", responses=refuses("invalid-parameter"))
-def audit(asked: Annotated[AuditParams, Query()], deps: Given, _: Administering) -> AuditTrail:
+def audit(params: Annotated[AuditParams, Query()], deps: AppDeps, _: Admin) -> AuditTrail:
     # One entry before the page, to check that the page continues it.
-    found = deps.ledger.trail(max(0, asked.after - 1), asked.limit + 1 + (asked.after > 0))
-    if asked.after:
-        before, page = found[:1], found[1:]
+    acts = deps.ledger.trail(max(0, params.after - 1), params.limit + 1 + (params.after > 0))
+    if params.after:
+        before, page = acts[:1], acts[1:]
         number, digest = (before[0].number, before[0].digest) if before else (0, FIRST_DIGEST)
     else:
-        number, digest, page = 0, FIRST_DIGEST, found
-    shown = page[: asked.limit]
+        number, digest, page = 0, FIRST_DIGEST, acts
+    listed = page[: params.limit]
     return AuditTrail(
-        acts=tuple(AuditedAct.from_object(act) for act in shown),
-        broken_at=broken_at(shown, number, digest),
-        next_after=shown[-1].number if len(page) > asked.limit else None,
+        acts=tuple(AuditedAct.from_object(act) for act in listed),
+        broken_at=broken_at(listed, number, digest),
+        next_after=listed[-1].number if len(page) > params.limit else None,
     )  # fmt: skip
 
 
 ClosedMonthPath = Annotated[MonthText, Path(description="A closed month: 2026-10.")]
-Named = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="The proposal's `id`; it names its lines.")]
+ProposalId = Annotated[
+    str, Path(pattern="^[0-9a-f]{16}$", description="The proposal's `id`, which depends on its lines.")
+]
 
 
 class AcceptReason(Model):
@@ -538,66 +541,69 @@ class RefuseReason(Model):
     reason: str = Field(min_length=1, max_length=1000)
 
 
-@period_router.get("/v1/proposals", summary="What arrived late for closed months and waits", responses=refuses())
-def proposals(deps: Given, principal: Reading) -> list[WaitingProposal]:
+@period_router.get(
+    "/v1/proposals", summary="Late changes of closed months that wait for a decision", responses=refuses()
+)
+def proposals(deps: AppDeps, principal: Reader) -> list[WaitingProposal]:
     """Lists the proposals of the caller's teams, oldest month first. They are booked only when an administrator accepts
     them."""
-    return _shown(deps, principal, deps.books.proposals())
+    return _waiting_proposals(deps, principal, deps.books.proposals())
 
 
 @period_router.get(
-    "/v1/periods/{month}/proposals", summary="What waits for one closed month", responses=refuses("invalid-parameter")
+    "/v1/periods/{month}/proposals", summary="Late changes of one closed month", responses=refuses("invalid-parameter")
 )
-def of_month(month: ClosedMonthPath, deps: Given, principal: Reading) -> list[WaitingProposal]:
+def month_proposals(month: ClosedMonthPath, deps: AppDeps, principal: Reader) -> list[WaitingProposal]:
     """Returns at most one proposal: later records become part of it, under another id."""
-    return _shown(deps, principal, deps.books.proposals(Month.parse(month)))
+    return _waiting_proposals(deps, principal, deps.books.proposals(Month.parse(month)))
 
 
 @period_router.post(
     "/v1/periods/{month}/proposals/{proposal}/take",
-    summary="Take up what arrived late",
-    **takes(AcceptReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
+    summary="Accept a proposal",
+    **with_body(AcceptReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
-def take(
+def accept_proposal(
     month: ClosedMonthPath,
-    proposal: Named,
-    asked: Annotated[AcceptReason, body(AcceptReason)],
-    deps: Given,
-    principal: Administering,
+    proposal: ProposalId,
+    request: Annotated[AcceptReason, body(AcceptReason)],
+    deps: AppDeps,
+    principal: Admin,
 ) -> list[BookedCorrection]:
     """Books the proposal as corrections in the first open month. Refused if more records have arrived since it was
     shown."""
-    booked = deps.books.take(Month.parse(month), proposal, principal.name, asked.reason)
-    return [corrected(one) for one in booked]
+    booked = deps.books.take(Month.parse(month), proposal, principal.name, request.reason)
+    return [correction_line(correction) for correction in booked]
 
 
 @period_router.post(
     "/v1/periods/{month}/proposals/{proposal}/refuse",
-    summary="Refuse what arrived late",
-    **takes(RefuseReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
+    summary="Refuse a proposal",
+    **with_body(RefuseReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
-def refuse(
+def refuse_proposal(
     month: ClosedMonthPath,
-    proposal: Named,
-    asked: Annotated[RefuseReason, body(RefuseReason)],
-    deps: Given,
-    principal: Administering,
+    proposal: ProposalId,
+    request: Annotated[RefuseReason, body(RefuseReason)],
+    deps: AppDeps,
+    principal: Admin,
 ) -> WaitingProposal:
     """Refuses the proposal: the month stays as stated, and the same changes are not proposed again."""
-    done = deps.books.refuse(Month.parse(month), proposal, principal.name, asked.reason)
-    return _shown(deps, principal, [done])[0]
+    refused = deps.books.refuse(Month.parse(month), proposal, principal.name, request.reason)
+    return _waiting_proposals(deps, principal, [refused])[0]
 
 
-def _shown(deps: Deps, principal: Principal, found: list[Proposal]) -> list[WaitingProposal]:
+def _waiting_proposals(deps: Deps, principal: Principal, proposals: list[Proposal]) -> list[WaitingProposal]:
     book = deps.book()
-    shown = []
-    for one in found:
-        effects = one.effects(principal.teams)
+    waiting = []
+    for proposal in proposals:
+        effects = proposal.effects(principal.teams)
         if effects:
-            shown.append(
+            waiting.append(
                 WaitingProposal(
-                    month=one.month, booked_in=one.booked_in, id=one.id, currency=book.currency if book else None,
+                    month=proposal.month, booked_in=proposal.booked_in, id=proposal.id,
+                    currency=book.currency if book else None,
                     effects=tuple(ProposalEffect.from_object(effect) for effect in effects),
                 )
             )  # fmt: skip
-    return shown
+    return waiting

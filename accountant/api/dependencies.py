@@ -40,7 +40,7 @@ from gputally.server.sign_in import SignInService
 from gputally.server.tokens_and_grants import Authenticator, Principal
 
 
-class Ingesting(Protocol):
+class BatchIngest(Protocol):
     """The part of accountant.runtime.ingest.Ingest that the routes use."""
 
     def submit_batch(self, batch: Batch) -> Future[Receipt]:
@@ -65,7 +65,7 @@ class LedgerSnapshot(JobQuestions, ReportQuestions, Protocol):
         ...
 
 
-class Checked(Ledger, Journal, Protocol):
+class ServedLedger(Ledger, Journal, Protocol):
     """A ledger with checks and maintenance (accountant.storage.DuckLedger)."""
 
     def examine(self, start_ms: int, end_ms: int) -> Imbalance: ...
@@ -148,8 +148,8 @@ class Deps:
 
     settings: Settings
     clock: Clock
-    ledger: Checked
-    ingest: Ingesting
+    ledger: ServedLedger
+    ingest: BatchIngest
     authenticator: Authenticator
     metrics: Metrics
     books: Bookkeeper
@@ -179,8 +179,10 @@ class Deps:
     @cached_property
     def backups(self) -> KeptBackups:
         """The accountant's backups. Raises LedgerUnavailable if the settings do not lead to a store."""
-        wanted = self.settings
-        return KeptBackups(open_store(wanted.backups_to, wanted.object_storage, wanted.data), wanted.backups.keep)
+        settings = self.settings
+        return KeptBackups(
+            open_store(settings.backups_to, settings.object_storage, settings.data), settings.backups.keep
+        )
 
     @cached_property
     def rate(self) -> RateLimit:
@@ -207,4 +209,4 @@ async def deps_of(request: Request) -> Deps:
     return cast(Deps, request.app.state.deps)
 
 
-Given = Annotated[Deps, Depends(deps_of)]
+AppDeps = Annotated[Deps, Depends(deps_of)]

@@ -20,19 +20,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from accountant.api import problems
 from accountant.api.access_control import (
-    Administering,
-    Importing,
-    Ingesting,
+    Admin,
+    ImportPrincipal,
+    IngestPrincipal,
     PolicyPrincipal,
-    Reading,
+    Reader,
     admit,
     body,
-    of_everyone,
+    require_all_teams,
 )
 from accountant.api.bookkeeping_models import ObservedPods, PodReport
-from accountant.api.dependencies import Deps, Given
+from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.middleware import INLINE_BYTES
-from accountant.api.problems import AGENT_ACK, AGENT_BATCH, PROBLEMS, Refusal, json_body, refuses, takes
+from accountant.api.problems import AGENT_ACK, AGENT_BATCH, PROBLEMS, Refusal, json_body, refuses, with_body
 from accountant.api.query_parameters import Params, SpanParams
 from accountant.core.errors import BadBatch
 from accountant.history_import.import_run import ImportedChunk, Source, is_import, of_acts, source_of
@@ -58,7 +58,7 @@ _TAKES_BATCH: Final[dict[str, Any]] = {
 
 
 @usage_router.post("/v1/usage", summary="Report closed usage intervals and pod facts", **_TAKES_BATCH)
-async def report_usage(request: Request, deps: Given, principal: Ingesting) -> Response:
+async def report_usage(request: Request, deps: AppDeps, principal: IngestPrincipal) -> Response:
     """Accepts one batch of one node's outbox, gzip or plain. The answer says up to which number the node's records are
     committed. 400 and 422 concern the content. 413 asks for smaller batches. 409 carries the `ack` to rewind to. After
     any other status keep the batch and try again."""
@@ -98,10 +98,10 @@ def ingest_app(deps: Deps) -> ASGIApp:
         except Exception as error:
             # Not a local variable: its traceback would keep the frames, and with them the body, until a garbage
             # collection.
-            found = _refused(request, deps, error)
-            if found is None:
+            refusal = _refused(request, deps, error)
+            if refusal is None:
                 raise
-            answer = found
+            answer = refusal
         await answer(scope, receive, send)
 
     return app
@@ -132,41 +132,41 @@ def _check_origin(principal: Principal, raw: bytes) -> None:
         origin = _origin.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return  # an undecodable body names no node; the ingest reports why
-    for bound, told in ((principal.cluster, origin.cluster), (principal.node, origin.node)):
-        if bound is not None and bound != told:
-            raise Refusal("wrong-origin", f"the token {principal.name!r} is bound to {bound!r}, not {told!r}")
+    for bound, reported in ((principal.cluster, origin.cluster), (principal.node, origin.node)):
+        if bound is not None and bound != reported:
+            raise Refusal("wrong-origin", f"the token {principal.name!r} is bound to {bound!r}, not {reported!r}")
 
 
 class ImportParams(Params):
     cluster: str = Field(min_length=1, max_length=1024, description="Name of the cluster in the ledger.")
-    source: Source = Field(description="What is imported from.")
+    source: Source = Field(description="The source of the history.")
 
 
 @usage_router.get(
-    "/v1/imports", summary="How far an import came", responses=refuses("invalid-parameter", "wrong-origin")
+    "/v1/imports", summary="The progress of an import", responses=refuses("invalid-parameter", "wrong-origin")
 )
-def state(asked: Annotated[ImportParams, Query()], deps: Given, principal: Importing) -> ImportState:
+def import_state(params: Annotated[ImportParams, Query()], deps: AppDeps, principal: ImportPrincipal) -> ImportState:
     """Returns the finished chunks, the acknowledged numbers of unfinished ones, and the spans of nodes that agents
     metered."""
-    _own_cluster(principal, asked.cluster)
-    found = deps.ledger.imports(asked.cluster)
-    noted = of_acts(deps.ledger.acts("imported", subject=_subject(asked.cluster, asked.source)))
+    _own_cluster(principal, params.cluster)
+    imports = deps.ledger.imports(params.cluster)
+    chunks = of_acts(deps.ledger.acts("imported", subject=_subject(params.cluster, params.source)))
     return ImportState(
-        done=tuple(DoneSpan.from_object(one) for one in noted),
+        done=tuple(DoneSpan.from_object(span) for span in chunks),
         marks=tuple(
             ImportMark(node=node, epoch=epoch, durable_seq=seq)
-            for node, epochs in found.marks.items()
+            for node, epochs in imports.marks.items()
             for epoch, seq in epochs.items()
-            if source_of(epoch) == asked.source
+            if source_of(epoch) == params.source
         ),
         metered=tuple(
-            MeteredSpan(node=node, start_ms=start, end_ms=end) for node, (start, end) in found.metered.items()
+            MeteredSpan(node=node, start_ms=start, end_ms=end) for node, (start, end) in imports.metered.items()
         ),
     )
 
 
 @usage_router.post("/v1/imports/usage", summary="Report imported intervals", **_TAKES_BATCH)
-async def report_import(request: Request, deps: Given, principal: Importing) -> Response:
+async def report_import(request: Request, deps: AppDeps, principal: ImportPrincipal) -> Response:
     """Accepts a batch of an import, with the import's epoch; all of its rows are imported ones. Otherwise like POST
     /v1/usage."""
     started = deps.clock.monotonic_ms()
@@ -177,7 +177,9 @@ async def report_import(request: Request, deps: Given, principal: Importing) -> 
         if principal.node is not None and principal.node != batch.node:
             raise Refusal("wrong-origin", f"the token {principal.name!r} is bound to {principal.node!r}")
         if not is_import(batch.epoch) or any(row.method != "imported" for row in batch.intervals):
-            raise Refusal("invalid-batch", "an import needs an import's epoch, and rows of method `imported`")
+            raise Refusal(
+                "invalid-batch", "an import needs the epoch of an import, and rows whose method is `imported`"
+            )
         receipt = await asyncio.wrap_future(deps.ingest.submit_batch(batch))
     except BadBatch as error:
         raise _bad_batch(error) from error
@@ -186,21 +188,21 @@ async def report_import(request: Request, deps: Given, principal: Importing) -> 
 
 @usage_router.post(
     "/v1/imports",
-    summary="A chunk was sent completely",
-    **takes(ImportedChunk, "wrong-origin", "ledger-unavailable"),
+    summary="Record a completed chunk of an import",
+    **with_body(ImportedChunk, "wrong-origin", "ledger-unavailable"),
 )
-def note(
-    chunk: Annotated[ImportedChunk, body(ImportedChunk, "import")], deps: Given, principal: Importing
+def record_chunk(
+    chunk: Annotated[ImportedChunk, body(ImportedChunk, "import")], deps: AppDeps, principal: ImportPrincipal
 ) -> ChunkNote:
     """Records in the audit trail that a chunk is complete, once. Each month's report lists the imports that added time
     to that month."""
     _own_cluster(principal, chunk.cluster)
     if not is_import(chunk.epoch) or source_of(chunk.epoch) != chunk.source:
-        raise Refusal("invalid-body", f"epoch {chunk.epoch[:100]!r} is none of an import from {chunk.source}")
-    return ChunkNote(new=_note(deps, principal, chunk))
+        raise Refusal("invalid-body", f"epoch {chunk.epoch[:100]!r} does not belong to an import from {chunk.source}")
+    return ChunkNote(new=_record_chunk(deps, principal, chunk))
 
 
-def _note(deps: Deps, principal: Principal, chunk: ImportedChunk) -> bool:
+def _record_chunk(deps: Deps, principal: Principal, chunk: ImportedChunk) -> bool:
     subject = _subject(chunk.cluster, chunk.source)
     if any(known.span == chunk.span for known in of_acts(deps.ledger.acts("imported", subject=subject))):
         return False
@@ -235,24 +237,24 @@ _decoder = msgspec.json.Decoder(PodReport)
 
 @usage_router.post(
     "/v1/pods",
-    summary="Report what is known of holders",
+    summary="Report facts about pods and other holders",
     openapi_extra={"requestBody": json_body("PodReport")},
     responses=refuses("malformed-body", "too-large", "invalid-body", "ledger-unavailable"),
 )
-async def report_pods(request: Request, deps: Given, principal: Administering) -> ObservedPods:
+async def report_pods(request: Request, deps: AppDeps, principal: Admin) -> ObservedPods:
     """Stores facts of pods. Their labels are applied to earlier time in open months too; a closed month keeps its
     labels."""
     async with deps.intake.body(request) as raw:
         try:
-            told = await asyncio.to_thread(_decoder.decode, raw)
+            report = await asyncio.to_thread(_decoder.decode, raw)
         except msgspec.ValidationError as error:
             raise Refusal("invalid-body", str(error)) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Refusal("malformed-body", str(error)) from error
-    if not told.cluster or len(told.pods) > MOST_PODS:
-        raise Refusal("invalid-body", f"a report names its cluster and has at most {MOST_PODS} pods")
+    if not report.cluster or len(report.pods) > MOST_PODS:
+        raise Refusal("invalid-body", f"a report needs the name of its cluster, and at most {MOST_PODS} pods")
     now_ms = deps.clock.wall_ms()
-    for number, pod in enumerate(told.pods):
+    for number, pod in enumerate(report.pods):
         if not pod.uid:
             raise Refusal("invalid-body", f"pods.{number}: every pod needs a uid")
         if (fault := fact_fault(pod, now_ms)) is not None:
@@ -260,10 +262,10 @@ async def report_pods(request: Request, deps: Given, principal: Administering) -
 
     def take() -> ObservedPods:
         now = deps.clock.wall_ms()
-        facts = Facts(pods=tuple((told.cluster, pod) for pod in told.pods))
-        act = NewAct(now, "pods", told.cluster, principal.name, f"{len(told.pods)} holders from {told.source}")
+        facts = Facts(pods=tuple((report.cluster, pod) for pod in report.pods))
+        act = NewAct(now, "pods", report.cluster, principal.name, f"{len(report.pods)} holders from {report.source}")
         deps.ledger.observe(facts, now, deps.books.closed_ms(), act)
-        return ObservedPods(pods=len(told.pods))
+        return ObservedPods(pods=len(report.pods))
 
     return await asyncio.to_thread(take)
 
@@ -275,13 +277,13 @@ _FAR_MS = 253_402_300_800_000
 
 @policy_router.put(
     "/v1/policy",
-    summary="Put a policy into force",
+    summary="Put a policy in force",
     response_model=PolicyVersion,
     openapi_extra={"requestBody": json_body("Policy")},
     responses=refuses("malformed-body", "too-large", "invalid-body", "ledger-unavailable"),
 )
 def put_policy(
-    policy: Annotated[Policy, body(Policy, "policy")], deps: Given, principal: PolicyPrincipal
+    policy: Annotated[Policy, body(Policy, "policy")], deps: AppDeps, principal: PolicyPrincipal
 ) -> PolicyVersion:
     """Puts the policy in force from now on; earlier versions keep their dates. If it is already in force, its version
     is returned unchanged."""
@@ -289,21 +291,21 @@ def put_policy(
 
 
 @policy_router.get("/v1/policy", summary="The policy in force", responses=refuses("not-found"))
-def current_policy(response: Response, deps: Given, principal: Reading) -> PolicyVersion:
-    of_everyone(principal)
+def current_policy(response: Response, deps: AppDeps, principal: Reader) -> PolicyVersion:
+    require_all_teams(principal)
     versions = _versions(deps)
     now = deps.clock.wall_ms()
     in_force = [version for version in versions if version.effective_ms <= now] or versions[:1]
     if not in_force:
-        raise Refusal("not-found", "no policy has been put into force yet")
+        raise Refusal("not-found", "no policy is in force yet: PUT /v1/policy sends one")
     response.headers["ETag"] = f'"{in_force[-1].version}"'
     return in_force[-1]
 
 
 @policy_router.get("/v1/policy/versions", summary="Every policy that was in force", responses=refuses())
-def policy_versions(deps: Given, principal: Reading) -> list[PolicyVersion]:
+def policy_versions(deps: AppDeps, principal: Reader) -> list[PolicyVersion]:
     """Lists the policies, oldest first; each was in force until the next one's `effective_ms`."""
-    of_everyone(principal)
+    require_all_teams(principal)
     return _versions(deps)
 
 
@@ -317,20 +319,24 @@ _DECISIONS = TypeAdapter(Annotated[tuple[Decision, ...], Field(max_length=MOST_D
 
 
 class Recorded(Model):
-    """The number of new decisions; known ones are not changed."""
+    """How many of the received decisions were new. known: decisions that the ledger already has; they do not change."""
 
     recorded: int
     known: int
 
 
 class DecisionParams(SpanParams):
-    kind: Literal["weight", "hold", "preemption"] | None = Field(default=None, description="Only these.")
-    subject: str | None = Field(default=None, max_length=500, description="Only about it, by its whole name.")
+    kind: Literal["weight", "hold", "preemption"] | None = Field(
+        default=None, description="Only decisions of this kind."
+    )
+    subject: str | None = Field(
+        default=None, max_length=500, description="Only decisions about this queue or workload, by its full name."
+    )
     cluster: str | None = Field(
         default=None,
         min_length=1,
         max_length=253,
-        description="Of the controller of this cluster, or of none that names one.",
+        description="Only decisions of this cluster's controller, and of controllers without a cluster name.",
     )
     limit: int = Field(default=1_000, ge=1, le=MOST_DECISIONS, description="Decisions, newest first.")
 
@@ -341,15 +347,17 @@ class DecisionParams(SpanParams):
     openapi_extra={"requestBody": json_body("Decision", many=True)},
     responses=refuses("malformed-body", "too-large", "invalid-body", "ledger-unavailable"),
 )
-def record(decisions: Annotated[tuple[Decision, ...], body(_DECISIONS, "policy")], deps: Given) -> Recorded:
-    """Stores a list of decisions, idempotent by cluster, id and instant."""
+def record_decisions(decisions: Annotated[tuple[Decision, ...], body(_DECISIONS, "policy")], deps: AppDeps) -> Recorded:
+    """Stores a list of decisions. A decision with a known cluster, id and instant is not stored again."""
     new = deps.ledger.record_decisions(decisions, deps.clock.wall_ms())
     return Recorded(recorded=new, known=len(decisions) - new)
 
 
 @decision_router.get("/v1/decisions", summary="Decisions, newest first", responses=refuses("invalid-parameter"))
-def decisions(asked: Annotated[DecisionParams, Query()], deps: Given, principal: Reading) -> list[Decision]:
-    of_everyone(principal)
+def decisions(params: Annotated[DecisionParams, Query()], deps: AppDeps, principal: Reader) -> list[Decision]:
+    require_all_teams(principal)
     # "Until now" includes decisions of the current millisecond.
-    start, end, _ = asked.span(deps.clock.wall_ms() + 1, deps.settings.timezone, deps.settings.limits)
-    return deps.ledger.decisions(start, end, asked.limit, kind=asked.kind, subject=asked.subject, cluster=asked.cluster)
+    start, end, _ = params.span(deps.clock.wall_ms() + 1, deps.settings.timezone, deps.settings.limits)
+    return deps.ledger.decisions(
+        start, end, params.limit, kind=params.kind, subject=params.subject, cluster=params.cluster
+    )

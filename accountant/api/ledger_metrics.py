@@ -23,7 +23,7 @@ import structlog
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from accountant.api.dependencies import Checked
+from accountant.api.dependencies import ServedLedger
 from accountant.api.operator_routes import MOST_QUARANTINED
 from accountant.billing.budget_forecast import states
 from accountant.billing.usage_pricing import ACCOUNTS, ALLOCATED, Charge, charges, cost, quantify
@@ -50,13 +50,13 @@ def families(ledger: Questions, book: PriceBook | None, settled_ms: int, timezon
     """The figures of the last settled quarter-hour. settled_ms: the instant up to which all rows are expected to have
     arrived."""
     start, end = settled_ms - BUCKET_MS, settled_ms
-    found = charges(ledger, book, start, end, ("team",), None, timezone)
+    charged = charges(ledger, book, start, end, ("team",), None, timezone)
     capacity: Counter[tuple[str, str]] = Counter()
     unpriced: Counter[tuple[str, str]] = Counter()
-    for charge in found:
-        place = charge.place.gpu_model, charge.place.pool
-        capacity[place] += charge.gpu_us
-        unpriced[place] += charge.gpu_us if charge.unpriced else 0
+    for charge in charged:
+        device = charge.place.gpu_model, charge.place.pool
+        capacity[device] += charge.gpu_us
+        unpriced[device] += charge.gpu_us if charge.unpriced else 0
     yield gauge(
         "gputally_capacity_gpus",
         "GPUs known to the ledger in the last quarter of an hour, including GPUs that are down.",
@@ -87,7 +87,7 @@ def families(ledger: Questions, book: PriceBook | None, settled_ms: int, timezon
         "gputally_burn_rate_per_hour",
         "What an hour costs at the rate of the last quarter, by team; `__idle__`: unheld capacity. "
         "Time without a price is not in it.",
-        _burn_rates(found, book),
+        _burn_rates(charged, book),
         labels=["team", "currency"],
     )
     yield gauge(
@@ -117,10 +117,10 @@ def by_account(lines: Iterable[UsageLine]) -> tuple[Counter[tuple[str, str]], Co
     return models, teams
 
 
-def _burn_rates(found: list[Charge], book: PriceBook | None) -> Iterator[tuple[tuple[str, str], float]]:
+def _burn_rates(charged: list[Charge], book: PriceBook | None) -> Iterator[tuple[tuple[str, str], float]]:
     if book is None:
         return
-    for (team,), parts in quantify((charge.key, charge) for charge in found if charge.billed).items():
+    for (team,), parts in quantify((charge.key, charge) for charge in charged if charge.billed).items():
         hourly: Decimal = exact_sum(part.cost for part in parts if part.cost is not None) * _QUARTERS_PER_HOUR
         yield (team, book.currency), float(hourly)
 
@@ -203,7 +203,9 @@ class LedgerCollector(Collector):
     """Collects all families. book: returns the price book in force. Thread-safe; concurrent scrapes share one
     reading."""
 
-    def __init__(self, ledger: Checked, book: Callable[[], PriceBook | None], settings: Settings, clock: Clock) -> None:
+    def __init__(
+        self, ledger: ServedLedger, book: Callable[[], PriceBook | None], settings: Settings, clock: Clock
+    ) -> None:
         self._ledger = ledger
         self._book = book
         self._settings = settings
@@ -247,9 +249,9 @@ class LedgerCollector(Collector):
         yield from self._trust(start, settled, now_ms)
 
     def _month(self, start_ms: int, settled_ms: int) -> Iterator[Metric]:
-        zone, begun, book = self._settings.timezone, settled_ms > start_ms, self._book()
-        spent = self._ledger.usage(start_ms, settled_ms, ("team", "gpu_model"), None, zone) if begun else []
-        by_model, by_team = by_account(spent)
+        zone, has_begun, book = self._settings.timezone, settled_ms > start_ms, self._book()
+        usage = self._ledger.usage(start_ms, settled_ms, ("team", "gpu_model"), None, zone) if has_begun else []
+        by_model, by_team = by_account(usage)
         yield gauge(
             "gputally_month_account_gpu_seconds",
             "GPU time of the current month so far by account; the accounts add up to the capacity.",
@@ -262,7 +264,7 @@ class LedgerCollector(Collector):
             _in_seconds(by_team.items()),
             labels=["team", "account"],
         )
-        by_namespace = self._ledger.usage(start_ms, settled_ms, ("team", "namespace")) if begun else []
+        by_namespace = self._ledger.usage(start_ms, settled_ms, ("team", "namespace")) if has_begun else []
         yield gauge(
             "gputally_month_namespace_gpu_seconds",
             "GPU time held in the current month so far by team and namespace, used or not; the "
@@ -270,7 +272,9 @@ class LedgerCollector(Collector):
             _in_seconds(of_namespaces(by_namespace)),
             labels=["team", "namespace"],
         )
-        costs = cost(self._ledger, book, start_ms, settled_ms, ("team",), None, zone).lines if book and begun else ()
+        costs = (
+            cost(self._ledger, book, start_ms, settled_ms, ("team",), None, zone).lines if book and has_begun else ()
+        )
         currency = book.currency if book else ""
         yield gauge(
             "gputally_month_team_cost",
@@ -282,28 +286,28 @@ class LedgerCollector(Collector):
 
     def _budgets(self, policy: Policy | None, month: Month, settled_ms: int) -> Iterator[Metric]:
         """Empty without budgets; a budget with unknown spend has no share. team: of the budget or its queue."""
-        found = []
+        budgets = []
         if policy is not None:
             zone = self._settings.timezone
             for state in states(self._ledger, self._book(), policy, month, settled_ms, zone):
                 team = state.team or team_of(policy, state.queue)
-                found.append(((state.name, team, state.queue or ""), state))
+                budgets.append(((state.name, team, state.queue or ""), state))
         yield gauge(
             "gputally_budget_spent_ratio",
             "Share of each budget that the current month has used.",
-            ((whose, state.ratio) for whose, state in found if state.ratio is not None),
+            ((labels, state.ratio) for labels, state in budgets if state.ratio is not None),
             labels=_BUDGET,
         )
         yield gauge(
             "gputally_budget_forecast_ratio",
             "Share of each budget that the month will come to at the rate of its days so far.",
-            ((whose, state.forecast / float(state.limit)) for whose, state in found if state.forecast is not None),
+            ((labels, state.forecast / float(state.limit)) for labels, state in budgets if state.forecast is not None),
             labels=_BUDGET,
         )
         yield gauge(
             "gputally_budget_limit",
             "What each budget allows in a month; unit: a currency, or GPU-hours.",
-            (((*whose, state.unit), float(state.limit)) for whose, state in found),
+            (((*labels, state.unit), float(state.limit)) for labels, state in budgets),
             labels=[*_BUDGET, "unit"],
         )
         yield gauge(
@@ -311,8 +315,8 @@ class LedgerCollector(Collector):
             "When each budget was used up, or will be at the rate of its days; absent where not in this month. bound: "
             "expected, or earliest and latest of the middle 80 %.",
             (
-                ((*whose, bound), at_ms / MS_PER_SECOND)
-                for whose, state in found
+                ((*labels, bound), at_ms / MS_PER_SECOND)
+                for labels, state in budgets
                 for bound, at_ms in (
                     ("expected", state.exhausted_ms),
                     ("earliest", state.exhausted_earliest_ms),

@@ -63,8 +63,8 @@ class AccessMiddleware:
             return
         started = self._clock.monotonic_ms()
         headers = Headers(scope=scope)
-        wanted = headers.get("x-request-id", "")
-        request_id = wanted if _REQUEST_ID.fullmatch(wanted) else secrets.token_hex(8)
+        sent_id = headers.get("x-request-id", "")
+        request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else secrets.token_hex(8)
         state = scope.setdefault("state", {})
         observed = ObservedSend(send, [*_HEADERS, (b"x-request-id", request_id.encode())])
         refusal = self._refusal(scope, headers)
@@ -194,35 +194,35 @@ class BodyLimits:
         if _declared(request) > self._limits.body_bytes:
             raise _too_large("the body", self._limits.body_bytes)
         address = request.client.host if request.client else ""
-        held = _BodyBytes(self, (getattr(request.state, "principal", ""), address))
+        memory = _BodyBytes(self, (getattr(request.state, "principal", ""), address))
         try:
-            raw = await self._receive(request, held)
+            raw = await self._receive(request, memory)
             if encoding == "identity":
                 if len(raw) > self._limits.decoded_bytes:
                     raise _too_large("the body", self._limits.decoded_bytes)
                 yield raw
                 return
             sent = len(raw)
-            plain = await self._inflated(raw, held)
+            plain = await self._inflated(raw, memory)
             del raw
-            held.shrink(sent)
+            memory.shrink(sent)
             yield plain
         finally:
-            held.end()
+            memory.end()
 
-    async def _inflated(self, raw: bytes, held: _BodyBytes) -> bytes:
+    async def _inflated(self, raw: bytes, memory: _BodyBytes) -> bytes:
         limit = self._limits.decoded_bytes
         if len(raw) <= INLINE_BYTES:
-            return b"".join(_counted(decompressed(raw, limit), held))
+            return b"".join(_counted(decompressed(raw, limit), memory))
         pieces = []
         async with self.heavy:
-            found = decompressed(raw, limit)
-            while (piece := await asyncio.to_thread(next, found, None)) is not None:
-                held.grow(len(piece))
+            chunks = decompressed(raw, limit)
+            while (piece := await asyncio.to_thread(next, chunks, None)) is not None:
+                memory.grow(len(piece))
                 pieces.append(piece)
             return await asyncio.to_thread(b"".join, pieces)
 
-    async def _receive(self, request: Request, held: _BodyBytes) -> bytes:
+    async def _receive(self, request: Request, memory: _BodyBytes) -> bytes:
         chunks: list[bytes] = []
         size = 0
         started = asyncio.get_running_loop().time()
@@ -241,7 +241,7 @@ class BodyLimits:
                 size += len(chunks[-1])
                 if size > self._limits.body_bytes:
                     raise _too_large("the body", self._limits.body_bytes)
-                held.grow(len(chunks[-1]))
+                memory.grow(len(chunks[-1]))
         except TimeoutError as error:
             raise Refusal(
                 "slow-body",
@@ -260,9 +260,9 @@ def _declared(request: Request) -> int:
     return int(text)
 
 
-def _counted(pieces: Iterable[bytes], held: _BodyBytes) -> Iterator[bytes]:
+def _counted(pieces: Iterable[bytes], memory: _BodyBytes) -> Iterator[bytes]:
     for piece in pieces:
-        held.grow(len(piece))
+        memory.grow(len(piece))
         yield piece
 
 
@@ -275,12 +275,12 @@ async def read_model(intake: BodyLimits, request: Request, model: type[M] | Type
             async with intake.heavy:
                 return await asyncio.to_thread(_validated, raw, model)
         except ValidationError as error:
-            found = error.errors(include_url=False, include_input=False)
-            if found[0]["type"] == "json_invalid":
-                raise Refusal("malformed-body", str(found[0]["msg"])) from error
+            errors = error.errors(include_url=False, include_input=False)
+            if errors[0]["type"] == "json_invalid":
+                raise Refusal("malformed-body", str(errors[0]["msg"])) from error
             faults = [
                 {"at": ".".join(str(part) for part in fault["loc"]), "reason": reason(fault)}
-                for fault in found[:_SHOWN_FAULTS]
+                for fault in errors[:_SHOWN_FAULTS]
             ]
             detail = "; ".join(f"{fault['at']}: {fault['reason']}" for fault in faults)
             raise Refusal("invalid-body", detail, errors=faults) from error
@@ -292,18 +292,18 @@ def _adapter(model: type[M]) -> TypeAdapter[M]:
 
 
 def _validated(raw: bytes, model: type[M] | TypeAdapter[M]) -> M:
-    found = (model if isinstance(model, TypeAdapter) else _adapter(model)).validate_json(raw)  # type: ignore[arg-type]  # a class is hashable
+    value = (model if isinstance(model, TypeAdapter) else _adapter(model)).validate_json(raw)  # type: ignore[arg-type]  # a class is hashable
     if _ESCAPES.search(raw):
-        steered = unprintable(from_json(raw))
-        if steered:
-            raise Refusal("invalid-body", f"{steered}: {NO_CONTROLS}", errors=[{"at": steered, "reason": NO_CONTROLS}])
+        place = unprintable(from_json(raw))
+        if place:
+            raise Refusal("invalid-body", f"{place}: {NO_CONTROLS}", errors=[{"at": place, "reason": NO_CONTROLS}])
     if b"true" in raw or b"false" in raw:
-        wrong = booleans_as_numbers(from_json(raw), found)
+        wrong = booleans_as_numbers(from_json(raw), value)
         if wrong:
             faults = [{"at": ".".join(map(str, path)), "reason": NO_NUMBER} for path in wrong[:_SHOWN_FAULTS]]
             detail = "; ".join(f"{fault['at']}: {fault['reason']}" for fault in faults)
             raise Refusal("invalid-body", detail, errors=faults)
-    return found
+    return value
 
 
 def decompressed(raw: bytes, limit: int) -> Iterator[bytes]:

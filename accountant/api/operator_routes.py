@@ -11,10 +11,10 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field, model_validator
 
-from accountant.api.access_control import Administering, Reading, admit, body, of_everyone
+from accountant.api.access_control import Admin, Reader, admit, body, require_all_teams
 from accountant.api.bookkeeping_models import Balance, DeliveryState
-from accountant.api.dependencies import Deps, Given
-from accountant.api.problems import Refusal, answers, refuses, takes
+from accountant.api.dependencies import AppDeps, Deps
+from accountant.api.problems import Refusal, answers, refuses, with_body
 from accountant.api.query_parameters import Params, SpanParams, check_cost, instant, invalid
 from accountant.bookkeeping.month_closing import faults
 from accountant.core.errors import LedgerUnavailable
@@ -34,8 +34,10 @@ MEDIA_TYPE = "application/vnd.duckdb"
 BackupName = Annotated[str, Path(pattern=r"^ledger-[0-9TZ]{1,40}$", description="Name of a backup.")]
 
 
-@operation_router.post("/v1/backups", summary="Copy the ledger, verified", responses=refuses("ledger-unavailable"))
-def make(deps: Given, _: Administering) -> Backup:
+@operation_router.post(
+    "/v1/backups", summary="Make a verified backup of the ledger", responses=refuses("ledger-unavailable")
+)
+def make_backup(deps: AppDeps, _: Admin) -> Backup:
     """Writes a verified copy of the ledger to the configured place (`backups.to`). The ledger continues meanwhile; the
     oldest backups beyond `backups.keep` are removed."""
 
@@ -43,7 +45,7 @@ def make(deps: Given, _: Administering) -> Backup:
 
 
 @operation_router.get("/v1/backups", summary="Backups, newest first", responses=refuses("ledger-unavailable"))
-def known(deps: Given, _: Administering) -> list[Backup]:
+def list_backups(deps: AppDeps, _: Admin) -> list[Backup]:
     return deps.backups.listed()
 
 
@@ -53,13 +55,13 @@ def known(deps: Given, _: Administering) -> list[Backup]:
     response_class=StreamingResponse,
     responses={**answers("A DuckDB file", MEDIA_TYPE), **refuses("not-found", "ledger-unavailable")},
 )
-def fetch(name: BackupName, deps: Given, _: Administering) -> StreamingResponse:
+def fetch_backup(name: BackupName, deps: AppDeps, _: Admin) -> StreamingResponse:
     try:
-        found = backups.named(deps.backups.store, name)
+        backup = backups.named(deps.backups.store, name)
     except NoBackup as error:
-        raise Refusal("not-found", f"no backup {name!r}") from error
-    headers = {"content-disposition": f'attachment; filename="{name}.duckdb"', "content-length": str(found.bytes)}
-    return StreamingResponse(backups.content(deps.backups.store, found), media_type=MEDIA_TYPE, headers=headers)
+        raise Refusal("not-found", f"there is no backup {name!r}: GET /v1/backups lists them") from error
+    headers = {"content-disposition": f'attachment; filename="{name}.duckdb"', "content-length": str(backup.bytes)}
+    return StreamingResponse(backups.content(deps.backups.store, backup), media_type=MEDIA_TYPE, headers=headers)
 
 
 MOST_QUARANTINED = 10_000
@@ -88,40 +90,42 @@ class CheckParams(SpanParams):
     lake: bool = Field(default=False, description="Also compare the published days of the lake with the ledger.")
 
 
-@operation_router.get("/v1/check", summary="Recompute the books from the rows", responses=refuses("invalid-parameter"))
-def check(asked: Annotated[CheckParams, Query()], deps: Given, _: Administering) -> Balance:
-    """Reads every row of the span, so it is slow: for an operator, not for a dashboard."""
+@operation_router.get(
+    "/v1/check", summary="Check the accounts against the rows", responses=refuses("invalid-parameter")
+)
+def check_ledger(params: Annotated[CheckParams, Query()], deps: AppDeps, _: Admin) -> Balance:
+    """Computes the accounts again from every row of the span, which is slow: for an operator, not for a dashboard."""
     now, newest = deps.clock.wall_ms(), deps.newest_ms()
-    start, end, zone = asked.span(now, deps.settings.timezone, deps.settings.limits, newest)
+    start, end, zone = params.span(now, deps.settings.timezone, deps.settings.limits, newest)
     check_cost(deps.ledger, deps.settings.limits, start, end)
-    found = deps.ledger.examine(start, end)
+    imbalance = deps.ledger.examine(start, end)
     books = deps.books.books()
-    whole = deps.ledger.usage(start, end, ())
-    if asked.lake and deps.lake is None:
+    usage = deps.ledger.usage(start, end, ())
+    if params.lake and deps.lake is None:
         raise invalid("lake", "this accountant publishes to no lake (set lake.warehouse)")
-    compared = deps.lake.compare() if asked.lake and deps.lake is not None else None
+    comparison = deps.lake.compare() if params.lake and deps.lake is not None else None
     return Balance(
         start_ms=start,
         end_ms=end,
-        imbalance_gpu_us=found.total_us,
-        differences=tuple(found.lines[:_SHOWN]),
-        coverage=coverage(whole),
-        capacity_gpu_us=sum(line.accounts_gpu_us.total for line in whole),
+        imbalance_gpu_us=imbalance.total_us,
+        differences=tuple(imbalance.lines[:_SHOWN]),
+        coverage=coverage(usage),
+        capacity_gpu_us=sum(line.accounts_gpu_us.total for line in usage),
         quarantined_rows=len(deps.ledger.quarantined(MOST_QUARANTINED)),
         wal_bytes=deps.ledger.wal_bytes(),
         closed_months=len(books.closed),
         month_faults=tuple(faults(books)),
-        lake_days=compared.days if compared is not None else None,
-        lake_differences=compared.differences[:_SHOWN] if compared is not None else (),
-        note=asked.note(start, now, zone, newest, deps.silence_note()),
+        lake_days=comparison.days if comparison is not None else None,
+        lake_differences=comparison.differences[:_SHOWN] if comparison is not None else (),
+        note=params.note(start, now, zone, newest, deps.silence_note()),
     )
 
 
 @operation_router.get("/v1/quarantine", summary="Records that were not booked", responses=refuses("invalid-parameter"))
-def quarantine(asked: Annotated[QuarantineParams, Query()], deps: Given, principal: Reading) -> list[QuarantinedRow]:
-    of_everyone(principal)
-    found = deps.ledger.quarantined(asked.limit)
-    return [QuarantinedRow.from_object(row) for row in found]
+def quarantine(params: Annotated[QuarantineParams, Query()], deps: AppDeps, principal: Reader) -> list[QuarantinedRow]:
+    require_all_teams(principal)
+    rows = deps.ledger.quarantined(params.limit)
+    return [QuarantinedRow.from_object(row) for row in rows]
 
 
 class DeliveryRetry(Model):
@@ -132,39 +136,41 @@ class DeliveryRetry(Model):
 
 
 @operation_router.get(
-    "/v1/deliveries", summary="What was delivered, newest first", responses=refuses("not-found", "ledger-unavailable")
+    "/v1/deliveries",
+    summary="Deliveries of reports and notices, newest first",
+    responses=refuses("not-found", "ledger-unavailable"),
 )
-def deliveries(deps: Given, _: Administering) -> list[DeliveryState]:
-    return [_shown(one) for one in _dispatcher(deps).known()]
+def deliveries(deps: AppDeps, _: Admin) -> list[DeliveryState]:
+    return [_delivery_state(delivery) for delivery in _dispatcher(deps).known()]
 
 
 @operation_router.post(
     "/v1/deliveries/again",
-    summary="Deliver once more",
-    **takes(DeliveryRetry, "not-found", "ledger-unavailable"),
+    summary="Send a delivery again",
+    **with_body(DeliveryRetry, "not-found", "ledger-unavailable"),
 )
 def deliver_again(
-    asked: Annotated[DeliveryRetry, body(DeliveryRetry)], deps: Given, principal: Administering
+    request: Annotated[DeliveryRetry, body(DeliveryRetry)], deps: AppDeps, principal: Admin
 ) -> DeliveryState:
     """Sends `unsure` and `given-up` messages again. They may have arrived already, so this is never done
     automatically."""
     try:
-        found = _dispatcher(deps).again(asked.key, principal.name, asked.reason)
+        delivery = _dispatcher(deps).again(request.key, principal.name, request.reason)
     except UnknownDelivery as error:
         raise Refusal("not-found", str(error)) from error
-    return _shown(found)
+    return _delivery_state(delivery)
 
 
 def _dispatcher(deps: Deps) -> Dispatcher:
     if deps.deliveries is None:
-        raise Refusal("not-found", "scheduled deliveries are off (no `deliveries` in the settings)")
+        raise Refusal("not-found", "this accountant delivers nothing: set `deliveries: FILE` in its settings")
     return deps.deliveries
 
 
-def _shown(one: Delivery) -> DeliveryState:
+def _delivery_state(delivery: Delivery) -> DeliveryState:
     return DeliveryState(
-        key=one.key, outcome=one.outcome, tries=one.tries, first_ms=one.first_ms, last_ms=one.last_ms,
-        next_ms=one.due_ms, detail=one.detail,
+        key=delivery.key, outcome=delivery.outcome, tries=delivery.tries, first_ms=delivery.first_ms,
+        last_ms=delivery.last_ms, next_ms=delivery.due_ms, detail=delivery.detail,
     )  # fmt: skip
 
 
@@ -174,18 +180,20 @@ DeviceId = Annotated[str, Field(max_length=1024)]
 
 
 class Retire(Model):
-    """These GPUs, or all of a node, or of a whole cluster. cluster: may be left out if there is only one."""
+    """The request to retire GPUs: those listed, all of a node, or all of a cluster.
+
+    cluster: not needed if there is only one."""
 
     cluster: DeviceId = ""
     node: DeviceId = ""
     gpus: Annotated[tuple[DeviceId, ...], Field(max_length=MOST_GPUS)] = ()
-    since: str = Field(default="", max_length=64, description="From when on; left out: from now on.")
+    since: str = Field(default="", max_length=64, description="Since when; default: now.")
     reason: str = Field(min_length=1, max_length=1000)
 
     @model_validator(mode="after")
     def _names_something(self) -> Self:
         if not (self.cluster or self.node or self.gpus):
-            raise ValueError("name GPUs, a node, or a whole cluster")
+            raise ValueError("name GPUs, a node or a cluster")
         return self
 
 
@@ -198,7 +206,7 @@ class Move(Model):
     since: str = Field(
         default="",
         max_length=64,
-        description="From when on; left out: from the newest record of each one's present owner on.",
+        description="Since when; default: for each GPU, the newest record of its present owner.",
     )
     reason: str = Field(min_length=1, max_length=1000)
 
@@ -213,13 +221,13 @@ class OwnersParams(Params):
     after: str = Field(default="", max_length=4096, description="`next_after` of the answer before.")
     limit: int = Field(default=1_000, ge=1, le=MOST_GPUS, description="GPUs of one answer.")
 
-    def asks_for(self, one: GpuOwnership) -> bool:
+    def asks_for(self, gpu: GpuOwnership) -> bool:
         """Whether the GPU matches the filter."""
         return (
-            self.cluster in ("", one.cluster)
-            and self.gpu in ("", one.gpu_uuid)
-            and (not self.node or self.node in one.nodes)
-            and (not self.moved or len(one.owners) > 1 or bool(one.claims))
+            self.cluster in ("", gpu.cluster)
+            and self.gpu in ("", gpu.gpu_uuid)
+            and (not self.node or self.node in gpu.nodes)
+            and (not self.moved or len(gpu.owners) > 1 or bool(gpu.claims))
         )
 
 
@@ -231,63 +239,63 @@ class GpuOwners(Model):
 
 
 @gpu_router.get("/v1/gpus/owners", summary="Which node each GPU belonged to", responses=refuses("invalid-parameter"))
-def owners(asked: Annotated[OwnersParams, Query()], deps: Given, principal: Reading) -> GpuOwners:
+def gpu_owners(params: Annotated[OwnersParams, Query()], deps: AppDeps, principal: Reader) -> GpuOwners:
     """A GPU belongs to the node that first reported it, until it moves. Its records from other nodes are quarantined
     and listed here as claims. Refused to callers who may see only some teams."""
-    of_everyone(principal)
-    known = deps.ledger.gpu_owners()
-    found = sorted((one for one in known if asked.asks_for(one) and _place(one) > asked.after), key=_place)
-    shown = found[: asked.limit]
-    return GpuOwners(gpus=tuple(shown), next_after=_place(shown[-1]) if len(found) > len(shown) else None)
+    require_all_teams(principal)
+    gpus = deps.ledger.gpu_owners()
+    matching = sorted((gpu for gpu in gpus if params.asks_for(gpu) and _sort_key(gpu) > params.after), key=_sort_key)
+    listed = matching[: params.limit]
+    return GpuOwners(gpus=tuple(listed), next_after=_sort_key(listed[-1]) if len(matching) > len(listed) else None)
 
 
 @gpu_router.post(
     "/v1/gpus/move",
     summary="Confirm that GPUs moved to another node",
-    **takes(Move, "invalid-parameter", "books-refuse", "ledger-unavailable"),
+    **with_body(Move, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
-def move(asked: Annotated[Move, body(Move)], deps: Given, principal: Administering) -> list[GpuOwnership]:
+def move_gpus(request: Annotated[Move, body(Move)], deps: AppDeps, principal: Admin) -> list[GpuOwnership]:
     """Assigns all of the listed GPUs to the node, or none. Without this call another node owns a GPU after its owner
     has been silent about it for `gpu_move_after`. Earlier records stay with the former owner, and quarantined records
     stay quarantined."""
-    since = instant("since", asked.since, deps.settings.zone) if asked.since else None
-    chosen = GpuMove(asked.node, asked.gpus, asked.cluster, since)
-    return list(deps.ledger.move_gpus(chosen, deps.clock.wall_ms(), principal.name, asked.reason))
+    since = instant("since", request.since, deps.settings.zone) if request.since else None
+    gpu_move = GpuMove(request.node, request.gpus, request.cluster, since)
+    return list(deps.ledger.move_gpus(gpu_move, deps.clock.wall_ms(), principal.name, request.reason))
 
 
-def _place(one: GpuOwnership) -> str:
+def _sort_key(gpu: GpuOwnership) -> str:
     """The sort key of the answer."""
-    return f"{one.cluster}/{one.gpu_uuid}"
+    return f"{gpu.cluster}/{gpu.gpu_uuid}"
 
 
 @gpu_router.post(
     "/v1/gpus/retire",
-    summary="Take GPUs out of the capacity",
-    **takes(Retire, "invalid-parameter", "books-refuse", "ledger-unavailable"),
+    summary="Retire GPUs",
+    **with_body(Retire, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
-def retire(asked: Annotated[Retire, body(Retire)], deps: Given, principal: Administering) -> list[RetiredDevice]:
+def retire_gpus(request: Annotated[Retire, body(Retire)], deps: AppDeps, principal: Admin) -> list[RetiredDevice]:
     """Ends the capacity of all of these GPUs, or of none. It is meant for machines that were removed permanently and
     are in no cluster or inventory file. A GPU that reports again is capacity again, and the time in between is
     unmetered."""
     now = deps.clock.wall_ms()
-    at = instant("since", asked.since, deps.settings.zone) if asked.since else now
-    chosen = Retirement(asked.cluster, asked.node, asked.gpus)
-    return list(deps.ledger.retire(chosen, at, now, principal.name, asked.reason, deps.books.closed_ms()))
+    at = instant("since", request.since, deps.settings.zone) if request.since else now
+    retirement = Retirement(request.cluster, request.node, request.gpus)
+    return list(deps.ledger.retire(retirement, at, now, principal.name, request.reason, deps.books.closed_ms()))
 
 
-class State(Model):
+class HealthStatus(Model):
     status: Literal["ok"] = "ok"
 
 
 @operation_router.get("/livez", summary="The process answers")
-async def alive() -> State:
-    return State()
+async def alive() -> HealthStatus:
+    return HealthStatus()
 
 
 @operation_router.get("/leading", summary="This replica serves the ledger")
-async def leading() -> State:
+async def leading() -> HealthStatus:
     """Answers 200 if this replica serves; waiting replicas answer 503."""
-    return State()
+    return HealthStatus()
 
 
 @operation_router.get(
@@ -295,7 +303,7 @@ async def leading() -> State:
     summary="The ledger can be read, and every background task works",
     responses=refuses("ledger-unavailable", "task-failing"),
 )
-def ready(deps: Given) -> State:
+def ready(deps: AppDeps) -> HealthStatus:
     """Answers 503 also while the clock is in doubt: it was set, or it disagrees with the agents' clocks or the newest
     record."""
     if deps.guard is not None and (why := deps.guard.doubt):
@@ -314,7 +322,7 @@ def ready(deps: Given) -> State:
             f"the newest record ends {ahead_ms // MS_PER_SECOND} s after the time of the clock: one of them is wrong; "
             "see: gputally accountant clock show"
         )
-    return State()
+    return HealthStatus()
 
 
 @operation_router.get(
@@ -323,19 +331,19 @@ def ready(deps: Given) -> State:
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-async def metrics(request: Request, deps: Given) -> Response:
+async def metrics(request: Request, deps: AppDeps) -> Response:
     """Without a token, the answer has only series that name no team, user, namespace, queue or job, unless
     `open_metrics: true`."""
-    naming = deps.settings.open_metrics
-    if not naming:
+    with_names = deps.settings.open_metrics
+    if not with_names:
         try:
-            of_everyone(await admit(request, deps, "read"))
-            naming = True
+            require_all_teams(await admit(request, deps, "read"))
+            with_names = True
         except Refusal as refusal:
             if refusal.slug != "unauthenticated" or "authorization" in request.headers:
                 raise
-    found = await asyncio.to_thread(deps.metrics.exposition, naming=naming)
-    return Response(found, media_type=CONTENT_TYPE)
+    text = await asyncio.to_thread(deps.metrics.exposition, naming=with_names)
+    return Response(text, media_type=CONTENT_TYPE)
 
 
 class RedateReason(Model):
@@ -346,39 +354,39 @@ class RedateReason(Model):
 
 @operation_router.get(
     "/v1/clock",
-    summary="The accountant's clock, and what is dated later than now",
+    summary="The accountant's clock, and records that are dated in the future",
     responses=refuses("ledger-unavailable"),
 )
-def clock(deps: Given, _: Administering) -> ClockReport:
+def read_clock(deps: AppDeps, _: Admin) -> ClockReport:
     """Returns the state of the clock. doubt: why no item is given a timestamp at present. misdated: items dated in the
     future by a clock that was ahead, by kind."""
-    return _report(deps)
+    return _clock_report(deps)
 
 
 @operation_router.post(
-    "/v1/clock/accept", summary="Take the clock of the machine for right", responses=refuses("ledger-unavailable")
+    "/v1/clock/accept", summary="Accept the machine's clock as right", responses=refuses("ledger-unavailable")
 )
-def accept(deps: Given, _: Administering) -> ClockReport:
+def accept_clock(deps: AppDeps, _: Admin) -> ClockReport:
     """Lets an operator declare that a clock that was set is right, when too few agents confirm it automatically."""
     if deps.guard is not None:
         deps.guard.accept()
-    return _report(deps)
+    return _clock_report(deps)
 
 
 @operation_router.post(
     "/v1/clock/heal",
-    summary="Heal what is dated later than now",
-    **takes(RedateReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
+    summary="Correct records that are dated in the future",
+    **with_body(RedateReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
-def heal(
-    asked: Annotated[RedateReason, body(RedateReason)], deps: Given, principal: Administering
+def redate_records(
+    request: Annotated[RedateReason, body(RedateReason)], deps: AppDeps, principal: Admin
 ) -> list[MisdatedRecords]:
     """Corrects the items that `GET /v1/clock` lists, each kind as described there, and records it in the audit
     trail."""
-    return list(deps.ledger.redate(deps.clock.wall_ms(), principal.name, asked.reason))
+    return list(deps.ledger.redate(deps.clock.wall_ms(), principal.name, request.reason))
 
 
-def _report(deps: Deps) -> ClockReport:
+def _clock_report(deps: Deps) -> ClockReport:
     now = deps.clock.wall_ms()
     state = deps.guard.state() if deps.guard is not None else ClockState("", now, now, 0, 0, 0)
     return ClockReport(

@@ -46,7 +46,7 @@ _RETRY_AFTER_SECONDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of error: its meaning and its status."""
+    """A kind of error with its HTTP status and the title of its answers."""
 
     status: int
     title: str
@@ -55,39 +55,39 @@ class Kind:
 PROBLEMS: Final[Mapping[str, Kind]] = {
     "malformed-batch": Kind(400, "The batch cannot be decoded"),
     "malformed-body": Kind(400, "The body cannot be decoded"),
-    "bad-page": Kind(400, "The page does not belong to this question"),
-    "unauthenticated": Kind(401, "A known bearer token is needed"),
+    "bad-page": Kind(400, "The page does not belong to this query"),
+    "unauthenticated": Kind(401, "The request needs a valid bearer token"),
     "forbidden": Kind(403, "This token may not do that"),
     "wrong-origin": Kind(403, "This token may not report for that node"),
-    "cross-site": Kind(403, "Another site may not write here"),
+    "cross-site": Kind(403, "Requests of another site may not change anything"),
     "not-found": Kind(404, "There is nothing at this address"),
-    "method-not-allowed": Kind(405, "The address does not take this method"),
+    "method-not-allowed": Kind(405, "This address does not accept this method"),
     "slow-body": Kind(408, "The body did not arrive in time"),
     "sequence-gap": Kind(409, "Numbers before this batch are missing"),
-    "books-refuse": Kind(409, "The books do not allow that"),
-    "too-many-epochs": Kind(409, "A job has no more epochs than that"),
-    "page-gone": Kind(410, "The answer that this page belongs to is gone"),
-    "too-large": Kind(413, "The body is larger than this service takes"),
+    "books-refuse": Kind(409, "The bookkeeping refuses this"),
+    "too-many-epochs": Kind(409, "The job has the maximum number of epochs"),
+    "page-gone": Kind(410, "The answer to which this page belongs is no longer stored"),
+    "too-large": Kind(413, "The body is larger than this service accepts"),
     "unsupported-encoding": Kind(415, "The body's content encoding is not known"),
-    "unknown-schema": Kind(415, "The batch is written in a language version not known here"),
+    "unknown-schema": Kind(415, "The batch has an unknown schema version"),
     "wrong-host": Kind(421, "Without tokens this service answers only under a loopback name"),
-    "invalid-batch": Kind(422, "The batch is well-formed but breaks its own rules"),
+    "invalid-batch": Kind(422, "The batch is well-formed but violates a rule"),
     "invalid-parameter": Kind(422, "A parameter is missing, unknown or out of range"),
     "invalid-body": Kind(422, "The body does not follow its schema"),
-    "unsupported-question": Kind(422, "The ledger keeps no answer to this question"),
-    "too-many-requests": Kind(429, "More requests than one client may make"),
+    "unsupported-question": Kind(422, "The ledger cannot answer this query"),
+    "too-many-requests": Kind(429, "The client sends more requests than its limit allows"),
     "internal": Kind(500, "A defect of this service"),
     "ledger-unavailable": Kind(503, "Nothing was stored; the same request may succeed later"),
-    "authority-unavailable": Kind(503, "Who could vouch for this token does not answer"),
-    "task-failing": Kind(503, "A background task of this service does not work"),
-    "busy": Kind(503, "Too much is being received at this moment"),
-    "cannot-render": Kind(501, "This form is not available on this machine"),
+    "authority-unavailable": Kind(503, "The service that checks this token does not answer"),
+    "task-failing": Kind(503, "A background task of this service fails"),
+    "busy": Kind(503, "The service receives too many bodies at this moment"),
+    "cannot-render": Kind(501, "This file format is not available on this machine"),
     "no-price-book": Kind(503, "This accountant has no price book"),
 }
 
 
 class Refusal(Exception):
-    """An error answer, raised anywhere below a route."""
+    """An error answer. A route, or a function that it calls, raises it."""
 
     def __init__(self, slug: str, detail: str, *, headers: Mapping[str, str] | None = None, **members: object) -> None:
         super().__init__(detail)
@@ -121,11 +121,11 @@ def answer(refusal: Refusal, instance: str) -> Response:
 
 
 Handler = Callable[[Request, Exception], Awaitable[Response]]
-Failed = Callable[[LedgerFailed], None]
+LedgerFailureHandler = Callable[[LedgerFailed], None]
 """Called when the ledger needs a restart."""
 
 
-_BELOW: Final[Mapping[type[Exception], str]] = {
+_DETAIL_FROM_MESSAGE: Final[Mapping[type[Exception], str]] = {
     CannotClose: "books-refuse",
     BooksMoved: "books-refuse",
     CannotRetire: "books-refuse",
@@ -137,8 +137,8 @@ _BELOW: Final[Mapping[type[Exception], str]] = {
 """Errors whose message becomes the `detail` of the answer."""
 
 
-def translated(error: Exception, failed: Failed) -> Refusal | None:
-    """The refusal for an error raised below a route; None if it is a defect."""
+def translated(error: Exception, failed: LedgerFailureHandler) -> Refusal | None:
+    """The refusal for an error that a route raised; None if it is a defect."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, SequenceGap):
@@ -148,14 +148,16 @@ def translated(error: Exception, failed: Failed) -> Refusal | None:
     if isinstance(error, LedgerFailed):
         failed(error)
         return retry_later("ledger-unavailable", str(error))
-    slug = next((slug for kind, slug in _BELOW.items() if isinstance(error, kind)), None)
+    slug = next((slug for kind, slug in _DETAIL_FROM_MESSAGE.items() if isinstance(error, kind)), None)
     return None if slug is None else Refusal(slug, str(error))
 
 
-def install(app: FastAPI, failed: Failed, present: Callable[[Request, Refusal], Response] | None = None) -> None:
+def install(
+    app: FastAPI, failed: LedgerFailureHandler, present: Callable[[Request, Refusal], Response] | None = None
+) -> None:
     """Turns every exception into a problem document. present: renders a refusal on pages for people."""
 
-    def below(error: Exception) -> Refusal:
+    def known(error: Exception) -> Refusal:
         refusal = translated(error, failed)
         assert refusal is not None
         return refusal
@@ -172,8 +174,8 @@ def install(app: FastAPI, failed: Failed, present: Callable[[Request, Refusal], 
 
         return handler
 
-    for kind in (Refusal, SequenceGap, LedgerUnavailable, LakeUnavailable, LedgerFailed, *_BELOW):
-        app.add_exception_handler(kind, handle(below))
+    for kind in (Refusal, SequenceGap, LedgerUnavailable, LakeUnavailable, LedgerFailed, *_DETAIL_FROM_MESSAGE):
+        app.add_exception_handler(kind, handle(known))
     app.add_exception_handler(RequestValidationError, handle(_invalid))
     for status in _FRAMEWORK:
         app.add_exception_handler(status, handle(_http))
@@ -181,12 +183,12 @@ def install(app: FastAPI, failed: Failed, present: Callable[[Request, Refusal], 
 
 def _methods(request: Request) -> list[str]:
     """The methods that the path accepts, over all its routes."""
-    found: set[str] = set()
+    methods: set[str] = set()
     for route in request.app.router.routes:
         match, _ = route.matches(request.scope)
         if match is not Match.NONE:
-            found |= route.methods or set()
-    return sorted(found)
+            methods |= route.methods or set()
+    return sorted(methods)
 
 
 def _invalid(error: RequestValidationError) -> Refusal:
@@ -222,7 +224,7 @@ def _content(name: str, media_type: str = "application/json") -> dict[str, Any]:
 
 
 def answers(description: str, *media_types: str) -> dict[int | str, dict[str, Any]]:
-    """The 200 response of a route whose content has no schema."""
+    """OpenAPI responses of a route whose 200 answer has no schema."""
     return {200: {"description": description, "content": {media_type: {} for media_type in media_types}}}
 
 
@@ -236,18 +238,18 @@ AGENT_ACK: Final[dict[int | str, dict[str, Any]]] = {200: {"description": "Commi
 
 def json_body(name: str, *, many: bool = False) -> dict[str, Any]:
     """The request body of a route that reads and validates it itself, after authorisation."""
-    one = {"$ref": _REF.format(name=name)}
+    schema = {"$ref": _REF.format(name=name)}
     return {
         "required": True,
-        "content": {"application/json": {"schema": {"type": "array", "items": one} if many else one}},
+        "content": {"application/json": {"schema": {"type": "array", "items": schema} if many else schema}},
     }
 
 
 def inline_body(model: type[BaseModel], *, at_most: int | None = None) -> dict[str, Any]:
     """Like `json_body`, for a model that no answer uses: its schema is inlined. at_most: maximum length of a list."""
-    one = model.model_json_schema()
-    many = {"type": "array", "items": one, "minItems": 1, "maxItems": at_most}
-    return {"required": True, "content": {"application/json": {"schema": one if at_most is None else many}}}
+    schema = model.model_json_schema()
+    many = {"type": "array", "items": schema, "minItems": 1, "maxItems": at_most}
+    return {"required": True, "content": {"application/json": {"schema": schema if at_most is None else many}}}
 
 
 def text_body(media_type: str, description: str) -> dict[str, Any]:
@@ -289,15 +291,15 @@ def refuses(*slugs: str) -> dict[int | str, dict[str, Any]]:
         by_status[PROBLEMS[slug].status].append(slug)
     return {
         status: {
-            "description": "; ".join(f"`{slug}`: {PROBLEMS[slug].title}" for slug in named),
+            "description": "; ".join(f"`{slug}`: {PROBLEMS[slug].title}" for slug in of_status),
             "content": _content("Problem", MEDIA_TYPE),
         }
-        for status, named in sorted(by_status.items(), key=lambda item: int(item[0]))
+        for status, of_status in sorted(by_status.items(), key=lambda item: int(item[0]))
     }
 
 
-def takes(model: type[BaseModel], *slugs: str, at_most: int | None = None) -> dict[str, Any]:
-    """Arguments of a route that reads a body of this model, with these problems in addition to those of any body."""
+def with_body(model: type[BaseModel], *slugs: str, at_most: int | None = None) -> dict[str, Any]:
+    """OpenAPI arguments of a route that reads a body of this model, with these problems and those of any body."""
     return {
         "openapi_extra": {"requestBody": inline_body(model, at_most=at_most)},
         "responses": refuses("malformed-body", "too-large", "invalid-body", *slugs),

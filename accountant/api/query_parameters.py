@@ -39,7 +39,7 @@ def _known_month(text: str) -> str:
 
 
 def _split(values: object) -> object:
-    """`by=team,node` and `by=team&by=node` are equivalent."""
+    """Splits values at commas, because `by=team,node` and `by=team&by=node` are equivalent."""
     texts = [values] if isinstance(values, str) else values
     if not isinstance(texts, Iterable):
         return values
@@ -48,7 +48,7 @@ def _split(values: object) -> object:
 
 def _distinct(by: tuple[Dimension, ...]) -> tuple[Dimension, ...]:
     if len(set(by)) < len(by):
-        raise ValueError("each dimension once")
+        raise ValueError("name each dimension once")
     return by
 
 
@@ -108,7 +108,7 @@ class SpanParams(Params):
             periods.Month.of(end - 1, zone).span(zone)[0] if self.start is None else instant("start", self.start, zone)
         )
         if end <= start:
-            raise invalid("end", f"the span ends at or before it begins: [{start}, {end})")
+            raise invalid("end", f"the span ends at or before its start: [{start}, {end})")
         if end - start > limits.span_days * MS_PER_DAY:
             raise invalid("end", f"the span is longer than {limits.span_days} days")
         return start, end, name
@@ -121,10 +121,10 @@ class SpanParams(Params):
         if self.start is not None or self.end is not None:
             return ""
         tz = periods.zone(zone)
-        running, shown = periods.Month.of(now_ms, tz), periods.Month.of(start_ms, tz)
+        current, month = periods.Month.of(now_ms, tz), periods.Month.of(start_ms, tz)
         notes = [age_note(newest_ms, now_ms), silence]
-        if running != shown:
-            notes.insert(0, f"{running} has no records yet: this is {shown}, the last month that has any")
+        if current != month:
+            notes.insert(0, f"{current} has no records yet: this is {month}, the last month that has any")
         return "; ".join(filter(None, notes))
 
 
@@ -164,7 +164,7 @@ class GroupedParams(SpanParams):
 class UsageParams(GroupedParams):
     """breakdown adds the kinds of idle time, and the part of unused guarantees that was available."""
 
-    breakdown: bool = Field(default=False, description="Also the sorts of idle time, and unused guarantees.")
+    breakdown: bool = Field(default=False, description="Also the kinds of idle time, and unused guaranteed time.")
 
 
 def instant(parameter: str, text: str, zone: ZoneInfo) -> int:
@@ -181,7 +181,7 @@ def instant(parameter: str, text: str, zone: ZoneInfo) -> int:
 def check_cost(
     fleet: Fleet, limits: Limits, start_ms: int, end_ms: int, width: int = 1, clusters: Sequence[str] = ()
 ) -> None:
-    """Raises Refusal, before anything is computed, for a query that adds up more than `limits.question_gpu_hours`."""
+    """Raises Refusal for a query that adds up more than `limits.question_gpu_hours`. Nothing is computed."""
     if reason := refusal(fleet, limits.question_gpu_hours, start_ms, end_ms, width, clusters):
         raise invalid("end", f"the question has {reason}")
 
@@ -211,11 +211,11 @@ def estimate(fleet: Fleet, start_ms: int, end_ms: int, width: int = 1, clusters:
 
 def refusal(fleet: Fleet, most: int, start_ms: int, end_ms: int, width: int = 1, clusters: Sequence[str] = ()) -> str:
     """Why a query is too large, and how to make it smaller; "" if it is allowed."""
-    wanted = estimate(fleet, start_ms, end_ms, width, clusters)
-    if wanted <= most:
+    gpu_hours = estimate(fleet, start_ms, end_ms, width, clusters)
+    if gpu_hours <= most:
         return ""
-    days, hours = ((end_ms - start_ms) * most // wanted // unit for unit in (MS_PER_DAY, MS_PER_HOUR))
+    days, hours = ((end_ms - start_ms) * most // gpu_hours // unit for unit in (MS_PER_DAY, MS_PER_HOUR))
     less = [f"about {days} days" if days > 1 else f"about {max(1, hours)} hours"]
     less += [f"fewer than {width} dimensions"] * (width > 1) + ["one cluster"] * (not clusters)
     times = f" (times {width} dimensions)" if width > 1 else ""
-    return f"{wanted} GPU-hours to add up{times}, and {most} are the most: ask for {', or for '.join(less)}"
+    return f"{gpu_hours} GPU-hours to add up{times}, and {most} are the most: ask for {', or for '.join(less)}"

@@ -16,17 +16,17 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from accountant.api import query_parameters
 from accountant.api.access_control import (
-    Progressing,
-    Reading,
+    ProgressPrincipal,
+    Reader,
     body,
     check_teams,
-    of_everyone,
     recorded_span,
-    teams_asked,
+    require_all_teams,
+    team_filter,
 )
 from accountant.api.answer_cache import PagedQuery, open_page
-from accountant.api.dependencies import Deps, Given, LedgerSnapshot
-from accountant.api.problems import Refusal, refuses, takes
+from accountant.api.dependencies import AppDeps, Deps, LedgerSnapshot
+from accountant.api.problems import Refusal, refuses, with_body
 from accountant.api.problems import reason as first_reason
 from accountant.api.query_parameters import (
     JOBS_WIDTH,
@@ -73,84 +73,88 @@ REFUSALS = refuses("bad-page", "not-found", "page-gone", "invalid-parameter", "l
 
 
 @figure_router.get("/v1/usage", summary="GPU time by account and group", responses=REFUSALS)
-def usage(asked: Broken, deps: Given, principal: Reading) -> UsageAnswer:
+def usage(params: Broken, deps: AppDeps, principal: Reader) -> UsageAnswer:
     """Returns GPU-microseconds of every account per group. Over all groups they add up to the capacity. Consecutive
     pages belong to one answer and add up to it, even if more is booked meanwhile. `coverage` is that of all pages."""
-    page, where, zone, note = _opened("usage", asked, deps, principal, asked.breakdown)
+    page, where, zone, note = _open_query("usage", params, deps, principal, params.breakdown)
 
     def compute() -> UsageAnswer:
         span = page.start_ms, page.end_ms
-        check_teams(deps, principal, asked.where_team)
-        check_cost(deps.ledger, deps.settings.limits, *span, len(asked.by), asked.where_cluster)
+        check_teams(deps, principal, params.where_team)
+        check_cost(deps.ledger, deps.settings.limits, *span, len(params.by), params.where_cluster)
         with deps.ledger.moment(*span) as moment:
-            lines = moment.usage(*span, asked.by, where, zone)
+            lines = moment.usage(*span, params.by, where, zone)
             # The sum of all lines does not depend on the grouping, but filtered lines do not include all time.
             covered = moment.coverage(*span) if where else coverage(lines)
-            if asked.breakdown:
-                lines = broken_down(moment, lines, *span, asked.by, where, zone)
-        lines = sorted(lines, key=lambda line: tuple(line.key[dimension] for dimension in asked.by))
+            if params.breakdown:
+                lines = broken_down(moment, lines, *span, params.by, where, zone)
+        lines = sorted(lines, key=lambda line: tuple(line.key[dimension] for dimension in params.by))
         return UsageAnswer(
-            start_ms=page.start_ms, end_ms=page.end_ms, by=asked.by, lines=tuple(lines), coverage=covered, note=note
+            start_ms=page.start_ms, end_ms=page.end_ms, by=params.by, lines=tuple(lines), coverage=covered, note=note
         )
 
-    return deps.answers.page(page, deps.page_lines(asked.limit), compute)
+    return deps.answers.page(page, deps.page_lines(params.limit), compute)
 
 
 @figure_router.get("/v1/cost", summary="Exact cost by group", responses=REFUSALS)
-def costs(asked: Grouped, deps: Given, principal: Reading) -> CostAnswer:
+def costs(params: Grouped, deps: AppDeps, principal: Reader) -> CostAnswer:
     """Returns billed GPU time and its cost per group. Consecutive pages belong to one answer and add up to its `total`,
     which every page shows, even if more is booked or prices change meanwhile. Unpriced time never counts as free: if
     part of a group has no price, its cost is null, and `unpriced_gpu_us` says how much. `total` is also null if nothing
     of the span is metered."""
-    page, where, zone, note = _opened("cost", asked, deps, principal)
+    page, where, zone, note = _open_query("cost", params, deps, principal)
 
     def compute() -> CostAnswer:
         span = page.start_ms, page.end_ms
-        check_teams(deps, principal, asked.where_team)
-        check_cost(deps.ledger, deps.settings.limits, *span, len(asked.by), asked.where_cluster)
+        check_teams(deps, principal, params.where_team)
+        check_cost(deps.ledger, deps.settings.limits, *span, len(params.by), params.where_cluster)
         with deps.ledger.moment(*span) as moment:
-            found = cost(moment, deps.book(), *span, asked.by, where, zone)
+            answer = cost(moment, deps.book(), *span, params.by, where, zone)
             if not moment.coverage(*span):  # the cost is unknown
-                found = found.model_copy(update={"total": None})
-        return found.model_copy(update={"note": note})
+                answer = answer.model_copy(update={"total": None})
+        return answer.model_copy(update={"note": note})
 
-    return deps.answers.page(page, deps.page_lines(asked.limit), compute)
+    return deps.answers.page(page, deps.page_lines(params.limit), compute)
 
 
-def _opened(
-    address: str, asked: GroupedParams, deps: Deps, principal: Principal, *more: object
+def _open_query(
+    address: str, params: GroupedParams, deps: Deps, principal: Principal, *more: object
 ) -> tuple[PagedQuery, Mapping[Dimension, tuple[str, ...]], str, str]:
     """The page, the filters, the time zone, and the note of the answer. Raises Refusal."""
     now, limits, newest = deps.clock.wall_ms(), deps.settings.limits, deps.newest_ms()
-    start, end, zone = asked.span(now, deps.settings.timezone, limits, newest)
-    where = dict(asked.where)
-    where |= teams_asked(principal, where.get("team", ()))
-    question = [address, asked.start, asked.end, zone, asked.by, sorted(where.items()), *more]
-    page = open_page(question, start, end, now, asked.page, span_days=limits.span_days)
-    return page, where, zone, asked.note(page.start_ms, page.at_ms, zone, newest, deps.silence_note())
+    start, end, zone = params.span(now, deps.settings.timezone, limits, newest)
+    where = dict(params.where)
+    where |= team_filter(principal, where.get("team", ()))
+    question = [address, params.start, params.end, zone, params.by, sorted(where.items()), *more]
+    page = open_page(question, start, end, now, params.page, span_days=limits.span_days)
+    return page, where, zone, params.note(page.start_ms, page.at_ms, zone, newest, deps.silence_note())
 
 
 class WindowParams(Params):
-    kind: WindowKind = Field(default="sliding", description="Since when (docs/windows.md).")
+    kind: WindowKind = Field(default="sliding", description="The kind of window (docs/windows.md).")
     size: Duration = Field(default=604_800, gt=0, description="Seconds, or 7d, 12h, 1h30m.")
     start: Instant = None
     cron: str | None = Field(default=None, max_length=100, description="minute hour day month weekday: 0 0 * * 1")
     half_life: Duration | None = Field(default=None, gt=0, description="Age at which usage counts half.")
-    decay: Literal["exact", "slurm"] = Field(default="exact", description="The integral, or what Slurm makes of it.")
-    calc_period: Duration = Field(default=300, gt=0, le=900, description="Of decay slurm: PriorityCalcPeriod.")
-    measure: Measure = Field(default="allocated", description="What is added up.")
+    decay: Literal["exact", "slurm"] = Field(
+        default="exact", description="exact: the integral; slurm: Slurm's own calculation."
+    )
+    calc_period: Duration = Field(
+        default=300, gt=0, le=900, description="With decay=slurm: Slurm's PriorityCalcPeriod."
+    )
+    measure: Measure = Field(default="allocated", description="The measure that is summed.")
     gpu_weight: tuple[str, ...] = Field(
         default=(),
         max_length=100,
-        description="MODEL:WEIGHT (repeatable): how much its time counts; others 1.",
+        description="MODEL:WEIGHT (repeatable): the weight of a GPU model; other models have weight 1.",
     )
-    shard: str | None = Field(default=None, max_length=253, description="Of the nodes of this scheduling shard alone.")
+    shard: str | None = Field(default=None, max_length=253, description="Only nodes of this scheduling shard.")
     cluster: str | None = Field(
-        default=None, min_length=1, max_length=253, description="Of the GPUs of this cluster alone; all without it."
+        default=None, min_length=1, max_length=253, description="Only GPUs of this cluster; default: all clusters."
     )
-    by: Literal["queue"] = Field(default="queue", description="One figure for each.")
+    by: Literal["queue"] = Field(default="queue", description="The dimension of the figures.")
     at: Instant = None
-    min_coverage: float = Field(default=0.98, ge=0, le=1, description="For the watermark.")
+    min_coverage: float = Field(default=0.98, ge=0, le=1, description="The coverage that the watermark needs.")
 
 
 @figure_router.get(
@@ -158,35 +162,35 @@ class WindowParams(Params):
     summary="Usage per queue over a window",
     responses=refuses("invalid-parameter", "unsupported-question"),
 )
-def window(asked: Annotated[WindowParams, Query()], deps: Given, principal: Reading) -> UsageWindow:
+def window(params: Annotated[WindowParams, Query()], deps: AppDeps, principal: Reader) -> UsageWindow:
     """Returns usage over a window that ends at `at` (default now). sliding: the last `size` seconds. tumbling: since
     the last boundary, a multiple of `size` after or before `start` (default 1970). cron: since the expression last
     fired. calendar: since the beginning of the month. The caller decides whether watermark and coverage are sufficient.
     A cost is that of allocated time at the price book's rows, before commitments; time without a price lowers the
     coverage."""
-    of_everyone(principal)
+    require_all_teams(principal)
     zone = periods.zone(deps.settings.timezone)
-    at = deps.clock.wall_ms() if asked.at is None else instant("at", asked.at, zone)
-    start = None if asked.start is None else instant("start", asked.start, zone)
+    at = deps.clock.wall_ms() if params.at is None else instant("at", params.at, zone)
+    start = None if params.start is None else instant("start", params.start, zone)
     try:
         spec = WindowSpec(
-            kind=asked.kind,
-            size=asked.size,
-            half_life=asked.half_life,
+            kind=params.kind,
+            size=params.size,
+            half_life=params.half_life,
             start=None if start is None else datetime.fromtimestamp(start / MS_PER_SECOND, UTC),
-            cron=asked.cron,
-            decay=asked.decay,
-            calc_period=asked.calc_period,
-            gpu_weights=_weights(asked.gpu_weight),
+            cron=params.cron,
+            decay=params.decay,
+            calc_period=params.calc_period,
+            gpu_weights=_weights(params.gpu_weight),
         )
     except ValidationError as error:
         raise invalid("kind", first_reason(error.errors()[0])) from error
     begin, _ = bounds(spec, at, zone)
     if at - begin > deps.settings.limits.span_days * MS_PER_DAY:
-        raise invalid("size", f"longer than {deps.settings.limits.span_days} days")
-    _check_cost(deps, spec, begin, at, asked.cluster)
+        raise invalid("size", f"the window is longer than {deps.settings.limits.span_days} days")
+    _check_cost(deps, spec, begin, at, params.cluster)
     return deps.ledger.window(
-        spec, at, asked.measure, asked.min_coverage, book=deps.book(), shard=asked.shard, cluster=asked.cluster
+        spec, at, params.measure, params.min_coverage, book=deps.book(), shard=params.shard, cluster=params.cluster
     )
 
 
@@ -203,17 +207,17 @@ def _check_cost(deps: Deps, spec: WindowSpec, begin_ms: int, at_ms: int, cluster
     raise invalid("size", f"the window has {reason}, or for the window of the policy in force")
 
 
-def _weights(given: Sequence[str]) -> dict[str, Decimal]:
-    found: dict[str, Decimal] = {}
-    for text in given:
+def _weights(texts: Sequence[str]) -> dict[str, Decimal]:
+    weights: dict[str, Decimal] = {}
+    for text in texts:
         model, colon, weight = text.rpartition(":")
         try:
-            found[model] = Decimal(weight)
+            weights[model] = Decimal(weight)
         except InvalidOperation:
             colon = ""
         if not colon or not model:
-            raise invalid("gpu_weight", f"not a weight: {text[:100]!r} (write for example H100:4)")
-    return found
+            raise invalid("gpu_weight", f"{text[:100]!r} is no weight: write for example H100:4")
+    return weights
 
 
 wait_router = APIRouter(tags=["usage"])
@@ -243,56 +247,58 @@ class WaitLine(Model):
 
 
 class WaitParams(SpanParams):
-    by: Literal["team", "queue", "namespace"] = Field(default="queue", description="One line for each.")
+    by: Literal["team", "queue", "namespace"] = Field(default="queue", description="The dimension of the lines.")
     cluster: str | None = Field(
-        default=None, min_length=1, max_length=253, description="Of the pods of this cluster alone; all without it."
+        default=None, min_length=1, max_length=253, description="Only pods of this cluster; default: all clusters."
     )
 
 
 @wait_router.get("/v1/waits", summary="How long pods waited", responses=refuses("invalid-parameter"))
-def waits(asked: Annotated[WaitParams, Query()], deps: Given, principal: Reading) -> list[WaitLine]:
+def waits(params: Annotated[WaitParams, Query()], deps: AppDeps, principal: Reader) -> list[WaitLine]:
     """Returns the waiting times of pods that existed in the span and belong to the caller's teams."""
     now = deps.clock.wall_ms()
-    start, end, _ = asked.span(now, deps.settings.timezone, deps.settings.limits)
+    start, end, _ = params.span(now, deps.settings.timezone, deps.settings.limits)
     check_cost(
-        deps.ledger, deps.settings.limits, start, end, clusters=() if asked.cluster is None else (asked.cluster,)
+        deps.ledger, deps.settings.limits, start, end, clusters=() if params.cluster is None else (params.cluster,)
     )
     groups: dict[str, list[PodWait]] = defaultdict(list)
     for pod in deps.ledger.pods(start, end):
-        if (principal.teams is None or pod.team in principal.teams) and asked.cluster in (None, pod.cluster):
-            key = {"team": pod.team, "queue": pod.queue, "namespace": pod.facts.namespace}[asked.by]
+        if (principal.teams is None or pod.team in principal.teams) and params.cluster in (None, pod.cluster):
+            key = {"team": pod.team, "queue": pod.queue, "namespace": pod.facts.namespace}[params.by]
             groups[key].append(pod_wait(pod.facts, min(now, end)))
     return [
         WaitLine(
             key=key,
             pods=len(group),
-            waiting=sum(one.waiting for one in group),
-            queued=_seconds(wait_statistics(one.queued_ms for one in group)),
-            starting=_seconds(wait_statistics(one.starting_ms for one in group)),
+            waiting=sum(wait.waiting for wait in group),
+            queued=_wait_spread(wait_statistics(wait.queued_ms for wait in group)),
+            starting=_wait_spread(wait_statistics(wait.starting_ms for wait in group)),
         )
         for key, group in sorted(groups.items())
     ]
 
 
-def _seconds(found: WaitStatistics) -> WaitSpread:
+def _wait_spread(statistics: WaitStatistics) -> WaitSpread:
     return WaitSpread(
-        pods=found.pods,
-        median=found.median_ms / 1000,
-        p95=found.p95_ms / 1000,
-        longest=found.longest_ms / 1000,
+        pods=statistics.pods,
+        median=statistics.median_ms / 1000,
+        p95=statistics.p95_ms / 1000,
+        longest=statistics.longest_ms / 1000,
     )
 
 
-@figure_router.get("/v1/budgets", summary="Budgets and how much is spent", responses=refuses("ledger-unavailable"))
-def budgets(deps: Given, principal: Reading) -> list[BudgetState]:
+@figure_router.get("/v1/budgets", summary="Budgets, and what is spent of them", responses=refuses("ledger-unavailable"))
+def budgets(deps: AppDeps, principal: Reader) -> list[BudgetState]:
     """Returns the budgets of the current month, in the policy's order; callers of some teams see only those of their
     teams."""
     now, settings = deps.clock.wall_ms(), deps.settings
     policies = deps.ledger.policies(now, now + 1)
     if not policies:
         return []
-    found = states(deps.ledger, deps.book(), policies[-1].policy, Month.of(now, settings.zone), now, settings.timezone)
-    return [state for state in found if principal.teams is None or state.team in principal.teams]
+    budget_states = states(
+        deps.ledger, deps.book(), policies[-1].policy, Month.of(now, settings.zone), now, settings.timezone
+    )
+    return [state for state in budget_states if principal.teams is None or state.team in principal.teams]
 
 
 job_router = APIRouter(tags=["jobs"])
@@ -306,10 +312,10 @@ Id = Annotated[
 class JobsParams(SpanParams):
     """A list of jobs, filtered and paged."""
 
-    state: JobState | None = Field(default=None, description="Only these.")
-    team: tuple[str, ...] = Field(default=(), description="Only what these teams pay.")
-    namespace: tuple[str, ...] = Field(default=(), description="Only of these namespaces.")
-    user: tuple[str, ...] = Field(default=(), description="Only what these users ran.")
+    state: JobState | None = Field(default=None, description="Only jobs in this state.")
+    team: tuple[str, ...] = Field(default=(), description="Only jobs that these teams pay for.")
+    namespace: tuple[str, ...] = Field(default=(), description="Only jobs of these namespaces.")
+    user: tuple[str, ...] = Field(default=(), description="Only jobs of these users.")
     page: str | None = Field(default=None, max_length=4096, description="`next_page` of the answer before.")
     limit: int = Field(default=1_000, ge=1, description="Jobs of one page.")
 
@@ -343,40 +349,40 @@ _REPORTS = TypeAdapter(Annotated[tuple[EpochEnded, ...], Field(min_length=1, max
     summary="Jobs and what they cost",
     responses=refuses("bad-page", "not-found", "page-gone", "invalid-parameter"),
 )
-def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: Reading) -> JobsAnswer:
+def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: Reader) -> JobsAnswer:
     """Lists jobs that held GPUs or had pods in the span, with their usage and cost in it; only of the caller's teams.
     Consecutive pages belong to one answer and add up to its `total_cost`, which every page shows, even if more is
     booked or prices change meanwhile."""
     now, limits, newest = deps.clock.wall_ms(), deps.settings.limits, deps.newest_ms()
-    start, end, zone = asked.span(now, deps.settings.timezone, limits, newest)
-    where = teams_asked(principal, asked.team)
-    where |= {name: values for name in ("namespace", "user") if (values := getattr(asked, name))}
-    question = ["jobs", asked.start, asked.end, zone, asked.state, sorted(where.items())]
-    page = open_page(question, start, end, now, asked.page, span_days=limits.span_days)
-    note = asked.note(page.start_ms, page.at_ms, zone, newest, deps.silence_note()) or age_note(newest, page.at_ms)
+    start, end, zone = params.span(now, deps.settings.timezone, limits, newest)
+    where = team_filter(principal, params.team)
+    where |= {name: values for name in ("namespace", "user") if (values := getattr(params, name))}
+    question = ["jobs", params.start, params.end, zone, params.state, sorted(where.items())]
+    page = open_page(question, start, end, now, params.page, span_days=limits.span_days)
+    note = params.note(page.start_ms, page.at_ms, zone, newest, deps.silence_note()) or age_note(newest, page.at_ms)
 
     def compute() -> JobsAnswer:
-        check_teams(deps, principal, asked.team)
+        check_teams(deps, principal, params.team)
         check_cost(deps.ledger, limits, page.start_ms, page.end_ms, JOBS_WIDTH)
         book = deps.book()
         with deps.ledger.moment(page.start_ms, page.end_ms) as moment:
-            every = asking.jobs(moment, book, page.start_ms, page.end_ms, page.at_ms, where or None, zone)
+            all_jobs = asking.jobs(moment, book, page.start_ms, page.end_ms, page.at_ms, where or None, zone)
             metered = moment.coverage(page.start_ms, page.end_ms)
-        found = tuple(one for one in every if asked.state in (None, one.state))
-        costs = [one.cost for one in found]
+        jobs = tuple(job for job in all_jobs if params.state in (None, job.state))
+        costs = [job.cost for job in jobs]
         known = [cost for cost in costs if cost is not None]
         return JobsAnswer(
             start_ms=page.start_ms,
             end_ms=page.end_ms,
             currency=book.currency if book else None,
             price_book_version=book.version if book else "",
-            jobs=found,
-            total_gpu_us=sum(one.accounts_gpu_us.allocated for one in found),
+            jobs=jobs,
+            total_gpu_us=sum(job.accounts_gpu_us.allocated for job in jobs),
             total_cost=exact_sum(known) if len(known) == len(costs) and metered else None,
             note=note,
         )
 
-    return deps.answers.page(page, deps.page_lines(asked.limit), compute)
+    return deps.answers.page(page, deps.page_lines(params.limit), compute)
 
 
 @job_router.get(
@@ -384,21 +390,21 @@ def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: Readin
     summary="One job, by price and by epoch",
     responses=refuses("invalid-parameter", "not-found"),
 )
-def one(id: Id, asked: Annotated[JobParams, Query()], deps: Given, principal: Reading) -> JobAnswer:
+def get_job(id: Id, params: Annotated[JobParams, Query()], deps: AppDeps, principal: Reader) -> JobAnswer:
     """Returns a job from its beginning until now, or over the requested span. The epochs and the time after the last
     one add up to the job's cost exactly."""
-    key, where = _key(id), teams_asked(principal, ())
+    key, where = _job_key(id), team_filter(principal, ())
     now = deps.clock.wall_ms()
-    name = asked.timezone or deps.settings.timezone
+    name = params.timezone or deps.settings.timezone
     zone = periods.zone(name)
-    start = None if asked.start is None else instant("start", asked.start, zone)
-    end = now if asked.end is None else instant("end", asked.end, zone)
-    _bounded(start, end, deps)
+    start = None if params.start is None else instant("start", params.start, zone)
+    end = now if params.end is None else instant("end", params.end, zone)
+    _check_span(start, end, deps)
     with deps.ledger.moment(start or 0, end) as moment:
-        found = asking.job(moment, deps.book(), key, (start, end), now, where or None, name)
-    if found is None:
+        job = asking.job(moment, deps.book(), key, (start, end), now, where or None, name)
+    if job is None:
         raise unknown_job(deps, principal, key)
-    return found
+    return job
 
 
 def unknown_job(deps: Deps, principal: Principal, key: JobKey) -> Refusal:
@@ -422,60 +428,65 @@ def _jobs_beside(deps: Deps, key: JobKey) -> set[str]:
 
 @job_router.post(
     "/v1/jobs/{id}/progress",
-    summary="A job ended epochs",
-    **takes(
+    summary="Report finished epochs of a job",
+    **with_body(
         EpochEnded, "invalid-parameter", "not-found", "too-many-epochs", "ledger-unavailable", at_most=MOST_REPORTS
     ),
 )
-def progress(
-    id: Id, told: Annotated[tuple[EpochEnded, ...], body(_REPORTS, "progress")], deps: Given, principal: Progressing
+def report_progress(
+    id: Id,
+    epochs: Annotated[tuple[EpochEnded, ...], body(_REPORTS, "progress")],
+    deps: AppDeps,
+    principal: ProgressPrincipal,
 ) -> ReportCount:
     """Stores reports, idempotent by job and epoch: of several reports the earliest instant counts, in any order of
     arrival. A job that the ledger does not know yet is answered with 404; report again later."""
-    key = _key(id)
+    key = _job_key(id)
     now, zone = deps.clock.wall_ms(), periods.zone(deps.settings.timezone)
-    reports = [EpochReport(key, one.epoch, _ended(one, now, zone), principal.name) for one in told]
-    return _record(deps, principal, key, reports, now)
+    reports = [EpochReport(key, epoch.epoch, _end_of_epoch(epoch, now, zone), principal.name) for epoch in epochs]
+    return _store_reports(deps, principal, key, reports, now)
 
 
-def _record(deps: Deps, principal: Principal, key: JobKey, reports: list[EpochReport], now_ms: int) -> ReportCount:
+def _store_reports(
+    deps: Deps, principal: Principal, key: JobKey, reports: list[EpochReport], now_ms: int
+) -> ReportCount:
     with deps.ledger.moment() as moment:
-        _may_report(deps, moment, principal, key)
-        known = {one.epoch for one in moment.epochs({key})}
-    if len(known | {one.epoch for one in reports}) > MOST_EPOCHS:
+        _check_reporter(deps, moment, principal, key)
+        known = {report.epoch for report in moment.epochs({key})}
+    if len(known | {report.epoch for report in reports}) > MOST_EPOCHS:
         raise Refusal("too-many-epochs", f"a job has at most {MOST_EPOCHS} epochs: report every tenth of them")
     new = deps.ledger.report_epochs(reports, now_ms)
     return ReportCount(recorded=new, known=len(reports) - new)
 
 
-def _may_report(deps: Deps, moment: LedgerSnapshot, principal: Principal, key: JobKey) -> None:
+def _check_reporter(deps: Deps, moment: LedgerSnapshot, principal: Principal, key: JobKey) -> None:
     """A pod reports for its own job, a team's token for jobs that the team pays for. Raises Refusal."""
     if principal.pod is not None and principal.cluster is not None:
         if deps.ledger.job_of(principal.cluster, principal.pod) != key:
-            raise Refusal("forbidden", f"{principal.name!r} may report the progress of its own job only")
+            raise Refusal("forbidden", f"{principal.name!r} may report progress only for its own job")
         return
-    held = moment.extents({key}).get(key)
-    if held is not None and principal.teams is not None:
-        paid = moment.usage_between(held, ("team",), asking.only_job(key))[0]
-        held = held if {line.key["team"] for line in paid} & principal.teams else None
-    if held is None:
+    extent = moment.extents({key}).get(key)
+    if extent is not None and principal.teams is not None:
+        paid = moment.usage_between(extent, ("team",), asking.only_job(key))[0]
+        extent = extent if {line.key["team"] for line in paid} & principal.teams else None
+    if extent is None:
         raise Refusal("not-found", f"no job {key.id[:200]!r} has held a GPU yet, for this caller")
 
 
-def _key(text: str) -> JobKey:
+def _job_key(text: str) -> JobKey:
     try:
         return JobKey.parse(text)
     except ValueError as error:
         raise invalid("id", str(error)) from error
 
 
-def _ended(one: EpochEnded, now_ms: int, zone: ZoneInfo) -> int:
-    at = now_ms if one.at is None else instant("at", one.at, zone)
+def _end_of_epoch(epoch: EpochEnded, now_ms: int, zone: ZoneInfo) -> int:
+    at = now_ms if epoch.at is None else instant("at", epoch.at, zone)
     if at > now_ms:
-        raise invalid("at", f"epoch {one.epoch} ended in the future")
+        raise invalid("at", f"epoch {epoch.epoch} ended in the future")
     return at
 
 
-def _bounded(start_ms: int | None, end_ms: int, deps: Deps) -> None:
+def _check_span(start_ms: int | None, end_ms: int, deps: Deps) -> None:
     if start_ms is not None and not 0 < end_ms - start_ms <= deps.settings.limits.span_days * MS_PER_DAY:
         raise invalid("end", f"a span is between a millisecond and {deps.settings.limits.span_days} days long")

@@ -243,7 +243,7 @@ class NodeSpan(Model):
     @model_validator(mode="after")
     def _some(self) -> NodeSpan:
         if self.start_ms >= self.end_ms:
-            raise ValueError("the span ends at or before it begins")
+            raise ValueError("the span ends at or before its start")
         if not self.share:
             raise ValueError("a share of 0 gives no credit")
         return self

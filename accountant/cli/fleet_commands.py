@@ -289,7 +289,7 @@ def _span(start: str | None, end: str | None, timezone: str) -> tuple[int, int]:
     end_ms = SystemClock().wall_ms() if end is None else periods.parse_instant(end, zone)
     start_ms = Month.of(end_ms - 1, zone).span(zone)[0] if start is None else periods.parse_instant(start, zone)
     if end_ms <= start_ms:
-        raise CannotStart(f"the span ends at or before it begins: {utc(start_ms)} to {utc(end_ms)}")
+        raise CannotStart(f"the span ends at or before its start: {utc(start_ms)} to {utc(end_ms)}")
     return start_ms, end_ms
 
 

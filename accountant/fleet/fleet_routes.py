@@ -18,9 +18,9 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
 from pydantic import Field
 
-from accountant.api.access_control import Reading, of_everyone, team_for, teams_asked
+from accountant.api.access_control import Reader, require_all_teams, team_filter, team_for
 from accountant.api.answer_cache import Answer, open_page
-from accountant.api.dependencies import Deps, Given
+from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import GroupedParams, Params, invalid
 from accountant.billing.statements import Statement
@@ -138,21 +138,21 @@ async def livez() -> Response:
 
 
 @router.get("/readyz", include_in_schema=False)
-async def readyz(deps: Given) -> Response:
+async def readyz(deps: AppDeps) -> Response:
     faults = {} if deps.tasks is None else deps.tasks.faults()
     text = "".join(f"{name}: {fault}\n" for name, fault in faults.items())
     return PlainTextResponse(text or "ok\n", 503 if faults else 200)
 
 
 @router.get("/metrics", include_in_schema=False)
-async def metrics(deps: Given, _: Reading) -> Response:
+async def metrics(deps: AppDeps, _: Reader) -> Response:
     return PlainTextResponse(await asyncio.to_thread(deps.metrics.exposition))
 
 
 @router.get("/v1/ledgers", summary="The ledgers of the lake")
-async def ledgers(request: Request, principal: Reading) -> Response:
+async def ledgers(request: Request, principal: Reader) -> Response:
     """The ledgers by name, and the instant up to which each has published figures."""
-    of_everyone(principal)
+    require_all_teams(principal)
     found = [
         {
             "ledger": one.ledger, "timezone": one.timezone, "first_ms": one.first_ms, "newest_ms": one.newest_ms,
@@ -165,13 +165,13 @@ async def ledgers(request: Request, principal: Reading) -> Response:
 
 @router.get("/v1/usage", summary="GPU time by account and group, added up over the ledgers")
 async def usage(
-    request: Request, asked: Annotated[FleetGrouped, Query()], deps: Given, principal: Reading
+    request: Request, asked: Annotated[FleetGrouped, Query()], deps: AppDeps, principal: Reader
 ) -> UsageAnswer:
     """Like the accountant's route; `note` names the ledgers whose published figures end before the span."""
     state = _state(request)
     start, end, zone = asked.span(deps.clock.wall_ms(), "UTC", deps.settings.limits, deps.newest_ms())
     where = dict(asked.where)
-    where |= teams_asked(principal, where.get("team", ()))
+    where |= team_filter(principal, where.get("team", ()))
     members = state.chosen(asked.ledger)
     question = ["usage", start, end, zone, asked.by, sorted(where.items()), sorted(asked.ledger), str(state.mark())]
     page = open_page(question, start, end, deps.clock.wall_ms(), asked.page, span_days=deps.settings.limits.span_days)
@@ -184,13 +184,13 @@ async def usage(
 
 @router.get("/v1/cost", summary="Exact cost by group, each ledger's time at its own prices")
 async def costs(
-    request: Request, asked: Annotated[FleetGrouped, Query()], deps: Given, principal: Reading
+    request: Request, asked: Annotated[FleetGrouped, Query()], deps: AppDeps, principal: Reader
 ) -> CostAnswer:
     """Like the accountant's route. Amounts in several currencies are refused, unless the operator configured rates."""
     state = _state(request)
     start, end, zone = asked.span(deps.clock.wall_ms(), "UTC", deps.settings.limits, deps.newest_ms())
     where = dict(asked.where)
-    where |= teams_asked(principal, where.get("team", ()))
+    where |= team_filter(principal, where.get("team", ()))
     members = state.chosen(asked.ledger)
     question = ["cost", start, end, zone, asked.by, sorted(where.items()), sorted(asked.ledger), str(state.mark())]
     page = open_page(question, start, end, deps.clock.wall_ms(), asked.page, span_days=deps.settings.limits.span_days)
@@ -202,10 +202,12 @@ async def costs(
 
 
 @router.get("/v1/report", summary="A month of every ledger")
-async def report(request: Request, asked: Annotated[FleetReport, Query()], deps: Given, principal: Reading) -> Response:
+async def report(
+    request: Request, asked: Annotated[FleetReport, Query()], deps: AppDeps, principal: Reader
+) -> Response:
     """The statements of all ledgers for a month of their own time zones: a summary by ledger and team, every line,
     or each ledger's own report."""
-    of_everyone(principal)
+    require_all_teams(principal)
     if asked.format not in ("json", "csv"):
         return await asyncio.to_thread(_reports, request, deps, asked)
     found = (await asyncio.to_thread(_months, request, deps, asked)).value
@@ -237,7 +239,7 @@ class _Stated:
     stated: Mapping[str, Statement]
 
 
-def _months(request: Request, deps: Given, asked: MonthParams) -> Answer[_Stated]:
+def _months(request: Request, deps: AppDeps, asked: MonthParams) -> Answer[_Stated]:
     """The summary of a month. Raises Refusal and SeveralCurrencies."""
     state = _state(request)
     members = state.chosen(asked.ledger)
@@ -252,12 +254,12 @@ def _months(request: Request, deps: Given, asked: MonthParams) -> Answer[_Stated
 def _month(state: FleetState, text: str | None) -> Month:
     """The named month, otherwise the newest one with records in any ledger."""
     if text is not None:
-        return overview_pages.asked_month(text, state.clock.wall_ms(), periods.zone("UTC"))
+        return overview_pages.parse_month(text, state.clock.wall_ms(), periods.zone("UTC"))
     return periods.month_with_records(state.clock.wall_ms(), state.extent()[1], periods.zone("UTC"))
 
 
 @router.get("/", include_in_schema=False)
-async def home(principal: Reading) -> Response:
+async def home(principal: Reader) -> Response:
     if principal.teams is not None:
         return RedirectResponse("/fleet/team/" + quote(team_for(principal, min(principal.teams)) or "", safe=""), 303)
     return RedirectResponse("/fleet", 303)
@@ -265,9 +267,9 @@ async def home(principal: Reading) -> Response:
 
 @router.get("/fleet", include_in_schema=False)
 async def overview(
-    request: Request, asked: Annotated[MonthParams, Query()], deps: Given, principal: Reading
+    request: Request, asked: Annotated[MonthParams, Query()], deps: AppDeps, principal: Reader
 ) -> Response:
-    of_everyone(principal)
+    require_all_teams(principal)
     state = _state(request)
 
     def make() -> Response:
@@ -289,7 +291,7 @@ async def overview(
 
 @router.get("/fleet/team/{team:path}", include_in_schema=False)
 async def team_page(
-    request: Request, team: str, asked: Annotated[MonthParams, Query()], deps: Given, principal: Reading
+    request: Request, team: str, asked: Annotated[MonthParams, Query()], deps: AppDeps, principal: Reader
 ) -> Response:
     mine = team_for(principal, team)
     state = _state(request)
@@ -320,9 +322,9 @@ class _JobRow:
 
 
 @router.get("/fleet/jobs", include_in_schema=False)
-def jobs_page(request: Request, asked: Annotated[FleetJobs, Query()], deps: Given, principal: Reading) -> Response:
+def jobs_page(request: Request, asked: Annotated[FleetJobs, Query()], deps: AppDeps, principal: Reader) -> Response:
     """The largest jobs of all clusters: those that held most GPU time, since prices and currencies differ."""
-    where = teams_asked(principal, () if asked.team is None else (asked.team,))
+    where = team_filter(principal, () if asked.team is None else (asked.team,))
     state = _state(request)
     month = _month(state, asked.month)
     rows, counted, kept_ms, left_out = list[_JobRow](), list[page_rows.Jobs](), list[int](), list[str]()
@@ -361,9 +363,9 @@ class _NodeRow:
 
 
 @router.get("/fleet/nodes", include_in_schema=False)
-def nodes_page(request: Request, asked: Annotated[FleetNodes, Query()], deps: Given, principal: Reading) -> Response:
+def nodes_page(request: Request, asked: Annotated[FleetNodes, Query()], deps: AppDeps, principal: Reader) -> Response:
     """The nodes of all clusters over the last days that each has published."""
-    of_everyone(principal)
+    require_all_teams(principal)
     state = _state(request)
     rows, kept_ms = list[_NodeRow](), list[int]()
     for member, pages in state.pages_of(asked.ledger):

@@ -23,8 +23,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from accountant import composition
 from accountant.api import problems
-from accountant.api.access_control import CallersFile, admit, of_everyone
-from accountant.api.dependencies import Checked, ClusterPicker, Deps, Ingesting
+from accountant.api.access_control import CallersFile, admit, require_all_teams
+from accountant.api.dependencies import BatchIngest, ClusterPicker, Deps, ServedLedger
 from accountant.api.middleware import AccessMiddleware
 from accountant.api.problems import Refusal, answer
 from accountant.bookkeeping.bookkeeper import Bookkeeper
@@ -117,7 +117,7 @@ class FleetService:
         self._metrics = Metrics()
         self._metrics.watch(TaskMetrics(self.tasks))
         self._metrics.watch(PublishedCollector(self._state))
-        self._own = self._deps(cast(Checked, self._state), clock, self._state.no_books, "")
+        self._own = self._deps(cast(ServedLedger, self._state), clock, self._state.no_books, "")
         self.look()
         self.app: ASGIApp = self._composed()
 
@@ -204,7 +204,7 @@ class FleetService:
 
         async def checked(scope: Scope, receive: Receive, send: Send) -> None:
             try:
-                of_everyone(await admit(Request(scope), self._own, "read"))
+                require_all_teams(await admit(Request(scope), self._own, "read"))
             except Refusal as refusal:
                 await answer(refusal, scope["path"])(scope, receive, send)
             else:
@@ -216,19 +216,19 @@ class FleetService:
         settings = self.settings.model_copy(
             update={"timezone": member.status.timezone, "grace_days": member.status.grace_days}
         )
-        deps = self._deps(cast(Checked, member.ledger), member.clock, member.books, member.name, settings)
+        deps = self._deps(cast(ServedLedger, member.ledger), member.clock, member.books, member.name, settings)
         cluster = next(iter(sorted(member.status.clusters)), "")
         source = AllocationSource(cast(PodLedger, member.ledger), member.clock, deps.book, cluster, settings.limits)
         return _Served(member, deps, create_app(deps), source, opencost_api.create_app(source))
 
     def _deps(
-        self, ledger: Checked, clock: Clock, books: Bookkeeper, name: str, settings: Settings | None = None
+        self, ledger: ServedLedger, clock: Clock, books: Bookkeeper, name: str, settings: Settings | None = None
     ) -> Deps:
         return Deps(
             settings or self.settings,
             clock,
             ledger,
-            cast(Ingesting, None),  # only GET and HEAD reach a ledger
+            cast(BatchIngest, None),  # only GET and HEAD reach a ledger
             self._callers.authenticator,
             self._metrics,
             books,

@@ -20,8 +20,8 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import Field, TypeAdapter, ValidationError
 
-from accountant.api.access_control import Reading, admit, check_form, check_teams, of_everyone, teams_asked
-from accountant.api.dependencies import Deps, Given
+from accountant.api.access_control import Reader, admit, check_form, check_teams, require_all_teams, team_filter
+from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.operator_routes import Move
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params, invalid
@@ -104,11 +104,11 @@ def cells(start_ms: int, end_ms: int, tz: ZoneInfo) -> TimelineCells:
     at = start_ms
     while at < end_ms:
         passed = _local(at, tz) - first
-        place = min(count - 1, max(0, int(passed / timedelta(hours=hours))))
-        if places and places[-1] != place:
+        index = min(count - 1, max(0, int(passed / timedelta(hours=hours))))
+        if places and places[-1] != index:
             edges.append(at)
-        if not places or places[-1] != place:
-            places.append(place)
+        if not places or places[-1] != index:
+            places.append(index)
         # Offsets of time zones are multiples of a quarter of an hour.
         at = at - at % BUCKET_MS + BUCKET_MS
     edges.append(max(start_ms, end_ms))
@@ -125,25 +125,25 @@ def timeline(
     Needs two queries whatever the length of the span, and memory in proportion to the number of cells."""
     tz = periods.zone(timezone)
     of_gpus = ledger.usage(start_ms, end_ms, _OF_GPUS, where, timezone)
-    shown = sorted(of_gpus, key=lambda line: -line.accounts_gpu_us.allocated)[:MOST_STRIPS]
-    keys = [tuple(line.key.values()) for line in shown]
-    cut = cells(start_ms, end_ms, tz)
-    found: dict[tuple[str, ...], list[list[Accounts]]] = {key: [[] for _ in cut.starts] for key in keys}
+    largest = sorted(of_gpus, key=lambda line: -line.accounts_gpu_us.allocated)[:MOST_STRIPS]
+    keys = [tuple(line.key.values()) for line in largest]
+    division = cells(start_ms, end_ms, tz)
+    cells_of_gpu: dict[tuple[str, ...], list[list[Accounts]]] = {key: [[] for _ in division.starts] for key in keys}
     if keys:
         only: Where = {"node": {key[0] for key in keys}, "gpu": {key[1] for key in keys}}
-        chosen = where if len(keys) == len(of_gpus) else {**where, **only}
-        stretches = ledger.usage_between(cut.edges, _OF_GPUS, chosen, timezone)
-        for place, lines in zip(cut.places, stretches, strict=True):
+        filters = where if len(keys) == len(of_gpus) else {**where, **only}
+        usage_of_pieces = ledger.usage_between(division.edges, _OF_GPUS, filters, timezone)
+        for index, lines in zip(division.places, usage_of_pieces, strict=True):
             for line in lines:
                 key = tuple(line.key.values())
-                if key in found:
-                    found[key][place].append(line.accounts_gpu_us)
+                if key in cells_of_gpu:
+                    cells_of_gpu[key][index].append(line.accounts_gpu_us)
     strips = [
-        GpuTimeline(_short(gpu), f"{node}, {model}", tuple(page_rows.added(several) for several in of_cells))
-        for (node, gpu, model), of_cells in sorted(found.items())
+        GpuTimeline(_short(gpu), f"{node}, {model}", tuple(page_rows.added(parts) for parts in of_cells))
+        for (node, gpu, model), of_cells in sorted(cells_of_gpu.items())
     ]
     strips.sort(key=lambda strip: (strip.detail, strip.name))
-    return Timeline(cut.starts, cut.hours, tuple(strips), len(of_gpus) - len(strips)), of_gpus
+    return Timeline(division.starts, division.hours, tuple(strips), len(of_gpus) - len(strips)), of_gpus
 
 
 def _local(at_ms: int, tz: ZoneInfo) -> datetime:
@@ -152,35 +152,35 @@ def _local(at_ms: int, tz: ZoneInfo) -> datetime:
     return local.replace(minute=0, second=0, microsecond=0, tzinfo=None, fold=0)
 
 
-def timeline_svg(found: Timeline, title: str) -> str:
+def timeline_svg(timeline: Timeline, title: str) -> str:
     """An SVG with a row per GPU and a column per cell; a column shows the accounts, busy at the bottom."""
-    height = _TOP + len(found.strips) * (_ROW + _GAP) + _BOTTOM
-    svg = root("timeline", _WIDTH, height, title, _described(found))
-    pitch = (_WIDTH - _LEFT - _RIGHT) / max(1, len(found.starts))
-    most = max((cell.total for strip in found.strips for cell in strip.cells), default=0) or 1
-    for number, strip in enumerate(found.strips):
+    height = _TOP + len(timeline.strips) * (_ROW + _GAP) + _BOTTOM
+    svg = root("timeline", _WIDTH, height, title, _described(timeline))
+    pitch = (_WIDTH - _LEFT - _RIGHT) / max(1, len(timeline.starts))
+    most = max((cell.total for strip in timeline.strips for cell in strip.cells), default=0) or 1
+    for number, strip in enumerate(timeline.strips):
         top = _TOP + number * (_ROW + _GAP)
         group = ET.SubElement(svg, "g")
         ET.SubElement(group, "title").text = f"{strip.name}, {strip.detail}: {_shares(strip.whole)}"
         text(group, "tick", 0, top + 12, strip.name)
         text(group, "tick sub", 0, top + 25, strip.detail[:30])
-        for place, cell in enumerate(strip.cells):
+        for index, cell in enumerate(strip.cells):
             below = top + float(_ROW)
             for account in ACCOUNTS:
                 tall = _ROW * getattr(cell, account) / most
                 if tall:
                     below -= tall
-                    rect(group, f"a-{account}", _LEFT + pitch * place, below, max(pitch - 0.6, 0.6), tall)
-    every = max(1, math.ceil(len(found.starts) / _LABELS))
-    for place, start in enumerate(found.starts):
-        if place % every == 0:
-            text(svg, "tick", _LEFT + pitch * place, height - 8, f"{start:%-d %b %H:%M}")
+                    rect(group, f"a-{account}", _LEFT + pitch * index, below, max(pitch - 0.6, 0.6), tall)
+    label_every = max(1, math.ceil(len(timeline.starts) / _LABELS))
+    for index, start in enumerate(timeline.starts):
+        if index % label_every == 0:
+            text(svg, "tick", _LEFT + pitch * index, height - 8, f"{start:%-d %b %H:%M}")
     return ET.tostring(svg, encoding="unicode")
 
 
-def _described(found: Timeline) -> str:
-    listed = "; ".join(f"{strip.name}: {_shares(strip.whole)}" for strip in found.strips[:8])
-    return f"{len(found.strips)} GPUs in cells of {found.hours} h. {listed}"
+def _described(timeline: Timeline) -> str:
+    gpus = "; ".join(f"{strip.name}: {_shares(strip.whole)}" for strip in timeline.strips[:8])
+    return f"{len(timeline.strips)} GPUs in cells of {timeline.hours} h. {gpus}"
 
 
 def _shares(accounts: Accounts) -> str:
@@ -210,24 +210,24 @@ def decisions_about_job(
 
     pods: names of its pods.
     siblings: jobs of the same cluster and namespace, as in JobKey."""
-    mine = {f"{key.namespace}/{name}" for name in pods}
+    pod_names = {f"{key.namespace}/{name}" for name in pods}
     jobs = sorted({key.job, *siblings}, key=lambda job: (-len(_name(job)), job != key.job, job))
-    return [one for one in decisions if _is_about(one, key, mine, jobs)]
+    return [decision for decision in decisions if _is_about(decision, key, pod_names, jobs)]
 
 
-def _is_about(one: Decision, key: JobKey, pods: Collection[str], jobs: Iterable[str]) -> bool:
+def _is_about(decision: Decision, key: JobKey, pods: Collection[str], jobs: Iterable[str]) -> bool:
     """Tell whether a decision is about this job. jobs: the longest name first, the job itself before others of its
     name."""
-    named = one.subject.partition("/")[2]
-    if named == f"{key.namespace}/{_name(key.job)}":
+    subject = decision.subject.partition("/")[2]
+    if subject == f"{key.namespace}/{_name(key.job)}":
         return True
-    victims = [name for name in decision_text.as_list(one.inputs.get("pods")) if isinstance(name, str)]
+    victims = [name for name in decision_text.as_list(decision.inputs.get("pods")) if isinstance(name, str)]
     if victims:
         return any(name in pods for name in victims)
     begin = f"{key.namespace}/"
-    if not named.startswith(begin):
+    if not subject.startswith(begin):
         return False
-    return next((job for job in jobs if _is_of(named.removeprefix(begin), job)), None) == key.job
+    return next((job for job in jobs if _is_of(subject.removeprefix(begin), job)), None) == key.job
 
 
 def _is_of(gang: str, job: str) -> bool:
@@ -258,23 +258,23 @@ class JobsParams(Params):
 
 
 @router.get("/jobs")
-def jobs_page(request: Request, asked: Annotated[JobsParams, Query()], deps: Given, principal: Reading) -> Response:
+def jobs_page(request: Request, params: Annotated[JobsParams, Query()], deps: AppDeps, principal: Reader) -> Response:
     tz = periods.zone(deps.settings.timezone)
     at = deps.clock.wall_ms()
     month = (
         periods.month_with_records(at, deps.newest_ms(), tz)
-        if asked.month is None
-        else overview_pages.asked_month(asked.month, at, tz)
+        if params.month is None
+        else overview_pages.parse_month(params.month, at, tz)
     )
-    where = teams_asked(principal, () if asked.team is None else (asked.team,))
-    check_teams(deps, principal, () if asked.team is None else (asked.team,))
+    where = team_filter(principal, () if params.team is None else (params.team,))
+    check_teams(deps, principal, () if params.team is None else (params.team,))
     answer = page_queries.jobs_of(deps, month, where)
-    chosen = answer.value.get(asked.state, page_rows.NO_JOBS)
-    query = asked.model_dump(exclude_none=True) | {"month": str(month)}
+    jobs = answer.value.get(params.state, page_rows.NO_JOBS)
+    query = params.model_dump(exclude_none=True) | {"month": str(month)}
     url = "/jobs?" + urlencode({name: value for name, value in query.items() if name != "page"}) + "&page="
     return overview_pages.page(
-        request, "/jobs", "jobs.html", deps, month=month, team=asked.team, state=asked.state, jobs=chosen,
-        shown=paged(chosen.dearest, asked.page, JOBS_A_PAGE, url, chosen.count), currency=_currency(deps),
+        request, "/jobs", "jobs.html", deps, month=month, team=params.team, state=params.state, jobs=jobs,
+        shown=paged(jobs.dearest, params.page, JOBS_A_PAGE, url, jobs.count), currency=_currency(deps),
         utilisation=page_rows.utilisation, as_of_ms=answer.as_of_ms,
         following=month.next if month.next.span(tz)[0] < at else None,
         demand_known=deps.settings.kubernetes.inventory, recorded=recorded_of(deps, month),
@@ -282,47 +282,47 @@ def jobs_page(request: Request, asked: Annotated[JobsParams, Query()], deps: Giv
 
 
 @router.get("/job/{id:path}")
-def job_page(request: Request, id: str, deps: Given, principal: Reading) -> Response:
+def job_page(request: Request, id: str, deps: AppDeps, principal: Reader) -> Response:
     try:
         key = JobKey.parse(id)
     except ValueError as error:
         raise invalid("id", str(error)) from error
     at, timezone = deps.clock.wall_ms(), deps.settings.timezone
-    where = teams_asked(principal, ())
+    where = team_filter(principal, ())
     with deps.ledger.moment(0, at) as moment:
-        found = job_costs.job(moment, deps.book(), key, (None, at), at, where or None, timezone)
-        if found is None:
+        job = job_costs.job(moment, deps.book(), key, (None, at), at, where or None, timezone)
+        if job is None:
             raise unknown_job(deps, principal, key)
-        begin, end = _life(found.job, found.start_ms, at)
+        begin, end = _life(job.job, job.start_ms, at)
         if end - begin > _TIMELINE_MS:
             begin, end = moment.recent_span(end, _TIMELINE_MS)
         filters = {**where, **job_costs.only_job(key)}
         strips, _ = timeline(moment, begin, end, filters, timezone)
         names = {pod.facts.name for pod in moment.pods(0, at, of={key})}
         siblings = moment.jobs_in(key.cluster, key.namespace)
-    begun = deps.ledger.decisions(found.start_ms, at + 1, MOST_DECISIONS, kind="preemption", gang=gangs_of(key))
-    decided = decisions_about_job(begun, key, names, siblings)
-    waiting = found.job.state == "waiting"
-    held = decision_text.shares(records(deps.ledger, at), found.job.queues) if waiting else []
-    return _render_job(request, deps, found, strips, decided, held, everyone=principal.teams is None)
+    preemptions = deps.ledger.decisions(job.start_ms, at + 1, MOST_DECISIONS, kind="preemption", gang=gangs_of(key))
+    decisions = decisions_about_job(preemptions, key, names, siblings)
+    waiting = job.job.state == "waiting"
+    shares = decision_text.shares(records(deps.ledger, at), job.job.queues) if waiting else []
+    return _render_job(request, deps, job, strips, decisions, shares, everyone=principal.teams is None)
 
 
 def _render_job(
     request: Request,
     deps: Deps,
-    found: JobAnswer,
+    answer: JobAnswer,
     strips: Timeline,
-    decided: list[Decision],
+    decisions: list[Decision],
     shares: list[decision_text.Share],
     *,
     everyone: bool,
 ) -> Response:
     """Return the page of one job. everyone: the reader may see other teams, and so the pages of decisions."""
-    title = f"What each GPU did for {found.job.job}"
+    title = f"What each GPU did for {answer.job.job}"
     return overview_pages.page(
-        request, "/jobs", "job.html", deps, found=found, job=found.job, strips=strips, decided=decided, shares=shares,
-        timeline=timeline_svg(strips, title) if strips.strips else "", utilisation=page_rows.utilisation,
-        currency=found.currency,
+        request, "/jobs", "job.html", deps, found=answer, job=answer.job, strips=strips,
+        decided=decisions, shares=shares, timeline=timeline_svg(strips, title) if strips.strips else "",
+        utilisation=page_rows.utilisation, currency=answer.currency,
         address=overview_pages.address if everyone else None,
     )  # fmt: skip
 
@@ -352,24 +352,29 @@ class NodesParams(SpanParams):
 
 
 @router.get("/nodes")
-def nodes_page(request: Request, asked: Annotated[NodesParams, Query()], deps: Given, principal: Reading) -> Response:
-    of_everyone(principal)
-    found, whole, end_ms, as_of_ms = page_queries.machines(deps, asked.days)
-    shown = paged(found, asked.page, NODES_A_PAGE, f"/nodes?days={asked.days}&page=")
+def nodes_page(request: Request, params: Annotated[NodesParams, Query()], deps: AppDeps, principal: Reader) -> Response:
+    require_all_teams(principal)
+    nodes, whole, end_ms, as_of_ms = page_queries.machines(deps, params.days)
+    page = paged(nodes, params.page, NODES_A_PAGE, f"/nodes?days={params.days}&page=")
     return overview_pages.page(
-        request, "/nodes", "nodes.html", deps, days=asked.days, nodes=shown.rows, shown=shown, whole=whole,
-        gpus=sum(one.gpus for one in found), end_ms=end_ms, as_of_ms=as_of_ms,
+        request, "/nodes", "nodes.html", deps, days=params.days, nodes=page.rows, shown=page, whole=whole,
+        gpus=sum(node.gpus for node in nodes), end_ms=end_ms, as_of_ms=as_of_ms,
     )  # fmt: skip
 
 
 @router.get("/node/{cluster}/{node}")
 def node_page(
-    request: Request, cluster: str, node: str, asked: Annotated[SpanParams, Query()], deps: Given, principal: Reading
+    request: Request,
+    cluster: str,
+    node: str,
+    params: Annotated[SpanParams, Query()],
+    deps: AppDeps,
+    principal: Reader,
 ) -> Response:
-    of_everyone(principal)
-    now, timezone, length_ms = deps.clock.wall_ms(), deps.settings.timezone, asked.days * MS_PER_DAY
+    require_all_teams(principal)
+    now, timezone, length_ms = deps.clock.wall_ms(), deps.settings.timezone, params.days * MS_PER_DAY
     here: dict[Dimension, tuple[str, ...]] = {"cluster": (cluster,), "node": (node,)}
-    facts = next((one for one in deps.ledger.nodes() if (one.cluster, one.name) == (cluster, node)), None)
+    facts = next((facts for facts in deps.ledger.nodes() if (facts.cluster, facts.name) == (cluster, node)), None)
     with deps.ledger.moment(now - length_ms, now) as moment:
         start, at = moment.recent_span(now, length_ms)
         strips, of_gpus = timeline(moment, start, at, here, timezone)
@@ -379,7 +384,7 @@ def node_page(
     if not of_gpus and facts is None and not register:
         raise Refusal("not-found", f"no node {node[:200]!r} of cluster {cluster[:200]!r} in that time")
     return overview_pages.page(
-        request, "/nodes", "node.html", deps, cluster=cluster, node=node, days=asked.days, facts=facts,
+        request, "/nodes", "node.html", deps, cluster=cluster, node=node, days=params.days, facts=facts,
         strips=strips, timeline=timeline_svg(strips, f"What each GPU of {node} did") if strips.strips else "",
         holders=page_rows.held_by(holders)[:MOST_HOLDERS], start_ms=start, end_ms=at,
         whole=whole, metered=whole.total > whole.unmetered + whole.down, register=register,
@@ -389,17 +394,17 @@ def node_page(
 
 
 @router.post("/node/{cluster}/{node}/gpus")
-async def move_gpu(request: Request, cluster: str, node: str, deps: Given) -> Response:
+async def move_gpu(request: Request, cluster: str, node: str, deps: AppDeps) -> Response:
     """Moves a GPU to this node, from the form on the node's page, on behalf of an administrator."""
     principal = await admit(request, deps, "admin", form=True)
     fields = await overview_pages.read_form(request)
     check_form(request, fields.pop("form_token", ""))
     gpu = fields.pop("gpu", "")
     try:
-        asked = _MOVE.validate_python({"cluster": cluster, "node": node, "gpus": [gpu], **fields})
+        form = _MOVE.validate_python({"cluster": cluster, "node": node, "gpus": [gpu], **fields})
     except ValidationError as error:
         first = error.errors()[0]
         raise invalid(".".join(map(str, first["loc"])) or "form", first["msg"]) from error
-    chosen = GpuMove(asked.node, asked.gpus, asked.cluster)
-    await asyncio.to_thread(deps.ledger.move_gpus, chosen, deps.clock.wall_ms(), principal.name, asked.reason)
+    gpu_move = GpuMove(form.node, form.gpus, form.cluster)
+    await asyncio.to_thread(deps.ledger.move_gpus, gpu_move, deps.clock.wall_ms(), principal.name, form.reason)
     return RedirectResponse(f"/node/{quote(cluster, safe='')}/{quote(node, safe='')}", 303)

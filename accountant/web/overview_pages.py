@@ -19,9 +19,9 @@ from fastapi.responses import RedirectResponse
 from jinja2 import Environment
 from pydantic import Field
 
-from accountant.api.access_control import Reading, bound_address, known_team_for, of_everyone, team_for
+from accountant.api.access_control import Reader, known_team_for, limit_address_rate, require_all_teams, team_for
 from accountant.api.answer_cache import Answer
-from accountant.api.dependencies import Deps, Given
+from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal, answer, retry_later
 from accountant.api.query_parameters import Params, invalid
 from accountant.billing.statements import Adjustment, Correction
@@ -69,14 +69,14 @@ class MonthParams(Params):
 
 
 @router.get("/")
-def overview(request: Request, deps: Given, principal: Reading) -> Response:
+def overview(request: Request, deps: AppDeps, principal: Reader) -> Response:
     if principal.teams is not None:
         return RedirectResponse("/team/" + quote(team_for(principal, min(principal.teams)) or "", safe=""), 303)
     at, timezone = deps.clock.wall_ms(), deps.settings.timezone
     now = page_queries.current_demand(deps)
-    shown = now.value.held
-    then = deps.newest_ms()
-    title = "Where the capacity is now" if not is_old(then, at) else "Where the capacity was"
+    use = now.value.held
+    newest_ms = deps.newest_ms()
+    title = "Where the capacity is now" if not is_old(newest_ms, at) else "Where the capacity was"
     answer = page_queries.month_so_far(deps, Month.of(at - 1, periods.zone(timezone)))
     so_far = answer.value
     return page(
@@ -84,43 +84,43 @@ def overview(request: Request, deps: Given, principal: Reading) -> Response:
         "/",
         "overview.html",
         deps,
-        now=shown,
+        now=use,
         now_as_of_ms=now.as_of_ms,
         demand=now.value.demand,
         waiting=now.value.demand.waiting,
         any_records=deps.newest_ms() > 0,
         proposals=len(deps.books.waiting),
-        bar=html_and_pdf.accounts(shown.accounts, title),
+        bar=html_and_pdf.accounts(use.accounts, title),
         so_far=so_far,
         as_of_ms=answer.as_of_ms,
         lines=to_lines(so_far.month, None),
-        quarter_us=(shown.end_ms - shown.start_ms) * 1000,
+        quarter_us=(use.end_ms - use.start_ms) * 1000,
     )
 
 
 @router.get("/month")
-def this_month(deps: Given, _: Reading) -> Response:
+def this_month(deps: AppDeps, _: Reader) -> Response:
     zone = periods.zone(deps.settings.timezone)
     return RedirectResponse(f"/month/{periods.month_with_records(deps.clock.wall_ms(), deps.newest_ms(), zone)}", 303)
 
 
 @router.get("/month/{month}")
-def month_page(request: Request, month: str, deps: Given, principal: Reading) -> Response:
-    of_everyone(principal)
+def month_page(request: Request, month: str, deps: AppDeps, principal: Reader) -> Response:
+    require_all_teams(principal)
     return _report(request, deps, month, None)
 
 
 @router.get("/team/{team:path}")
 def team_page(
-    request: Request, team: str, asked: Annotated[MonthParams, Query()], deps: Given, principal: Reading
+    request: Request, team: str, params: Annotated[MonthParams, Query()], deps: AppDeps, principal: Reader
 ) -> Response:
     zone = periods.zone(deps.settings.timezone)
-    month = asked.month or str(periods.month_with_records(deps.clock.wall_ms(), deps.newest_ms(), zone))
+    month = params.month or str(periods.month_with_records(deps.clock.wall_ms(), deps.newest_ms(), zone))
     return _report(request, deps, month, known_team_for(deps, principal, team))
 
 
 @router.get("/prices")
-def prices_page(request: Request, deps: Given, _: Reading) -> Response:
+def prices_page(request: Request, deps: AppDeps, _: Reader) -> Response:
     book = deps.book()
     at = deps.clock.wall_ms()
     rows = () if book is None else book.prices
@@ -129,8 +129,8 @@ def prices_page(request: Request, deps: Given, _: Reading) -> Response:
 
 
 @router.get("/coverage")
-def coverage_page(request: Request, deps: Given, principal: Reading) -> Response:
-    of_everyone(principal)
+def coverage_page(request: Request, deps: AppDeps, principal: Reader) -> Response:
+    require_all_teams(principal)
     at = deps.clock.wall_ms()
     month = Month.of(at - 1, periods.zone(deps.settings.timezone))
     start = month.span(periods.zone(deps.settings.timezone))[0]
@@ -175,7 +175,7 @@ def present(request: Request, refusal: Refusal) -> Response:
     return Response(text, refusal.kind.status, refusal.headers, HTML)
 
 
-def asked_month(text: str, at_ms: int, tz: ZoneInfo) -> Month:
+def parse_month(text: str, at_ms: int, tz: ZoneInfo) -> Month:
     """The month in a page's URL. Raises Refusal for an invalid or future month."""
     try:
         month = Month.parse(text)
@@ -189,34 +189,34 @@ def asked_month(text: str, at_ms: int, tz: ZoneInfo) -> Month:
 def _report(request: Request, deps: Deps, month: str, team: str | None) -> Response:
     """The HTML report with the navigation."""
     at, timezone = deps.clock.wall_ms(), deps.settings.timezone
-    chosen = asked_month(month, at, periods.zone(timezone))
-    kept = report_of(deps, chosen, team)
+    calendar_month = parse_month(month, at, periods.zone(timezone))
+    report = report_of(deps, calendar_month, team)
     bar = _render(
         "report_bar.html",
         deps,
-        month=chosen,
+        month=calendar_month,
         team=team,
-        following=chosen.next if chosen.next.span(periods.zone(timezone))[0] < at else None,
+        following=calendar_month.next if calendar_month.next.span(periods.zone(timezone))[0] < at else None,
         path="/month/" if team is None else f"/team/{quote(team, safe='')}?month=",
-        query=f"month={chosen}" + (f"&team={quote(team, safe='')}" if team is not None else ""),
+        query=f"month={calendar_month}" + (f"&team={quote(team, safe='')}" if team is not None else ""),
         style=page_layout.sheet("site.css"),
         person=person_of(request),
-        as_of_ms=kept.as_of_ms,
+        as_of_ms=report.as_of_ms,
     )
-    return tagged(request, kept.value.replace("<body>", f"<body>{bar}", 1).encode(), HTML)
+    return tagged(request, report.value.replace("<body>", f"<body>{bar}", 1).encode(), HTML)
 
 
 def report_of(deps: Deps, month: Month, team: str | None) -> Answer[str]:
     """The HTML report of a month; team: None for the whole cluster."""
-    found = page_queries.readings_of(deps, month)
+    readings = page_queries.readings_of(deps, month)
 
     def rendered() -> str:
-        report = report_builder.report_of(deps.ledger, deps.books, found.value.readings, month, team)
+        report = report_builder.report_of(deps.ledger, deps.books, readings.value.readings, month, team)
         return html_and_pdf.render_html(report, _links(deps, month, team))
 
     # Pages depend only on this key: what was rendered from the same readings is reused.
-    key = ("report", month, team, deps.books.status(month), page_queries.books(deps), found.value.found_ms)
-    return Answer(deps.answers.ask(key, rendered, lambda: None).value, found.as_of_ms)
+    key = ("report", month, team, deps.books.status(month), page_queries.books(deps), readings.value.found_ms)
+    return Answer(deps.answers.ask(key, rendered, lambda: None).value, readings.as_of_ms)
 
 
 def prepare_pages(deps: Deps) -> None:
@@ -228,8 +228,8 @@ def prepare_pages(deps: Deps) -> None:
     timezone = periods.zone(deps.settings.timezone)
     running = Month.of(deps.clock.wall_ms() - 1, timezone)
     page_queries.prepare_answers(deps, running)
-    begun, newest = deps.ledger.extent()
-    for month in (running, running.previous) if newest and begun < running.span(timezone)[0] else (running,):
+    first_ms, newest_ms = deps.ledger.extent()
+    for month in (running, running.previous) if newest_ms and first_ms < running.span(timezone)[0] else (running,):
         page_queries.all_bills_of(deps, month)
         report_of(deps, month, None)
 
@@ -238,8 +238,8 @@ def _links(deps: Deps, month: Month, team: str | None) -> html_and_pdf.Links:
     """Where the figures of a month's report link to. On a team's page, to that team's own pages."""
     booked = correcting(deps.ledger)
 
-    def act(one: Correction | Adjustment) -> str:
-        return f"/act/{booked[one] if isinstance(one, Correction) else adjusting(one)}"
+    def act(booking: Correction | Adjustment) -> str:
+        return f"/act/{booked[booking] if isinstance(booking, Correction) else adjusting(booking)}"
 
     def of_month(name: str) -> str:
         return f"/month/{name}" if team is None else f"/team/{quote(team, safe='')}?month={name}"
@@ -272,8 +272,8 @@ async def read_form(request: Request) -> dict[str, str]:
 
 def person_of(request: Request) -> Person | None:
     """The signed-in person, for the navigation; None for a token, or if all pages are open."""
-    found: Person | None = getattr(request.state, "person", None)
-    return found
+    person: Person | None = getattr(request.state, "person", None)
+    return person
 
 
 def _render(template: str, deps: Deps, **values: Any) -> str:
@@ -339,52 +339,52 @@ def address(decision: Decision) -> str:
 
 
 @router.get("/decisions")
-def listed(request: Request, asked: Annotated[DecisionsParams, Query()], deps: Given, principal: Reading) -> Response:
-    of_everyone(principal)
+def listed(request: Request, params: Annotated[DecisionsParams, Query()], deps: AppDeps, principal: Reader) -> Response:
+    require_all_teams(principal)
     at = deps.clock.wall_ms()
-    start = at - asked.days * MS_PER_DAY
-    known = deps.ledger.decisions(start, at + 1, LOOKED_AT, kind=asked.kind, subject=asked.subject)
-    found = [one for one in known if not decision_text.is_record(one)]
-    kinds = [(kind, _query(asked, kind)) for kind in (None, "weight", "preemption", "hold")]
+    start = at - params.days * MS_PER_DAY
+    all_decisions = deps.ledger.decisions(start, at + 1, LOOKED_AT, kind=params.kind, subject=params.subject)
+    decisions = [decision for decision in all_decisions if not decision_text.is_record(decision)]
+    kinds = [(kind, _query(params, kind)) for kind in (None, "weight", "preemption", "hold")]
     return page(
-        request, "/decisions", "decisions.html", deps, decisions=found[:SHOWN], asked=asked, address=address,
-        more=max(0, len(found) - SHOWN), whole=len(known) == LOOKED_AT, kinds=kinds,
-        shares=decision_text.shares(records(deps.ledger, at), (asked.subject,)) if asked.subject else (),
+        request, "/decisions", "decisions.html", deps, decisions=decisions[:SHOWN], params=params, address=address,
+        more=max(0, len(decisions) - SHOWN), whole=len(all_decisions) == LOOKED_AT, kinds=kinds,
+        shares=decision_text.shares(records(deps.ledger, at), (params.subject,)) if params.subject else (),
     )  # fmt: skip
 
 
 @router.get("/decisions/{at_ms}/{id:path}")
-def one(request: Request, at_ms: int, id: str, deps: Given, principal: Reading) -> Response:
-    of_everyone(principal)
+def one(request: Request, at_ms: int, id: str, deps: AppDeps, principal: Reader) -> Response:
+    require_all_teams(principal)
     cycle = deps.ledger.decisions(at_ms, at_ms + 1, LOOKED_AT) if 0 <= at_ms < 2**53 else []
-    found = next((each for each in cycle if each.id == id), None)
-    if found is None:
+    decision = next((other for other in cycle if other.id == id), None)
+    if decision is None:
         raise Refusal("not-found", f"no decision {id[:200]!r} at that instant")
     return page(
         request,
         "/decisions",
         "decision.html",
         deps,
-        one=found,
-        told=decision_text.decision_text(found, cycle),
+        one=decision,
+        told=decision_text.decision_text(decision, cycle),
         address=address,
     )
 
 
-def _query(asked: DecisionsParams, kind: str | None) -> str:
-    given = asked.model_dump(exclude_defaults=True) | {"kind": kind}
+def _query(params: DecisionsParams, kind: str | None) -> str:
+    given = params.model_dump(exclude_defaults=True) | {"kind": kind}
     return "/decisions?" + urlencode({name: value for name, value in given.items() if value is not None})
 
 
 @router.get("/proposals")
-def proposals(request: Request, deps: Given, principal: Reading) -> Response:
+def proposals(request: Request, deps: AppDeps, principal: Reader) -> Response:
     """The page of late changes; a team lead sees only the effect on their own teams."""
-    found = [(one, one.effects(principal.teams)) for one in deps.books.proposals()]
+    with_effects = [(proposal, proposal.effects(principal.teams)) for proposal in deps.books.proposals()]
     book = deps.book()
-    rows = [(one, effect) for one, effects in found for effect in effects]
+    rows = [(proposal, effect) for proposal, effects in with_effects for effect in effects]
     return page(
         request, "/month", "proposals.html", deps, rows=rows, currency=book.currency if book else None,
-        waiting=[one for one, effects in found if effects], everyone=principal.teams is None,
+        waiting=[proposal for proposal, effects in with_effects if effects], everyone=principal.teams is None,
         total=exact_sum(effect.amount for _, effect in rows),
     )  # fmt: skip
 
@@ -394,7 +394,7 @@ class _SignInSite:
 
     def people(self, request: Request) -> SignInService:
         deps = _deps(request)
-        bound_address(request, deps)
+        limit_address_rate(request, deps)
         people = deps.people()
         if people is None:
             raise Refusal("not-found", "sign-in is not configured on this server; send a token")
@@ -417,8 +417,8 @@ class _SignInSite:
 
 
 def _deps(request: Request) -> Deps:
-    found: Deps = request.app.state.deps
-    return found
+    deps: Deps = request.app.state.deps
+    return deps
 
 
 SIGN_IN_ROUTES = sign_in_routes(_SignInSite())

@@ -78,8 +78,8 @@ def demand(deps: Deps, waiting: tuple[page_rows.Waiting, ...], at_ms: int) -> De
     queues = policies[-1].policy.queues if policies else ()
     parents = {queue.parent for queue in queues}
     leaves = [queue.name for queue in queues if queue.name not in parents]
-    found = decision_text.shares(records(deps.ledger, at_ms), leaves) if leaves else []
-    asks = tuple(one for one in found if one.asks is not None and one.holds is not None)
+    shares = decision_text.shares(records(deps.ledger, at_ms), leaves) if leaves else []
+    asks = tuple(share for share in shares if share.asks is not None and share.holds is not None)
     return Demand(kubernetes.cluster if kubernetes.inventory else "", waiting, asks)
 
 
@@ -93,18 +93,18 @@ def current_demand(deps: Deps) -> Answer[CurrentDemand]:
         end = at if watermark is None else watermark
         with deps.ledger.moment(end - BUCKET_MS, end) as moment:
             span = moment.recent_span(end, BUCKET_MS)
-            held = page_rows.current_use(moment, deps.book(), *span, deps.settings.timezone)
+            use = page_rows.current_use(moment, deps.book(), *span, deps.settings.timezone)
             waiting = page_rows.waiting(moment.pods(at - 1, at, waiting=True), at)
-        return CurrentDemand(held, demand(deps, waiting, at))
+        return CurrentDemand(use, demand(deps, waiting, at))
 
     return deps.answers.ask(("now", books(deps)), compute)
 
 
 def recorded_of(deps: Deps, month: Month) -> bool:
     """Whether there are records of the month; without any its figures are unknown, not zero."""
-    begun, newest = deps.ledger.extent()
+    first_ms, newest_ms = deps.ledger.extent()
     start, end = month.span(periods.zone(deps.settings.timezone))
-    return newest > start and begun < end
+    return newest_ms > start and first_ms < end
 
 
 def month_so_far(deps: Deps, month: Month) -> Answer[page_rows.MonthSoFar]:
@@ -123,11 +123,11 @@ def jobs_of(deps: Deps, month: Month, where: Where) -> Answer[dict[JobState | No
         at, timezone = deps.clock.wall_ms(), deps.settings.timezone
         start, end = month.span(periods.zone(timezone))
         with deps.ledger.moment(start, end) as moment:
-            found = job_costs.jobs(moment, deps.book(), start, min(end, at), at, where or None, timezone)
-        return page_rows.jobs_by_state(found, MOST_JOBS)
+            jobs = job_costs.jobs(moment, deps.book(), start, min(end, at), at, where or None, timezone)
+        return page_rows.jobs_by_state(jobs, MOST_JOBS)
 
-    asked = tuple(sorted((name, tuple(sorted(values))) for name, values in where.items()))
-    return deps.answers.ask(("jobs", month, asked, books(deps)), compute)
+    filters = tuple(sorted((name, tuple(sorted(values))) for name, values in where.items()))
+    return deps.answers.ask(("jobs", month, filters, books(deps)), compute)
 
 
 def machines(deps: Deps, days: int) -> tuple[tuple[page_rows.Machine, ...], Accounts, int, int | None]:
@@ -138,8 +138,8 @@ def machines(deps: Deps, days: int) -> tuple[tuple[page_rows.Machine, ...], Acco
         at = deps.clock.wall_ms()
         with deps.ledger.moment(at - days * MS_PER_DAY, at) as moment:
             start, end = moment.recent_span(at, days * MS_PER_DAY)
-            found = page_rows.machines(moment, deps.ledger.nodes(), start, end)
-        return found, page_rows.added(one.accounts for one in found), end
+            nodes = page_rows.machines(moment, deps.ledger.nodes(), start, end)
+        return nodes, page_rows.added(node.accounts for node in nodes), end
 
     answer = deps.answers.ask(("machines", days, books(deps)), compute)
     return *answer.value, answer.as_of_ms
@@ -147,7 +147,7 @@ def machines(deps: Deps, days: int) -> tuple[tuple[page_rows.Machine, ...], Acco
 
 def gpus_of(deps: Deps, cluster: str, node: str) -> tuple[GpuOwnership, ...]:
     """GPUs that ever belonged to the node, or that it claims."""
-    return tuple(one for one in deps.ledger.gpu_owners() if one.cluster == cluster and node in one.nodes)
+    return tuple(gpu for gpu in deps.ledger.gpu_owners() if gpu.cluster == cluster and node in gpu.nodes)
 
 
 def coverage(deps: Deps, month: Month) -> Answer[tuple[page_rows.NodeCoverage, ...]]:
@@ -220,8 +220,8 @@ def all_bills_of(deps: Deps, month: Month) -> None:
 def _bills_keys(deps: Deps, month: Month, cuts: Sequence[Cut]) -> tuple[list[Hashable], Callable[[], Hashable] | None]:
     """The cache key of each grouping, and the mark of a past month."""
     start, whole_end = month.span(periods.zone(deps.settings.timezone))
-    told = deps.books.status(month), prices_and_policy(deps)
-    return [("bills", month, by, *told) for by in cuts], _unchanged(deps, start, whole_end)
+    versions = deps.books.status(month), prices_and_policy(deps)
+    return [("bills", month, by, *versions) for by in cuts], _unchanged(deps, start, whole_end)
 
 
 def _unchanged(deps: Deps, start_ms: int, end_ms: int) -> Callable[[], Hashable] | None:
@@ -235,9 +235,9 @@ def _bills(deps: Deps, month: Month, cuts: Sequence[Cut]) -> list[Bills]:
     end = min(whole_end, at)
     book = deps.books.priced_by(deps.books.kept(month))
     with deps.ledger.moment(start, end) as moment:
-        several = bills_by_cuts(moment, book, start, end, [statement_breakdown.DIMENSIONS[by] for by in cuts], timezone)
+        of_cuts = bills_by_cuts(moment, book, start, end, [statement_breakdown.DIMENSIONS[by] for by in cuts], timezone)
     return [
-        Bills(at, statements.build(found.charges, book, (), start, end, timezone), found.groups) for found in several
+        Bills(at, statements.build(bills.charges, book, (), start, end, timezone), bills.groups) for bills in of_cuts
     ]
 
 

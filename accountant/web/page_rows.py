@@ -174,7 +174,7 @@ NO_JOBS = Jobs((), 0, 0, 0, Decimal(0), unpriced=False)
 
 def machines(ledger: MachineQuestions, facts: Iterable[NodeFacts], start_ms: int, end_ms: int) -> tuple[Machine, ...]:
     """Nodes by cluster and name. gpus: devices that were known in the span."""
-    known = {(one.cluster, one.name): one for one in facts}
+    facts_of = {(node.cluster, node.name): node for node in facts}
     sums: dict[tuple[str, str], list[Accounts]] = {}
     models: dict[tuple[str, str], set[str]] = {}
     for line in ledger.usage(start_ms, end_ms, ("cluster", "node", "gpu_model")):
@@ -182,11 +182,11 @@ def machines(ledger: MachineQuestions, facts: Iterable[NodeFacts], start_ms: int
         sums.setdefault(key, []).append(line.accounts_gpu_us)
         models.setdefault(key, set()).add(line.key["gpu_model"])
     devices = ledger.gpus_at(start_ms, end_ms)
-    found = []
-    for key in sorted(sums.keys() | known.keys()):
-        fact = known.get(key)
-        down = next((one.reason for one in reversed(fact.down) if one.end_ms is None), "") if fact else ""
-        found.append(
+    rows = []
+    for key in sorted(sums.keys() | facts_of.keys()):
+        fact = facts_of.get(key)
+        down = next((node.reason for node in reversed(fact.down) if node.end_ms is None), "") if fact else ""
+        rows.append(
             Machine(
                 *key,
                 models=tuple(sorted(models.get(key, ()))),
@@ -197,28 +197,28 @@ def machines(ledger: MachineQuestions, facts: Iterable[NodeFacts], start_ms: int
                 down=down,
             )
         )
-    return tuple(found)
+    return tuple(rows)
 
 
-def jobs_by_state(found: Iterable[Job], most: int) -> dict[JobState | None, Jobs]:
+def jobs_by_state(jobs: Iterable[Job], most: int) -> dict[JobState | None, Jobs]:
     """All jobs under None, and those of each state that occurs; the most expensive first. most: maximum number per
     state."""
-    ordered = sorted(found, key=lambda one: (-(one.cost or 0), -one.accounts_gpu_us.allocated, one.id))
+    ordered = sorted(jobs, key=lambda job: (-(job.cost or 0), -job.accounts_gpu_us.allocated, job.id))
     by_state: dict[JobState | None, list[Job]] = {None: ordered}
-    for one in ordered:
-        by_state.setdefault(one.state, []).append(one)
-    return {state: _jobs(several, most) for state, several in by_state.items()}
+    for job in ordered:
+        by_state.setdefault(job.state, []).append(job)
+    return {state: _jobs(of_state, most) for state, of_state in by_state.items()}
 
 
 def _jobs(ordered: Sequence[Job], most: int) -> Jobs:
-    known = [one.cost for one in ordered if one.cost is not None]
+    costs = [job.cost for job in ordered if job.cost is not None]
     return Jobs(
         dearest=tuple(ordered[:most]),
         count=len(ordered),
-        allocated_us=sum(one.accounts_gpu_us.allocated for one in ordered),
-        idle_us=sum(one.accounts_gpu_us.allocated_idle for one in ordered),
-        total=exact_sum(known),
-        unpriced=len(known) < len(ordered),
+        allocated_us=sum(job.accounts_gpu_us.allocated for job in ordered),
+        idle_us=sum(job.accounts_gpu_us.allocated_idle for job in ordered),
+        total=exact_sum(costs),
+        unpriced=len(costs) < len(ordered),
     )
 
 
@@ -233,16 +233,16 @@ def held_by(lines: Iterable[UsageLine]) -> list[UsageLine]:
 
 def waiting(pods: Iterable[KnownPod], at_ms: int) -> tuple[Waiting, ...]:
     """The waiting pods by queue, the longest wait first."""
-    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    by_queue: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for pod in pods:
-        asked, wait = gpus_asked(pod.facts), pod_wait(pod.facts, at_ms)
-        if asked and wait.waiting:
-            found.setdefault((pod.team, pod.queue), []).append((asked, wait.queued_ms or 0))
+        gpus, wait = requested_gpus(pod.facts), pod_wait(pod.facts, at_ms)
+        if gpus and wait.waiting:
+            by_queue.setdefault((pod.team, pod.queue), []).append((gpus, wait.queued_ms or 0))
     rows = [
         Waiting(
-            team, queue, len(mine), sum(asked for asked, _ in mine), max(queued for _, queued in mine),
+            team, queue, len(waits), sum(gpus for gpus, _ in waits), max(queued for _, queued in waits),
         )
-        for (team, queue), mine in found.items()
+        for (team, queue), waits in by_queue.items()
     ]  # fmt: skip
     return tuple(sorted(rows, key=lambda row: (-row.longest_ms, row.team, row.queue)))
 
@@ -278,10 +278,10 @@ def current_use(ledger: Questions, book: PriceBook | None, start: int, end: int,
     )
 
 
-def gpus_asked(facts: PodFacts) -> int:
+def requested_gpus(facts: PodFacts) -> int:
     """The number of devices that a pod requests; a quantity that is not an integer counts as one."""
-    asked = [amount for name, amount in facts.requests.items() if is_gpu_resource(name)]
-    return sum(int(amount) if amount.isdecimal() else 1 for amount in asked)
+    amounts = [amount for name, amount in facts.requests.items() if is_gpu_resource(name)]
+    return sum(int(amount) if amount.isdecimal() else 1 for amount in amounts)
 
 
 def burn_per_hour(
@@ -351,13 +351,13 @@ def by_node(ledger: Ledger, start_ms: int, end_ms: int) -> tuple[NodeCoverage, .
 
 def total_coverage(nodes: Iterable[NodeCoverage]) -> NodeCoverage:
     """The sum of all nodes."""
-    listed = list(nodes)
+    rows = list(nodes)
     return NodeCoverage(
         "",
         "",
-        sum(one.capacity_us for one in listed),
-        sum(one.unmetered_us for one in listed),
-        sum(one.down_us for one in listed),
+        sum(row.capacity_us for row in rows),
+        sum(row.unmetered_us for row in rows),
+        sum(row.down_us for row in rows),
     )
 
 
@@ -372,12 +372,12 @@ def utilisation(accounts: Accounts) -> float | None:
     return share(accounts.busy, accounts.busy + accounts.allocated_idle)
 
 
-def added(several: Iterable[Accounts]) -> Accounts:
+def added(accounts: Iterable[Accounts]) -> Accounts:
     """The sum, account by account."""
-    listed = list(several)
-    if len(listed) == 1:
-        return listed[0]
-    return Accounts(**{name: sum(getattr(one, name) for one in listed) for name in ACCOUNTS})
+    summands = list(accounts)
+    if len(summands) == 1:
+        return summands[0]
+    return Accounts(**{name: sum(getattr(summand, name) for summand in summands) for name in ACCOUNTS})
 
 
 T = TypeVar("T")
@@ -430,8 +430,8 @@ _ADJUSTMENT = TypeAdapter(Adjustment)
 def to_lines(month: Month, team: str | None) -> Callable[..., str]:
     """Returns a function that makes the URL of a figure's lines, for the month's page or one team's."""
 
-    def address(**chosen: object) -> str:
-        return of_lines(month, chosen | ({"team": team} if team is not None else {}))
+    def address(**filters: object) -> str:
+        return of_lines(month, filters | ({"team": team} if team is not None else {}))
 
     return address
 
@@ -441,12 +441,12 @@ def of_lines(month: Month, query: Mapping[str, object], ending: str = "") -> str
 
     query: None and False values are left out.
     ending: of a file's URL."""
-    given = {
+    parameters = {
         name: "true" if value is True else str(value)
         for name, value in query.items()
         if value is not None and value is not False
     }
-    return f"/month/{month}/lines{ending}" + (f"?{urlencode(given)}" if given else "")
+    return f"/month/{month}/lines{ending}" + (f"?{urlencode(parameters)}" if parameters else "")
 
 
 def booked(act: Act) -> tuple[tuple[Correction, ...], tuple[Adjustment, ...]]:
@@ -458,7 +458,7 @@ def booked(act: Act) -> tuple[tuple[Correction, ...], tuple[Adjustment, ...]]:
 
 def correcting(journal: Journal) -> Mapping[Correction, int]:
     """The number of the act that booked each correction; of equal ones the last."""
-    return {one: act.number for act in journal.acts("corrected") for one in booked(act)[0]}
+    return {correction: act.number for act in journal.acts("corrected") for correction in booked(act)[0]}
 
 
 def adjusting(adjustment: Adjustment) -> int:

@@ -21,8 +21,8 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import Field
 
-from accountant.api.access_control import Reading, of_everyone, team_for
-from accountant.api.dependencies import Deps, Given
+from accountant.api.access_control import Reader, require_all_teams, team_for
+from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params
 from accountant.billing.statement_breakdown import (
@@ -88,39 +88,39 @@ class LinesParams(Params):
 
 @router.get("/month/{month}/lines")
 def lines(
-    request: Request, month: str, asked: Annotated[LinesParams, Query()], deps: Given, principal: Reading
+    request: Request, month: str, params: Annotated[LinesParams, Query()], deps: AppDeps, principal: Reader
 ) -> Response:
-    team, chosen, by = _chosen(month, asked, deps, principal)
-    figure, cut = asked.figure(team), page_queries.bills_of(deps, chosen, by)
-    kept = deps.books.kept(chosen)
+    team, calendar_month, by = _chosen(month, params, deps, principal)
+    figure, bills = params.figure(team), page_queries.bills_of(deps, calendar_month, by)
+    kept = deps.books.kept(calendar_month)
     book = deps.books.priced_by(kept)
     # Lines depend only on this key: what was rendered from the same bills is reused.
-    key = ("lines", chosen, figure, by, books(deps), cut.value.found_ms)
-    found = deps.answers.ask(key, lambda: _shown(kept, figure, cut.value), lambda: None).value
-    query = asked.model_dump(exclude_none=True, exclude_defaults=True) | ({"team": team} if team else {})
+    key = ("lines", calendar_month, figure, by, books(deps), bills.value.found_ms)
+    shown = deps.answers.ask(key, lambda: _shown(kept, figure, bills.value), lambda: None).value
+    query = params.model_dump(exclude_none=True, exclude_defaults=True) | ({"team": team} if team else {})
     return overview_pages.page(
-        request, "/month", "lines.html", deps, month=chosen, team=team, asked=asked, by=by, found=found,
-        as_of_ms=cut.as_of_ms, metered=(kept or cut.value.stated).metered,
-        cuts=[(cut, name, of_lines(chosen, query | {"by": cut})) for cut, name in _CUTS.items()
+        request, "/month", "lines.html", deps, month=calendar_month, team=team, params=params, by=by, found=shown,
+        as_of_ms=bills.as_of_ms, metered=(kept or bills.value.stated).metered,
+        cuts=[(cut, name, of_lines(calendar_month, query | {"by": cut})) for cut, name in _CUTS.items()
               if cut != "team" or team is None],
-        file=of_lines(chosen, query | {"by": by}, ".csv"), currency=book.currency if book else None,
+        file=of_lines(calendar_month, query | {"by": by}, ".csv"), currency=book.currency if book else None,
         sources={price.id: price.row for price in book.prices} if book else {}, named=_named, late=LATE_TEXT,
-        whole_month=f"/team/{quote(team, safe='')}?month={chosen}" if team not in (None, IDLE) else
-        f"/month/{chosen}" if principal.teams is None else None, mine=principal.teams is not None,
+        whole_month=f"/team/{quote(team, safe='')}?month={calendar_month}" if team not in (None, IDLE) else
+        f"/month/{calendar_month}" if principal.teams is None else None, mine=principal.teams is not None,
     )  # fmt: skip
 
 
 @router.get("/month/{month}/lines.csv")
 def lines_file(
-    request: Request, month: str, asked: Annotated[LinesParams, Query()], deps: Given, principal: Reading
+    request: Request, month: str, params: Annotated[LinesParams, Query()], deps: AppDeps, principal: Reader
 ) -> Response:
     """Every item: exact hours and costs, and the payable minor units."""
-    team, chosen, by = _chosen(month, asked, deps, principal)
-    kept, cut = deps.books.kept(chosen), page_queries.bills_of(deps, chosen, by).value
-    stated = kept or cut.stated
-    found = itemise(stated, asked.figure(team), cut.groups)
-    text = _lines_csv(found, deps.books.priced_by(kept), chosen, by, metered=stated.metered)
-    return tagged(request, text.encode(), CSV, file_name("csv", str(chosen), team, "lines", by))
+    team, calendar_month, by = _chosen(month, params, deps, principal)
+    kept, bills = deps.books.kept(calendar_month), page_queries.bills_of(deps, calendar_month, by).value
+    stated = kept or bills.stated
+    itemised = itemise(stated, params.figure(team), bills.groups)
+    text = _lines_csv(itemised, deps.books.priced_by(kept), calendar_month, by, metered=stated.metered)
+    return tagged(request, text.encode(), CSV, file_name("csv", str(calendar_month), team, "lines", by))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,20 +137,20 @@ class _ShownLines:
     more: int
 
 
-def _shown(kept: Statement | None, figure: LineFilter, cut: Bills) -> _ShownLines:
+def _shown(stored: Statement | None, line_filter: LineFilter, bills: Bills) -> _ShownLines:
     """Return the lines behind one figure of a statement. kept: the stored statement of a closed month."""
-    found = itemise(kept or cut.stated, figure, cut.groups)
-    return _ShownLines(found.lines, found.whole, *found.dearest(MOST_ROWS))
+    itemised = itemise(stored or bills.stated, line_filter, bills.groups)
+    return _ShownLines(itemised.lines, itemised.whole, *itemised.dearest(MOST_ROWS))
 
 
-def _chosen(month: str, asked: LinesParams, deps: Deps, principal: Principal) -> tuple[str | None, Month, Cut]:
-    team = team_for(principal, asked.team)
-    chosen = overview_pages.asked_month(month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
-    return team, chosen, asked.by or _fitting(asked, team)
+def _chosen(month: str, params: LinesParams, deps: Deps, principal: Principal) -> tuple[str | None, Month, Cut]:
+    team = team_for(principal, params.team)
+    calendar_month = overview_pages.parse_month(month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
+    return team, calendar_month, params.by or _fitting(params, team)
 
 
-def _fitting(asked: LinesParams, team: str | None) -> Cut:
-    if team == IDLE or asked.account in ("unallocated", "unmetered", "down"):
+def _fitting(params: LinesParams, team: str | None) -> Cut:
+    if team == IDLE or params.account in ("unallocated", "unmetered", "down"):
         return "node"
     return "team" if team is None else "job"
 
@@ -174,7 +174,7 @@ def _named(by: Cut, key: tuple[str, ...]) -> tuple[str, str, str | None]:
     return name, "", None
 
 
-def _lines_csv(found: Itemised, book: PriceBook | None, month: Month, by: Cut, *, metered: bool) -> str:
+def _lines_csv(itemised: Itemised, book: PriceBook | None, month: Month, by: Cut, *, metered: bool) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
     own = [name for name in DIMENSIONS[by] if name != "team"]
@@ -184,7 +184,7 @@ def _lines_csv(found: Itemised, book: PriceBook | None, month: Month, by: Cut, *
     )  # fmt: skip
     sources = {price.id: price.row.source for price in book.prices} if book else {}
     currency = book.currency if book else ""
-    for item in found.items:
+    for item in itemised.items:
         line = item.line
         names = dict(zip(DIMENSIONS[by], item.key, strict=True)) if item.key != LATE else {}
         writer.writerow(
@@ -193,8 +193,8 @@ def _lines_csv(found: Itemised, book: PriceBook | None, month: Month, by: Cut, *
              for_cell(line.price_row or ""), for_cell(sources.get(line.price_row or "", "")), currency,
              *(_plain(each) for each in (line.unit_price, item.part.gpu_hours, item.part.cost, item.part.amount))]
         )  # fmt: skip
-    whole = found.whole
-    known = metered and not (not whole.cost and any(part.cost is None for _, part in found.lines))
+    whole = itemised.whole
+    known = metered and not (not whole.cost and any(part.cost is None for _, part in itemised.lines))
     figures = (whole.gpu_hours, *((whole.cost, whole.amount) if known else (None, None)))
     writer.writerow(
         [str(month), "", *("" for _ in own), "total", "", "", "", "", "", currency, "",
@@ -222,22 +222,22 @@ WHAT: Final[Mapping[ActKind, str]] = {
 
 
 @router.get("/act/{number}")
-def act(request: Request, number: int, deps: Given, principal: Reading) -> Response:
-    found = deps.ledger.trail(number - 1, 1) if 0 < number < 2**62 else []
-    if not found or found[0].number != number:
+def act(request: Request, number: int, deps: AppDeps, principal: Reader) -> Response:
+    acts = deps.ledger.trail(number - 1, 1) if 0 < number < 2**62 else []
+    if not acts or acts[0].number != number:
         raise Refusal("not-found", f"the books have no act {number}")
-    corrections, adjustments = booked(found[0])
+    corrections, adjustments = booked(acts[0])
     if principal.teams is not None:
-        corrections = tuple(one for one in corrections if one.line.team in principal.teams)
-        adjustments = tuple(one for one in adjustments if one.team in principal.teams)
+        corrections = tuple(booking for booking in corrections if booking.line.team in principal.teams)
+        adjustments = tuple(booking for booking in adjustments if booking.team in principal.teams)
         if not corrections and not adjustments:
             raise Refusal("forbidden", f"{principal.name!r} may see its own teams only")
     book = deps.book()
     return overview_pages.page(
-        request, "/month", "act.html", deps, act=found[0], what=WHAT[found[0].kind], corrections=corrections,
+        request, "/month", "act.html", deps, act=acts[0], what=WHAT[acts[0].kind], corrections=corrections,
         adjustments=adjustments, currency=book.currency if book else None,
-        month=found[0].kind in (*ENTRIES, "invoiced"),
-        total=exact_sum([*(one.amount for one in corrections), *(one.amount for one in adjustments)]),
+        month=acts[0].kind in (*ENTRIES, "invoiced"),
+        total=exact_sum([*(booking.amount for booking in corrections), *(booking.amount for booking in adjustments)]),
         everyone=principal.teams is None,
     )  # fmt: skip
 
@@ -255,73 +255,80 @@ class InvoiceParams(Params):
     show: Show = "all"
     model: str | None = Field(default=None, max_length=200)
 
-    def takes(self, line: ReconciledLine, cent: Decimal) -> bool:
+    def matching(self, reconciliation: Reconciliation) -> list[ReconciledLine]:
+        """The lines of the invoice that the page shows."""
+        cent = half_unit(reconciliation.currency)
+        return [line for line in reconciliation.lines if self._matches(line, cent)]
+
+    def _matches(self, line: ReconciledLine, cent: Decimal) -> bool:
         ours, apart = bool(line.gpu_model), abs(line.unmatched) >= cent
         fits = {"all": True, "apart": ours and apart, "together": ours and not apart, "foreign": not ours}[self.show]
         return fits and self.model in (None, line.gpu_model)
 
 
 @router.get("/invoice")
-def newest(deps: Given, principal: Reading) -> Response:
+def newest(deps: AppDeps, principal: Reader) -> Response:
     """Redirects to the newest month with an invoice; without any, to the previous month."""
-    of_everyone(principal)
-    kept = deps.ledger.acts("invoiced")
+    require_all_teams(principal)
+    acts = deps.ledger.acts("invoiced")
     before = Month.of(deps.clock.wall_ms() - 1, periods.zone(deps.settings.timezone)).previous
-    return RedirectResponse(f"/invoice/{max((act.subject for act in kept), default=str(before))}", 303)
+    return RedirectResponse(f"/invoice/{max((act.subject for act in acts), default=str(before))}", 303)
 
 
 @router.get("/invoice/{month}")
 def against_the_books(
-    request: Request, month: str, asked: Annotated[InvoiceParams, Query()], deps: Given, principal: Reading
+    request: Request, month: str, params: Annotated[InvoiceParams, Query()], deps: AppDeps, principal: Reader
 ) -> Response:
-    of_everyone(principal)
+    require_all_teams(principal)
     tz = periods.zone(deps.settings.timezone)
-    chosen = overview_pages.asked_month(month, deps.clock.wall_ms(), tz)
-    kept = deps.books.invoices.newest(chosen)
-    found = _reconciled(deps, chosen, kept)
-    lines = [line for line in found.lines if asked.takes(line, half_unit(found.currency))] if found else []
+    calendar_month = overview_pages.parse_month(month, deps.clock.wall_ms(), tz)
+    invoice = deps.books.invoices.newest(calendar_month)
+    reconciliation = _reconciled(deps, calendar_month, invoice)
+    lines = params.matching(reconciliation) if reconciliation else []
     return overview_pages.page(
-        request, "/invoice", "invoice.html", deps, month=chosen, kept=kept, found=found, lines=lines, asked=asked,
+        request, "/invoice", "invoice.html", deps, month=calendar_month, kept=invoice, found=reconciliation,
+        lines=lines, params=params,
         sums={part: exact_sum(getattr(line, part) for line in lines) for part in PARTS}, shows=SHOWS,
-        models=sorted({line.gpu_model for line in found.lines if line.gpu_model}) if found else [],
-        following=chosen.next if chosen.next.span(tz)[0] < deps.clock.wall_ms() else None, parts=PARTS,
-        cent=half_unit(found.currency) if found else None,
+        models=sorted({line.gpu_model for line in reconciliation.lines if line.gpu_model}) if reconciliation else [],
+        following=calendar_month.next if calendar_month.next.span(tz)[0] < deps.clock.wall_ms() else None, parts=PARTS,
+        cent=half_unit(reconciliation.currency) if reconciliation else None,
     )  # fmt: skip
 
 
 @router.get("/invoice/{month}/lines.csv")
 def as_file(
-    request: Request, month: str, asked: Annotated[InvoiceParams, Query()], deps: Given, principal: Reading
+    request: Request, month: str, params: Annotated[InvoiceParams, Query()], deps: AppDeps, principal: Reader
 ) -> Response:
-    of_everyone(principal)
-    chosen = overview_pages.asked_month(month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
-    found = _reconciled(deps, chosen, deps.books.invoices.newest(chosen))
-    if found is None:
-        raise Refusal("not-found", f"no invoice of {chosen} was kept")
-    text = _invoice_csv(found, [line for line in found.lines if asked.takes(line, half_unit(found.currency))])
-    return tagged(request, text.encode(), CSV, file_name("csv", str(chosen), "invoice"))
+    require_all_teams(principal)
+    calendar_month = overview_pages.parse_month(month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
+    reconciliation = _reconciled(deps, calendar_month, deps.books.invoices.newest(calendar_month))
+    if reconciliation is None:
+        send = f"gputally accountant reconcile {calendar_month} --keep"
+        raise Refusal("not-found", f"the accountant stores no invoice of {calendar_month}: send one with `{send}`")
+    text = _invoice_csv(reconciliation, params.matching(reconciliation))
+    return tagged(request, text.encode(), CSV, file_name("csv", str(calendar_month), "invoice"))
 
 
-def _reconciled(deps: Deps, month: Month, kept: KeptInvoice | None) -> Reconciliation | None:
-    if kept is None:
+def _reconciled(deps: Deps, month: Month, invoice: KeptInvoice | None) -> Reconciliation | None:
+    if invoice is None:
         return None
     try:
-        return deps.books.reconcile(month, kept.invoice)
+        return deps.books.reconcile(month, invoice.invoice)
     except CannotClose as error:
         raise Refusal("books-refuse", str(error)) from error
 
 
-def _invoice_csv(found: Reconciliation, lines: list[ReconciledLine]) -> str:
+def _invoice_csv(reconciliation: Reconciliation, lines: list[ReconciledLine]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
     writer.writerow(["month", "items", "gpu_model", "region", "capacity_type", "currency", *PARTS, "gpu_hours", "rate"])
     for line in lines:
         names = (for_cell(each) for each in ("; ".join(line.items), line.gpu_model, line.region, line.capacity_type))
         writer.writerow(
-            [found.month, *names, found.currency, *(plain(getattr(line, part)) for part in PARTS),
+            [reconciliation.month, *names, reconciliation.currency, *(plain(getattr(line, part)) for part in PARTS),
              plain(gpu_hours(line.gpu_us)), "" if line.rate is None else plain(line.rate)]
         )  # fmt: skip
     sums = (plain(exact_sum(getattr(line, part) for line in lines)) for part in PARTS)
     hours = plain(exact_sum(gpu_hours(line.gpu_us) for line in lines))
-    writer.writerow([found.month, "total", "", "", "", found.currency, *sums, hours, ""])
+    writer.writerow([reconciliation.month, "total", "", "", "", reconciliation.currency, *sums, hours, ""])
     return text.getvalue()

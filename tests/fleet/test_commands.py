@@ -84,7 +84,7 @@ def test_each_cluster_s_report_lands_in_the_folder(
     [
         (("usage", "--by", "colour"), "no dimension 'colour'"),
         (("usage", "--where", "team"), "write for example team=vision"),
-        (("usage", "--start", "2026-10-02", "--end", "2026-10-01"), "the span ends at or before it begins"),
+        (("usage", "--start", "2026-10-02", "--end", "2026-10-01"), "the span ends at or before its start"),
         (("usage", "--cluster", "east"), "no ledger 'east' publishes in this lake"),
         (("report", "2026-10", "--to", "/nowhere"), "/nowhere: not a folder"),
         pytest.param(

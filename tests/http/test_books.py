@@ -109,7 +109,7 @@ def test_a_month_closes_and_stays(place, asked, stated, kit, clock):
     assert december["due"]["__unassigned__"] == "2.40"
     code, out, err = asked("close", "2026-11")
     assert code == 1
-    assert err.endswith("409 The books do not allow that: 2026-11 is closed already\n")
+    assert err.endswith("409 The bookkeeping refuses this: 2026-11 is closed already\n")
     code, out, _ = asked("publish", "2026-11")
     assert (code, "published" in out) == (0, True)
     code, out, err = asked("reopen", "2026-11", "--reason", "again")
@@ -169,7 +169,7 @@ def test_a_failed_node_is_credited_once(place, asked, stated, kit):
     for arguments, message in (
         (later, "credited already: node node-1"),
         (["credit", "node-9", *later[2:]], "no GPU of a node 'node-9' was there"),
-        ([*ask[:3], begin, "--end", begin], "the span ends at or before it begins"),
+        ([*ask[:3], begin, "--end", begin], "the span ends at or before its start"),
         ([*ask[:6], "--share", "0"], "a share of 0 gives no credit"),
         (["credit", "node-1", "--start", begin, "--end", begin + 40 * DAY_MS], "a credit is about one month"),
     ):

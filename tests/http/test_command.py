@@ -130,7 +130,7 @@ def test_a_running_accountant_answers_with_a_token_from_a_file(tmp_path, clock, 
         assert err.count("\n") == 1
         code, _, err = asked("usage", "--url", url)
         assert (code, err.count("\n")) == (1, 1)
-        assert "401 A known bearer token is needed" in err
+        assert "401 The request needs a valid bearer token" in err
         code, _, err = asked("report", "2026-13", *asking)
         assert (code, err.count("\n")) == (1, 1)
         assert "not a month" in err

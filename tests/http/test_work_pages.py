@@ -253,7 +253,7 @@ def test_a_name_cannot_break_out_of_the_drawing():
 def test_devices_asked_for_are_counted():
     def asked(**requests: str) -> int:
         named = {name.replace("_", "/"): amount for name, amount in requests.items()}
-        return page_rows.gpus_asked(
+        return page_rows.requested_gpus(
             PodFacts(seq=1, uid="u", namespace="n", name="p", node="", requests=named, observed_ms=0)
         )
 
