@@ -232,23 +232,22 @@ def examine(
     if holder is not None:
         checks.append(_holder(holder, after))
     if busy_ms:
-        checks.append(_busy(after, _keep_busy(load, look, pause, busy_ms)))
+        checks.append(_busy([after, *_keep_busy(load, look, pause, busy_ms)]))
     return tuple(checks)
 
 
-def _keep_busy(load: Load, look: Callable[[], _View], pause: Callable[[int], None], busy_ms: int) -> _View:
-    """Keep the GPU busy for that long and return the last view. It reads in between, so that no driver sample
-    is lost."""
+def _keep_busy(load: Load, look: Callable[[], _View], pause: Callable[[int], None], busy_ms: int) -> list[_View]:
+    """Keep the GPU busy for that long and return the views taken meanwhile, so that no driver sample is lost."""
     spent = 0
-    view: _View | None = None
-    while spent < busy_ms or view is None:
+    views: list[_View] = []
+    while spent < busy_ms or not views:
         chunk = max(min(_CHUNK_MS, busy_ms - spent), 1)
         load.spin(chunk)
         pause(chunk)
         spent += chunk
-        view = look()
+        views.append(look())
     load.finish()
-    return view
+    return views
 
 
 def _view(snapshot: Snapshot, uuid: str, pid: int) -> _View:
@@ -311,26 +310,41 @@ def _holder(expected: Holder, view: _View) -> Check:
     return Check("holder", _called(expected), seen, "FAILED")
 
 
-def _busy(before: _View, after: _View) -> Check:
-    """Check busy time. On an unshared device it is the device's busy time; on a shared one the process's own, which may
-    be any value above 0."""
-    span_us = (after.at_ms - before.at_ms) * US_PER_MS
-    alone = len(after.pids) <= 1
+def _busy(views: Sequence[_View]) -> Check:
+    """Check busy time from the first view to the last. On an unshared device it is the device's busy time; on a shared
+    one the process's own, which may be any value above 0."""
+    span_us = (views[-1].at_ms - views[0].at_ms) * US_PER_MS
+    alone = all(len(view.pids) <= 1 for view in views)
     expected = f"{MIN_BUSY_PERCENT} % or more" if alone else "more than 0 %"
-    first, last = _counter(before, alone), _counter(after, alone)
-    if isinstance(first, Unavailable) or isinstance(last, Unavailable):
-        reason = first if isinstance(first, Unavailable) else last
-        return Check("busy", expected, reason.reason if isinstance(reason, Unavailable) else "", "unknown")
-    percent = min((last - first) * 100 // max(span_us, 1), 100) if last >= first else 0
+    busy_us = _busy_of_device(views[0], views[-1]) if alone else _busy_of_process(views[1:])
+    if isinstance(busy_us, Unavailable):
+        return Check("busy", expected, busy_us.reason, "unknown")
+    percent = min(max(busy_us, 0) * 100 // max(span_us, 1), 100)
     enough = percent >= MIN_BUSY_PERCENT if alone else percent > 0
     return Check("busy", expected, f"{percent} %", "ok" if enough else "FAILED")
 
 
-def _counter(view: _View, alone: bool) -> Reading:
+def _busy_of_process(views: Sequence[_View]) -> Reading:
+    """Return the process's busy time in all views; each has only the time since the view before it."""
+    total_us = 0
+    for view in views:
+        busy_us = view.process.busy_us if view.process else Unavailable("process not seen")
+        if isinstance(busy_us, Unavailable):
+            return busy_us
+        total_us += busy_us
+    return total_us
+
+
+def _busy_of_device(before: _View, after: _View) -> Reading:
+    first, last = _device_counter(before), _device_counter(after)
+    if isinstance(first, Unavailable):
+        return first
+    return last if isinstance(last, Unavailable) else last - first
+
+
+def _device_counter(view: _View) -> Reading:
     if view.device is None:
         return Unavailable("device not listed")
-    if not alone:
-        return view.process.busy_us if view.process else Unavailable("process not seen")
     if view.instance is None:
         return view.device.busy_us
     if isinstance(view.instance.busy_us, Unavailable):

@@ -162,10 +162,11 @@ def _sole(claims: Sequence[Allocation]) -> set[tuple[str, Holder]]:
 def _served(
     groups: dict[tuple[str, Holder], list[ProcessReading]], held: Collection[tuple[str, Holder]]
 ) -> dict[tuple[str, Holder], tuple[Reading, Method]]:
-    """Return each holder's busy time of this step, with the time of an MPS server divided among its clients. It is not
-    documented whether the driver's samples name the server or its client. A process counts as the server if it is
-    neither a graphics process nor a client, does not hold the device, and the clients there did nothing. Its time goes
-    to the clients in equal parts."""
+    """Return each holder's busy time of this step, with the time of an MPS server divided among its clients.
+
+    The driver's samples name the server (measured on an H200 with driver 580), which is listed beside its clients. A
+    process counts as the server if it is neither a graphics process nor a client, does not hold the device, and the
+    clients there did nothing. Its time goes to the clients in equal parts."""
     times = {key: _step(processes) for key, processes in groups.items()}
     led = {key for key, processes in groups.items() for p in processes if p.mps_client}
     for place in {mig_uuid for mig_uuid, _ in led}:
@@ -313,10 +314,14 @@ class NodeSource:
             now = [
                 (uuid, one.process.mig_uuid, one.holder or nameless(one.process.pid))
                 for one in owned.get(uuid, ())
-                if one.process.running
+                if one.process.running and not self._only_serves(one.process)
             ]
             self._seen[uuid] = now + [one for one in before.get(uuid, ()) if one[1] in unlisted]
         return [one for ones in self._seen.values() for one in ones]
+
+    def _only_serves(self, process: ProcessReading) -> bool:
+        """Return whether the process computes only for its clients, which hold the GPU."""
+        return self._processes is not None and self._pods is None and self._processes.is_mps_server(process.pid)
 
     def _unknown_holders(
         self, devices: Sequence[DeviceReading], pods: Pods, allocations: Sequence[Allocation]

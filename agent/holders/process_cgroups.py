@@ -96,6 +96,10 @@ def holder_in(cgroup: str, known_pods: Collection[str] = ()) -> Holder | None:
     return None
 
 
+_MPS_SERVER = "nvidia-cuda-mps-server"[:15]
+"""The command of an MPS server; the kernel keeps 15 characters."""
+
+
 class ProcessTable:
     """The holders of processes, by their number. root: usually /proc; it must be the host's."""
 
@@ -123,6 +127,10 @@ class ProcessTable:
             del self._remembered[next(iter(self._remembered))]
         self._remembered[pid] = (start, holder)
         return holder
+
+    def is_mps_server(self, pid: int) -> bool:
+        """Return whether the process is a server of CUDA's Multi-Process Service."""
+        return self._read(pid, "comm").strip() == _MPS_SERVER
 
     def _process(self, pid: int, start: str) -> Holder:
         name = self._read(pid, "comm").strip() or f"pid {pid}"

@@ -101,6 +101,25 @@ def test_several_holders_share_equally_and_each_has_its_own_busy_time(
     assert {r.holder.uid: r.busy_us for r in device.holders} == {"10:1": 600_000, "7": 400_000}
 
 
+def test_an_mps_server_holds_nothing_and_its_time_belongs_to_its_clients(
+    source: NodeSource, fake_nvml: Any, proc: Proc
+) -> None:
+    """As an H200 shows it: the server and its clients compute, and every sample names the server."""
+    proc(9, comm="nvidia-cuda-mps", start=1)
+    fake_nvml.show(*GPU, f"proc 9 {66 * MIB}")
+    assert holders(source.snapshot(T0)) == []
+    for pid in (10, 11):
+        proc(pid, start=5)
+    clients = [f"{how} {pid} {100 * MIB}" for pid in (10, 11) for how in ("proc", "mps")]
+    fake_nvml.show(*GPU, f"proc 9 {66 * MIB}", *clients, "pu 1000000 9 99")
+    source.snapshot(T0 + 2_000)
+    fake_nvml.show(*GPU, f"proc 9 {66 * MIB}", *clients, "pu 3000000 9 80")
+    snapshot = source.snapshot(T0 + 4_000)
+    assert holders(snapshot) == [("process", "10:5", "processes"), ("process", "11:5", "processes")]
+    busy = {r.holder.uid: r.busy_us for r in snapshot.devices[0].holders}
+    assert busy == {"9:1": 0, "10:5": 1_790_000, "11:5": 1_790_000}
+
+
 def test_an_idle_gpu_is_held_by_nobody(source: NodeSource, fake_nvml: Any) -> None:
     fake_nvml.show(*GPU)
     snapshot = source.snapshot(T0)
