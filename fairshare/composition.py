@@ -73,7 +73,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     others = other_clusters(settings.accountants, settings.cluster_name)
     file = policies.PolicyFile(settings.policy, others)
     health = Health(clock, settings.interval, tasks)
-    told = cycle_recorder.Reports(events)
+    told = cycle_recorder.CycleLog(events)
     cluster = open_cluster(settings.cluster, settings.kubeconfig)
     watched: Reflector[dict[str, Any], Pod] = Reflector(
         cluster.api(), POD.path(), dict, BoundPods(clock), now_ms=clock.monotonic_ms

@@ -58,7 +58,9 @@ class WaitStatistics:
 def merged(node: PodFacts | None, cluster: PodFacts | None) -> PodFacts:
     """Combine the facts from the pod's node and from the API server.
 
-    Timestamps come from the source that has them. All other fields come from the newer observation."""
+    Created, scheduled and started are the earliest known instants. Owners and workload come from the API server if it
+    has them, the queue from `queue_of`, and labels from the newer observation that has any. Everything else comes from
+    the newer observation."""
     if node is None or cluster is None:
         one = node or cluster
         assert one is not None
@@ -114,8 +116,8 @@ def _rank(ordered: Sequence[int], percent: int) -> int:
 
 
 def queue_of(node: PodFacts | None, cluster: PodFacts | None) -> str:
-    """Return the queue that a pod names, as seen by its node and the API server.
-
+    """Return the queue that a pod names. If its node and the API server report different queues, the one that was
+    settled first (when the pod was placed) counts; if neither is settled, that of the newer observation.
     `holder_origins.sql` implements the same rule."""
     if cluster is None or not cluster.queue_ref:
         return node.queue_ref if node is not None else ""

@@ -1,7 +1,7 @@
 """Defines the accountant's exceptions, and suggests known names for a mistyped one.
 
-Every message is one line: the place, then the reason. Invalid data does not raise; it becomes a value (a quarantined
-row, a result) and never stops the ledger."""
+Every message is one line: the place, then the reason. An invalid row inside a valid batch raises nothing: it is
+quarantined, and the ledger continues. Only a batch that is invalid as a whole raises (BadBatch)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class LedgerFailed(AccountantError):
 
 
 class BadBatch(AccountantError):
-    """The batch cannot be decoded. `type` is a stable identifier, `detail` is text for people."""
+    """The batch is refused as a whole: it cannot be decoded, is too large, or its numbering, schema or names are
+    invalid. `type` is a stable identifier, `detail` is text for people."""
 
     def __init__(self, type_: str, detail: str) -> None:
         super().__init__(detail)

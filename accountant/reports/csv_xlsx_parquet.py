@@ -1,16 +1,18 @@
 """Writes a report's amounts as CSV, XLSX and Parquet.
 
-All three contain the records of accountant.reports.report_tables. CSV has a total after the lines, the payable and the
-due amounts. Unpriced is empty, never 0.
+CSV and Parquet contain the records of accountant.reports.report_tables, XLSX its tables, one sheet each. CSV has a
+total row after the lines, one after the payable amounts and one after the amounts due. The cost of time without a price
+is empty, never 0.
 
 Text that a spreadsheet would interpret as a formula gets a leading apostrophe in CSV. In XLSX every text cell is stored
-as text and marked so that editing it does not make it a formula (CWE-1236). Creation times written by the library are
-removed, so equal reports give equal bytes.
+as text and marked so that editing it does not make it a formula (CWE-1236). The creation times that the library writes
+are replaced by the end of the report's span, so equal reports give equal bytes.
 
 In Parquet, GPU-hours are DECIMAL(38, 9), unit prices DECIMAL(38, 12), the precision of a price book, and money
-DECIMAL(38, 21), so that price × hours fits without rounding; instants are UTC microseconds. Totals and the statement's
-hash are in the file's metadata, so that no row is a sum of others. There is one row group without version-dependent
-statistics: equal reports give equal bytes with the same version of Arrow."""
+DECIMAL(38, 21), so that price × hours fits without rounding; instants are UTC microseconds. Totals of the lines and of
+the payable amounts, and the statement's hash, are in the file's metadata; the file has no row of totals over teams.
+There is one row group without version-dependent statistics: equal reports give equal bytes with the same version of
+Arrow."""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ _TOTALS = {"line": "total", "payable": "payable total", "due": "due total"}
 
 
 def render_csv(report: Report) -> str:
-    """CSV lines with CRLF, the header first. For one team: its own lines."""
+    """CSV lines with CRLF, the header first. The report of one team contains only that team's lines."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\r\n")
     writer.writeheader()

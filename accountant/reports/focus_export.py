@@ -1,9 +1,10 @@
 """Fills the FOCUS columns of each charge of a month, and writes FOCUS 1.4 and 1.2 files.
 
-`render_bundle` writes the three data sets of FOCUS 1.4. An invoice line is the sum of a team's charges of one category.
-The rounding of the invoice to whole cents is a separate line, since in FOCUS a charge and its invoice line have the
-same category. `notes.json` lists the GPU time that is in no charge (unpriced, unmetered, down) and the versions on
-which the figures are based, so that a reader sees what the files leave out. Equal reports give equal bytes.
+`render_bundle` writes the three data sets of FOCUS 1.4. An invoice line is the sum of a team's charges of one kind:
+usage (commitments included), correction, credit, additional charge or rounding. The rounding to the currency's minor
+unit is an invoice line of its own: its ChargeCategory is Adjustment, and FOCUS requires that all charges of an invoice
+line have one category. `notes.json` lists the GPU time that is in no charge (unpriced, unmetered, down) and the
+versions on which the figures are based, so that a reader sees what the files leave out. Equal reports give equal bytes.
 
 `render_projection` writes the one table of FOCUS 1.2. Compared with 1.4, it has no Invoice Detail or Billing Period,
 ServiceProviderName is called ProviderName, and PublisherName is required. Prices and costs are also given in the

@@ -1,4 +1,5 @@
-"""Defines the answers about usage, cost, windows, budgets, jobs and decisions.
+"""Defines the answers about usage, cost, budgets, jobs and the progress of imports. `accountant.wire.policy_models` has
+those about usage windows and the controller's decisions.
 
 These are frozen pydantic models. Integers have their unit in the name, and money is an exact decimal in the price
 book's currency. A cost is None if some of the time has no price, and `unpriced_gpu_us` says how much."""
@@ -220,7 +221,8 @@ class EpochLine(Model):
 
 
 class JobAnswer(Model):
-    """One job over its whole life, or the requested span. parts and epochs each add up to it exactly."""
+    """One job over its whole life, or the requested span. The parts add up exactly to the job's usage and cost, and so
+    do the epochs."""
 
     start_ms: int
     end_ms: int

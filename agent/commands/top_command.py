@@ -5,7 +5,7 @@ their log folders, processes. With --metrics it shows the last closed intervals 
 no GPU or the page cannot be read, 2 wrong call.
 
 `History` turns frames into lines, and `render` draws them with as many columns as fit on the terminal. An unknown value
-is a dash, never a zero. Only this module imports rich, and only to draw a table."""
+is a dash, never a zero."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _MICRO = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class HolderFrame:
-    """One holder on one device. key: identifies it in all frames. share: its part of the GPU, None if unknown. busy_us
-    is a counter, in time of the whole GPU."""
+    """One holder on one device. key: identifies it in all frames. share: its part of the GPU, None if unknown. busy_us:
+    a counter of busy time of the whole GPU: half a GPU that is busy for 1 s adds 0.5 s."""
 
     key: str
     name: str
@@ -73,8 +73,8 @@ class DeviceFrame:
 class Frame:
     """A node at `at_ms`. message: why the reading failed, "" if it did not.
 
-    serial: None if the counters are current. On an agent's page they change only when intervals are closed; `serial`
-    then grows."""
+    serial: None if the counters were read from NVML. An agent's page changes only when intervals are closed: `serial`
+    then grows, and two frames with the same `serial` have the same counters."""
 
     at_ms: int
     devices: tuple[DeviceFrame, ...]

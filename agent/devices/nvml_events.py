@@ -1,8 +1,9 @@
-"""Counts the XID errors that the driver reports, and decides which device errors make a GPU lost.
+"""Reads the driver's NVML events: counts XID errors, notes changed MIG layouts, and names the recovery actions that
+some XID errors require.
 
-One event set for all GPUs is emptied at every reading without waiting, so no second thread uses the driver. Counts
-belong to the GPU's uuid and outlive the library. A GPU or a driver without events is not a fault. If the driver
-supports events and does not deliver them, `failure` has the reason."""
+One event set for all GPUs is emptied at every reading without waiting, so no second thread uses the driver. Counts are
+kept by the GPU's uuid, and stay when NVML is closed and opened again. A GPU or a driver without events is not a fault.
+If the driver supports events and does not deliver them, `failure` has the reason."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ bus, 94 contained and 95 uncontained memory error, 119 and 120 the GPU's system 
 
 
 class Events:
-    """The node's events."""
+    """The NVML events of all GPUs of the node."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -54,7 +55,7 @@ class Events:
         return self._broken or next(iter(self._unheard.values()), "")
 
     def listen(self, uuid: str, handle: Any) -> None:
-        """Register a GPU. Without events it is metered as well."""
+        """Register a GPU for events. A GPU without events is metered all the same."""
         self._uuids[self._driver.address(handle)] = uuid
         self._unheard.pop(uuid, None)
         wanted = self._driver.constant(_XID) | self._driver.constant(_MIG_CHANGED)
@@ -106,7 +107,7 @@ class Events:
         self._unmended.get(uuid, set()).difference_update(xids)
 
     def xids(self, uuid: str) -> tuple[XidCount, ...]:
-        """The errors of one GPU, by number."""
+        """Return the XID errors of one GPU, sorted by number."""
         return tuple(count for _, count in sorted(self._xids.get(uuid, {}).items()))
 
     def mig_changed(self, uuid: str) -> bool:

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from accountant.wire.policy_models import Decision, Policy, UsageWindow
-from fairshare.controller.cycle_recorder import Notifier
+from fairshare.controller.cycle_recorder import CycleRecorder
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport, hold_decision, weight_decisions
 from fairshare.controller.weight_writer import (
     MOST_WRITES,
@@ -117,7 +117,7 @@ class Controller:
         self._last: CycleReport | None = None
         self._memory: dict[str, Memory] = dict(memory or {})
         self._usage = Usage(accountant, clock, others)
-        self._telling = Notifier(cluster, accountant, status_object)
+        self._recorder = CycleRecorder(cluster, accountant, status_object)
         self._tally = PreemptionCounts()
         self._preemptions = Preemptions(accountant.pod_usage, calls, status_object)
         self._resuming = PreemptionFinisher()
@@ -193,7 +193,7 @@ class Controller:
             target = _with_faults(target, ended)
             events += (*told, *ended.events)
             if usable is not None:
-                decisions += weight_decisions(target, self._telling.news(target), usable, version, now_ms)
+                decisions += weight_decisions(target, self._recorder.news(target), usable, version, now_ms)
                 target, preempted = self._preempt(target, serving.nodes, now_ms, own_window(usable).watermark_ms)
                 decisions += preempted
                 events += target.preemption.events if target.preemption is not None else ()
@@ -205,20 +205,20 @@ class Controller:
             policy_version=version,
             window=window,
             hold=hold,
-            conditions=(fresh(hold), *refused, *self._telling.conditions()),
+            conditions=(fresh(hold), *refused, *self._recorder.conditions()),
             targets=tuple(targets),
             decisions=tuple(decisions),
             gpus_by_node={node["metadata"]["name"]: gpus_of_nodes([node]) for node in serving.nodes},
             leading=leads,
             free_by_node=free_by_node(serving.nodes, self._pods()),
         )
-        report = replace(report, events=(*events, *self._telling.turned(self._last, report)))
+        report = replace(report, events=(*events, *self._recorder.turned(self._last, report)))
         if not quiet:
             memory = {target.target: self._memory.get(target.target, {}) for target in targets}
             # A replica that lost the Lease meanwhile would overwrite the new leader's state.
             state = status_config_map.remember(memory, version) | self._preemptions.state() if self._leading() else None
-            self._telling.say(report, state)
-            self._telling.deliver(decisions, away=window is None)
+            self._recorder.say(report, state)
+            self._recorder.deliver(decisions, away=window is None)
         report = replace(report, duration_ms=self._clock.monotonic_ms() - started)
         self._last = report
         if self._observe is not None:
@@ -238,7 +238,7 @@ class Controller:
         except ClusterError:
             return True  # it does not exist yet, or may not be read
         self._memory |= status_config_map.memories(standing)
-        self._telling.resume(standing)
+        self._recorder.resume(standing)
         self._preemptions.restore(standing)
         return True
 
@@ -329,8 +329,8 @@ class Controller:
         )
         applied = {outcome.apply.name for outcome in outcomes if outcome.result == "applied"}
         events = [action for action in actions if isinstance(action, Event) and action.name in applied]
-        events += self._telling.changes(report, observation, now_ms)
-        return report, [*events, *self._telling.failures(adapter.name, observation, outcomes, now_ms)]
+        events += self._recorder.changes(report, observation, now_ms)
+        return report, [*events, *self._recorder.failures(adapter.name, observation, outcomes, now_ms)]
 
     def _known(self, target: str, observation: Observation) -> Observation:
         """Return the observation with this process's own knowledge of whether the target's shares are effective."""

@@ -1,8 +1,9 @@
 """Reports a cycle as Events and conditions, as decisions to the accountant, and as log lines.
 
 Each message is sent once, because a dry run plans the same writes again in every cycle, and a contested field stays
-contested. Messages that the cluster does not accept are lost, because weights matter more. Decisions that the
-accountant does not accept are kept, within bounds. The recorder neither decides nor writes a target's objects."""
+contested. Events and conditions that the API server refuses are lost: a cycle does not wait for them. Decisions are
+kept, within bounds, while the accountant does not answer. Decisions that it refuses are dropped, and the condition
+`Recorded` reports them. This module neither decides nor writes a target's objects."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ MOST_CYCLES = 60
 """Number of cycles whose inputs are kept: in a large cluster each holds every queue or every pod."""
 
 
-class Notifier:
-    """Records which messages were sent and which are pending."""
+class CycleRecorder:
+    """Sends the Events, conditions and decisions of each cycle, and remembers which were sent and which are pending."""
 
     def __init__(self, cluster: Cluster, accountant: AccountantPort, status_object: StatusObject | None) -> None:
         """status_object: the ConfigMap of the conditions; None: conditions are only in reports and events."""
@@ -76,8 +77,8 @@ class Notifier:
             yield Event(held.kind, held.name, held.namespace, held.uid, "Normal", "WeightChanged", text, now_ms)
 
     def news(self, target: TargetReport) -> tuple[Outcome, ...]:
-        """Return outcomes that differ from the last recorded ones, because a dry run plans the same writes in every
-        cycle."""
+        """Return the outcomes to record: every applied write, and the others only if they differ from the last recorded
+        ones, because a dry run plans the same writes in every cycle."""
         news = []
         for outcome in target.outcomes:
             key, said = (target.target, outcome.apply.queue), (outcome.apply.value, outcome.result)
@@ -125,8 +126,8 @@ class Notifier:
             self._pending = []
 
     def _post(self, decisions: Sequence[Decision]) -> list[str]:
-        """Post decisions; returns why some will never be accepted. They are halved until a refused one is alone, so
-        that it does not block the others."""
+        """Post decisions and return the reasons of those that the accountant refuses for good. A refused list is halved
+        until each refused decision is alone, so that it does not block the others."""
         try:
             self._accountant.post_decisions(decisions)
         except AccountantRefused as error:
@@ -179,8 +180,8 @@ def configure(level: Level) -> None:
     )
 
 
-class Reports:
-    """Logs reports: one event per write, one per changed condition, one for each cycle. Unchanged content is not logged
+class CycleLog:
+    """Logs each cycle: one line per write, one per changed condition, one per cycle. Unchanged content is not logged
     again, because a dry run plans the same writes every minute, and a contested field can stay contested for weeks."""
 
     def __init__(self, log: Any) -> None:

@@ -1,8 +1,9 @@
 """Defines the tree of quotas by which a target admits work: the quota that each node of it has left, and its maximum.
 
-The rules are Kueue's. A node lends the part of its quota that its lending limit leaves. It borrows quota that its
-siblings do not use, up to its borrowing limit. Its use beyond the part that it does not lend counts against its parent.
-Flavors are added up. The room of a single flavor is not checked.
+The rules are Kueue's. A node lends its subtree's quota up to its lending limit, and keeps the rest for itself; without
+a limit it lends everything. It borrows quota that its siblings do not use, up to its borrowing limit. Work of a node
+first uses the quota that the node keeps. What goes beyond it counts as use of its parent. The quotas of all resource
+flavors are added up; whether a single flavor has room is not checked.
 
 Source: kubernetes-sigs/kueue ff69552e79ad, pkg/cache/scheduler/resource_node.go."""
 
@@ -97,13 +98,14 @@ class Quotas:
         self._subtree[name], self._used[name] = subtree, used
 
     def _kept(self, name: str) -> float:
-        """Return what the node does not lend."""
+        """Return the quota that the node keeps for itself, because its lending limit excludes it."""
         lends = self._nodes[name].lends
         return 0.0 if lends == UNLIMITED else max(0.0, self._subtree[name] - lends)
 
 
 def capacity(quotas: Quotas, names: Iterable[str]) -> float | None:
-    """Return the GPUs that the trees of these nodes hold together; None if one of them is unknown."""
+    """Return the total quota, in GPUs, of the trees to which these nodes belong; None if one of the nodes is
+    unknown."""
     nodes = list(names)
     if not nodes or not all(name in quotas for name in nodes):
         return None

@@ -43,7 +43,7 @@ class Bundle:
 
     @cached_property
     def spot(self) -> bool:
-        """Return whether it was declared interruptible at any time."""
+        """Return whether all of its pods are declared spot, so that they may be interrupted at any time."""
         return bool(self.pods) and all(pod.spot for pod in self.pods)
 
     @cached_property
@@ -72,7 +72,8 @@ def key_of(gang: Gang) -> str:
 
 
 def bundles(gang: Gang, now_ms: int) -> tuple[Bundle, ...]:
-    """Return the surplus, newest pod first, then the core. Empty for a gang that holds nothing."""
+    """Return the surplus pod by pod (spot pods first, then the newest), then the core. Empty for a gang that holds
+    nothing."""
     if gang.allocated <= 0:
         return ()
     held = tuple(
@@ -205,6 +206,6 @@ def past_of(team: str, bundle: Bundle, now_ms: int) -> PastPreemption:
 
 
 def class_name(policy: Policy, priority: int) -> str:
-    """Return the name of a priority for people."""
+    """Return a priority in words: the name of its class and its value, or the value alone."""
     found = next((each.name for each in policy.preemption.classes if each.value == priority), None)
     return f"{found} ({priority})" if found else str(priority)

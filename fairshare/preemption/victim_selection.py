@@ -1,8 +1,9 @@
 """Chooses the victims for each claim and gives a reason for each.
 
 For a claim without room, parts of running workloads are taken as KAI's rules allow. Three conditions are stricter than
-KAI's rules: no queue on the path goes below its deserved quota, no claim above its share takes from a higher priority,
-and the policy's limits apply.
+KAI's rules. Neither the victim's queue nor a queue above it, up to the level below the common ancestor, goes below its
+deserved quota. Only a claim within its queue's deserved quota takes from a workload of higher priority. The policy's
+limits apply.
 
 Claims are decided one after the other. Each claim sees the cluster as the earlier ones have left it. The same inputs
 and policy give the same verdicts, in whatever order gangs are listed.
@@ -67,8 +68,8 @@ class State:
 
     accounts: dict[str, Account]
     expected: dict[str, Account]
-    """The accounts with the claims that find room without preemption. It is used for the claimant, not for the queues
-    that may lose."""
+    """The accounts together with the claims that fit without preemption. They are used for the claimant's queue and
+    those above it, not for the queues that may lose GPUs."""
     room: FreeGpus
     budget: Budget
     taken: set[str]
@@ -77,7 +78,8 @@ class State:
     """Quotas by which the target admits work. Without quotas only nodes count."""
 
     def books(self, queue: str) -> Accounts:
-        """Return the accounts for a claim of this queue."""
+        """Return the accounts to use for a claim of this queue: `expected` for the queue and those above it, `accounts`
+        for all others."""
         return {**self.accounts, **{name: self.expected[name] for name in path(queue, self.accounts)}}
 
 
@@ -94,7 +96,7 @@ class Field:
     """The candidates for every claim: the unprotected parts in two orders, and why the others are protected.
 
     parts: the unprotected parts of every gang.
-    named: all running gangs, in the order in which they are reported.
+    named: the keys of all running gangs, sorted; spared workloads are reported in this order.
     quotas, teams: by queue."""
 
     orders: tuple[BundleOrder, ...]
@@ -113,7 +115,7 @@ class Field:
 class BundleOrder:
     """One order of the unprotected parts.
 
-    surplus: by gang, those of them that can be stopped without the gang."""
+    surplus: by gang, the parts that can be stopped while the gang continues."""
 
     bundles: Sequence[Bundle]
     surplus: Mapping[str, Sequence[Bundle]]
@@ -132,7 +134,8 @@ class Search:
         self._unfair = False
 
     def cheapest(self) -> tuple[PickedBundle, ...] | None:
-        """Return the selection that loses least work, and among equal ones the fewest GPUs; None if none suffices."""
+        """Return the selection that loses least work, where spot parts do not count, and among equal ones the fewest
+        GPUs; None if none suffices."""
         found = [picks for order in self._field.orders if (picks := self._gather(order)) is not None]
         return min(found, key=_cost, default=None)
 

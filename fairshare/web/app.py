@@ -1,7 +1,6 @@
 """Builds the web application (queue and policy pages) from the controller's settings, and serves it.
 
-Only this package imports jinja2, and the sign-in libraries only if people sign in, so a controller without pages does
-not load them."""
+jinja2 is imported only when pages are served, so a controller without pages does not load it."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -17,7 +15,7 @@ from fairshare.controller.policy_file import PolicyLocation, keeper
 from fairshare.core.settings import Settings, address
 from fairshare.http_server import LIMITS
 from fairshare.usage.accountant_client import AccountantApi
-from fairshare.web.page_authentication import PageAuthentication
+from fairshare.web.page_authentication import PageAuthentication, SignIns
 from fairshare.web.queue_history import History, ReportCache
 from fairshare.web.what_if_worker import Previews, Source, Worker
 from gputally.base.background_tasks import BackgroundTasks
@@ -26,9 +24,6 @@ from gputally.base.errors import ClusterError, FairshareError
 from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Event
 from gputally.server.https_server import Identity, Tls, serve
 from gputally.server.tokens_and_grants import TokenFile
-
-if TYPE_CHECKING:
-    from fairshare.web.page_authentication import SignIns
 
 
 class PagesMissing(FairshareError):
@@ -117,10 +112,6 @@ def _sign_ins(settings: Settings, clock: Clock, report: Callable[[str], None]) -
     """Return the sign-in, None if it is not configured."""
     if settings.pages_callers is None or settings.pages_session_key is None:
         return None
-    if find_spec("jwt") is None:
-        raise PagesMissing("pages_callers: signing in needs pyjwt: `pip install gputally` brings it")
-    from fairshare.web.page_authentication import SignIns
-
     return SignIns(
         settings.pages_callers,
         settings.pages_session_key,

@@ -1,8 +1,6 @@
 """Authenticates requests for the controller's pages, limits what each caller may see, reads forms, refuses requests,
 and serves the sign-in pages.
 
-It is imported only if people sign in, so a controller with tokens does not load the libraries that verify sign-ins.
-
 A token is sent as a bearer token, or as the password of Basic, which browsers can ask for. Forms contain a secret value
 made from the caller's own token or session: a page of another site cannot compute it, and every replica can check it.
 The server stores nothing; a person's rights are looked up in the grants at every request."""
@@ -12,12 +10,14 @@ from __future__ import annotations
 import hmac
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,7 +25,8 @@ from gputally.base.clock import Clock
 from gputally.base.errors import CannotStart, FairshareError
 from gputally.server import config_loading
 from gputally.server.config_loading import WatchedFile
-from gputally.server.sign_in import MARK, CookieSigner, SignInService, key_of
+from gputally.server.request_handling import read_body
+from gputally.server.sign_in import MARK, CookieSigner, Kind, Person, SignInService, key_of
 from gputally.server.tokens_and_grants import (
     SCOPES,
     Callers,
@@ -36,16 +37,6 @@ from gputally.server.tokens_and_grants import (
     names_this_machine,
     token_in,
 )
-
-if TYPE_CHECKING:
-    from gputally.server.sign_in import Person
-from collections.abc import Mapping, Sequence
-from http import HTTPStatus
-from urllib.parse import parse_qs
-
-from starlette.exceptions import HTTPException
-
-from gputally.server.request_handling import read_body
 
 Fields = Mapping[str, Sequence[str]]
 """Every value of every field of a form, as sent."""
@@ -102,7 +93,10 @@ class NoSessions(FairshareError):
 
 
 class SignIns:
-    """The sign-in, for any thread. report: called with the faults of a version that is not put in force.
+    """Returns the sign-in service of the callers file that is in force. Thread-safe; looks at the file at most once a
+    second.
+
+    report: called with the faults of a version that is not put in force.
 
     Raises FileFault for an invalid first version, NoSessions for the key."""
 
@@ -171,8 +165,8 @@ class Caller:
 class PageAuthentication:
     """Authenticates requests for the pages by token or signed-in session.
 
-    people() returns None while sign-in is not available. Without tokens and people, every caller on this machine is
-    admitted, and no other."""
+    people: returns the sign-in service, None while there is none. If neither tokens nor people are configured, only
+    requests whose Host header names this machine (localhost) are admitted, and they may do everything."""
 
     def __init__(self, tokens: TokenFile | None, people: Callable[[], SignInService | None] | None = None) -> None:
         self._tokens = tokens
@@ -238,9 +232,6 @@ def same_site(request: Request) -> None:
         raise Refusal(403, "Another site", "pages of other sites may not send forms to this site")
 
 
-if TYPE_CHECKING:
-    from gputally.server.sign_in import Kind, SignInService
-
 _REFUSED = {
     "no-provider": (404, "No such provider"),
     "too-long": (400, "Too long"),
@@ -251,7 +242,7 @@ _REFUSED = {
 
 
 class SignInPages:
-    """gputally.server.sign_in.SignInSite"""
+    """The controller's side of the sign-in routes; implements gputally.server.sign_in.SignInSite."""
 
     def __init__(self, people: Callable[[], SignInService | None], page: Callable[..., Response]) -> None:
         self._people = people

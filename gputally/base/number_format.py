@@ -14,8 +14,8 @@ MINUS = "\u2212"
 
 
 def percent(ratio: float | None, places: int = 1) -> str:
-    """Format a ratio as `12.3 %`. A value above 0 and below the last digit is `<0.1 %`, and a value below 100 % is
-    never rounded up to 100 %."""
+    """Format a ratio as `12.3 %`. A value above 0 that would round to `0.0 %` is shown as `<0.1 %`, and a value below
+    100 % is never rounded up to 100 %."""
     if ratio is None:
         return NOTHING
     unit = 10.0**-places
@@ -43,5 +43,5 @@ def number(value: Decimal, places: int) -> str:
 
 
 def signed(text: str) -> str:
-    """Replace the hyphen of a formatted number by the minus sign, which is as wide as the plus sign."""
+    """Replace every hyphen of a formatted number by the minus sign (U+2212), which is as wide as the plus sign."""
     return text.replace("-", MINUS)

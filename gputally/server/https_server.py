@@ -1,11 +1,12 @@
-"""Serves an ASGI application in a thread, with TLS certificates that reload. Every program uses it as its listener.
+"""Serves an ASGI application in a thread, with TLS certificates that reload. The accountant, the fleet server, the
+controller and the demo listen with it.
 
 uvicorn limits neither the number of connections nor the time that a client takes to send its headers. This module
 limits both (gputally.server.rate_and_connection_limits), and closes a connection whose handshake or headers do not
 arrive in time.
 
-The TLS layer verifies a client certificate against its authorities. A request gets the common name of its subject, as
-the ASGI TLS extension names it."""
+The TLS layer verifies a client certificate against its authorities. The request's scope has the common name of the
+certificate's subject as `scope["extensions"]["tls"]["client_cert_name"]`, "" without a verified certificate."""
 
 from __future__ import annotations
 
@@ -94,7 +95,8 @@ def common_name(certificate: Any) -> str:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with these limits. closed: called once the connection has ended, if it was established."""
+    """uvicorn's HTTP protocol with limits on header time, header size and stalled clients. closed: called when an
+    established connection has ended."""
 
     def __init__(
         self,

@@ -105,7 +105,8 @@ class Authenticator(Protocol):
 
 
 class AnyOf:
-    """Several authenticators, tried in order; if none knows the token, the last one's reason is raised."""
+    """Several authenticators, tried in order. If none knows the token, it raises AuthorityUnavailable if one of them
+    could not ask its authority, otherwise the last one's Unauthenticated."""
 
     def __init__(self, *ways: Authenticator) -> None:
         self._ways = ways

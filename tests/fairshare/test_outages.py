@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from accountant.wire.policy_models import Decision, Policy
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
-from fairshare.controller.cycle_recorder import MOST_CYCLES, Notifier, Reports
+from fairshare.controller.cycle_recorder import MOST_CYCLES, CycleLog, CycleRecorder
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.core.pods import read_pod
 from fairshare.core.queues_and_weights import Pod
@@ -217,13 +217,13 @@ def test_what_waits_to_be_recorded_is_bounded_by_whole_cycles(accountant: Accoun
             reason="", policy_version="v", inputs=inputs,
         )  # fmt: skip
 
-    telling = Notifier(MemoryCluster([]), accountant, None)
+    recorder = CycleRecorder(MemoryCluster([]), accountant, None)
     accountant.takes_decisions = False
     for cycle in range(MOST_CYCLES + 20):
         inputs, *others = (decision(cycle, subject, of=str(cycle)) for subject in ("*", "a", "b"))
-        telling.deliver([inputs, *others], away=False)
+        recorder.deliver([inputs, *others], away=False)
     accountant.takes_decisions = True
-    telling.deliver([], away=False)
+    recorder.deliver([], away=False)
     kept = [decision.id for decision in accountant.decisions]
     assert kept[:3] == ["20/*", "20/a", "20/b"]
     assert len(kept) == 3 * MOST_CYCLES
@@ -249,7 +249,7 @@ def test_the_log_says_what_turned_and_not_what_stays(kai: Make, accountant: Acco
     controller = Controller(policy_of(apply="dry-run"), accountant, cluster, clock)
     structlog.reset_defaults()  # a program that ran in this process may have silenced what is no error
     with capture_logs() as lines:
-        told = Reports(get_logger("fairshare"))
+        told = CycleLog(get_logger("fairshare"))
         for _ in range(5):
             told.tell(controller.cycle())
             clock.advance(60_000)
