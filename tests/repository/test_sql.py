@@ -104,6 +104,7 @@ OWN = {
         "LOG_PAGES * 4096",
         "_LAYOUT",
         "_SCHEMA",
+        "condition",
         "name",
     },
 }
