@@ -378,7 +378,7 @@ class Service:
             "callers file": self._ways,
         }
         interval_s = self.settings.refresh_seconds
-        reloads = {name: file.look for name, file in files.items() if file is not None}
+        reloads = {name: file.check for name, file in files.items() if file is not None}
         if self.tls is not None:
             reloads["certificate"] = self.tls.renew
         routines = [Routine(name, interval_s, partial(self._look, name, reload)) for name, reload in reloads.items()]

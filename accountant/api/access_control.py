@@ -30,7 +30,7 @@ from gputally.server import config_loading
 from gputally.server.config_loading import WatchedFile
 from gputally.server.openid_connect import Issuers
 from gputally.server.rate_and_connection_limits import RateLimit
-from gputally.server.sign_in import CookieSigner, Person, SignInService, key_in, key_of
+from gputally.server.sign_in import CookieSigner, Person, SignInService, read_key, read_or_create_key
 from gputally.server.token_review import TokenReviews
 from gputally.server.tokens_and_grants import (
     SCOPES,
@@ -246,10 +246,10 @@ class CallersFile:
         self._enforce(self._callers.current if self._callers is not None else Callers())
         self.authenticator: Authenticator = CurrentAuthenticator(lambda: self._authenticator)
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Puts the callers file in force if it changed; returns whether it did. Raises CannotStart, on every call, for
         a file that cannot be put in force."""
-        return self._callers is not None and self._callers.look()
+        return self._callers is not None and self._callers.check()
 
     def refused(self) -> dict[str, bool]:
         """For each file, whether its newest version is not in force."""
@@ -299,7 +299,11 @@ class CallersFile:
         return SignInService(
             callers,
             self._clock,
-            CookieSigner(key_of(settings.session_key) if settings.session_key is not None else key_in(settings.data)),
+            CookieSigner(
+                read_key(settings.session_key)
+                if settings.session_key is not None
+                else read_or_create_key(settings.data)
+            ),
             settings.public_url,
             settings.session,
         )

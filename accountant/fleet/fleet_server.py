@@ -150,7 +150,7 @@ class FleetService:
         while not self._clock.wait(self.settings.refresh_seconds, stop):
             with task.guarded(self._failed):
                 self.look()
-                self._callers.look()
+                self._callers.check()
 
     def _failed(self, error: Exception) -> None:
         self._log.warning("lake_not_read", reason=str(error))

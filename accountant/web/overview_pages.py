@@ -224,7 +224,7 @@ def prepare_pages(deps: Deps) -> None:
 
     The previous month is included, because its bills are sent; it is computed again only when late records arrive for
     it."""
-    page_layout.make_ready(_environment(), "accountant.web")
+    page_layout.compile_templates(_environment(), "accountant.web")
     timezone = periods.zone(deps.settings.timezone)
     running = Month.of(deps.clock.wall_ms() - 1, timezone)
     page_queries.prepare_answers(deps, running)

@@ -26,7 +26,7 @@ from gputally.base.errors import CannotStart, FairshareError
 from gputally.server import config_loading
 from gputally.server.config_loading import WatchedFile
 from gputally.server.request_handling import read_body
-from gputally.server.sign_in import MARK, CookieSigner, Kind, Person, SignInService, key_of
+from gputally.server.sign_in import FORM_TOKEN, CookieSigner, Kind, Person, SignInService, read_key
 from gputally.server.tokens_and_grants import (
     SCOPES,
     Callers,
@@ -110,7 +110,7 @@ class SignIns:
         report: Callable[[str], None],
     ) -> None:
         try:
-            self._seal = CookieSigner(key_of(key), PROGRAM)
+            self._seal = CookieSigner(read_key(key), PROGRAM)
         except CannotStart as error:
             raise NoSessions(f"pages_session_key: {error}") from error
         self._clock = clock
@@ -128,7 +128,7 @@ class SignIns:
             now = self._clock.monotonic_ms()
             if now - self._looked_ms >= _LOOK_EVERY_MS:
                 self._looked_ms = now
-                self._file.look()
+                self._file.check()
             return self._people
 
     def _enforce(self, callers: Callers) -> None:
@@ -202,7 +202,7 @@ class PageAuthentication:
                 return Caller(person.principal, person.form_token, person)
             if self._tokens is None:
                 raise Unauthenticated("not signed in")
-            return Caller(self._tokens.whose(token), _mark((token or "").encode()))
+            return Caller(self._tokens.principal_of(token), _mark((token or "").encode()))
         except Unauthenticated as error:
             # If people sign in, a form with an expired session must not make the browser ask for a password.
             challenge = _BASIC if self.people() is None else _BEARER
@@ -219,7 +219,7 @@ def _mark(secret: bytes) -> str:
 
 def _from_here(request: Request, form: Fields, mark: str) -> None:
     same_site(request)
-    if not hmac.compare_digest(sent(form, MARK).encode(), mark.encode()):
+    if not hmac.compare_digest(sent(form, FORM_TOKEN).encode(), mark.encode()):
         raise Refusal(403, "An old form", "the form is not one that was made for you; open the page again")
 
 

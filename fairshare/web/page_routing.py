@@ -139,7 +139,7 @@ class PagesApp:
 
     def make_ready(self) -> None:
         """Prepare what would otherwise slow the first request."""
-        page_layout.make_ready(_environment(), "fairshare.web")
+        page_layout.compile_templates(_environment(), "fairshare.web")
 
     def page(
         self, template: str, caller: Caller | None, current: str = "", status: int = 200, **values: Any

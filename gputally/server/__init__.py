@@ -1,1 +1,1 @@
-"""Holds what both HTTP servers share: authentication, permissions, page layout and TLS."""
+"""Holds what both HTTP servers share: settings, authentication, permissions, limits, page layout and TLS."""

@@ -1,12 +1,12 @@
-"""Loads settings (file < environment < command line) and YAML files into closed pydantic models, and reads a file again
-when it changes.
+"""Loads settings and YAML files into pydantic models that refuse unknown keys, and reads a file again when it changes.
 
-Every fault names its place: `file:line` for the file, the variable for the environment, the option for the command
-line.
+Settings come from a file, from the environment, which overrides the file, and from the command line, which overrides
+both. Every fault names its place: `file:line` for the file, the variable for the environment, the option for the
+command line.
 
-A new version of a file counts as read once it is in force. If something else prevents that (a file that cannot be read,
-a full disk), the version is tried again at every check. A version that is itself invalid waits for the file to change.
-"""
+A `ReloadedFile` checks a file for a new version and puts it in force. A version that is invalid is tried again once the
+file has changed. A version that something else keeps from force (a file that cannot be read, a full disk) is tried
+again at every check."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from gputally.base.yaml_file import Document, FileFault, Key, Unreadable, read
 
 S = TypeVar("S", bound=BaseModel)
 _SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT.*)|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?")
-"""Environment variables that Kubernetes sets in every pod for a Service with the program's name."""
+"""Matches the names, without the prefix, of the environment variables that Kubernetes sets in every pod for a Service
+with the program's name. They are no settings."""
 
 
 def load_settings(
     model: type[S], prefix: str, path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
 ) -> S:
-    """Read and merge the three sources. Raises SettingsFault with one line per fault.
+    """Read and merge file, environment and command line. Raises SettingsFault with one line per fault.
 
-    environ: PREFIX + `LIMITS__BODY_BYTES` sets `limits.body_bytes`.
-    flags: only those the user gave, with dots for nested keys."""
+    environ: the environment variables; with the prefix `P_`, `P_LIMITS__BODY_BYTES` sets `limits.body_bytes`.
+    flags: the options that the user gave, with dots for nested keys."""
     try:
         document = read(path) if path is not None else Document("settings", {}, {})
     except FileFault as error:
@@ -43,60 +44,62 @@ def load_settings(
         document = Document(document.name, {}, document.lines)
     if not isinstance(document.data, dict):
         raise SettingsFault(f"{document.place(())}: settings are a mapping of keys to values")
-    layers = [*_from_environment(prefix, environ), *_from_flags(flags)]
     merged: dict[str, Any] = {k: dict(v) if isinstance(v, dict) else v for k, v in document.data.items()}
-    origin: dict[tuple[Key, ...], str] = {}
-    for given in layers:
-        origin[given.path] = given.place
+    places: dict[tuple[Key, ...], str] = {}
+    for override in [*_from_environment(prefix, environ), *_from_flags(flags)]:
+        places[override.path] = override.place
         inner = merged
-        for part in given.path[:-1]:
+        for part in override.path[:-1]:
             inner = inner.setdefault(part, {})
             if not isinstance(inner, dict):
-                raise SettingsFault(f"{given.place}: {part} is not a group of settings")
-        inner[given.path[-1]] = given.value
+                raise SettingsFault(f"{override.place}: {part} is not a group of settings")
+        inner[override.path[-1]] = override.value
     try:
         return model.model_validate(merged)
     except ValidationError as error:
-        raise SettingsFault("\n".join(sorted(_line(document, origin, fault) for fault in error.errors()))) from error
+        raise SettingsFault("\n".join(sorted(_line(document, places, fault) for fault in error.errors()))) from error
 
 
 def at(key: str, message: str) -> ValueError:
-    """Return the error with which a validator names the setting at fault. key: has dots for nested settings."""
+    """Return an error that names the setting at fault, for a validator to raise. key: with dots for nested settings."""
     fault = ValueError(message)
     fault.path = tuple(key.split("."))  # type: ignore[attr-defined]  # read by _line
     return fault
 
 
 @dataclass(frozen=True, slots=True)
-class _GivenValue:
+class _Override:
+    """A value from the environment or the command line. place: the variable or the option."""
+
     path: tuple[str, ...]
     value: object
     place: str
 
 
-def _from_environment(prefix: str, environ: Mapping[str, str]) -> list[_GivenValue]:
+def _from_environment(prefix: str, environ: Mapping[str, str]) -> list[_Override]:
     names = sorted(name for name in environ if name.startswith(prefix))
     keys = {name: name.removeprefix(prefix) for name in names}
     return [
-        _GivenValue(tuple(key.lower().split("__")), environ[name], name)
+        _Override(tuple(key.lower().split("__")), environ[name], name)
         for name, key in keys.items()
         if not _SERVICE_LINK.fullmatch(key)
     ]
 
 
-def _from_flags(flags: Mapping[str, object]) -> list[_GivenValue]:
-    return [_GivenValue(tuple(key.split(".")), flags[key], "--" + re.sub("[_.]", "-", key)) for key in sorted(flags)]
+def _from_flags(flags: Mapping[str, object]) -> list[_Override]:
+    return [_Override(tuple(key.split(".")), flags[key], "--" + re.sub("[_.]", "-", key)) for key in sorted(flags)]
 
 
-def _line(document: Document, origin: Mapping[tuple[Key, ...], str], fault: Any) -> str:
+def _line(document: Document, places: Mapping[tuple[Key, ...], str], fault: Any) -> str:
+    """Return the message for one of pydantic's faults. places: of values that do not come from the document."""
     cause = fault.get("ctx", {}).get("error")
     path: tuple[Key, ...] = getattr(cause, "path", None) or fault["loc"]
     where = ".".join(str(part) for part in path)
     if fault["type"] == "missing" and len(path) == 1:
         return f"{where} is missing: give --{where.replace('_', '-')} or set it in the settings file"
     reason = "no such setting" if fault["type"] == "extra_forbidden" else str(cause or fault["msg"])
-    if path in origin:
-        return f"{origin[path]}: {reason}"
+    if path in places:
+        return f"{places[path]}: {reason}"
     return f"{document.place(path)}: {where}: {reason}" if path in document.lines else f"{where}: {reason}"
 
 
@@ -104,19 +107,19 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def load_yaml(path: Path, model: type[M]) -> M:
-    """Read and validate a YAML file. Raises gputally.base.yaml_file.FileFault naming every fault."""
+    """Read and validate a YAML file. Raises gputally.base.yaml_file.FileFault with a line per fault."""
     return validate(read(path), model)
 
 
 def validate(document: Document, model: type[M]) -> M:
-    """Validate a parsed document. Raises FileFault.
+    """Validate a parsed document. Raises FileFault with a line per fault.
 
-    A validator that knows the place of a fault raises a ValueError with a `path` attribute."""
+    A validator that knows the place of a fault raises a ValueError with the attribute `path`."""
     try:
-        found = model.model_validate(document.data)
-        if wrong := booleans_as_numbers(document.data, found):
-            raise FileFault([f"{document.place(path)}: {'.'.join(map(str, path))}: {NO_NUMBER}" for path in wrong])
-        return found
+        validated = model.model_validate(document.data)
+        if booleans := booleans_as_numbers(document.data, validated):
+            raise FileFault([f"{document.place(path)}: {'.'.join(map(str, path))}: {NO_NUMBER}" for path in booleans])
+        return validated
     except ValidationError as error:
         faults = []
         for path, message in _faults(error):
@@ -125,34 +128,37 @@ def validate(document: Document, model: type[M]) -> M:
         raise FileFault(sorted(faults)) from error
 
 
-NO_NUMBER = "a number is needed, and true or false is none"
+NO_NUMBER = "a number is needed, not true or false"
 
 
-def booleans_as_numbers(data: object, found: object) -> list[tuple[Key, ...]]:
-    """Return the paths of booleans in `data` that validation would accept as the numbers 1 and 0, as Python does."""
-    return list(_booleans(data, _plain(found), ()))
+def booleans_as_numbers(data: object, validated: object) -> list[tuple[Key, ...]]:
+    """Return the paths of the booleans in `data` that pydantic converted to the numbers 1 and 0.
+
+    validated: the model, or the models, that pydantic made of the data."""
+    return list(_booleans(data, _plain(validated), ()))
 
 
-def _plain(found: object) -> object:
-    if isinstance(found, BaseModel):
-        return found.model_dump(by_alias=True)
-    return [_plain(one) for one in found] if isinstance(found, (list, tuple)) else found
+def _plain(validated: object) -> object:
+    if isinstance(validated, BaseModel):
+        return validated.model_dump(by_alias=True)
+    return [_plain(item) for item in validated] if isinstance(validated, (list, tuple)) else validated
 
 
-def _booleans(data: object, found: object, path: tuple[Key, ...]) -> Iterator[tuple[Key, ...]]:
+def _booleans(data: object, validated: object, path: tuple[Key, ...]) -> Iterator[tuple[Key, ...]]:
     if isinstance(data, bool):
-        if not isinstance(found, bool) and isinstance(found, (int, float, Decimal)):
+        if not isinstance(validated, bool) and isinstance(validated, (int, float, Decimal)):
             yield path
-    elif isinstance(data, dict) and isinstance(found, dict):
+    elif isinstance(data, dict) and isinstance(validated, dict):
         for key, value in data.items():
-            yield from _booleans(value, found.get(key), (*path, key))
-    elif isinstance(data, list) and isinstance(found, (list, tuple)):
-        for index, (value, one) in enumerate(zip(data, found, strict=False)):
-            yield from _booleans(value, one, (*path, index))
+            yield from _booleans(value, validated.get(key), (*path, key))
+    elif isinstance(data, list) and isinstance(validated, (list, tuple)):
+        for index, (value, item) in enumerate(zip(data, validated, strict=False)):
+            yield from _booleans(value, item, (*path, index))
 
 
 def faults_of(data: object, model: type[BaseModel]) -> tuple[tuple[tuple[Key, ...], str], ...]:
-    """Return (path, reason) of every fault in plain data, in the words of `validate`; empty if there is none."""
+    """Return (path, reason) of every fault in plain data; empty if there is none. The reasons are those of
+    `validate`."""
     try:
         model.model_validate(data)
     except ValidationError as error:
@@ -175,8 +181,8 @@ _WHOLE = re.compile("[0-9]{1,12}")
 
 
 def parse_duration(value: object) -> object:
-    """Return the seconds of `7d`, `1h30m`, `1w` or a plain integer, also as text in a query string. Raises ValueError
-    for anything else."""
+    """Return the seconds of a text such as `7d`, `1h30m`, `1w` or `90`. Return a value that is no text unchanged.
+    Raises ValueError for any other text."""
     if not isinstance(value, str):
         return value
     if _WHOLE.fullmatch(value):
@@ -188,15 +194,15 @@ def parse_duration(value: object) -> object:
 
 
 def parse_seconds(value: object) -> object:
-    """Return the seconds of `50ms`, of text such as `2s` or `1m`, or of a plain number. Raises ValueError for anything
-    else."""
+    """Return the seconds of a text such as `50ms`, `2s` or `1m`. Return a value that is no text unchanged. Raises
+    ValueError for any other text."""
     if isinstance(value, str) and value.endswith("ms") and _NUMBER.fullmatch(value[:-2]):
         return float(value[:-2]) / 1000
     return parse_duration(value)
 
 
 Duration = Annotated[int, BeforeValidator(parse_duration), Field(ge=0)]
-"""Whole seconds, read from `7d`-style text or an integer."""
+"""Whole seconds, read from an integer or a text such as `7d`."""
 
 
 def _plain_decimal(value: Decimal) -> str:
@@ -204,18 +210,18 @@ def _plain_decimal(value: Decimal) -> str:
 
 
 Exact = Annotated[Decimal, PlainSerializer(_plain_decimal, return_type=str, when_used="json")]
-"""An exact amount, written without an exponent however small it is."""
+"""An exact amount. JSON shows it as text without an exponent."""
 
 
 class Model(BaseModel):
-    """A frozen model that refuses unknown keys. Numbers are finite, because JSON has no others and sums need them."""
+    """A frozen model that refuses unknown keys. Its numbers are finite, because JSON has no infinity and no NaN."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
-    def from_object(cls, found: object) -> Self:
-        """The model with the fields of an object that has attributes of these names."""
-        return cls.model_validate(found, from_attributes=True)
+    def from_object(cls, source: object) -> Self:
+        """Return the model whose fields are the attributes of the same names of another object."""
+        return cls.model_validate(source, from_attributes=True)
 
 
 def bare_off(value: object) -> object:
@@ -227,10 +233,10 @@ T = TypeVar("T")
 
 
 class ReloadedFile(Generic[T]):
-    """The value that `load` made of a file's last good version. Raises FileFault if the first version is invalid.
+    """The value that `load` returns for a file's last good version. Raises FileFault if the first version is invalid.
 
-    enforce: puts later versions in force; the owner puts the first one in force. If it raises, the previous version
-        stays in force, and the new one is tried again at the next check.
+    enforce: puts a later version in force. If it raises an exception, the previous version stays in force, and the new
+        version is tried again at the next check. The owner puts the first version in force.
     beside: further files that `load` reads."""
 
     def __init__(
@@ -244,68 +250,65 @@ class ReloadedFile(Generic[T]):
         self._files = (path, *beside)
         self._load = load
         self._enforce = enforce
-        self._stamps = self._stamped()
-        self._again = False
-        """Whether the version that was checked last must be tried again."""
+        self._stamps = self._current_stamps()
+        self._retry = False
+        """True if the version that was checked last must be tried again."""
         self._raised = ""
         """The fault that was raised last."""
         self.refused = False
-        """Whether the file's newest version is not in force."""
+        """True while the file's newest version is not in force."""
         self.current = load(path)
 
     def enforce_again(self) -> None:
-        """Put the version in `current` in force at the next check, because this failed at the start."""
-        self._again = True
+        """Put the version in `current` in force at the next check, because that failed at the start."""
+        self._retry = True
         self.refused = True
 
-    def _stamped(self) -> tuple[Stamp | None, ...]:
+    def _current_stamps(self) -> tuple[Stamp | None, ...]:
         return tuple(map(stamp, self._files))
 
     def renew(self) -> bool:
-        """Read the file and put it in force, if it has changed or could not be put in force before; returns True if
-        another version is now in force.
+        """Read the file and put it in force, if the file has changed or its version could not be put in force before.
+        Return True if another version is now in force.
 
         Raises FileFault once for a version that is not put in force, and the exceptions of `enforce` each time."""
-        found = self._stamped()
-        if found == self._stamps and not self._again:
+        stamps = self._current_stamps()
+        if stamps == self._stamps and not self._retry:
             return False
-        if found != self._stamps:
-            self._stamps, self._raised = found, ""
-        self._again = True
+        if stamps != self._stamps:
+            self._stamps, self._raised = stamps, ""
+        self._retry = True
         try:
             value = self._load(self._path)
             if self._enforce is not None:
-                self._again_after_enforcing(value)
+                try:
+                    self._enforce(value)
+                except FileFault as fault:
+                    raise _FileNotInForce(fault.faults) from fault
         except FileFault as fault:
             self.refused = True
-            self._again = isinstance(fault, (Unreadable, FileNotInForce))
-            told, self._raised = self._raised, str(fault)
-            if str(fault) == told:
+            self._retry = isinstance(fault, (Unreadable, _FileNotInForce))
+            already_raised = self._raised == str(fault)
+            self._raised = str(fault)
+            if already_raised:
                 return False
             raise
         except BaseException:
             self.refused = True
             raise
         self.current = value
-        self._again, self._raised, self.refused = False, "", False
+        self._retry, self._raised, self.refused = False, "", False
         return True
 
-    def _again_after_enforcing(self, value: T) -> None:
-        assert self._enforce is not None
-        try:
-            self._enforce(value)
-        except FileFault as fault:
-            raise FileNotInForce(fault.faults) from fault
 
-
-class FileNotInForce(FileFault):
-    """The file is readable but conflicts with something else, which may change."""
+class _FileNotInForce(FileFault):
+    """The file is valid but conflicts with something else that can change."""
 
 
 class WatchedFile(ReloadedFile[T]):
-    """A reloaded file whose faults are reported instead of raised.
+    """A reloaded file that reports faults instead of raising them.
 
-    report: called with the faults (`file:line: reason`) of a version that is not put in force."""
+    report: is called with the faults (`file:line: reason`) of a version that is not put in force."""
 
     def __init__(
         self,
@@ -317,8 +320,8 @@ class WatchedFile(ReloadedFile[T]):
         super().__init__(path, load, enforce)
         self._report = report
 
-    def look(self) -> bool:
-        """See renew."""
+    def check(self) -> bool:
+        """Call `renew`, and report a fault instead of raising it."""
         try:
             return self.renew()
         except FileFault as fault:

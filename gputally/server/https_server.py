@@ -1,12 +1,12 @@
-"""Serves an ASGI application in a thread, with TLS certificates that reload. The accountant, the fleet server, the
-controller and the demo listen with it.
+"""Serves an ASGI application with uvicorn in a thread, over HTTP or HTTPS with certificates that reload.
 
 uvicorn limits neither the number of connections nor the time that a client takes to send its headers. This module
 limits both (gputally.server.rate_and_connection_limits), and closes a connection whose handshake or headers do not
 arrive in time.
 
-The TLS layer verifies a client certificate against its authorities. The request's scope has the common name of the
-certificate's subject as `scope["extensions"]["tls"]["client_cert_name"]`, "" without a verified certificate."""
+The TLS layer verifies a client certificate against the configured CAs. The request's scope then has the common name of
+the certificate's subject as `scope["extensions"]["tls"]["client_cert_name"]`, which is "" without a verified
+certificate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from gputally.server.rate_and_connection_limits import ConnectionLimits, Connect
 
 
 class BadCertificate(Unreadable, AccountantError):
-    """A certificate or key that cannot be used: the file and the reason."""
+    """A certificate or key cannot be used. The message has the file and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Identity:
     """The server's TLS files.
 
     certificate, key: PEM files of the server.
-    client_ca: PEM file of the authorities of client certificates; None: no client certificates.
-    clients_required: only clients with such a certificate get a connection; otherwise a client without one can still
-        send a bearer token."""
+    client_ca: PEM file of the CAs of client certificates; None: the server asks for no client certificate.
+    clients_required: True if a client without a certificate gets no connection. If False, it can send a bearer
+        token."""
 
     certificate: Path
     key: Path
@@ -56,10 +56,10 @@ class Identity:
 
 
 class Tls(ReloadedFile[ssl.SSLContext]):
-    """The TLS context of all new connections, replaced when the files change. Raises BadCertificate.
+    """The TLS context of all new connections, which is replaced when the files change. Raises BadCertificate.
 
-    A client whose authority the new files lack gets no new connection. Files that cannot be used are tried again at
-    each `renew`."""
+    A client whose CA the new files lack gets no new connection. Files that cannot be used are tried again at each
+    `renew`."""
 
     def __init__(self, identity: Identity) -> None:
         beside = [identity.key, *([identity.client_ca] if identity.client_ca is not None else [])]
@@ -73,7 +73,7 @@ def _context(identity: Identity) -> ssl.SSLContext:
         context.load_cert_chain(identity.certificate, identity.key)
     except ssl.SSLError as error:
         raise BadCertificate(
-            [f"{identity.certificate}, {identity.key}: not a certificate and its key: {error.reason}"]
+            [f"{identity.certificate}, {identity.key}: these are not a certificate and its key: {error.reason}"]
         ) from error
     except OSError as error:
         raise BadCertificate([f"{identity.certificate}, {identity.key}: {error.strerror}"]) from error
@@ -81,7 +81,7 @@ def _context(identity: Identity) -> ssl.SSLContext:
         try:
             context.load_verify_locations(identity.client_ca)
         except ssl.SSLError as error:
-            raise BadCertificate([f"{identity.client_ca}: not certificates of authorities: {error.reason}"]) from error
+            raise BadCertificate([f"{identity.client_ca}: it contains no CA certificate: {error.reason}"]) from error
         except OSError as error:
             raise BadCertificate([f"{identity.client_ca}: {error.strerror or error}"]) from error
         context.verify_mode = ssl.CERT_REQUIRED if identity.clients_required else ssl.CERT_OPTIONAL
@@ -95,8 +95,9 @@ def common_name(certificate: Any) -> str:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with limits on header time, header size and stalled clients. closed: called when an
-    established connection has ended."""
+    """uvicorn's HTTP protocol of one connection, with time and size limits.
+
+    closed: is called when the connection has ended, if it was established."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class BoundedProtocol(HttpToolsProtocol):
         closed: Callable[[], None],
     ) -> None:
         super().__init__(config, server_state, app_state)
-        self.made = False
+        self.established = False
         self._limits = limits
         self._closed = closed
         self._awaiting_headers = True
@@ -118,18 +119,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.made = True
-        self._expect_headers()
+        self.established = True
+        self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._headers_came()
-        self._resumed()
+        self._stop_header_timer()
+        self._stop_stall_timer()
         self._closed()
 
     def data_received(self, data: bytes) -> None:
         if self._awaiting_headers:
-            self._expect_headers()
+            self._start_header_timer()
             self._header_bytes += len(data)
         super().data_received(data)
         # Bytes of the body that arrive in the same read as the headers are not counted.
@@ -138,7 +139,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._expect_headers()
+        self._start_header_timer()
         secure = self.transport.get_extra_info("ssl_object")
         if secure is not None:
             extensions: Any = {"tls": {"client_cert_name": common_name(secure.getpeercert())}}
@@ -146,19 +147,19 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._awaiting_headers = False
-        self._headers_came()
+        self._stop_header_timer()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._awaiting_headers = True
         self._header_bytes = 0
-        self._headers_came()
+        self._stop_header_timer()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self._awaiting_headers and not self.transport.is_closing():
-            self._expect_headers()  # the rest of a body whose request was already answered
+            self._start_header_timer()  # the rest of a body whose request was already answered
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -167,39 +168,39 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._resumed()
+        self._stop_stall_timer()
 
-    def _expect_headers(self) -> None:
+    def _start_header_timer(self) -> None:
         if self._header_timer is None:
             self._header_timer = self.loop.call_later(self._limits.header_seconds, self.transport.abort)
 
-    def _headers_came(self) -> None:
+    def _stop_header_timer(self) -> None:
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
 
-    def _resumed(self) -> None:
+    def _stop_stall_timer(self) -> None:
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
 
 
 _KEEP_ALIVE_SECONDS = 120
-"""Longer than an agent's interval, and than Go's HTTP client keeps an unused connection (90 s)."""
+"""Time after which the server closes an unused connection. It is longer than an agent's interval, and than Go's HTTP
+client keeps an unused connection (90 s)."""
 _DRAIN_SECONDS = 20
-"""How long requests in progress may take to finish when the service stops."""
-
-
+"""Time that requests in progress have to finish when the server stops."""
 _THREADS = 16
-"""Routes that are not coroutines run in so many threads at once; further requests wait."""
-_GOODBYE_SECONDS = 1.0
-"""How long a client may take to confirm the end of its TLS connection, so that idle ones do not delay a shutdown."""
+"""Number of threads for routes that are not coroutines. Further requests wait."""
+_TLS_SHUTDOWN_SECONDS = 1.0
+"""Time that a client has to confirm the end of its TLS connection, so that idle clients do not delay a shutdown."""
 _NO_DESCRIPTOR_SECONDS = 0.2
 """Pause before accepting again when the system has no file descriptor left."""
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that limits connections, and signals when it listens, so that clients need not poll."""
+    """A uvicorn server that limits connections. It sets the event `listening` when it accepts connections, so that its
+    starter does not poll."""
 
     def __init__(
         self,
@@ -220,7 +221,7 @@ class _Server(uvicorn.Server):
         self._limits = limits
         self._connections = Connections(limits)
         self._accepting: asyncio.Task[None] | None = None
-        self._opening: set[asyncio.Task[None]] = set()
+        self._handshakes: set[asyncio.Task[None]] = set()
         self._log = structlog.get_logger("http")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002  # the base's
@@ -245,10 +246,11 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._accepting is not None:
             self._accepting.cancel()
-            await asyncio.wait([self._accepting, *self._opening])
+            await asyncio.wait([self._accepting, *self._handshakes])
         await super().shutdown(sockets)
 
     async def _accept(self) -> None:
+        """Accept connections up to the limits, and start the handshake of each."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -259,19 +261,20 @@ class _Server(uvicorn.Server):
                 self._log.error("connection_not_accepted", reason=error.strerror or str(error))
                 await asyncio.sleep(_NO_DESCRIPTOR_SECONDS)
                 continue
-            entered = False
+            admitted = False
             try:
-                entered = self._connections.enter(address[0])
+                admitted = self._connections.enter(address[0])
             finally:
-                if not entered:
+                if not admitted:
                     connection.close()
-            if not entered:
+            if not admitted:
                 continue
-            task = loop.create_task(self._open(connection, address[0]))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
+            task = loop.create_task(self._establish(connection, address[0]))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
 
-    async def _open(self, connection: socket.socket, address: str) -> None:
+    async def _establish(self, connection: socket.socket, address: str) -> None:
+        """Make the TLS handshake, if any, and hand the connection to its protocol."""
         protocol = BoundedProtocol(
             self.config,
             self.server_state,
@@ -283,21 +286,21 @@ class _Server(uvicorn.Server):
             tls: dict[str, Any] = {}
             if self._tls is not None:
                 if self._renew:
-                    self._look(self._tls)
+                    self._renew_certificate(self._tls)
                 tls = {
                     "ssl": self._tls.current,
                     "ssl_handshake_timeout": self._limits.header_seconds,
-                    "ssl_shutdown_timeout": _GOODBYE_SECONDS,
+                    "ssl_shutdown_timeout": _TLS_SHUTDOWN_SECONDS,
                 }
             connection.setblocking(False)
             with contextlib.suppress(OSError, asyncio.CancelledError):
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection, **tls)
         finally:
-            if not protocol.made:  # free its place after any failure
+            if not protocol.established:
                 connection.close()
                 self._connections.leave(address)
 
-    def _look(self, tls: Tls) -> None:
+    def _renew_certificate(self, tls: Tls) -> None:
         try:
             if tls.renew():
                 self._log.info("taken_into_force", what="certificate")
@@ -306,7 +309,7 @@ class _Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 takes a free one. Raises CannotStart."""
+    """Return a listening socket. port: 0 for any free port. Raises CannotStart."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -336,15 +339,14 @@ def serve(
     tasks: BackgroundTasks | None = None,
     renew: bool = False,
 ) -> Iterator[str]:
-    """Serve the app in a thread of this name and yield its base URL; on leaving, stop accepting and let requests
-    finish.
+    """Serve the app in a thread and yield its base URL. When the block ends, accept no more connections and let
+    requests finish.
 
-    tasks: the list of background tasks. The server's thread is entered there, and reported as faulty while one request
-        blocks the event loop.
-    renew: check the certificate files at each new connection, and use changed ones. If False, the caller must call
-        `Tls.renew`.
-    tls: serve HTTPS with it.
-    port: 0 takes a free one.
+    port: 0 for any free port.
+    tls: the certificate for HTTPS; None for HTTP.
+    name: of the thread and its background task.
+    tasks: gets the server as a background task, which has a fault while one request blocks the event loop.
+    renew: True to check the certificate files at each new connection. If False, the owner of `tls` calls `Tls.renew`.
 
     Raises CannotStart."""
     bound = listen(host, port)

@@ -1,4 +1,5 @@
-"""Configures structlog (one JSON object per event, without tokens), and shows background tasks as metrics."""
+"""Configures the log of a server (one JSON object per event), and exports its background tasks as Prometheus
+metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ Level = Literal["debug", "info", "warning", "error"]
 
 
 def configure(level: Level) -> None:
-    """Send gputally's events and the server's warnings to stderr. Only for the process's entry point."""
+    """Write gputally's events, and the warnings of the libraries, to stderr. Only a process's entry point calls this
+    function."""
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -46,15 +48,15 @@ def configure(level: Level) -> None:
 def gauge(
     name: str, text: str, samples: Iterable[tuple[Sequence[str], float]], *, labels: Sequence[str] = ()
 ) -> GaugeMetricFamily:
-    """A gauge with its samples: the values of its labels, and the figure."""
+    """Return a gauge. samples: the values of its labels, and the value of the sample."""
     family = GaugeMetricFamily(name, text, labels=labels)
-    for values, figure in samples:
-        family.add_metric(values, figure)
+    for label_values, value in samples:
+        family.add_metric(label_values, value)
     return family
 
 
 class TaskMetrics(Collector):
-    """Whether each task has stopped, and how often it failed."""
+    """Exports for each background task whether it has stopped, and how often it failed."""
 
     def __init__(self, tasks: BackgroundTasks) -> None:
         self._tasks = tasks

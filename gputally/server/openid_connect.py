@@ -1,8 +1,8 @@
-"""Verifies ID tokens of OpenID Connect issuers with PyJWT, and exchanges authorization codes.
+"""Verifies tokens of OpenID Connect issuers with PyJWT, and exchanges authorization codes for ID tokens.
 
-A token is verified against the issuer's own keys (JWKS, from a file or over HTTPS), with asymmetric algorithms only,
-its audience, and its times by the local clock. The issuer of a cluster can authenticate only the agents, and if
-configured the pods, of that cluster.
+The module verifies a token's signature against the issuer's own keys (JWKS, from a file or over HTTPS) with asymmetric
+algorithms only, its audience, and its times by the local clock. The issuer of a cluster can authenticate only the
+agents of that cluster and, if configured, its pods.
 
 Sources: OpenID Connect Core 1.0 §3.1, OpenID Connect Discovery 1.0 §4, RFC 7636 (PKCE), RFC 6749 §4.1.3."""
 
@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -27,7 +26,6 @@ import jwt
 from gputally.base import http_calls
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
-from gputally.server import tokens_and_grants
 from gputally.server.tokens_and_grants import (
     AuthorityUnavailable,
     Grant,
@@ -35,39 +33,38 @@ from gputally.server.tokens_and_grants import (
     Login,
     Principal,
     Unauthenticated,
+    UnverifiedToken,
+    agent,
+    check_times,
     granted,
     is_loopback,
+    service_account,
+    unverified,
 )
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Asymmetric algorithms; with a symmetric one, every verifier could also make tokens."""
+"""Accepted signature algorithms, all asymmetric. With a symmetric one, every verifier could also make tokens."""
 FRESH_MS = 300 * MS_PER_SECOND
-"""How long keys are used before they are fetched again."""
+"""Age at which keys are fetched again."""
 AGAIN_MS = 30 * MS_PER_SECOND
-"""Shortest time before an unknown key causes another fetch."""
+"""Shortest time between two fetches that an unknown key causes."""
 STALE_MS = 24 * 3600 * MS_PER_SECOND
-"""How long keys are used if the issuer does not answer."""
+"""Age above which keys are not used any more if the issuer does not answer."""
 _MOST_KEY_BYTES = 1024 * 1024
 _KEYS_TIMEOUT_SECONDS = 10
 Fetch = Callable[[], bytes]
 
 
-def source(issuer: Issuer) -> Fetch:
-    """Return the source of an issuer's keys."""
+def key_source(issuer: Issuer) -> Fetch:
+    """Return a function that reads the issuer's keys (JWKS) from its file or its URL."""
     if issuer.jwks_file is not None:
-        return _reading(issuer.jwks_file)
-    assert issuer.jwks_url is not None
-    return _fetching(issuer.jwks_url)
+        return issuer.jwks_file.read_bytes
+    url = issuer.jwks_url
+    assert url is not None
 
-
-def _reading(path: Path) -> Fetch:
-    return path.read_bytes
-
-
-def _fetching(url: str) -> Fetch:
     def fetch() -> bytes:
-        trusted = http_calls.tls_context(None, OSError)
-        with http_calls.client(trusted, _KEYS_TIMEOUT_SECONDS) as client, client.stream("GET", url) as answer:
+        tls = http_calls.tls_context(None, OSError)
+        with http_calls.client(tls, _KEYS_TIMEOUT_SECONDS) as client, client.stream("GET", url) as answer:
             content = http_calls.read_bounded(answer.raise_for_status(), _MOST_KEY_BYTES)
         if content is None:
             raise OSError(f"{url}: more than {_MOST_KEY_BYTES} bytes of keys")
@@ -77,7 +74,7 @@ def _fetching(url: str) -> Fetch:
 
 
 class Keys:
-    """An issuer's keys by id. Thread-safe."""
+    """The public keys of an issuer by id, which are fetched again when they are old. Thread-safe."""
 
     def __init__(self, fetch: Fetch, clock: Clock) -> None:
         self._fetch = fetch
@@ -88,8 +85,8 @@ class Keys:
         self._tried_ms: int | None = None
 
     def key(self, name: str) -> Any:
-        """Return a key. Raises Unauthenticated for a key that the issuer does not have, AuthorityUnavailable if this is
-        unknown."""
+        """Return a key. Raises Unauthenticated if the issuer has no such key, AuthorityUnavailable if its keys cannot
+        be fetched."""
         with self._lock:
             now = self._clock.monotonic_ms()
             fresh = self._fetched_ms is not None and now - self._fetched_ms < FRESH_MS
@@ -97,7 +94,7 @@ class Keys:
             if (not fresh or name not in self._keys) and may_try:
                 self._load(now)
             if self._fetched_ms is None or now - self._fetched_ms > STALE_MS:
-                raise AuthorityUnavailable("the issuer's keys cannot be had")
+                raise AuthorityUnavailable("the issuer's keys cannot be fetched")
             if name not in self._keys:
                 raise Unauthenticated("the token is signed with an unknown key")
             return self._keys[name]
@@ -105,43 +102,43 @@ class Keys:
     def _load(self, now: int) -> None:
         self._tried_ms = now
         try:
-            found = jwt.PyJWKSet.from_json(self._fetch().decode())
+            key_set = jwt.PyJWKSet.from_json(self._fetch().decode())
         except (OSError, httpx2.HTTPError, ValueError, jwt.PyJWTError):
-            return  # the present keys stay valid for a while
-        self._keys = {key.key_id or "": key.key for key in found.keys if key.public_key_use in (None, "sig")}
+            return  # the present keys stay in use until they are stale
+        self._keys = {key.key_id or "": key.key for key in key_set.keys if key.public_key_use in (None, "sig")}
         self._fetched_ms = now
 
 
 class Issuers:
-    """A gputally.server.tokens_and_grants.Authenticator over all configured issuers."""
+    """Authenticates tokens of all configured issuers (a gputally.server.tokens_and_grants.Authenticator)."""
 
     def __init__(
         self,
         issuers: Sequence[Issuer],
         grants: Sequence[Grant],
         clock: Clock,
-        fetch: Callable[[Issuer], Fetch] = source,
+        fetch: Callable[[Issuer], Fetch] = key_source,
     ) -> None:
         self._issuers = [(issuer, Keys(fetch(issuer), clock)) for issuer in issuers]
         self._grants = grants
         self._clock = clock
 
     async def authenticate(self, token: str | None, address: str = "") -> Principal:  # noqa: ARG002  # the protocol's
-        said = tokens_and_grants.unverified(token) if token else None
-        if not token or said is None or said.algorithm not in ALGORITHMS:
+        content = unverified(token) if token else None
+        if not token or content is None or content.algorithm not in ALGORITHMS:
             raise Unauthenticated("the token is not known")
         fault = Unauthenticated("the token is not known")
         for issuer, keys in self._issuers:
-            if issuer.issuer != said.issuer:
+            if issuer.issuer != content.issuer:
                 continue
             try:
-                return await asyncio.to_thread(self._verified, token, said, issuer, keys)
+                return await asyncio.to_thread(self._principal, token, content, issuer, keys)
             except Unauthenticated as error:
                 fault = error
         raise fault
 
-    def _verified(self, token: str, said: tokens_and_grants.UnverifiedToken, issuer: Issuer, keys: Keys) -> Principal:
-        claims = verified(token, said, issuer.issuer, issuer.audience, keys, self._clock.wall_ms())
+    def _principal(self, token: str, content: UnverifiedToken, issuer: Issuer, keys: Keys) -> Principal:
+        claims = verified_claims(token, content, issuer.issuer, issuer.audience, keys, self._clock.wall_ms())
         if issuer.cluster is not None:
             return _of_cluster(claims, issuer)
         check_party(claims, {issuer.audience, *issuer.clients, *([issuer.login.client_id] if issuer.login else [])})
@@ -150,32 +147,32 @@ class Issuers:
         return Principal(user, scopes, teams=teams)
 
 
-def verified(
-    token: str, said: tokens_and_grants.UnverifiedToken, issuer: str, audience: str, keys: Keys, now_ms: int
+def verified_claims(
+    token: str, content: UnverifiedToken, issuer: str, audience: str, keys: Keys, now_ms: int
 ) -> Mapping[str, Any]:
-    """Return the claims of a token that this issuer made for this audience. Raises Unauthenticated,
-    AuthorityUnavailable."""
-    if said.algorithm not in ALGORITHMS:
+    """Verify that this issuer made the token for this audience, and return its claims. content: the decoded token.
+    Raises Unauthenticated, AuthorityUnavailable."""
+    if content.algorithm not in ALGORITHMS:
         raise Unauthenticated("the token is not known")
     try:
         claims: dict[str, Any] = jwt.decode(
             token,
-            keys.key(said.key),
-            algorithms=[said.algorithm],
+            keys.key(content.key),
+            algorithms=[content.algorithm],
             audience=audience,
             issuer=issuer,
-            # The times are checked below with our own clock.
+            # `check_times` checks the times with the clock that is an argument.
             options={"require": ["exp"], "verify_exp": False, "verify_nbf": False, "verify_iat": False},
         )
     except (jwt.PyJWTError, ValueError, TypeError) as error:
         raise Unauthenticated("the token is not valid") from error
-    tokens_and_grants.check_times(claims, now_ms)
+    check_times(claims, now_ms)
     return claims
 
 
 def check_party(claims: Mapping[str, Any], clients: Collection[str]) -> None:
-    """Check the authorized party (OpenID Connect Core 1.0, 3.1.3.7). A token for a client that is not allowed is
-    refused, and so is a token with several audiences and no authorized party. Raises Unauthenticated."""
+    """Check the authorized party of a token (OpenID Connect Core 1.0, 3.1.3.7). Raises Unauthenticated for a token that
+    was made for a client not in `clients`, and for a token with several audiences and no authorized party."""
     party, audience = claims.get("azp"), claims.get("aud")
     if party is None and isinstance(audience, list) and len(audience) > 1:
         raise Unauthenticated("the token is for several audiences and does not say which client it was made for (azp)")
@@ -184,37 +181,36 @@ def check_party(claims: Mapping[str, Any], clients: Collection[str]) -> None:
 
 
 def person(claims: Mapping[str, Any], issuer: Issuer) -> tuple[str, list[str]]:
-    """Return a person's name and groups. Raises Unauthenticated if the token does not state them."""
+    """Return a person's name and groups. Raises Unauthenticated if the token has no claim with the name."""
     user, groups = claims.get(issuer.user), claims.get(issuer.groups)
     if not isinstance(user, str) or not user:
-        raise Unauthenticated(f"the token does not say {issuer.user!r}")
+        raise Unauthenticated(f"the token has no claim {issuer.user!r}")
     if issuer.user == "email" and not issuer.email_unverified and claims.get("email_verified") is not True:
-        raise Unauthenticated("the issuer does not say that it verified this address (email_verified)")
+        raise Unauthenticated("the issuer has not verified the e-mail address (email_verified)")
     return user, [group for group in groups if isinstance(group, str)] if isinstance(groups, list) else []
 
 
 def _of_cluster(claims: Mapping[str, Any], issuer: Issuer) -> Principal:
-    """Return the bound service account in a cluster's own token (claim `kubernetes.io`): an agent, or a pod for its
-    job.
+    """Return the principal of a service account's token: an agent, or a pod that reports the progress of its job.
 
-    It does not check whether the pod still exists: its token is valid until it expires."""
+    The function does not check whether the pod still exists; its token is valid until it expires."""
     assert issuer.cluster is not None
-    account = tokens_and_grants.service_account(str(claims.get("sub", ""))) or ""
-    found = tokens_and_grants.agent(account, _bound_to(claims, "node", "name"), issuer.agents, issuer.cluster)
+    account = service_account(str(claims.get("sub", ""))) or ""
+    principal = agent(account, _bound_to(claims, "node", "name"), issuer.agents, issuer.cluster)
     pod = _bound_to(claims, "pod", "uid")
-    if found is None and issuer.jobs and account and pod:
+    if principal is None and issuer.jobs and account and pod:
         name = f"{account} of {issuer.cluster}"
-        found = Principal(name, frozenset({"progress"}), issuer.cluster, pod=pod)
-    if found is None:
+        principal = Principal(name, frozenset({"progress"}), issuer.cluster, pod=pod)
+    if principal is None:
         raise Unauthenticated("the token is not that of an agent" + (", or of a pod" if issuer.jobs else ""))
-    return found
+    return principal
 
 
 def _bound_to(claims: Mapping[str, Any], kind: str, attribute: str) -> str | None:
-    """Return what a service account's token is bound to."""
-    bound = claims.get("kubernetes.io")
-    one = bound.get(kind) if isinstance(bound, dict) else None
-    value = one.get(attribute) if isinstance(one, dict) else None
+    """Return an attribute of the object to which a service account's token is bound (claim `kubernetes.io`)."""
+    bindings = claims.get("kubernetes.io")
+    bound = bindings.get(kind) if isinstance(bindings, dict) else None
+    value = bound.get(attribute) if isinstance(bound, dict) else None
     return value if isinstance(value, str) and value else None
 
 
@@ -224,12 +220,14 @@ _MOST_ANSWER_BYTES: Final = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
+    """The URLs of an issuer's authorization endpoint and token endpoint."""
+
     authorize: str
     token: str
 
 
 class Provider:
-    """An issuer with which people sign in. Thread-safe."""
+    """A client of an issuer with which people sign in. Thread-safe."""
 
     def __init__(self, issuer: Issuer, login: Login, transport: httpx2.BaseTransport | None = None) -> None:
         self.issuer = issuer
@@ -241,9 +239,9 @@ class Provider:
     def label(self) -> str:
         return self.login.label or httpx2.URL(self.issuer.issuer).host
 
-    def leave_for(self, redirect: str, state: str, nonce: str, verifier: str) -> str:
-        """Return the address to which to send a browser. Raises AuthorityUnavailable."""
-        asked = {
+    def authorization_url(self, redirect: str, state: str, nonce: str, verifier: str) -> str:
+        """Return the URL at which a browser begins the sign-in. Raises AuthorityUnavailable."""
+        parameters = {
             "response_type": "code",
             "client_id": self.login.client_id,
             "redirect_uri": redirect,
@@ -253,48 +251,48 @@ class Provider:
             "code_challenge": challenge(verifier),
             "code_challenge_method": "S256",
         }
-        address = self._found().authorize
-        return f"{address}{'&' if '?' in address else '?'}{urlencode(asked)}"
+        address = self._discovered().authorize
+        return f"{address}{'&' if '?' in address else '?'}{urlencode(parameters)}"
 
     def id_token(self, code: str, redirect: str, verifier: str) -> str:
-        """Exchange a code for an ID token, which is not verified here. Raises Unauthenticated, AuthorityUnavailable."""
+        """Exchange a code for an ID token, and return the token unverified. Raises Unauthenticated,
+        AuthorityUnavailable."""
         form = {"grant_type": "authorization_code", "code": code, "redirect_uri": redirect, "code_verifier": verifier}
         secret = self._secret()
         auth = httpx2.BasicAuth(self.login.client_id, secret) if secret is not None else None
         if secret is None:
             form["client_id"] = self.login.client_id
-        answer = self._ask("POST", self._found().token, data=form, auth=auth)
+        answer = self._request("POST", self._discovered().token, data=form, auth=auth)
         if 400 <= answer.status_code < 500:
-            raise Unauthenticated("the provider did not take the code")
-        found = _document(answer).get("id_token")
-        if not isinstance(found, str):
-            raise AuthorityUnavailable("the provider gave no ID token")
-        return found
+            raise Unauthenticated("the provider refused the code")
+        token = _document(answer).get("id_token")
+        if not isinstance(token, str):
+            raise AuthorityUnavailable("the provider's answer has no ID token")
+        return token
 
-    def _found(self) -> Endpoints:
+    def _discovered(self) -> Endpoints:
+        """Return the endpoints from the issuer's OpenID configuration, which is read once."""
         if self._endpoints is None:
-            place = self.issuer.issuer.rstrip("/") + "/.well-known/openid-configuration"
-            _safe(place)
-            said = _document(self._ask("GET", place))
-            authorize, token = said.get("authorization_endpoint"), said.get("token_endpoint")
-            if said.get("issuer") != self.issuer.issuer or not isinstance(authorize, str) or not isinstance(token, str):
-                raise AuthorityUnavailable("the provider does not describe itself as the issuer it should be")
+            url = _safe(self.issuer.issuer.rstrip("/") + "/.well-known/openid-configuration")
+            document = _document(self._request("GET", url))
+            authorize, token = document.get("authorization_endpoint"), document.get("token_endpoint")
+            if document.get("issuer") != self.issuer.issuer:
+                raise AuthorityUnavailable("the provider's OpenID configuration is that of another issuer")
+            if not isinstance(authorize, str) or not isinstance(token, str):
+                raise AuthorityUnavailable("the provider's OpenID configuration lacks an endpoint")
             self._endpoints = Endpoints(_safe(authorize), _safe(token))
         return self._endpoints
 
-    def _ask(self, method: str, url: str, **more: Any) -> httpx2.Response:
+    def _request(self, method: str, url: str, **more: Any) -> httpx2.Response:
         try:
-            with self._client() as client:
+            with http_calls.client(self._tls, _PROVIDER_TIMEOUT_SECONDS, transport=self._transport) as client:
                 return client.request(method, url, headers={"Accept": "application/json"}, **more)
         except httpx2.HTTPError as error:
             raise AuthorityUnavailable(f"the provider does not answer ({type(error).__name__})") from error
 
-    def _client(self) -> httpx2.Client:
-        return http_calls.client(self._trusted, _PROVIDER_TIMEOUT_SECONDS, transport=self._transport)
-
     @cached_property
-    def _trusted(self) -> ssl.SSLContext:
-        """Return the trusted authorities, cached because reading them takes longer than the rest of a request."""
+    def _tls(self) -> ssl.SSLContext:
+        """The TLS context with the system's CAs. It is cached, because to load it takes longer than a request."""
         return http_calls.tls_context(None, AuthorityUnavailable)
 
     def _secret(self) -> str | None:
@@ -316,20 +314,21 @@ def _document(answer: httpx2.Response) -> dict[str, Any]:
     if not answer.is_success or len(answer.content) > _MOST_ANSWER_BYTES:
         raise AuthorityUnavailable(f"the provider answered {answer.status_code}")
     try:
-        found = json.loads(answer.content)
+        document = json.loads(answer.content)
     except ValueError as error:
         raise AuthorityUnavailable("the provider's answer is not JSON") from error
-    if not isinstance(found, dict):
-        raise AuthorityUnavailable("the provider's answer is no object")
-    return found
+    if not isinstance(document, dict):
+        raise AuthorityUnavailable("the provider's answer is not a JSON object")
+    return document
 
 
 def _safe(address: str) -> str:
-    """Return the address. Raises AuthorityUnavailable if others could read or answer requests to it."""
+    """Return the address if it is https, or http on this machine. Raises AuthorityUnavailable for any other address,
+    because another machine could read or answer the requests."""
     try:
         url = httpx2.URL(address)
     except httpx2.InvalidURL as error:
-        raise AuthorityUnavailable("the provider names an address that is none") from error
+        raise AuthorityUnavailable("the provider's OpenID configuration has an invalid address") from error
     if url.scheme != "https" and not (url.scheme == "http" and is_loopback(url.host)):
-        raise AuthorityUnavailable("the provider has to be reached over https")
+        raise AuthorityUnavailable("the provider's address must be https")
     return address

@@ -1,8 +1,7 @@
-"""Renders the common page layout: base template, stylesheet, security policy, SVG elements.
+"""Provides the layout that all pages share: templates, style sheet, security headers and SVG elements.
 
-Templates extend `base.html` here. The style sheet is that of the reports with additions for pages. All values pass
-jinja2's autoescape, because users choose names. The module has no routes and uses neither the ledger nor a web
-framework."""
+Every page extends the template `base.html` of this package. The style sheet is that of the reports with additions for
+pages. jinja2 escapes all values, because users choose the names in them. The module has no routes."""
 
 from __future__ import annotations
 
@@ -17,9 +16,9 @@ from markupsafe import Markup
 from gputally.base.untrusted_text import for_page
 
 
-def shown(value: object) -> object:
-    """Return a printed value without characters that are unprintable or change the reading direction: jinja2's
-    `finalize`."""
+def finalize(value: object) -> object:
+    """Escape the unprintable characters of a value that a template prints, such as those that change the reading
+    direction. jinja2 calls this function for every such value."""
     return for_page(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -39,8 +38,8 @@ _OWN_SCRIPT = "; script-src 'self'; connect-src 'self'"
 
 
 def headers(*, script: bool = False) -> Mapping[str, str]:
-    """Return the headers of every response: no resources from elsewhere, no frames, no caching. script: files of this
-    server may run; inline scripts never do."""
+    """Return the security headers of every response. They forbid resources of other sites, frames and caching. script:
+    True to let script files of this server run; inline scripts never run."""
     return {
         "Content-Security-Policy": _CONTENT + (_OWN_SCRIPT if script else ""),
         "X-Content-Type-Options": "nosniff",
@@ -51,23 +50,23 @@ def headers(*, script: bool = False) -> Mapping[str, str]:
 
 
 def environment(*packages: str) -> Environment:
-    """Return the templates of `packages`, in this order, then the common ones."""
-    places = [PackageLoader(name) for name in (*packages, "gputally.server")]
+    """Return a jinja2 environment with the templates of these packages, in this order, and then of this package."""
+    loaders = [PackageLoader(name) for name in (*packages, "gputally.server")]
     return Environment(
-        loader=ChoiceLoader(places), autoescape=True, undefined=StrictUndefined, finalize=shown, trim_blocks=True,
+        loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, finalize=finalize, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
 
 
-def make_ready(environment: Environment, package: str) -> None:
-    """Compile the templates of a package that are not compiled yet, so that no reader waits for it."""
+def compile_templates(environment: Environment, package: str) -> None:
+    """Compile the templates of a package, so that the first request of a page does not wait for it."""
     for name in PackageLoader(package).list_templates():
         if name.endswith(".html"):
             environment.get_template(name)
 
 
 def sheet(name: str) -> str:
-    """Return one of the style sheets as text."""
+    """Return a style sheet of this package as text."""
     return (resources.files("gputally.server") / "static" / name).read_text(encoding="utf-8")
 
 
@@ -79,6 +78,7 @@ def stylesheet() -> str:
 
 
 def root(css: str, width: int, height: int, title: str, description: str) -> ET.Element:
+    """Return the root element of an SVG drawing. css: its class; title and description are for screen readers."""
     svg = ET.Element(
         "svg",
         {
@@ -92,11 +92,12 @@ def root(css: str, width: int, height: int, title: str, description: str) -> ET.
 
 
 def rect(parent: ET.Element, css: str, x: float, y: float, width: float, height: float) -> None:
+    """Draw a rectangle of the class `css`."""
     box = {"x": x, "y": y, "width": max(0.0, width), "height": max(0.0, height)}
     ET.SubElement(parent, "rect", {"class": css, **{key: f"{round(value, 2):g}" for key, value in box.items()}})
 
 
-def text(parent: ET.Element, css: str, x: float, y: float, said: str) -> None:
-    ET.SubElement(parent, "text", {"class": css, "x": f"{round(x, 2):g}", "y": f"{round(y, 2):g}"}).text = for_page(
-        said
-    )
+def text(parent: ET.Element, css: str, x: float, y: float, content: str) -> None:
+    """Write a text of the class `css`."""
+    element = ET.SubElement(parent, "text", {"class": css, "x": f"{round(x, 2):g}", "y": f"{round(y, 2):g}"})
+    element.text = for_page(content)

@@ -1,8 +1,7 @@
-"""Limits connections, of all clients and by address, and the rate of each client's requests.
+"""Limits the number of open connections, of all clients and by address, and the rate of each client's requests.
 
-A connection counts from the moment it is accepted, before TLS, until it is closed. A connection above the limit is
-closed at once. The total leaves file descriptors for the rest of the process. A client's rate is a token bucket, and
-memory is bounded."""
+A connection counts from the moment it is accepted, before TLS, until it is closed. The limit of all connections leaves
+file descriptors for the rest of the process. A token bucket limits the rate of a client's requests."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ class ConnectionLimits:
     connections: open connections of all clients.
     connections_by_address: open connections of one address.
     header_seconds: time for the TLS handshake, and for a request's line and headers together.
-    header_bytes: their size.
-    stalled_seconds: how long an answer may wait for a client that does not read."""
+    header_bytes: size of a request's line and headers together.
+    stalled_seconds: time that an answer waits for a client that does not read."""
 
     connections: int = 16_384
     connections_by_address: int = 1_024
@@ -47,10 +46,10 @@ class Connections:
         self._by_address: Counter[str] = Counter()
         self._open = 0
         self.refused = 0
-        """Connections that were closed because there were too many."""
+        """Number of connections that exceeded a limit."""
 
     def enter(self, address: str) -> bool:
-        """Count a new connection; returns False if it exceeds the limit."""
+        """Count a new connection. Return False, and do not count it, if it exceeds a limit."""
         with self._lock:
             if self._open >= self._most or self._by_address[address] >= self._most_by_address:
                 self.refused += 1
@@ -74,8 +73,8 @@ class Connections:
 
 
 def most_descriptors() -> int:
-    """Return how many connections this process may hold and still open files. Raises its soft limit to the
-    hard limit."""
+    """Return the number of connections that leave this process enough file descriptors. Set the process's soft limit of
+    descriptors to its hard limit before."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -86,10 +85,15 @@ def most_descriptors() -> int:
 
 
 _BUCKETS = 16_384
+"""Number of clients that a `RateLimit` remembers."""
 
 
 class RateLimit:
-    """A token bucket per client; the least recently seen clients are forgotten to bound memory."""
+    """Limits the rate of requests with a token bucket for each client. To bound memory, it forgets the client that has
+    sent no request for the longest time.
+
+    per_second: requests that a client may send per second on average.
+    burst: requests that it may send at once."""
 
     def __init__(self, clock: Clock, per_second: float, burst: int) -> None:
         self._clock = clock
@@ -98,7 +102,7 @@ class RateLimit:
         self._buckets: LRUCache[tuple[str, str], tuple[float, int]] = LRUCache(_BUCKETS)
 
     def admit(self, client: tuple[str, str]) -> float:
-        """Return 0 if the request may pass, otherwise the seconds after which one may."""
+        """Return 0 if a request may pass, or else the seconds after which the client's next one may."""
         now = self._clock.monotonic_ms()
         level, since = self._buckets.pop(client, (self._burst, now))
         level = min(self._burst, level + (now - since) * self._per_ms)

@@ -1,6 +1,5 @@
-"""Wraps an ASGI application so that every response has its headers and every defect is logged.
-
-It also reads bodies within limits, and serves content with an ETag."""
+"""Adds headers to every response and logs every defect, reads request bodies within limits, and answers with an
+ETag."""
 
 from __future__ import annotations
 
@@ -17,11 +16,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 Answered = Callable[[str, str, int, float], None]
-"""Called after each response: method, path as sent, status, seconds."""
+"""A function that is called after each response with the method, the path as sent, the status and the seconds."""
 
 
 class ObservedSend:
-    """Sends a response, with headers that it does not set itself. status: as sent, 500 before."""
+    """An ASGI `send` function that adds the headers which a response does not set itself.
+
+    status: the status of the response; 500 before it is sent."""
 
     def __init__(self, send: Send, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self._send = send
@@ -32,8 +33,8 @@ class ObservedSend:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status, self.started = message["status"], True
-            given = {name.lower() for name, _ in message["headers"]}
-            message["headers"] = [*message["headers"], *(pair for pair in self._headers if pair[0] not in given)]
+            present = {name.lower() for name, _ in message["headers"]}
+            message["headers"] = [*message["headers"], *(pair for pair in self._headers if pair[0] not in present)]
         await self._send(message)
 
 
@@ -43,8 +44,11 @@ def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
 
 
 class RequestLog:
-    """Wraps a Starlette application and answers 500 if it raises. headers: added to every response that does not set
-    them."""
+    """An ASGI application that wraps a Starlette application. It logs every exception, to which Starlette answers 500.
+
+    name: of the logger.
+    headers: added to every response that does not set them.
+    answered: called after each response."""
 
     def __init__(
         self, app: ASGIApp, name: str, *, headers: Mapping[str, str] | None = None, answered: Answered | None = None
@@ -60,7 +64,7 @@ class RequestLog:
             await self._app(scope, receive, observed)
         except ClientDisconnect:
             return
-        except Exception as error:  # noqa: BLE001  # the last stop: a defect is logged once
+        except Exception as error:  # noqa: BLE001  # every defect is logged once, here
             self._log.error("request_failed", path=scope.get("path", "")[:200], exc_info=error)
         if self._answered is not None and scope["type"] == "http":
             path = scope.get("raw_path", b"").decode("ascii", "replace")
@@ -68,7 +72,8 @@ class RequestLog:
 
 
 async def read_body(request: Request, most_bytes: int, seconds: float) -> bytes:
-    """Read the body, up to `most_bytes` and within `seconds`. Raises HTTPException."""
+    """Read the body of a request. Raises HTTPException: 413 for more than `most_bytes`, 408 if it takes longer than
+    `seconds`."""
     declared = request.headers.get("content-length", "0")
     body = bytearray()
     try:
@@ -82,17 +87,17 @@ async def read_body(request: Request, most_bytes: int, seconds: float) -> bytes:
                     return bytes(body)
     except TimeoutError as error:
         raise HTTPException(408, f"the body did not arrive within {seconds:g} s", _CLOSE) from error
-    raise HTTPException(413, f"more than {most_bytes} bytes", _CLOSE)
+    raise HTTPException(413, f"the body has more than {most_bytes} bytes", _CLOSE)
 
 
 _CLOSE = {"Connection": "close"}
-"""The rest of a body is not read."""
+"""Makes the client close the connection, because the rest of the body is not read."""
 
 
 def tagged(request: Request, body: bytes, media_type: str, file: str = "") -> Response:
-    """Answer 200 with an ETag of the content, or 304 if the client has it already.
+    """Answer 200 with an ETag of the content, or 304 if the client already has the content.
 
-    file: the name under which a browser saves it; "": it is displayed."""
+    file: the name under which a browser saves the content; "" to display it."""
     tag = f'"{hashlib.sha256(body).hexdigest()}"'
     headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
     if file:
@@ -104,7 +109,7 @@ def tagged(request: Request, body: bytes, media_type: str, file: str = "") -> Re
 
 
 def static_routes(files: Mapping[str, tuple[bytes, str]]) -> list[Route]:
-    """Routes of files that need no authentication: by path, the content and its media type."""
+    """Return the routes of files that need no authentication. files: the content and its media type, by path."""
 
     def route(path: str, content: bytes, media_type: str) -> Route:
         async def answer(request: Request) -> Response:

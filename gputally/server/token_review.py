@@ -1,9 +1,9 @@
-"""Authenticates service accounts through the Kubernetes TokenReview API.
+"""Authenticates service accounts and people through the Kubernetes TokenReview API.
 
-An answer is cached for at most a minute, and never beyond the token's own expiry. An agent's token must have gputally's
-audience and be bound to a pod, so that node A cannot write for node B. The review names the pod's node. Before
-Kubernetes 1.30 it names only the pod, which is then looked up by name and uid. While the server does not answer, known
-callers stay admitted. New callers are neither admitted nor rejected, and get `AuthorityUnavailable`."""
+The module caches an answer for at most a minute, and never beyond the token's own expiry. An agent's token must have
+gputally's audience and be bound to a pod, so that the agent of one node cannot report for another. The review names the
+pod's node. Before Kubernetes 1.30 it names only the pod, which is then looked up by name and uid. While the API server
+does not answer, callers with a cached answer stay admitted, and new callers get `AuthorityUnavailable`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from gputally.base.clock import Clock
 from gputally.base.errors import ClusterError
 from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.objects import Api
-from gputally.server import tokens_and_grants
 from gputally.server.rate_and_connection_limits import RateLimit
 from gputally.server.tokens_and_grants import (
     AuthorityUnavailable,
@@ -29,21 +28,28 @@ from gputally.server.tokens_and_grants import (
     Scope,
     TooManyUnknown,
     Unauthenticated,
+    agent,
     granted,
+    service_account,
     sha256,
+    unverified,
 )
 
 T = TypeVar("T")
 REMEMBERED_MS = 60 * MS_PER_SECOND
+"""How long an admitted token is cached."""
 REFUSED_MS = 10 * MS_PER_SECOND
+"""How long a refused token is cached."""
 MOST_REMEMBERED = 16_384
+"""Number of cached tokens."""
 MOST_TEAMS = 500
-_AT_ONCE = 8
+"""Number of teams for which a person's right to see the team is reviewed."""
+_REVIEWS_AT_ONCE = 8
 _POD = "authentication.kubernetes.io/pod-uid"
 _POD_NAME = "authentication.kubernetes.io/pod-name"
 _NODE = "authentication.kubernetes.io/node-name"
 GROUP = "gputally.dev"
-"""The API group under which RBAC rules name gputally's resources; it need not exist in the cluster."""
+"""The API group of gputally's resources in RBAC rules. No such API has to exist in the cluster."""
 _RIGHTS: tuple[tuple[Scope, str, str], ...] = (
     ("read", "get", "usage"),
     ("policy", "update", "policies"),
@@ -100,7 +106,7 @@ _access_review = msgspec.json.Decoder(_AccessReview)
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """The cached answer for a token: the principal, or why there is none; until_ms on the monotonic clock."""
+    """The cached answer for a token: the principal, or None and the reason. until_ms: monotonic time of its expiry."""
 
     principal: Principal | None
     reason: str
@@ -108,11 +114,11 @@ class _Answer:
 
 
 class TokenReviews:
-    """A gputally.server.tokens_and_grants.Authenticator over an API server.
+    """Authenticates tokens by an API server (a gputally.server.tokens_and_grants.Authenticator).
 
-    cluster: its name in the ledger.
-    teams: the existing teams, checked one by one if a person may not see all.
-    rate: how many tokens of one address are reviewed."""
+    cluster: the cluster's name in the ledger.
+    teams: returns the existing teams; a person who may not see all teams needs a right for each.
+    rate: limits the tokens that one address can have reviewed."""
 
     def __init__(
         self,
@@ -134,14 +140,14 @@ class TokenReviews:
         self._known: TLRUCache[str, _Answer] = TLRUCache(
             MOST_REMEMBERED, ttu=lambda _key, answer, _now: answer.until_ms, timer=clock.monotonic_ms
         )
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(_REVIEWS_AT_ONCE)
 
     async def authenticate(self, token: str | None, address: str = "") -> Principal:
-        said = tokens_and_grants.unverified(token) if token else None
-        if not token or said is None:
+        content = unverified(token) if token else None
+        if not token or content is None:
             raise Unauthenticated("the token is not known")
-        left_ms = said.expires_ms - self._clock.wall_ms()
-        if left_ms <= 0:
+        valid_ms = content.expires_ms - self._clock.wall_ms()
+        if valid_ms <= 0:
             raise Unauthenticated("the token has expired")
         key = sha256(token)
         answer = self._known.get(key)
@@ -151,37 +157,37 @@ class TokenReviews:
             if wait:
                 raise TooManyUnknown(wait)
             async with self._slots:
-                principal, reason = await asyncio.to_thread(self._ask, token)
-            kept = min(REMEMBERED_MS if principal else REFUSED_MS, left_ms)
-            answer = _Answer(principal, reason, self._clock.monotonic_ms() + kept)
+                principal, reason = await asyncio.to_thread(self._review, token)
+            cached_ms = min(REMEMBERED_MS if principal else REFUSED_MS, valid_ms)
+            answer = _Answer(principal, reason, self._clock.monotonic_ms() + cached_ms)
             self._known[key] = answer
         if answer.principal is None:
             raise Unauthenticated(answer.reason)
         return answer.principal
 
-    def _ask(self, token: str) -> tuple[Principal | None, str]:
-        """Review a token; returns the principal, or None and the reason."""
+    def _review(self, token: str) -> tuple[Principal | None, str]:
+        """Review a token. Return the principal, or None and the reason."""
         body = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenReview",
             "spec": {"token": token, "audiences": [self._callers.audience]},
         }
         status = self._post("/apis/authentication.k8s.io/v1/tokenreviews", body, _token_review).status
-        # A server without audiences leaves them out: then the token is valid for any audience.
+        # A server that knows no audiences leaves them out of its answer, because the token is then valid for any.
         if not status.authenticated or self._callers.audience not in status.audiences:
             return None, "the token is not known"
         user = status.user
-        account = tokens_and_grants.service_account(user.username)
+        account = service_account(user.username)
         if account is not None:
             node = next(iter(user.extra.get(_NODE, ())), None)
             if node is None and account in self._callers.agents:
                 node = self._node_of_pod(account.partition("/")[0], user)
             try:
-                found = tokens_and_grants.agent(account, node, self._callers.agents, self._cluster)
+                reporter = agent(account, node, self._callers.agents, self._cluster)
             except Unauthenticated as error:
                 return None, str(error)
-            if found is not None:
-                return found, ""
+            if reporter is not None:
+                return reporter, ""
         person = self._person(user)
         pod = next(iter(user.extra.get(_POD, ())), None)
         if account is not None and pod and self._callers.jobs and not person.may("progress"):
@@ -189,7 +195,7 @@ class TokenReviews:
         return person, ""
 
     def _node_of_pod(self, namespace: str, user: _User) -> str | None:
-        """Return the node of the pod that the token is bound to; None if it is bound to none, or the pod is gone."""
+        """Return the node of the pod that a token is bound to; None if it is bound to no pod, or the pod is deleted."""
         uid = next(iter(user.extra.get(_POD, ())), "")
         name = next(iter(user.extra.get(_POD_NAME, ())), "")
         if not uid or not name:
@@ -198,7 +204,7 @@ class TokenReviews:
             answer = self._api.get(f"/api/v1/namespaces/{namespace}/pods", {"fieldSelector": f"metadata.name={name}"})
             pods = _pod_list.decode(answer).items
         except (ClusterError, msgspec.MsgspecError) as error:
-            raise AuthorityUnavailable(f"the API server cannot be reached: {error}") from error
+            raise AuthorityUnavailable(f"the API server gave no valid answer: {error}") from error
         return next((pod.spec.node_name for pod in pods if pod.metadata.uid == uid), None)
 
     def _person(self, user: _User) -> Principal:
@@ -208,8 +214,8 @@ class TokenReviews:
             if "read" in allowed or "admin" in allowed:
                 teams = None
             elif teams is not None:
-                named = sorted(self._teams())[:MOST_TEAMS]
-                visible = frozenset(team for team in named if self._may(user, "get", "teams", team))
+                checked = sorted(self._teams())[:MOST_TEAMS]
+                visible = frozenset(team for team in checked if self._may(user, "get", "teams", team))
                 allowed |= {"read"} if visible else frozenset()
                 teams |= visible
             scopes |= allowed
@@ -234,4 +240,4 @@ class TokenReviews:
         try:
             return answer.decode(self._api.post(path, body))
         except (ClusterError, msgspec.MsgspecError) as error:
-            raise AuthorityUnavailable(f"the API server cannot be reached: {error}") from error
+            raise AuthorityUnavailable(f"the API server gave no valid answer: {error}") from error

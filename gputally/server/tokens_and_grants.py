@@ -1,18 +1,17 @@
 """Defines principals and scopes, and reads the token file and the callers file that grant them.
 
-The token file holds only SHA-256 digests, so a reader of the file gets no access. It is read again when it changes. An
-invalid new version is reported, and the version in force stays. A token is compared with every entry in constant time,
-so that timing reveals nothing about the tokens.
+The token file holds only SHA-256 digests, so a reader of the file gets no access. The program reads the file again when
+it changes. If a new version is invalid, the program reports it and keeps the version in force. It compares a token with
+every entry in constant time, so that timing reveals nothing about the tokens.
 
-Other ways to authenticate (a cluster's TokenReview) implement `Authenticator`. The module does no HTTP. The
-controller's pages use it too.
+Every way to authenticate implements `Authenticator`. An example of a callers file:
 
 schema: 1
-kubernetes:                                  # this cluster's own API server vouches for its tokens
+kubernetes:                                  # this cluster's own API server reviews the tokens
   audience: gputally
   agents: [gputally/gputally-agent]          # service accounts (namespace/name) that report usage
   jobs: true                                 # pods report the progress of their own job (docs/jobs.md)
-  rights: true                               # people may also be granted by RBAC (docs/security.md)
+  rights: true                               # RBAC too grants rights to people (docs/security.md)
 issuers:                                     # other clusters, and the company's login
   - {issuer: https://oidc.edge, audience: gputally, jwks_file: edge.json, cluster: edge, agents: [gputally/agent],
      jobs: true}                             # that cluster's pods report the progress of their own job
@@ -53,16 +52,17 @@ from gputally.server.config_loading import Model, WatchedFile
 Scope = Literal["ingest", "import", "read", "progress", "policy", "admin"]
 SCOPES: tuple[Scope, ...] = ("ingest", "import", "read", "progress", "policy", "admin")
 _TOKEN_BYTES = 32
-_LOOK_EVERY_MS = 1_000
+_CHECK_EVERY_MS = 1_000
+"""Least time between two checks of the token file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """An authenticated caller. `admin` includes the other scopes.
+    """An authenticated caller. The scope `admin` includes all others.
 
-    cluster, node: the only ones whose usage this principal may report.
-    teams: the only ones whose figures it may see and whose jobs' progress it may report; None: all.
-    pod: uid of the pod (of `cluster`) that the caller is, which may report the progress of its own job."""
+    cluster, node: the only ones whose usage the principal may report.
+    teams: the only teams whose figures it may see and whose jobs' progress it may report; None: all teams.
+    pod: uid of the pod in `cluster` that the principal is; a pod may report the progress of its own job."""
 
     name: str
     scopes: frozenset[Scope]
@@ -76,18 +76,18 @@ class Principal:
 
 
 class Unauthenticated(Exception):
-    """The caller is unknown. The reason reveals nothing about valid callers."""
+    """The caller is not known. The message reveals nothing about known callers."""
 
 
 class AuthorityUnavailable(Exception):
-    """The authority that could identify the caller does not answer."""
+    """The server that could identify the caller (an API server, an issuer) does not answer."""
 
 
 class TooManyUnknown(Exception):
-    """An address sent more unknown tokens than may be reviewed; the next ones are reviewed after `seconds`."""
+    """An address sent too many unknown tokens. seconds: the time after which the next one is reviewed."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__("more unknown tokens than one address may bring")
+        super().__init__("this address sent too many unknown tokens")
         self.seconds = seconds
 
 
@@ -97,52 +97,53 @@ class Authenticator(Protocol):
     async def authenticate(self, token: str | None, address: str = "") -> Principal:
         """Return the principal.
 
-        token: None if the request carried none.
-        address: of the caller.
+        token: the bearer token; None if the request has none.
+        address: the caller's IP address.
 
         Raises Unauthenticated, AuthorityUnavailable or TooManyUnknown."""
         ...
 
 
 class AnyOf:
-    """Several authenticators, tried in order. If none knows the token, it raises AuthorityUnavailable if one of them
-    could not ask its authority, otherwise the last one's Unauthenticated."""
+    """Tries several authenticators in order. If none knows the token, it raises AuthorityUnavailable if an authority
+    did not answer, and otherwise the last authenticator's Unauthenticated."""
 
-    def __init__(self, *ways: Authenticator) -> None:
-        self._ways = ways
+    def __init__(self, *authenticators: Authenticator) -> None:
+        self._authenticators = authenticators
 
     async def authenticate(self, token: str | None, address: str = "") -> Principal:
-        fault: Exception = Unauthenticated("a bearer token is needed")
-        unsure: AuthorityUnavailable | None = None
-        for way in self._ways if token else ():
+        refusal: Exception = Unauthenticated("a bearer token is needed")
+        unavailable: AuthorityUnavailable | None = None
+        for authenticator in self._authenticators if token else ():
             try:
-                return await way.authenticate(token, address)
+                return await authenticator.authenticate(token, address)
             except Unauthenticated as error:
-                fault = error
+                refusal = error
             except AuthorityUnavailable as error:
-                unsure = error
-        raise unsure or fault
+                unavailable = error
+        raise unavailable or refusal
 
 
 class CurrentAuthenticator:
-    """Delegates to the authenticators of the newest configuration, which is read again when it changes."""
+    """Calls the authenticator that `current` returns, which changes with the configuration."""
 
-    def __init__(self, way: Callable[[], Authenticator]) -> None:
-        self._way = way
+    def __init__(self, current: Callable[[], Authenticator]) -> None:
+        self._current = current
 
     async def authenticate(self, token: str | None, address: str = "") -> Principal:
-        return await self._way().authenticate(token, address)
+        return await self._current().authenticate(token, address)
 
 
 class AllowAll:
-    """Accepts every caller without a token, on a loopback address only (accountant.core.settings ensures this)."""
+    """Accepts every caller. accountant.core.settings allows it only on a loopback address."""
 
     async def authenticate(self, token: str | None, address: str = "") -> Principal:  # noqa: ARG002  # the protocol's
         return Principal("anonymous", frozenset(SCOPES))
 
 
 class FileToken:
-    """The bearer token that a file holds in plain text, with the scope `read`. The file is read at every request."""
+    """Accepts the bearer token that a file holds in plain text, with the scope `read`. It reads the file at every
+    request."""
 
     def __init__(self, name: str, path: Path) -> None:
         self._name = name
@@ -150,16 +151,16 @@ class FileToken:
 
     async def authenticate(self, token: str | None, address: str = "") -> Principal:  # noqa: ARG002  # the protocol's
         try:
-            held = (await asyncio.to_thread(self._path.read_text, encoding="utf-8")).strip()
+            expected = (await asyncio.to_thread(self._path.read_text, encoding="utf-8")).strip()
         except (OSError, UnicodeDecodeError) as error:
             raise AuthorityUnavailable(f"{self._path}: the token cannot be read: {error}") from error
-        if not held or token is None or not hmac.compare_digest(sha256(held), sha256(token)):
+        if not expected or token is None or not hmac.compare_digest(sha256(expected), sha256(token)):
             raise Unauthenticated("the token is not known")
         return Principal(self._name, frozenset({"read"}))
 
 
 class SingleToken:
-    """A single secret with all rights, for a process that calls itself."""
+    """Accepts a single token with all scopes, for a process that calls itself."""
 
     def __init__(self, token: str) -> None:
         self._digest = sha256(token)
@@ -171,8 +172,8 @@ class SingleToken:
 
 
 class TokenEntry(Model):
-    """One token of the file. An entry with the scope `ingest` reports for one node of one cluster, one with the scope
-    `import` adds to the past of one cluster."""
+    """One token of the file. The holder of a token with the scope `ingest` reports for one node of one cluster, and
+    with the scope `import` adds usage of the past to one cluster."""
 
     name: str = Field(min_length=1, max_length=200)
     token_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -223,45 +224,45 @@ class TokenList(Model):
 
 
 class TokenFile:
-    """Bearer tokens from a file. Raises FileFault if the first version cannot be read.
+    """Accepts the bearer tokens of a token file. Raises FileFault if the first version of the file is invalid.
 
-    report: called with the faults of a later version that is not put in force."""
+    report: is called with the faults of a later version that is not put in force."""
 
     def __init__(self, path: Path, clock: Clock, report: Callable[[str], None]) -> None:
         self._file = WatchedFile(path, lambda p: config_loading.load_yaml(p, TokenList).tokens, report)
         self._clock = clock
-        self._looked_ms = clock.monotonic_ms()
+        self._checked_ms = clock.monotonic_ms()
 
     @property
     def refused(self) -> bool:
-        """Whether the file's newest version is not in force."""
+        """True while the file's newest version is not in force."""
         return self._file.refused
 
     async def authenticate(self, token: str | None, address: str = "") -> Principal:  # noqa: ARG002  # the protocol's
-        return self.whose(token)
+        return self.principal_of(token)
 
-    def whose(self, token: str | None) -> Principal:
-        """Authenticate a caller without an event loop. Raises Unauthenticated."""
+    def principal_of(self, token: str | None) -> Principal:
+        """Return the principal of a token, without an event loop. Raises Unauthenticated."""
         now = self._clock.monotonic_ms()
-        if now - self._looked_ms >= _LOOK_EVERY_MS:
-            self._looked_ms = now
-            self._file.look()
+        if now - self._checked_ms >= _CHECK_EVERY_MS:
+            self._checked_ms = now
+            self._file.check()
         if not token:
             raise Unauthenticated("a bearer token is needed")
         digest = sha256(token)
-        found: TokenEntry | None = None
-        for entry in self._file.current:
+        matching: TokenEntry | None = None
+        for entry in self._file.current:  # every entry is compared, so that timing reveals nothing
             if hmac.compare_digest(entry.token_sha256, digest):
-                found = entry
-        if found is None:
+                matching = entry
+        if matching is None:
             raise Unauthenticated("the token is not known")
-        if found.expires is not None and found.expires.timestamp() * MS_PER_SECOND <= self._clock.wall_ms():
+        if matching.expires is not None and matching.expires.timestamp() * MS_PER_SECOND <= self._clock.wall_ms():
             raise Unauthenticated("the token has expired")
-        return found.principal
+        return matching.principal
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if only this machine can connect to the host. A name other than localhost counts as reachable."""
+    """Return True if only this machine can connect to the host. A name other than localhost gives False."""
     if host == "localhost":
         return True
     try:
@@ -272,7 +273,7 @@ def is_loopback(host: str) -> bool:
 
 @lru_cache(maxsize=64)
 def names_this_machine(host: str) -> bool:
-    """Return whether a Host header names a loopback address."""
+    """Return True if a Host header names a loopback address."""
     try:
         return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
@@ -280,8 +281,8 @@ def names_this_machine(host: str) -> bool:
 
 
 def token_in(authorization: str, *, basic: bool = True) -> str | None:
-    """Return the bearer token of an Authorization header. basic: also accept the password of Basic, which browsers ask
-    people for."""
+    """Return the bearer token of an Authorization header; None if it has none. basic: True to accept the password of
+    Basic authentication as a token, because browsers can ask people for it."""
     kind, _, value = authorization.partition(" ")
     if kind.lower() == "bearer":
         return value.strip()
@@ -294,7 +295,8 @@ def token_in(authorization: str, *, basic: bool = True) -> str | None:
 
 
 def sha256(token: str) -> str:
-    """Return the digest of a token as the file stores it. Tokens are 256 random bits, so no slow hash is needed."""
+    """Return the digest of a token as the token file stores it. Tokens are 256 random bits, so no slow hash is
+    needed."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -326,7 +328,7 @@ _SERVICE_ACCOUNT = "system:serviceaccount:"
 
 @dataclass(frozen=True, slots=True)
 class UnverifiedToken:
-    """The content of a token that is not verified yet; it only selects the issuer to use."""
+    """The content of a JWT that is not verified yet. It only selects the issuer that verifies the token."""
 
     issuer: str
     key: str
@@ -335,7 +337,7 @@ class UnverifiedToken:
 
 
 def unverified(token: str) -> UnverifiedToken | None:
-    """Decode a token without verification; None if it is not a JWT with an expiry."""
+    """Decode a JWT without verification. Return None if the token is not a JWT with an expiry."""
     if len(token) > MOST_BYTES or token.count(".") != 2:
         return None
     try:
@@ -350,7 +352,7 @@ def unverified(token: str) -> UnverifiedToken | None:
 
 
 def check_times(claims: Mapping[str, Any], now_ms: int) -> None:
-    """Check the token's times. Raises Unauthenticated if it has expired or is not valid yet."""
+    """Check the claims `exp` and `nbf`. Raises Unauthenticated if the token has expired or is not valid yet."""
     end, begin = _instant(claims.get("exp")), _instant(claims.get("nbf", 0))
     if end is None or now_ms >= end + SKEW_MS:
         raise Unauthenticated("the token has expired")
@@ -359,7 +361,7 @@ def check_times(claims: Mapping[str, Any], now_ms: int) -> None:
 
 
 def service_account(username: str) -> str | None:
-    """Return NAMESPACE/NAME of a service account's user name, None for any other user."""
+    """Return a service account as NAMESPACE/NAME from its user name; None for any other user."""
     if not username.startswith(_SERVICE_ACCOUNT):
         return None
     namespace, colon, name = username.removeprefix(_SERVICE_ACCOUNT).partition(":")
@@ -367,9 +369,9 @@ def service_account(username: str) -> str | None:
 
 
 def agent(account: str, node: str | None, agents: Collection[str], cluster: str) -> Principal | None:
-    """Return the principal of an agent's service account; None if the account is not an agent's.
+    """Return the principal of an agent's service account; None if the account is not one of `agents`.
 
-    A token that is not bound to a node is refused, because it could report for any node. Raises Unauthenticated."""
+    Raises Unauthenticated if the token is not bound to a node, because its holder could report for any node."""
     if account not in agents:
         return None
     if not node:
@@ -378,7 +380,7 @@ def agent(account: str, node: str | None, agents: Collection[str], cluster: str)
 
 
 def _instant(value: object) -> int | None:
-    """Return a NumericDate as milliseconds; None if it is not one."""
+    """Convert a NumericDate (RFC 7519) to milliseconds; None if the value is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**53:
         return None
     return round(value * MS_PER_SECOND)
@@ -390,10 +392,10 @@ class KubernetesCallers(Model):
     audience: str = Field(default="gputally", min_length=1)
     agents: tuple[str, ...] = ()
     jobs: bool = False
-    """Whether pods may report the progress of their own job, with a token of their service account for gputally's
+    """True if pods may report the progress of their own job, with a token of their service account for gputally's
     audience."""
     rights: bool = False
-    """Whether people also get rights from RBAC (SubjectAccessReview), in addition to the grants."""
+    """True if people get rights from RBAC (SubjectAccessReview), in addition to the grants."""
 
     @model_validator(mode="after")
     def _accounts(self) -> Self:
@@ -406,15 +408,15 @@ class Login(Model):
 
     client_id: str = Field(min_length=1, max_length=253)
     client_secret_file: Path | None = None
-    """Read at every sign-in. None: a public client."""
+    """File with the client's secret, which is read at every sign-in; None for a public client."""
     scopes: tuple[str, ...] = ("openid", "profile", "email")
-    """Requested scopes; many issuers include groups in the token only for a scope of their own."""
+    """Requested scopes. Many issuers put groups into the token only for a scope of their own."""
     label: str = Field(default="", max_length=80)
-    """Text of the link; the issuer's host if empty."""
+    """Text of the sign-in link; "" for the issuer's host."""
 
 
 class Issuer(Model):
-    """An OpenID Connect issuer: of another cluster's service accounts (`cluster`, `agents`), or of people."""
+    """An OpenID Connect issuer, either of another cluster's service accounts (`cluster`, `agents`) or of people."""
 
     issuer: str = Field(min_length=1)
     audience: str = Field(min_length=1)
@@ -424,14 +426,14 @@ class Issuer(Model):
     """The one cluster whose usage its agents may report."""
     agents: tuple[str, ...] = ()
     jobs: bool = False
-    """Pods of that cluster may report the progress of their own job, with a token that is bound to the pod."""
+    """True if pods of that cluster may report the progress of their own job, with a token that is bound to the pod."""
     user: str = "sub"
     """Claim with a person's name."""
     groups: str = "groups"
     """Claim with a person's groups."""
     email_unverified: bool = False
-    """Whether to accept an e-mail address that the token does not call verified, if `user` is `email`. Only for an
-    issuer at which people cannot enter the address themselves."""
+    """True to accept an e-mail address that the issuer has not verified, if `user` is `email`. This is safe only if
+    people cannot enter the address themselves."""
     clients: tuple[str, ...] = ()
     """Clients, besides `audience` and the login's own, to which a person's token may have been issued (`azp`)."""
     login: Login | None = None
@@ -461,7 +463,7 @@ class Certificate(Model):
 
 
 class Grant(Model):
-    """The rights of some people. teams: the only ones whose figures they see; None: all."""
+    """The scopes of some users and groups. teams: the only teams whose figures they see; None: all teams."""
 
     users: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
@@ -479,9 +481,9 @@ class Callers(Model):
     grants: tuple[Grant, ...] = ()
 
     def certified(self, common_name: str) -> Principal | None:
-        """Return the principal of a client certificate."""
-        found = next((one for one in self.certificates if one.name == common_name), None)
-        return found.principal if found is not None else None
+        """Return the principal of a client certificate; None if the file does not list it."""
+        certificate = next((each for each in self.certificates if each.name == common_name), None)
+        return certificate.principal if certificate is not None else None
 
 
 def granted(
@@ -490,14 +492,14 @@ def granted(
     """Return the scopes and visible teams of a person: the union of all matching grants."""
     scopes: set[Scope] = set()
     teams: set[str] = set()
-    everything = False
+    all_teams = False
     for grant in grants:
         if user in grant.users or not set(groups).isdisjoint(grant.groups):
             scopes |= set(grant.scopes)
             if {"read", "progress", "admin"} & set(grant.scopes):
-                everything |= grant.teams is None
+                all_teams |= grant.teams is None
                 teams |= set(grant.teams or ())
-    return frozenset(scopes), None if everything else frozenset(teams)
+    return frozenset(scopes), None if all_teams else frozenset(teams)
 
 
 def _check_accounts(accounts: Sequence[str]) -> None:

@@ -166,7 +166,7 @@ def test_an_answer_with_another_state_signs_nobody_in(house: PageContext) -> Non
     answer = page.goto(f"{house.url}/coverage")
     assert answer is not None
     assert answer.status == 401
-    assert "the provider did not let you in" in page.inner_text("main")
+    assert "the provider refused the sign-in" in page.inner_text("main")
     (under_way,) = house.context.cookies()
     assert under_way["path"] == "/sign-in"
     assert (under_way["httpOnly"], under_way["secure"]) == (True, True)

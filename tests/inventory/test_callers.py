@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault
 from gputally.server import config_loading, tokens_and_grants
-from gputally.server.openid_connect import AGAIN_MS, FRESH_MS, STALE_MS, Issuers, source
+from gputally.server.openid_connect import AGAIN_MS, FRESH_MS, STALE_MS, Issuers, key_source
 from gputally.server.tokens_and_grants import AuthorityUnavailable, Callers, Issuer, Principal, Unauthenticated
 from tests.inventory.issued import EDGE, GRANTS, KEY, LOGIN, ask, signed
 
@@ -186,7 +186,7 @@ def test_an_issuer_of_people_vouches_for_no_agent(issuers: Issuers, clock: Virtu
         issuers, signed(clock, iss=LOGIN, email="system:serviceaccount:gputally:agent", email_verified=True, **bound())
     )
     assert found.scopes == frozenset()
-    with pytest.raises(Unauthenticated, match="does not say 'email'"):
+    with pytest.raises(Unauthenticated, match="has no claim 'email'"):
         ask(issuers, signed(clock, iss=LOGIN))
 
 
@@ -194,7 +194,7 @@ def test_keys_from_a_file_are_read_anew(tmp_path: Path, clock: VirtualClock) -> 
     path = tmp_path / "keys.json"
     path.write_bytes(jwks())
     issuer = Issuer(issuer=EDGE, audience="gputally", jwks_file=path, cluster="edge", agents=("gputally/agent",))
-    way = Issuers((issuer,), (), clock, source)
+    way = Issuers((issuer,), (), clock, key_source)
     assert ask(way, signed(clock, **bound())).node == "n1"
     path.write_bytes(jwks(OTHER))
     clock.advance(FRESH_MS)

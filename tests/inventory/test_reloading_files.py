@@ -29,24 +29,24 @@ def watched(tmp_path: Path) -> tuple[Path, WatchedFile[object], list[str]]:
 def test_a_bad_version_is_told_once_and_changes_nothing(watched: tuple[Path, WatchedFile[object], list[str]]) -> None:
     path, file, told = watched
     path.write_text("m: 22\n")
-    assert [file.look(), file.look(), file.current, file.refused] == [False, False, 1, True]
+    assert [file.check(), file.check(), file.current, file.refused] == [False, False, 1, True]
     assert told == [f"{path}:1: no n"]
     path.write_text("n: 333\n")
-    assert [file.look(), file.look(), file.current, file.refused] == [True, False, 333, False]
+    assert [file.check(), file.check(), file.current, file.refused] == [True, False, 333, False]
 
 
 def test_what_cannot_be_read_is_told_once_and_tried_again(watched: tuple[Path, WatchedFile[object], list[str]]) -> None:
     path, file, told = watched
     path.write_text("n: 22\n")
     with no_more_files():
-        assert [file.look(), file.look(), file.current, file.refused] == [False, False, 1, True]
+        assert [file.check(), file.check(), file.current, file.refused] == [False, False, 1, True]
     assert told == [f"{path}: Too many open files"]
-    assert [file.look(), file.look(), file.current, file.refused] == [True, False, 22, False]
+    assert [file.check(), file.check(), file.current, file.refused] == [True, False, 22, False]
     path.unlink()
-    assert [file.look(), file.look(), file.current] == [False, False, 22]
+    assert [file.check(), file.check(), file.current] == [False, False, 22]
     assert told[1:] == [f"{path}: No such file or directory"]
     path.write_text("m: 4444\n")  # there again, and bad: another fault
-    assert [file.look(), file.look()] == [False, False]
+    assert [file.check(), file.check()] == [False, False]
     assert len(told) == 3
 
 

@@ -18,7 +18,7 @@ from accountant.composition import Service
 from accountant.core.settings import Settings
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import CannotStart
-from gputally.server.sign_in import CookieSigner, Session, SignIn, key_in, key_of, own_path
+from gputally.server.sign_in import CookieSigner, Session, SignIn, own_path, read_key, read_or_create_key
 from gputally.server.tokens_and_grants import Unauthenticated
 from tests import fresh
 from tests.fakes.provider import Provider, provider
@@ -180,13 +180,13 @@ def test_a_code_is_good_once_and_a_refusal_is_told(site: PageContext, login: Pro
     assert site.browser.get(back).status_code == 401
     site.browser.cookies.clear()
     login.refuse = True
-    assert "did not let you in" in site.sign_in().text
+    assert "refused the sign-in" in site.sign_in().text
 
 
 def test_who_takes_too_long_begins_again(site: PageContext, clock: VirtualClock):
     address = site.leave()
     clock.advance(600_000)
-    assert "too long ago" in site.come_back(address).text
+    assert "has expired" in site.come_back(address).text
 
 
 def test_a_public_client_and_a_wrong_secret(tmp_path: Path, site: PageContext, login: Provider, clock: VirtualClock):
@@ -237,45 +237,45 @@ def test_without_a_way_back_it_does_not_start(tmp_path: Path, clock: VirtualCloc
 
 
 def test_the_key_is_kept_and_private(tmp_path: Path):
-    first = key_in(tmp_path)
-    assert key_in(tmp_path) == first
+    first = read_or_create_key(tmp_path)
+    assert read_or_create_key(tmp_path) == first
     assert len(first) == 32
     assert (tmp_path / "session.key").stat().st_mode & 0o077 == 0
     (tmp_path / "session.key").write_bytes(b"short")
-    with pytest.raises(CannotStart, match="holds no key"):
-        key_in(tmp_path)
+    with pytest.raises(CannotStart, match="the key is too short"):
+        read_or_create_key(tmp_path)
 
 
 def test_a_key_from_elsewhere_is_one_or_is_refused(tmp_path: Path):
     given = tmp_path / "mounted"
     with pytest.raises(CannotStart, match="mounted: No such file"):
-        key_of(given)
+        read_key(given)
     given.write_bytes(b"k" * 32)
-    assert key_of(given) == b"k" * 32
+    assert read_key(given) == b"k" * 32
     given.write_bytes(b"k" * 31)
     with pytest.raises(CannotStart, match="at least 32 bytes"):
-        key_of(given)
+        read_key(given)
 
 
 SESSION = Session("https://login", "ann", ("a", "b"), "id-1")
 
 
 def test_a_cookie_is_what_it_was_made_as_and_of_this_house():
-    seal, other = CookieSigner(b"k" * 32), CookieSigner(b"x" * 32)
-    session = seal.session(SESSION, NOW_MS, 60)
-    assert seal.opened_session(session, NOW_MS) == SESSION
-    under_way = seal.sign_in(SignIn("https://login", "s", "n", "v", "/"), NOW_MS, 60)
+    signer, other = CookieSigner(b"k" * 32), CookieSigner(b"x" * 32)
+    session = signer.encode_session(SESSION, NOW_MS, 60)
+    assert signer.decode_session(session, NOW_MS) == SESSION
+    under_way = signer.encode_sign_in(SignIn("https://login", "s", "n", "v", "/"), NOW_MS, 60)
     for open_it, text in (
-        (seal.opened_sign_in, session),
-        (seal.opened_session, under_way),
-        (other.opened_session, session),
-        (seal.opened_session, session[:-2]),
-        (seal.opened_session, ""),
+        (signer.decode_sign_in, session),
+        (signer.decode_session, under_way),
+        (other.decode_session, session),
+        (signer.decode_session, session[:-2]),
+        (signer.decode_session, ""),
     ):
         with pytest.raises(Unauthenticated):
             open_it(text, NOW_MS)
     with pytest.raises(Unauthenticated, match="more groups"):
-        seal.session(Session("i", "u", tuple(f"group-{n}" for n in range(900)), "id"), NOW_MS, 60)
+        signer.encode_session(Session("i", "u", tuple(f"group-{n}" for n in range(900)), "id"), NOW_MS, 60)
 
 
 @given(st.text())

@@ -205,7 +205,7 @@ def test_our_law_is_within_five_per_cent_of_the_entitlement_there(changes: dict[
         ({"Cycle": 3}, "Cycle: unknown key"),
         ({"Jobs": {"z": {"GPUs": 1}}}, "Jobs.z: no leaf queue has this name"),
         ({"KValue": "much"}, "KValue: Input should be a valid number, unable to parse string as a number"),
-        ({"KValue": True}, "KValue: a number is needed, and true or false is none"),
+        ({"KValue": True}, "KValue: a number is needed, not true or false"),
         (
             {"Nodes": [{"GPUs": 1.5}]},
             "Nodes.0.GPUs: Input should be a valid integer, got a number with a fractional part",

@@ -13,7 +13,7 @@ import httpx2
 
 from fairshare.web.page_authentication import PROGRAM, SignIns
 from gputally.base.clock import VirtualClock
-from gputally.server.sign_in import MARK, CookieSigner, Session
+from gputally.server.sign_in import FORM_TOKEN, CookieSigner, Session
 from tests.fairshare.web.granting import callers, key
 from tests.fairshare.web.staging import Answer, Stage, ask, stage
 from tests.fakes.provider import Provider
@@ -21,7 +21,7 @@ from tests.fakes.provider import Provider
 PAGE = {"accept": "text/html"}
 HERE = "https://fairshare.example"
 NAME, UNDER_WAY = f"__Host-{PROGRAM}", f"__Secure-{PROGRAM}-sign-in"
-SEAL = CookieSigner(b"k" * 32, PROGRAM)
+SIGNER = CookieSigner(b"k" * 32, PROGRAM)
 """With the key of `granting.key`."""
 OTHERS = ("research", "language", "robotics", "serving", "students")
 """Queues that a lead of vision must not read a word of; the first is above theirs."""
@@ -61,10 +61,10 @@ class Browser:
         self, url: str, form: Mapping[str, str] | None = None, *, mark: str | None = None, **headers: str
     ) -> Answer:
         """mark None: that of the page at "/"."""
-        return self.ask("POST", url, {MARK: self.mark() if mark is None else mark, **(form or {})}, **headers)
+        return self.ask("POST", url, {FORM_TOKEN: self.mark() if mark is None else mark, **(form or {})}, **headers)
 
     def mark(self) -> str:
-        return self.get("/").body.decode().partition(f'name="{MARK}" value="')[2].partition('"')[0]
+        return self.get("/").body.decode().partition(f'name="{FORM_TOKEN}" value="')[2].partition('"')[0]
 
     def leave(self, path: str = "/decisions") -> str:
         """Ask for a page; the provider's address that one is sent to."""
@@ -99,7 +99,7 @@ class PageContext:
         made = Browser(self.first.site)
         if groups:
             who = Session(self.login.url, "ann@example.com", groups, secrets.token_hex())
-            made.cookies[NAME] = SEAL.session(who, self.first.clock.wall_ms(), 3_600)
+            made.cookies[NAME] = SIGNER.encode_session(who, self.first.clock.wall_ms(), 3_600)
             made.paths[NAME] = "/"
         return made
 

@@ -33,7 +33,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable
 from gputally.base.units import MS_PER_HOUR, US_PER_HOUR
 from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
-from gputally.server.sign_in import MARK, SignInService
+from gputally.server.sign_in import FORM_TOKEN, SignInService
 from gputally.server.tokens_and_grants import TokenFile, new_token
 from tests.fairshare.conftest import NOW_MS, Accountant
 from tests.patience import CALM_S, until
@@ -176,12 +176,12 @@ class Stage:
     ) -> Answer:
         """mark None: the right one for this caller."""
         right = mark if mark is not None else self.mark(scope)
-        return ask(self.site, "POST", url, {MARK: right, **form}, self._headers(scope, headers))
+        return ask(self.site, "POST", url, {FORM_TOKEN: right, **form}, self._headers(scope, headers))
 
     def mark(self, scope: str = "") -> str:
         """As a form of theirs carries it."""
         text = self.get("/policy", scope).body.decode()
-        _, found, rest = text.partition(f'name="{MARK}" value="')
+        _, found, rest = text.partition(f'name="{FORM_TOKEN}" value="')
         return rest.partition('"')[0] if found else ""
 
     def _headers(self, scope: str, headers: Mapping[str, str]) -> Mapping[str, str]:

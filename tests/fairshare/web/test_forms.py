@@ -16,7 +16,7 @@ from fairshare.controller.policy_file import digest
 from fairshare.explain.what_if_replay import Comparison
 from fairshare.web.what_if_worker import Cancelled, PreviewOrder, ProgressCallback
 from gputally.base.yaml_file import parse
-from gputally.server.sign_in import MARK
+from gputally.server.sign_in import FORM_TOKEN
 from tests.fairshare.web.staging import Stage, quick, settled, stage, text
 
 
@@ -33,7 +33,7 @@ def filled(here: Stage, **values: str) -> dict[str, str]:
         form[name] = chosen[1] if chosen else ""
     for name, value in re.findall(r'<textarea id="[^"]*" name="([^"]*)".*?>(.*?)</textarea>', page, re.DOTALL):
         form[name] = unescape(value).replace("\n", "\r\n")  # as browsers send it
-    form.pop(MARK)
+    form.pop(FORM_TOKEN)
     return form | {key.replace("__", "."): value for key, value in values.items()}
 
 

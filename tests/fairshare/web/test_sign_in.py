@@ -24,7 +24,7 @@ from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP
 from gputally.server.sign_in import Session
-from tests.fairshare.web.browsing import HERE, NAME, OTHERS, SEAL, Browser, PageContext, site_in
+from tests.fairshare.web.browsing import HERE, NAME, OTHERS, SIGNER, Browser, PageContext, site_in
 from tests.fairshare.web.granting import callers, key
 from tests.fairshare.web.staging import addresses, stage, text
 from tests.fakes.provider import Provider
@@ -166,7 +166,7 @@ def test_without_a_queue_of_theirs_a_lead_is_told_so(tmp_path: Path, login: tupl
         tmp_path, text=text_of_policy, cycles=1,
         people=lambda clock: SignIns(file, secret, HERE, 60, clock, lambda fault: None),
     )  # fmt: skip
-    session = SEAL.session(Session(login[0].url, "ann", ("leads",), "id"), here.clock.wall_ms(), 60)
+    session = SIGNER.encode_session(Session(login[0].url, "ann", ("leads",), "id"), here.clock.wall_ms(), 60)
     shown = text(Browser(here.site, {NAME: session}, {NAME: "/"}).get("/"))
     assert "No queue belongs to vision" in shown
     assert "research" not in shown

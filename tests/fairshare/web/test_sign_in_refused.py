@@ -15,7 +15,7 @@ from fairshare.web.page_routing import link
 from gputally.base.clock import VirtualClock
 from gputally.server.sign_in import CookieSigner, Session, SignIn
 from tests.fairshare.conftest import NOW_MS
-from tests.fairshare.web.browsing import HERE, NAME, SEAL, Browser, PageContext, site_in
+from tests.fairshare.web.browsing import HERE, NAME, SIGNER, Browser, PageContext, site_in
 from tests.fairshare.web.granting import callers, key
 from tests.fairshare.web.staging import stage, text
 from tests.fakes.provider import Provider, provider
@@ -58,23 +58,23 @@ def test_a_code_is_good_once_and_a_refusal_is_told(context: PageContext) -> None
     browser.cookies.update(under_way)
     assert browser.get(back).status == 401
     context.login.refuse = True
-    assert "did not let you in" in text(context.browser().sign_in())
+    assert "refused the sign-in" in text(context.browser().sign_in())
 
 
 def test_cookies_that_are_forged_swapped_or_over_are_none(context: PageContext) -> None:
     now = context.first.clock.wall_ms()
     session = Session(context.login.url, "eve", ("operators", "admins"), "id")
-    ours, forged = SEAL, CookieSigner(b"x" * 32, PROGRAM)
+    ours, forged = SIGNER, CookieSigner(b"x" * 32, PROGRAM)
     under_way = SignIn(context.login.url, "s", "n", "v", "/")
-    valid = ours.session(session, now, 60)
+    valid = ours.encode_session(session, now, 60)
     browser = Browser(context.first.site, {NAME: valid}, {NAME: "/"})
     assert browser.get("/").status == 200
     wrong = {
-        "another key": forged.session(session, now, 60),
-        "the accountant's": CookieSigner(b"k" * 32).session(session, now, 60),
-        "a sign-in": ours.sign_in(under_way, now, 60),
-        "over": ours.session(session, now - 60_000, 60),
-        "another issuer's": ours.session(Session("https://gone", "eve", ("operators",), "id"), now, 60),
+        "another key": forged.encode_session(session, now, 60),
+        "the accountant's": CookieSigner(b"k" * 32).encode_session(session, now, 60),
+        "a sign-in": ours.encode_sign_in(under_way, now, 60),
+        "over": ours.encode_session(session, now - 60_000, 60),
+        "another issuer's": ours.encode_session(Session("https://gone", "eve", ("operators",), "id"), now, 60),
         "cut": valid[:-3],
         "no signature": valid.rpartition(".")[0] + ".",
         "nothing": "x",
@@ -97,7 +97,7 @@ def test_a_session_ends_and_so_does_a_sign_in_that_takes_too_long(
     late = here.browser()
     back = late.back(late.leave())
     here.first.clock.advance(600_000)
-    assert "too long ago" in text(late.get(back))
+    assert "has expired" in text(late.get(back))
 
 
 @pytest.mark.parametrize(
