@@ -1,4 +1,4 @@
-"""Finds which pod holds each device, and reads what Kubernetes says about that pod.
+"""Finds the holder of each device, and reads the facts of the pods among the holders.
 
-The sources are the kubelet and the API server, from which it lists and watches only this node's objects, over plain
-HTTPS without a client library."""
+On Kubernetes the sources are the kubelet and the API server. The package lists and watches only this node's objects,
+over plain HTTPS without a client library."""

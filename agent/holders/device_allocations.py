@@ -1,17 +1,15 @@
 """Joins the kubelet's device list with the pods and resource claims, to find which pod holds which device.
 
-A device id counts once per pod, however many of its containers name it. A pod that ended holds nothing. The pods on a
-shared GPU hold it, not the pod that only reserves it. A device id that matches nothing on this node is reported, never
-guessed. Only the kubelet decides which devices a pod has.
-
-The part of a shared device is read from the pod only for the sharing systems in the node's settings. It comes from data
-that its owner cannot change any more: the limits of its containers (HAMi), or the part that it declared when it was
-bound (KAI, `BoundPods`). This module does not use processes. The snapshot keeps both sources, so that their
-disagreements can be counted. Sources: kai-scheduler docs/gpu-sharing; Project-HAMi protocol of task dispatch.
+Only the kubelet decides which devices a pod has. A device counts once per pod, however many of its containers name it.
+A pod that ended holds nothing. A device name that matches nothing on this node is reported, never guessed.
 
 With fraction schedulers (KAI, Run:ai) a reservation pod holds the GPU, and the workloads beside it have no device of
-their own. The running processes identify them. HAMi gives every pod a virtual device, and the limits of its containers
-state the part. If no process runs, the kubelet's allocation is used.
+their own. The workloads hold the GPU, not the reservation pod; their groups or their running processes identify them.
+HAMi gives every pod a virtual device, and the limits of its containers state the part.
+
+The part of a shared device is read from the pod only for the sharing systems in the node's settings. It comes from data
+that the owner of the pod cannot change any more: the limits of its containers (HAMi), or the part that it declared when
+it was bound (KAI, `BoundPods`). Sources: kai-scheduler docs/gpu-sharing; Project-HAMi protocol of task dispatch.
 
 | Form of a device's name | Written by |
 |---|---|
@@ -22,19 +20,16 @@ state the part. If no process runs, the kubelet's allocation is used.
 | `<either>-<k>` | HAMi's device plugin: virtual device k |
 | `gpu-<N>`, `gpu-<N>-mig-<profile>-<id>-<start>` | NVIDIA's DRA driver; N is the minor number |
 
-A name is looked up among the existing devices. An unknown name gives None. Sources: NVIDIA/k8s-device-plugin
-internal/rm, GoogleCloudPlatform/container-engine-accelerators pkg/gpu/nvidia, Project-HAMi/HAMi pkg/device-plugin,
+`DeviceNames` looks a name up among the existing devices. Sources: NVIDIA/k8s-device-plugin internal/rm,
+GoogleCloudPlatform/container-engine-accelerators pkg/gpu/nvidia, Project-HAMi/HAMi pkg/device-plugin,
 kubernetes-sigs/dra-driver-nvidia-gpu.
 
-DRA (dynamic resource allocation): the kubelet lists the devices of a claim with admin access like any other. A
-monitoring pod would therefore count as a second holder of every GPU that it monitors. Only the ResourceClaim states
-admin access. A separate thread reads each named claim, once and then periodically, so readers never wait. A claim that
-cannot be read counts as an ordinary claim. A claim names a device of a pool. Its uuid is an attribute in the
-ResourceSlice that its driver publishes, which also identifies a statically partitioned MIG device. Source:
-kubernetes.io API reference, ResourceClaim v1, ResourceSlice v1.
-
-The owner of a pod can write its annotations, so a declared part counts only beside a reservation pod, and as it was
-when the pod was bound (`BoundPods`). A pod to which the kubelet allocated a device holds that device."""
+DRA (dynamic resource allocation): the kubelet lists the devices of a claim with admin access like any other, so a
+monitoring pod would count as a second holder of every GPU that it monitors. Only the ResourceClaim states admin access.
+`ResourceClaims` reads each named claim on a thread of its own, once and then periodically. A claim that cannot be read
+counts as an ordinary claim. A claim names a device of a pool; the device's uuid is an attribute in the ResourceSlice
+that its driver publishes, also for a statically partitioned MIG device. Source: kubernetes.io API reference,
+ResourceClaim v1, ResourceSlice v1."""
 
 from __future__ import annotations
 
@@ -45,10 +40,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
+from typing import NamedTuple
 
 from agent.core.readings import HAMI, KAI, Allocation, Gpu
 from agent.holders import kubernetes_api_objects
-from agent.holders.kubelet_pod_resources import ClaimedDevice, ContainerResources, Devices, PodResources
+from agent.holders.kubelet_pod_resources import ContainerResources, Devices, PodResources
 from agent.holders.kubernetes_api_objects import PodView
 from agent.holders.lean_list_watch import FORBIDDEN, NOT_FOUND, Api, ApiUnavailable
 from agent.wire import Holder, SharingMode
@@ -68,11 +64,12 @@ _LIKE_A_GPU = re.compile(r"(?:MIG-)?GPU-|MIG-|nvidia\d")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A GPU, or one of its MIG instances.
+class DeviceRef:
+    """What a device's name refers to: a GPU or one of its MIG instances, or one of their parts.
 
-    replica: which of its equal parts; "" for the whole.
-    virtual: the part is one of HAMi's virtual devices, which are not equal."""
+    mig_uuid: "" for the GPU.
+    replica: which part; "" for the whole.
+    virtual: the part is one of HAMi's virtual devices, which have different sizes; other parts are equal."""
 
     gpu_uuid: str
     mig_uuid: str = ""
@@ -81,14 +78,16 @@ class Place:
 
 
 def _by_minor(gpus: Sequence[Gpu]) -> dict[int, Gpu]:
-    """Return the GPUs by minor number. If the number of one GPU was not read, it can be derived only if a single GPU is
-    left, because its index may be another GPU's minor number."""
-    known = {gpu.minor: gpu for gpu in gpus if gpu.minor is not None}
-    unread = [gpu for gpu in gpus if gpu.minor is None]
-    left = set(range(len(gpus))) - known.keys()
-    if len(unread) == 1 and len(left) == 1:
-        known[left.pop()] = unread[0]
-    return known
+    """Return the GPUs by minor number.
+
+    If a single GPU has no minor number, it gets the only free number. With several such GPUs none gets one, because a
+    GPU's index may be another GPU's minor number."""
+    numbered = {gpu.minor: gpu for gpu in gpus if gpu.minor is not None}
+    unnumbered = [gpu for gpu in gpus if gpu.minor is None]
+    free = set(range(len(gpus))) - numbered.keys()
+    if len(unnumbered) == 1 and len(free) == 1:
+        numbered[free.pop()] = unnumbered[0]
+    return numbered
 
 
 class DeviceNames:
@@ -96,36 +95,38 @@ class DeviceNames:
 
     def __init__(self, gpus: Sequence[Gpu], claimable: Mapping[tuple[str, str], str] | None = None) -> None:
         self._claimable = claimable or {}
-        self._places: dict[str, Place] = {}
+        self._devices: dict[str, DeviceRef] = {}
         self._gpus = {gpu.uuid: gpu for gpu in gpus}
         self._minors = _by_minor(gpus)
         for gpu in gpus:
-            self._places[gpu.uuid] = Place(gpu.uuid)
+            self._devices[gpu.uuid] = DeviceRef(gpu.uuid)
             for instance in gpu.mig:
-                self._places[instance.uuid] = Place(gpu.uuid, instance.uuid)
+                self._devices[instance.uuid] = DeviceRef(gpu.uuid, instance.uuid)
 
-    def place(self, name: str) -> Place | None:
-        """Return the device that a device plugin's id names."""
-        found = self._places.get(name)
-        if found is not None:
-            return found
+    def find(self, name: str) -> DeviceRef | None:
+        """Return the device that has this name in a device plugin; None if there is none."""
+        whole = self._devices.get(name)
+        if whole is not None:
+            return whole
         if replica := _REPLICA.fullmatch(name):
-            whole = self.place(replica.group(1))
-            return None if whole is None else Place(whole.gpu_uuid, whole.mig_uuid, replica.group(2))
+            whole = self.find(replica.group(1))
+            return None if whole is None else DeviceRef(whole.gpu_uuid, whole.mig_uuid, replica.group(2))
         if gke := _GKE.fullmatch(name):
             return self._numbered(int(gke.group(1)), gke.group(2), gke.group(3) or "")
         if old := _OLD_MIG.fullmatch(name):
             return self._instance(self._gpus.get(old.group(1)), int(old.group(2)), int(old.group(3)))
         if hami := _HAMI.fullmatch(name):
-            whole = self._places.get(hami.group(1))
-            return None if whole is None else Place(whole.gpu_uuid, whole.mig_uuid, hami.group(2), virtual=True)
+            whole = self._devices.get(hami.group(1))
+            return None if whole is None else DeviceRef(whole.gpu_uuid, whole.mig_uuid, hami.group(2), virtual=True)
         return None
 
-    def claimed(self, pool: str, device: str) -> Place | None:
-        """Return the device of a name of NVIDIA's DRA driver: by its published uuid, otherwise by its name. The name of
-        a MIG device made on demand states its profile, not the instance; it is found only if the GPU has one instance
-        of that profile."""
-        published = self._places.get(self._claimable.get((pool, device), ""))
+    def find_claimed(self, pool: str, device: str) -> DeviceRef | None:
+        """Return the device that has this name in NVIDIA's DRA driver, by its published uuid or else by its name; None
+        if there is none.
+
+        The name of a MIG device made on demand states its profile instead of the instance. The instance is found only
+        if the GPU has one of that profile."""
+        published = self._devices.get(self._claimable.get((pool, device), ""))
         if published is not None:
             return published
         match = _DRA.fullmatch(device)
@@ -133,72 +134,78 @@ class DeviceNames:
         if match is None or gpu is None:
             return None
         if match.group(2) is None:
-            return Place(gpu.uuid)
+            return DeviceRef(gpu.uuid)
         profile = _plain(match.group(2))
-        made = [instance for instance in gpu.mig if _plain(instance.profile) == profile]
-        return Place(gpu.uuid, made[0].uuid) if len(made) == 1 else None
+        instances = [instance for instance in gpu.mig if _plain(instance.profile) == profile]
+        return DeviceRef(gpu.uuid, instances[0].uuid) if len(instances) == 1 else None
 
-    def _numbered(self, minor: int, gi: str | None, replica: str) -> Place | None:
+    def _numbered(self, minor: int, gi: str | None, replica: str) -> DeviceRef | None:
         gpu = self._minors.get(minor)
         if gpu is None:
             return None
         if gi is None:
-            return Place(gpu.uuid, replica=replica)
-        found = self._instance(gpu, int(gi), None)
-        return None if found is None else Place(found.gpu_uuid, found.mig_uuid, replica)
+            return DeviceRef(gpu.uuid, replica=replica)
+        whole = self._instance(gpu, int(gi), None)
+        return None if whole is None else DeviceRef(whole.gpu_uuid, whole.mig_uuid, replica)
 
-    def _instance(self, gpu: Gpu | None, gi: int, ci: int | None) -> Place | None:
+    def _instance(self, gpu: Gpu | None, gi: int, ci: int | None) -> DeviceRef | None:
         if gpu is None:
             return None
-        return next((Place(gpu.uuid, m.uuid) for m in gpu.mig if m.gi == gi and ci in (None, m.ci)), None)
+        return next((DeviceRef(gpu.uuid, m.uuid) for m in gpu.mig if m.gi == gi and ci in (None, m.ci)), None)
 
 
 def like_a_gpu(name: str) -> bool:
-    """Return whether an id that names no device here was meant for a GPU, not for a network card, for example."""
+    """Return whether an unknown name has the form of a GPU's name, unlike that of a network card, for example."""
     return _LIKE_A_GPU.match(name) is not None
 
 
 def _plain(profile: str) -> str:
-    """Convert the profile in a DRA device name, `1g10gb`, to `1g.10gb`."""
+    """Return a profile without its punctuation, as in DRA device names: `1g10gb` for `1g.10gb`."""
     return profile.replace(".", "").replace("+", "")
 
 
-log = logging.getLogger("agent.holders.resource_claims")
+log = logging.getLogger("agent.holders.device_allocations")
 
 CLAIMS_PATH = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims/{}"
 HOLDS_MS = 10 * MS_PER_MINUTE
-"""How long an answer is used. An allocation never changes, but a claim may be recreated under its name."""
+"""How long an answer is valid. An allocation never changes, but another claim may get its name."""
 RETRY_MS = 10 * MS_PER_SECOND
-Claim = tuple[str, str]
-"""(namespace, name)."""
-Watched = frozenset[tuple[str, str, str, str]]
-"""Devices by namespace and name of the claim, pool and device."""
+ClaimKey = tuple[str, str]
+"""(namespace, name) of a ResourceClaim."""
+MonitoredDevices = frozenset[tuple[str, str, str, str]]
+"""Devices to which claims have admin access: (namespace of the claim, name of the claim, pool, device)."""
 
 
-class Claims:
-    """The claims that pods of this node name. failure: why the latest request had no answer ("" = it had)."""
+class ResourceClaims:
+    """The admin access of the claims that pods of this node name.
+
+    failure: why the latest request had no answer; "" if it had one."""
 
     def __init__(self, api: Api, clock: Clock) -> None:
         self.failure = ""
         self._api = api
         self._clock = clock
-        self._named: frozenset[Claim] = frozenset()
-        self._known: dict[Claim, tuple[Watched, int]] = {}
-        self._watched: Watched = frozenset()
+        self._named: frozenset[ClaimKey] = frozenset()
+        self._answers: dict[ClaimKey, tuple[MonitoredDevices, int]] = {}
+        """For each claim, its devices with admin access, and until when the answer is valid."""
+        self._monitored: MonitoredDevices = frozenset()
         self._wake = threading.Event()
 
-    def watched(self, pods: Collection[PodResources]) -> Watched:
-        """Return the devices of these pods that they only monitor, as far as known. Never waits."""
+    def monitored(self, pods: Collection[PodResources]) -> MonitoredDevices:
+        """Return the devices that these pods only monitor, as far as they are known. Never waits."""
         named = frozenset(
-            (one.claim_namespace, one.claim) for pod in pods for box in pod.containers for one in box.claimed
+            (device.claim_namespace, device.claim)
+            for pod in pods
+            for container in pod.containers
+            for device in container.claimed
         )
         if named != self._named:
             self._named = named
             self._wake.set()
-        return self._watched
+        return self._monitored
 
     def run(self, stop: threading.Event, task: BackgroundTask) -> None:
-        """Read claims until `stop` is set; `close` wakes it."""
+        """Read claims until `stop` is set; `close` wakes this loop."""
         while not stop.is_set():
             self._wake.clear()
             task.begin()
@@ -207,43 +214,36 @@ class Claims:
             self._clock.wait(RETRY_MS / MS_PER_SECOND, self._wake)
 
     def close(self) -> None:
-        """Wake `run` to check its `stop`."""
+        """Wake `run`, so that it checks its `stop`."""
         self._wake.set()
 
     def step(self) -> None:
-        """Read claims that are unknown or were read long ago."""
+        """Read the claims without a valid answer."""
         now_ms, named = self._clock.monotonic_ms(), self._named
-        known = {claim: found for claim, found in self._known.items() if claim in named}
+        answers = {claim: answer for claim, answer in self._answers.items() if claim in named}
         failure = ""
         for claim in sorted(named):
-            if claim in known and now_ms < known[claim][1]:
+            if claim in answers and now_ms < answers[claim][1]:
                 continue
             try:
-                known[claim] = self._ask(*claim), now_ms + HOLDS_MS
+                answers[claim] = self._read(*claim), now_ms + HOLDS_MS
             except (ApiUnavailable, kubernetes_api_objects.Unreadable) as error:
                 failure = str(error)
                 if isinstance(error, ApiUnavailable) and error.status in (FORBIDDEN, NOT_FOUND):
-                    known[claim] = frozenset(), now_ms + HOLDS_MS
+                    answers[claim] = frozenset(), now_ms + HOLDS_MS
         if failure and not self.failure:
             log.warning("a ResourceClaim cannot be read: its devices count as held", extra={"reason": failure})
         self.failure = failure
-        self._known = known
-        watched: Watched = frozenset(device for devices, _ in known.values() for device in devices)
-        if watched != self._watched:
-            self._watched = watched
+        self._answers = answers
+        self._monitored = frozenset(device for devices, _ in answers.values() for device in devices)
 
-    def _ask(self, namespace: str, name: str) -> Watched:
-        found = kubernetes_api_objects.decode(
+    def _read(self, namespace: str, name: str) -> MonitoredDevices:
+        claim = kubernetes_api_objects.decode(
             self._api.page(CLAIMS_PATH.format(namespace, name), {}), kubernetes_api_objects.ResourceClaim
         )
-        allocation = found.status.allocation if found.status else None
+        allocation = claim.status.allocation if claim.status else None
         results = allocation.devices.results if allocation and allocation.devices else None
         return frozenset((namespace, name, r.pool, r.device) for r in results or () if r.admin_access)
-
-
-def is_watched(one: ClaimedDevice, watched: Watched) -> bool:
-    """Return whether the claim only monitors this device."""
-    return (one.claim_namespace, one.claim, one.pool, one.device) in watched
 
 
 SLICES_PATH = "/apis/resource.k8s.io/v1/resourceslices"
@@ -260,29 +260,28 @@ class SliceStore:
         self._uuids: Mapping[Device, str] = {}
 
     def uuids(self) -> Mapping[Device, str]:
-        """Return the uuid of every device that has one. The mapping must not be modified; a change creates a
-        new one."""
+        """Return the uuid of every device that has one. Do not modify the mapping."""
         return self._uuids
 
     def replace(self, items: Sequence[bytes]) -> None:
-        """See BoundPods.Store."""
+        """See agent.holders.lean_list_watch.Store."""
         self._slices = {}
         for item in items[:MAX_SLICES]:
-            self._take("ADDED", item)
-        self._join()
+            self._apply("ADDED", item)
+        self._index_uuids()
 
     def apply(self, change: str, item: bytes) -> None:
-        """See BoundPods.Store."""
-        self._take(change, item)
-        self._join()
+        """See agent.holders.lean_list_watch.Store."""
+        self._apply(change, item)
+        self._index_uuids()
 
-    def _take(self, change: str, item: bytes) -> None:
+    def _apply(self, change: str, item: bytes) -> None:
         try:
-            found = kubernetes_api_objects.decode(item, kubernetes_api_objects.ResourceSlice)
+            resource_slice = kubernetes_api_objects.decode(item, kubernetes_api_objects.ResourceSlice)
         except kubernetes_api_objects.Unreadable as error:
-            log.warning("a resource slice that cannot be read", extra={"reason": str(error)[:200]})
+            log.warning("a ResourceSlice cannot be decoded", extra={"reason": str(error)[:200]})
             return
-        name, spec = found.metadata.name, found.spec
+        name, spec = resource_slice.metadata.name, resource_slice.spec
         if change == "DELETED" or spec.driver != NVIDIA_DRA:
             self._slices.pop(name, None)
         elif name in self._slices or len(self._slices) < MAX_SLICES:
@@ -292,62 +291,64 @@ class SliceStore:
                 if (uuid := (device.attributes or {}).get("uuid")) is not None and uuid.string
             }
 
-    def _join(self) -> None:
+    def _index_uuids(self) -> None:
         self._uuids = {device: uuid for devices in self._slices.values() for device, uuid in devices.items()}
 
 
 _PPM = 1_000_000
 _PERCENT = 100
-_MAX_EXPONENT = 15  # larger numbers have no meaning here and would overflow later
+_MAX_EXPONENT = 15
+"""Larger numbers have no meaning here and would overflow later."""
 # Sources: Project-HAMi, resource names; KAI Scheduler, pod annotations.
 _CORES, _MEMORY, _MEMORY_PERCENT = "nvidia.com/gpucores", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
 _FRACTION, _FRACTION_MEMORY = "gpu-fraction", "gpu-memory"
 
-Seen = tuple[str, str, Holder]
+RunningHolder = tuple[str, str, Holder]
 """(gpu uuid, MIG uuid or "", holder) of a running process."""
 
 
-def settle(
+def replace_reservations(
     allocations: Iterable[Allocation],
-    seen: Iterable[Seen],
+    running: Iterable[RunningHolder],
     requests: Mapping[str, Mapping[str, str]],
     gpus: Mapping[str, Gpu],
     systems: frozenset[str] = frozenset({KAI}),
 ) -> tuple[Allocation, ...]:
-    """Return the allocations with reservation pods replaced by the pods that share their GPUs.
+    """Return the allocations, with reservation pods replaced by the pods whose processes run on their GPUs.
 
-    requests: for each pod by uid, its resource requests with the scheduler's annotations under their names. An unused
-    reservation stays with its reservation pod, and so do all of them if `systems` does not contain KAI."""
+    requests: for each pod by uid, its resource requests, with the scheduler's annotations under their names.
+
+    A reservation without running processes stays with its reservation pod, and so do all reservations if `systems` does
+    not contain KAI."""
     ordered = list(allocations)
     if KAI not in systems:
         return tuple(ordered)
     tenants: dict[tuple[str, str], dict[Holder, None]] = {}
-    for gpu_uuid, mig_uuid, holder in seen:
+    for gpu_uuid, mig_uuid, holder in running:
         if holder.kind == "pod" and holder.namespace not in RESERVATION_NAMESPACES:
             tenants.setdefault((gpu_uuid, mig_uuid), {})[holder] = None
-    settled: list[Allocation] = []
-    taken: set[tuple[str, str]] = set()
-    named = {(a.gpu_uuid, a.mig_uuid, a.holder.uid) for a in ordered}
+    replaced: list[Allocation] = []
+    shared: set[tuple[str, str]] = set()
+    allocated = {(a.gpu_uuid, a.mig_uuid, a.holder.uid) for a in ordered}
     for allocation in ordered:
-        place = allocation.gpu_uuid, allocation.mig_uuid
-        present = tenants.get(place, {})
-        if allocation.holder.namespace not in RESERVATION_NAMESPACES or not present:
-            settled.append(allocation)
-        elif place not in taken:
-            taken.add(place)
-            gpu = gpus.get(place[0])
+        device = allocation.gpu_uuid, allocation.mig_uuid
+        if allocation.holder.namespace not in RESERVATION_NAMESPACES or device not in tenants:
+            replaced.append(allocation)
+        elif device not in shared:
+            shared.add(device)
+            gpu = gpus.get(allocation.gpu_uuid)
             memory_mib = gpu.memory_mib if gpu is not None else None
-            for holder in present:
-                if (*place, holder.uid) not in named:
-                    wanted = requests.get(holder.uid, {})
-                    part = declared_ppm(wanted.get(_FRACTION, ""), wanted.get(_FRACTION_MEMORY, ""), memory_mib)
-                    settled.append(Allocation(place[0], holder, place[1], "fraction", fraction_ppm=part))
-    return tuple(settled)
+            for holder in tenants[device]:
+                if (*device, holder.uid) not in allocated:
+                    own = requests.get(holder.uid, {})
+                    part = declared_ppm(own.get(_FRACTION, ""), own.get(_FRACTION_MEMORY, ""), memory_mib)
+                    replaced.append(Allocation(device[0], holder, device[1], "fraction", fraction_ppm=part))
+    return tuple(replaced)
 
 
 def declared_ppm(fraction: str, memory: str, memory_mib: int | None) -> int | None:
-    """Return the part of one GPU that a KAI pod declared, in millionths; None if it declared none that can be read."""
-    part, size = number(fraction), number(memory)
+    """Return the part of one GPU that a KAI pod declared, in millionths; None if it declared no valid part."""
+    part, size = parse_number(fraction), parse_number(memory)
     if part is not None and 0 < part <= 1:
         return int(part * _PPM) or None
     if size is not None and size > 0 and memory_mib:
@@ -356,10 +357,12 @@ def declared_ppm(fraction: str, memory: str, memory_mib: int | None) -> int | No
 
 
 def limited_ppm(limits: Mapping[str, str], memory_mib: int | None) -> int | None:
-    """Return the part of one GPU that a HAMi container's limits allow, in millionths: the larger of cores and memory,
-    because no other pod can have it. Without a memory limit it is all of the memory, which is HAMi's default. None: the
-    limit is a size, and the GPU's memory is unknown."""
-    cores, size, percent = (number(limits.get(name, "")) for name in (_CORES, _MEMORY, _MEMORY_PERCENT))
+    """Return the part of one GPU that a HAMi container's limits allow, in millionths; None if the limit is a size and
+    the GPU's memory is unknown.
+
+    The part is the larger one of cores and memory, because no other pod can have it. Without a memory limit it is all
+    of the memory, which is HAMi's default."""
+    cores, size, percent = (parse_number(limits.get(name, "")) for name in (_CORES, _MEMORY, _MEMORY_PERCENT))
     memory = Decimal(1)
     if size is not None and size > 0:
         if not memory_mib:
@@ -367,11 +370,11 @@ def limited_ppm(limits: Mapping[str, str], memory_mib: int | None) -> int | None
         memory = size / memory_mib
     elif percent is not None and percent > 0:
         memory = percent / _PERCENT
-    whole = max(memory, cores / _PERCENT if cores is not None else Decimal(0))
-    return max(1, int(min(whole, Decimal(1)) * _PPM))
+    part = max(memory, cores / _PERCENT if cores is not None else Decimal(0))
+    return max(1, int(min(part, Decimal(1)) * _PPM))
 
 
-def number(text: str) -> Decimal | None:
+def parse_number(text: str) -> Decimal | None:
     """Return the number in an annotation; None if it is not a number or out of range."""
     try:
         value = Decimal(text[:32])
@@ -388,8 +391,8 @@ Key = tuple[str, str]
 class NodeAllocations:
     """The allocations of a node.
 
-    unresolved: ids that were meant for a GPU and name none of this node, each once.
-    unnamed: sharing systems in use here that the settings do not name."""
+    unresolved: names in the form of a GPU's name that no device here has, each once.
+    unnamed: sharing systems in use on this node that the settings do not name."""
 
     allocations: tuple[Allocation, ...]
     unresolved: tuple[str, ...] = ()
@@ -398,13 +401,13 @@ class NodeAllocations:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The node's facts for the join.
+    """The data of a node that `find_holders` joins with its pods.
 
-    offered: the devices the kubelet can allocate.
-    replica_mode: how replicas are shared on this node.
-    uids: of pods that are known only from their log folders.
-    claimable: the uuids of devices in claims, by pool and device.
-    watched: devices that claims only monitor.
+    offered: the devices that the kubelet can allocate.
+    replica_mode: how replicas of a device share it.
+    uids: uids of pods that are known only from their log folders.
+    claimable: uuids of devices of NVIDIA's DRA driver, by pool and device.
+    monitored: devices to which claims have admin access.
     systems: the sharing systems of this node."""
 
     gpus: Sequence[Gpu]
@@ -412,123 +415,142 @@ class Node:
     replica_mode: SharingMode = "time-slicing"
     uids: Mapping[Key, str] | None = None
     claimable: Mapping[tuple[str, str], str] | None = None
-    watched: Watched = frozenset()
+    monitored: MonitoredDevices = frozenset()
     systems: frozenset[str] = frozenset({KAI})
 
 
-def find_holders(given: Iterable[PodResources], views: Mapping[Key, PodView], node: Node) -> NodeAllocations:
-    """Return the allocations. views: the pods from the API server; empty if it is not used."""
+def find_holders(pods: Iterable[PodResources], views: Mapping[Key, PodView], node: Node) -> NodeAllocations:
+    """Return the allocations of a node.
+
+    pods: the pods that the kubelet lists.
+    views: the pods from the API server; empty if it is not used."""
     names = DeviceNames(node.gpus, node.claimable)
-    parts = _parts(names, node.offered)
-    found: list[Allocation] = []
-    reserved: dict[str, list[Place]] = {}
-    reserving: list[Allocation] = []
-    present: set[str] = set()
+    replicas = _replica_counts(names, node.offered)
+    allocations: list[Allocation] = []
+    reserved: dict[str, list[DeviceRef]] = {}
+    reservations: list[Allocation] = []
+    systems: set[str] = set()
     unresolved: set[str] = set()
-    for pod in given:
+    for pod in pods:
         key = pod.namespace, pod.name
         view = views.get(key)
         if view is not None and view.over:
             continue
-        claims = _claims(pod, names, unresolved, node.watched)
+        devices = _container_devices(pod, names, unresolved, node.monitored)
         uid = view.facts.uid if view else (node.uids or {}).get(key, f"{pod.namespace}/{pod.name}")
-        if pod.namespace in RESERVATION_NAMESPACES and claims:
-            present.add(KAI)
-        if any(place.virtual for _, place, _ in claims):
-            present.add(HAMI)
+        if pod.namespace in RESERVATION_NAMESPACES and devices:
+            systems.add(KAI)
+        if any(device.ref.virtual for device in devices):
+            systems.add(HAMI)
+        own = _pod_allocations(pod, uid, devices, replicas, node.replica_mode)
         if view is not None and view.reserves and view.groups and KAI in node.systems:
-            reserved.setdefault(view.groups[0], []).extend(place for _, place, _ in claims)
-            reserving += _pod_allocations(pod, uid, claims, parts, node.replica_mode)
+            reserved.setdefault(view.groups[0], []).extend(device.ref for device in devices)
+            reservations += own
         else:
-            held = _pod_allocations(pod, uid, claims, parts, node.replica_mode)
-            found += _limited(held, view, node.gpus) if view is not None and HAMI in node.systems else held
-    sharing = _sharing(views.values(), reserved, node.gpus)
-    found += sharing
-    used = {(a.gpu_uuid, a.mig_uuid) for a in sharing}
+            allocations += _with_hami_parts(own, view, node.gpus) if view is not None and HAMI in node.systems else own
+    tenants = _reservation_tenants(views.values(), reserved, node.gpus)
+    allocations += tenants
+    shared = {(a.gpu_uuid, a.mig_uuid) for a in tenants}
     # While the pods of a reservation are unknown, no other pod can use the GPU.
-    found += [a for a in reserving if (a.gpu_uuid, a.mig_uuid) not in used]
-    return NodeAllocations(_marked(found), tuple(sorted(unresolved)), frozenset(present) - node.systems)
+    allocations += [a for a in reservations if (a.gpu_uuid, a.mig_uuid) not in shared]
+    return NodeAllocations(
+        _without_sole_dra_sharing(allocations), tuple(sorted(unresolved)), frozenset(systems) - node.systems
+    )
 
 
 def merge_offered(before: Sequence[Devices], offered: Sequence[Devices], gpus: Sequence[Gpu]) -> tuple[Devices, ...]:
-    """Return `offered`, plus devices that were offered before and are missing now.
+    """Return `offered`, plus the devices of `before` that are missing in it.
 
-    The kubelet offers only healthy devices, and none while their plugin restarts; allocated devices stay allocated."""
+    The kubelet offers only healthy devices, and none while their plugin restarts. Allocated devices stay allocated."""
     names = DeviceNames(gpus)
-    present = {_whole(place) for devices in offered for name in devices.ids if (place := names.place(name))}
-    kept = [
+    present = {_device_key(ref) for devices in offered for name in devices.ids if (ref := names.find(name))}
+    missing = [
         Devices(devices.resource, ids)
         for devices in before
-        if (ids := tuple(n for n in devices.ids if (p := names.place(n)) and _whole(p) not in present))
+        if (ids := tuple(n for n in devices.ids if (ref := names.find(n)) and _device_key(ref) not in present))
     ]
-    return (*offered, *kept)
+    return (*offered, *missing)
 
 
-def _whole(place: Place) -> tuple[str, str]:
-    return place.gpu_uuid, place.mig_uuid
+def _device_key(ref: DeviceRef) -> tuple[str, str]:
+    return ref.gpu_uuid, ref.mig_uuid
 
 
-_Claim = tuple[str, Place, bool]
-"""(container, place, whether through a ResourceClaim)."""
+class _ContainerDevice(NamedTuple):
+    """A device of a container. by_claim: through a ResourceClaim."""
+
+    container: str
+    ref: DeviceRef
+    by_claim: bool
 
 
-def _claims(pod: PodResources, names: DeviceNames, unresolved: set[str], watched: Watched) -> list[_Claim]:
-    """Return every device of a pod once. An init container passes its devices on to the others, which list
-    them again."""
-    claims: list[_Claim] = []
-    seen: set[str] = set()
+def _container_devices(
+    pod: PodResources, names: DeviceNames, unresolved: set[str], monitored: MonitoredDevices
+) -> list[_ContainerDevice]:
+    """Return every device of a pod once, and add unknown names of GPUs to `unresolved`.
+
+    An init container passes its devices on to the other containers, which list them again."""
+    devices: list[_ContainerDevice] = []
+    listed: set[str] = set()
     for container in pod.containers:
-        for name, place, by_claim in _named(container, names, watched):
-            if name in seen:
+        for name, ref, by_claim in _named_devices(container, names, monitored):
+            if name in listed:
                 continue
-            seen.add(name)
-            if place is not None:
-                claims.append((container.name, place, by_claim))
+            listed.add(name)
+            if ref is not None:
+                devices.append(_ContainerDevice(container.name, ref, by_claim))
             elif like_a_gpu(name) or by_claim:
                 unresolved.add(name[:128])
-    return claims
+    return devices
 
 
-def _named(
-    container: ContainerResources, names: DeviceNames, watched: Watched
-) -> Iterable[tuple[str, Place | None, bool]]:
+def _named_devices(
+    container: ContainerResources, names: DeviceNames, monitored: MonitoredDevices
+) -> Iterable[tuple[str, DeviceRef | None, bool]]:
     for devices in container.devices:
         for name in devices.ids:
-            yield name, names.place(name), False
+            yield name, names.find(name), False
     for claimed in container.claimed:
-        if claimed.driver == NVIDIA_DRA and not is_watched(claimed, watched):
-            yield claimed.device, names.claimed(claimed.pool, claimed.device), True
+        key = claimed.claim_namespace, claimed.claim, claimed.pool, claimed.device
+        if claimed.driver == NVIDIA_DRA and key not in monitored:
+            yield claimed.device, names.find_claimed(claimed.pool, claimed.device), True
 
 
-def _parts(names: DeviceNames, offered: Sequence[Devices]) -> Counter[tuple[str, str]]:
-    """Return into how many equal parts each device is divided, from the devices that the kubelet offers."""
-    places = {place for devices in offered for name in devices.ids if (place := names.place(name)) and place.replica}
-    return Counter((place.gpu_uuid, place.mig_uuid) for place in places)
+def _replica_counts(names: DeviceNames, offered: Sequence[Devices]) -> Counter[tuple[str, str]]:
+    """Return the number of replicas of each device, from the devices that the kubelet offers."""
+    replicas = {ref for devices in offered for name in devices.ids if (ref := names.find(name)) and ref.replica}
+    return Counter(map(_device_key, replicas))
 
 
 def _pod_allocations(
-    pod: PodResources, uid: str, claims: Sequence[_Claim], parts: Mapping[tuple[str, str], int], mode: SharingMode
+    pod: PodResources,
+    uid: str,
+    devices: Sequence[_ContainerDevice],
+    counts: Mapping[tuple[str, str], int],
+    mode: SharingMode,
 ) -> list[Allocation]:
-    """Return one allocation per container and device; replicas of one device are added up."""
-    found: dict[tuple[str, str, str], Allocation] = {}
-    for container, place, by_claim in claims:
-        key = container, place.gpu_uuid, place.mig_uuid
-        if key in found:
-            if place.replica:
-                found[key] = replace(found[key], replicas=found[key].replicas + 1)
+    """Return one allocation per container and device; several replicas of one device are one allocation.
+
+    counts: the number of replicas of each device.
+    mode: how replicas share a device."""
+    allocations: dict[tuple[str, str, str], Allocation] = {}
+    for container, ref, by_claim in devices:
+        key = container, ref.gpu_uuid, ref.mig_uuid
+        if key in allocations:
+            if ref.replica:
+                allocations[key] = replace(allocations[key], replicas=allocations[key].replicas + 1)
             continue
         holder = Holder(kind="pod", uid=uid, namespace=pod.namespace, name=pod.name, container=container)
-        sharing: SharingMode | None = mode if place.replica else "dra" if by_claim else None
-        count = parts.get((place.gpu_uuid, place.mig_uuid), 0) if place.replica else 0
-        found[key] = Allocation(
-            place.gpu_uuid, holder, place.mig_uuid, sharing=sharing, sharing_replicas=count, virtual=place.virtual
+        sharing: SharingMode | None = mode if ref.replica else "dra" if by_claim else None
+        count = counts.get(_device_key(ref), 0) if ref.replica else 0
+        allocations[key] = Allocation(
+            ref.gpu_uuid, holder, ref.mig_uuid, sharing=sharing, sharing_replicas=count, virtual=ref.virtual
         )
-    return list(found.values())
+    return list(allocations.values())
 
 
-def _limited(held: Sequence[Allocation], view: PodView, gpus: Sequence[Gpu]) -> list[Allocation]:
-    """Return HAMi's virtual devices, each with the part that the limits of its container allow. Other allocations stay
-    unchanged."""
+def _with_hami_parts(allocations: Sequence[Allocation], view: PodView, gpus: Sequence[Gpu]) -> list[Allocation]:
+    """Return the allocations, those of HAMi's virtual devices with the part that the limits of the container allow."""
     memory: dict[tuple[str, str], int | None] = {(gpu.uuid, ""): gpu.memory_mib for gpu in gpus}
     memory |= {(gpu.uuid, instance.uuid): instance.memory_mib for gpu in gpus for instance in gpu.mig}
 
@@ -537,34 +559,31 @@ def _limited(held: Sequence[Allocation], view: PodView, gpus: Sequence[Gpu]) -> 
         part = None if part is None else min(part * a.replicas, _PPM)
         return replace(a, sharing="fraction", sharing_replicas=0, replicas=1, fraction_ppm=part)
 
-    return [limited(a) if a.virtual else a for a in held]
+    return [limited(a) if a.virtual else a for a in allocations]
 
 
-def _sharing(
-    views: Iterable[PodView], reserved: Mapping[str, Sequence[Place]], gpus: Sequence[Gpu]
+def _reservation_tenants(
+    views: Iterable[PodView], reserved: Mapping[str, Sequence[DeviceRef]], gpus: Sequence[Gpu]
 ) -> list[Allocation]:
-    """Return the pods that share reserved GPUs, each with the part in its annotation."""
+    """Return the allocations of the pods that share reserved GPUs, each with the part that the pod declared.
+
+    reserved: the GPUs of each group."""
     memory = {gpu.uuid: gpu.memory_mib for gpu in gpus}
-    found = []
+    tenants = []
     for view in views:
-        if view.over or view.reserves or not view.by_kai or (not view.facts.scheduled_ms and not view.running):
+        facts = view.facts
+        if view.over or view.reserves or not view.by_kai or (not facts.scheduled_ms and not view.running):
             continue
-        for group in view.groups:
-            for place in reserved.get(group, ()):
-                ppm = declared_ppm(view.fraction, view.memory_mib, memory[place.gpu_uuid])
-                name = view.containers[0] if view.containers else ""
-                holder = _holder(view, name)
-                found.append(Allocation(place.gpu_uuid, holder, place.mig_uuid, "fraction", fraction_ppm=ppm))
-    return found
+        container = view.containers[0] if view.containers else ""
+        holder = Holder(kind="pod", uid=facts.uid, namespace=facts.namespace, name=facts.name, container=container)
+        for ref in (ref for group in view.groups for ref in reserved.get(group, ())):
+            part = declared_ppm(view.fraction, view.memory_mib, memory[ref.gpu_uuid])
+            tenants.append(Allocation(ref.gpu_uuid, holder, ref.mig_uuid, "fraction", fraction_ppm=part))
+    return tenants
 
 
-def _holder(view: PodView, container: str) -> Holder:
-    facts = view.facts
-    return Holder(kind="pod", uid=facts.uid, namespace=facts.namespace, name=facts.name, container=container)
-
-
-def _marked(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
-    """Mark a claimed device as shared only if several pods name it."""
+def _without_sole_dra_sharing(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
+    """Return the allocations, with a claimed device of a single pod as not shared."""
     pods: dict[tuple[str, str], set[str]] = {}
     for allocation in allocations:
         pods.setdefault((allocation.gpu_uuid, allocation.mig_uuid), set()).add(allocation.holder.uid)

@@ -1,15 +1,14 @@
-"""Queries the kubelet's gRPC socket for its device assignments on a thread of its own.
+"""Polls the kubelet's gRPC socket for its device assignments on a thread of its own.
 
-A kubelet that is slow, restarting or rate limiting must never delay sampling, so readers get the last answer with its
-age. Devices stay with running containers while a kubelet restarts. An answer is therefore valid for half a minute after
-it could not be renewed. After that the holders are unknown. This module does not know other names of a device or which
-pods still run.
+A kubelet that is slow, restarting or rate limiting never delays sampling, because `Kubelet.answer` returns the last
+answer with its age. Devices stay with running containers while a kubelet restarts. An answer is therefore valid for
+half a minute after it could not be renewed; then the holders are unknown.
 
-The kubelet's socket is the agent's only use of gRPC, and grpcio would cost every node about 20 MiB. The client sends an
-HTTP/2 POST with five bytes of prefix and reads the status from the trailers. It returns flow control windows as data
-arrives, and limits answers. It replaces a connection that a restarted server left behind once within a call; this is
-safe because the calls are reads. It offers no compression and accepts none. It is for one thread at a time. Source:
-gRPC over HTTP2 (grpc.io, PROTOCOL-HTTP2), RFC 9113."""
+The kubelet's socket is the agent's only use of gRPC, and grpcio would cost every node about 20 MiB. `UnaryChannel`
+sends an HTTP/2 POST with five bytes of prefix and reads the status from the trailers. It returns flow control windows
+as data arrives, and limits answers. It replaces a connection that a restarted server left behind once within a call;
+this is safe because the calls are reads. It offers no compression and accepts none. It is for one thread at a time.
+Source: gRPC over HTTP2 (grpc.io, PROTOCOL-HTTP2), RFC 9113."""
 
 from __future__ import annotations
 
@@ -61,12 +60,14 @@ class _ConnectionEnded(Exception):
 
 
 @dataclass(slots=True)
-class _Answer:
+class _Response:
+    """The response so far. going_away: the server accepts no further call on this connection."""
+
     data: bytearray
     status: str | None = None
     message: str = ""
     http_status: str = "200"
-    last: bool = False
+    going_away: bool = False
 
 
 class UnaryChannel:
@@ -81,19 +82,19 @@ class UnaryChannel:
         self._deadline_ms = 0
 
     def call(self, method: str, message: bytes = b"") -> bytes:
-        """Call a method and return the answer's message. method: `/package.Service/Method`. Raises RpcUnavailable,
+        """Call a method, `/package.Service/Method`, and return the message of the response. Raises RpcUnavailable,
         RpcFailed."""
         self._deadline_ms = self._clock.monotonic_ms() + round(self._timeout_s * MS_PER_SECOND)
-        kept = self._h2 is not None
+        reused = self._h2 is not None
         try:
-            return self._call(method, message)
-        except _ConnectionEnded as stale:
-            if not kept:
-                raise RpcUnavailable(f"{self._path}: {stale}") from stale
-        try:
-            return self._call(method, message)
-        except _ConnectionEnded as stale:
-            raise RpcUnavailable(f"{self._path}: {stale}") from stale
+            try:
+                return self._call(method, message)
+            except _ConnectionEnded:
+                if not reused:
+                    raise
+                return self._call(method, message)
+        except _ConnectionEnded as error:
+            raise RpcUnavailable(f"{self._path}: {error}") from error
 
     def close(self) -> None:
         """Close the connection. Idempotent; the next call connects again."""
@@ -106,19 +107,19 @@ class UnaryChannel:
         done = False
         try:
             connection, stream = self._send(method, message)
-            answer = self._receive(connection, stream)
-            done = not answer.last and stream < _MAX_STREAM_ID - 2
+            response = self._receive(connection, stream)
+            done = not response.going_away and stream < _MAX_STREAM_ID - 2
         except TimeoutError as error:
             raise RpcUnavailable(f"{self._path}: no answer within {self._timeout_s:g} s") from error
         except OSError as error:
             raise _ConnectionEnded(error.strerror or type(error).__name__) from error
         except h2.exceptions.H2Error as error:
-            # Also raised for a server that shuts down: after its GOAWAY the library accepts no further frame.
-            raise _ConnectionEnded(f"not HTTP/2 as agreed: {type(error).__name__}") from error
+            # A server that shuts down also causes this error: after its GOAWAY the library accepts no further frame.
+            raise _ConnectionEnded(f"the answer is not HTTP/2: {type(error).__name__}") from error
         finally:
             if not done:
                 self.close()
-        return self._message(answer)
+        return self._message(response)
 
     def _connect(self) -> h2.connection.H2Connection:
         if self._h2 is None:
@@ -156,79 +157,80 @@ class UnaryChannel:
         if out:
             self._socket.sendall(out)
 
-    def _receive(self, connection: h2.connection.H2Connection, stream: int) -> _Answer:
+    def _receive(self, connection: h2.connection.H2Connection, stream: int) -> _Response:
         assert self._socket is not None
-        answer = _Answer(bytearray())
+        response = _Response(bytearray())
         while True:
             if self._clock.monotonic_ms() > self._deadline_ms:
                 raise TimeoutError
             data = self._socket.recv(_READ_BYTES)
             if not data:
-                raise _ConnectionEnded("the server hung up")
+                raise _ConnectionEnded("the server closed the connection")
             ended = False
             for event in connection.receive_data(data):
-                ended = self._take(connection, stream, event, answer) or ended
+                ended = self._add_event(connection, stream, event, response) or ended
             self._flush(connection)
             if ended:
-                return answer
+                return response
 
-    def _take(
-        self, connection: h2.connection.H2Connection, stream: int, event: h2.events.Event, answer: _Answer
+    def _add_event(
+        self, connection: h2.connection.H2Connection, stream: int, event: h2.events.Event, response: _Response
     ) -> bool:
-        """Add one event to the answer; returns whether the stream has ended."""
+        """Add one event to the response; return whether the stream has ended."""
         if isinstance(event, h2.events.ConnectionTerminated):
-            # The server may finish what it has begun; then the connection cannot be used any more.
-            answer.last = True
+            # The server finishes calls that it has begun, and accepts no others.
+            response.going_away = True
             if event.last_stream_id is not None and event.last_stream_id < stream:
                 raise _ConnectionEnded("the server is going away")
         elif getattr(event, "stream_id", None) != stream:
             return False
         elif isinstance(event, h2.events.DataReceived):
-            answer.data += event.data or b""
-            if len(answer.data) > MAX_MESSAGE_BYTES + _PREFIX_BYTES:
-                raise RpcUnavailable(f"{self._path}: answer larger than {MAX_MESSAGE_BYTES} bytes")
+            response.data += event.data or b""
+            if len(response.data) > MAX_MESSAGE_BYTES + _PREFIX_BYTES:
+                raise RpcUnavailable(f"{self._path}: the response is larger than {MAX_MESSAGE_BYTES} bytes")
             connection.acknowledge_received_data(event.flow_controlled_length or 0, stream)
         elif isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
             for name, value in event.headers or ():
                 text = value.decode("utf-8", "replace")
                 if name == b"grpc-status":
-                    answer.status = text
+                    response.status = text
                 elif name == b"grpc-message":
-                    answer.message = unquote(text)[:200]
+                    response.message = unquote(text)[:200]
                 elif name == b":status":
-                    answer.http_status = text
+                    response.http_status = text
         elif isinstance(event, h2.events.StreamReset):
             code = event.error_code
             if code == h2.errors.ErrorCodes.REFUSED_STREAM:
                 raise _ConnectionEnded("the server refused the call")
-            raise RpcUnavailable(f"{self._path}: the server broke the call off ({code})")
+            raise RpcUnavailable(f"{self._path}: the server aborted the call ({code})")
         return isinstance(event, h2.events.StreamEnded)
 
-    def _message(self, answer: _Answer) -> bytes:
-        if answer.http_status != "200":
-            raise RpcUnavailable(f"{self._path}: HTTP {answer.http_status}")
-        if answer.status is None or not answer.status.isascii() or not answer.status.isdigit():
-            raise RpcUnavailable(f"{self._path}: an answer without a status")
-        if answer.status != "0":
-            raise RpcFailed(int(answer.status[:9]), answer.message)
-        data = bytes(answer.data)
+    def _message(self, response: _Response) -> bytes:
+        if response.http_status != "200":
+            raise RpcUnavailable(f"{self._path}: HTTP {response.http_status}")
+        if response.status is None or not response.status.isascii() or not response.status.isdigit():
+            raise RpcUnavailable(f"{self._path}: the response has no status")
+        if response.status != "0":
+            raise RpcFailed(int(response.status[:9]), response.message)
+        data = bytes(response.data)
         if len(data) < _PREFIX_BYTES or data[0] != 0 or int.from_bytes(data[1:5], "big") != len(data) - _PREFIX_BYTES:
-            raise RpcUnavailable(f"{self._path}: not exactly one uncompressed message")
+            raise RpcUnavailable(f"{self._path}: the response is not exactly one uncompressed message")
         return data[_PREFIX_BYTES:]
 
 
 log = logging.getLogger("agent.holders.kubelet_client")
 
 POLL_MS = 5 * MS_PER_SECOND
-"""Source: the kubelet answers 100 calls a second to all its clients together, burst 10."""
+"""Time between two polls. Source: the kubelet answers 100 calls a second to all its clients together, burst 10."""
 MAX_BACKOFF_MS = MS_PER_MINUTE
 VALID_MS = 30 * MS_PER_SECOND
+"""How long an answer stays valid if later polls fail."""
 OFFER_MS = MS_PER_MINUTE
-"""How often the allocatable devices are read, which change only with the device plugin."""
+"""Time between two reads of the allocatable devices, which change only with the device plugin."""
 
 
 class Channel(Protocol):
-    """A channel to the kubelet. `UnaryChannel` is the implementation."""
+    """A gRPC channel to the kubelet; `UnaryChannel` implements it."""
 
     def call(self, method: str, message: bytes = b"") -> bytes: ...
     def close(self) -> None: ...
@@ -236,17 +238,18 @@ class Channel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KubeletAnswer:
-    """The last answer.
+    """The kubelet's last answer.
 
     pods: the devices of each pod.
-    offered: the allocatable devices, empty if an old kubelet does not report them.
-    at_ms: monotonic time of the answer, None before the first.
-    failure: why the latest request failed ("" = it did not)."""
+    offered: the allocatable devices; empty if an old kubelet does not report them.
+    at_ms: monotonic time of the answer; None before the first.
+    failure: why the latest poll failed; "" if it succeeded.
+    took_ms: duration of the poll."""
 
     pods: tuple[PodResources, ...] = ()
     offered: tuple[Devices, ...] = ()
     at_ms: int | None = None
-    failure: str = "not asked yet"
+    failure: str = "not polled yet"
     took_ms: int = 0
 
 
@@ -256,43 +259,43 @@ class Kubelet:
     def __init__(self, socket: Path, clock: Clock, channel: Channel | None = None) -> None:
         self._channel: Channel = channel or UnaryChannel(socket, clock)
         self._clock = clock
-        self._given = KubeletAnswer()
+        self._answer = KubeletAnswer()
         self._failures = 0
         self._offer_due_ms = 0
         self._wake = threading.Event()
 
-    def given(self) -> KubeletAnswer:
+    def answer(self) -> KubeletAnswer:
         """Return the last answer; from any thread."""
-        return self._given
+        return self._answer
 
-    def unknown_for(self) -> str:
-        """Return why the holders are unknown; "" while an answer is recent enough."""
-        given = self._given
-        if given.at_ms is not None and self._clock.monotonic_ms() - given.at_ms <= VALID_MS:
+    def unknown_reason(self) -> str:
+        """Return why the holders are unknown; "" while the last answer is valid."""
+        answer = self._answer
+        if answer.at_ms is not None and self._clock.monotonic_ms() - answer.at_ms <= VALID_MS:
             return ""
-        return f"kubelet: {given.failure}" if given.failure else "kubelet: no recent answer"
+        return f"kubelet: {answer.failure}" if answer.failure else "kubelet: no recent answer"
 
-    def ask_soon(self) -> None:
-        """Poll soon, because something changed. From any thread."""
+    def poll_soon(self) -> None:
+        """Let `run` poll at once, because a pod changed. From any thread."""
         self._wake.set()
 
     def poll(self) -> KubeletAnswer:
-        """Query once; after a failure the earlier answer stays, with the reason."""
+        """Ask the kubelet once. After a failure the earlier answer stays, with the reason of the failure."""
         now_ms = self._clock.monotonic_ms()
         try:
             pods = kubelet_pod_resources.decode_list(self._channel.call(kubelet_pod_resources.SERVICE + "List"))
-            offered = self._given.offered
+            offered = self._answer.offered
             if now_ms >= self._offer_due_ms:
-                offered = self._ask_offered()
+                offered = self._allocatable()
                 self._offer_due_ms = now_ms + OFFER_MS
         except (RpcUnavailable, RpcFailed, Malformed) as error:
-            self._failed(error)
+            self._record_failure(error)
         else:
             if self._failures:
-                log.info("the kubelet answers", extra={"pods": len(pods)})
+                log.info("the kubelet answers again", extra={"pods": len(pods)})
             self._failures = 0
-            self._given = KubeletAnswer(pods, offered, now_ms, "", self._clock.monotonic_ms() - now_ms)
-        return self._given
+            self._answer = KubeletAnswer(pods, offered, now_ms, "", self._clock.monotonic_ms() - now_ms)
+        return self._answer
 
     def run(self, stop: threading.Event, task: BackgroundTask) -> None:
         """Poll until `stop` is set; `close` wakes it."""
@@ -311,9 +314,9 @@ class Kubelet:
     def _pause_ms(self) -> int:
         return min(POLL_MS << min(self._failures, 8), MAX_BACKOFF_MS) if self._failures > 3 else POLL_MS
 
-    def _ask_offered(self) -> tuple[Devices, ...]:
-        """Return the allocatable devices. Kubelets before 1.23 do not support the call; then the number of parts of a
-        device is unknown."""
+    def _allocatable(self) -> tuple[Devices, ...]:
+        """Return the allocatable devices. Kubelets before 1.23 do not support the call; then the result is empty, and
+        the number of replicas of a device is unknown."""
         try:
             return kubelet_pod_resources.decode_allocatable(
                 self._channel.call(kubelet_pod_resources.SERVICE + "GetAllocatableResources")
@@ -323,8 +326,8 @@ class Kubelet:
                 raise
             return ()
 
-    def _failed(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         self._failures += 1
         if self._failures == 1:
-            log.warning("the kubelet does not list the pods that hold GPUs", extra={"reason": str(error)})
-        self._given = replace(self._given, failure=str(error))
+            log.warning("the kubelet does not list the devices of pods", extra={"reason": str(error)})
+        self._answer = replace(self._answer, failure=str(error))

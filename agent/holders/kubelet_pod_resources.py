@@ -1,7 +1,7 @@
 """Decodes the kubelet's PodResources messages.
 
-Only the fields that the agent needs are kept. Unknown fields are skipped by their wire type, so messages of newer
-kubelets can be read. Any input gives a value or raises `Malformed`. Source of the field numbers: k8s.io/kubelet,
+It decodes only the fields that the agent needs and skips all others by their wire type, so the agent can read messages
+of newer kubelets. Any input gives a value or raises `Malformed`. Source of the field numbers: k8s.io/kubelet,
 pkg/apis/podresources/v1/api.proto; of the encoding: protobuf.dev, "Encoding"."""
 
 from __future__ import annotations
@@ -28,18 +28,13 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDevice:
-    """A device allocated through a ResourceClaim (DRA).
-
-    cdi: its CDI names.
-    share_id: "" unless its capacity is consumed in shares."""
+    """A device allocated through a ResourceClaim (DRA)."""
 
     claim_namespace: str
     claim: str
     driver: str
     pool: str
     device: str
-    cdi: tuple[str, ...] = ()
-    share_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +54,12 @@ class PodResources:
 
 
 def decode_list(message: bytes) -> tuple[PodResources, ...]:
-    """ListPodResourcesResponse. Raises Malformed."""
+    """Decode a ListPodResourcesResponse. Raises Malformed."""
     return tuple(_pod(_part(part)) for number, part in _fields(message) if number == 1)
 
 
 def decode_allocatable(message: bytes) -> tuple[Devices, ...]:
-    """The devices of AllocatableResourcesResponse. Raises Malformed."""
+    """Decode the devices of an AllocatableResourcesResponse. Raises Malformed."""
     return tuple(_devices(_part(part)) for number, part in _fields(message) if number == 1)
 
 
@@ -120,14 +115,11 @@ def _claim(message: bytes) -> list[ClaimedDevice]:
 
 
 def _claimed(message: bytes, claim_namespace: str, claim: str) -> ClaimedDevice:
-    texts = {2: "", 3: "", 4: "", 5: ""}
-    cdi = []
+    texts = {2: "", 3: "", 4: ""}
     for number, value in _fields(message):
-        if number == 1:
-            cdi += [_text(inner) for inner_number, inner in _fields(_part(value)) if inner_number == 1]
-        elif number in texts:
+        if number in texts:
             texts[number] = _text(value)
-    return ClaimedDevice(claim_namespace, claim, texts[2], texts[3], texts[4], tuple(cdi), texts[5])
+    return ClaimedDevice(claim_namespace, claim, texts[2], texts[3], texts[4])
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
@@ -147,9 +139,9 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
             value = message[at : at + size]
             at += size
         else:
-            raise Malformed(f"wire type {wire_type}")
+            raise Malformed(f"unknown wire type {wire_type}")
         if at > end or number == 0:
-            raise Malformed("cut off" if number else "field number 0")
+            raise Malformed("the message ends inside a field" if number else "field number 0")
         yield number, value
 
 
@@ -157,17 +149,17 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
     value = 0
     for position in range(_MAX_VARINT_BYTES):
         if at + position >= len(message):
-            raise Malformed("cut off")
+            raise Malformed("the message ends inside a number")
         byte = message[at + position]
         value |= (byte & 0x7F) << 7 * position
         if byte < 0x80:
             return value, at + position + 1
-    raise Malformed("a number without an end")
+    raise Malformed(f"a number longer than {_MAX_VARINT_BYTES} bytes")
 
 
 def _part(value: bytes | int) -> bytes:
     if isinstance(value, int):
-        raise Malformed("a number where a message belongs")
+        raise Malformed("a number instead of a message or a text")
     return value
 
 
@@ -175,4 +167,4 @@ def _text(value: bytes | int) -> str:
     try:
         return _part(value).decode()
     except UnicodeDecodeError as error:
-        raise Malformed("text that is not UTF-8") from error
+        raise Malformed("a text that is not UTF-8") from error

@@ -1,9 +1,7 @@
 """Decodes the few fields of API objects that the agent needs, and reduces a pod to its facts.
 
-All other fields are skipped, so objects of newer servers can be read; data that cannot be read raises `Unreadable`.
-Names are Kubernetes' own, in snake case. Source: kubernetes.io, API reference v1.36, Pod and Node.
-
-`gputally.base.pod_queue_labels` decides which queue a pod names."""
+It skips all other fields, so the agent can read objects of newer servers; invalid data raises `Unreadable`. Names are
+Kubernetes' own, in snake case. Source: kubernetes.io, API reference v1.36, Pod and Node."""
 
 from __future__ import annotations
 
@@ -200,21 +198,16 @@ _DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
 
 
 def decode(data: bytes | msgspec.Raw, kind: type[_T]) -> _T:
-    """Raises Unreadable."""
+    """Decode an object of a kind. Raises Unreadable."""
     try:
         value: _T = _DECODERS[kind].decode(data)
         return value
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise Unreadable(f"no {kind.__name__}: {error}") from error
-
-
-def decode_pod(data: bytes | msgspec.Raw) -> Pod:
-    """Raises Unreadable."""
-    return decode(data, Pod)
+        raise Unreadable(f"not a {kind.__name__}: {error}") from error
 
 
 def resource_version(data: bytes | msgspec.Raw) -> str:
-    """The resource version of any object. Raises Unreadable."""
+    """Return the resource version of an object of any kind. Raises Unreadable."""
     return decode(data, _Versioned).metadata.resource_version
 
 
@@ -229,19 +222,19 @@ _OVER = frozenset({"Succeeded", "Failed"})
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """A pod reduced to what the agent needs.
+    """A pod reduced to the data that the agent needs.
 
-    facts: sent to the accountant.
-    over: it no longer holds anything.
-    containers: in the order of the spec.
-    container_ids: their names by the runtime's ids, for those that ran.
-    config_hash: the name of a static pod's control group.
-    fraction, memory_mib: the part of a GPU that a fraction scheduler gave it (None: not declared).
-    groups: the shared GPUs it is on.
+    facts: the facts that the agent sends to the accountant.
+    over: the pod has ended and holds nothing.
+    containers: names of the containers, in the order of the spec.
+    container_ids: names of the containers that ran, by the runtime's ids.
+    config_hash: the id in a static pod's control group; "" for other pods.
+    fraction, memory_mib: the part of a GPU that the pod declares to a fraction scheduler; "" if it declares none.
+    groups: the groups of the shared GPUs that the pod is on.
     limits: GPU resources by container.
-    by_kai: KAI or Run:ai places it.
-    bound: it has a node.
-    wants_gpu: whether its facts are sent."""
+    by_kai: KAI or Run:ai places the pod.
+    bound: the pod is bound to a node.
+    wants_gpu: the pod requests a GPU, so its facts are sent."""
 
     facts: PodFacts
     over: bool
@@ -264,16 +257,16 @@ class PodView:
 
     @property
     def reserves(self) -> bool:
-        """Return whether it only keeps a GPU for the pods that share it."""
+        """True for a reservation pod, which only keeps a GPU for the pods that share it."""
         return self.facts.namespace in RESERVATION_NAMESPACES
 
 
 def read(pod: bytes, node: str, allowed_labels: Sequence[str]) -> PodView:
-    """Reduce the JSON of a v1 Pod. allowed_labels: keys, or patterns with `*`, that may leave the node.
+    """Reduce the JSON of a v1 Pod. allowed_labels: keys of labels, or patterns with `*`, that the agent sends.
 
     Raises Unreadable."""
-    found = decode_pod(pod)
-    meta, spec, status = found.metadata, found.spec, found.status or PodStatus()
+    decoded = decode(pod, Pod)
+    meta, spec, status = decoded.metadata, decoded.spec, decoded.status or PodStatus()
     labels, annotations = meta.labels or {}, meta.annotations or {}
     phase = status.phase or ""
     requests = _requests(spec, annotations)
@@ -316,19 +309,20 @@ def read(pod: bytes, node: str, allowed_labels: Sequence[str]) -> PodView:
 
 
 def _allowed(labels: Mapping[str, str], allowed: Sequence[str]) -> dict[str, str]:
-    kept = sorted(key for key in labels if any(fnmatchcase(key, pattern) for pattern in allowed))
-    return {key: labels[key][:MAX_LABEL_CHARS] for key in kept[:MAX_LABELS]}
+    keys = sorted(key for key in labels if any(fnmatchcase(key, pattern) for pattern in allowed))
+    return {key: labels[key][:MAX_LABEL_CHARS] for key in keys[:MAX_LABELS]}
 
 
 def _owners(references: Sequence[OwnerReference]) -> tuple[Owner, ...]:
-    """Return the owners. The controller comes first, the nearest owner; the pod does not name any further ones."""
+    """Return the nearest owner: the controller, otherwise the first reference. A pod does not name farther owners."""
     ordered = sorted(references, key=lambda owner: not owner.controller)
     return tuple(Owner(kind=o.kind, name=o.name, uid=o.uid) for o in ordered[:1])
 
 
 def _workload(references: Sequence[OwnerReference], labels: Mapping[str, str]) -> str:
-    """Return the workload. A Deployment gives its name and a hash to its ReplicaSet, and the hash to the pods as a
-    label."""
+    """Return the workload as `Kind/name`; "" without an owner.
+
+    The name of a Deployment's ReplicaSet is the Deployment's name and a hash, which the pods have as a label."""
     for owner in _owners(references):
         template = labels.get(_TEMPLATE_HASH, "")
         if owner.kind == "ReplicaSet" and template and owner.name.endswith(f"-{template}"):
@@ -342,9 +336,9 @@ def _requests(spec: Spec, annotations: Mapping[str, str]) -> dict[str, str]:
     largest init container.
 
     Source: kubernetes.io, "Sidecar Containers", resource sharing within containers."""
-    together: dict[str, int] = {}
-    before: dict[str, int] = {}
-    odd: dict[str, str] = {}
+    running: dict[str, int] = {}
+    initial: dict[str, int] = {}
+    uncountable: dict[str, str] = {}
     init = [c for c in spec.init_containers or () if c.restart_policy != "Always"]
     sidecars = [c for c in spec.init_containers or () if c.restart_policy == "Always"]
     for container in [*(spec.containers or ()), *sidecars, *init]:
@@ -354,29 +348,30 @@ def _requests(spec: Spec, annotations: Mapping[str, str]) -> dict[str, str]:
             if not name.startswith(_GPU_RESOURCES):
                 continue
             if not (text.isascii() and text.isdigit() and len(text) < 10):
-                odd[name] = text[:64]
+                uncountable[name] = text[:64]
             elif container in init:
-                before[name] = max(before.get(name, 0), int(text))
+                initial[name] = max(initial.get(name, 0), int(text))
             else:
-                together[name] = together.get(name, 0) + int(text)
-    found = {name: str(max(together.get(name, 0), before.get(name, 0))) for name in together.keys() | before.keys()}
+                running[name] = running.get(name, 0) + int(text)
+    counts = {name: str(max(running.get(name, 0), initial.get(name, 0))) for name in running.keys() | initial.keys()}
     declared = {key: annotations[key][:64] for key in (GPU_FRACTION, GPU_MEMORY) if annotations.get(key)}
-    return dict(sorted({**{k: v for k, v in found.items() if v != "0"}, **odd, **declared}.items()))
+    return dict(sorted({**{k: v for k, v in counts.items() if v != "0"}, **uncountable, **declared}.items()))
 
 
 def _limits(spec: Spec) -> dict[str, dict[str, str]]:
-    """Return the limits by container. Extended resources are not overcommitted, so a request without a limit counts as
-    a limit; neither can be changed later."""
-    found: dict[str, dict[str, str]] = {}
+    """Return the limits of GPU resources by container.
+
+    Extended resources are not overcommitted, so a request without a limit counts as a limit. Both are immutable."""
+    limits: dict[str, dict[str, str]] = {}
     for container in (*(spec.init_containers or ()), *(spec.containers or ())):
         resources = container.resources or Resources()
-        asked = {**(resources.requests or {}), **(resources.limits or {})}
-        found[container.name] = {key: str(value)[:64] for key, value in asked.items() if key.startswith(_GPU_RESOURCES)}
-    return found
+        own = {**(resources.requests or {}), **(resources.limits or {})}
+        limits[container.name] = {key: str(value)[:64] for key, value in own.items() if key.startswith(_GPU_RESOURCES)}
+    return limits
 
 
 def _groups(labels: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the shared GPUs of a pod, which has one label for each."""
+    """Return the groups of a pod's shared GPUs. The pod has one label for each."""
     several = sorted(value for key, value in labels.items() if key.startswith(f"{GPU_GROUP}/"))
     return tuple(several) or ((labels[GPU_GROUP],) if labels.get(GPU_GROUP) else ())
 
@@ -407,7 +402,7 @@ def _last_end_ms(status: PodStatus) -> int | None:
 
 
 def _ms(at: datetime | None) -> int | None:
-    """Parse a time; None also for the zero time that Go writes for "never"."""
+    """Return a time in UTC milliseconds; None also for the zero time that Go writes for "never"."""
     if at is None or at.tzinfo is None or at.year < 1971:
         return None
     return round(at.timestamp() * 1000)

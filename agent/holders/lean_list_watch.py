@@ -1,18 +1,18 @@
 """Lists and watches objects of the API server over plain HTTPS, and keeps this node's pods in memory.
 
-The Kubernetes client would cost every node 40 MiB for two requests. The service account's token is read again when the
-kubelet renews its file. Lines and pages are bounded. TCP's keep-alive detects a dead network long before a watch would
-time out. `ApiServer` and `Reflector` do not interpret objects.
+The Kubernetes client would cost every node 40 MiB for two requests. `ApiServer` reads the service account's token again
+when the kubelet renews its file, and limits lines and pages. TCP's keep-alive detects a dead network long before a
+watch would time out.
 
-A watch continues from the last resource version after every break. Bookmarks advance the version while nothing happens.
-410 Gone means that it is too old, and everything is listed again. Failures back off with jitter, so that a thousand
-nodes do not return at once. Meanwhile the known objects stay, and `failure` says why they may be old. Source:
-kubernetes.io, "Efficient detection of changes".
+`Reflector` continues a watch from the last resource version after every break. Bookmarks advance the version while
+nothing happens. 410 Gone means that the version is too old; then `Reflector` lists all objects again. It backs off
+after failures, with jitter, so that a thousand nodes do not return at once. Meanwhile the known objects stay, and
+`failure` gives the reason why they may be old. Source: kubernetes.io, "Efficient detection of changes".
 
-The sampling thread reads a snapshot of the pods and never waits. A pod that started and ended between two samples is
-still reported. Memory is bounded.
+`PodStore` gives the sampling thread a snapshot of the pods without waiting, also of pods that started and ended between
+two samples. Its memory is limited.
 
-`BoundPods` keeps what pods declared of a shared GPU when they were bound to this node. KAI's parts and groups are
+`BoundPods` stores what pods declared of a shared GPU when they were bound to this node. KAI's parts and groups are
 annotations and labels. The owner of a pod can change them at any time, but the scheduler reads them once, so they count
 as they were when the pod was first seen on this node. A file beside the spool keeps them over a restart of the agent.
 """
@@ -62,7 +62,7 @@ _decoder = msgspec.json.Decoder(dict[str, _DeclaredSharing])
 class BoundPods:
     """The parts that pods declared when they were bound. Not thread-safe: one reflector owns it.
 
-    file: keeps them over a restart; None keeps them only in this process."""
+    file: stores the parts over a restart; None keeps them in this process only."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
@@ -74,10 +74,13 @@ class BoundPods:
             except FileNotFoundError:
                 pass
             except (OSError, msgspec.MsgspecError) as error:
-                log.warning("what pods declared when they were bound is not known", extra={"reason": str(error)})
+                log.warning(
+                    "the parts that pods declared when they were bound cannot be read: their present parts count",
+                    extra={"reason": str(error)},
+                )
 
     def as_bound(self, view: PodView) -> PodView:
-        """Return the pod as it was when it was bound, for the fields that decide who pays for how much."""
+        """Return the pod with its queue and its declared part as they were when the pod was bound."""
         if not view.bound or not (view.by_kai or view.wants_gpu or view.facts.uid in self._declared):
             return view
         uid = view.facts.uid
@@ -90,15 +93,15 @@ class BoundPods:
             return view
         if known == now:
             return view
-        shares = known.fraction or known.memory_mib
-        if shares and not known.groups and now.groups:
+        has_part = known.fraction or known.memory_mib
+        if has_part and not known.groups and now.groups:
             # The scheduler sets the group when it binds the pod.
             known = self._declared[uid] = msgspec.structs.replace(known, groups=now.groups)
             self._save()
         if known != now and uid not in self._refused:
             self._refused.add(uid)
             log.warning(
-                "a pod was changed after it was bound: it is metered as it was then",
+                "a pod's queue or declared part was changed after the pod was bound: the change does not count",
                 extra={"namespace": view.facts.namespace, "pod": view.facts.name},
             )
         requests = {key: text for key, text in view.facts.requests.items() if key not in (GPU_FRACTION, GPU_MEMORY)}
@@ -117,18 +120,16 @@ class BoundPods:
         )
 
     def keep_only(self, uids: Iterable[str]) -> None:
-        """Forget the pods that are no longer on this node."""
-        self._forget(self._declared.keys() - set(uids))
+        """Remove all pods but these."""
+        self.remove(self._declared.keys() - set(uids))
 
-    def forget(self, uid: str) -> None:
-        """Forget a pod that is gone."""
-        self._forget({uid} & self._declared.keys())
-
-    def _forget(self, gone: set[str]) -> None:
-        for uid in gone:
+    def remove(self, uids: Collection[str]) -> None:
+        """Remove pods that are deleted."""
+        known = self._declared.keys() & uids
+        for uid in known:
             del self._declared[uid]
-        self._refused -= gone
-        if gone:
+        self._refused -= known
+        if known:
             self._save()
 
     def _save(self) -> None:
@@ -137,7 +138,10 @@ class BoundPods:
         try:
             atomic_file.write(self._file, msgspec.json.encode(self._declared), 0o600)
         except OSError as error:
-            log.warning("what pods declared when they were bound cannot be kept", extra={"reason": str(error)})
+            log.warning(
+                "the parts that pods declared when they were bound cannot be stored: a restart forgets them",
+                extra={"reason": str(error)},
+            )
 
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -149,7 +153,10 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP
 
 
 class ApiUnavailable(AgentError):
-    """The API server did not answer, or not as expected. status: of the answer, 0 without one."""
+    """The API server did not answer, or its answer was not as expected.
+
+    status: HTTP status of the answer; 0 without an answer.
+    retry_after_s: when to retry, if the server said so; else 0."""
 
     def __init__(self, reason: str, status: int = 0, retry_after_s: int = 0) -> None:
         super().__init__(reason)
@@ -158,17 +165,16 @@ class ApiUnavailable(AgentError):
 
 
 class ApiServer:
-    """A client of the API server.
+    """A client of the API server. Each request has a connection of its own, so threads may share the client.
 
     url: https://host:port.
-    ca_file: PEM of its authorities.
-    token_file: None if it needs none.
+    ca_file: PEM file of the server's authorities; None trusts the system's.
+    token_file: file with the bearer token; None sends no token.
 
-    Each request has a connection of its own, so threads may share it. Raises SettingsError for a url or a CA file that
-    cannot be used."""
+    Raises SettingsError for a url or a CA file that cannot be used."""
 
     def __init__(self, url: str, ca_file: Path | None, token_file: Path | None) -> None:
-        connection_to(url, ca_file, TIMEOUT_S)  # invalid values fail here and not at every request
+        connection_to(url, ca_file, TIMEOUT_S)  # invalid values fail here instead of at every request
         self._url = url
         self._ca_file = ca_file
         self._token = TokenFile(token_file) if token_file is not None else None
@@ -181,7 +187,7 @@ class ApiServer:
         with self._request(path, parameters, TIMEOUT_S) as response:
             data = response.read(MAX_PAGE_BYTES + 1)
             if len(data) > MAX_PAGE_BYTES:
-                raise ApiUnavailable(f"an answer larger than {MAX_PAGE_BYTES} bytes")
+                raise ApiUnavailable(f"the answer is larger than {MAX_PAGE_BYTES} bytes")
             return data
 
     def lines(self, path: str, parameters: Mapping[str, str], timeout_s: float) -> Iterator[bytes]:
@@ -189,11 +195,11 @@ class ApiServer:
         with self._request(path, parameters, timeout_s) as response:
             while line := response.readline(MAX_LINE_BYTES + 1):
                 if len(line) > MAX_LINE_BYTES:
-                    raise ApiUnavailable(f"a line larger than {MAX_LINE_BYTES} bytes")
+                    raise ApiUnavailable(f"a line of the answer is larger than {MAX_LINE_BYTES} bytes")
                 yield line
 
     def close(self) -> None:
-        """Cancel running requests; no further requests are possible. From any thread."""
+        """Cancel running requests and refuse further ones. From any thread."""
         with self._mutex:
             self._closed = True
             for connection in self._open:
@@ -211,11 +217,11 @@ class ApiServer:
             if self._token is not None:
                 headers["Authorization"] = f"Bearer {self._token.read()}"
             connection.connect()
-            self._watch_over(connection)
+            self._register(connection)
             connection.request("GET", f"{prefix}{path}?{urlencode(parameters)}", headers=headers)
             response = connection.getresponse()
             if response.status != 200:
-                raise _refused(response)
+                raise _refusal(response)
             yield response
         except TokenUnavailable as error:
             raise ApiUnavailable(str(error)) from error
@@ -226,18 +232,18 @@ class ApiServer:
                 self._open.discard(connection)
             connection.close()
 
-    def _watch_over(self, connection: http.client.HTTPConnection) -> None:
+    def _register(self, connection: http.client.HTTPConnection) -> None:
         connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE:
             connection.sock.setsockopt(socket.IPPROTO_TCP, option, value)
         with self._mutex:
             if self._closed:
-                raise ApiUnavailable("closed")
+                raise ApiUnavailable("the client is closed")
             self._open.add(connection)
 
 
 def in_cluster(environ: Mapping[str, str], account: Path = ACCOUNT) -> ApiServer:
-    """The API server of the cluster this container runs in. Raises SettingsError outside of one.
+    """Return a client of the cluster in which this container runs. Raises SettingsError outside a cluster.
 
     Source: kubernetes.io, "Accessing the Kubernetes API from a Pod"."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
@@ -248,14 +254,14 @@ def in_cluster(environ: Mapping[str, str], account: Path = ACCOUNT) -> ApiServer
     return ApiServer(f"https://{host}:{port}", account / "ca.crt", account / "token")
 
 
-def _refused(response: http.client.HTTPResponse) -> ApiUnavailable:
+def _refusal(response: http.client.HTTPResponse) -> ApiUnavailable:
     try:
-        said = kubernetes_api_objects.decode(response.read(64 * 1024), kubernetes_api_objects.Status).message[:200]
+        reason = kubernetes_api_objects.decode(response.read(64 * 1024), kubernetes_api_objects.Status).message[:200]
     except kubernetes_api_objects.Unreadable:
-        said = response.reason
+        reason = response.reason
     after = response.getheader("Retry-After", "").strip()
     retry_after_s = min(int(after[:6]), 3600) if after.isascii() and after.isdigit() else 0
-    return ApiUnavailable(f"API server: HTTP {response.status} {said}", response.status, retry_after_s)
+    return ApiUnavailable(f"API server: HTTP {response.status} {reason}", response.status, retry_after_s)
 
 
 def _reason(error: BaseException) -> str:
@@ -264,26 +270,27 @@ def _reason(error: BaseException) -> str:
 
 PAGE_ITEMS = 500
 WATCH_S = 300
-"""Length of a watch; the server ends it after this time, plus or minus a fifth."""
+"""Length of a watch, plus or minus a fifth; then the server ends it."""
 SHORT_MS = MS_PER_SECOND
-"""A watch without any line that ends within this time is a failure; repeating it at once would be a busy loop."""
+"""A watch that ends within this time without a line is a failure, because repeating it at once would be a busy loop."""
 BACKOFF_BASE_MS = MS_PER_SECOND
 BACKOFF_CAP_MS = MS_PER_MINUTE
 ABSENT_MS = 10 * MS_PER_MINUTE
+"""Time between two requests for objects of a kind that the cluster does not have."""
 FORBIDDEN, NOT_FOUND, GONE = 403, 404, 410
 _CHANGES = frozenset({"ADDED", "MODIFIED", "DELETED"})
 _SYSTEM_RANDOM = random.SystemRandom()
 
 
 class Api(Protocol):
-    """The source of objects. `ApiServer` is the implementation."""
+    """The source of objects; `ApiServer` implements it."""
 
     def page(self, path: str, parameters: Mapping[str, str]) -> bytes: ...
     def lines(self, path: str, parameters: Mapping[str, str], timeout_s: float) -> Iterator[bytes]: ...
 
 
 class Store(Protocol):
-    """Stores the objects of a reflector. Items are JSON; the store skips those that it cannot read."""
+    """The objects of a reflector. Items are JSON; a store skips those that it cannot decode."""
 
     def replace(self, items: Sequence[bytes]) -> None:
         """Replace all objects."""
@@ -295,12 +302,12 @@ class Store(Protocol):
 
 
 class Reflector:
-    """Keeps `store` equal to the objects at `path` that `selector` (a field selector) selects.
+    """Keeps `store` equal to the objects at `path` that a field selector selects.
 
     synced: whether the objects were listed once.
-    failure: why the latest request failed ("" = it continues).
+    failure: why the latest request failed; "" if it did not.
     took_ms: duration of the last list.
-    optional: the cluster may not have such objects, which is not a failure; they are looked for again periodically."""
+    optional: it is no failure if the cluster does not have objects of this kind."""
 
     def __init__(
         self,
@@ -328,7 +335,7 @@ class Reflector:
         self._failures = 0
 
     def run(self, stop: threading.Event, task: BackgroundTask) -> None:
-        """`step` until `stop` is set, with pauses after failures."""
+        """Repeat `step` until `stop` is set, with pauses after failures."""
         self._task = task
         while not stop.is_set():
             task.begin()
@@ -338,30 +345,30 @@ class Reflector:
                 self._clock.wait(pause_ms / MS_PER_SECOND, stop)
 
     def step(self) -> int:
-        """List if necessary, then watch until the watch ends. Returns the milliseconds to wait before the next step."""
+        """List if necessary, then watch until the watch ends. Return the milliseconds to wait before the next step."""
         try:
             if not self._version:
                 self._list()
             self._watch()
         except (ApiUnavailable, kubernetes_api_objects.Unreadable) as error:
-            return self._failed(error)
+            return self._record_failure(error)
         return 0
 
     def _list(self) -> None:
         items: list[bytes] = []
         more, began_ms = "", self._clock.monotonic_ms()
         while True:
-            # Version 0: answered from the server's cache, which finds one node's pods without reading all pods.
+            # For version 0 the server answers from its cache, which finds one node's pods without reading all pods.
             page = {"limit": str(PAGE_ITEMS), "continue": more} if more else {"resourceVersion": "0"}
-            found = kubernetes_api_objects.decode(
+            listing = kubernetes_api_objects.decode(
                 self._api.page(self._path, {**self._selector, **page}), kubernetes_api_objects.Listing
             )
-            items += [bytes(item) for item in found.items or ()]
-            more = found.metadata.more
+            items += [bytes(item) for item in listing.items or ()]
+            more = listing.metadata.more
             if not more:
                 break
         self._store.replace(items)
-        self._version = found.metadata.resource_version
+        self._version = listing.metadata.resource_version
         self.took_ms = self._clock.monotonic_ms() - began_ms
         self.synced = True
         self.failure = ""
@@ -379,13 +386,13 @@ class Reflector:
         self._task.succeed()  # a long time without a line is not a fault; the connection has a time limit
         for line in self._api.lines(self._path, parameters, lasts_s + 30):
             self._task.begin()
-            self._take(kubernetes_api_objects.decode(line, kubernetes_api_objects.Event))
+            self._apply(kubernetes_api_objects.decode(line, kubernetes_api_objects.Event))
             quiet = False
         if quiet and self._clock.monotonic_ms() - began_ms < SHORT_MS:
             raise ApiUnavailable("watch: ended as soon as it began")
-        self._well()
+        self._record_success()
 
-    def _take(self, event: kubernetes_api_objects.Event) -> None:
+    def _apply(self, event: kubernetes_api_objects.Event) -> None:
         if event.type == "ERROR":
             status = kubernetes_api_objects.decode(event.object, kubernetes_api_objects.Status)
             raise ApiUnavailable(f"watch: {status.message or status.reason}"[:200], status.code)
@@ -393,15 +400,15 @@ class Reflector:
         if event.type in _CHANGES:
             self._store.apply(event.type, bytes(event.object))
         self._version = version or self._version
-        self._well()
+        self._record_success()
 
-    def _well(self) -> None:
+    def _record_success(self) -> None:
         if self._failures:
-            log.info("the API server is followed again", extra={"path": self._path})
+            log.info("watching the API server works again", extra={"path": self._path})
         self._failures = 0
         self.failure = ""
 
-    def _failed(self, error: ApiUnavailable | kubernetes_api_objects.Unreadable) -> int:
+    def _record_failure(self, error: ApiUnavailable | kubernetes_api_objects.Unreadable) -> int:
         status = error.status if isinstance(error, ApiUnavailable) else GONE
         if status == NOT_FOUND and self._optional:
             self.failure = ""
@@ -413,26 +420,27 @@ class Reflector:
             return 0
         self._failures += 1
         if not self.failure or self._failures == 1:
-            log.warning("the API server cannot be followed", extra={"path": self._path, "reason": str(error)})
+            log.warning("watching the API server fails: retrying", extra={"path": self._path, "reason": str(error)})
         self.failure = str(error)
         ceiling = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS << min(self._failures - 1, 16))
         if status == FORBIDDEN:
-            ceiling = BACKOFF_CAP_MS  # it takes longer until a missing right is granted
-        asked_ms = error.retry_after_s * MS_PER_SECOND if isinstance(error, ApiUnavailable) else 0
-        return max(ceiling // 2 + round(self._jitter() * ceiling / 2), asked_ms)
+            ceiling = BACKOFF_CAP_MS  # granting a missing right takes longer
+        retry_after_ms = error.retry_after_s * MS_PER_SECOND if isinstance(error, ApiUnavailable) else 0
+        return max(ceiling // 2 + round(self._jitter() * ceiling / 2), retry_after_ms)
 
 
 PATH = "/api/v1/pods"
-TELL_GONE_MS = 5 * MS_PER_MINUTE
+DELETED_KEPT_MS = 5 * MS_PER_MINUTE
+"""How long `PodStore` still reports the facts of a deleted pod."""
 Key = tuple[str, str]
 
 
 class PodStore:
-    """The `Store` of one node's pods. labels: keys or patterns of labels that may leave
-    the node.
+    """The `Store` of one node's pods.
 
-    on_change: called after every change of a pod that may hold a GPU.
-    bound: the annotations and labels that pods had when they were bound; later changes by their owners do not count."""
+    labels: keys of labels, or patterns, that the agent sends to the accountant.
+    on_change: called after every change of a pod that requests a GPU.
+    bound: the parts that pods declared when they were bound; later changes by their owners do not count."""
 
     def __init__(
         self,
@@ -450,15 +458,16 @@ class PodStore:
         self._on_change = on_change
         self._mutex = threading.Lock()
         self._views: dict[Key, PodView] = {}
-        self._gone: dict[str, tuple[PodView, int]] = {}
+        self._deleted: dict[str, tuple[PodView, int]] = {}
+        """Deleted pods by uid, each with the monotonic time until which it is reported."""
 
     def replace(self, items: Sequence[bytes]) -> None:
-        """Replace all pods; known pods that are missing ended at an unknown time."""
+        """Replace all pods. Known pods that are missing were deleted at an unknown time."""
         views = {view.key: view for item in items[:MAX_PODS] if (view := self._read(item)) is not None}
         with self._mutex:
             for key, view in self._views.items():
                 if key not in views or views[key].facts.uid != view.facts.uid:
-                    self._bury(view)
+                    self._mark_deleted(view)
             self._views = views
         self._bound.keep_only(view.facts.uid for view in views.values())
         self._on_change()
@@ -474,47 +483,47 @@ class PodStore:
             if change == "DELETED":
                 if known is None or known.facts.uid == view.facts.uid:
                     views.pop(view.key, None)
-                self._bound.forget(view.facts.uid)
-                self._bury(view)
+                self._bound.remove({view.facts.uid})
+                self._mark_deleted(view)
             elif view.key in views or len(views) < MAX_PODS:
                 if known is not None and known.facts.uid != view.facts.uid:
-                    self._bury(known)
+                    self._mark_deleted(known)
                 views[view.key] = view
             self._views = views
         if view.wants_gpu:
             self._on_change()
 
     def views(self) -> Mapping[Key, PodView]:
-        """Return the pods by namespace and name. The mapping must not be modified."""
+        """Return the pods by namespace and name. Do not modify the mapping."""
         return self._views
 
-    def gone(self) -> Collection[Key]:
+    def deleted(self) -> Collection[Key]:
         """Return namespace and name of recently deleted pods."""
         with self._mutex:
-            return {view.key for view, _ in self._gone.values()} - self._views.keys()
+            return {view.key for view, _ in self._deleted.values()} - self._views.keys()
 
     def facts(self, at_ms: int, holders: Collection[str]) -> tuple[PodFacts, ...]:
         """Return the facts of pods that request a GPU, and of pods whose uid is among `holders`."""
         now_ms = self._clock.monotonic_ms()
         with self._mutex:
-            for uid in [uid for uid, (_, until_ms) in self._gone.items() if until_ms <= now_ms]:
-                del self._gone[uid]
-            views = [*self._views.values(), *(view for view, _ in self._gone.values())]
-        told = {v.facts.uid: v.facts for v in views if v.wants_gpu or v.facts.uid in holders}
-        return tuple(msgspec.structs.replace(told[uid], observed_ms=at_ms) for uid in sorted(told))
+            for uid in [uid for uid, (_, until_ms) in self._deleted.items() if until_ms <= now_ms]:
+                del self._deleted[uid]
+            views = [*self._views.values(), *(view for view, _ in self._deleted.values())]
+        facts = {v.facts.uid: v.facts for v in views if v.wants_gpu or v.facts.uid in holders}
+        return tuple(msgspec.structs.replace(facts[uid], observed_ms=at_ms) for uid in sorted(facts))
 
     def _read(self, item: bytes) -> PodView | None:
         try:
             return self._bound.as_bound(kubernetes_api_objects.read(item, self._node, self._labels))
         except Unreadable as error:
             self.unreadable += 1
-            log.warning("a pod that cannot be read", extra={"reason": str(error)[:200]})
+            log.warning("a pod cannot be decoded", extra={"reason": str(error)[:200]})
             return None
 
-    def _bury(self, view: PodView) -> None:
-        if len(self._gone) >= MAX_PODS:
-            del self._gone[next(iter(self._gone))]
+    def _mark_deleted(self, view: PodView) -> None:
+        if len(self._deleted) >= MAX_PODS:
+            del self._deleted[next(iter(self._deleted))]
         ended_ms = view.facts.ended_ms or self._clock.wall_ms()
         facts = msgspec.structs.replace(view.facts, ended_ms=ended_ms)
-        until_ms = self._clock.monotonic_ms() + TELL_GONE_MS
-        self._gone[facts.uid] = replace(view, facts=facts, over=True, running=False), until_ms
+        until_ms = self._clock.monotonic_ms() + DELETED_KEPT_MS
+        self._deleted[facts.uid] = replace(view, facts=facts, over=True, running=False), until_ms

@@ -1,25 +1,25 @@
 """Reads one node: joins GPU readings with holders, and counts busy time per holder from per-process readings.
 
-The devices come from `driver_lifecycle`, and the holders from a `PodsFile`. Without this file the holders come from the
-processes themselves, and a pod among them gets its name from the kubelet's log folders. If one part fails, the
-snapshot's `sources` names it, and the others continue. Per-holder busy time is read only on shared devices. A sole
-holder gets all of the device's busy time.
+The GPUs come from `driver_lifecycle`, the holders from an `AllocationSource`. Without one, every running process is a
+holder, and the pods among them get their names from the kubelet's log folders. If one source fails, the snapshot's
+`sources` names it, and the others continue. Busy time per holder is read only on shared devices. A sole holder gets all
+of the device's busy time.
 
 Busy time per process comes from accounting mode, which misses nothing, otherwise from per-process samples, an estimate
 that is good over minutes. Without both, only the allocation is known. Counters count up from zero for as long as a
-holder is on a device. `busy_time_attribution` scales them to the device's own busy time.
+holder is on a device, and never decrease. `busy_time_attribution` scales them to the device's own busy time.
 
-If the driver refuses to list processes, or their busy time, no coarser method replaces it. The time of the holders
-there is then unknown, except for a holder that has all of the device and had it alone before. If the time of one
-process is unknown, so is its holder's. A process without a known holder makes the time of every holder of that GPU
-unknown. A counter never decreases.
+If the driver refuses to list processes, or their busy time, no coarser method replaces the reading. The time of the
+holders there is then unknown, except for a holder that has all of the device and had it alone before. If the time of
+one process is unknown, so is its holder's. A process without a known holder makes the time of every holder of that GPU
+unknown.
 
 The result is deterministic. There is one instance per node."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,7 +38,7 @@ from agent.core.readings import (
     Unavailable,
 )
 from agent.devices.driver_lifecycle import DriverReading, Gpus
-from agent.holders.device_allocations import Seen, settle
+from agent.holders.device_allocations import RunningHolder, replace_reservations
 from agent.holders.pod_and_job_files import Pods
 from agent.holders.process_cgroups import PodLogs, PodName, ProcessTable
 from agent.metering.reading_deltas import NO_HOLDER_READING
@@ -47,99 +47,119 @@ from gputally.base.clock import Clock
 from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES
 from gputally.base.units import apportion
 
-STRANGER = Unavailable("unknown process on the gpu")
+UNKNOWN_PROCESS = Unavailable("unknown process on the gpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Owned:
-    """A process with its holder; None if it is in no table that the agent can read."""
+class OwnedProcess:
+    """A process with its holder; None if the process is in no table that the agent can read."""
 
     process: ProcessReading
     holder: Holder | None
+
+
+DeviceHolder = tuple[str, Holder]
+"""(MIG uuid or "", holder): a holder on one device of a GPU."""
 
 
 class HolderCounters:
     """The busy counters of every holder on every device of a node."""
 
     def __init__(self) -> None:
-        self._busy: dict[str, dict[tuple[str, Holder], int]] = {}
-        self._sole: dict[str, set[tuple[str, Holder]]] = {}
-        self._strangers: dict[str, set[str]] = {}
-        """For each GPU, the places where processes of other pods than the holders ran at the last listing."""
+        self._busy: dict[str, dict[DeviceHolder, int]] = {}
+        self._sole: dict[str, set[DeviceHolder]] = {}
+        """For each GPU, the sole holders of its devices at the last reading."""
+        self._others: dict[str, set[str]] = {}
+        """For each GPU, the devices on which processes without an allocation ran at the last listing."""
 
     def read(
         self,
         device: DeviceReading,
-        owned: Sequence[Owned],
-        claims: Sequence[Allocation],
+        processes: Sequence[OwnedProcess],
+        allocations: Sequence[Allocation],
         *,
         visible: bool = False,
         uncertain: bool = False,
     ) -> DeviceReading:
-        """Return the device with its holders' readings and their method.
+        """Return the reading of a GPU with the readings of its holders and their method.
 
-        visible: whether this agent can see the host's processes.
-        uncertain: `claims` are the last known allocations, not the current ones.
+        allocations: the allocations of this GPU.
+        visible: this agent can see the host's processes.
+        uncertain: `allocations` are the last known ones, not the current ones.
 
-        claims: the allocations of this device. A holder that has all of a device to itself, now and at the last
-        reading, gets no reading of its own: it has the device's busy time less that of other pods' processes."""
-        sole = _sole(claims)
-        lone = sole & self._sole.get(device.gpu.uuid, sole)
-        self._sole[device.gpu.uuid] = sole
-        held = {(claim.mig_uuid, claim.holder) for claim in claims}
-        counters = self._busy.setdefault(device.gpu.uuid, {})
-        groups: defaultdict[tuple[str, Holder], list[ProcessReading]] = defaultdict(list)
-        for one in owned:
-            groups[one.process.mig_uuid, one.holder or nameless(one.process.pid)].append(one.process)
+        A holder that has all of a device to itself, now and at the last reading, gets no reading of its own: it has the
+        device's busy time less that of other processes."""
+        uuid = device.gpu.uuid
+        sole_now = _sole_holders(allocations)
+        sole = sole_now & self._sole.get(uuid, sole_now)
+        self._sole[uuid] = sole_now
+        allocated = {(allocation.mig_uuid, allocation.holder) for allocation in allocations}
+        groups: defaultdict[DeviceHolder, list[ProcessReading]] = defaultdict(list)
+        for owned in processes:
+            holder = owned.holder or process_holder(owned.process.pid)
+            groups[owned.process.mig_uuid, holder].append(owned.process)
         unlisted = dict(device.unlisted)
-        for gone in counters.keys() - groups.keys():
-            if gone[0] not in unlisted:
-                del counters[gone]
-        strangers = self._strangers.get(device.gpu.uuid, set()) & unlisted.keys()
-        self._strangers[device.gpu.uuid] = strangers | {place for place, _ in groups.keys() - held}
-        unnamed = any(one.holder is None for one in owned)
-        times = _served(groups, held)
-        refused = {key[0]: step for key, (step, _) in times.items() if key not in held and _is_refused(step)}
-        readings = []
-        ways: set[Method] = set()
-        for key, processes in groups.items():
+        others = self._others.get(uuid, set()) & unlisted.keys()
+        self._others[uuid] = others | {mig_uuid for mig_uuid, _ in groups.keys() - allocated}
+        unknown_process = any(owned.holder is None for owned in processes)
+        readings, methods = self._readings(uuid, groups, allocated, sole, unlisted, unknown_process)
+        for key in sorted(allocated, key=_order) if unlisted else ():
             mig_uuid, holder = key
-            step, way = times[key]
+            if (reason := unlisted.get(mig_uuid)) is not None:
+                alone = key in sole and mig_uuid not in others and not uncertain
+                busy = SOLE if alone else Unavailable(f"{NO_HOLDER_READING}: {reason}", refused=True)
+                readings.append(HolderReading(holder, mig_uuid, busy, Unavailable(reason, refused=True)))
+        if readings:
+            method = device.method if not methods else "process" if "process" in methods else "accounting"
+            return msgspec.structs.replace(device, holders=tuple(readings), method=method)
+        shared = any(a.sharing for a in allocations) or len({a.holder for a in allocations}) > 1
+        if shared and visible and not device.gpu.mig_enabled and not unlisted:
+            # No process runs: it is known that none of the holders did anything.
+            return msgspec.structs.replace(device, method="process")
+        return device
+
+    def _readings(
+        self,
+        uuid: str,
+        groups: Mapping[DeviceHolder, list[ProcessReading]],
+        allocated: Collection[DeviceHolder],
+        sole: Collection[DeviceHolder],
+        unlisted: Collection[str],
+        unknown_process: bool,
+    ) -> tuple[list[HolderReading], set[Method]]:
+        """Return the readings of the holders with processes, and the methods of the known busy times."""
+        counters = self._busy.setdefault(uuid, {})
+        for ended in counters.keys() - groups.keys():
+            if ended[0] not in unlisted:
+                del counters[ended]
+        steps = _busy_steps(groups, allocated)
+        refused = {key[0]: step for key, (step, _) in steps.items() if key not in allocated and _is_refused(step)}
+        readings: list[HolderReading] = []
+        methods: set[Method] = set()
+        for key, processes in groups.items():
+            step, method = steps[key]
+            busy: Reading = step
             if not isinstance(step, Unavailable):
-                counters[key] = counters.get(key, 0) + step
-            busy: Reading = step if isinstance(step, Unavailable) else counters[key]
-            if unnamed:
-                busy = STRANGER
-            elif key in lone:
-                busy = refused.get(mig_uuid, SOLE)
+                busy = counters[key] = counters.get(key, 0) + step
+            if unknown_process:
+                busy = UNKNOWN_PROCESS
+            elif key in sole:
+                busy = refused.get(key[0], SOLE)
             elif not isinstance(busy, Unavailable):
-                ways.add(way)
-            readings.append(HolderReading(holder, mig_uuid, busy, _total([p.memory_mib for p in processes])))
-        for key in sorted(held, key=_name) if unlisted else ():
-            if (why := unlisted.get(key[0])) is not None:
-                alone = key in lone and key[0] not in strangers and not uncertain
-                busy = SOLE if alone else Unavailable(f"{NO_HOLDER_READING}: {why}", refused=True)
-                readings.append(HolderReading(key[1], key[0], busy, Unavailable(why, refused=True)))
-        if not readings:  # with visible processes and several holders, it is known that none of them did anything
-            shared = any(claim.sharing for claim in claims) or len({claim.holder for claim in claims}) > 1
-            return (
-                msgspec.structs.replace(device, method="process")
-                if shared and visible and not device.gpu.mig_enabled and not unlisted
-                else device
-            )
-        method = device.method if not ways else "process" if "process" in ways else "accounting"
-        return msgspec.structs.replace(device, holders=tuple(readings), method=method)
+                methods.add(method)
+            readings.append(HolderReading(key[1], key[0], busy, _sum([p.memory_mib for p in processes])))
+        return readings, methods
 
     def forget(self, present: Collection[str]) -> None:
-        """Remove the counters of devices that are no longer listed."""
+        """Remove the counters of all GPUs but these."""
         for uuid in self._busy.keys() - set(present):
             del self._busy[uuid]
             self._sole.pop(uuid, None)
-            self._strangers.pop(uuid, None)
+            self._others.pop(uuid, None)
 
 
-def nameless(pid: int) -> Holder:
-    """Return the holder that represents a process whose owner cannot be seen from here."""
+def process_holder(pid: int) -> Holder:
+    """Return the holder that stands for a process in no table that the agent can read."""
     return Holder(kind="process", uid=f"{pid}:", name=f"pid {pid}")
 
 
@@ -147,48 +167,50 @@ def _is_refused(reading: Reading) -> bool:
     return isinstance(reading, Unavailable) and reading.refused
 
 
-def _name(key: tuple[str, Holder]) -> tuple[str, str, str]:
+def _order(key: DeviceHolder) -> tuple[str, str, str]:
     return key[0], key[1].uid, key[1].container
 
 
-def _sole(claims: Sequence[Allocation]) -> set[tuple[str, Holder]]:
-    places: defaultdict[str, set[Holder]] = defaultdict(set)
-    for claim in claims:
-        places[claim.mig_uuid].add(claim.holder)
-    shared = {claim.mig_uuid for claim in claims if claim.sharing}
-    return {(p, h) for p, holders in places.items() if len(holders) == 1 and p not in shared for h in holders}
+def _sole_holders(allocations: Sequence[Allocation]) -> set[DeviceHolder]:
+    """Return the holders that have a device to themselves."""
+    holders: defaultdict[str, set[Holder]] = defaultdict(set)
+    for allocation in allocations:
+        holders[allocation.mig_uuid].add(allocation.holder)
+    shared = {allocation.mig_uuid for allocation in allocations if allocation.sharing}
+    sole = {mig_uuid: own for mig_uuid, own in holders.items() if len(own) == 1 and mig_uuid not in shared}
+    return {(mig_uuid, holder) for mig_uuid, own in sole.items() for holder in own}
 
 
-def _served(
-    groups: dict[tuple[str, Holder], list[ProcessReading]], held: Collection[tuple[str, Holder]]
-) -> dict[tuple[str, Holder], tuple[Reading, Method]]:
-    """Return each holder's busy time of this step, with the time of an MPS server divided among its clients.
+def _busy_steps(
+    groups: Mapping[DeviceHolder, list[ProcessReading]], allocated: Collection[DeviceHolder]
+) -> dict[DeviceHolder, tuple[Reading, Method]]:
+    """Return each holder's busy time since the last reading, with the time of an MPS server divided among its clients.
 
     The driver's samples name the server (measured on an H200 with driver 580), which is listed beside its clients. A
-    process counts as the server if it is neither a graphics process nor a client, does not hold the device, and the
-    clients there did nothing. Its time goes to the clients in equal parts."""
-    times = {key: _step(processes) for key, processes in groups.items()}
-    led = {key for key, processes in groups.items() for p in processes if p.mps_client}
-    for place in {mig_uuid for mig_uuid, _ in led}:
-        clients = [k for k in groups if k[0] == place and k in led]
-        drawing = {k for k, processes in groups.items() if any(p.graphics for p in processes)}
-        servers = [k for k in groups if k[0] == place and k not in held and k not in led and k not in drawing]
-        known = [times[k][0] for k in clients]
-        if any(isinstance(t, Unavailable) or t for t in known):
+    process counts as the server if it is neither a graphics process nor a client, has no allocation of the device, and
+    the clients there did nothing. Its time goes to the clients in equal parts."""
+    steps = {key: _step(processes) for key, processes in groups.items()}
+    with_clients = {key for key, processes in groups.items() if any(p.mps_client for p in processes)}
+    for device in {mig_uuid for mig_uuid, _ in with_clients}:
+        clients = [key for key in groups if key[0] == device and key in with_clients]
+        drawing = {key for key, processes in groups.items() if any(p.graphics for p in processes)}
+        no_server = {*allocated, *with_clients, *drawing}
+        if any(isinstance(steps[key][0], Unavailable) or steps[key][0] for key in clients):
             continue
-        for server in servers:
-            spent, way = times[server]
+        for server in [key for key in groups if key[0] == device and key not in no_server]:
+            spent, method = steps[server]
             if isinstance(spent, Unavailable) or spent == 0:
                 continue
-            weights = [sum(p.mps_client for p in groups[k]) for k in clients]
+            weights = [sum(p.mps_client for p in groups[key]) for key in clients]
             for client, part in zip(clients, apportion(spent, weights), strict=True):
-                had = times[client][0]
-                times[client] = (part if isinstance(had, Unavailable) else had + part, way)
-            times[server] = (0, way)
-    return times
+                earlier = steps[client][0]
+                steps[client] = (part if isinstance(earlier, Unavailable) else earlier + part, method)
+            steps[server] = (0, method)
+    return steps
 
 
 def _step(processes: Sequence[ProcessReading]) -> tuple[Reading, Method]:
+    """Return the busy time of the processes of one holder since the last reading, and its method."""
     total = 0
     method: Method = "accounting"
     for process in processes:
@@ -201,7 +223,7 @@ def _step(processes: Sequence[ProcessReading]) -> tuple[Reading, Method]:
     return total, method
 
 
-def _total(readings: Sequence[Reading]) -> Reading:
+def _sum(readings: Sequence[Reading]) -> Reading:
     total = 0
     for reading in readings:
         if isinstance(reading, Unavailable):
@@ -210,15 +232,12 @@ def _total(readings: Sequence[Reading]) -> Reading:
     return total
 
 
-_Place = tuple[str, str]
-"""(gpu uuid, MIG uuid or "")."""
-
 CHECK_EVERY = 10
-"""How often a process number is checked. A process that holds a GPU from reading to reading keeps its number, so this
-is rare."""
+"""Number of readings between two checks of a process number. A process that uses a GPU from reading to reading keeps
+its number."""
 
 
-class Claims(Protocol):
+class AllocationSource(Protocol):
     """A source of device allocations."""
 
     def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
@@ -229,22 +248,25 @@ class Claims(Protocol):
 class NodeSource:
     """An `agent.main_loop.Source` over the real machine.
 
-    pods=None: the running processes are the holders (standalone).
-    processes=None: the host's processes cannot be seen, so process numbers would match other processes.
+    processes: None if the agent cannot see the host's processes, and process numbers would match other processes.
+    pods: None if the running processes are the holders (standalone).
     node: the node's name, for the facts of pods that are known only from their log folders.
-    clock: dates the driver's samples.
-    systems: the sharing systems of this node."""
+    clock: measures how long the readings take; None measures nothing.
+    systems: the sharing systems of this node.
+    on_close: called before the driver is closed."""
 
     def __init__(
         self,
         gpus: Gpus,
         processes: ProcessTable | None,
-        pods: Claims | None = None,
+        pods: AllocationSource | None = None,
         logs: PodLogs | None = None,
         node: str = "",
         clock: Clock | None = None,
         systems: frozenset[str] = frozenset({KAI}),
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_close = on_close
         self._systems = systems
         self._gpus = gpus
         self._processes = processes
@@ -253,9 +275,10 @@ class NodeSource:
         self._node = node
         self._clock = clock
         self._counters = HolderCounters()
-        self._seen: dict[str, list[Seen]] = {}
-        """The processes on each GPU at the last listing."""
-        self._running: frozenset[int] = frozenset()
+        self._running: dict[str, list[RunningHolder]] = {}
+        """The holders of the processes that ran on each GPU at the last listing."""
+        self._pids: frozenset[int] = frozenset()
+        """The processes that ran at the last reading."""
         self._readings = 0
 
     def snapshot(self, at_ms: int) -> Snapshot:
@@ -271,77 +294,80 @@ class NodeSource:
         owned = self._owned(scan.devices, pods, names)
         if self._clock is not None and self._processes is not None:
             took_ms.append(("processes", self._now_ms() - began_ms))
-        seen = self._last_seen(scan.devices, owned)
+        running = self._running_holders(scan.devices, owned)
         allocations: tuple[Allocation, ...] | Unavailable
         if isinstance(pods.allocations, Unavailable):
             allocations = pods.allocations
         elif self._pods is not None:
             requests = {facts.uid: facts.requests for facts in pods.facts}
             gpus = {d.gpu.uuid: d.gpu for d in scan.devices}
-            allocations = settle(pods.allocations, seen, requests, gpus, self._systems)
+            allocations = replace_reservations(pods.allocations, running, requests, gpus, self._systems)
         elif scan.failure:
             allocations = Unavailable(scan.failure)
         else:
-            allocations = _by_process(seen)
+            allocations = _by_process(running)
         known = () if isinstance(allocations, Unavailable) else allocations
         unknown = self._unknown_holders(scan.devices, pods, known)
-        claims: dict[str, list[Allocation]] = {}
+        by_gpu: dict[str, list[Allocation]] = {}
         for allocation in known:
-            claims.setdefault(allocation.gpu_uuid, []).append(allocation)
+            by_gpu.setdefault(allocation.gpu_uuid, []).append(allocation)
         visible = self._processes is not None
         devices = tuple(
             self._counters.read(
                 d,
                 owned.get(d.gpu.uuid, ()),
-                claims.get(d.gpu.uuid, ()),
+                by_gpu.get(d.gpu.uuid, ()),
                 visible=visible,
                 uncertain=d.gpu.uuid in unknown,
             )
             for d in scan.devices
         )
         self._counters.forget([d.gpu.uuid for d in scan.devices])
-        facts = pods.facts if self._pods is not None else self._named_facts(seen, at_ms)
+        facts = pods.facts if self._pods is not None else self._named_facts(running, at_ms)
         sources = self._sources(scan, pods)
         return Snapshot(
             at_ms, devices, allocations, facts, sources, (*took_ms, *pods.took_ms), tuple(sorted(unknown.items()))
         )
 
-    def _last_seen(self, devices: Sequence[DeviceReading], owned: Mapping[str, Sequence[Owned]]) -> list[Seen]:
-        """Return the processes of each device; if they could not be listed, those of the last listing."""
-        before, self._seen = self._seen, {}
+    def _running_holders(
+        self, devices: Sequence[DeviceReading], owned: Mapping[str, Sequence[OwnedProcess]]
+    ) -> list[RunningHolder]:
+        """Return the holders of running processes; where processes could not be listed, those of the last listing."""
+        before, self._running = self._running, {}
         for device in devices:
             uuid, unlisted = device.gpu.uuid, dict(device.unlisted)
             now = [
-                (uuid, one.process.mig_uuid, one.holder or nameless(one.process.pid))
+                (uuid, one.process.mig_uuid, one.holder or process_holder(one.process.pid))
                 for one in owned.get(uuid, ())
-                if one.process.running and not self._only_serves(one.process)
+                if one.process.running and not self._is_mps_server(one.process)
             ]
-            self._seen[uuid] = now + [one for one in before.get(uuid, ()) if one[1] in unlisted]
-        return [one for ones in self._seen.values() for one in ones]
+            self._running[uuid] = now + [earlier for earlier in before.get(uuid, ()) if earlier[1] in unlisted]
+        return [holder for holders in self._running.values() for holder in holders]
 
-    def _only_serves(self, process: ProcessReading) -> bool:
-        """Return whether the process computes only for its clients, which hold the GPU."""
+    def _is_mps_server(self, process: ProcessReading) -> bool:
+        """Return whether the process computes only for its MPS clients, which hold the GPU without Kubernetes."""
         return self._processes is not None and self._pods is None and self._processes.is_mps_server(process.pid)
 
     def _unknown_holders(
         self, devices: Sequence[DeviceReading], pods: Pods, allocations: Sequence[Allocation]
     ) -> dict[str, str]:
-        """Return for each GPU why its holders or their parts are unknown: the source of allocations reports it, the
-        holders can only be found by processes that could not be listed, or a declared part depends on a memory size
-        that could not be read."""
-        stand_ins: set[str] = set()
+        """Return, for each GPU whose holders or their parts are unknown, the reason.
+
+        There are three reasons: the source of allocations reports it; only processes show the holders, and the
+        processes could not be listed; or a declared part depends on a memory size that could not be read."""
+        reserved: set[str] = set()
         fractional: set[str] = set()
         if self._pods is not None:
             fractional = {a.gpu_uuid for a in allocations if a.sharing == "fraction" and a.fraction_ppm is None}
-            claims = () if isinstance(pods.allocations, Unavailable) or KAI not in self._systems else pods.allocations
-            stand_ins = {a.gpu_uuid for a in claims if a.holder.namespace in RESERVATION_NAMESPACES}
+            listed = () if isinstance(pods.allocations, Unavailable) or KAI not in self._systems else pods.allocations
+            reserved = {a.gpu_uuid for a in listed if a.holder.namespace in RESERVATION_NAMESPACES}
         unlisted = {
             d.gpu.uuid: d.unlisted[0][1]
             for d in devices
-            if d.unlisted and (self._pods is None or d.gpu.uuid in stand_ins)
+            if d.unlisted and (self._pods is None or d.gpu.uuid in reserved)
         }
         unsized = {
-            d.gpu.uuid: "the size of the memory, of which pods declare their parts, is not known"
+            d.gpu.uuid: "pods declare parts of the memory, and its size is unknown"
             + (f": {d.memory_used_mib.reason}" if isinstance(d.memory_used_mib, Unavailable) else "")
             for d in devices
             if d.gpu.memory_mib is None and d.gpu.uuid in fractional
@@ -360,20 +386,18 @@ class NodeSource:
         self._gpus.reacquire(why)
 
     def close(self) -> None:
-        """Close the driver."""
+        """Close the source of allocations, then the driver."""
+        self._on_close()
         self._gpus.close()
 
     def _sources(self, scan: DriverReading, pods: Pods) -> tuple[tuple[str, str], ...]:
-        found = [("nvml", scan.failure)]
-        if scan.events_failure:
-            found.append(("events", scan.events_failure))
-        if self._pods is None:
-            return tuple(found)
-        return (*found, *(pods.sources or (("pods", pods.fault),)))
+        events = [("events", scan.events_failure)] if scan.events_failure else []
+        of_pods = (pods.sources or (("pods", pods.fault),)) if self._pods is not None else ()
+        return (("nvml", scan.failure), *events, *of_pods)
 
-    def _named_facts(self, seen: Sequence[Seen], at_ms: int) -> tuple[PodFacts, ...]:
-        """Return the facts of pods that are known without an API server: their names, but not their workloads."""
-        pods = {holder.uid: holder for _, _, holder in seen if holder.kind == "pod" and holder.name}
+    def _named_facts(self, running: Sequence[RunningHolder], at_ms: int) -> tuple[PodFacts, ...]:
+        """Return the facts of pods that are known from their log folders: their names, but not their workloads."""
+        pods = {holder.uid: holder for _, _, holder in running if holder.kind == "pod" and holder.name}
         return tuple(
             PodFacts(seq=0, uid=uid, namespace=h.namespace, name=h.name, node=self._node, observed_ms=at_ms)
             for uid, h in sorted(pods.items())
@@ -381,39 +405,39 @@ class NodeSource:
 
     def _owned(
         self, devices: Sequence[DeviceReading], pods: Pods, names: Mapping[str, PodName]
-    ) -> dict[str, list[Owned]]:
-        """Return the processes of each GPU with their holders. A pod in the file has the file's name."""
+    ) -> dict[str, list[OwnedProcess]]:
+        """Return the processes of each GPU with their holders. A pod with an allocation has the allocation's names."""
         if self._processes is None:
             return {}
-        claims = () if isinstance(pods.allocations, Unavailable) else pods.allocations
-        named = {(a.holder.uid, a.gpu_uuid, a.mig_uuid): a.holder for a in claims}
-        exact = {(a.holder, a.gpu_uuid, a.mig_uuid) for a in claims}
-        known = {uid for uid, _, _ in named} | names.keys() | pods.known.keys()
+        allocations = () if isinstance(pods.allocations, Unavailable) else pods.allocations
+        allocated = {(a.holder.uid, a.gpu_uuid, a.mig_uuid): a.holder for a in allocations}
+        exact = {(a.holder, a.gpu_uuid, a.mig_uuid) for a in allocations}
+        known = {uid for uid, _, _ in allocated} | names.keys() | pods.known.keys()
         self._readings += 1
-        in_sight = self._running if self._readings % CHECK_EVERY else frozenset()
-        self._running = frozenset(p.pid for d in devices for p in d.processes if p.running)
-        owned: dict[str, list[Owned]] = {}
+        same = self._pids if self._readings % CHECK_EVERY else frozenset()
+        self._pids = frozenset(p.pid for d in devices for p in d.processes if p.running)
+        owned: dict[str, list[OwnedProcess]] = {}
         for gpu_uuid, process in ((d.gpu.uuid, p) for d in devices for p in d.processes):
-            holder = self._processes.holder(process.pid, known, same=process.pid in in_sight)
+            holder = self._processes.holder(process.pid, known, same=process.pid in same)
             if holder is not None:
                 if holder.kind == "pod" and holder.uid in pods.known:
-                    holder = pods.known[holder.uid].called(holder)
+                    holder = pods.known[holder.uid].named_holder(holder)
                 elif holder.kind == "pod" and holder.uid in names:
                     namespace, name = names[holder.uid]
                     holder = msgspec.structs.replace(holder, namespace=namespace, name=name)
                 if (holder, gpu_uuid, process.mig_uuid) not in exact:
-                    holder = named.get((holder.uid, gpu_uuid, process.mig_uuid), holder)
-            owned.setdefault(gpu_uuid, []).append(Owned(process, holder))
+                    holder = allocated.get((holder.uid, gpu_uuid, process.mig_uuid), holder)
+            owned.setdefault(gpu_uuid, []).append(OwnedProcess(process, holder))
         return owned
 
 
-def _by_process(seen: Sequence[Seen]) -> tuple[Allocation, ...]:
-    """Return allocations by process: every holder of a running process holds its GPU; several share it equally."""
-    holders: dict[_Place, dict[Holder, None]] = {}
-    for gpu_uuid, mig_uuid, holder in seen:
+def _by_process(running: Sequence[RunningHolder]) -> tuple[Allocation, ...]:
+    """Return allocations by process: every holder of a running process holds its device, shared equally."""
+    holders: dict[tuple[str, str], dict[Holder, None]] = {}
+    for gpu_uuid, mig_uuid, holder in running:
         holders.setdefault((gpu_uuid, mig_uuid), {})[holder] = None
     return tuple(
-        Allocation(gpu_uuid, holder, mig_uuid, sharing="processes" if len(present) > 1 else None)
-        for (gpu_uuid, mig_uuid), present in holders.items()
-        for holder in present
+        Allocation(gpu_uuid, holder, mig_uuid, sharing="processes" if len(own) > 1 else None)
+        for (gpu_uuid, mig_uuid), own in holders.items()
+        for holder in own
     )

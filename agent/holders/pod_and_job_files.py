@@ -20,14 +20,14 @@
             replicas: 1                               # ... of which it has this many
             fraction: 0.5                             # for fraction and dra
 
-A pod holds its devices from `started` (or `scheduled`, or always) to `ended`. The file is read again when it changes;
-after a fault, which is reported with file:line, the last good version stays in use.
+A pod holds its devices from `started` (if absent from `scheduled`, otherwise always) to `ended`. `PodsFile` reads the
+file again when it changes. After a fault, which it reports with file:line, the last valid version stays in use.
 
-The folder of HPC job files has one file per GPU, named by its index (`0`) or, for a MIG instance, by index and GPU
-instance (`0.1`); one job id per line. Source: dcgm-exporter, DCGM_HPC_JOB_MAPPING_DIR. Jobs of one file share its
-device equally. The folder is read with every reading, up to a limit. A GPU without a file has no job. If a file cannot
-be read or is invalid, its GPU keeps the jobs that were read last, and its holders are unknown until the file can be
-read again. Without the folder this applies to every GPU."""
+The folder of HPC job files has one file per GPU, named by the GPU's index (`0`) or, for a MIG instance, by index and
+GPU instance (`0.1`), with one job id per line. Source: dcgm-exporter, DCGM_HPC_JOB_MAPPING_DIR. Jobs of one file share
+its device equally. `HpcJobs` reads the folder with every reading, up to a limit. A GPU without a file has no job. If a
+file cannot be read or is invalid, its GPU keeps the jobs that were read last, and its holders are unknown until the
+file can be read again. If the folder cannot be read, this applies to every GPU."""
 
 from __future__ import annotations
 
@@ -86,15 +86,16 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class KnownPod:
-    """A pod with its usual name. containers: the names of its containers by the runtime's ids."""
+    """A pod with the names that Kubernetes uses. containers: the names of its containers by the runtime's ids."""
 
     uid: str
     namespace: str
     name: str
     containers: Mapping[str, str] = field(default_factory=dict)
 
-    def called(self, holder: Holder) -> Holder:
-        """Return the holder of a control group with its usual name; an unknown container keeps its id."""
+    def named_holder(self, holder: Holder) -> Holder:
+        """Return the holder of a control group with the names of pod and container; an unknown container keeps its
+        id."""
         names = [name for long_id, name in self.containers.items() if long_id.startswith(holder.container)]
         container = names[0] if len(names) == 1 else holder.container
         return Holder(kind="pod", uid=self.uid, namespace=self.namespace, name=self.name, container=container)
@@ -102,14 +103,16 @@ class KnownPod:
 
 @dataclass(frozen=True, slots=True)
 class Pods:
-    """One reading: facts of every pod, and the devices of the running ones (Unavailable if unknown).
+    """One reading of the pods of a node.
 
-    fault: why the file was not accepted.
-    sources: each source with its failure.
-    known: pods by the names a control group may use: their uid, and a static pod's configuration hash.
+    facts: the facts of every pod.
+    allocations: the devices of the running pods; Unavailable if unknown.
+    fault: why the newest version of the file is not in use; "" if it is.
+    sources: each source with its failure; "" if it answered.
+    known: pods by their names in control groups: the uid, and a static pod's configuration hash.
     took_ms: durations of the timed sources.
     unresolved: held devices that are not among the node's.
-    unknown: why the holders of a GPU are unknown, by its uuid; its allocations are the last known ones."""
+    unknown: for each GPU with unknown holders, by its uuid, the reason; its allocations are the last known ones."""
 
     facts: tuple[PodFacts, ...]
     allocations: tuple[Allocation, ...] | Unavailable
@@ -122,8 +125,8 @@ class Pods:
 
 
 class PodsFile:
-    """A pods file that is read again when it changes. Raises FileFault only at the first reading; later the last good
-    version stays in use."""
+    """A pods file that is read again when it changes. Raises FileFault if the first version is invalid; later the last
+    valid version stays in use."""
 
     def __init__(self, path: Path, node: str) -> None:
         self._path = path
@@ -134,19 +137,19 @@ class PodsFile:
 
     def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
         """Return the holders at `at_ms`. An index in the file refers to `gpus`."""
-        found = stamp(self._path)
-        if found != self._stamp:
-            self._stamp = found
+        current = stamp(self._path)
+        if current != self._stamp:
+            self._stamp = current
             try:
                 self._pods, self._fault = _parse(read(self._path)), ""
             except FileFault as fault:
                 self._fault = "; ".join(fault.faults)
         uuids = {str(gpu.index): gpu.uuid for gpu in gpus}
         facts = tuple(self._facts(pod, at_ms) for pod in self._pods)
-        held = tuple(
+        allocations = tuple(
             _allocation(pod, device, uuids) for pod in self._pods if _holds(pod, at_ms) for device in pod.devices
         )
-        return Pods(facts, held, self._fault)
+        return Pods(facts, allocations, self._fault)
 
     def _facts(self, pod: _Pod, at_ms: int) -> PodFacts:
         outermost = f"{pod.owners[-1].kind}/{pod.owners[-1].name}" if pod.owners else ""
@@ -176,13 +179,13 @@ def _parse(document: Document) -> tuple[_Pod, ...]:
         return ()
     pods = convert(document, _File).pods
     faults: list[str] = []
-    seen: dict[str, int] = {}
+    items: dict[str, int] = {}
     for index, pod in enumerate(pods):
         for path, reason in _contradictions(pod):
             faults.append(f"{document.place(('pods', index, *path))}: {reason}")
-        if pod.uid in seen:
-            faults.append(f"{document.place(('pods', index, 'uid'))}: pod {pod.uid} is item {seen[pod.uid]} already")
-        seen[pod.uid] = index
+        if pod.uid in items:
+            faults.append(f"{document.place(('pods', index, 'uid'))}: pod {pod.uid} is item {items[pod.uid]} already")
+        items[pod.uid] = index
     if faults:
         raise FileFault(faults)
     return pods
@@ -197,11 +200,11 @@ def _contradictions(pod: _Pod) -> Iterator[tuple[tuple[Key, ...], str]]:
     for index, device in enumerate(pod.devices):
         place = ("devices", index)
         if device.fraction is not None and not 0 < device.fraction <= 1:
-            yield (*place, "fraction"), f"fraction: more than 0 and at most 1, not {device.fraction}"
+            yield (*place, "fraction"), f"fraction: must be more than 0 and at most 1, not {device.fraction}"
         if device.of is not None and device.replicas > device.of:
-            yield (*place, "replicas"), f"replicas: {device.replicas} of {device.of}"
+            yield (*place, "replicas"), f"replicas: {device.replicas} is more than the {device.of} of the device"
         if device.sharing is None and (device.of is not None or device.fraction is not None):
-            yield place, "sharing: missing, although the device is said to be shared"
+            yield place, "sharing: missing; `of` and `fraction` need it"
 
 
 def _holds(pod: _Pod, at_ms: int) -> bool:
@@ -230,16 +233,16 @@ MAX_FILE_BYTES = 64 * 1024
 MAX_JOBS = 256
 _NAME = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,4}))?")
 MAX_FAULTS = 8
-"""Largest number of faults that are listed; the others are counted."""
+"""Largest number of faults in a message, which counts the others."""
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\[\]+-]{0,63}")
 
 
 class HpcJobs:
-    """The holders in a mapping folder, with the interface of `PodsFile`."""
+    """The holders in a folder of HPC job files, with the interface of `PodsFile`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._last: dict[str, tuple[Allocation, ...]] = {}
+        self._allocations: dict[str, tuple[Allocation, ...]] = {}
         """The content of each file when it was last read successfully."""
 
     def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:  # noqa: ARG002 - the folder has no times
@@ -249,18 +252,18 @@ class HpcJobs:
                 names = sorted(entry.name for entry in entries if _NAME.fullmatch(entry.name))
         except OSError as error:
             fault = f"{self._root}: {error.strerror}"
-            return Pods((), self._held(gpus), fault, unknown={gpu.uuid: fault for gpu in gpus})
+            return Pods((), self._present(gpus), fault, unknown={gpu.uuid: fault for gpu in gpus})
         faults: list[str] = []
         unknown: dict[str, str] = {}
         unresolved: list[str] = []
-        self._last = {name: held for name, held in self._last.items() if name in names}
+        self._allocations = {name: content for name, content in self._allocations.items() if name in names}
         for number, name in enumerate(names):
             try:
                 if number >= MAX_FILES:
                     raise ValueError(f"not read: the folder has more than {MAX_FILES} files")
-                self._last[name] = tuple(_allocations(name, self._jobs(name), gpus))
+                self._allocations[name] = tuple(_allocations(name, self._jobs(name), gpus))
             except FileNotFoundError:  # its last job ended since the folder was listed
-                self._last.pop(name, None)
+                self._allocations.pop(name, None)
             except (OSError, ValueError) as error:
                 reason = error.strerror if isinstance(error, OSError) else str(error)
                 fault = f"{self._root / name}: {reason}"
@@ -269,13 +272,13 @@ class HpcJobs:
                     unknown.setdefault(gpu.uuid, fault)
                 if isinstance(error, _NoInstance):
                     unresolved.append(name)
-        return Pods((), self._held(gpus), _joined(faults), unresolved=tuple(unresolved), unknown=unknown)
+        return Pods((), self._present(gpus), _joined(faults), unresolved=tuple(unresolved), unknown=unknown)
 
-    def _held(self, gpus: Sequence[Gpu]) -> tuple[Allocation, ...]:
-        """Return the last allocations of each file, for the devices that exist."""
+    def _present(self, gpus: Sequence[Gpu]) -> tuple[Allocation, ...]:
+        """Return the last known allocations to devices that exist."""
         devices = {(gpu.uuid, "") for gpu in gpus} | {(gpu.uuid, mig.uuid) for gpu in gpus for mig in gpu.mig}
-        held = (allocation for name in sorted(self._last) for allocation in self._last[name])
-        return tuple(allocation for allocation in held if (allocation.gpu_uuid, allocation.mig_uuid) in devices)
+        ordered = (allocation for name in sorted(self._allocations) for allocation in self._allocations[name])
+        return tuple(allocation for allocation in ordered if (allocation.gpu_uuid, allocation.mig_uuid) in devices)
 
     def _jobs(self, name: str) -> tuple[str, ...]:
         """Return the jobs in a file. Raises OSError, and ValueError for an invalid list of jobs."""
@@ -302,7 +305,7 @@ def parse_jobs(text: str) -> tuple[str, ...]:
 
 
 class _NoInstance(ValueError):
-    """A file names an unknown MIG instance, which may be new."""
+    """A file names an unknown MIG instance, which may have been created since the GPUs were listed."""
 
 
 def _joined(faults: Sequence[str]) -> str:
@@ -317,7 +320,7 @@ def _gpu(name: str, gpus: Sequence[Gpu]) -> Gpu | None:
 
 
 def _allocations(name: str, jobs: Sequence[str], gpus: Sequence[Gpu]) -> Iterator[Allocation]:
-    """Yield allocations. Raises ValueError for a device that this machine does not have."""
+    """Yield the allocations of one file. Raises ValueError for a device that this machine does not have."""
     gpu, instance = _gpu(name, gpus), name.partition(".")[2]
     if gpu is None:
         if jobs:

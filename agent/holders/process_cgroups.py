@@ -1,13 +1,15 @@
-"""Maps a process id to a pod, Slurm step or container through its control group.
+"""Maps a process id to a pod, Slurm step or container through its control group, and a pod's uid to its name.
 
-The order is: a pod or Slurm step (the outer one, if there are both), then a container, otherwise the process itself.
-Slurm jobs and processes also have a user. The root of the process table is an argument (`/host/proc` in a container).
+A control group inside a pod or Slurm step belongs to the outermost pod or step, otherwise to the container that it
+names. A process without any of them is its own holder. Slurm jobs and processes also have a user. The root of the
+process table is an argument (`/host/proc` in a container).
 
-A process is distinguished from a later one with the same number by its start time. Its holder is remembered, because a
-process that just ended has no control group any more. This module does not know GPUs.
+The start time of a process distinguishes it from a later one with the same number. `ProcessTable` remembers holders,
+because a process that just ended has no control group any more.
 
-`/var/log/pods/NAMESPACE_NAME_UID/` exists for every pod that the kubelet runs; a static pod has the uid of its control
-group. It is read-only, bounded, and missing outside Kubernetes, which is not a fault."""
+`PodLogs` reads names of pods from the kubelet's folders `/var/log/pods/NAMESPACE_NAME_UID/`, of which every pod has
+one; a static pod's has the uid of its control group. Outside Kubernetes there are no such folders, which is not a
+fault. The module does not know GPUs."""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ from gputally.base.units import MS_PER_SECOND
 MAX_FILE_BYTES = 64 * 1024
 MAX_REMEMBERED = 4_096
 
-# Unanchored: prefixes differ by runtime, driver and namespace. Source: kubelet cgroup names (cgroupfs and
-# systemd drivers; the latter writes '_' for '-'); a static pod's uid is 32 hex digits (its config hash).
+# Not anchored, because prefixes differ by runtime, driver and namespace. Source: kubelet cgroup names (cgroupfs and
+# systemd drivers; the latter writes '_' for '-'). A static pod's uid has 32 hex digits (its config hash).
 _POD = re.compile(
     r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9a-f])"
 )
@@ -53,16 +55,16 @@ class PodMatch:
 
 
 def pods_in(cgroup: str) -> tuple[PodMatch, ...]:
-    """Return every pod named in the text of /proc/PID/cgroup, in path order: runtimes nest, the outermost first."""
-    found: dict[str, PodMatch] = {}
+    """Return every pod named in the text of /proc/PID/cgroup, the outermost first."""
+    pods: dict[str, PodMatch] = {}
     for line in cgroup.splitlines():
         matches = list(_POD.finditer(line))
         for i, match in enumerate(matches):
             until = matches[i + 1].start() if i + 1 < len(matches) else len(line)
             container = _CONTAINER.search(line, match.end(), until)
             uid = match.group(1).replace("_", "-")
-            found.setdefault(uid, PodMatch(uid, container.group(1) if container else ""))
-    return tuple(found.values())
+            pods.setdefault(uid, PodMatch(uid, container.group(1) if container else ""))
+    return tuple(pods.values())
 
 
 def container_in(cgroup: str) -> tuple[str, str] | None:
@@ -78,10 +80,10 @@ def container_in(cgroup: str) -> tuple[str, str] | None:
 
 
 def holder_in(cgroup: str, known_pods: Collection[str] = ()) -> Holder | None:
-    """Return the holder of a control group; None for a plain process.
+    """Return the holder of a control group; None for a process outside pods, Slurm steps and containers.
 
-    known_pods: uids that this node's kubelet knows. Of nested pods the first known one counts, else the outermost,
-    because the outer agent bills the outer pod."""
+    known_pods: uids that this node's kubelet knows. Of nested pods the first known one counts, else the outermost: an
+        agent inside a pod knows the inner pods, and an agent on the node bills the outer one."""
     job = _SLURM.search(cgroup)
     if job:
         return Holder(kind="slurm", uid=job.group(1), name=f"job {job.group(1)}", container=job.group(2) or "")
@@ -97,11 +99,11 @@ def holder_in(cgroup: str, known_pods: Collection[str] = ()) -> Holder | None:
 
 
 _MPS_SERVER = "nvidia-cuda-mps-server"[:15]
-"""The command of an MPS server; the kernel keeps 15 characters."""
+"""Name of an MPS server's process; the kernel truncates it to 15 characters."""
 
 
 class ProcessTable:
-    """The holders of processes, by their number. root: usually /proc; it must be the host's."""
+    """The holders of processes, by process number. root: the host's process table, usually /proc."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -109,9 +111,9 @@ class ProcessTable:
         self._users: dict[str, str] = {}
 
     def holder(self, pid: int, known_pods: Collection[str] = (), *, same: bool = False) -> Holder | None:
-        """Return the holder of a process; a process that ended keeps its holder. None if it is not in this table.
+        """Return the holder of a process, also after the process has ended; None if it never was in this table.
 
-        same: the caller has seen the process since its last call, so the number cannot belong to another one."""
+        same: the process has used a GPU since the last call, so the number cannot belong to another process."""
         known = self._remembered.get(pid)
         if same and known is not None:
             return known[1]
@@ -137,7 +139,7 @@ class ProcessTable:
         return Holder(kind="process", uid=f"{pid}:{start}", namespace=self._user(pid), name=name)
 
     def _job_user(self, job: str, pid: int) -> str:
-        """Return the user of a job: the user of its first process, so that a job is one holder."""
+        """Return the user of the first process of a job, so that all its processes are one holder."""
         while len(self._users) >= MAX_REMEMBERED:
             del self._users[next(iter(self._users))]
         return self._users.setdefault(job, self._user(pid))
@@ -158,8 +160,8 @@ class ProcessTable:
             return uid.group(1)
 
     def _read(self, pid: int, name: str) -> str:
-        """Return one file of a process, "" if it is gone. It uses plain descriptors, because it runs for every process
-        and sample."""
+        """Return one file of a process; "" if the process is gone. Plain descriptors are faster than file objects, and
+        this runs for every process and sample."""
         try:
             descriptor = os.open(f"{self._root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -182,7 +184,7 @@ class PodName(NamedTuple):
 
 
 class PodLogs:
-    """Names of pods by uid. root: usually /var/log/pods."""
+    """The names of pods by uid, from the kubelet's log folders. root: usually /var/log/pods."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -190,20 +192,20 @@ class PodLogs:
         self._next_ms = 0
 
     def names(self, at_ms: int) -> dict[str, PodName]:
-        """Return every pod with a folder, at most ten seconds old."""
+        """Return the name of every pod with a folder; the folders are listed at most every ten seconds."""
         if at_ms >= self._next_ms:
             self._next_ms = at_ms + RESCAN_MS
             self._names = self._scan()
         return self._names
 
     def _scan(self) -> dict[str, PodName]:
-        found: dict[str, PodName] = {}
+        names: dict[str, PodName] = {}
         try:
             with os.scandir(self._root) as entries:
                 for entry in entries:
-                    parts = entry.name.split("_")  # none of the three may contain one
-                    if len(parts) == 3 and all(parts) and len(found) < MAX_PODS:
-                        found[parts[2]] = PodName(parts[0], parts[1])
+                    parts = entry.name.split("_")  # namespace, name and uid never contain an underscore
+                    if len(parts) == 3 and all(parts) and len(names) < MAX_PODS:
+                        names[parts[2]] = PodName(parts[0], parts[1])
         except OSError:
             return {}
-        return found
+        return names

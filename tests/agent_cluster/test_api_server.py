@@ -215,7 +215,7 @@ def test_labels_of_the_node_ask_for_the_driver(backend: Backend) -> None:
     told: queue.Queue[str] = queue.Queue()
     clock, api = SystemClock(), backend.api()
     backend.label_node("node-1", {"nvidia.com/mig.config.state": "pending"})
-    store = NodeStore("node-1", told.put)
+    store = NodeStore("node-1", lambda before, reason: told.put(reason))
     following = Following(Reflector(api, "/api/v1/nodes", "metadata.name=node-1", store, clock))
     assert told.get(timeout=10) == "nvidia.com/mig.config.state=pending"
     backend.label_node("node-1", {"nvidia.com/mig.config.state": "success"})

@@ -96,6 +96,6 @@ def test_pods_that_are_gone_are_forgotten(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_said_and_written_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / BOUND_PODS_FILE).write_text("{")
     pods = store(tmp_path)
-    assert "not known" in caplog.text
+    assert "their present parts count" in caplog.text
     pods.apply("ADDED", text())
     assert UID in (tmp_path / BOUND_PODS_FILE).read_text()

@@ -1,4 +1,4 @@
-"""Claims with admin access: a monitor looks at devices that others hold, and holds none of them."""
+"""ResourceClaims with admin access: a monitor looks at devices that others hold, and holds none of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.holders.device_allocations import CLAIMS_PATH, HOLDS_MS, Claims, Node, find_holders
+from agent.holders.device_allocations import CLAIMS_PATH, HOLDS_MS, Node, ResourceClaims, find_holders
 from agent.holders.kubelet_pod_resources import ClaimedDevice, ContainerResources, PodResources
 from agent.holders.lean_list_watch import ApiServer
 from gputally.base.clock import VirtualClock
@@ -32,18 +32,18 @@ def pod(name: str, claim_name: str, *devices: str) -> PodResources:
 
 
 @pytest.fixture
-def claims(api_server: FakeApiServer, clock: VirtualClock, token: Path) -> Claims:
-    return Claims(ApiServer(api_server.url, None, token), clock)
+def claims(api_server: FakeApiServer, clock: VirtualClock, token: Path) -> ResourceClaims:
+    return ResourceClaims(ApiServer(api_server.url, None, token), clock)
 
 
-def holders(claims: Claims, *pods: PodResources) -> list[tuple[str, str, str | None]]:
-    node = Node(GPUS, watched=claims.watched(pods))
+def holders(claims: ResourceClaims, *pods: PodResources) -> list[tuple[str, str, str | None]]:
+    node = Node(GPUS, monitored=claims.monitored(pods))
     found = find_holders(pods, {}, node)
     assert found.unresolved == ()
     return [(a.gpu_uuid, a.holder.name, a.sharing) for a in found.allocations]
 
 
-def test_a_monitor_holds_nothing_of_what_it_looks_at(api_server: FakeApiServer, claims: Claims) -> None:
+def test_a_monitor_holds_nothing_of_what_it_looks_at(api_server: FakeApiServer, claims: ResourceClaims) -> None:
     api_server.put(claim("all", result("gpu-0", adminAccess=True), result("gpu-1", adminAccess=True)))
     api_server.put(claim("one", result("gpu-0", adminAccess=None)))
     pods = pod("exporter", "all", "gpu-0", "gpu-1"), pod("train", "one", "gpu-0")
@@ -54,7 +54,7 @@ def test_a_monitor_holds_nothing_of_what_it_looks_at(api_server: FakeApiServer, 
 
 
 def test_each_claim_is_asked_for_once_and_now_and_then(
-    api_server: FakeApiServer, claims: Claims, clock: VirtualClock
+    api_server: FakeApiServer, claims: ResourceClaims, clock: VirtualClock
 ) -> None:
     api_server.put(claim("all", result("gpu-0", adminAccess=True)))
     named = pod("exporter", "all", "gpu-0")
@@ -75,7 +75,7 @@ def test_each_claim_is_asked_for_once_and_now_and_then(
 
 @pytest.mark.parametrize("status", [403, 404])
 def test_a_claim_that_may_not_be_read_counts_as_held_and_it_is_said(
-    api_server: FakeApiServer, claims: Claims, status: int
+    api_server: FakeApiServer, claims: ResourceClaims, status: int
 ) -> None:
     api_server.refuse = status, {}
     named = pod("exporter", "all", "gpu-0")

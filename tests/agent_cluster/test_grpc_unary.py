@@ -145,16 +145,16 @@ def no_status(server: h2.connection.H2Connection, stream: int) -> None:
 
 
 MISBEHAVIOUR: list[tuple[str, Callable[[socket.socket], None], str]] = [
-    ("hangs up at once", lambda c: None, "hung up|reset|Broken pipe|brok"),
+    ("hangs up at once", lambda c: None, "closed the connection|reset|Broken pipe|brok"),
     ("is no HTTP/2", speak_nonsense, "not HTTP/2"),
     ("is no gRPC", lambda c: serve(c, plain_answer), "HTTP 404"),
-    ("has no status", lambda c: serve(c, no_status), "without a status"),
-    ("resets", lambda c: serve(c, lambda h, s: h.reset_stream(s, 2)), "broke the call off"),
+    ("has no status", lambda c: serve(c, no_status), "has no status"),
+    ("resets", lambda c: serve(c, lambda h, s: h.reset_stream(s, 2)), "aborted the call"),
     ("refuses", lambda c: serve(c, lambda h, s: h.reset_stream(s, 7)), "refused the call"),
     ("compresses", lambda c: serve(c, lambda h, s: respond(h, s, b"\1\0\0\0\0")), "uncompressed"),
     ("is cut off", lambda c: serve(c, lambda h, s: respond(h, s, b"\0\0\0\0\5ab")), "exactly one"),
     ("sends two", lambda c: serve(c, lambda h, s: respond(h, s, bytes(10))), "exactly one"),
-    ("has an odd status", lambda c: serve(c, lambda h, s: respond(h, s, status="ok")), "without a status"),
+    ("has an odd status", lambda c: serve(c, lambda h, s: respond(h, s, status="ok")), "has no status"),
 ]
 
 

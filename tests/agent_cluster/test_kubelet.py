@@ -24,9 +24,9 @@ def polled(kubelet: FakeKubelet, clock: VirtualClock) -> Iterator[Kubelet]:
 
 
 def test_before_the_first_answer_nobody_knows(polled: Kubelet) -> None:
-    assert polled.unknown_for() == "kubelet: not asked yet"
+    assert polled.unknown_reason() == "kubelet: not polled yet"
     given = polled.poll()
-    assert polled.unknown_for() == ""
+    assert polled.unknown_reason() == ""
     assert [pod.name for pod in given.pods] == ["train-0"]
     assert given.offered[0].ids == ("GPU-1::0", "GPU-1::1")
 
@@ -36,13 +36,13 @@ def test_the_last_answer_counts_for_a_while(polled: Kubelet, kubelet: FakeKubele
     kubelet.stop()
     clock.advance(VALID_MS)
     given = polled.poll()
-    assert polled.unknown_for() == ""
+    assert polled.unknown_reason() == ""
     assert [pod.name for pod in given.pods] == ["train-0"]
     clock.advance(1)
-    assert "No such file" in polled.unknown_for()
+    assert "No such file" in polled.unknown_reason()
     kubelet.start()
     polled.poll()
-    assert polled.unknown_for() == ""
+    assert polled.unknown_reason() == ""
 
 
 def test_rate_limiting_is_no_answer_and_no_crash(polled: Kubelet, kubelet: FakeKubelet) -> None:
@@ -61,7 +61,7 @@ def test_what_can_be_given_is_asked_once_a_minute(polled: Kubelet, kubelet: Fake
 
 def test_nonsense_is_a_failure_with_its_reason(polled: Kubelet, kubelet: FakeKubelet) -> None:
     kubelet.raw = b"\x0b\x0b"
-    assert polled.poll().failure == "wire type 3"
+    assert polled.poll().failure == "unknown wire type 3"
 
 
 def test_fields_of_a_newer_kubelet_do_no_harm(polled: Kubelet, kubelet: FakeKubelet) -> None:
@@ -85,7 +85,7 @@ def test_its_thread_asks_again_when_it_is_told_to(polled: Kubelet, kubelet: Fake
     for _ in range(3):
         assert asked.wait(10)
         asked.clear()
-        running.ask_soon()
+        running.poll_soon()
     stop.set()
     running.close()
     thread.join(10)

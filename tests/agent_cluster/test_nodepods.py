@@ -38,7 +38,7 @@ class Cluster:
         self.channel = UnaryChannel(kubelet.path, clock)
         self.kubelet = Kubelet(kubelet.path, clock, self.channel)
         self.store = PodStore("node-1", ("team",), clock)
-        self.node = NodeStore("node-1", lambda reason: None)
+        self.node = NodeStore("node-1", lambda before, reason: None)
         api = Silent()
         self.pods = Reflector(api, "/pods", "x=y", self.store, clock)  # type: ignore[arg-type]
         nodes = Reflector(api, "/nodes", "x=y", self.node, clock)  # type: ignore[arg-type]

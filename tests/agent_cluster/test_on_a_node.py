@@ -17,7 +17,7 @@ from agent.devices.gpu_device import Access
 from agent.devices.mig_layout import LOOK_MS
 from agent.devices.nvml_library import Driver
 from agent.holders.kubelet_client import Kubelet, UnaryChannel
-from agent.holders.kubernetes_source import ClusterSource, NodePods, kubernetes_source
+from agent.holders.kubernetes_source import NodePods, kubernetes_source
 from agent.holders.lean_list_watch import PodStore, Reflector
 from agent.holders.node_snapshot import NodeSource
 from agent.holders.process_cgroups import ProcessTable
@@ -194,7 +194,7 @@ def until(condition: Callable[[], bool]) -> None:
 class Running:
     """The source as `gputally agent run` makes it."""
 
-    def __init__(self, source: ClusterSource, gpus: Gpus) -> None:
+    def __init__(self, source: NodeSource, gpus: Gpus) -> None:
         self.source = source
         self.gpus = gpus
         self._at_ms = 0

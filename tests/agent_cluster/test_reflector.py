@@ -17,7 +17,7 @@ from agent.holders.kubernetes_source import NodeStore, release_reason, replica_m
 from agent.holders.lean_list_watch import (
     ABSENT_MS,
     BACKOFF_CAP_MS,
-    TELL_GONE_MS,
+    DELETED_KEPT_MS,
     ApiServer,
     ApiUnavailable,
     PodStore,
@@ -186,7 +186,7 @@ lines = st.one_of(
 @given(st.lists(lines, max_size=5))
 def test_no_line_of_a_watch_makes_it_fail(said: list[bytes]) -> None:
     clock = VirtualClock(T0)
-    pods, node = PodStore("node-1", ("*",), clock), NodeStore("node-1", lambda reason: None)
+    pods, node = PodStore("node-1", ("*",), clock), NodeStore("node-1", lambda before, reason: None)
     for store in (pods, node, SliceStore()):
         reflector = Reflector(scripted(b"\n".join(said)), PODS, "x=y", store, clock, half)
         assert reflector.step() >= 0
@@ -236,8 +236,8 @@ class TestPodStore:
         store.apply("DELETED", item)
         (facts,) = store.facts(T0, ())
         assert (facts.uid, facts.labels, facts.ended_ms, facts.observed_ms) == ("a", {"team": "vision"}, T0, T0)
-        assert store.gone() == {("vision", "a")}
-        clock.advance(TELL_GONE_MS)
+        assert store.deleted() == {("vision", "a")}
+        clock.advance(DELETED_KEPT_MS)
         assert store.facts(T0, ()) == ()
 
     def test_what_is_missing_after_a_break_ended(self, store: PodStore) -> None:
@@ -250,7 +250,7 @@ class TestPodStore:
         store.apply("ADDED", text("a", uid="2"))
         store.apply("DELETED", text("a", uid="1"))
         assert [(f.uid, f.ended_ms) for f in store.facts(T0, ())] == [("1", T0), ("2", None)]
-        assert list(store.gone()) == []
+        assert list(store.deleted()) == []
 
     def test_pods_without_a_gpu_are_told_only_if_they_hold_one(self, store: PodStore) -> None:
         store.apply("ADDED", text("a", gpus=0))
@@ -304,7 +304,7 @@ class TestNodeLabels:
 
     def test_the_driver_is_let_go_and_taken_again(self) -> None:
         told: list[str] = []
-        store = NodeStore("node-1", told.append)
+        store = NodeStore("node-1", lambda before, reason: told.append(reason))
 
         def node(name: str = "node-1", **labels: str) -> bytes:
             named = {f"nvidia.com/mig.config.{key}": value for key, value in labels.items()}

@@ -18,7 +18,7 @@ from agent.devices.dcgm_exporter import Exporter, WithDcgm
 from agent.devices.driver_lifecycle import Gpus
 from agent.devices.gpu_device import Access
 from agent.devices.nvml_library import Driver
-from agent.holders.device_allocations import Claims, SliceStore
+from agent.holders.device_allocations import ResourceClaims, SliceStore
 from agent.holders.kubelet_client import Kubelet
 from agent.holders.kubernetes_source import NodePods, NodeStore, kubernetes_source
 from agent.holders.lean_list_watch import PATH, ApiServer, PodStore, Reflector
@@ -141,7 +141,7 @@ class Asked:
         """Hold nothing."""
 
 
-class AskedClaims(Claims):
+class AskedClaims(ResourceClaims):
     """Asks for claims though no pod names one."""
 
     def __init__(self, step: Step, clock: VirtualClock) -> None:
@@ -163,7 +163,7 @@ def started(name: str, step: Step, clock: VirtualClock, tasks: BackgroundTasks) 
         pods = PodStore("n", (), clock, lambda: None)
         followed["pods"] = (pods, Reflector(api, PATH, "spec.nodeName=n", pods, clock))
     elif name == "node":
-        node = NodeStore("n", lambda _reason: None)
+        node = NodeStore("n", lambda before, reason: None)
         followed["node"] = (node, Reflector(api, PATH, "metadata.name=n", node, clock))
     elif name == "slices":
         slices = SliceStore()

@@ -1,7 +1,7 @@
-"""From what the driver says per process to a counter per holder: the ladder of methods, MPS, strangers."""
+"""From what the driver says per process to a counter per holder: the methods in their order, MPS, other processes."""
 
 from agent.core.readings import SOLE, Allocation, DeviceReading, ProcessReading, Reading, Unavailable
-from agent.holders.node_snapshot import STRANGER, HolderCounters, Owned
+from agent.holders.node_snapshot import UNKNOWN_PROCESS, HolderCounters, OwnedProcess
 from agent.simulation.simulated_node import H100, make_gpu
 from agent.wire import Holder
 from tests.agent_core.metering import pod
@@ -17,11 +17,11 @@ def claims(*names: str, mode: bool = True) -> list[Allocation]:
 
 def ran(
     pid: int, holder: Holder | None, busy: Reading = SILENT, accounted: Reading = SILENT, mps: bool = False
-) -> Owned:
-    return Owned(ProcessReading(pid, "", 10, busy, accounted, mps_client=mps), holder)
+) -> OwnedProcess:
+    return OwnedProcess(ProcessReading(pid, "", 10, busy, accounted, mps_client=mps), holder)
 
 
-def read(counters: HolderCounters, held: list[Allocation], *owned: Owned) -> tuple[str, dict[str, Reading]]:
+def read(counters: HolderCounters, held: list[Allocation], *owned: OwnedProcess) -> tuple[str, dict[str, Reading]]:
     device = counters.read(DeviceReading(GPU), owned, held)
     return device.method, {r.holder.name: r.busy_us for r in device.holders}
 
@@ -66,7 +66,7 @@ def test_in_the_step_in_which_a_gpu_becomes_somebodys_own_it_is_still_read_per_p
 def test_a_process_nobody_can_name_may_be_anybodys() -> None:
     method, seen = read(HolderCounters(), claims("a", "b"), ran(1, pod("a"), 30), ran(77, None, 10))
     assert method == "device"
-    assert seen == {"a": STRANGER, "pid 77": STRANGER}
+    assert seen == {"a": UNKNOWN_PROCESS, "pid 77": UNKNOWN_PROCESS}
 
 
 def test_the_time_of_an_mps_server_goes_to_its_clients() -> None:
@@ -79,7 +79,7 @@ def test_the_time_of_an_mps_server_goes_to_its_clients() -> None:
 
 
 def test_a_process_that_draws_is_not_taken_for_an_mps_server() -> None:
-    desktop = Owned(
+    desktop = OwnedProcess(
         ProcessReading(9, "", 10, 70, SILENT, graphics=True), Holder(kind="process", uid="9:1", name="Xorg")
     )
     idle = ran(2, pod("a"), 0, mps=True), ran(3, pod("b"), 0, mps=True)

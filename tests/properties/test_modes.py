@@ -31,8 +31,8 @@ from agent.core.readings import (
     Snapshot,
     Unavailable,
 )
-from agent.holders.device_allocations import settle
-from agent.holders.node_snapshot import HolderCounters, Owned
+from agent.holders.device_allocations import replace_reservations
+from agent.holders.node_snapshot import HolderCounters, OwnedProcess
 from agent.metering.meter import ClosedSet, Meter
 from agent.simulation.simulated_node import A100, H100, make_gpu
 from agent.wire import Batch, Holder
@@ -137,7 +137,7 @@ class Node:
             return [Allocation(uuid, pod(n), self.place(n)) for n in ordered if n < 3]
         return [Allocation(uuid, pod(n), self.gpu.mig[0].uuid, "time-slicing", 4) for n in ordered]
 
-    def owned(self, second: Second) -> list[Owned]:
+    def owned(self, second: Second) -> list[OwnedProcess]:
         found = []
         for position, one in enumerate(second.ran):
             amount = one.ppm
@@ -152,7 +152,7 @@ class Node:
             holder: Holder | None = process_holder(one.number) if self.mode == "standalone" else pod(one.number)
             if one.stranger:
                 holder = Holder(kind="pod", uid=f"stranger-{one.number}", namespace="ns", name="stranger")
-            found.append(Owned(reading, None if one.unnamed else holder))
+            found.append(OwnedProcess(reading, None if one.unnamed else holder))
         return found
 
     def look(self, at_ms: int, second: Second) -> Snapshot:
@@ -186,7 +186,7 @@ class Node:
             )  # fmt: skip
         owned = self.owned(second)
         seen = [(self.gpu.uuid, o.process.mig_uuid, o.holder) for o in owned if o.holder is not None]
-        claims = settle(self.claims(second.present), seen, {}, {self.gpu.uuid: self.gpu})
+        claims = replace_reservations(self.claims(second.present), seen, {}, {self.gpu.uuid: self.gpu})
         return Snapshot(at_ms, (self.counters.read(device, owned, claims),), claims)
 
 
