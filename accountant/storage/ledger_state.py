@@ -38,7 +38,7 @@ Shown = tuple[int, DeviceName]
 
 
 @dataclass(frozen=True, slots=True)
-class Kinds:
+class KindOfDevice:
     """The kind of each device.
 
     of: from device id to kind.
@@ -48,26 +48,34 @@ class Kinds:
     table: pa.Table
 
     @classmethod
-    def told(cls, of: Mapping[int, int]) -> Kinds:
-        """Builds the table."""
+    def with_table(cls, of: Mapping[int, int]) -> KindOfDevice:
+        """Create the table."""
         return cls(of, record_columns.column_table(record_columns.KIND, of.items()))
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceKinds:
-    """How a query groups devices.
+    """How a query groups devices: all together, by kind, or by device (`by_device`).
 
-    kinds: of the devices, for the engine; None if it sums all or each.
-    shown, member: by the number that the engine returns as the device; a member is one GPU, or a group of equal ones.
+    kind_of: the kind of each device, for the engine; None if it sums all or each.
+    shown, member: by the number that the engine returns as the device; a member is one GPU, or a group of equal GPUs.
     of_gpu: the member of each GPU.
     shared: the representative of members with several GPUs."""
 
     by_device: bool
-    kinds: Kinds | None
+    kind_of: KindOfDevice | None
     shown: Mapping[int, Shown]
     member: Mapping[int, int]
     of_gpu: Mapping[int, int]
     shared: Mapping[int, Shown]
+
+    def kind(self, device: int) -> int:
+        """Return the number that the engine returns for a device."""
+        return self.kind_of.of[device] if self.kind_of is not None else device * self.by_device
+
+
+ONE_KIND = DeviceKinds(False, None, {}, {}, {}, {})
+"""For sums that do not distinguish devices."""
 
 
 class DeviceKindsCache:
@@ -129,7 +137,7 @@ def _alike(fleet: Fleet, devices: Mapping[int, DeviceName], asked: Collection[Di
         if not alone:
             shared[-kind] = shown[kind]
     members = {name.gpu: member[kinds[number]] for number, name in devices.items()}
-    return DeviceKinds(False, Kinds.told(kinds), shown, member, members, shared)
+    return DeviceKinds(False, KindOfDevice.with_table(kinds), shown, member, members, shared)
 
 
 def _look_of_node(fleet: Fleet, key: tuple[str, str], asked: Collection[Dimension]) -> Hashable:

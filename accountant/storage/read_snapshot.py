@@ -23,8 +23,7 @@ from accountant.storage.gpu_lifetimes import gpus_at
 from accountant.storage.ledger_state import State
 from accountant.storage.query.group_by_dimensions import ResultCache
 from accountant.storage.query.idle_time_query import idle_phases, lent_time
-from accountant.storage.query.usage_columns_query import hourly_peaks, hours, usage_columns
-from accountant.storage.query.usage_query import usage, usage_between
+from accountant.storage.query.usage_query import hourly_peaks, hours, usage, usage_between, usage_columns
 from accountant.storage.write import inventory_and_journal_tables, record_columns
 from accountant.storage.write.inventory_and_journal_tables import epochs_between, read_epochs
 from accountant.wire.policy_models import PolicyVersion
@@ -47,7 +46,7 @@ class Snapshot:
     def __init__(self, cursor: Cursor, state: State) -> None:
         self._cursor = cursor
         self._state = state
-        self._memory = ResultCache()
+        self._cache = ResultCache()
 
     def usage(
         self,
@@ -57,7 +56,7 @@ class Snapshot:
         where: Mapping[Dimension, Collection[str]] | None = None,
         timezone: str = "UTC",
     ) -> list[UsageLine]:
-        return usage(self._cursor, self._state, start_ms, end_ms, by, where, timezone, self._memory)
+        return usage(self._cursor, self._state, start_ms, end_ms, by, where, timezone, self._cache)
 
     def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
         """The held time by team, queue and hour, as columns."""
@@ -72,7 +71,7 @@ class Snapshot:
         self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"
     ) -> dict[JobName, Peak]:
         """The maximum that these jobs, by namespace and name, held and used in one hour."""
-        return hourly_peaks(self._cursor, self._state, start_ms, end_ms, jobs, timezone, self._memory)
+        return hourly_peaks(self._cursor, self._state, start_ms, end_ms, jobs, timezone, self._cache)
 
     def idle_phases(
         self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
@@ -154,7 +153,7 @@ class Snapshot:
         timezone: str = "UTC",
     ) -> list[list[UsageLine]]:
         """`usage` of each span between two neighbouring edges, which ascend."""
-        return usage_between(self._cursor, self._state, edges, by, where, timezone, self._memory)
+        return usage_between(self._cursor, self._state, edges, by, where, timezone, self._cache)
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, Extent]:
         """The extents of these jobs over all time; jobs that never held a GPU are missing."""
@@ -173,7 +172,7 @@ class Snapshot:
         asked = {"clusters": sorted({key.cluster for key in keys})}
         only = ""
         if len(wanted) <= _FEW:
-            few = self._memory.named(self._cursor, {key.job for key in wanted}, (), ())
+            few = self._cache.candidates(self._cursor, {key.job for key in wanted}, (), ())
             if few is not None:
                 told = {number: JobKey(name.cluster, name.namespace, name.job) for number, name in few.items()}
                 return {number: key for number, key in told.items() if key in wanted}

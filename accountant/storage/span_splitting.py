@@ -140,8 +140,3 @@ def local_hours(start_ms: int, end_ms: int, zone: ZoneInfo) -> tuple[LocalHour, 
             starts.append((begin, hour))
     ends = [begin for begin, _ in starts[1:]] + [end_ms]
     return tuple(LocalHour(begin, end, hour[:_DAY], hour) for (begin, hour), end in zip(starts, ends, strict=False))
-
-
-def edges_inside(start_ms: int, end_ms: int, instants: Sequence[int]) -> list[int]:
-    """The sorted instants strictly inside the span."""
-    return sorted({at for at in instants if start_ms < at < end_ms})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -22,21 +22,26 @@ SPAN = (START_MS + 7 * MINUTE + 1, START_MS + HOURS * MS_PER_HOUR - 11 * MINUTE)
 BYS: tuple[tuple[Dimension, ...], ...] = ((), ("namespace", "day"), ("hour", "gpu", "pod"))
 
 
-class Counting(Cursor):
-    """Remembers the longest answer of the cursor that it asks."""
+class CountingCursor(Cursor):
+    """Passes statements to another cursor and stores the number of rows of the longest result."""
 
-    def __init__(self, asked: Cursor) -> None:
-        self._asked = asked
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
         self.longest = 0
 
-    def run(self, sql: str, *given: Any, **named: Any) -> list[Row]:
-        found = self._asked.run(sql, *given, **named)
-        self.longest = max(self.longest, len(found))
-        return found
+    def run(self, sql: str, *arguments: Any, **named: Any) -> list[Row]:
+        rows = self._cursor.run(sql, *arguments, **named)
+        self.longest = max(self.longest, len(rows))
+        return rows
+
+    def columns(self, sql: str, *arguments: Any, **named: Any) -> Mapping[str, Any]:
+        columns = self._cursor.columns(sql, *arguments, **named)
+        self.longest = max(self.longest, *map(len, columns.values()))
+        return columns
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Counting, State]]:
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CountingCursor, State]]:
     """Every GPU shared by two pods of a gang for three hours, then by two others; all start late, some borrow."""
     place, hand, end = tmp_path_factory.mktemp("bounded") / "ledger.duckdb", Hand(), START_MS + HOURS * MS_PER_HOUR
     ledger = open_ledger(place, VirtualClock(end))
@@ -85,7 +90,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Counting, S
     ledger.close()
     database = Database(place)
     with database.cursor() as cursor:
-        yield Counting(cursor), load(cursor)
+        yield CountingCursor(cursor), load(cursor)
     database.close()
 
 
@@ -95,7 +100,7 @@ def hash_of(name: str) -> int:
 
 @pytest.mark.parametrize("by", BYS)
 @pytest.mark.parametrize("most", [5, 37])
-def test_the_parts_are_the_whole(kept: tuple[Counting, State], by: tuple[Dimension, ...], most: int) -> None:
+def test_the_parts_are_the_whole(kept: tuple[CountingCursor, State], by: tuple[Dimension, ...], most: int) -> None:
     cursor, state = kept
     moved = lent_time(cursor, state, *SPAN, by, "Europe/Berlin")
     assert lent_time(cursor, state, *SPAN, by, "Europe/Berlin", most=most) == moved
@@ -107,7 +112,7 @@ def test_the_parts_are_the_whole(kept: tuple[Counting, State], by: tuple[Dimensi
     assert bool(moved) or by == ()
 
 
-def test_no_answer_of_the_engine_is_longer_than_an_hour_or_a_gang(kept: tuple[Counting, State]) -> None:
+def test_no_answer_of_the_engine_is_longer_than_an_hour_or_a_gang(kept: tuple[CountingCursor, State]) -> None:
     cursor, state = kept
     longest = {}
     for most in (1, 10**6):

@@ -3,14 +3,14 @@
 Holders with equal values of the queried dimensions form one class, and DuckDB sums per class. The cost of an answer
 therefore grows with its number of rows, not with the number of pods.
 
-The values of dimensions may change over time. `pieces_of` therefore splits a span where a policy, a label of a node or
-a namespace, or the local day or hour changes, as far as the query uses them. Within a piece, the holder and the device
+The values of dimensions change over time. `pieces_of` therefore splits a span where a policy, a label of a node or a
+namespace, or the local day or hour changes, if the query uses that value. Within a piece, the holder and the device
 determine every value.
 
 `ResultCache` caches results for one snapshot, because a page runs a dozen queries about the same job or the same
 quarter-hour. The holders of a job are looked up once. A coarser grouping is derived from a cached finer one: for
-example, usage by team from usage by team and queue. Sums are integers, so the derived answer is exactly that of the
-engine."""
+example, usage by team from usage by team and queue. Sums are integers, so the derived answer equals that of the
+engine exactly."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from accountant.ledger.team_assignment import NO_POLICY, Assignment, in_force
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import Fleet, changes_between
 from accountant.storage.ledger_state import OF_NODES, State
-from accountant.storage.span_splitting import edges_inside, local_hours
+from accountant.storage.span_splitting import local_hours
 from accountant.storage.write.name_ids import DeviceName, HolderName, holders
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Accounts, Dimension, UsageLine, known_memory
 
-MOST_NAMED: Final = 1_000
+MOST_CANDIDATES: Final = 1_000
 """Up to this many holders are grouped in Python. The engine groups more than that."""
 MOST_LINES: Final = 20_000
 """Answers with more lines are not cached."""
 
 
-class _UsageQuestion(NamedTuple):
+class _UsageQuery(NamedTuple):
     """A usage query without its grouping."""
 
     start_ms: int
@@ -50,23 +50,21 @@ class ResultCache:
     """Cached holders and usage lines of one snapshot, limited in number. Not thread-safe."""
 
     _holders: dict[Hashable, Mapping[int, HolderName] | None] = field(default_factory=dict)
-    _usage: dict[_UsageQuestion, list[tuple[tuple[Dimension, ...], list[UsageLine]]]] = field(default_factory=dict)
+    _usage: dict[_UsageQuery, list[tuple[tuple[Dimension, ...], list[UsageLine]]]] = field(default_factory=dict)
 
-    def named(
+    def candidates(
         self, cursor: Cursor, jobs: Collection[str], pods: Collection[str], labels: Collection[str]
     ) -> Mapping[int, HolderName] | None:
-        """Return the holders that may belong to these jobs or be these pods, with their labels and users.
+        """Return a superset of the holders that belong to these jobs or are these pods, with their labels and users.
 
-        The caller checks them exactly. Returns None if there are more than MOST_NAMED."""
+        Returns None if there are more than MOST_CANDIDATES."""
         key = (frozenset(jobs), frozenset(pods), frozenset(labels))
         if key not in self._holders:
             names = {*pods, *(job.partition("/")[2] or job for job in jobs)}
-            found = cursor.run(
-                statement("holders_named", pods=statement("pods_named")),
-                {"jobs": sorted(jobs), "names": sorted(names)},
-            )
-            few = len(found) <= MOST_NAMED
-            self._holders[key] = holders(cursor, {number for (number,) in found}, labels, users=True) if few else None
+            sql = statement("holders_named", pods=statement("pods_named"))
+            ids = {id_ for (id_,) in cursor.run(sql, {"jobs": sorted(jobs), "names": sorted(names)})}
+            few = len(ids) <= MOST_CANDIDATES
+            self._holders[key] = holders(cursor, ids, labels, users=True) if few else None
         return self._holders[key]
 
     def usage(
@@ -76,20 +74,21 @@ class ResultCache:
         by: Sequence[Dimension],
         where: Mapping[Dimension, Collection[str]] | None,
         timezone: str,
-        find: Callable[[], list[UsageLine]],
+        compute: Callable[[], list[UsageLine]],
     ) -> list[UsageLine]:
-        """Return the usage lines by `by`. They are derived from a cached finer grouping, or else computed by `find`."""
-        chosen = frozenset((name, frozenset(values)) for name, values in (where or {}).items())
-        known = self._usage.setdefault(_UsageQuestion(start_ms, end_ms, chosen, timezone), [])
-        for finer, lines in known:
+        """Return the usage lines grouped by `by`, from a cached equal or finer grouping if there is one, otherwise from
+        `compute`."""
+        filters = frozenset((name, frozenset(values)) for name, values in (where or {}).items())
+        groupings = self._usage.setdefault(_UsageQuery(start_ms, end_ms, filters, timezone), [])
+        for finer, lines in groupings:
             if finer == tuple(by):
                 return list(lines)
             if set(by) <= set(finer):
                 return coarser_lines(lines, by)
-        found = find()
-        if len(found) <= MOST_LINES:
-            known.append((tuple(by), found))
-        return list(found)
+        computed = compute()
+        if len(computed) <= MOST_LINES:
+            groupings.append((tuple(by), computed))
+        return list(computed)
 
 
 def coarser_lines(lines: Sequence[UsageLine], by: Sequence[Dimension]) -> list[UsageLine]:
@@ -98,13 +97,13 @@ def coarser_lines(lines: Sequence[UsageLine], by: Sequence[Dimension]) -> list[U
     for line in lines:
         groups.setdefault(tuple([line.key[name] for name in by]), []).append(line)
     return [
-        several[0].model_copy(update={"key": dict(zip(by, key, strict=True))}) if len(several) == 1
-        else _together(dict(zip(by, key, strict=True)), several)
-        for key, several in sorted(groups.items())
+        members[0].model_copy(update={"key": dict(zip(by, key, strict=True))}) if len(members) == 1
+        else _sum_of(dict(zip(by, key, strict=True)), members)
+        for key, members in sorted(groups.items())
     ]  # fmt: skip
 
 
-def _together(key: dict[str, str], lines: Sequence[UsageLine]) -> UsageLine:
+def _sum_of(key: dict[str, str], lines: Sequence[UsageLine]) -> UsageLine:
     accounts = Accounts(
         **{name: sum(getattr(line.accounts_gpu_us, name) for line in lines) for name in Accounts.model_fields}
     )
@@ -130,17 +129,16 @@ UNHELD = 0
 
 @dataclass(frozen=True, slots=True)
 class HolderClasses:
-    """The class of each holder.
+    """The class of each holder id (`of`), and the values of the dimensions of each class (`names`).
 
-    of: holder id -> class. A holder without an entry does not match the filter.
-    names: by class, the values of its dimensions."""
+    A holder without a class does not match the filter."""
 
     of: Mapping[int, int]
     names: Mapping[int, HolderName]
 
-    def only(self, asked: Callable[[HolderName], bool]) -> HolderClasses:
-        """Keep only the classes for which `asked` is true."""
-        names = {number: name for number, name in self.names.items() if asked(name)}
+    def only(self, condition: Callable[[HolderName], bool]) -> HolderClasses:
+        """Return only the classes for which the condition is true."""
+        names = {number: name for number, name in self.names.items() if condition(name)}
         return HolderClasses({holder: number for holder, number in self.of.items() if number in names}, names)
 
 
@@ -157,25 +155,25 @@ def classes(
     cursor: Cursor,
     start_ms: int,
     end_ms: int,
-    asked: Collection[Dimension],
+    dimensions: Collection[Dimension],
     where: Mapping[Dimension, Collection[str]],
     labels: Collection[str] = (),
-    memory: ResultCache | None = None,
+    cache: ResultCache | None = None,
 ) -> HolderClasses:
-    """Return the classes of the holders in [start_ms, end_ms), by the dimensions in `asked`.
+    """Return the classes of the holders in [start_ms, end_ms) by some dimensions.
 
-    labels: the pod labels that can name a team.
-    memory: the snapshot's cache. For a filter by job or pod, it contains all holders that these ever had."""
-    wanted = told_apart(asked)
-    if memory is not None and OF_FEW & where.keys():
-        few = memory.named(cursor, where.get("job", ()), where.get("pod", ()), labels)
-        if few is not None:
-            return _of_few(few, wanted, where)
-    make_holder_classes(cursor, start_ms, end_ms, wanted, where, labels)
-    listed = ", ".join(_QUOTED[name] for name in wanted)
+    `labels` are the pod labels that can name a team. `cache` is that of the snapshot: for a filter by job or pod, the
+    result contains holders of all times."""
+    columns = _class_columns(dimensions)
+    if cache is not None and OF_FEW & where.keys():
+        candidates = cache.candidates(cursor, where.get("job", ()), where.get("pod", ()), labels)
+        if candidates is not None:
+            return _classes_of(candidates, columns, where)
+    _create_class_table(cursor, start_ms, end_ms, columns, where, labels)
+    quoted = ", ".join(_QUOTED[name] for name in columns)
     names = {
-        row[0]: named(dict(zip(wanted, row[1:], strict=True)), labels)
-        for row in cursor.run(f"SELECT DISTINCT class, {listed} FROM holder_class")  # noqa: S608 - our own names
+        row[0]: _holder_name(dict(zip(columns, row[1:], strict=True)), labels)
+        for row in cursor.run(f"SELECT DISTINCT class, {quoted} FROM holder_class")  # noqa: S608 - our own names
     }
     ids = cursor.columns("SELECT id, class FROM holder_class")
     of = dict(zip(ids["id"].tolist(), ids["class"].tolist(), strict=True))
@@ -184,57 +182,58 @@ def classes(
     return HolderClasses(of, names)
 
 
-def of_all(found: Mapping[int, HolderName]) -> HolderClasses:
+def of_all(names: Mapping[int, HolderName]) -> HolderClasses:
     """Return a class of its own for every holder."""
-    return HolderClasses({number: number for number in found}, found)
+    return HolderClasses({holder: holder for holder in names}, names)
 
 
-def _of_few(
-    found: Mapping[int, HolderName], wanted: Sequence[str], where: Mapping[Dimension, Collection[str]]
+def _classes_of(
+    candidates: Mapping[int, HolderName], columns: Sequence[str], where: Mapping[Dimension, Collection[str]]
 ) -> HolderClasses:
+    """Return the classes of the candidates that match the filter."""
     filters = [(_NAMED[dimension], allowed) for dimension, allowed in where.items() if dimension in _NAMED]
-    number_of: dict[tuple[Any, ...], int] = {}
+    class_of: dict[tuple[Any, ...], int] = {}
     of: dict[int, int] = {}
     names: dict[int, HolderName] = {}
-    for number, name in found.items():
+    for holder, name in candidates.items():
         if all(getattr(name, attribute) in allowed for attribute, allowed in filters):
-            look = tuple([getattr(name, column) for column in wanted])
-            of[number] = number_of.setdefault(look, number)
-            names.setdefault(of[number], name)
+            values = tuple([getattr(name, column) for column in columns])
+            of[holder] = class_of.setdefault(values, holder)
+            names.setdefault(of[holder], name)
     if asks_for_unheld_time(where):
         of[UNHELD] = UNHELD
     return HolderClasses(of, names)
 
 
-def told_apart(asked: Collection[Dimension]) -> tuple[str, ...]:
+def _class_columns(dimensions: Collection[Dimension]) -> tuple[str, ...]:
     """Return the columns of `holder_class` that the dimensions need.
 
-    A dimension may need several columns: a team, for example, may depend on the cluster's namespace."""
-    needed = {name for dimension in asked for name in _NEEDED.get(dimension, ())}
+    A dimension may need several columns: a team, for example, depends on the cluster, the namespace and the queue."""
+    needed = {name for dimension in dimensions for name in _NEEDED.get(dimension, ())}
     return tuple(name for name in _QUOTED if name in needed) or ("cluster",)
 
 
-def make_holder_classes(
+def _create_class_table(
     cursor: Cursor,
     start_ms: int,
     end_ms: int,
-    wanted: Sequence[str],
+    columns: Sequence[str],
     where: Mapping[Dimension, Collection[str]],
-    labels: Collection[str] = (),
+    labels: Collection[str],
 ) -> None:
     """Create the table holder_class with the holders in [start_ms, end_ms) and these columns."""
     filters = {name: sorted(where[dimension]) for dimension, name in _NAMED.items() if dimension in where}
-    by_label = "labels" in wanted and bool(labels)
-    by_user = "user" in wanted or "user" in filters
+    by_label = "labels" in columns and bool(labels)
+    by_user = "user" in columns or "user" in filters
     joins = (
         f"LEFT JOIN ({statement('holder_labels')}) l(id, labels) ON l.id = n.id " * by_label
         + f"LEFT JOIN ({statement('holder_users')}) u(id, who) ON u.id = n.id" * by_user
     )
-    chosen = "[json_extract_string(l.labels, '$.\"' || k || '\"') FOR k IN $labels]" if by_label else "NULL"
+    label_values = "[json_extract_string(l.labels, '$.\"' || k || '\"') FOR k IN $labels]" if by_label else "NULL"
     sql = statement(
         "holder_classes",
-        payers=statement("payers"), names=statement("holder_names"), joins=joins, asked_labels=chosen,
-        asked_user="coalesce(u.who, '')" if by_user else "''", columns=", ".join(_QUOTED[name] for name in wanted),
+        payers=statement("payers"), names=statement("holder_names"), joins=joins, labels=label_values,
+        user="coalesce(u.who, '')" if by_user else "''", columns=", ".join(_QUOTED[name] for name in columns),
         filter=" AND ".join(f"list_contains(${name}s, {_QUOTED[name]})" for name in filters) or "true",
     )  # fmt: skip
     parameters: dict[str, object] = {"low": start_ms, "high": end_ms}
@@ -244,12 +243,12 @@ def make_holder_classes(
     cursor.run(sql, parameters)
 
 
-def named(told: Mapping[str, Any], labels: Collection[str]) -> HolderName:
+def _holder_name(columns: Mapping[str, Any], labels: Collection[str]) -> HolderName:
     """Return a HolderName with only the given columns set."""
-    found = dict.fromkeys(("cluster", "namespace", "name", "queue_ref", "job"), "") | dict(told)
-    values = found.pop("labels", None) or ()
-    kept = frozenset((key, value) for key, value in zip(sorted(labels), values, strict=False) if value is not None)
-    return HolderName(**found, labels=kept)
+    values = dict.fromkeys(("cluster", "namespace", "name", "queue_ref", "job"), "") | dict(columns)
+    label_values = values.pop("labels", None) or ()
+    pairs = zip(sorted(labels), label_values, strict=False)
+    return HolderName(**values, labels=frozenset((key, value) for key, value in pairs if value is not None))
 
 
 _NAMED: Mapping[Dimension, str] = {
@@ -283,44 +282,42 @@ class ConstantSpan:
 
 
 def pieces_of(
-    state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimension], zone: ZoneInfo
+    state: State, start_ms: int, end_ms: int, dimensions: frozenset[Dimension], zone: ZoneInfo
 ) -> list[ConstantSpan]:
-    """Split [start_ms, end_ms) into ConstantSpans for these dimensions, in order and without gaps.
-
-    zone: of days and hours."""
+    """Split [start_ms, end_ms) into ConstantSpans for these dimensions, in order and without gaps. Days and hours are
+    those of `zone`."""
     pieces = [ConstantSpan(start_ms, end_ms, NO_POLICY)]
-    if wanted & ASSIGNED:
-        pieces = [ConstantSpan(*found) for found in in_force(state.policies, start_ms, end_ms)]
-    relabelled = changes_between(state.fleet.charged.values() if "team" in wanted else (), start_ms, end_ms)
-    relabelled += changes_between(state.fleet.placed.values() if wanted & OF_NODES else (), start_ms, end_ms)
+    if dimensions & ASSIGNED:
+        pieces = [ConstantSpan(*part) for part in in_force(state.policies, start_ms, end_ms)]
+    relabelled = changes_between(state.fleet.charged.values() if "team" in dimensions else (), start_ms, end_ms)
+    relabelled += changes_between(state.fleet.placed.values() if dimensions & OF_NODES else (), start_ms, end_ms)
     if relabelled:
         edges = sorted(set(relabelled))
         pieces = [replace(p, start_ms=b, end_ms=e) for p in pieces for b, e in cut((p.start_ms, p.end_ms), edges)]
     pieces = [replace(piece, era=number) for number, piece in enumerate(pieces)]
-    if not wanted & OF_TIME:
+    if not dimensions & OF_TIME:
         return pieces
     local: list[ConstantSpan] = []
     for hour in local_hours(start_ms, end_ms, zone):
         last = local[-1] if local else None
-        if last is not None and "hour" not in wanted and last.day == hour.day:
+        if last is not None and "hour" not in dimensions and last.day == hour.day:
             local[-1] = ConstantSpan(last.start_ms, hour.end_ms, NO_POLICY, hour.day)
         else:
             local.append(
-                ConstantSpan(hour.start_ms, hour.end_ms, NO_POLICY, hour.day, hour.hour if "hour" in wanted else "")
+                ConstantSpan(hour.start_ms, hour.end_ms, NO_POLICY, hour.day, hour.hour if "hour" in dimensions else "")
             )
     eras = {piece.start_ms: piece for piece in pieces}
-    changes = edges_inside(start_ms, end_ms, list(eras))
     current = pieces[0]
-    found = []
-    for stretch in local:
-        for begin, end in cut((stretch.start_ms, stretch.end_ms), changes):
+    split = []
+    for hour_or_day in local:
+        for begin, end in cut((hour_or_day.start_ms, hour_or_day.end_ms), list(eras)):
             current = eras.get(begin, current)
-            found.append(ConstantSpan(begin, end, current.rules, stretch.day, stretch.hour, current.era))
-    return found
+            split.append(ConstantSpan(begin, end, current.rules, hour_or_day.day, hour_or_day.hour, current.era))
+    return split
 
 
 def key_of(
-    wanted: Sequence[Dimension],
+    dimensions: Sequence[Dimension],
     fleet: Fleet,
     piece: ConstantSpan,
     gpu: int,
@@ -328,7 +325,7 @@ def key_of(
     holder: HolderName | None,
 ) -> tuple[str, ...]:
     """Return the values of the dimensions. `holder` is None for unheld time."""
-    return tuple(_value(dimension, fleet, piece, gpu, device, holder) for dimension in wanted)
+    return tuple(_value(dimension, fleet, piece, gpu, device, holder) for dimension in dimensions)
 
 
 def _value(

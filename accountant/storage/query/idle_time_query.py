@@ -28,7 +28,7 @@ from accountant.ledger.protocols import IdlePhases, LentTime
 from accountant.storage.duckdb_engine import Cursor, Row, statement
 from accountant.storage.ledger_state import State
 from accountant.storage.query.group_by_dimensions import ConstantSpan, key_of, pieces_of
-from accountant.storage.query.usage_sums import Sum, scan
+from accountant.storage.query.usage_sums import ALL_CELLS, GROUPED_BY, sums
 from accountant.storage.span_splitting import TaggedSpan
 from accountant.storage.write import record_columns
 from accountant.storage.write.name_ids import NO_DEVICE, holders
@@ -58,16 +58,16 @@ def idle_phases(
         return []
     pieces = pieces_of(state, start_ms, end_ms, frozenset(by), ZoneInfo(timezone))
     device_names = state.device_names(cursor)
-    sums: dict[tuple[str, ...], dict[str, int]] = {}
+    groups: dict[tuple[str, ...], dict[str, int]] = {}
     for rows in idle_time(cursor, state, pieces, most):
         names = holders(cursor, {row.payer for row in rows}, state.fleet.team_labels, users="user" in by)
         for row in rows:
             name, piece = device_names.get(row.device, NO_DEVICE), pieces[row.piece]
-            group = sums.setdefault(key_of(by, state.fleet, piece, row.gpu, name, names[row.payer]), {})
+            group = groups.setdefault(key_of(by, state.fleet, piece, row.gpu, name, names[row.payer]), {})
             group[row.phase] = group.get(row.phase, 0) + row.idle_us
     return [
-        IdlePhases(dict(zip(by, key, strict=True)), found.get("starting", 0), found.get("gang_waiting", 0))
-        for key, found in sorted(sums.items())
+        IdlePhases(dict(zip(by, key, strict=True)), phases.get("starting", 0), phases.get("gang_waiting", 0))
+        for key, phases in sorted(groups.items())
     ]
 
 
@@ -196,30 +196,40 @@ def lent_time(
     """Return the borrowed time per group, see `Ledger.lent`.
 
     most: number of quarter-hours of GPUs held in memory at a time, but at least those of one hour."""
-    sums: dict[tuple[tuple[str, ...], str], int] = defaultdict(int)
-    for begin, end in _stretches(cursor, start_ms, end_ms, most):
-        _lend_in(cursor, state, begin, end, by, timezone, sums)
+    lent: dict[tuple[tuple[str, ...], str], int] = defaultdict(int)
+    for begin, end in _parts(cursor, start_ms, end_ms, most):
+        _lend_in(cursor, state, begin, end, by, timezone, lent)
     return [
         LentTime(dict(zip(by, key, strict=True)), account, gpu_us)
-        for (key, account), gpu_us in sorted(sums.items())
+        for (key, account), gpu_us in sorted(lent.items())
         if gpu_us
     ]
 
 
-def _stretches(cursor: Cursor, start_ms: int, end_ms: int, most: int) -> list[tuple[int, int]]:
+class _ShareOfGpu(NamedTuple):
+    """The figures of one holder of a GPU, or of no holder (payer 0), in one quarter-hour."""
+
+    device: int
+    payer: int
+    idle_us: int
+    borrowed_us: int
+    unheld_us: int
+
+
+def _parts(cursor: Cursor, start_ms: int, end_ms: int, most: int) -> list[tuple[int, int]]:
     """Split [start_ms, end_ms) into parts of whole hours with at most `most` borrowed quarter-hours each.
 
     The result is empty if nothing was borrowed."""
     edges: list[int] = []
-    taken = 0
+    quarter_hours = 0
     for hour, count in cursor.run(
         f"SELECT at_ms - at_ms % {MS_PER_HOUR} AS hour, count(*) FROM ({statement('borrowed')}) GROUP BY 1 ORDER BY 1",  # noqa: S608 - our own text
         {"low": start_ms - BUCKET_MS, "high": end_ms},
     ):
-        if not edges or taken + count > most:
+        if not edges or quarter_hours + count > most:
             edges.append(max(start_ms, hour) if edges else start_ms)
-            taken = 0
-        taken += count
+            quarter_hours = 0
+        quarter_hours += count
     return [(begin, end) for begin, end in pairwise([*edges, end_ms]) if begin < end]
 
 
@@ -228,7 +238,7 @@ def _spans(
 ) -> tuple[list[TaggedSpan], list[ConstantSpan]]:
     """Return the borrowed quarter-hours, in order, cut to the span and its pieces; and the piece of each."""
     spans: list[TaggedSpan] = []
-    of: list[ConstantSpan] = []
+    piece_of: list[ConstantSpan] = []
     first = 0
     for at, gpu in borrowed:
         while first < len(pieces) and pieces[first].end_ms <= at:
@@ -239,8 +249,8 @@ def _spans(
                 break
             if begin < end:
                 spans.append(TaggedSpan(len(spans), begin, end, gpu))
-                of.append(piece)
-    return spans, of
+                piece_of.append(piece)
+    return spans, piece_of
 
 
 def _lend_in(
@@ -250,50 +260,42 @@ def _lend_in(
     end_ms: int,
     by: Sequence[Dimension],
     timezone: str,
-    sums: dict[tuple[tuple[str, ...], str], int],
+    lent: dict[tuple[tuple[str, ...], str], int],
 ) -> None:
-    """Add the time lent in [start_ms, end_ms) to `sums`."""
+    """Add the time lent in [start_ms, end_ms) to `lent`."""
     borrowed = cursor.rows("borrowed", {"low": start_ms - BUCKET_MS, "high": end_ms})
     pieces = pieces_of(state, start_ms, end_ms, frozenset(by), ZoneInfo(timezone))
-    spans, of = _spans(borrowed, pieces, start_ms, end_ms)
+    spans, piece_of = _spans(borrowed, pieces, start_ms, end_ms)
     payers = {row[0]: row[0] for row in cursor.rows("payers", {"low": start_ms, "high": end_ms})}
-    rows: dict[int, list[Sum]] = defaultdict(list)
-    told = state.apart(cursor, frozenset({"gpu"}))
-    for found in scan(cursor, state, spans, told, payers={**payers, 0: 0}):
-        rows[found.tag].append(found)
-    names = holders(
-        cursor,
-        {found.payer for group in rows.values() for found in group} - {0},
-        state.fleet.team_labels,
-        users="user" in by,
-    )
+    table = sums(cursor, state, spans, state.apart(cursor, frozenset({"gpu"})), payers={**payers, 0: 0})
+    labels, held_by = state.fleet.team_labels, set(table[:, GROUPED_BY.index("payer")].tolist()) - {0}
+    names = holders(cursor, held_by, labels, users="user" in by)
     device_names = state.device_names(cursor)
-    for tag, group in rows.items():
-        gpu, piece = spans[tag].gpu, of[tag]
-        held = sorted(
-            (found for found in group if found.payer),
-            key=lambda found: (
-                names[found.payer].cluster,
-                names[found.payer].namespace,
-                names[found.payer].name,
-                found.device,
-                found.payer,
-            ),
-        )
-        unheld = [found for found in group if found.cells.unheld_us]
-        span = spans[tag]
+    columns = [(*GROUPED_BY, *ALL_CELLS).index(name) for name in _ShareOfGpu._fields]
+    shares: dict[int, list[_ShareOfGpu]] = defaultdict(list)
+    for tag, *values in table[:, [0, *columns]].tolist():
+        shares[tag].append(_ShareOfGpu(*values))
+
+    def by_name(share: _ShareOfGpu) -> tuple[str, str, str, int, int]:
+        name = names[share.payer]
+        return name.cluster, name.namespace, name.name, share.device, share.payer
+
+    for tag, group in shares.items():
+        gpu, piece, span = spans[tag].gpu, piece_of[tag], spans[tag]
+        held = sorted((share for share in group if share.payer), key=by_name)
+        unheld = [share for share in group if share.unheld_us]
         # Unheld time of a node that is down counts as down time, which cannot be lent.
         down = any(start < span.end_ms and end > span.start_ms for start, end in state.fleet.life(gpu).down)
-        unallocated = 0 if down else sum(found.cells.unheld_us for found in unheld)
-        free, parts = lend(unallocated, [Share(found.cells.idle_us, found.cells.borrowed_us) for found in held])
+        unallocated_us = 0 if down else sum(share.unheld_us for share in unheld)
+        free, parts = lend(unallocated_us, [Share(share.idle_us, share.borrowed_us) for share in held])
         keys = [
-            key_of(by, state.fleet, piece, gpu, device_names.get(found.device, NO_DEVICE), names[found.payer])
-            for found in held
+            key_of(by, state.fleet, piece, gpu, device_names.get(share.device, NO_DEVICE), names[share.payer])
+            for share in held
         ]
         for borrower, key in enumerate(keys):
-            sums[key, "busy"] += free[borrower] + sum(parts[borrower])
+            lent[key, "busy"] += free[borrower] + sum(parts[borrower])
             for lender, gpu_us in enumerate(parts[borrower]):
-                sums[keys[lender], "allocated_idle"] -= gpu_us
+                lent[keys[lender], "allocated_idle"] -= gpu_us
         if sum(free):
             device = device_names.get(unheld[0].device, NO_DEVICE)
-            sums[key_of(by, state.fleet, piece, gpu, device, None), "unallocated"] -= sum(free)
+            lent[key_of(by, state.fleet, piece, gpu, device, None), "unallocated"] -= sum(free)

@@ -1,20 +1,37 @@
-"""Computes usage per group over any span, including unmetered and down time.
+"""Computes usage per group over any span, including unmetered and down time, as lines or as columns.
 
-Whole days, hours and quarter-hours are read from their sums, and the edges from rows. Unmetered time has no rows, and
-down time comes from the inventory. Both are computed per GPU and added, so that the accounts of every GPU add up to its
-capacity exactly."""
+The engine sums by class of holders and kind of device (`usage_sums`). Names are looked up once per class and kind, and
+the paying team once per queue and namespace. Unmetered time has no rows, and down time comes from the inventory. Both
+are computed per GPU and added, so that the accounts of every GPU add up to its capacity exactly.
+
+Start-up time requires reading every pod, so `usage_columns` computes it once for all groupings. Memory grows with the
+results: it holds their keys, and some hundred bytes per row."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import add
+from typing import TypeVar
 from zoneinfo import ZoneInfo
 
-from accountant.core.gpu_time_accounts import AccountVector, full_us
+import numpy as np
+
+from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, full_us, merged
 from accountant.ledger.protocols import OF_HOLDERS
+from accountant.ledger.usage_columns import (
+    COLUMNS,
+    MEMOS,
+    PRICED_BY,
+    Hours,
+    JobName,
+    Peak,
+    Place,
+    UsageColumns,
+    Whole,
+    repeated,
+)
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.gpu_lifetimes import Fleet, down_in, in_service
 from accountant.storage.ledger_state import DeviceKinds, State, device_kinds
@@ -22,6 +39,7 @@ from accountant.storage.query.group_by_dimensions import (
     OF_TIME,
     UNHELD,
     ConstantSpan,
+    HolderClasses,
     ResultCache,
     asks_for_unheld_time,
     classes,
@@ -29,27 +47,36 @@ from accountant.storage.query.group_by_dimensions import (
     of_all,
     pieces_of,
 )
-from accountant.storage.query.usage_sums import Sum, scan
-from accountant.storage.span_splitting import TaggedSpan
-from accountant.storage.write.name_ids import DeviceName, holders
+from accountant.storage.query.idle_time_query import IdleTime, idle_time
+from accountant.storage.query.usage_sums import ALL_CELLS, GROUPED_BY, UJ_PER_J, sums
+from accountant.storage.span_splitting import EVERY_GPU, TaggedSpan
+from accountant.storage.write.name_ids import NO_DEVICE, DeviceName, holders
+from accountant.storage.write.record_columns import Numbering
 from accountant.wire.usage_models import Accounts, Dimension, UsageLine, known_memory
 from gputally.base.units import MS_PER_HOUR
 
 Where = Mapping[Dimension, Collection[str]]
+H = TypeVar("H", bound=Hashable)
 _OF_PLACES: tuple[Dimension, ...] = ("cluster", "node", "gpu")
-_NO_PAYER = -1
-MOST_APART = 1_000
+MOST_GPUS = 1_000
 """If a filter selects at most this many GPUs, only these are summed. Otherwise all are summed and the others are
 dropped."""
-
-
-@dataclass(slots=True)
-class _Line:
-    """The figures of one group while they are collected. The cells of rows do not include unmetered time."""
-
-    cells: AccountVector
-    unmetered_us: int = 0
-    node_down_us: int = 0
+_TAG, _DEVICE, _PAYER = range(3)
+_CELL = {name: column for column, name in enumerate((*GROUPED_BY, *ALL_CELLS))}
+"""Columns of `sums`."""
+_FIGURES = (*COLUMNS, *MEMOS, "energy_j")
+"""The figures of a row of usage. `energy_uj` is the rest of the energy besides whole joules until the row is read."""
+_SOURCES = {
+    "busy": "busy_us", "allocated_idle": "idle_us", "allocated_unknown": "unknown_us", "unallocated": "unheld_us",
+    "down": "down_us", "borrowed_busy": "borrowed_us", "unattributed_busy": "unattributed_us",
+    "memory_mib_s": "memory_mib_s", "memory_unknown": "memory_blind_us", "energy_uj": "energy_rest_uj",
+    "energy_unknown": "energy_blind_us", "energy_j": "energy_j",
+}  # fmt: skip
+"""The column of `sums` that each figure adds up. The other figures are not in the records."""
+_UNALLOCATED, _UNMETERED, _DOWN, _NODE_DOWN, _ENERGY_UJ, _ENERGY_J = (
+    _FIGURES.index(name) for name in ("unallocated", "unmetered", "down", "node_down", "energy_uj", "energy_j")
+)
+_PHASES = {name: _FIGURES.index(name) for name in ("starting", "gang_waiting")}
 
 
 def usage(
@@ -60,16 +87,16 @@ def usage(
     by: Sequence[Dimension],
     where: Where | None = None,
     timezone: str = "UTC",
-    memory: ResultCache | None = None,
+    cache: ResultCache | None = None,
 ) -> list[UsageLine]:
-    """Return the usage per group, see `Ledger.usage`. memory: the snapshot's cache."""
+    """Return the usage per group, see `Ledger.usage`. `cache` is that of the snapshot."""
     if start_ms >= end_ms:
         return []
 
-    def find() -> list[UsageLine]:
-        return usage_between(cursor, state, (start_ms, end_ms), by, where, timezone, memory)[0]
+    def compute() -> list[UsageLine]:
+        return usage_between(cursor, state, (start_ms, end_ms), by, where, timezone, cache)[0]
 
-    return find() if memory is None else memory.usage(start_ms, end_ms, by, where, timezone, find)
+    return compute() if cache is None else cache.usage(start_ms, end_ms, by, where, timezone, compute)
 
 
 def usage_between(
@@ -79,132 +106,304 @@ def usage_between(
     by: Sequence[Dimension],
     where: Where | None = None,
     timezone: str = "UTC",
-    memory: ResultCache | None = None,
+    cache: ResultCache | None = None,
 ) -> list[list[UsageLine]]:
     """Return the `usage` of each span between two neighbouring edges, which ascend. The rows are read only once."""
-    where = where or {}
-    wanted = [*dict.fromkeys([*by, *where])]
-    asked, zone = frozenset(wanted), ZoneInfo(timezone)
-    stretch_of: list[int] = []
-    pieces: list[ConstantSpan] = []
-    for number, (start, end) in enumerate(pairwise(edges)):
-        if start < end:
-            pieces += pieces_of(state, start, end, asked, zone)
-            stretch_of += [number] * (len(pieces) - len(stretch_of))
-    lines: list[dict[tuple[str, ...], _Line]] = [{} for _ in pairwise(edges)]
-    if not pieces:
-        return [[] for _ in lines]
-    filters = [(wanted.index(dimension), frozenset(allowed)) for dimension, allowed in where.items()]
-    places = [wanted.index(dimension) for dimension in by]
-    for tag, key, cells, unmetered, down in _contributions(cursor, state, pieces, wanted, where, memory):
-        if filters and any(key[place] not in allowed for place, allowed in filters):
-            continue
-        group = tuple([key[place] for place in places])
-        of_stretch = lines[stretch_of[tag]]
-        line = of_stretch.get(group)
-        if line is None:
-            of_stretch[group] = _Line(cells, unmetered, down)
-            continue
-        line.cells = AccountVector(*map(add, line.cells, cells))
-        line.unmetered_us += unmetered
-        line.node_down_us += down
-    return [[_answer(by, key, line) for key, line in sorted(found.items())] for found in lines]
+    table = _UsageTable(cursor, state, edges, by, ZoneInfo(timezone), where=where or {}, cache=cache)
+    keys, _, at, figures = table.merged()
+    lines: list[list[UsageLine]] = [[] for _ in pairwise(edges)]
+    for (span, key, _), row in zip(at.tolist(), figures.tolist(), strict=True):
+        lines[span].append(_line(dict(zip(by, keys[key], strict=True)), dict(zip(_FIGURES, row, strict=True))))
+    return lines
 
 
-def _answer(by: Sequence[Dimension], key: tuple[str, ...], line: _Line) -> UsageLine:
-    cells = line.cells
+def _line(key: dict[str, str], figures: Mapping[str, int]) -> UsageLine:
+    accounts = Accounts(**{name: figures[name] for name in Accounts.model_fields})
     return UsageLine(
-        key=dict(zip(by, key, strict=True)),
-        accounts_gpu_us=Accounts(
-            busy=cells.busy_us,
-            allocated_idle=cells.idle_us,
-            allocated_unknown=cells.unknown_us,
-            unallocated=cells.unheld_us,
-            unmetered=line.unmetered_us,
-            down=cells.down_us + line.node_down_us,
-        ),
-        node_down_us=line.node_down_us,
-        borrowed_busy_us=cells.borrowed_us,
-        unattributed_busy_us=cells.unattributed_us,
-        memory_mib_s=known_memory(cells.memory_mib_s, cells.memory_blind_us, cells.allocated_us),
-        memory_unknown_us=cells.memory_blind_us,
-        energy_uj=cells.energy_uj,
+        key=key,
+        accounts_gpu_us=accounts,
+        node_down_us=figures["node_down"],
+        borrowed_busy_us=figures["borrowed_busy"],
+        unattributed_busy_us=figures["unattributed_busy"],
+        memory_mib_s=known_memory(figures["memory_mib_s"], figures["memory_unknown"], accounts.allocated),
+        memory_unknown_us=figures["memory_unknown"],
+        energy_uj=figures["energy_j"] * UJ_PER_J + figures["energy_uj"],
     )
 
 
-Contribution = tuple[int, tuple[str, ...], AccountVector, int, int]
-"""Index of the piece, key, cells of rows, unmetered and node-down microseconds."""
-
-
-def _contributions(
+def usage_columns(
     cursor: Cursor,
     state: State,
-    pieces: Sequence[ConstantSpan],
-    wanted: Sequence[Dimension],
-    where: Where,
-    memory: ResultCache | None,
-) -> Iterable[Contribution]:
-    fleet = state.fleet
-    asked = frozenset(wanted)
-    spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
-    of_devices = asked - OF_HOLDERS - OF_TIME
-    seen, gpus = _looked_at(cursor, state, where)
-    told = state.apart(cursor, of_devices) if gpus is None else device_kinds(fleet, seen, of_devices)
-    labels = fleet.team_labels if "team" in asked else ()
-    known, sums = None, None
-    if asked & OF_HOLDERS:
-        short = pieces[-1].end_ms - pieces[0].start_ms <= MS_PER_HOUR
-        if (short or gpus is not None) and not OF_HOLDERS & where.keys():
-            # For a long span or a few GPUs, the sums themselves show the holders.
-            sums = scan(cursor, state, spans, told, by_payer=True, gpus=gpus)
-            payers = {found.payer for found in sums} - {UNHELD}
-            known = of_all(holders(cursor, payers, labels, users="user" in asked))
-        else:
-            known = classes(cursor, pieces[0].start_ms, pieces[-1].end_ms, asked, where, labels, memory)
-            if "queue" in where and not asks_for_unheld_time(where):
-                rules, queues = {piece.era: piece.rules for piece in pieces}.values(), frozenset(where["queue"])
-                known = known.only(lambda name: any(each.queue(name.queue_ref) in queues for each in rules))
-    if sums is None:
-        sums = scan(cursor, state, spans, told, payers=known.of if known else None, gpus=gpus)
-    names = known.names if known else {}
-    timed = [(place, dimension == "hour") for place, dimension in enumerate(wanted) if dimension in OF_TIME]
-    looks: dict[tuple[int, int, int], tuple[str, ...]] = {}
-    metered: dict[tuple[int, int], int] = defaultdict(int)
-    for found in sums:
-        metered[found.tag, told.member[found.device]] += found.cells.capacity_us
-        piece, (gpu, device) = pieces[found.tag], told.shown[found.device]
-        held, rest = _held_and_rest(found)
-        if held is not None:
-            look = (piece.era, found.device, found.payer)
-            if look not in looks:
-                looks[look] = key_of(wanted, fleet, piece, gpu, device, names.get(found.payer))
-            yield found.tag, _at(piece, looks[look], timed), held, 0, 0
-        if rest is not None:
-            look = (piece.era, found.device, _NO_PAYER)
-            if look not in looks:
-                looks[look] = key_of(wanted, fleet, piece, gpu, device, None)
-            yield found.tag, _at(piece, looks[look], timed), rest, 0, 0
-    if not asks_for_unheld_time(where):
-        return
-    if OF_HOLDERS & where.keys():
-        # The sums do not contain holders that the filter excludes, but their time was metered.
-        metered = defaultdict(int)
-        for found in scan(cursor, state, spans, told, gpus=gpus):
-            metered[found.tag, told.member[found.device]] += found.cells.capacity_us
-    yield from unseen(cursor, state, pieces, wanted, metered, told, gpus)
+    edges: Sequence[int],
+    cuts: Sequence[Sequence[Dimension]],
+    timezone: str,
+    *,
+    memos: bool = False,
+) -> list[UsageColumns]:
+    """Return the usage of each span between two neighbouring edges, which ascend.
+
+    The result has one UsageColumns per grouping in `cuts`. Each is grouped by its dimensions and by PRICED_BY."""
+    zone = ZoneInfo(timezone)
+    tables = [_UsageTable(cursor, state, edges, by, zone, priced_by=PRICED_BY, memos=memos) for by in cuts]
+    every = frozenset(dimension for by in cuts for dimension in by) | set(PRICED_BY)
+    _, finest = _pieces(state, edges, every, zone)
+    for rows in idle_time(cursor, state, finest) if finest else ():
+        for table in tables:
+            table.add_phases(rows, finest)
+    return [table.columns() for table in tables]
 
 
-def _at(piece: ConstantSpan, key: tuple[str, ...], timed: Sequence[tuple[int, bool]]) -> tuple[str, ...]:
-    """Return the key of another piece of the same era, with this piece's day and hour."""
-    if not timed:
-        return key
-    values = list(key)
-    for place, of_hour in timed:
-        values[place] = piece.hour if of_hour else piece.day
-    return tuple(values)
+def _pieces(
+    state: State, edges: Sequence[int], dimensions: frozenset[Dimension], zone: ZoneInfo
+) -> tuple[list[int], list[ConstantSpan]]:
+    """Return the pieces of all spans between edges, and for each piece the index of its span."""
+    span_of: list[int] = []
+    pieces: list[ConstantSpan] = []
+    for number, (start, end) in enumerate(pairwise(edges)):
+        pieces += pieces_of(state, start, end, dimensions, zone) if start < end else []
+        span_of += [number] * (len(pieces) - len(span_of))
+    return span_of, pieces
 
 
-def _looked_at(cursor: Cursor, state: State, where: Where) -> tuple[Mapping[int, DeviceName], frozenset[int] | None]:
+def _spans(pieces: Sequence[ConstantSpan]) -> list[TaggedSpan]:
+    return [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
+
+
+class _UsageTable:
+    """The usage of one grouping, one row per piece of time, class of holders and kind of device.
+
+    A key combines values of a class of holders, a kind of device and a piece of time. Each of the three is looked up
+    once. Pieces of one era differ only in day and hour, which do not depend on holders and devices.
+
+    `by` are the dimensions of the key, `priced_by` those of the place. Rows that `where` excludes are left out."""
+
+    def __init__(
+        self,
+        cursor: Cursor,
+        state: State,
+        edges: Sequence[int],
+        by: Sequence[Dimension],
+        zone: ZoneInfo,
+        *,
+        priced_by: Sequence[Dimension] = (),
+        where: Where | None = None,
+        cache: ResultCache | None = None,
+        memos: bool = True,
+    ) -> None:
+        self._state = state
+        self._where = where or {}
+        self._by = tuple(by)
+        self._wanted = tuple(dict.fromkeys((*by, *self._where)))
+        self._priced_by = priced_by
+        self._memos = memos
+        self._keys: Numbering[tuple[str, ...]] = Numbering()
+        self._places: Numbering[tuple[str, ...]] = Numbering()
+        self._rows: list[tuple[Whole, Whole]] = []
+        self._classes: HolderClasses | None = None
+        """The classes of holders; None if no dimension depends on holders."""
+        dimensions = frozenset((*self._wanted, *priced_by))
+        span_of, self._pieces = _pieces(state, edges, dimensions, zone)
+        self._span_of = np.array(span_of, dtype=np.int64)
+        eras: dict[tuple[int, int], ConstantSpan] = {}
+        for span, piece in zip(span_of, self._pieces, strict=True):
+            eras.setdefault((span, piece.era), piece)
+        self._piece_of_era = list(eras.values())
+        number = {era: place for place, era in enumerate(eras)}
+        of_piece = [number[span, piece.era] for span, piece in zip(span_of, self._pieces, strict=True)]
+        self._era = np.array(of_piece, dtype=np.int64)
+        if self._pieces:
+            self._add_sums(cursor, dimensions, cache)
+
+    def _add_sums(self, cursor: Cursor, dimensions: frozenset[Dimension], cache: ResultCache | None) -> None:
+        """Add the ledger's rows and sums, and the unmetered and down time, for which there are no rows."""
+        state, where = self._state, self._where
+        devices, gpus = _filtered_devices(cursor, state, where)
+        of_devices = dimensions - OF_HOLDERS - OF_TIME
+        kinds = state.apart(cursor, of_devices) if gpus is None else device_kinds(state.fleet, devices, of_devices)
+        self._kinds = kinds
+        table = self._sums_by_class(cursor, dimensions, gpus, cache)
+        unheld = _CELL["unheld_us"]
+        of_holder = table[:, _PAYER] != UNHELD
+        # The unheld part of a row with a holder has no holder.
+        rest = table[of_holder & (table[:, unheld] > 0)]
+        held = table.copy()
+        held[of_holder, unheld] = 0
+        self._add(held[:, _TAG], held[:, _DEVICE], held[:, _PAYER], self._figures(held))
+        without_holder = np.zeros((len(rest), self._width), dtype=np.int64)
+        without_holder[:, _UNALLOCATED] = rest[:, unheld]
+        self._add(rest[:, _TAG], rest[:, _DEVICE], np.full(len(rest), UNHELD), without_holder)
+        if asks_for_unheld_time(where):
+            if OF_HOLDERS & where.keys():
+                # The sums do not contain holders that the filter excludes, but their time was metered.
+                table = sums(cursor, state, _spans(self._pieces), kinds, gpus=gpus, memos=False)
+            self._add_unseen(cursor, table, gpus)
+
+    def _sums_by_class(
+        self, cursor: Cursor, dimensions: frozenset[Dimension], gpus: frozenset[int] | None, cache: ResultCache | None
+    ) -> Whole:
+        """Return the sums by class of holders, and store the classes."""
+        state, spans, where = self._state, _spans(self._pieces), self._where
+        if not dimensions & OF_HOLDERS:
+            return sums(cursor, state, spans, self._kinds, gpus=gpus, memos=self._memos)
+        start_ms, end_ms = self._pieces[0].start_ms, self._pieces[-1].end_ms
+        labels = state.fleet.team_labels if "team" in dimensions else ()
+        if (end_ms - start_ms <= MS_PER_HOUR or gpus is not None) and not OF_HOLDERS & where.keys():
+            # For a short span or a few GPUs, the sums themselves show the holders.
+            table = sums(cursor, state, spans, self._kinds, by_payer=True, gpus=gpus, memos=self._memos)
+            payers = set(table[:, _PAYER].tolist()) - {UNHELD}
+            self._classes = of_all(holders(cursor, payers, labels, users="user" in dimensions))
+            return table
+        found = classes(cursor, start_ms, end_ms, dimensions & OF_HOLDERS, where, labels, cache)
+        if "queue" in where and not asks_for_unheld_time(where):
+            rules, queues = {piece.era: piece.rules for piece in self._pieces}.values(), frozenset(where["queue"])
+            found = found.only(lambda name: any(each.queue(name.queue_ref) in queues for each in rules))
+        self._classes = found
+        return sums(cursor, state, spans, self._kinds, payers=found.of, gpus=gpus, memos=self._memos)
+
+    @property
+    def _width(self) -> int:
+        """Number of figures of a row: COLUMNS, or all with memos."""
+        return len(_FIGURES) if self._memos else len(COLUMNS)
+
+    def _figures(self, table: Whole) -> Whole:
+        figures = np.zeros((len(table), self._width), dtype=np.int64)
+        for column, name in enumerate(_FIGURES[: self._width]):
+            if name in _SOURCES:
+                figures[:, column] = table[:, _CELL[_SOURCES[name]]]
+        return figures
+
+    def add_phases(self, rows: Sequence[IdleTime], finest: Sequence[ConstantSpan]) -> None:
+        """Add start-up time. The pieces of `rows` are at least as fine as those of this table."""
+        starts = [piece.start_ms for piece in self._pieces]
+        piece_of = np.searchsorted(starts, [piece.start_ms for piece in finest], side="right") - 1
+        tag = piece_of[np.array([row.piece for row in rows], dtype=np.int64)]
+        device = [self._kinds.kind(row.device) for row in rows]
+        payer = [1 if self._classes is None else self._classes.of[row.payer] for row in rows]
+        figures = np.zeros((len(rows), self._width), dtype=np.int64)
+        figures[np.arange(len(rows)), [_PHASES[row.phase] for row in rows]] = [row.idle_us for row in rows]
+        self._add(tag, np.array(device, dtype=np.int64), np.array(payer, dtype=np.int64), figures)
+
+    def columns(self) -> UsageColumns:
+        """Return the rows that are not zero."""
+        keys, places, at, figures = self.merged()
+        present = figures.any(axis=1)
+        at, figures = at[present], figures[present]
+        memos = None
+        if self._memos:
+            energy = figures[:, _ENERGY_J].astype(object) * UJ_PER_J + figures[:, _ENERGY_UJ]
+            figures[:, _ENERGY_UJ] = energy.astype(np.int64)
+            memos = figures[:, len(COLUMNS) : _ENERGY_J]
+        return UsageColumns(
+            keys, [Place(*place) for place in places], at[:, 0], at[:, 1], at[:, 2], figures[:, : len(COLUMNS)], memos
+        )
+
+    def merged(self) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]], Whole, Whole]:
+        """Return the sorted keys and places, for each row the indices of its span, key and place, and its figures.
+        The rows ascend by span, key and place."""
+        keys, key = _ascending(self._keys)
+        places, place = _ascending(self._places)
+        if not self._rows:
+            return keys, places, np.zeros((0, 3), dtype=np.int64), np.zeros((0, self._width), dtype=np.int64)
+        numbers = np.concatenate([numbers for numbers, _ in self._rows])
+        at = np.stack([numbers[:, 0], key[numbers[:, 1]], place[numbers[:, 2]]], axis=1)
+        return keys, places, *merged(at, np.concatenate([figures for _, figures in self._rows]))
+
+    def _add_unseen(self, cursor: Cursor, table: Whole, gpus: frozenset[int] | None) -> None:
+        metered_us = table[:, len(GROUPED_BY) : len(GROUPED_BY) + ACCOUNTS].sum(axis=1)
+        at, totals = merged(table[:, [_TAG, _DEVICE]], metered_us.reshape(-1, 1))
+        metered: dict[tuple[int, int], int] = defaultdict(int)
+        for (piece, kind), (gpu_us,) in zip(at.tolist(), totals.tolist(), strict=True):
+            metered[piece, self._kinds.member[kind]] += gpu_us
+        dimensions = (*self._wanted, *self._priced_by)
+        numbers, rows = [], []
+        for one in _unseen(cursor, self._state, self._pieces, dimensions, metered, self._kinds, gpus):
+            key = self._number(one.key[: len(self._wanted)])
+            if key < 0:
+                continue
+            place = self._places[one.key[len(self._wanted) :]]
+            numbers.append((self._span_of[one.piece], key, place))
+            row = [0] * self._width
+            row[_UNALLOCATED], row[_UNMETERED], row[_DOWN] = one.unallocated_us, one.unmetered_us, one.down_us
+            if self._memos:
+                row[_NODE_DOWN] = one.down_us
+            rows.append(row)
+        if numbers:
+            self._rows.append((np.array(numbers, dtype=np.int64), np.array(rows, dtype=np.int64)))
+
+    def _number(self, values: tuple[str, ...]) -> int:
+        """Return the number of the key of these values; -1 if the filter excludes them."""
+        found = dict(zip(self._wanted, values, strict=True))
+        if any(found[dimension] not in allowed for dimension, allowed in self._where.items()):
+            return -1
+        return self._keys[tuple([found[dimension] for dimension in self._by])]
+
+    def _add(self, tag: Whole, device: Whole, payer: Whole, figures: Whole) -> None:
+        """Add rows given by piece, kind of device and class of holders."""
+        if not len(tag):
+            return
+        fleet, shown = self._state.fleet, self._kinds.shown
+        names = {} if self._classes is None else self._classes.names
+        of_holder = [name for name in self._wanted if name in OF_HOLDERS]
+        of_time = [name for name in self._wanted if name in OF_TIME]
+        of_device = [name for name in self._wanted if name not in OF_HOLDERS and name not in OF_TIME]
+
+        def holder_values(era: int, payer: int) -> tuple[str, ...]:
+            return key_of(of_holder, fleet, self._piece_of_era[era], EVERY_GPU, NO_DEVICE, names.get(payer))
+
+        def device_values(era: int, kind: int) -> tuple[str, ...]:
+            return key_of(of_device, fleet, self._piece_of_era[era], *shown[kind], None)
+
+        def price_values(era: int, kind: int) -> tuple[str, ...]:
+            return key_of(self._priced_by, fleet, self._piece_of_era[era], *shown[kind], None)
+
+        era = self._era[tag]
+        by_holder, holder = _lookup(era, payer, holder_values)
+        by_device, kind = _lookup(era, device, device_values)
+        by_price, price = _lookup(era, device, price_values)
+        by_time = [tuple([getattr(piece, name) for name in of_time]) for piece in self._pieces]
+        combined, row = _distinct(holder, kind, tag if of_time else np.zeros_like(tag))
+        order = [*of_holder, *of_device, *of_time]
+        position = [order.index(name) for name in self._wanted]
+        keys = []
+        for holder_number, kind_number, piece in combined.tolist():
+            values = (*by_holder[holder_number], *by_device[kind_number], *by_time[piece])
+            keys.append(self._number(tuple([values[at] for at in position])))
+        key = np.array(keys, dtype=np.int64)[row]
+        place = np.array([self._places[values] for values in by_price], dtype=np.int64)[price]
+        numbers = np.stack([self._span_of[tag], key, place], axis=1)
+        self._rows.append((numbers[key >= 0], figures[key >= 0]))
+
+
+def _ascending(numbers: Numbering[H]) -> tuple[list[H], Whole]:
+    """Return the sorted values, and for each number its position among them."""
+    values = sorted(numbers)  # type: ignore[type-var]  # tuples of names
+    position = np.zeros(len(values), dtype=np.int64)
+    position[[numbers[value] for value in values]] = np.arange(len(values))
+    return values, position
+
+
+def _distinct(*columns: Whole) -> tuple[Whole, Whole]:
+    """Return the distinct rows of some columns, and for each row the index of its distinct row."""
+    code = columns[0]
+    for column in columns[1:]:
+        code = code * (int(column.max(initial=0)) + 1) + column
+    _, first, row = np.unique(code, return_index=True, return_inverse=True)
+    return np.stack([column[first] for column in columns], axis=1), row.reshape(-1)
+
+
+def _lookup(eras: Whole, numbers: Whole, values_of: Callable[[int, int], H]) -> tuple[list[H], Whole]:
+    """Return the distinct results of `values_of` for the pairs, sorted, and for each row the index of its result."""
+    shift = int(numbers.min(initial=0))
+    pairs, row = _distinct(eras, numbers - shift)
+    numbering: Numbering[H] = Numbering()
+    number = np.array([numbering[values_of(era, one + shift)] for era, one in pairs.tolist()], dtype=np.int64)
+    values, position = _ascending(numbering)
+    return values, position[number][row]
+
+
+def _filtered_devices(
+    cursor: Cursor, state: State, where: Where
+) -> tuple[Mapping[int, DeviceName], frozenset[int] | None]:
     """Return the devices that a filter by node or GPU can match, and their GPUs. None means that all must be read.
 
     A GPU that moved is included with all its devices. The filter drops its time on other nodes later."""
@@ -213,70 +412,73 @@ def _looked_at(cursor: Cursor, state: State, where: Where) -> tuple[Mapping[int,
     fleet = state.fleet
     # A GPU that moved has devices on other nodes too.
     devices = state.device_names(cursor)
-    near = state.devices.on(where["node"], devices) if "node" in where else devices
-    asked = {dimension: where[dimension] for dimension in _OF_PLACES if dimension in where}
-    seen = frozenset(
+    on_nodes = state.devices.on(where["node"], devices) if "node" in where else devices
+    allowed = {dimension: where[dimension] for dimension in _OF_PLACES if dimension in where}
+    gpus = frozenset(
         name.gpu
-        for name in near.values()
-        if fleet.gpus[name.gpu].uuid in asked.get("gpu", (fleet.gpus[name.gpu].uuid,))
-        and fleet.gpus[name.gpu].cluster in asked.get("cluster", (fleet.gpus[name.gpu].cluster,))
+        for name in on_nodes.values()
+        if fleet.gpus[name.gpu].uuid in allowed.get("gpu", (fleet.gpus[name.gpu].uuid,))
+        and fleet.gpus[name.gpu].cluster in allowed.get("cluster", (fleet.gpus[name.gpu].cluster,))
     )
-    if len(seen) > MOST_APART:
+    if len(gpus) > MOST_GPUS:
         return {}, None
-    return {number: name for number, name in devices.items() if name.gpu in seen}, seen
+    return {number: name for number, name in devices.items() if name.gpu in gpus}, gpus
 
 
-def _held_and_rest(found: Sum) -> tuple[AccountVector | None, AccountVector | None]:
-    """Return the cells that the holder pays, and those without a payer."""
-    cells = found.cells
-    if not found.payer:
-        return None, cells
-    if not cells.unheld_us:
-        return cells, None
-    rest = AccountVector(unheld_us=cells.unheld_us)
-    return AccountVector(*(a - b for a, b in zip(cells, rest, strict=True))), rest
+@dataclass(frozen=True, slots=True)
+class _UnseenTime:
+    """Time of a piece without rows, or that moves from `unallocated` (then negative) to `down`."""
+
+    piece: int
+    key: tuple[str, ...]
+    unallocated_us: int
+    unmetered_us: int
+    down_us: int
 
 
-def unseen(
+def _unseen(
     cursor: Cursor,
     state: State,
     pieces: Sequence[ConstantSpan],
-    wanted: Sequence[Dimension],
+    dimensions: Sequence[Dimension],
     metered: Mapping[tuple[int, int], int],
-    told: DeviceKinds,
+    kinds: DeviceKinds,
     gpus: Collection[int] | None,
-) -> Iterable[Contribution]:
-    """Yield the time without rows: unmetered time, and the unheld or missing time in which the node was down."""
+) -> Iterable[_UnseenTime]:
+    """Yield the time without rows: unmetered time, and the unheld or missing time in which the node was down.
+
+    metered: microseconds of rows by piece and member of `kinds`."""
     fleet = state.fleet
     spans = down_in(fleet.census.down(), [(piece.start_ms, piece.end_ms) for piece in pieces])
-    down_us: dict[tuple[int, int], int] = defaultdict(int)
     if gpus is not None:
         spans = [span for span in spans if span.gpu in gpus]
+    down_us: dict[tuple[int, int], int] = defaultdict(int)
     for span in spans:
-        down_us[span.tag, told.of_gpu[span.gpu]] += full_us(span.end_ms - span.start_ms)
-    for found in scan(cursor, state, spans, told, gpus=gpus):
-        down_us[found.tag, told.member[found.device]] -= found.cells.capacity_us
+        down_us[span.tag, kinds.of_gpu[span.gpu]] += full_us(span.end_ms - span.start_ms)
+    for tag, device, _, *accounts in sums(cursor, state, spans, kinds, gpus=gpus, memos=False).tolist():
+        down_us[tag, kinds.member[device]] -= sum(accounts)
         # Unheld time of a node that is down moves from `unallocated` to `down`.
-        if found.cells.unheld_us:
-            key = key_of(wanted, fleet, pieces[found.tag], *told.shown[found.device], None)
-            yield found.tag, key, AccountVector(unheld_us=-found.cells.unheld_us), 0, found.cells.unheld_us
-    for tag, member, gpu, device, life_us in _lives(fleet, pieces, told, gpus):
-        missing = life_us - metered.get((tag, member), 0)
-        missing_down = down_us.get((tag, member), 0)
-        if missing:
-            key = key_of(wanted, fleet, pieces[tag], gpu, device, None)
-            yield tag, key, AccountVector(), missing - missing_down, missing_down
+        unheld_us = accounts[CELLS.index("unheld_us")]
+        if unheld_us:
+            key = key_of(dimensions, fleet, pieces[tag], *kinds.shown[device], None)
+            yield _UnseenTime(tag, key, -unheld_us, 0, unheld_us)
+    for tag, member, gpu, device_name, life_us in _lives(fleet, pieces, kinds, gpus):
+        missing_us = life_us - metered.get((tag, member), 0)
+        missing_down_us = down_us.get((tag, member), 0)
+        if missing_us:
+            key = key_of(dimensions, fleet, pieces[tag], gpu, device_name, None)
+            yield _UnseenTime(tag, key, 0, missing_us - missing_down_us, missing_down_us)
 
 
 def _lives(
-    fleet: Fleet, pieces: Sequence[ConstantSpan], told: DeviceKinds, gpus: Collection[int] | None
+    fleet: Fleet, pieces: Sequence[ConstantSpan], kinds: DeviceKinds, gpus: Collection[int] | None
 ) -> Iterable[tuple[int, int, int, DeviceName, int]]:
     """Yield the capacity in each piece as (tag, member, a GPU of it, its last device, microseconds)."""
-    alike: dict[int, list[int]] = defaultdict(list)
+    gpus_of_member: dict[int, list[int]] = defaultdict(list)
     for gpu in fleet.tenures if gpus is None else gpus:
-        member = told.of_gpu[gpu]
-        if member in told.shared:
-            alike[member].append(gpu)
+        member = kinds.of_gpu[gpu]
+        if member in kinds.shared:
+            gpus_of_member[member].append(gpu)
             continue
         life = fleet.life(gpu)
         for tag, piece in enumerate(pieces):
@@ -285,8 +487,81 @@ def _lives(
                 device = DeviceName(life.node_at(end - 1), fleet.gpus[gpu].model, "")
                 yield tag, member, gpu, device, full_us(end - begin)
     spans = [(piece.start_ms, piece.end_ms) for piece in pieces]
-    for member, gpus in alike.items():
+    for member, gpus in gpus_of_member.items():
         lives = Counter((life.start_ms, life.end_ms) for life in map(fleet.life, gpus))
         for tag, parts in enumerate(in_service(lives, spans)):
             whole_us = sum(full_us(end - start) * count for (start, end), count in parts.items())
-            yield tag, member, *told.shared[member], whole_us
+            yield tag, member, *kinds.shared[member], whole_us
+
+
+def hours(cursor: Cursor, state: State, start_ms: int, end_ms: int, timezone: str) -> Hours:
+    """Return the held time by team, queue and local hour."""
+    dimensions: tuple[Dimension, ...] = ("team", "queue", "hour")
+    fleet = state.fleet
+    pieces = pieces_of(state, start_ms, end_ms, frozenset(dimensions), ZoneInfo(timezone)) if start_ms < end_ms else []
+    if not pieces:
+        return Hours((), (), (), *(np.zeros(0, dtype=np.int64) for _ in range(5)))
+    known = classes(cursor, start_ms, end_ms, dimensions, {}, fleet.team_labels)
+    table = sums(cursor, state, _spans(pieces), payers=known.of, memos=False)
+    tag, _, payer, busy, idle, unknown, unheld, down = table.T
+    names = sorted({piece.hour for piece in pieces})
+    number = {name: place for place, name in enumerate(names)}
+    hour_of = np.array([number[piece.hour] for piece in pieces], dtype=np.int64)
+    eras = np.array([piece.era for piece in pieces], dtype=np.int64)
+    serving = busy + idle + unknown + unheld
+    metered, capacity = np.zeros(len(pieces), dtype=np.int64), np.zeros(len(names), dtype=np.int64)
+    np.add.at(metered, tag, serving + down)
+    np.add.at(capacity, hour_of[tag], serving)
+    of_piece = {(place, EVERY_GPU): gpu_us for place, gpu_us in enumerate(metered.tolist())}
+    for one in _unseen(cursor, state, pieces, dimensions, of_piece, state.apart(cursor, frozenset()), None):
+        capacity[hour_of[one.piece]] += one.unallocated_us + one.unmetered_us
+    held = np.flatnonzero((payer != UNHELD) & (busy + idle + unknown > 0))
+    first = {piece.era: piece for piece in reversed(pieces)}
+
+    def owner_of(era: int, payer: int) -> tuple[str, str]:
+        team, queue = key_of(dimensions[:2], fleet, first[era], EVERY_GPU, NO_DEVICE, known.names[payer])
+        return team, queue
+
+    owners, owner = _lookup(eras[tag[held]], payer[held], owner_of)
+    return Hours(names, capacity.tolist(), owners, owner, hour_of[tag[held]], busy[held], idle[held], unknown[held])
+
+
+def hourly_peaks(
+    cursor: Cursor,
+    state: State,
+    start_ms: int,
+    end_ms: int,
+    jobs: Collection[tuple[str, str]],
+    timezone: str,
+    cache: ResultCache | None = None,
+) -> dict[JobName, Peak]:
+    """Return the maximum of any local hour for these jobs, by team, namespace, job and cluster."""
+    if not jobs or start_ms >= end_ms:
+        return {}
+    fleet = state.fleet
+    where: dict[Dimension, Collection[str]] = {"namespace": {name for name, _ in jobs}, "job": {job for _, job in jobs}}
+    pieces = pieces_of(state, start_ms, end_ms, frozenset(("team", "hour")), ZoneInfo(timezone))
+    known = classes(cursor, start_ms, end_ms, ("team", "namespace", "job"), where, fleet.team_labels, cache)
+    table = sums(cursor, state, _spans(pieces), payers=known.of, memos=False)
+    table = table[table[:, _PAYER] != UNHELD]
+    tag, _, payer, busy, idle, unknown, _, _ = table.T
+    first = {piece.era: piece for piece in reversed(pieces)}
+
+    def job_of(era: int, payer: int) -> JobName:
+        name = known.names[payer]
+        (team,) = key_of(("team",), fleet, first[era], EVERY_GPU, NO_DEVICE, name)
+        return team, name.namespace, name.job, name.cluster
+
+    job_names, job = _lookup(np.array([piece.era for piece in pieces], dtype=np.int64)[tag], payer, job_of)
+    # A local hour may consist of several pieces.
+    number = {name: place for place, name in enumerate(dict.fromkeys(piece.hour for piece in pieces))}
+    hour = np.array([number[piece.hour] for piece in pieces], dtype=np.int64)[tag]
+    cells, cell = np.unique(job * len(number) + hour, return_inverse=True)
+    totals, most = np.zeros((len(cells), 2), dtype=np.int64), np.zeros((len(job_names), 2), dtype=np.int64)
+    np.add.at(totals, cell.reshape(-1), np.stack([busy + idle + unknown, busy], axis=1))
+    for name, length_ms in repeated(start_ms, end_ms, timezone).items():
+        twice = cells % len(number) == number[name]
+        totals[twice] = totals[twice] * MS_PER_HOUR // length_ms
+    np.maximum.at(most, cells // len(number), totals)
+    peak_of = {name: Peak(*row) for name, row in zip(job_names, most.tolist(), strict=True)}
+    return {name: peak for name, peak in peak_of.items() if name[1:3] in jobs and peak.held_us}

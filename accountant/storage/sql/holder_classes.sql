@@ -3,11 +3,11 @@
 -- holder_users where they are needed (accountant.storage.query.group_by_dimensions).
 CREATE OR REPLACE TEMP TABLE holder_class AS
 WITH incoming AS (SELECT payer AS id FROM ({payers}) WHERE payer != 0),
-told AS (
+holder_columns AS (
     SELECT n.id, n.cluster, n.namespace, n.name, n.container, n.queue_ref,
            coalesce(nullif(n.workload, ''), upper(n.kind[1]) || lower(n.kind[2:]) || '/' || coalesce(nullif(n.name, ''), n.uid)) AS job,
-           {asked_labels} AS labels, {asked_user} AS "user"
+           {labels} AS labels, {user} AS "user"
     FROM ({names}) n(id, cluster, kind, uid, namespace, name, container, queue_ref, workload)
     {joins}
 )
-SELECT id, {columns}, dense_rank() OVER (ORDER BY {columns}) AS class FROM told WHERE {filter}
+SELECT id, {columns}, dense_rank() OVER (ORDER BY {columns}) AS class FROM holder_columns WHERE {filter}
