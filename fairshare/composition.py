@@ -1,8 +1,8 @@
-"""Builds one running controller from its settings: cycles, election, probes, metrics, extender, pages.
+"""Builds one running controller from its settings: cycles, leader election, probes, metrics, extender and pages.
 
-Cycles run in the calling thread. Other threads follow the pods, take part in the election if there are replicas, and
-serve /metrics, the probes and the extender. SIGTERM sets `stop`: the current cycle ends, the Lease is released, the
-servers close."""
+Cycles run in the calling thread. Other threads watch the pods, take part in the leader election, and serve /metrics,
+the probes, the extender and the pages. After SIGTERM sets `stop`, the current cycle ends, the controller releases its
+Lease, and the servers close."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -24,10 +25,11 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.kube_scheduler_extender import Extender, ExtenderViews
+from fairshare.controller.policy_file import PolicyLocation, keeper
 from fairshare.core.pods import BoundPods
 from fairshare.core.queues_and_weights import Pod
 from fairshare.core.settings import Settings, address
-from fairshare.http_server import Health, serve, serve_extender
+from fairshare.http_server import LIMITS, Health, serve, serve_extender
 from fairshare.preemption.preemption_cycle import no_calls
 from fairshare.preemption.service_latency_objectives import Alarms, prometheus_latency
 from fairshare.targets import KINDS
@@ -35,36 +37,33 @@ from fairshare.targets.kube_scheduler import NAME as KUBE_SCHEDULER
 from fairshare.targets.runai import opened
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.usage.accountant_client import AccountantApi, other_clusters
-from fairshare.web.app import pages
-from fairshare.web.queue_history import ReportCache
-from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, Work, error_summary
+from fairshare.web.page_authentication import PageAuthentication, SignInFault, SignIns
+from fairshare.web.queue_history import History, ReportCache
+from fairshare.web.what_if_worker import Previews, Worker
+from gputally.base.background_tasks import BackgroundTasks, Work, error_summary
 from gputally.base.clock import Clock, SystemClock
-from gputally.base.errors import FairshareError
+from gputally.base.errors import ClusterError, FairshareError
 from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
-from gputally.kubernetes.objects import POD, Cluster
+from gputally.kubernetes.objects import CONFIG_MAP, POD, Cluster, Event
+from gputally.server import https_server
 from gputally.server.https_server import Identity, Tls
+from gputally.server.tokens_and_grants import TokenFile
+
+if TYPE_CHECKING:
+    from gputally.kubernetes.leader_election import Election
 
 END_S = 5.0
-"""How long threads may take to end before the process exits without them."""
+"""How long a thread may take to end before the process exits without it."""
+HISTORY_TIMEOUT_S = 300.0
+"""How long a preview waits for one answer of the accountant."""
 CYCLE_PATIENCE_S = 50.0
-"""Pause before a thread that ended or failed starts again."""
-
-
-class LeaderStatus(Protocol):
-    """Knows whether this replica leads."""
-
-    @property
-    def fault(self) -> str: ...
-
-    def leading(self) -> bool: ...
-
-    def run(self, stop: threading.Event, task: BackgroundTask) -> None: ...
+"""The time limit of one cycle, after which the task `cycle` counts as faulty."""
 
 
 def run(settings: Settings, stop: threading.Event) -> None:
-    """Publish weights until `stop` is set."""
+    """Run the controller until `stop` is set."""
     events = structlog.get_logger("fairshare")
     clock = SystemClock()
     tasks = BackgroundTasks(clock, (FairshareError, FileFault))
@@ -73,20 +72,20 @@ def run(settings: Settings, stop: threading.Event) -> None:
     others = other_clusters(settings.accountants, settings.cluster_name)
     file = policies.PolicyFile(settings.policy, others)
     health = Health(clock, settings.interval, tasks)
-    told = cycle_recorder.CycleLog(events)
+    report_log = cycle_recorder.CycleLog(events)
     cluster = open_cluster(settings.cluster, settings.kubeconfig)
-    watched: Reflector[dict[str, Any], Pod] = Reflector(
+    reflector: Reflector[dict[str, Any], Pod] = Reflector(
         cluster.api(), POD.path(), dict, BoundPods(clock), now_ms=clock.monotonic_ms
     )
 
     def pods() -> tuple[Pod, ...]:
-        return tuple(sorted(watched.values().values(), key=attrgetter("namespace", "name")))
+        return tuple(sorted(reflector.values().values(), key=attrgetter("namespace", "name")))
 
-    view = ExtenderViews(pods, clock)
-    scene = ReportCache()
+    views = ExtenderViews(pods, clock)
+    reports = ReportCache()
     election = _election(settings, clock)
 
-    def wanted(policy: Policy) -> Policy:
+    def in_mode(policy: Policy) -> Policy:
         return policies.only_try(policy) if settings.dry_run else policy
 
     def reload() -> Policy | None:
@@ -96,19 +95,19 @@ def run(settings: Settings, stop: threading.Event) -> None:
             for line in fault.faults:
                 events.error("policy_refused", fault=line)
             raise
-        return wanted(policy) if policy is not None else None
+        return in_mode(policy) if policy is not None else None
 
     def observe(report: CycleReport) -> None:
         metrics.observe(report)
-        view.observe(report, controller.policy)
-        scene.observe(report, controller.policy)
+        views.observe(report, controller.policy)
+        reports.observe(report, controller.policy)
         health.beat()
-        told.tell(report)
+        report_log.tell(report)
         if election is not None and election.fault:
             events.warning("election", fault=election.fault)
 
-    with ExitStack() as open_:
-        client = open_.enter_context(
+    with ExitStack() as stack:
+        client = stack.enter_context(
             AccountantApi(
                 settings.accountant,
                 token_file=settings.token_file,
@@ -116,65 +115,64 @@ def run(settings: Settings, stop: threading.Event) -> None:
                 cluster=settings.cluster_name,
             )
         )
-        url = open_.enter_context(
+        url = stack.enter_context(
             serve(
                 settings.host, settings.port, live=health.live, ready=health.ready, metrics=metrics.render, tasks=tasks
             )
         )
         if settings.watch_pods:
-            watched.prime()
-            open_.enter_context(run_beside("fairshare-pods", watched.run, stop, tasks))
+            reflector.prime()
+            stack.enter_context(run_beside("fairshare-pods", reflector.run, stop, tasks))
         if election is not None:
-            open_.enter_context(run_beside("fairshare-lease", election.run, stop, tasks))
-        extender = Extender(view.room, clock) if settings.extender_listen else None
+            stack.enter_context(run_beside("fairshare-lease", election.run, stop, tasks))
+        extender = Extender(views.room, clock) if settings.extender_listen else None
         if extender is not None:
-            open_.enter_context(_extender(settings, extender, metrics, tasks))
+            stack.enter_context(_extender(settings, extender, metrics, tasks))
         if settings.pages_listen:
-            open_.enter_context(pages(settings, scene, client, clock, cluster, tasks))
+            stack.enter_context(serve_pages(settings, reports, client, clock, cluster, tasks))
         alarms: Alarms | None = None
         if settings.prometheus:
             alarms = Alarms(prometheus_latency(settings.prometheus, settings.prometheus_token_file))
         leading = election.leading if election is not None else lambda: True
         metrics.watch(alarms, leading)
-        where = StatusObject(settings.status_namespace or StatusObject().namespace, settings.status_name)
-        elsewhere = open_.enter_context(
-            opened(file.policy, cluster, settings.runai_credentials, settings.runai_ca_file, where, clock)
+        status = StatusObject(settings.status_namespace or StatusObject().namespace, settings.status_name)
+        clusters = stack.enter_context(
+            opened(file.policy, cluster, settings.runai_credentials, settings.runai_ca_file, status, clock)
         )
         controller = Controller(
-            wanted(file.policy),
+            in_mode(file.policy),
             client,
             cluster,
             clock,
-            clusters=elsewhere,
-            status_object=where if settings.status_namespace else None,
+            clusters=clusters,
+            status_object=status if settings.status_namespace else None,
             interval_s=settings.interval,
             reload=reload,
             observe=observe,
             pods=pods,
-            unseen=watched.behind if settings.watch_pods else lambda: None,
+            unseen=reflector.behind if settings.watch_pods else lambda: None,
             leading=leading,
             acts={KUBE_SCHEDULER: extender.acts} if extender is not None else {},
             calls=alarms or no_calls,
             others=others,
         )
         events.info("serving", url=url, accountant=settings.accountant, policy=str(settings.policy))
-        controller.run(stop, lambda: cycles.guarded(_teller("cycle")))
+        controller.run(stop, lambda: cycles.guarded(_failure_logger("cycle")))
     events.info("stopping")
 
 
 def open_cluster(name: str, kubeconfig: Path | None) -> Cluster:
-    """Open the API server, or the objects of a file. Raises Unavailable or FileFault."""
+    """Connect to the API server (`kubernetes`), or load the objects of a file. Raises Unavailable or FileFault."""
     if name != "kubernetes":
         return MemoryCluster(KINDS, load_objects(Path(name), KINDS))
-    from gputally.kubernetes.api_client import (
-        KubernetesCluster,
-    )  # takes half a second and 60 MiB, which `divide` does not need
+    # The import takes half a second and 60 MiB, which commands without a cluster do not need.
+    from gputally.kubernetes.api_client import KubernetesCluster
 
     return KubernetesCluster.connect(KINDS, kubeconfig)
 
 
-def _election(settings: Settings, clock: Clock) -> LeaderStatus | None:
-    """Return the leader election; None without a cluster or if it is switched off."""
+def _election(settings: Settings, clock: Clock) -> Election | None:
+    """Return the leader election; None without a cluster, or if the settings switch it off."""
     if settings.cluster != "kubernetes" or not settings.lease or not settings.status_namespace:
         return None
     from gputally.kubernetes.leader_election import Election  # the asynchronous client takes another half a second
@@ -187,22 +185,119 @@ def _extender(
     settings: Settings, extender: Extender, metrics: Metrics, tasks: BackgroundTasks
 ) -> AbstractContextManager[str]:
     host, port = address(settings.extender_listen)
-    tls = None
-    if settings.extender_certificate is not None and settings.extender_key is not None:
-        authority = settings.extender_client_authority
-        tls = Tls(Identity(settings.extender_certificate, settings.extender_key, authority, clients_required=True))
-    return serve_extender(host, port, extender, told=metrics.answered, tls=tls, tasks=tasks)
+    tls = _tls(settings.extender_certificate, settings.extender_key, settings.extender_client_authority, clients=True)
+    return serve_extender(host, port, extender, answered=metrics.answered, tls=tls, tasks=tasks)
+
+
+def _tls(
+    certificate: Path | None, key: Path | None, authority: Path | None = None, *, clients: bool = False
+) -> Tls | None:
+    """Return the TLS files of a listener; None if the settings name no certificate. clients: clients need one too."""
+    if certificate is None or key is None:
+        return None
+    return Tls(Identity(certificate, key, authority, clients_required=clients))
 
 
 @contextmanager
-def run_beside(
-    name: str,
-    work: Work,
-    stop: threading.Event,
-    tasks: BackgroundTasks,
-) -> Iterator[None]:
-    """Run `work` in a thread until the context ends. It must check `stop`; a request that hangs is abandoned."""
-    thread = tasks.start(name, work, stop, _teller(name))
+def serve_pages(
+    settings: Settings,
+    reports: ReportCache,
+    client: AccountantApi,
+    clock: Clock,
+    cluster: Cluster,
+    tasks: BackgroundTasks | None = None,
+) -> Iterator[str]:
+    """Serve the pages until the context ends, and yield their base URL. tasks: gets the listener's task.
+
+    Raises CannotStart, SignInFault, and FileFault for an invalid file of tokens or callers."""
+    # A controller without pages does not load the libraries for templates and for editing YAML.
+    from fairshare.web.page_routing import PageContext, PagesApp
+    from fairshare.web.policy_pages import ROUTES
+
+    events = structlog.get_logger("fairshare.pages")
+
+    def fault_logger(event: str) -> Callable[[str], None]:
+        def log_fault(fault: str) -> None:
+            for line in fault.splitlines():
+                events.error(event, fault=line)
+
+        return log_fault
+
+    def applied(who: str, before: str, now: str) -> None:
+        events.warning("policy_applied", by=who, before=before, now=now, file=str(settings.policy))
+        if settings.status_namespace:
+            message = f"{who} applied policy {now} from the pages, in place of {before}"
+            name, space = settings.status_name, settings.status_namespace
+            try:
+                cluster.event(Event(CONFIG_MAP, name, space, "", "Normal", "PolicyApplied", message, clock.wall_ms()))
+            except ClusterError as error:
+                events.warning("event_lost", fault=str(error))
+
+    def answered(method: str, path: str, status: int, seconds: float) -> None:
+        level = "warning" if status >= 500 else "debug" if path.endswith("/state") else "info"
+        milliseconds = round(seconds * 1000)
+        getattr(events, level)("page", method=method, path=path[:200], status=status, milliseconds=milliseconds)
+
+    tokens: TokenFile | None = None
+    if settings.pages_tokens is not None:
+        tokens = TokenFile(settings.pages_tokens, clock, fault_logger("tokens_refused"))
+    sign_ins: SignIns | None = None
+    if settings.pages_callers is not None and settings.pages_session_key is not None:
+        sign_ins = SignIns(
+            settings.pages_callers,
+            settings.pages_session_key,
+            settings.pages_public_url,
+            settings.pages_session,
+            clock,
+            fault_logger("callers_refused"),
+        )
+        if tokens is None and sign_ins() is None:
+            raise SignInFault(
+                f"pages_callers: {settings.pages_callers}: no issuer has a login: give one a login, or set pages_tokens"
+            )
+    history_client = partial(
+        AccountantApi,
+        settings.accountant,
+        token_file=settings.token_file,
+        ca_file=settings.ca_file,
+        cluster=settings.cluster_name,
+        timeout_s=HISTORY_TIMEOUT_S,
+    )
+    previews = Previews(Worker(history_client, settings.pages_memory_mib))
+    context = PageContext(
+        reports,
+        History(client, clock),
+        previews,
+        PolicyLocation(settings.policy, keeper(settings.pages_apply, settings.policy, cluster)),
+        clock,
+        settings.interval,
+        applied,
+        settings.pages_accountant,
+    )
+    host, port = address(settings.pages_listen)
+    tls = _tls(settings.pages_certificate, settings.pages_key)
+    app = PagesApp(context, PageAuthentication(tokens, sign_ins), ROUTES)
+    templates = threading.Thread(target=app.compile_templates, name="templates", daemon=True)
+    with (
+        closing(previews),
+        https_server.serve(
+            app.observed(answered), host, port, tls, LIMITS, "fairshare-pages", tasks=tasks, renew=True
+        ) as url,
+    ):
+        templates.start()
+        events.info(
+            "pages", url=url, apply=settings.pages_apply, tokens=tokens is not None, sign_in=sign_ins is not None
+        )
+        try:
+            yield url
+        finally:
+            templates.join()
+
+
+@contextmanager
+def run_beside(name: str, work: Work, stop: threading.Event, tasks: BackgroundTasks) -> Iterator[None]:
+    """Run `work` in a thread until the context ends, which sets `stop`. Work that ignores `stop` is abandoned."""
+    thread = tasks.start(name, work, stop, _failure_logger(name))
     try:
         yield
     finally:
@@ -210,6 +305,6 @@ def run_beside(
         thread.join(END_S)
 
 
-def _teller(what: str) -> Callable[[Exception], None]:
+def _failure_logger(what: str) -> Callable[[Exception], None]:
     events = structlog.get_logger("fairshare")
     return lambda error: events.error("task_failed", what=what, reason=error_summary(error), exc_info=error)

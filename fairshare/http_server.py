@@ -1,6 +1,7 @@
-"""Serves health, metrics and the kube-scheduler extender over HTTP.
+"""Serves the probes, the metrics and the kube-scheduler extender over HTTP.
 
-Each has a listener of its own (`gputally.server.https_server`), which limits connections, handshakes and headers."""
+The probes and the metrics share one listener, and the extender has its own. Both limit connections, handshakes and
+headers (`gputally.server.https_server`)."""
 
 from __future__ import annotations
 
@@ -24,35 +25,36 @@ from gputally.server.rate_and_connection_limits import ConnectionLimits
 from gputally.server.request_handling import RequestLog, read_body
 
 BODY_S = 1.0
-"""Time within which a body must arrive."""
+"""The time within which the body of a request must arrive."""
 LIMITS = ConnectionLimits(connections=256, connections_by_address=64)
 Probe = Callable[[], str | None]
-"""A probe. None: healthy. Text: what is wrong."""
+"""Returns None if healthy, otherwise the fault."""
 
 
 class Health:
-    """Live while cycles run; ready after the first cycle, while every background task works."""
+    """Answers the probes. The controller is live while cycles end, and ready after its first cycle while every
+    background task works."""
 
     def __init__(self, clock: Clock, interval_s: float, tasks: BackgroundTasks | None = None) -> None:
         self._clock = clock
         self._tasks = tasks or BackgroundTasks(clock)
         self._patience_ms = 3 * interval_s * MS_PER_SECOND + 60 * MS_PER_SECOND
-        self._beat_ms = clock.monotonic_ms()
-        self._beaten = False
+        self._last_cycle_ms = clock.monotonic_ms()
+        self._had_cycle = False
 
     def beat(self) -> None:
         """Record that a cycle has ended."""
-        self._beat_ms, self._beaten = self._clock.monotonic_ms(), True
+        self._last_cycle_ms, self._had_cycle = self._clock.monotonic_ms(), True
 
     def live(self) -> str | None:
-        silent_ms = self._clock.monotonic_ms() - self._beat_ms
-        return f"no cycle has ended for {silent_ms / MS_PER_SECOND:.0f} s" if silent_ms > self._patience_ms else None
+        idle_ms = self._clock.monotonic_ms() - self._last_cycle_ms
+        return f"no cycle has ended for {idle_ms / MS_PER_SECOND:.0f} s" if idle_ms > self._patience_ms else None
 
     def ready(self) -> str | None:
         faults = [f"{name} {fault.partition(':')[0]}" for name, fault in self._tasks.faults().items()]
         if faults:
-            return f"{'; '.join(faults)}: the log says why"
-        return None if self._beaten else "the first cycle has not ended yet"
+            return f"{'; '.join(faults)}: see the log for the reason"
+        return None if self._had_cycle else "the first cycle has not ended yet"
 
 
 @contextmanager
@@ -65,7 +67,9 @@ def serve(
     metrics: Callable[[], bytes],
     tasks: BackgroundTasks | None = None,
 ) -> Iterator[str]:
-    """Serves in a thread until the context ends; yields the base URL. port: 0 for any free one. Raises CannotStart."""
+    """Serve the probes and the metrics in a thread until the context ends, and yield the base URL. Raises CannotStart.
+
+    port: 0 takes a free one."""
 
     def exposition(_: Request) -> Response:
         return Response(metrics(), media_type="text/plain; version=0.0.4")
@@ -91,30 +95,32 @@ def serve_extender(
     port: int,
     extender: Extender,
     *,
-    told: Callable[[str, float, str], None] | None = None,
+    answered: Callable[[str, float, str], None] | None = None,
     tls: Tls | None = None,
     tasks: BackgroundTasks | None = None,
 ) -> Iterator[str]:
-    """Serve `POST /scheduler/prioritize` and `/scheduler/preempt` until the context ends; yields the base URL.
+    """Serve `POST /scheduler/prioritize` and `/scheduler/preempt` until the context ends, and yield the base URL.
 
-    told: called with every answer, as (verb, seconds, ok | late | refused). Raises CannotStart."""
+    Raises CannotStart.
+
+    answered: called after every response with the verb, the seconds that it took, and `ok`, `late` or `refused`."""
     verbs = {"prioritize": extender.prioritize, "preempt": extender.preempt}
 
     async def answer(request: Request) -> Response:
-        """Answer on the event loop, because answers come from memory and have a deadline."""
+        """Answer on the event loop without a thread, because answers come from memory and have a deadline."""
         started = time.monotonic()
         verb = request.path_params["verb"]
         if verb not in verbs:
             raise HTTPException(404)
         content = await read_body(request, MOST_BYTES, BODY_S)
         try:
-            found = verbs[verb](content)
+            decision = verbs[verb](content)
         except BadRequest as error:
             result, response = "refused", _refused(400, str(error))
         else:
-            result, response = "late" if found.late else "ok", JSONResponse(found.body)
-        if told is not None:
-            told(verb, time.monotonic() - started, result)
+            result, response = "late" if decision.late else "ok", JSONResponse(decision.body)
+        if answered is not None:
+            answered(verb, time.monotonic() - started, result)
         return response
 
     async def refuse(_: Request, error: HTTPException) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from accountant.wire.policy_models import Policy
 from fairshare.targets import kai, kube_scheduler, kueue, runai, volcano
 from fairshare.targets.weight_plan import Adapter
 from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, EVENT, NODE, POD, PRIORITY_CLASS, Kind
@@ -24,3 +25,8 @@ KINDS: tuple[Kind, ...] = (
     BUDGET,
     PRIORITY_CLASS,
 )
+
+
+def modes(policy: Policy) -> dict[str, str]:
+    """Return the mode of every target: off, dry-run or enforce."""
+    return {adapter.name: adapter.mode(policy) for adapter in ADAPTERS}

@@ -1,9 +1,9 @@
-"""Authenticates requests for the controller's pages, limits what each caller may see, reads forms, refuses requests,
-and serves the sign-in pages.
+"""Authenticates requests for the controller's pages, reads their forms, refuses requests, and serves the sign-in pages.
 
-A token is sent as a bearer token, or as the password of Basic, which browsers can ask for. Forms contain a secret value
-made from the caller's own token or session: a page of another site cannot compute it, and every replica can check it.
-The server stores nothing; a person's rights are looked up in the grants at every request."""
+A client sends its token as a bearer token, or as the password of Basic, for which browsers prompt. Each form contains
+a secret value computed from the caller's own token or session. A page of another site cannot compute this value, and
+every replica can check it. The server stores no sessions, and looks up a person's rights in the grants at every
+request."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from gputally.server.tokens_and_grants import (
 )
 
 Fields = Mapping[str, Sequence[str]]
-"""Every value of every field of a form, as sent."""
+"""The values of each field of a form, as the browser sent them."""
 MOST_BYTES = 2 * 1024 * 1024
-"""Size of the largest form; a policy of two thousand queues needs half of it."""
+"""The size of the largest form. A policy of two thousand queues needs half as much."""
 MOST_FIELDS = 25_000
 BODY_S = 10.0
 _FORM = "application/x-www-form-urlencoded"
 
 
 class Refusal(HTTPException):
-    """A request is refused. The message says why and is sent to the caller."""
+    """The reason why a request is refused, as the caller reads it: a title and a sentence."""
 
     def __init__(self, status: int, title: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(status, detail, dict(headers or {}))
@@ -56,12 +56,12 @@ class Refusal(HTTPException):
 
 
 def refusal(error: HTTPException) -> Refusal:
-    """Convert the framework's refusals to those of the pages."""
+    """Convert an error of the framework to a refusal."""
     if isinstance(error, Refusal):
         return error
     title, detail = {
-        404: ("No such page", "there is nothing at this address"),
-        405: ("Not like that", "this address takes no such request"),
+        404: ("No such page", "there is no page at this address"),
+        405: ("Wrong method", "this address does not accept the method of the request"),
     }.get(error.status_code, (HTTPStatus(error.status_code).phrase, error.detail))
     return Refusal(error.status_code, title, detail, error.headers)
 
@@ -69,36 +69,34 @@ def refusal(error: HTTPException) -> Refusal:
 async def read_form(request: Request) -> Fields:
     """Read the fields of a form. Raises HTTPException for a body that is too large, too slow or not a form."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
-        raise HTTPException(415, f"forms are {_FORM}")
+        raise HTTPException(415, f"send forms as {_FORM}")
     content = await read_body(request, MOST_BYTES, BODY_S)
     try:
         return parse_qs(content.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS)
     except ValueError as error:
-        raise HTTPException(400, "not a form, or one with too many fields") from error
+        raise HTTPException(400, f"the body is not a form of at most {MOST_FIELDS} fields") from error
 
 
 def sent(form: Fields, name: str) -> str:
-    """Return the first value of a form's field, as it was sent."""
+    """Return the first value of a form's field, "" if the form has no such field."""
     return (form.get(name) or ("",))[0]
 
 
 PROGRAM = "gputally-fairshare"
-"""Name that separates these cookies from the accountant's: a session there is not valid here, even with the
-same key."""
+"""The program in the cookies' names: a session at the accountant is not valid here, even with the same key."""
 _LOOK_EVERY_MS = 1_000
 
 
-class NoSessions(FairshareError):
-    """There is no key to sign sessions with."""
+class SignInFault(FairshareError):
+    """Sign-in is configured, but impossible: the session key or an issuer's login is missing."""
 
 
 class SignIns:
-    """Returns the sign-in service of the callers file that is in force. Thread-safe; looks at the file at most once a
-    second.
+    """Provides the sign-in service for the present version of the callers file. Thread-safe.
 
-    report: called with the faults of a version that is not put in force.
+    report: called with the faults of a new version that is invalid; the earlier version then stays in force.
 
-    Raises FileFault for an invalid first version, NoSessions for the key."""
+    Raises FileFault for an invalid first version, SignInFault for an invalid key."""
 
     def __init__(
         self,
@@ -112,7 +110,7 @@ class SignIns:
         try:
             self._seal = CookieSigner(read_key(key), PROGRAM)
         except CannotStart as error:
-            raise NoSessions(f"pages_session_key: {error}") from error
+            raise SignInFault(f"pages_session_key: {error}") from error
         self._clock = clock
         self._public_url = public_url
         self._session_seconds = session_seconds
@@ -123,7 +121,7 @@ class SignIns:
         self._enforce(self._file.current)
 
     def __call__(self) -> SignInService | None:
-        """Return the sign-in service of the current file; None if none of its issuers has a login."""
+        """Return the sign-in service; None if no issuer in the callers file has a login."""
         with self._lock:
             now = self._clock.monotonic_ms()
             if now - self._looked_ms >= _LOOK_EVERY_MS:
@@ -144,9 +142,9 @@ _BEARER = 'Bearer realm="gputally"'
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller.
+    """The authenticated sender of a request.
 
-    mark: the secret value of the caller's forms.
+    mark: the secret value that the caller's forms must contain.
     person: the signed-in person; None for a token."""
 
     principal: Principal
@@ -158,77 +156,66 @@ class Caller:
 
     @property
     def teams(self) -> frozenset[str] | None:
-        """Return the only teams whose queues the caller sees; None for all."""
+        """Return the teams whose queues the caller may see; None: all queues."""
         return self.principal.teams
 
 
 class PageAuthentication:
-    """Authenticates requests for the pages by token or signed-in session.
+    """Authenticates requests for the pages by a token or by a signed-in session.
 
-    people: returns the sign-in service, None while there is none. If neither tokens nor people are configured, only
-    requests whose Host header names this machine (localhost) are admitted, and they may do everything."""
+    people: returns the sign-in service, or None while sign-in is not available.
+
+    Without `tokens` and `people`, every caller on this machine is admitted, and no other caller."""
 
     def __init__(self, tokens: TokenFile | None, people: Callable[[], SignInService | None] | None = None) -> None:
         self._tokens = tokens
-        self._people = people
-        self._own = secrets.token_bytes(32)
-
-    def people(self) -> SignInService | None:
-        """Return the sign-in for the pages; None if it is not configured."""
-        return self._people() if self._people is not None else None
+        self._open = tokens is None and people is None
+        self.people: Callable[[], SignInService | None] = people or (lambda: None)
+        self._anonymous_secret = secrets.token_bytes(32)
 
     def admit(self, request: Request, scope: Scope, form: Fields | None = None, *, for_teams: bool = False) -> Caller:
         """Return the caller. Raises Refusal. A form must also come from one of these pages.
 
         for_teams: the page has a version for callers who see only some teams."""
-        if self._tokens is None and self._people is None and not names_this_machine(request.headers.get("host", "")):
+        if self._open and not names_this_machine(request.headers.get("host", "")):
             raise Refusal(403, "Wrong host", "without tokens these pages answer only under localhost or 127.0.0.1")
         caller = self._caller(request)
         if caller.teams is not None and not for_teams:
-            raise Refusal(403, "Not for one team", "this page is about every queue, and you see those of your teams")
+            raise Refusal(403, "Not for one team", "this page shows every queue, and you may see those of your teams")
         if not caller.may(scope):
             raise Refusal(403, "Not allowed", f"{caller.principal.name!r} lacks the scope {scope!r}")
         if form is not None:
-            _from_here(request, form, caller.mark)
+            same_site(request)
+            if not hmac.compare_digest(sent(form, FORM_TOKEN).encode(), caller.mark.encode()):
+                raise Refusal(403, "An old form", "this form belongs to another session; open the page again")
         return caller
 
     def _caller(self, request: Request) -> Caller:
-        if self._tokens is None and self._people is None:
-            return Caller(Principal("anonymous", frozenset(SCOPES)), _mark(self._own))
-        token = token_in(request.headers.get("authorization", ""))
+        if self._open:
+            return Caller(Principal("anonymous", frozenset(SCOPES)), _mark(self._anonymous_secret))
+        token, people = token_in(request.headers.get("authorization", "")), self.people()
         try:
-            person = self._signed_in(request) if token is None else None
+            person = people.person(request.cookies) if token is None and people is not None else None
             if person is not None:
                 return Caller(person.principal, person.form_token, person)
             if self._tokens is None:
                 raise Unauthenticated("not signed in")
             return Caller(self._tokens.principal_of(token), _mark((token or "").encode()))
         except Unauthenticated as error:
-            # If people sign in, a form with an expired session must not make the browser ask for a password.
-            challenge = _BASIC if self.people() is None else _BEARER
-            raise Refusal(401, "Who are you?", str(error), {"WWW-Authenticate": challenge}) from error
-
-    def _signed_in(self, request: Request) -> Person | None:
-        people = self.people()
-        return people.person(request.cookies) if people is not None else None
+            # If people sign in, a form with an expired session must not make the browser prompt for a password.
+            challenge = _BASIC if people is None else _BEARER
+            raise Refusal(401, "Not signed in", str(error), {"WWW-Authenticate": challenge}) from error
 
 
 def _mark(secret: bytes) -> str:
     return hmac.digest(secret, b"gputally fairshare form", "sha256").hex()
 
 
-def _from_here(request: Request, form: Fields, mark: str) -> None:
-    same_site(request)
-    if not hmac.compare_digest(sent(form, FORM_TOKEN).encode(), mark.encode()):
-        raise Refusal(403, "An old form", "the form is not one that was made for you; open the page again")
-
-
 def same_site(request: Request) -> None:
     """Raise Refusal if the browser reports that a page of another site sent the request."""
-    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        raise Refusal(403, "Another site", "pages of other sites may not send forms to this site")
-    origin = request.headers.get("origin", "null")  # our own pages send `null` (no referrer)
-    if origin != "null" and urlsplit(origin).netloc != request.headers.get("host", ""):
+    origin = request.headers.get("origin", "null")  # the controller's own pages send `null` (no referrer)
+    same_origin = origin == "null" or urlsplit(origin).netloc == request.headers.get("host", "")
+    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin") or not same_origin:
         raise Refusal(403, "Another site", "pages of other sites may not send forms to this site")
 
 
@@ -242,17 +229,17 @@ _REFUSED = {
 
 
 class SignInPages:
-    """The controller's side of the sign-in routes; implements gputally.server.sign_in.SignInSite."""
+    """Implements `gputally.server.sign_in.SignInSite` for the controller's pages."""
 
     def __init__(self, people: Callable[[], SignInService | None], page: Callable[..., Response]) -> None:
         self._people = people
         self._page = page
 
     def people(self, _: Request) -> SignInService:
-        found = self._people()
-        if found is None:
+        service = self._people()
+        if service is None:
             raise Refusal(404, "No such page", "sign-in is not configured on this server; send a token")
-        return found
+        return service
 
     async def form(self, request: Request) -> Fields:
         same_site(request)

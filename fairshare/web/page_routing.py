@@ -1,7 +1,7 @@
-"""Holds what every page needs, routes requests, and renders pages and errors.
+"""Routes requests for the controller's pages, and renders pages and errors.
 
-Every request is handled in the same steps: the form is read, the caller is authenticated, the handler runs in a thread.
-A defect is logged and answered as an error."""
+For each request the application reads the form, runs the page's handler in a thread, and authenticates the caller
+before the handler. It logs an unexpected exception and answers it with an error page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from anyio import CapacityLimiter, to_thread
@@ -48,30 +48,28 @@ from gputally.server.request_handling import Answered, RequestLog, static_routes
 from gputally.server.sign_in import PATHS, sign_in_routes, to_sign_in
 from gputally.server.tokens_and_grants import Scope
 
-if TYPE_CHECKING:
-    from gputally.server.sign_in import SignInService
-
 NAVIGATION = (("/", "Shares"), ("/decisions", "Decisions"), ("/policy", "Policy"))
-OF_TEAMS = NAVIGATION[:1]
-"""Pages for callers who see only some teams."""
+TEAM_NAVIGATION = NAVIGATION[:1]
+"""The pages for callers who may see only the queues of some teams."""
 SCRIPT = "/static/pages.js"
 MOST_AT_ONCE = 16
-"""Number of simultaneous handlers; further requests wait."""
+"""The number of handlers that run at the same time. Further requests wait."""
 Applied = Callable[[str, str, str], None]
-"""Called when a page has written the policy: who, version before, version now."""
+"""Called after a page has written the policy, with the caller's name, the version before and the version now."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageContext:
     """The data behind the pages.
 
-    interval_s: between two cycles.
-    accountant: the address of its pages, "" if unknown."""
+    location: the policy file.
+    interval_s: the seconds between two cycles.
+    accountant: the address of the accountant's pages, "" if unknown."""
 
-    scene: ReportCache
+    reports: ReportCache
     history: History
     previews: Previews
-    place: PolicyLocation
+    location: PolicyLocation
     clock: Clock
     interval_s: float = 60.0
     applied: Applied = field(default=lambda *_: None)
@@ -80,9 +78,9 @@ class PageContext:
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """One admitted request. rest: the part of the path after the route's prefix."""
+    """An authenticated request. rest: the part of the path after the route's prefix."""
 
-    site: PagesApp
+    app: PagesApp
     request: Request
     form: Fields
     caller: Caller
@@ -90,27 +88,27 @@ class RequestContext:
 
     @property
     def context(self) -> PageContext:
-        return self.site.context
+        return self.app.context
 
-    def asked(self, name: str, default: str = "") -> str:
-        """Return a parameter of the query."""
+    def parameter(self, name: str, default: str = "") -> str:
+        """Return a parameter of the query string."""
         return self.request.query_params.get(name) or default
 
-    def sent(self, name: str) -> str:
+    def field(self, name: str) -> str:
         """Return a field of the form."""
         return sent(self.form, name)
 
     def page(self, template: str, current: str = "", status: int = 200, **values: Any) -> Response:
         """Return a page for this caller."""
-        return self.site.page(template, self.caller, current, status, **values)
+        return self.app.page(template, self.caller, current, status, **values)
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A route. prefix ending in "/": the handler gets the rest of the path.
+    """A route. If its prefix ends in "/", the handler gets the rest of the path.
 
-    scope: required of a caller.
-    for_teams: the handler shows callers who see only some teams what belongs to them; otherwise such callers are
+    scope: the scope that a caller needs.
+    for_teams: True: the handler shows a caller with some teams only what belongs to them; False: such callers are
         refused."""
 
     method: str
@@ -125,7 +123,6 @@ class PagesApp:
 
     def __init__(self, context: PageContext, authentication: PageAuthentication, pages: Sequence[Page]) -> None:
         self.context = context
-        self.people: Callable[[], SignInService | None] = authentication.people
         self._authentication = authentication
         self._threads = CapacityLimiter(MOST_AT_ONCE)
         signing_in = sign_in_routes(SignInPages(authentication.people, self.page))
@@ -134,68 +131,68 @@ class PagesApp:
         self.app.router.redirect_slashes = False
 
     def observed(self, answered: Answered | None = None) -> ASGIApp:
-        """The application with security headers; each response is reported to `answered`."""
+        """Return the application with security headers. answered: called after each response."""
         return RequestLog(self.app, "fairshare.pages", headers=page_layout.headers(script=True), answered=answered)
 
-    def make_ready(self) -> None:
-        """Prepare what would otherwise slow the first request."""
+    def compile_templates(self) -> None:
+        """Compile all templates in advance, because the first request would otherwise wait for them."""
         page_layout.compile_templates(_environment(), "fairshare.web")
 
     def page(
         self, template: str, caller: Caller | None, current: str = "", status: int = 200, **values: Any
     ) -> Response:
-        """A page in the common frame."""
-        snapshot = self.context.scene.now()
+        """Return a page in the common frame."""
+        snapshot = self.context.reports.now()
         shared: dict[str, Any] = {
-            "navigation": OF_TEAMS if caller is not None and caller.teams is not None else NAVIGATION,
+            "navigation": TEAM_NAVIGATION if caller is not None and caller.teams is not None else NAVIGATION,
             "style_url": page_layout.STYLE, "script_url": SCRIPT, "visitor": caller,
             "person": caller.person if caller is not None else None,
             "current": current, "snapshot": snapshot,
-            "place": self.context.place, "accountant": self.context.accountant,
+            "location": self.context.location, "accountant": self.context.accountant,
             "now_ms": self.context.clock.wall_ms(), "stale_ms": 3 * self.context.interval_s * MS_PER_SECOND + 60_000,
         }  # fmt: skip
         return HTMLResponse(_environment().get_template(template).render(shared | values), status)
 
     def snapshot(self) -> Snapshot:
-        """Return the last cycle. Raises Refusal before the first one."""
-        found = self.context.scene.now()
-        if found is None:
-            raise Refusal(503, "Not yet", "the first cycle has not ended; look again in a moment")
-        return found
+        """Return the last cycle. Raises Refusal before the first cycle has ended."""
+        snapshot = self.context.reports.now()
+        if snapshot is None:
+            raise Refusal(503, "Not yet", "the first cycle has not ended; reload the page in a minute")
+        return snapshot
 
     def _route(self, page: Page) -> Route:
         async def answer(request: Request) -> Response:
             form = await read_form(request) if page.method == "POST" else None
-            return await to_thread.run_sync(self._visited, page, request, form, limiter=self._threads)
+            return await to_thread.run_sync(self._handle, page, request, form, limiter=self._threads)
 
         path = f"{page.prefix}{{rest:path}}" if page.prefix != "/" and page.prefix.endswith("/") else page.prefix
         return Route(path, answer, methods=[page.method])
 
-    def _visited(self, page: Page, request: Request, form: Fields | None) -> Response:
+    def _handle(self, page: Page, request: Request, form: Fields | None) -> Response:
         caller = self._authentication.admit(request, page.scope, form, for_teams=page.for_teams)
         return page.handler(RequestContext(self, request, form or {}, caller, request.path_params.get("rest", "")))
 
     def _refuse(self, request: Request, error: HTTPException) -> Response:
-        found = refusal(error)
-        if not isinstance(error, Refusal) and found.status_code in (404, 405):
+        refused = refusal(error)
+        if not isinstance(error, Refusal) and refused.status_code in (404, 405):
             try:  # an unknown caller does not learn which addresses exist
                 self._authentication.admit(request, "read", for_teams=True)
             except Refusal as unknown:
-                found = unknown
+                refused = unknown
         wants_page = request.method == "GET" and "text/html" in request.headers.get("accept", "")
-        signs_in = found.status_code == 401 and self.people() is not None
+        signs_in = refused.status_code == 401 and self._authentication.people() is not None
         if signs_in and wants_page and request.url.path not in PATHS:
             query = f"?{request.url.query}" if request.url.query else ""
             return redirect(to_sign_in(quote(request.url.path) + query))
-        answer = self.page("refused.html", None, status=found.status_code, refusal=found, again=signs_in)
-        answer.headers.update(found.headers or {})
-        return answer
+        response = self.page("refused.html", None, status=refused.status_code, refusal=refused, again=signs_in)
+        response.headers.update(refused.headers or {})
+        return response
 
     def _unavailable(self, request: Request, error: AccountantUnavailable) -> Response:
         return self._refuse(request, Refusal(503, "The accountant does not answer", str(error)))
 
     def _failed(self, request: Request, _: Exception) -> Response:
-        return self._refuse(request, Refusal(500, "This page failed", "the failure is in the controller's log"))
+        return self._refuse(request, Refusal(500, "This page failed", "see the controller's log for the error"))
 
 
 def redirect(path: str) -> Response:
@@ -204,10 +201,10 @@ def redirect(path: str) -> Response:
 
 
 def link(path: str, *parts: str, **query: str) -> str:
-    """Return an address of these pages with quoted names."""
-    text = path + "/".join(quote(part, safe="") for part in parts)
-    kept = {key: value for key, value in query.items() if value}
-    return f"{text}?{urlencode(kept)}" if kept else text
+    """Return the address of a page, with quoted names and without empty parameters."""
+    address = path + "/".join(quote(part, safe="") for part in parts)
+    parameters = {key: value for key, value in query.items() if value}
+    return f"{address}?{urlencode(parameters)}" if parameters else address
 
 
 def instant_text(at_ms: int) -> str:
@@ -227,7 +224,7 @@ _STATIC = static_routes(
         "/favicon.ico": (page_layout.ICON, page_layout.ICON_TYPE),
     }
 )
-"""Files that need no token, because they contain nothing about the cluster."""
+"""The files that need no token, because they contain no data of the cluster."""
 
 
 @cache

@@ -1,7 +1,8 @@
-"""Serves the policy's form, preview and file."""
+"""Serves the policy's form, its previews, and its file."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -25,37 +26,37 @@ from gputally.base.yaml_file import FileFault, parse
 PREVIEW_DAYS = (3, 7, 14, 30)
 YAML = "application/yaml; charset=utf-8"
 _FALLBACK_GPUS = 100.0
-"""Number of GPUs assumed for a cluster of unknown size."""
+"""The number of GPUs that the form assumes for a cluster of unknown size."""
 
 
-def form(visit: RequestContext) -> Response:
-    """`/policy`: the present file, in fields."""
-    standing = _standing(visit.site)
-    return _form_page(visit, standing, policy_form.form_of(standing), None)
+def form(request: RequestContext) -> Response:
+    """Answer `/policy`: the present file as a form."""
+    standing = _standing(request.app)
+    return _form_page(request, standing, policy_form.form_of(standing), None)
 
 
-def submit(visit: RequestContext) -> Response:
-    """POST `/policy`: the result of the form. Without scripts it is also checked here, and rows are added."""
-    standing = _standing(visit.site)
-    sent = _sent(visit)
-    action = visit.sent("action")
+def submit(request: RequestContext) -> Response:
+    """Answer POST `/policy`: the checked form, the form with one more row, or the review of the change."""
+    standing = _standing(request.app)
+    form = _sent_form(request)
+    action = request.field("action")
     if action == "add":
-        return _form_page(visit, standing, policy_form.with_new_row(sent), None)
-    found = _draft(visit.site, standing, sent)
-    if action != "review" or not found.sound:
-        return _form_page(visit, standing, sent, found, status=200 if found.sound else 422)
-    return _review_page(visit, standing, found, visit.sent("base"))
+        return _form_page(request, standing, policy_form.with_new_row(form), None)
+    draft = _draft(request.app, standing, form)
+    if action != "review" or not draft.sound:
+        return _form_page(request, standing, form, draft, status=200 if draft.sound else 422)
+    return _review_page(request, standing, draft, request.field("base"))
 
 
-def check(visit: RequestContext) -> Response:
-    """POST `/policy/check`: the same for the script, as JSON."""
-    found = _draft(visit.site, _standing(visit.site), _sent(visit))
+def check(request: RequestContext) -> Response:
+    """Answer POST `/policy/check`: the faults and the advice of the form as JSON, for the page's script."""
+    draft = _draft(request.app, _standing(request.app), _sent_form(request))
     return JSONResponse(
         {
-            "sound": found.sound,
-            "faults": _findings_json(found.faults),
-            "advice": _findings_json(found.advice),
-            "parts": _parts_html(visit.site, found.policy),
+            "sound": draft.sound,
+            "faults": _findings_json(draft.faults),
+            "advice": _findings_json(draft.advice),
+            "parts": _parts_html(request.app, draft.policy),
         }
     )
 
@@ -66,145 +67,145 @@ def _findings_json(findings: Sequence[Finding]) -> list[dict[str, str]]:
     ]
 
 
-def file(visit: RequestContext) -> Response:
-    """POST `/policy/file`: the file to commit."""
-    text, _ = _text(visit)
-    name = (
-        "".join(letter for letter in visit.context.place.name if letter.isalnum() or letter in "._-") or "policy.yaml"
-    )
+def file(request: RequestContext) -> Response:
+    """Answer POST `/policy/file`: the changed file, for a commit."""
+    text, _ = _sent_policy(request)
+    name = re.sub(r"[^\w.-]", "", request.context.location.name) or "policy.yaml"
     return Response(text, media_type=YAML, headers={"Content-Disposition": f'attachment; filename="{name}"'})
 
 
-def preview(visit: RequestContext) -> Response:
-    """POST `/policy/preview`: replay the last days; redirects to the preview's page."""
-    text, policy = _text(visit)
-    days = visit.sent("days")
+def preview(request: RequestContext) -> Response:
+    """Answer POST `/policy/preview`: start a replay of the last days, and redirect to its page."""
+    text, policy = _sent_policy(request)
+    days = request.field("days")
     if not days.isascii() or not days.isdigit() or not 1 <= int(days) <= MOST_DAYS:
-        raise Refusal(422, "How many days?", f"a preview looks back 1 to {MOST_DAYS} days")
-    order = PreviewOrder(visit.site.snapshot().policy, policy, int(days), visit.context.clock.wall_ms())
+        raise Refusal(422, "How many days?", f"choose 1 to {MOST_DAYS} days for the preview")
+    order = PreviewOrder(request.app.snapshot().policy, policy, int(days), request.context.clock.wall_ms())
     try:
-        key = visit.context.previews.start(order, text, edited=visit.sent("edited") != "no")
+        key = request.context.previews.start(order, text, edited=request.field("edited") != "no")
     except Busy as busy:
-        running = visit.context.previews.running()
+        running = request.context.previews.running()
         raise Refusal(409, "One at a time", f"{busy}: {link('/preview/', running)}" if running else str(busy)) from busy
     return redirect(link("/preview/", key))
 
 
-def preview_page(visit: RequestContext) -> Response:
-    """`/preview/KEY`: the progress, then the result."""
-    key, _, more = visit.rest.partition("/")
-    found = visit.context.previews.get(key)
-    if found is None:
-        raise Refusal(404, "No such preview", "this replica does not know it: it was made on another, or is forgotten")
+def preview_page(request: RequestContext) -> Response:
+    """Answer `/preview/KEY`: the preview's progress, then its result. `/preview/KEY/state`: the progress as JSON."""
+    key, _, more = request.rest.partition("/")
+    preview = request.context.previews.get(key)
+    if preview is None:
+        raise Refusal(
+            404, "No such preview", "another replica has made this preview, or it is too old: start a new one"
+        )
     if more == "state":
-        return JSONResponse({"state": found.state, "part": round(found.part, 3), "doing": found.doing})
+        return JSONResponse({"state": preview.state, "part": round(preview.part, 3), "doing": preview.doing})
     if more:
-        raise Refusal(404, "No such page", "there is nothing at this address")
-    standing = _standing(visit.site)
-    return visit.page(
-        "preview.html", "/policy", key=key, preview=found, plots=_plots(found.result) if found.result else (),
-        lines=policy_form.difference(standing.text, found.text, standing.name), base=digest(standing.text),
-        days=PREVIEW_DAYS,
+        raise Refusal(404, "No such page", "there is no page at this address")
+    standing = _standing(request.app)
+    return request.page(
+        "preview.html", "/policy", key=key, preview=preview, plots=_plots(preview.result) if preview.result else (),
+        lines=policy_form.difference(standing.text, preview.text, standing.name), base=digest(standing.text),
     )  # fmt: skip
 
 
-def cancel(visit: RequestContext) -> Response:
-    """POST `/preview/KEY`: stop it."""
-    visit.context.previews.cancel(visit.rest)
-    return redirect(link("/preview/", visit.rest))
+def cancel(request: RequestContext) -> Response:
+    """Answer POST `/preview/KEY`: stop the preview, and redirect to its page."""
+    request.context.previews.cancel(request.rest)
+    return redirect(link("/preview/", request.rest))
 
 
-def apply(visit: RequestContext) -> Response:
-    """POST `/policy/apply`: write the file, if the operator allows it and it has not changed meanwhile."""
-    text, policy = _text(visit)
-    if not visit.context.place.writable:
+def apply(request: RequestContext) -> Response:
+    """Answer POST `/policy/apply`: write the file, if the operator allows it and the file is unchanged."""
+    text, policy = _sent_policy(request)
+    if not request.context.location.writable:
         raise Refusal(403, "Not allowed here", "the pages may not write the policy: commit the file instead")
-    before = _version(visit.site)
+    before = _version(request.app)
     try:
-        visit.context.place.write(text, visit.sent("base"))
+        request.context.location.write(text, request.field("base"))
     except PolicyFileChanged as error:
         raise Refusal(409, "Changed meanwhile", str(error)) from error
     except PolicyNotWritten as error:
         raise Refusal(500, "The policy could not be written", str(error)) from error
-    visit.context.applied(visit.caller.principal.name, before, policy.version())
-    return visit.page("applied.html", "/policy", before=before, version=policy.version())
+    request.context.applied(request.caller.principal.name, before, policy.version())
+    return request.page("applied.html", "/policy", before=before, version=policy.version())
 
 
-def _standing(site: PagesApp) -> PolicyText:
+def _standing(app: PagesApp) -> PolicyText:
+    """Return the present policy file. Raises Refusal."""
     try:
-        text = site.context.place.read()
-        return PolicyText.of(text, site.context.place.name)
+        text = app.context.location.read()
+        return PolicyText.of(text, app.context.location.name)
     except (PolicyNotWritten, FileFault) as error:
         raise Refusal(503, "The policy file cannot be read", str(error)) from error
 
 
-def _version(site: PagesApp) -> str:
+def _version(app: PagesApp) -> str:
     """Return the version of the present file; "faulty" if it is not a valid policy."""
     try:
-        return loaded(parse(site.context.place.read(), site.context.place.name)).version()
+        return loaded(parse(app.context.location.read(), app.context.location.name)).version()
     except (PolicyNotWritten, FileFault):
         return "faulty"
 
 
-def _sent(visit: RequestContext) -> Form:
+def _sent_form(request: RequestContext) -> Form:
     try:
-        return policy_form.form_from(visit.form)
+        return policy_form.form_from(request.form)
     except ValueError as error:
         raise Refusal(400, "Not a form of this site", str(error)) from error
 
 
-def _draft(site: PagesApp, standing: PolicyText, sent: Form) -> Draft:
-    snapshot = site.context.scene.now()
+def _draft(app: PagesApp, standing: PolicyText, form: Form) -> Draft:
+    snapshot = app.context.reports.now()
     try:
-        return policy_form.draft(standing, sent, snapshot.gpus if snapshot is not None else None)
+        return policy_form.draft(standing, form, snapshot.gpus if snapshot is not None else None)
     except ValueError as error:
         raise Refusal(409, "The file has changed", str(error)) from error
 
 
-def _text(visit: RequestContext) -> tuple[str, Policy]:
-    """Return the whole file, which later steps of the form carry along."""
-    text = visit.sent("text").replace("\r\n", "\n")
+def _sent_policy(request: RequestContext) -> tuple[str, Policy]:
+    """Return the policy file that the review and the preview send back in a hidden field. Raises Refusal."""
+    text = request.field("text").replace("\r\n", "\n")
     try:
-        return text, loaded(parse(text, visit.context.place.name))
+        return text, loaded(parse(text, request.context.location.name))
     except FileFault as fault:
         raise Refusal(422, "This policy is faulty", str(fault)) from fault
 
 
 def _form_page(
-    visit: RequestContext, standing: PolicyText, shown: Form, found: Draft | None, status: int = 200
+    request: RequestContext, standing: PolicyText, form: Form, draft: Draft | None, status: int = 200
 ) -> Response:
-    if found is None:
-        found = _draft(visit.site, standing, shown)
+    if draft is None:
+        draft = _draft(request.app, standing, form)
     beside: dict[str, list[tuple[str, str]]] = {}
-    for kind, findings in (("fault", found.faults), ("advice", found.advice)):
+    for kind, findings in (("fault", draft.faults), ("advice", draft.advice)):
         for each in findings:
             beside.setdefault(each.field, []).append((kind, each.beside))
-    return visit.page(
-        "policy.html", "/policy", status, standing=standing, form=shown, draft=found, beside=beside,
-        groups=GROUPS, columns=QUEUE, base=digest(standing.text), names=policy_form.names(shown), policy_model=Policy,
-        queue_model=QueuePolicy, parts=_parts_html(visit.site, found.policy), may=visit.caller.may("policy"),
+    return request.page(
+        "policy.html", "/policy", status, form=form, draft=draft, beside=beside, groups=GROUPS, columns=QUEUE,
+        base=digest(standing.text), names=policy_form.names(form), policy_model=Policy, queue_model=QueuePolicy,
+        parts=_parts_html(request.app, draft.policy), may=request.caller.may("policy"),
     )  # fmt: skip
 
 
-def _review_page(visit: RequestContext, standing: PolicyText, found: Draft, base: str) -> Response:
-    assert found.policy is not None
+def _review_page(request: RequestContext, standing: PolicyText, draft: Draft, base: str) -> Response:
+    assert draft.policy is not None
     try:
         before: Policy | None = loaded(parse(standing.text, standing.name))
     except FileFault:
         before = None
-    return visit.page(
-        "review.html", "/policy", standing=standing, draft=found, base=base or digest(standing.text),
-        changes=policy_form.changes(before, found.policy) if before is not None else (),
-        lines=policy_form.difference(standing.text, found.text, standing.name), days=PREVIEW_DAYS,
-        version=found.policy.version(), before=before.version() if before is not None else "faulty",
+    return request.page(
+        "review.html", "/policy", draft=draft, base=base or digest(standing.text),
+        changes=policy_form.changes(before, draft.policy) if before is not None else (),
+        lines=policy_form.difference(standing.text, draft.text, standing.name), days=PREVIEW_DAYS,
+        version=draft.policy.version(), before=before.version() if before is not None else "faulty",
     )  # fmt: skip
 
 
-def _parts_html(site: PagesApp, policy: Policy | None) -> str:
-    """Return the entitlements from quotas and weights under a draft, as a list to be put into the page."""
+def _parts_html(app: PagesApp, policy: Policy | None) -> str:
+    """Return the entitlements by quotas and weights under a draft as an HTML list; "" for an invalid draft."""
     if policy is None:
         return ""
-    snapshot = site.context.scene.now()
+    snapshot = app.context.reports.now()
     gpus = (snapshot.gpus if snapshot is not None else None) or _FALLBACK_GPUS
     parts = static_parts(policy, gpus)
     used = {
@@ -222,7 +223,7 @@ def _parts_html(site: PagesApp, policy: Policy | None) -> str:
 
 
 def _plots(result: Comparison) -> list[dict[str, Any]]:
-    """Return one chart per queue, the largest first."""
+    """Return one chart for each of the twelve largest queues, largest first."""
     order = sorted(result.rows, key=lambda row: -max(row.then.gpu_hours, row.now.gpu_hours))
     return [
         {
@@ -230,9 +231,9 @@ def _plots(result: Comparison) -> list[dict[str, Any]]:
             "svg": over_time(
                 f"{row.queue}: mean GPUs a day",
                 [
-                    Line("held", "as it was", _at(result, row.queue, "had"), area=True),
-                    Line("now", "present policy, replayed", _at(result, row.queue, "now")),
-                    Line("then", "draft, replayed", _at(result, row.queue, "then")),
+                    Line("held", "as it was", _daily_means(result, row.queue, "had"), area=True),
+                    Line("now", "present policy, replayed", _daily_means(result, row.queue, "now")),
+                    Line("then", "draft, replayed", _daily_means(result, row.queue, "then")),
                 ],
                 result.start_ms,
                 result.end_ms,
@@ -243,8 +244,8 @@ def _plots(result: Comparison) -> list[dict[str, Any]]:
     ]
 
 
-def _at(result: Comparison, queue: str, case: str) -> list[tuple[float, float]]:
-    """Each day's mean at the day's middle."""
+def _daily_means(result: Comparison, queue: str, case: str) -> list[tuple[float, float]]:
+    """Return the mean of each whole day, at the middle of the day."""
     return [
         (result.start_ms + (day - 0.5) * MS_PER_DAY, value) for day, value in result.series[queue][case] if day >= 1
     ]

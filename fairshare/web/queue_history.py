@@ -1,61 +1,50 @@
-"""Keeps the recent cycles and each queue's usage over time."""
+"""Keeps the last cycle and a sample of each earlier cycle, and caches each queue's usage from the accountant."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Protocol
+
+from cachetools import TTLCache
 
 from accountant.wire.policy_models import Decision, Policy
-from accountant.wire.usage_models import Dimension, UsageLine
+from accountant.wire.usage_models import Dimension
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.core.queue_tree import PolicyTree
+from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR
 
 MOST_HOURS = 31 * 24
-KEPT_MS = 5 * MS_PER_MINUTE
+CACHED_MS = 5 * MS_PER_MINUTE
 MOST_READ = 3_000
-"""Largest number of decisions that are searched for one page."""
-MOST_KEPT = 256
-"""Largest number of cached series of queues; the oldest is dropped first."""
+"""The largest number of decisions that one page searches."""
+MOST_CACHED = 256
+"""The largest number of cached series; the least recently used is dropped first."""
 MOST_NAMED = 100
-"""Largest number of queues in one query, because the length of addresses is limited."""
+"""The largest number of queues in one query, because the length of addresses is limited."""
 ByHour = Mapping[int, int]
-"""Beginning of an hour (milliseconds UTC): GPU-microseconds held in it."""
-
-
-class HistoryQuestions(Protocol):
-    """The queries to the accountant (`fairshare.usage.accountant_client.AccountantClient`). Raises
-    AccountantUnavailable."""
-
-    def usage(
-        self,
-        start_ms: int,
-        end_ms: int,
-        by: Sequence[Dimension],
-        where: Mapping[Dimension, Sequence[str]] | None = None,
-    ) -> Iterator[UsageLine]: ...
-
-    def decisions(self, start_ms: int, end_ms: int) -> Iterator[Decision]: ...
+"""GPU-microseconds held in an hour, by the beginning of the hour (milliseconds UTC)."""
 
 
 class History:
-    """Queues' history for any thread; one query at a time goes to the accountant."""
+    """Queries the accountant for usage and decisions, and caches usage. Thread-safe."""
 
-    def __init__(self, books: HistoryQuestions, clock: Clock) -> None:
-        self._books = books
+    def __init__(self, client: AccountantApi, clock: Clock) -> None:
+        self._client = client
         self._clock = clock
         self._lock = threading.Lock()
-        self._kept: dict[Hashable, tuple[int, ByHour]] = {}
+        self._cache: TTLCache[tuple[int, tuple[str, ...]], ByHour] = TTLCache(MOST_CACHED, CACHED_MS, clock.wall_ms)
 
     def held(self, policy: Policy, name: str, hours: int) -> list[tuple[float, float]]:
-        """GPUs held by a queue and all below it, (hour, mean), oldest first, of the last whole hours, at most a month
-        of them. Hours without any records are left out. Raises AccountantUnavailable."""
+        """Return the mean GPUs that a queue and all queues below it held in each of the last whole hours, oldest first.
+
+        A point is (beginning of the hour in milliseconds UTC, GPUs). Hours without any record are left out.
+        hours: at most a month counts. Raises AccountantUnavailable."""
         hours = max(1, min(hours, MOST_HOURS))
         with self._lock:
             known = self._by_hour(hours)
@@ -66,56 +55,53 @@ class History:
         return [(float(at), sum(part.get(at, 0) for part in parts) / US_PER_HOUR) for at in sorted(known)]
 
     def _by_hour(self, hours: int, *queues: str) -> ByHour:
-        """Return the hours held by these queues together. Call it with the lock held."""
-        now_ms = self._clock.wall_ms()
-        kept = self._kept.get((hours, queues))
-        if kept is not None and now_ms - kept[0] < KEPT_MS:
-            return kept[1]
-        end_ms = now_ms // MS_PER_HOUR * MS_PER_HOUR
-        where: dict[Dimension, Sequence[str]] = {"queue": queues} if queues else {}
-        found = {
-            round(datetime.fromisoformat(line.key["hour"]).replace(tzinfo=UTC).timestamp()) * MS_PER_SECOND:
-            line.accounts_gpu_us.allocated
-            for line in self._books.usage(end_ms - hours * MS_PER_HOUR, end_ms, ("hour",), where)
-        }  # fmt: skip
-        self._kept.pop((hours, queues), None)
-        self._kept[hours, queues] = (now_ms, found)
-        if len(self._kept) > MOST_KEPT:
-            del self._kept[next(iter(self._kept))]
-        return found
+        """Return the time that these queues held together, or that all queues held. The caller holds the lock."""
+        by_hour = self._cache.get((hours, queues))
+        if by_hour is None:
+            end_ms = self._clock.wall_ms() // MS_PER_HOUR * MS_PER_HOUR
+            where: dict[Dimension, Sequence[str]] = {"queue": queues} if queues else {}
+            lines = self._client.usage(end_ms - hours * MS_PER_HOUR, end_ms, ("hour",), where)
+            by_hour = {_hour_ms(line.key["hour"]): line.accounts_gpu_us.allocated for line in lines}
+            self._cache[hours, queues] = by_hour
+        return by_hour
 
     def decisions(self, start_ms: int, end_ms: int, most: int, queue: str = "", kind: str = "") -> list[Decision]:
-        """The newest, without the records of cycles' inputs. Raises AccountantUnavailable."""
-        return shown_decisions(islice(self._books.decisions(start_ms, end_ms), MOST_READ), most, queue, kind)
+        """Return the newest decisions, without the records of cycles' inputs. Raises AccountantUnavailable."""
+        return shown_decisions(islice(self._client.decisions(start_ms, end_ms), MOST_READ), most, queue, kind)
 
     def decision(self, id: str, at_ms: int) -> tuple[Decision | None, tuple[Decision, ...]]:
-        """One decision, and what was decided in the same cycle. Raises AccountantUnavailable."""
-        same = tuple(self._books.decisions(at_ms, at_ms + 1))
+        """Return a decision, and all decisions of the same cycle. Raises AccountantUnavailable."""
+        same = tuple(self._client.decisions(at_ms, at_ms + 1))
         return next((each for each in same if each.id == id), None), same
 
 
+def _hour_ms(hour: str) -> int:
+    return round(datetime.fromisoformat(hour).replace(tzinfo=UTC).timestamp()) * MS_PER_SECOND
+
+
 def shown_decisions(decisions: Iterable[Decision], most: int, queue: str = "", kind: str = "") -> list[Decision]:
-    """Return the first of the decisions, without the records of cycles' inputs. queue: only those about it, or about
-    work in it."""
-    found = (
+    """Return the first `most` decisions of a kind and a queue, without the records of cycles' inputs.
+
+    queue: only decisions about the queue or about work in it; "": about all queues. kind: "": of all kinds."""
+    matching = (
         each
         for each in decisions
         if (each.subject != "*" or each.kind == "hold")
         and (not kind or each.kind == kind)
         and (not queue or queue in (each.subject, each.inputs.get("queue")))
     )
-    return list(islice(found, most))
+    return list(islice(matching, most))
 
 
 EVERY_MS = 5 * MS_PER_MINUTE
 MOST_SAMPLES = 4_032
-"""A sample every five minutes for two weeks."""
+"""One sample every five minutes for two weeks."""
 MOST_DECISIONS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One queue at one target in one cycle. GPUs; weight None: none was computed."""
+    """The GPUs and the weight of a queue at a target in one cycle. weight None: no weight was computed."""
 
     at_ms: int
     due: float
@@ -133,12 +119,12 @@ class Snapshot:
 
     @property
     def gpus(self) -> float | None:
-        """Return the GPUs that are divided; None if no target knows."""
+        """Return the GPUs of the largest target; None if no target knows its GPUs."""
         return max((target.gpus for target in self.report.targets), default=0.0) or None
 
 
 class ReportCache:
-    """Keeps what the pages show of each cycle's report. Thread-safe."""
+    """Keeps the last cycle's report, and samples and decisions of earlier cycles. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -163,7 +149,7 @@ class ReportCache:
                 del self._samples[gone]
 
     def now(self) -> Snapshot | None:
-        """Return the last cycle; None before the first one."""
+        """Return the last cycle; None before the first cycle has ended."""
         with self._lock:
             return self._snapshot
 

@@ -1,10 +1,10 @@
-"""Serves the pages of shares, queues and decisions, reduced to a caller's teams.
+"""Serves the pages of shares, queues and decisions, with only the queues that the caller may see.
 
-The numbers come from the cycle (`fairshare.controller.cycle_report`).
+The numbers come from the last cycle (`fairshare.controller.cycle_report`).
 
-A queue belongs to the team that it or the nearest queue above it names, as in the accountant's books. A caller who sees
-only some teams sees a queue only if all queues below it belong to these teams too, because its figures contain theirs.
-Sentences of the cycle that could name siblings, parents and waiting workloads are left out."""
+A queue belongs to the team that it or the nearest queue above it names, as in the accountant's ledger. A caller with
+some teams sees a queue only if all queues below it belong to these teams too, because its figures contain theirs. Such
+a caller does not see sentences that can name siblings, parents and waiting workloads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fairshare.core.queue_tree import PolicyTree
 from fairshare.core.queues_and_weights import UNLIMITED, Condition, Standing, Weight
 from fairshare.explain.queue_explanation import QueueAccount, explain_queue
 from fairshare.laws.weight_calculation import static_parts
-from fairshare.targets import ADAPTERS
+from fairshare.targets import modes
 from fairshare.web import queue_history, svg_plots
 from fairshare.web.page_authentication import Refusal
 from fairshare.web.page_routing import RequestContext, link
@@ -32,8 +32,8 @@ from gputally.base.errors import AccountantUnavailable
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
 State = Literal["published", "steady", "tried", "held", "trouble", "none"]
-"""The state of a queue's weight: written, within its deadband (so not written), only tried (dry-run), held for all
-queues, refused by the cluster, or without an object."""
+"""The state of a queue's weight: written, unchanged within its deadband, only planned (dry-run), held with all weights,
+refused by the cluster, or without an object."""
 _TROUBLE = frozenset({"contested", "refused", "gone", "unavailable", "deferred"})
 _WORDS: Mapping[State, str] = {
     "published": "published",
@@ -47,14 +47,15 @@ _WORDS: Mapping[State, str] = {
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """One queue.
+    """One queue at one target.
 
-    entitled: its part by quotas and weights if all request, as a part of the cluster (0..1).
+    entitled: its part of the cluster (0..1) by quotas and weights if all queues request GPUs.
     used: the part of the window's capacity that it and the queues below it used; None without a window.
-    due, held, asked: GPUs now, None if the target has no weights.
-    owed_gpu_h, repaid_ms: what the deficit law owes it, and when it is repaid at the present rate; None if it is owed
-        nothing.
-    state, why: of its weight."""
+    due, held, asked: the GPUs that it is due, holds and requests now; None if the target does not show them.
+    owed_gpu_h, repaid_ms: the GPU-hours that the deficit law owes it, and the time when they are repaid at the present
+        rate; None if it is owed nothing.
+    exhausted: its budget is used up.
+    state, why: the state of its weight, and the reason."""
 
     name: str
     depth: int
@@ -84,7 +85,7 @@ class QueueRow:
 
 @dataclass(frozen=True, slots=True)
 class TargetView:
-    """One target. unassigned: part of the window's capacity that belongs to no queue of the policy."""
+    """One target with its queues. unassigned: the part of the window's capacity that no queue of the policy used."""
 
     name: str
     mode: str
@@ -96,12 +97,12 @@ class TargetView:
 
 
 def targets(policy: Policy, report: CycleReport) -> tuple[TargetView, ...]:
-    """In the order of the report. Of a target that knows no GPUs, entitlements are parts of nothing: 0."""
+    """Return the targets in the order of the report. Entitlements are 0 at a target that knows no GPUs."""
     return tuple(_target(policy, report, target) for target in report.targets)
 
 
 def used_part(window: UsageWindow | None, queue: str) -> float | None:
-    """Return the part of the window's capacity used by the queue and those below it; None if unknown."""
+    """Return the part of the window's capacity that a queue and the queues below it used; None if unknown."""
     if window is None or window.capacity <= 0:
         return None
     return window.usage.get(queue, 0) / window.capacity
@@ -136,8 +137,8 @@ def _target(policy: Policy, report: CycleReport, target: TargetReport) -> Target
 
 
 def _owed(weight: Weight | None, at_ms: int) -> tuple[float | None, int | None]:
-    """Return GPU-hours, and when they are repaid at the present rate (`fairshare.laws.deficit_law`)."""
-    trace = weight.explanation.trace if weight is not None else {}
+    """Return the owed GPU-hours, and the time when they are repaid at the present rate; None if nothing is owed."""
+    trace = weight.explanation.trace if weight is not None else {}  # written by `fairshare.laws.deficit_law`
     owed, rate = trace.get("owed_gpu_h"), trace.get("rate_gpus", 0.0)
     if owed is None or owed <= 0:
         return None, None
@@ -166,14 +167,14 @@ def _state(
 
 
 def owned(policy: Policy, teams: Collection[str]) -> frozenset[str]:
-    """Return queues that belong to these teams together with all queues below them."""
+    """Return the queues that, with all queues below them, belong to these teams."""
     tree = PolicyTree(policy)
     theirs = {name for name in tree.queues if tree.team(name) in teams}
     return frozenset(name for name in tree.queues if tree.family(name) <= theirs)
 
 
 def part(target: TargetView, queues: Collection[str]) -> TargetView:
-    """Return a target with only these queues."""
+    """Return a target with only these queues, and without texts about others."""
     rows = [replace(row, why="") for row in target.rows if row.name in queues]
     top = min((row.depth for row in rows), default=0)
     rows = [replace(row, depth=row.depth - top) for row in rows]
@@ -181,7 +182,7 @@ def part(target: TargetView, queues: Collection[str]) -> TargetView:
 
 
 def own_account(account: QueueAccount) -> QueueAccount:
-    """Return a queue's account without data of other queues: its own level, its standing, its waiting work."""
+    """Return a queue's explanation without data of other queues."""
     return replace(
         account,
         levels=(account.own,),
@@ -196,136 +197,126 @@ DAYS = (1, 7, 31)
 KINDS = ("weight", "preemption", "hold")
 
 
-def shares(visit: RequestContext) -> Response:
-    """`/`: every queue in its tree, at every target."""
-    snapshot = visit.context.scene.now()
+def shares(request: RequestContext) -> Response:
+    """Answer `/`: the queue tree at every target."""
+    snapshot = request.context.reports.now()
     if snapshot is None:
-        return visit.page("waiting.html", "/")
-    found = _targets(snapshot, _own(visit, snapshot.policy))
-    top = max([0.05, *(max(row.used or 0.0, row.entitled) for target in found for row in target.rows)])
-    return visit.page("shares.html", "/", targets=found, top=min(1.0, top * 1.08), window=_window(snapshot.policy))
+        return request.page("waiting.html", "/")
+    views = _targets(snapshot, _own(request, snapshot.policy))
+    top = max([0.05, *(max(row.used or 0.0, row.entitled) for target in views for row in target.rows)])
+    return request.page("shares.html", "/", targets=views, top=min(1.0, top * 1.08), window=_window(snapshot.policy))
 
 
-def queue(visit: RequestContext) -> Response:
-    """`/queue/NAME`: its share over time, its weights with their reasons, decisions about it."""
-    snapshot = visit.site.snapshot()
-    policy, report = snapshot.policy, snapshot.report
-    known = next((each for each in policy.queues if each.name == visit.rest), None)
-    own = _own(visit, policy)
-    if known is None or (own is not None and visit.rest not in own):
-        where = "the policy in force has" if own is None else "your teams have"
-        raise Refusal(404, "No such queue", f"{where} no queue {visit.rest[:200]!r}")
+def queue(request: RequestContext) -> Response:
+    """Answer `/queue/NAME`: the queue's share over time, its weights with their reasons, and decisions about it."""
+    snapshot = request.app.snapshot()
+    policy, report, name = snapshot.policy, snapshot.report, request.rest
+    own = _own(request, policy)
+    if name not in (PolicyTree(policy).queues if own is None else own):
+        owner = "the policy in force has" if own is None else "your teams have"
+        raise Refusal(404, "No such queue", f"{owner} no queue {name[:200]!r}")
     hours = min(policy.window.size // 3600, queue_history.MOST_HOURS) or 1
-    end_ms = visit.context.clock.wall_ms() // MS_PER_HOUR * MS_PER_HOUR
+    end_ms = request.context.clock.wall_ms() // MS_PER_HOUR * MS_PER_HOUR
     start_ms = end_ms - hours * MS_PER_HOUR
     # The reason for a preemption names the other workload, so teams see only the weights of their own queues.
     kind = "" if own is None else "weight"
-    decided, missing = _recent_decisions(visit, start_ms, 20, visit.rest, kind)
+    past, missing = _recent_decisions(request, start_ms, 20, name, kind)
     held: list[tuple[float, float]] = []
     try:
-        held = visit.context.history.held(policy, visit.rest, hours) if not missing else []
+        held = request.context.history.held(policy, name, hours) if not missing else []
     except AccountantUnavailable as error:
         missing = str(error)
-    places = []
+    panels = []
     for target in _targets(snapshot, own):
-        row = next(row for row in target.rows if row.name == visit.rest)
-        samples = visit.context.scene.samples(target.name, visit.rest)
-        flat = row.entitled * target.gpus
+        row = next(row for row in target.rows if row.name == name)
+        samples = request.context.reports.samples(target.name, name)
+        entitled = row.entitled * target.gpus
         lines = [
             Line("held", "held, by the books", held, area=True, steps=True),
             Line("due", "due, cycle by cycle", [(each.at_ms, each.due) for each in samples], steps=True),
-            Line("entitled", "entitled, while all ask", [(start_ms, flat), (end_ms, flat)] if target.gpus else []),
+            Line(
+                "entitled", "entitled, while all ask", [(start_ms, entitled), (end_ms, entitled)] if target.gpus else []
+            ),
         ]
         weights = [(float(each.at_ms), each.weight) for each in samples if each.weight is not None]
-        of_weight = [Line("due", "weight", weights, steps=True)]
-        title = f"{visit.rest} at {target.name}: weight"
-        places.append(
-            {
-                "target": target,
-                "row": row,
-                "plot": svg_plots.over_time(f"{visit.rest} at {target.name}: GPUs", lines, start_ms, end_ms),
-                "weights": svg_plots.over_time(title, of_weight, start_ms, end_ms, "", height=150)
-                if weights[1:]
-                else "",
-            }
-        )
-    accounts = explain_queue(policy, report, visit.rest, modes=_modes(policy), past=decided)
+        weight_plot = ""
+        if len(weights) > 1:
+            title, line = f"{name} at {target.name}: weight", Line("due", "weight", weights, steps=True)
+            weight_plot = svg_plots.over_time(title, [line], start_ms, end_ms, "", height=150)
+        plot = svg_plots.over_time(f"{name} at {target.name}: GPUs", lines, start_ms, end_ms)
+        panels.append({"target": target, "row": row, "plot": plot, "weights": weight_plot})
+    accounts = explain_queue(policy, report, name, modes=modes(policy), past=past)
     if own is not None:
         accounts = tuple(map(own_account, accounts))
-        decided = [each.model_copy(update={"reason": ""}) for each in decided]
-    return visit.page(
-        "queue.html", "/", name=visit.rest, queue=known, places=places, missing=missing, decisions=decided,
-        accounts={account.target: account for account in accounts}, window=_window(policy), hours=hours,
+        past = [each.model_copy(update={"reason": ""}) for each in past]
+    return request.page(
+        "queue.html", "/", name=name, panels=panels, missing=missing, decisions=past,
+        accounts={account.target: account for account in accounts}, window=_window(policy),
     )  # fmt: skip
 
 
-def decisions(visit: RequestContext) -> Response:
-    """`/decisions?queue=&kind=&days=`: newest first."""
-    asked_days = visit.asked("days", "7")
-    days = int(asked_days) if asked_days.isascii() and asked_days.isdigit() and int(asked_days) in DAYS else 7
-    kind = visit.asked("kind") if visit.asked("kind") in KINDS else ""
-    wanted = visit.asked("queue")[:300]
-    start_ms = visit.context.clock.wall_ms() - days * MS_PER_DAY
-    found, missing = _recent_decisions(visit, start_ms, MOST_SHOWN, wanted, kind)
-    snapshot = visit.context.scene.now()
+def decisions(request: RequestContext) -> Response:
+    """Answer `/decisions?queue=&kind=&days=`: decisions, newest first."""
+    days = next((each for each in DAYS if str(each) == request.parameter("days")), 7)
+    kind = request.parameter("kind") if request.parameter("kind") in KINDS else ""
+    queue_name = request.parameter("queue")[:300]
+    start_ms = request.context.clock.wall_ms() - days * MS_PER_DAY
+    newest, missing = _recent_decisions(request, start_ms, MOST_SHOWN, queue_name, kind)
+    snapshot = request.context.reports.now()
     names = [each.name for _, each in PolicyTree(snapshot.policy).downwards()] if snapshot is not None else []
-    return visit.page(
-        "decisions.html", "/decisions", decisions=found, missing=missing, most=MOST_SHOWN, days=days, kind=kind,
-        wanted=wanted, names=names, every_days=DAYS, kinds=KINDS,
+    return request.page(
+        "decisions.html", "/decisions", decisions=newest, missing=missing, most=MOST_SHOWN, days=days, kind=kind,
+        wanted=queue_name, names=names, every_days=DAYS, kinds=KINDS,
     )  # fmt: skip
 
 
-def decision(visit: RequestContext) -> Response:
-    """`/decision?id=&at=`: every input, and the arithmetic in words."""
-    id, at = visit.asked("id")[:500], visit.asked("at")
+def decision(request: RequestContext) -> Response:
+    """Answer `/decision?id=&at=`: every input of a decision, and its arithmetic in words."""
+    id, at = request.parameter("id")[:500], request.parameter("at")
     if not at.isascii() or not at.isdigit() or len(at) > 15:
         raise Refusal(404, "No such decision", "the address contains no time of a decision")
     missing = ""
     try:
-        one, same = visit.context.history.decision(id, int(at))
+        one, same_cycle = request.context.history.decision(id, int(at))
     except AccountantUnavailable as error:
         missing = str(error)
-        same = tuple(each for each in visit.context.scene.decisions() if each.at_ms == int(at))
-        one = next((each for each in same if each.id == id), None)
+        same_cycle = tuple(each for each in request.context.reports.decisions() if each.at_ms == int(at))
+        one = next((each for each in same_cycle if each.id == id), None)
     if one is None:
-        raise Refusal(404, "No such decision", missing or "the accountant has no decision of that name at that time")
-    return visit.page(
-        "decision.html", "/decisions", one=one, told=decision_text.decision_text(one, same), address=_address
+        raise Refusal(404, "No such decision", missing or "the accountant has no decision with this id at this time")
+    return request.page(
+        "decision.html", "/decisions", one=one, told=decision_text.decision_text(one, same_cycle), address=_address
     )
 
 
 def _recent_decisions(
-    visit: RequestContext, start_ms: int, most: int, queue: str, kind: str
+    request: RequestContext, start_ms: int, most: int, queue: str, kind: str
 ) -> tuple[list[Decision], str]:
-    """Return decisions, newest first, and the reason if they are only this process's own because the accountant does
-    not answer ("" if it answers)."""
-    end_ms = visit.context.clock.wall_ms() + 1
+    """Return the newest decisions, and "". If the accountant does not answer, return this process's own decisions, and
+    the error."""
+    end_ms = request.context.clock.wall_ms() + 1
     try:
-        return visit.context.history.decisions(start_ms, end_ms, most, queue, kind), ""
+        return request.context.history.decisions(start_ms, end_ms, most, queue, kind), ""
     except AccountantUnavailable as error:
-        return queue_history.shown_decisions(visit.context.scene.decisions(), most, queue, kind), str(error)
+        return queue_history.shown_decisions(request.context.reports.decisions(), most, queue, kind), str(error)
 
 
-def _own(visit: RequestContext, policy: Policy) -> frozenset[str] | None:
-    """Return the queues that the caller sees; None for all."""
-    return None if visit.caller.teams is None else owned(policy, visit.caller.teams)
+def _own(request: RequestContext, policy: Policy) -> frozenset[str] | None:
+    """Return the queues that the caller may see; None: all queues."""
+    return None if request.caller.teams is None else owned(policy, request.caller.teams)
 
 
 def _targets(snapshot: Snapshot, own: frozenset[str] | None) -> tuple[TargetView, ...]:
-    found = targets(snapshot.policy, snapshot.report)
-    return found if own is None else tuple(part(target, own) for target in found)
+    views = targets(snapshot.policy, snapshot.report)
+    return views if own is None else tuple(part(view, own) for view in views)
 
 
 def _address(one: Decision) -> str:
     return link("/decision", id=one.id, at=str(one.at_ms))
 
 
-def _modes(policy: Policy) -> dict[str, str]:
-    return {adapter.name: adapter.mode(policy) for adapter in ADAPTERS}
-
-
 def _window(policy: Policy) -> str:
-    """Describe the window in words."""
+    """Return the policy's window in words."""
     window = policy.window
     words = f"{window.kind}, {written(window.size)}" if window.kind in ("sliding", "tumbling") else window.kind
     if window.cron is not None:

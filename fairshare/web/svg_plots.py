@@ -1,7 +1,7 @@
-"""Draws usage against entitlement as inline SVG.
+"""Draws usage and entitlements as inline SVG.
 
-Colours are CSS classes of the style sheet, which people with any colour vision can distinguish; lines also differ in
-dashes. The SVG is built as element trees, so that no name can break out of its text."""
+The style sheet gives the CSS classes colours that people with any colour vision can distinguish; lines also differ in
+dashes. An element tree escapes every name in the SVG."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _STEPS_MS = (
 class Line:
     """One line of a plot.
 
-    css: its class.
+    css: the CSS class.
     points: (milliseconds UTC, value), oldest first.
-    area: filled down to nothing.
-    steps: each value holds until the next."""
+    area: the area between the line and zero is filled.
+    steps: each value holds until the next one."""
 
     css: str
     name: str
@@ -47,22 +47,23 @@ class Line:
 
 
 def bullet(name: str, used: float | None, entitled: float, top: float) -> str:
-    """Draw a bar of usage, beyond the entitlement in another colour, with a mark at the entitlement. `used` and
-    `entitled` are drawn as fractions of `top`, the end of the axis."""
-    said = f"{name}: used {percent(used)} of the capacity, entitled to {percent(entitled)}"
+    """Draw a bar of usage with a mark at the entitlement. Usage beyond the entitlement has another colour.
+
+    used, entitled: parts of the capacity; used None: unknown. top: the part at the end of the axis."""
+    description = f"{name}: used {percent(used)} of the capacity, entitled to {percent(entitled)}"
     svg = ET.Element(
         "svg",
         {
-            "class": "bullet", "viewBox": f"0 0 {_BULLET_W} {_BULLET_H}", "role": "img", "aria-label": said,
+            "class": "bullet", "viewBox": f"0 0 {_BULLET_W} {_BULLET_H}", "role": "img", "aria-label": description,
             "preserveAspectRatio": "none",
         },
     )  # fmt: skip
-    ET.SubElement(svg, "title").text = said
+    ET.SubElement(svg, "title").text = description
     scale = _BULLET_W / top if top > 0 else 0.0
-    had = used or 0.0
+    known = used or 0.0
     rect(svg, "track", 0, 6, _BULLET_W, 10)
-    rect(svg, "within", 0, 6, min(had, entitled) * scale, 10)
-    rect(svg, "beyond", entitled * scale, 6, (had - entitled) * scale, 10)
+    rect(svg, "within", 0, 6, min(known, entitled) * scale, 10)
+    rect(svg, "beyond", entitled * scale, 6, (known - entitled) * scale, 10)
     rect(svg, "mark", min(entitled * scale, _BULLET_W - 2.5) - 1.25, 1, 2.5, 20)
     return ET.tostring(svg, encoding="unicode")
 
@@ -70,7 +71,7 @@ def bullet(name: str, used: float | None, entitled: float, top: float) -> str:
 def over_time(
     name: str, lines: Sequence[Line], start_ms: int, end_ms: int, unit: str = "GPUs", *, height: int = _HEIGHT
 ) -> str:
-    """Draw lines over [start_ms, end_ms) from zero up. name: unique on the page, also the title of the chart."""
+    """Draw lines over [start_ms, end_ms), on an axis from zero. name: the chart's title, unique on the page."""
     highest = max((value for line in lines for _, value in line.points), default=0.0)
     top = nice(highest)
     described = "; ".join(_described(line, unit) for line in lines)
@@ -97,19 +98,19 @@ def over_time(
     for at, label in ticks(start_ms, end_ms):
         text(svg, "tick mid", x(at), height - 8, label)
     for line in lines:
-        where = _stepped(line.points, end_ms) if line.steps else list(line.points)
-        if not where:
+        points = _stepped(line.points, end_ms) if line.steps else list(line.points)
+        if not points:
             continue
-        path = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in where)
+        path = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in points)
         if line.area:
-            corners = f"{x(where[0][0]):.1f},{y(0):.1f} {path} {x(where[-1][0]):.1f},{y(0):.1f}"
+            corners = f"{x(points[0][0]):.1f},{y(0):.1f} {path} {x(points[-1][0]):.1f},{y(0):.1f}"
             ET.SubElement(svg, "polygon", {"class": f"area {line.css}", "points": corners})
         ET.SubElement(svg, "polyline", {"class": f"line {line.css}", "points": path})
     return ET.tostring(svg, encoding="unicode")
 
 
 def ticks(start_ms: int, end_ms: int) -> list[tuple[int, str]]:
-    """Return times (UTC) with their labels, at most nine, at whole steps."""
+    """Return at most nine times (milliseconds UTC) at whole steps, with their labels."""
     span = end_ms - start_ms
     step = next((step for step in _STEPS_MS if span <= step * _MOST_TICKS), 30 * MS_PER_DAY)
     form = "%-d %b" if step >= MS_PER_DAY else "%-d %b %H:%M"
@@ -123,7 +124,7 @@ def ticks(start_ms: int, end_ms: int) -> list[tuple[int, str]]:
 
 
 def nice(highest: float) -> float:
-    """Return the end of an axis: the next of 1, 2, 4, 5 times a power of ten."""
+    """Return the end of an axis: the next of 1, 2, 4, 5 and 10 times a power of ten."""
     if highest <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(highest))
@@ -131,23 +132,24 @@ def nice(highest: float) -> float:
 
 
 def slug(name: str) -> str:
-    """Return the id of a page element for a name."""
+    """Return the id of the HTML element for a name."""
     return "p" + name.encode().hex()
 
 
 def _stepped(points: Points, end_ms: int) -> list[tuple[float, float]]:
-    found: list[tuple[float, float]] = []
+    """Return the points with the corners of the steps between them, up to `end_ms`."""
+    corners: list[tuple[float, float]] = []
     for at, value in points:
-        if found:
-            found.append((at, found[-1][1]))
-        found.append((at, value))
-    if found and found[-1][0] < end_ms:
-        found.append((end_ms, found[-1][1]))
-    return found
+        if corners:
+            corners.append((at, corners[-1][1]))
+        corners.append((at, value))
+    if corners and corners[-1][0] < end_ms:
+        corners.append((end_ms, corners[-1][1]))
+    return corners
 
 
 def _described(line: Line, unit: str) -> str:
     values = [value for _, value in line.points]
     if not values:
-        return f"{line.name}: nothing is known"
+        return f"{line.name}: no values"
     return f"{line.name}: {min(values):,.1f} to {max(values):,.1f} {unit}, at the end {values[-1]:,.1f}"

@@ -1,10 +1,8 @@
-"""Runs what-if previews in a process of their own, one at a time.
+"""Runs what-if previews in a separate process, one at a time.
 
-A preview replays the same days under the policy in force and under the draft. A constructor argument decides how it
-runs: in a separate process, or directly.
-
-The process has a low priority and limited memory, and is ended when its time is over or on request. It sends its
-results through a pipe: ("progress", part, doing), then ("done", Comparison) or ("failed", reason)."""
+A preview replays the same days under the policy in force and under the draft. Its process has a low priority and
+limited memory. The controller ends the process on request, or when its time is over. The process sends messages through
+a pipe: ("progress", part, step), then ("done", Comparison) or ("failed", reason)."""
 
 from __future__ import annotations
 
@@ -17,7 +15,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Literal
 
 from cachetools import LRUCache
@@ -33,7 +30,7 @@ MOST_DAYS = 30
 MOST_KEPT = 20
 State = Literal["running", "done", "failed", "cancelled"]
 ProgressCallback = Callable[[float, str], None]
-"""Called with the progress: the finished part (0..1), and the present step."""
+"""Called with the finished part (0..1) and the name of the present step."""
 
 
 class Busy(Exception):
@@ -41,12 +38,12 @@ class Busy(Exception):
 
 
 class Cancelled(Exception):
-    """The preview was cancelled."""
+    """A caller has cancelled the preview."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreviewOrder:
-    """Replay `days` whole days up to the hour before `at_ms` under both policies."""
+    """The arguments of a preview: both policies, and the number of whole days up to the last full hour at `at_ms`."""
 
     now: Policy
     then: Policy
@@ -55,18 +52,19 @@ class PreviewOrder:
 
     @property
     def key(self) -> str:
-        """Return a key that is equal for equal orders within an hour, on every replica."""
+        """Return the preview's key. Equal orders within one hour have equal keys on every replica."""
         parts = f"{self.now.version()} {self.then.version()} {self.days} {self.at_ms // MS_PER_HOUR}"
         return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The simulation of a changed policy, running or finished.
+    """The state of a preview, running or finished.
 
-    part: the finished part of the work.
     text: the changed policy file.
-    fault: why it failed."""
+    edited: whether the file's own text was edited, or the file was written from its data.
+    part, doing: the finished part of the work (0..1), and the present step.
+    fault: the reason of a failure."""
 
     order: PreviewOrder
     text: str
@@ -79,11 +77,11 @@ class Preview:
 
 
 Work = Callable[[PreviewOrder, ProgressCallback, threading.Event], Comparison]
-"""Raises Cancelled soon after the event is set, and an Exception with a sentence for any other failure."""
+"""Makes a preview. Raises Cancelled soon after the event is set, and an Exception with a sentence if it fails."""
 
 
 class Previews:
-    """Previews, each made in a thread; any thread may request one."""
+    """Makes one preview at a time in a thread, and keeps the latest previews. Thread-safe."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -92,26 +90,28 @@ class Previews:
         self._stops: dict[str, threading.Event] = {}
 
     def start(self, order: PreviewOrder, text: str, *, edited: bool) -> str:
-        """Start a preview and return its key. One that is running, or has succeeded, is not made again. Raises Busy."""
+        """Start a preview and return its key. Raises Busy.
+
+        A preview that is running or has succeeded is not made again."""
         key = order.key
         with self._lock:
             known = self._known.get(key)
             if known is not None and known.state in ("running", "done"):
                 return key
             if self._stops:
-                raise Busy("another preview is being made; it can be stopped on its page")
+                raise Busy("another preview is running; wait for it, or stop it on its page")
             self._known[key] = Preview(order, text, edited)
             stop = self._stops[key] = threading.Event()
         threading.Thread(target=self._make, args=(key, order, stop), name="fairshare-preview", daemon=True).start()
         return key
 
     def get(self, key: str) -> Preview | None:
-        """Return a preview; None if it is unknown here, or forgotten."""
+        """Return a preview; None if this replica did not make it, or dropped it for newer ones."""
         with self._lock:
             return self._known.get(key)
 
     def running(self) -> str | None:
-        """Return the key of the running preview."""
+        """Return the key of the running preview; None if none is running."""
         with self._lock:
             return next(iter(self._stops), None)
 
@@ -129,14 +129,14 @@ class Previews:
             stop.set()
 
     def _make(self, key: str, order: PreviewOrder, stop: threading.Event) -> None:
-        def told(part: float, doing: str) -> None:
+        def progress(part: float, doing: str) -> None:
             self._change(key, part=min(1.0, part), doing=doing)
 
         try:
-            result = self._work(order, told, stop)
+            result = self._work(order, progress, stop)
         except Cancelled:
             self._change(key, over=True, state="cancelled")
-        except Exception as error:  # noqa: BLE001  # whatever it is, the page says so and the controller goes on
+        except Exception as error:  # noqa: BLE001  # the page shows the error, and the controller goes on
             self._change(key, over=True, state="failed", fault=str(error) or type(error).__name__)
         else:
             self._change(key, over=True, state="done", part=1.0, result=result)
@@ -149,73 +149,53 @@ class Previews:
                 self._known[key] = replace(self._known[key], **changes)  # type: ignore[arg-type]  # checked by replace
 
 
-def compare(order: PreviewOrder, client: AccountantApi, told: ProgressCallback) -> Comparison:
-    """Run a preview. Raises WhatIfError and AccountantUnavailable."""
-    told(0.0, "reading the books")
+def compare(order: PreviewOrder, client: AccountantApi, progress: ProgressCallback) -> Comparison:
+    """Make a preview from the accountant's history. Raises WhatIfError and AccountantUnavailable."""
+    progress(0.0, "reading the books")
     past = of_books(client, order.then, order.days * 86_400, None, order.at_ms)
     end_ms = order.at_ms // MS_PER_HOUR * MS_PER_HOUR
     return what_if_replay.compare(
-        order.now, order.then, past, end_ms, lambda part, doing: told(0.1 + 0.9 * part, doing)
+        order.now, order.then, past, end_ms, lambda part, doing: progress(0.1 + 0.9 * part, doing)
     )
 
 
+Compare = Callable[[PreviewOrder, AccountantApi, ProgressCallback], Comparison]
 MIB = 1024 * 1024
-_LOOK_S = 0.2
-_PATIENCE_S = 300.0
+_POLL_S = 0.2
 _NICE = 10
 
 
 class PreviewFailed(FairshareError):
-    """The preview failed, and why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The source of the history."""
-
-    url: str
-    token_file: Path | None = None
-    ca_file: Path | None = None
-    cluster: str = ""
-
-    def open(self) -> AccountantApi:
-        return AccountantApi(
-            self.url,
-            token_file=self.token_file,
-            ca_file=self.ca_file,
-            cluster=self.cluster,
-            timeout_s=_PATIENCE_S,
-        )
+    """The process of the preview failed; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
     """Implements `Work` in a separate process.
 
-    most_mib: memory that the process may use.
-    most_s: time that the process may take.
+    client: creates the client of the accountant in the process.
+    most_mib, most_s: the memory and the time that the process may use.
+    compare: the function to run, a function of a module, because it is passed by name."""
 
-    compare: the function to run; a function of a module, because it is passed by name."""
-
-    source: Source
+    client: Callable[[], AccountantApi]
     most_mib: int = 768
     most_s: float = 600.0
-    compare: Callable[[PreviewOrder, AccountantApi, ProgressCallback], Comparison] = compare
+    compare: Compare = compare
 
-    def __call__(self, order: PreviewOrder, told: ProgressCallback, stop: threading.Event) -> Comparison:
+    def __call__(self, order: PreviewOrder, progress: ProgressCallback, stop: threading.Event) -> Comparison:
         context = multiprocessing.get_context("spawn")
-        here, there = context.Pipe(duplex=False)
-        plain = (order.now.model_dump_json(by_alias=True), order.then.model_dump_json(by_alias=True))
+        receiver, sender = context.Pipe(duplex=False)
+        policies = (order.now.model_dump_json(by_alias=True), order.then.model_dump_json(by_alias=True))
         process = context.Process(
-            target=_work,
-            args=(self.compare, self.source, plain, order.days, order.at_ms, self.most_mib, there),
+            target=_run,
+            args=(self.compare, self.client, policies, order.days, order.at_ms, self.most_mib, sender),
             name="gputally-preview",
             daemon=True,
         )
         process.start()
-        there.close()  # so that this process notices its end
+        sender.close()  # otherwise the receiver would not notice the end of the process
         try:
-            return self._listen(here, told, stop)
+            return self._receive(receiver, progress, stop)
         finally:
             process.terminate()
             process.join(5)
@@ -223,58 +203,58 @@ class Worker:
                 process.kill()
                 process.join()
             process.close()
-            here.close()
+            receiver.close()
 
-    def _listen(self, pipe: Connection, told: ProgressCallback, stop: threading.Event) -> Comparison:
-        looks = round(self.most_s / _LOOK_S)
-        while looks > 0:
+    def _receive(self, pipe: Connection, progress: ProgressCallback, stop: threading.Event) -> Comparison:
+        polls = round(self.most_s / _POLL_S)
+        while polls > 0:
             if stop.is_set():
                 raise Cancelled
-            if not pipe.poll(_LOOK_S):
-                looks -= 1
+            if not pipe.poll(_POLL_S):
+                polls -= 1
                 continue
             try:
-                kind, *said = pipe.recv()
+                kind, *content = pipe.recv()
             except EOFError as error:
                 raise PreviewFailed(f"its process ended; it may use {self.most_mib} MiB: choose fewer days") from error
             if kind == "progress":
-                told(*said)
+                progress(*content)
             elif kind == "done":
-                found: Comparison = said[0]
-                return found
+                comparison: Comparison = content[0]
+                return comparison
             else:
-                raise PreviewFailed(str(said[0]))
-        raise PreviewFailed(f"it took longer than {self.most_s:g} s: take fewer days")
+                raise PreviewFailed(str(content[0]))
+        raise PreviewFailed(f"it took longer than {self.most_s:g} s: choose fewer days")
 
 
-def _work(
-    compare: Callable[[PreviewOrder, AccountantApi, ProgressCallback], Comparison],
-    source: Source,
+def _run(
+    compare: Compare,
+    client_of: Callable[[], AccountantApi],
     policies: tuple[str, str],
     days: int,
     at_ms: int,
     most_mib: int,
     pipe: Connection,
 ) -> None:
-    """Run in the separate process."""
+    """Make a preview in the separate process, and send its progress and its result through the pipe."""
     with suppress(OSError):
         os.nice(_NICE)
     resource.setrlimit(resource.RLIMIT_DATA, (most_mib * MIB, most_mib * MIB))
     now, then = (Policy.model_validate_json(each) for each in policies)
-    said = 0.0
+    last_sent = 0.0
 
-    def told(part: float, doing: str) -> None:
-        nonlocal said
-        if part == 0.0 or part - said >= 0.01:
-            said = part
+    def progress(part: float, doing: str) -> None:
+        nonlocal last_sent
+        if part == 0.0 or part - last_sent >= 0.01:
+            last_sent = part
             pipe.send(("progress", part, doing))
 
     try:
-        with source.open() as client:
-            result = compare(PreviewOrder(now, then, days, at_ms), client, told)
+        with client_of() as client:
+            result = compare(PreviewOrder(now, then, days, at_ms), client, progress)
     except MemoryError:
-        pipe.send(("failed", f"it needs more than {most_mib} MiB: take fewer days"))
-    except Exception as error:  # noqa: BLE001  # the page says it
+        pipe.send(("failed", f"it needs more than {most_mib} MiB: choose fewer days"))
+    except Exception as error:  # noqa: BLE001  # the page shows the error
         pipe.send(("failed", str(error) or type(error).__name__))
     else:
         pipe.send(("done", result))

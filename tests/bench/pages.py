@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import structlog
 import yaml
@@ -170,7 +171,7 @@ def main(folder: str, nodes: int, minutes: int, queues: int, step: int) -> None:
             took[name] = jobs if name == "jobs" else _timed(name, partial(_status, client, address))
         with tempfile.TemporaryDirectory() as other:
             house = _controller(Path(other), ledger)
-            house.site.make_ready()
+            house.site.compile_templates()
             for name, address in CONTROLLER.items():
                 took[f"controller: {name}"] = _timed(name, partial(_controller_status, house, address))
         peak = Spent.me().peak_mib()
@@ -219,7 +220,7 @@ def _timed(name: str, ask: Callable[[], int]) -> dict[str, float]:
 
 
 class _Books:
-    """fairshare.web.queue_history.HistoryQuestions of the ledger itself."""
+    """The queries of `fairshare.web.queue_history.History` to the ledger itself."""
 
     def __init__(self, ledger: DuckLedger) -> None:
         self._ledger = ledger
@@ -240,7 +241,8 @@ class _Books:
 def _controller(folder: Path, ledger: DuckLedger) -> Stage:
     """The controller's pages with the ledger's history."""
     here = stage(folder)
-    context = replace(here.site.context, history=History(_Books(ledger), VirtualClock(ledger.extent()[1])))
+    client: Any = _Books(ledger)
+    context = replace(here.site.context, history=History(client, VirtualClock(ledger.extent()[1])))
     return replace(here, site=PagesApp(context, PageAuthentication(None), ROUTES))
 
 

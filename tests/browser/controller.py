@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from accountant.wire.policy_models import Policy
@@ -15,7 +16,7 @@ from fairshare.web.page_routing import PageContext, PagesApp, link
 from fairshare.web.policy_form import policy_text
 from fairshare.web.policy_pages import ROUTES
 from fairshare.web.queue_history import History, ReportCache
-from fairshare.web.what_if_worker import PreviewOrder, Previews, Source, Worker
+from fairshare.web.what_if_worker import PreviewOrder, Previews, Worker
 from gputally.base.clock import VirtualClock
 from gputally.server.https_server import serve
 from tests.fairshare.web.staging import settled
@@ -41,7 +42,7 @@ def controller_pages(
     file.write_text(policy_text(policy.model_dump(mode="json", by_alias=True, exclude_defaults=True), HEADING))
     clock = VirtualClock(now_ms)
     with AccountantApi(accountant) as client, contextlib.ExitStack() as after:
-        previews = Previews(Worker(Source(accountant)))
+        previews = Previews(Worker(partial(AccountantApi, accountant)))
         after.callback(previews.close)
         place = PolicyLocation(file, PolicyFileWriter(file))
         house = PageContext(scene, History(client, clock), previews, place, clock, 3600.0, accountant=accountant)

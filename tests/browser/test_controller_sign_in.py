@@ -15,9 +15,9 @@ pytest.importorskip("playwright", reason="make test-real installs the browser dr
 import trustme
 from playwright.sync_api import Browser, BrowserContext, Page
 
+from fairshare.composition import serve_pages
 from fairshare.core.settings import Settings
 from fairshare.usage.accountant_client import AccountantApi
-from fairshare.web.app import pages
 from gputally.base.clock import SystemClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP
@@ -46,7 +46,7 @@ class PageContext:
         clock, cluster = SystemClock(), MemoryCluster((CONFIG_MAP,), [])
         with (
             AccountantApi("http://127.0.0.1:1") as client,
-            pages(self.settings, self.stage.scene, client, clock, cluster),
+            serve_pages(self.settings, self.stage.scene, client, clock, cluster),
         ):
             yield
 

@@ -71,7 +71,7 @@ def test_a_cycle_with_a_defect_is_not_the_last(accountant: Any, controller_of: M
     )
     controller.run(stop, lambda: task.guarded(told.append))
     assert seen[0] == ("the first cycle has not ended yet", 0)
-    assert seen[1:3] == [("cycle failed: the log says why", 1)] * 2
+    assert seen[1:3] == [("cycle failed: see the log for the reason", 1)] * 2
     assert seen[3] == (None, 0), "the third cycle did its work"
     assert [type(error) for error in told] == [KeyError, KeyError]
 
@@ -83,7 +83,7 @@ def test_a_cycle_that_hangs_is_seen_within_a_minute(clock: VirtualClock) -> None
     with tasks.add("cycle", 50).running():
         assert health.ready() is None
         clock.advance(55_000)
-        assert health.ready() == "cycle has not ended for 55 s: the log says why"
+        assert health.ready() == "cycle has not ended for 55 s: see the log for the reason"
         assert _stopped(metrics, "cycle") == 1
     assert health.ready() is None
 

@@ -221,7 +221,7 @@ def test_no_body_breaks_it(body: bytes) -> None:
 def served(clock: VirtualClock) -> Iterator[tuple[str, int, list[tuple[str, str]]]]:
     told: list[tuple[str, str]] = []
     extender = Extender(_room, clock)
-    with serve_extender("127.0.0.1", 0, extender, told=lambda verb, _, result: told.append((verb, result))) as url:
+    with serve_extender("127.0.0.1", 0, extender, answered=lambda verb, _, result: told.append((verb, result))) as url:
         parts = urlsplit(url)
         yield str(parts.hostname), int(parts.port or 0), told
 

@@ -10,7 +10,6 @@ PACKAGES = ("agent", "accountant", "fairshare", "gputally")
 WITHOUT_A_TASK = {
     "agent/devices/nvml_library.py": "a call to the driver; who made it goes on after its time limit",
     "accountant/history_import/import_run.py": "senders of one import, whose command waits for them",
-    "fairshare/web/app.py": "compiles the pages' templates once; a page compiles its own where that failed",
     "fairshare/web/what_if_worker.py": "one preview, whose page shows its progress, its failure and its time limit",
     "gputally/demo/simulated_machines.py": "the demo's agents, which the demo waits for",
     "gputally/demo/pipeline.py": "the demo's scheduler, which the demo waits for",

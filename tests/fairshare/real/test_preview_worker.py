@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 
 from fairshare.controller import policy_file as policies
 from fairshare.explain.what_if_replay import Comparison
 from fairshare.usage.accountant_client import AccountantApi
-from fairshare.web.what_if_worker import Cancelled, PreviewFailed, PreviewOrder, ProgressCallback, Source, Worker
+from fairshare.web.what_if_worker import Cancelled, PreviewFailed, PreviewOrder, ProgressCallback, Worker
 from gputally.base.errors import FairshareError
 from tests.fairshare.conftest import NOW_MS
 from tests.fairshare.web.staging import sample
@@ -34,7 +35,7 @@ def order(days: int) -> PreviewOrder:
     return PreviewOrder(policy, policy.model_copy(update={"k": 1.5}), days, NOW_MS)
 
 
-WORKER = Worker(Source("http://127.0.0.1:1"), most_mib=512, compare=report)
+WORKER = Worker(partial(AccountantApi, "http://127.0.0.1:1"), most_mib=512, compare=report)
 
 
 def test_a_process_of_its_own_says_how_it_goes_and_what_came_out() -> None:
@@ -54,6 +55,6 @@ def test_a_process_is_stopped_on_request_and_when_its_time_is_over() -> None:
     stop = threading.Event()
     with pytest.raises(Cancelled):
         WORKER(order(4), lambda *_: stop.set(), stop)
-    hasty = Worker(WORKER.source, most_s=0.4, compare=report)
+    hasty = Worker(WORKER.client, most_s=0.4, compare=report)
     with pytest.raises(PreviewFailed, match=r"longer than 0\.4 s"):
         hasty(order(4), lambda *_: None, threading.Event())

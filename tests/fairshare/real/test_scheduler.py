@@ -114,7 +114,7 @@ def test_gangs_land_by_best_fit_victims_are_narrowed_and_without_us_it_goes_on(
     def told(verb: str, _seconds: float, result: str) -> None:
         cockpit.answers.append((verb, result))
 
-    with serve_extender("127.0.0.1", 0, extender, told=told) as url:
+    with serve_extender("127.0.0.1", 0, extender, answered=told) as url:
         with scheduler(server, tmp_path, [_extender(url, nodeCacheCapable=cached)]):
             # Alone it would spread these; best fit keeps whole nodes for the gang that comes last.
             for i in range(4):

@@ -12,6 +12,7 @@ import httpx2
 import pytest
 import structlog
 
+from fairshare.composition import serve_pages
 from fairshare.controller.cycle_report import Outcome, TargetReport
 from fairshare.controller.policy_file import PolicyConfigMapWriter, PolicyFileChanged, PolicyNotWritten, digest, keeper
 from fairshare.core.queues_and_weights import Standing
@@ -19,7 +20,6 @@ from fairshare.core.settings import Settings, SettingsFault, load
 from fairshare.targets import KINDS
 from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web import queue_pages, svg_plots
-from fairshare.web.app import pages
 from fairshare.web.page_authentication import MOST_BYTES
 from fairshare.web.queue_history import EVERY_MS, MOST_SAMPLES, ReportCache
 from fairshare.web.svg_plots import Line
@@ -53,8 +53,8 @@ def test_requests_arrive_as_they_were_sent(served: tuple[str, Queue[tuple[str, s
     ("content", "kind", "status", "why"),
     [
         (b"x" * (MOST_BYTES + 1), "application/x-www-form-urlencoded", 413, "more than 2097152 bytes"),
-        (b"{}", "application/json", 415, "forms are application/x-www-form-urlencoded"),
-        (b"a=1&" * 30_000, "application/x-www-form-urlencoded", 400, "too many fields"),
+        (b"{}", "application/json", 415, "send forms as application/x-www-form-urlencoded"),
+        (b"a=1&" * 30_000, "application/x-www-form-urlencoded", 400, "not a form of at most 25000 fields"),
         (b"a=\xff", "application/x-www-form-urlencoded", 400, "not a form"),
     ],
 )
@@ -109,7 +109,7 @@ def test_composed_from_settings_with_tokens_and_an_act_that_is_told(tmp_path: Pa
     with (
         structlog.testing.capture_logs() as logged,
         AccountantApi(settings.accountant) as client,
-        pages(settings, here.scene, client, VirtualClock(NOW_MS), cluster) as url,
+        serve_pages(settings, here.scene, client, VirtualClock(NOW_MS), cluster) as url,
         httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}) as ana,
     ):
         assert httpx2.get(url).status_code == 401

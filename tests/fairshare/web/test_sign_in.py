@@ -11,12 +11,12 @@ from typing import Any
 import httpx2
 import pytest
 
+from fairshare.composition import serve_pages
 from fairshare.controller.policy_file import digest
 from fairshare.core.settings import Settings
 from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web import queue_pages
-from fairshare.web.app import NoCallers, pages
-from fairshare.web.page_authentication import PROGRAM, NoSessions, SignIns
+from fairshare.web.page_authentication import PROGRAM, SignInFault, SignIns
 from fairshare.web.page_routing import link
 from fairshare.web.policy_pages import ROUTES
 from gputally.base.clock import VirtualClock
@@ -204,7 +204,7 @@ def serve(tmp_path: Path) -> Callable[..., Any]:
     def made(clock: VirtualClock, **given: Any) -> Any:
         client = AccountantApi("http://127.0.0.1:1")
         settings = Settings(policy=here.file, pages_listen="127.0.0.1:0", status_namespace="", **given)
-        return pages(settings, here.scene, client, clock, MemoryCluster((CONFIG_MAP,), []))
+        return serve_pages(settings, here.scene, client, clock, MemoryCluster((CONFIG_MAP,), []))
 
     return made
 
@@ -232,11 +232,11 @@ def test_without_a_key_or_any_permitted_user_it_does_not_start(
     state, clock = login
     file = callers(tmp_path, state)
     given = {"pages_callers": file, "pages_public_url": HERE, "pages_session_key": tmp_path / "none"}
-    with pytest.raises(NoSessions, match=r"pages_session_key: .*none: No such file"), serve(clock, **given):
+    with pytest.raises(SignInFault, match=r"pages_session_key: .*none: No such file"), serve(clock, **given):
         pass
     file.write_text("schema: 1\n")
     given["pages_session_key"] = key(tmp_path)
-    with pytest.raises(NoCallers, match="no issuer has a login"), serve(clock, **given):
+    with pytest.raises(SignInFault, match="no issuer has a login"), serve(clock, **given):
         pass
     file.write_text("schema: 2\n")
     with pytest.raises(FileFault, match=r"callers\.yaml:1"), serve(clock, **given):
