@@ -120,9 +120,9 @@ class Client:
         closed.
 
         `gpu_us` is integer, `gpu_hours`, `unit_price` and `cost` are Decimal (None: no price). The gpu_us of the lines
-        add up to the capacity, their costs to attrs["cost"]; attrs["due"] is what each team owes, in whole minor units,
-        with commitments, corrections and credits. attrs: cost, due, due_total, currency, status, hash, coverage,
-        unpriced_gpu_us, price_book_version."""
+        add up to the capacity, their costs to attrs["cost"]; attrs["due"] is what each team owes, rounded to the
+        currency's minor unit (Decimal 12.34, not 1234), with commitments, corrections and credits. attrs: cost, due,
+        due_total, currency, status, hash, coverage, unpriced_gpu_us, price_book_version."""
         with _understood("/v1/statement"):
             content = self._remote.get("/v1/statement", {"month": month, "team": team})
             found = {**json.loads(content), "hash": hashlib.sha256(content).hexdigest()}

@@ -103,7 +103,7 @@ class TeamCredit(Model):
     """One team's part of a credit.
 
     billed: exact cost of what the team held there.
-    amount: the credit, negative, in whole minor units."""
+    amount: the credit, negative, rounded to the currency's minor unit (-12.34, not -1234)."""
 
     team: str
     gpu_us: int

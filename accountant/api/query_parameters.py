@@ -162,7 +162,8 @@ class GroupedParams(SpanParams):
 
 
 class UsageParams(GroupedParams):
-    """breakdown adds the kinds of idle time, and the part of unused guarantees that was available."""
+    """breakdown: also return the kinds of allocated idle time, and the unallocated time that unused guarantees
+    reserved."""
 
     breakdown: bool = Field(default=False, description="Also the kinds of idle time, and unused guaranteed time.")
 

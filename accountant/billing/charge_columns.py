@@ -44,7 +44,8 @@ class Groups:
     """GPU-µs by line and key.
 
     keys: sorted.
-    of: by line, the sorted indices of its keys and the GPU-µs of each. Both are int64 of shape (keys of the line,)."""
+    of: for each line two int64 arrays of equal length: indices into `keys`, ascending, and the GPU-µs of each of these
+        keys."""
 
     keys: Sequence[tuple[str, ...]] = ()
     of: Mapping[LineKey, tuple[Whole, Whole]] = field(default_factory=dict)
@@ -57,7 +58,7 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class BilledLines:
-    """The charges of a statement, one per line, and the time of each line by key (`groups`)."""
+    """The charges of a statement, one per line. groups: the time of each line, divided by key."""
 
     charges: Sequence[Charge]
     groups: Groups
@@ -234,7 +235,8 @@ def _with_details(numbers: Whole, gpu_us: Whole, start_up_us: Whole, group: Whol
 
 
 def split_in_order(group: Whole, gpu_us: Whole, limits: Whole) -> Whole:
-    """Divide each group's time, in the order of its rows, into parts up to their limits and a rest.
+    """Cut the time of each group, row after row, into consecutive parts: the first `limits[0]` are the first part, the
+    next `limits[1]` the second, and the remainder the last.
 
     group, gpu_us: shape (rows,). Adjacent equal values form one group.
     limits: of a row's whole group, shape (rows, parts).

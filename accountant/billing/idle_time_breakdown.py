@@ -3,8 +3,8 @@
 A pod holds its GPU from the moment it is bound. Three figures add up to a line's `allocated_idle`:
 
 - `starting`: idle time before the pod's first container runs.
-- `gang_waiting`: idle time while the pod runs and other members of its gang, which exist already, do not. A member that
-  replaces another one later does not make the others wait.
+- `gang_waiting`: idle time while the pod runs and at least one other pod of its gang, created before this one started,
+  has not started yet. A pod that replaces another one later does not make the others wait.
 - `running_idle`: its later idle time.
 
 Unreported instants are not guessed. A pod without a start counts as `starting` only as long as it was seen bound and

@@ -125,7 +125,7 @@ class ItemAmount:
     """A line, or an item of one.
 
     cost: exact, None if unpriced.
-    amount: payable, in minor units; None without a price or a price book."""
+    amount: payable, rounded to the currency's minor unit (12.34, not 1234); None without a price or a price book."""
 
     gpu_us: int
     gpu_hours: Decimal

@@ -56,7 +56,7 @@ class Correction:
     """A change of a closed month that is booked in this one: the old amount reversed and the new one, as one line.
 
     month: the closed month.
-    amount: the difference of the cost in minor units."""
+    amount: the difference of the cost, rounded to the currency's minor unit (12.34, not 1234)."""
 
     month: str
     booked_in: str
@@ -111,7 +111,8 @@ class Statement:
     month: set also for a month in progress.
     cost: exact sum of the priced lines.
     unpriced_gpu_us: billed time without a price, which is in no amount.
-    payable: per team, in minor units. It adds up to payable_total (None without a price book).
+    payable: per team, rounded to the currency's minor unit (12.34, not 1234). It adds up to payable_total (None without
+        a price book).
     commitments: lines of GPU time that was paid for in advance and not used. Of all totals only `due` includes them.
     due: payable plus these commitments (rounded likewise), corrections and adjustments. It adds up to due_total.
     previous_hash: hash of the previous closed month."""
@@ -290,8 +291,8 @@ def _totals(
 
 
 def _by_owner(commitments: Iterable[StatementLine], currency: str | None) -> dict[str, Decimal]:
-    """Return minor units per owner, each rounded separately, so that a team sees the same amount as the whole
-    cluster."""
+    """Return the amount of each owner, rounded to the minor unit separately, so that a team sees the same amount as the
+    whole cluster."""
     owed: dict[str, Decimal] = {}
     for line in commitments:
         owed[line.team] = exact_sum([owed.get(line.team, Decimal(0)), line.cost or Decimal(0)])
@@ -333,7 +334,7 @@ Entry: TypeAlias = tuple[Account, int, Decimal | None]
 
 
 def payable_lines(stated: Statement) -> list[tuple[StatementLine, Entry]]:
-    """Return the statement's lines with their costs in minor units (None: unpriced).
+    """Return the statement's lines with their costs, rounded to the currency's minor unit (None: unpriced).
 
     Each team's payable amount is apportioned to its lines once. Every table sums these amounts, so the rows and columns
     of all tables agree to the cent. Rounding each table separately would not achieve this (the two-dimensional rounding

@@ -9,12 +9,13 @@ Only an administrator's act changes a closed month. The difference, except for w
 If it is accepted, it becomes corrections. If it is refused, it is recorded and not proposed again. The proposal's id is
 derived from its lines, so an act applies only to what its author has seen.
 
-An adjustment is an amount for one team. It is booked in an open month about that or an earlier month, and has an
-author, an approver and a reason. It is due in addition to the lines and changes none of them.
+An adjustment is an amount for one team. It is booked in an open month, concerns that month or an earlier one, and has
+an author, an approver and a reason. It is due in addition to the lines and changes none of them.
 
 A credit for a node covers time that was billed although the node was unusable, such as a hung node or a failed fabric.
 (Time recorded as `down` is not billed and needs no credit.) The credit is the billed time of the node's holders at its
-price, times a share, in minor units that add up. A span of a node can be credited once. The bookkeeper books it."""
+price, times a share, rounded to the minor unit so that the parts add up. A span of a node can be credited once. The
+bookkeeper books it."""
 
 from __future__ import annotations
 
@@ -93,9 +94,11 @@ def chosen_proposal(waiting: Proposal | None, month: str, asked: str) -> Proposa
 
 
 def repriced_refusals(refused: Iterable[Correction], present: Iterable[StatementLine]) -> list[Correction]:
-    """Move refused lines from prices that the month no longer has to the price with the most similar time.
+    """Return the bookings, with amount 0, that move refused time to a price that the month still has.
 
-    Otherwise, pricing a month again would book what was refused."""
+    A month may have been priced again after a proposal was refused. Time of a price row that the month no longer has
+    moves to the line of the same team, account, detail, GPU model and capacity type with the most GPU time. Without
+    this, the refused difference would be proposed again after every new pricing."""
     most: dict[tuple[str, ...], StatementLine] = {}
     prices = set()
     for line in present:
@@ -132,7 +135,8 @@ def differences(
 ) -> tuple[Correction, ...]:
     """Return the corrections to book in `booked_in` so that `month` adds up again; empty if it does.
 
-    The hours of a line are those of its own GPU-µs. Its cost is their product with the price, or None if unpriced."""
+    The hours of a line are those of its own GPU-µs. Its cost is hours × price; None if unpriced, 0 for an account that
+    is not billed."""
     time: dict[_Key, int] = {}
     sample: dict[_Key, StatementLine] = {}
     for sign, lines in (
@@ -182,7 +186,8 @@ _MAX = Decimal(10) ** 12
 
 
 class NewAdjustment(Model):
-    """A request for an adjustment. amount: negative for a credit, in whole minor units of the price book's currency."""
+    """A request for an adjustment. amount: negative for a credit; in the price book's currency, with at most the
+    decimals of its minor unit (12.34, not 1234)."""
 
     month: str
     team: str = Field(min_length=1, max_length=253)
@@ -263,7 +268,8 @@ class NodeSpan(Model):
 
 @dataclass(frozen=True, slots=True)
 class CreditLine:
-    """What one team was billed for the node, and its credit (negative, in minor units)."""
+    """What one team was billed for the node, and its credit: negative, rounded to the currency's minor unit (-12.34,
+    not -1234)."""
 
     team: str
     gpu_us: int

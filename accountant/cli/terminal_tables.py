@@ -384,7 +384,7 @@ def price_versions(found: Sequence[PriceVersion], zone: tzinfo) -> Table:
 
 
 def _change(diff: PriceDiff, before: Decimal | None, after: Decimal | None) -> str:
-    """The change in minor units; no figure between two currencies."""
+    """The change with the decimals of the currency; no figure between two currencies."""
     currency = diff.currency_after
     if before is None or after is None or currency is None or diff.currency_before not in (None, currency):
         return NOTHING

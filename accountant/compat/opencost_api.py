@@ -83,10 +83,10 @@ _LONE = frozenset({"Pod", "Container", "Process", "Unattributed"})
 
 
 class CostGroup(NamedTuple):
-    """Time at one price.
+    """The key by which the time of an allocation is divided.
 
-    price: None if unpriced.
-    shared: idle time that was added to this allocation."""
+    price: per GPU-hour, None if unpriced.
+    shared: whether it is idle time that was shared to this allocation."""
 
     model: str
     price: Decimal | None
@@ -201,7 +201,7 @@ def allocations(
 ) -> list[Allocation]:
     """Returns one allocation per holder and place, and one idle allocation per node and GPU.
 
-    charges: of the span, by DIMENSIONS.
+    charges: those of the span, grouped by DIMENSIONS.
     machines: provider ids by cluster and node."""
     groups: dict[tuple[bool, tuple[str, ...]], list[Charge]] = {}
     for charge in charges:
@@ -682,7 +682,8 @@ class AllocationSource:
         return question, shown, warnings
 
     def groups(self, question: Question) -> tuple[Found, int]:
-        """For each set of the query, its allocations by name; and the unmetered GPU-µs. Raises BadQuestion."""
+        """For each set (OpenCost's AllocationSet: the allocations of one accumulated step) its span and allocations by
+        name; and the unmetered GPU-µs of all of them. Raises BadQuestion."""
         now_ms = self._clock.wall_ms()
         self._check_cost(question.start_ms, min(question.end_ms, now_ms), len(question.aggregate))
         book = self._book()

@@ -50,7 +50,7 @@ class InventoryError(AccountantError):
 
 
 class LedgerFailed(AccountantError):
-    """The engine cannot use its database in this process any more; only a restart helps."""
+    """DuckDB cannot use its database in this process any more; only a restart helps."""
 
 
 class BadBatch(AccountantError):

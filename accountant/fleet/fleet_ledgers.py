@@ -61,7 +61,8 @@ class Rates(Model):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A ledger of the lake with its bookkeeping. clock: shows the end of its published figures."""
+    """A ledger of the lake with its bookkeeping. clock: stands at the end of the ledger's published figures, which is
+    "now" for every answer about it."""
 
     status: LedgerStatus
     ledger: LakeLedger

@@ -1,8 +1,9 @@
 """Serves read-only pages and an API for every ledger of a lake, and for all of them together.
 
 Each ledger has the accountant's own application under `/clusters/NAME/`, with its own time zone, price book and
-policies. Its clock shows the end of its published figures. Pages and API of all ledgers are in `fleet_routes`. The
-server is stateless, because everything can be read from the lake again, so any number of replicas may run."""
+policies. Each of these applications runs with a clock that stands at the end of its ledger's published figures. Pages
+and API of all ledgers are in `fleet_routes`. The server is stateless, because everything can be read from the lake
+again, so any number of replicas may run."""
 
 from __future__ import annotations
 

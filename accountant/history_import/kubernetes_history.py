@@ -10,9 +10,9 @@ unknown use.
 kube-state-metrics replaces punctuation in label names. The names of labels that may identify a pod's owner are known
 and restored (`prometheus_series.pod_label_names`). Queue labels follow the rule in `gputally.base.pod_queue_labels`.
 
-A pod holds its GPUs while its requests are listed with a node and its phase is not over. The listing is exact only to
-the scrape interval. If kube-state-metrics reports an instant (start, completion) that fits the listing, this instant is
-used. Otherwise the middle of the possible range is used."""
+A pod holds its GPUs while kube-state-metrics lists its requests with a node and its phase is neither Succeeded nor
+Failed. The listing is exact only to the scrape interval. If kube-state-metrics reports an instant (start, completion)
+that fits the listing, this instant is used. Otherwise the middle of the possible range is used."""
 
 from __future__ import annotations
 
@@ -208,12 +208,14 @@ def of_labels(devices: Sequence[Device], asked: PodSeries, seen: Observed) -> li
 
 
 def labelled_pool(uuid: str, part: int) -> str:
-    """The pool of one part of a device, if only labels are known."""
+    """The name of the pool that consists of this one part of a device, for parts that only the labels of dcgm-exporter
+    show."""
     return f"{uuid}/{part}"
 
 
 def sharers(device: Device, part: int) -> int:
-    """With how many pods a part was labelled at once, not counting pods that followed one another; at least 1."""
+    """The largest number of pods with which a part was labelled at the same time; at least 1. A pod that takes over
+    from another within a cell does not count as simultaneous."""
     of_pods = [cells for (number, _), cells in device.labelled.items() if number == part]
     together: dict[int, int] = {}
     for cells in of_pods:

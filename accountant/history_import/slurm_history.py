@@ -346,7 +346,8 @@ def offers(text: str) -> tuple[dict[str, NodeGpus], list[Fault]]:
 
 
 class SlurmHistory:
-    """The jobs of one Slurm cluster, placed once. until_ms: assumed end of jobs that still run.
+    """The jobs of one Slurm cluster. The constructor assigns them to nodes and GPUs, and `read` returns those of one
+    chunk. until_ms: no job is assumed to run longer.
 
     models: the ledger's name for each GPU type of Slurm."""
 

@@ -1,9 +1,9 @@
 """Defines the tables of the lake: columns, units, keys, partitions and order.
 
-Every table has the column `ledger`: the name under which one accountant publishes. Only this accountant replaces the
-row, as part of a whole partition. All columns are nullable; null means "unknown" or "not applicable", never zero.
-Instants are `timestamptz` in UTC, and also integer milliseconds since 1970 (`…_ms`), which all engines treat alike.
-Amounts are decimal(38,9)."""
+Every table has the column `ledger`: the name under which one accountant publishes. Only the accountant of that name
+replaces rows, a whole partition at a time. All columns are nullable; null means "unknown" or "not applicable", never
+zero. Instants are `timestamptz` in UTC, and also integer milliseconds since 1970 (`…_ms`), which all engines treat
+alike. Amounts are decimal(38,9)."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ STATEMENTS: Final = LakeTable(
         Column("price_book", "string", "version of the price book"),
         Column("gpu_us", "long", "capacity, GPU-µs"),
         Column("cost", "decimal", "exact sum of the priced lines"),
-        Column("payable", "decimal", "cost in whole minor units"),
+        Column("payable", "decimal", "cost, rounded to the currency's minor unit"),
         Column("due", "decimal", "payable with commitments, corrections, credits and charges"),
         Column("unpriced_gpu_us", "long", "billed time without a price, GPU-µs"),
         Column("hash", "string", "SHA-256 of `canonical`"),

@@ -1,6 +1,8 @@
-"""Holds usage as integer columns: accounts by key and place, held time by job, and held time by hour.
+"""Holds usage as integer columns: accounts by key and place (`UsageColumns`), and held time by local hour, team and
+queue (`Hours`). `Peak` is the most that a job held and used in one hour.
 
-A row is one group over one piece of the queried span. Python objects are created only for the rows that are displayed.
+A row is one group in one stretch of the queried span, the time between two neighbouring edges. Python objects are
+created only for the rows that are displayed.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ PRICED_BY: Final[tuple[Dimension, ...]] = ("gpu_model", "pool", "region", "capac
 
 
 class Place(NamedTuple):
-    """The values of PRICED_BY of one GPU; "" if unknown."""
+    """The values on which a GPU's price may depend (PRICED_BY); "" if unknown."""
 
     gpu_model: str
     pool: str
@@ -45,10 +47,10 @@ MEMOS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class UsageColumns:
-    """All accounts by key, place and piece of a span.
+    """All accounts by key, place and stretch of the queried span.
 
     keys, places: sorted, unique values; the arrays `key` and `place` hold indices into them.
-    stretch, key, place: int64, shape (rows,).
+    stretch, key, place: int64, shape (rows,). Stretch n lies between the edges n and n + 1.
     gpu_us: GPU-microseconds, int64, shape (rows, len(COLUMNS)). No two rows have the same stretch, key and place.
     memos: int64, shape (rows, len(MEMOS)), in the units of `UsageLine`; None if not requested."""
 
@@ -63,8 +65,8 @@ class UsageColumns:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The maximum over the local hours, in GPU-µs. An hour that occurs twice because clocks go back counts with its
-    mean (`repeated`)."""
+    """The most that a job held, and the most that it used, in one local hour, in GPU-µs. An hour that occurs twice
+    because clocks go back counts with its mean (`repeated`)."""
 
     held_us: int = 0
     busy_us: int = 0

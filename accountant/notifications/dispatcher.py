@@ -1,9 +1,9 @@
 """Sends each due message at most once automatically, and records the outcome of each delivery.
 
-`run` is called every minute, but it queries the ledger less often. The lists of teams with GPU time and of budget
-states are cached for ten minutes, or for a day once all reports of those teams were sent or every budget has passed its
-last threshold. Only one thread sends. If a process dies while sending, the recorded outcome `sending` becomes `unsure`.
-A message that cannot be rendered or delivered does not stop the others."""
+`run` is called every minute, but it queries the ledger less often. The list of teams with GPU time is cached for ten
+minutes, and for a day once nothing is due any more. The budget states are cached for ten minutes, and for a day once
+every budget has passed its last threshold. Only one thread sends. If a process dies while sending, the recorded outcome
+`sending` becomes `unsure`. A message that cannot be rendered or delivered does not stop the others."""
 
 from __future__ import annotations
 

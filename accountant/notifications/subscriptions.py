@@ -15,10 +15,10 @@ reports:
 notices:
   - {about: [budgets, anomalies], teams: [vision], to: [vision]}
 
-An act is recorded before a message is sent, and another with the outcome afterwards. An attempt that failed is repeated
-at growing intervals. An attempt with an unknown outcome is not repeated, because the message may have arrived. (The
-outcome is unknown if the process died, or if the connection broke after the message was handed over.) A person can
-request it `again`."""
+A journal entry (`sending`) is written before a message is sent, and another with the outcome afterwards. An attempt
+that failed is repeated at growing intervals. An attempt with an unknown outcome is not repeated, because the message
+may have arrived. (The outcome is unknown if the process died, or if the connection broke after the message was handed
+over.) A person can request it `again`."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ Invariants:
 - The unit is written in the row (`per: gpu-hour`); nothing is inferred from the size of a number.
 - Equal content has an equal `version`, whatever the order of the rows.
 
-YAML numbers are read as binary floats; their shortest text is the number as written, up to 15 digits.
+YAML numbers are parsed to binary floats. The shortest text of such a float is the number as written if it has at most
+15 digits. Numbers with more digits are refused and must be quoted.
 
 A row states its price in one of three ways: the amount itself, the price of a whole machine, or the purchase cost of
 own GPUs. A discount is written beside the list price. Every row has its source and the day on which it was read.
@@ -41,10 +42,10 @@ price = (capex - residual + life_months × (colocation + operations + licences))
 
     capex = gpus × gpu_price × (1 + overhead);   residual = capex × residual share
 
-`hours` are the real hours of the life, from the day in service over the calendar months, not 730 a month. Power is paid
-by the hour, so its part does not depend on the length of the life. With `utilisation` 1 the cost is divided by all
-hours. Idle hours then cost as much as used ones and appear as a cost of their own, which comparisons of queues need.
-Below 1, the price of used hours includes the expected idle time."""
+`hours` is the real number of hours from the day in service to the same day `life_months` months later, not 730 a month.
+Power is paid by the hour, so its part does not depend on the length of the life. With `utilisation` 1 the cost is
+divided by all hours. Idle hours then cost as much as used ones and appear as a cost of their own, which comparisons of
+queues need. Below 1, the price of used hours includes the expected idle time."""
 
 from __future__ import annotations
 
@@ -284,12 +285,13 @@ ID = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$"
 
 
 class PriceRow(Model):
-    """One price. A missing selector matches everything; a given one must be known and equal.
+    """One price. A selector that the row lacks matches every GPU. One that the row has must equal the GPU's value, and
+    a GPU whose value is unknown does not match.
 
     price: currency units per whole physical GPU and hour (a slice pays its fraction); or instance, or amortised.
     discount: share off that.
-    commitment: the contract of the row. If the book has a commitment of that id, the row is its rate and prices nothing
-        else.
+    commitment: id of a commitment. If the book has it, the row's price is the rate of this commitment and applies to
+        nothing else.
     valid_from, valid_to: the row is valid in [valid_from, valid_to), open-ended without valid_to. An amortised row ends
         with the life of its GPUs. Dates are local midnights of the book's zone.
     basis: whether the price includes host CPU, memory and disk.
@@ -584,8 +586,8 @@ class PriceBook(Model):
         return any(entry.start_ms < end_ms and start_ms < entry.end_ms for entry in self._committed)
 
     def plain(self, start_ms: int, end_ms: int) -> bool:
-        """Like `by_place`, and start-up time and the wait for a gang are also billed to the holder, not to the
-        cluster."""
+        """Whether `by_place` holds, and in addition start-up time and gang waits are billed to the holder in every
+        pool."""
         moved = self.billing.any("starting", "cluster") or self.billing.any("gang_waiting", "cluster")
         return not moved and self.by_place(start_ms, end_ms)
 

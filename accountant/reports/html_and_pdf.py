@@ -217,8 +217,9 @@ class JobNamed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Where figures link to, on a page beside other pages: URLs of a figure's lines (by team, account, GPU model, …),
-    of a job, of a team, and of an act that was booked besides metered time."""
+    """Functions that return URLs, for a report that is one of the accountant's pages: of the statement lines behind a
+    figure (by team, account, GPU model, …), of a job, of a team, of a month, and of the journal entry of a correction
+    or adjustment."""
 
     lines: Callable[..., str]
     job: Callable[[JobNamed], str]

@@ -297,7 +297,7 @@ class Report:
 
     @property
     def payable(self) -> dict[str, Decimal]:
-        """The payable amount of each team within the scope, in minor units."""
+        """The payable amount of each team within the scope, rounded to the currency's minor unit."""
         return {team: amount for team, amount in self.statement.payable.items() if self.team in (None, team)}
 
     @property

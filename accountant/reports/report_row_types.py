@@ -23,7 +23,8 @@ K = TypeVar("K", bound=Hashable)
 class TimeAndCost:
     """GPU time and cost of a team, a job, a kind of GPU or another group.
 
-    cost: of all billed time with a price; in payable minor units for sums of statement lines, exact for jobs.
+    cost: of all billed time with a price; rounded to the currency's minor unit for sums of statement lines, exact for
+        jobs.
     idle_cost: the part of `cost` for allocated-idle time.
     unpriced_us: billed time without a price.
     idle_unpriced_us: the allocated-idle part of `unpriced_us`."""

@@ -34,7 +34,8 @@ class Record:
     about: the month of a correction or adjustment, "" for the report's own.
     unit_price: per GPU-hour.
 
-    cost: exact for lines and commitments, otherwise in minor units."""
+    cost: in the report's currency; exact for lines and commitments, otherwise rounded to the currency's minor unit
+    (12.34, not 1234)."""
 
     record: RecordKind
     team: str

@@ -54,7 +54,7 @@ _SPECIAL_NAMES = {IDLE: "Not held (unallocated)", UNASSIGNED: "Not assigned to a
 
 
 def money(amount: Decimal | None, currency: str | None) -> str:
-    """An amount in minor units without the currency, which is in the heading: `1,234.56`."""
+    """An amount with the decimals of its currency and without the currency, which is in the heading: `1,234.56`."""
     if amount is None or currency is None:
         return NOTHING
     return number(Money(amount, currency).rounded().amount, minor_places(currency))
@@ -139,7 +139,7 @@ def duration(ms: int) -> str:
 
 
 def budgeted(amount: Decimal | float | None, unit: str) -> str:
-    """An amount of a budget: money in minor units, GPU-hours with one decimal."""
+    """An amount of a budget: money with the decimals of its currency, GPU-hours with one decimal."""
     if amount is None:
         return NOTHING
     value = Decimal(str(round(amount, 6))) if isinstance(amount, float) else amount

@@ -118,7 +118,7 @@ def _unknown(schema: int) -> BadBatch:
 class Ingest:
     """The only writer of usage.
 
-    fatal: called when the engine is no longer usable (only a restart helps).
+    fatal: called when DuckDB is no longer usable (only a restart helps).
     heard: called with cluster, node and clock of every batch, accepted or not.
     linger_ms: how long to wait for more batches when several arrive together."""
 

@@ -159,7 +159,7 @@ def prepare_log(database: Path) -> Verdict | None:
 
 
 def _keep_both(database: Path, log: Path) -> None:
-    """Copies the file and its log before the engine opens them; once per log.
+    """Copies the file and its log before DuckDB opens them; once per log.
 
     Raises LedgerUnavailable if they cannot be copied."""
     ending = f".unknown-{log.stat().st_mtime_ns}"
@@ -177,7 +177,7 @@ def _keep_both(database: Path, log: Path) -> None:
             sync(log.parent)
         except OSError as error:
             raise LedgerUnavailable(
-                f"{log}: its header is not known, and it cannot be copied before the engine opens it: {error.strerror}"
+                f"{log}: its header is not known, and it cannot be copied before DuckDB opens it: {error.strerror}"
             ) from error
     structlog.get_logger("accountant.storage").warning("unknown_log_left_to_engine", log=str(log), copy=str(copies[-1]))
 
@@ -208,7 +208,7 @@ def block_copy_path(database: Path) -> Path:
 def keep(database: Path, file: int, numbers: Iterable[int]) -> None:
     """Saves these blocks durably, replacing those saved before. Raises OSError.
 
-    file: a descriptor that stays open as long as the engine has the database open, since closing any descriptor would
+    file: a descriptor that stays open as long as DuckDB has the database open, since closing any descriptor would
     release its lock."""
     kept = _SavedBlocks(
         os.fstat(file).st_ino,
@@ -226,7 +226,7 @@ def keep(database: Path, file: int, numbers: Iterable[int]) -> None:
 
 
 def restore_blocks(database: Path) -> int:
-    """Restores the blocks that an unfinished checkpoint overwrote, before the engine opens the file; returns how many.
+    """Restores the blocks that an unfinished checkpoint overwrote, before DuckDB opens the file; returns how many.
 
     Raises OSError."""
     try:

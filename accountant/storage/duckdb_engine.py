@@ -56,7 +56,7 @@ def statement(name: str, **parts: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of the engine's message, without its illustrations and stack."""
+    """The first line of DuckDB's message, without its illustrations and stack."""
     return str(error).split("\n", 1)[0].strip() or type(error).__name__
 
 
@@ -68,7 +68,7 @@ def _translated(error: duckdb.Error) -> AccountantError:
 
 def streamed(table: pa.Table) -> Any:
     """The table as a stream, which a statement may name in one place only and outside WITH: a stream can be read once,
-    and reading it twice would end the process. It halves the engine's time for small tables; for others it saves a
+    and reading it twice would end the process. It halves DuckDB's time for small tables; for others it saves a
     third."""
     return None if table is None else table.__arrow_c_stream__()
 
@@ -96,7 +96,7 @@ class Cursor:
         self,
         sql: str,
         parameters: Parameters = None,
-        incoming: pa.Table = None,  # noqa: ARG002 - the engine finds a table by the name of a local variable, since
+        incoming: pa.Table = None,  # noqa: ARG002 - DuckDB finds a table by the name of a local variable, since
         payers: pa.Table = None,  # noqa: ARG002 - registering one takes 0.5 ms, more than the statement itself
         kinds: pa.Table = None,  # noqa: ARG002
     ) -> list[Row]:
@@ -152,7 +152,7 @@ class Cursor:
         self.run(f"ATTACH '{literal}' AS {DUPLICATE}")
 
     def rollback(self) -> None:
-        """Ends a failed transaction. It is no error if the engine has already ended it."""
+        """Ends a failed transaction. It is no error if DuckDB has already ended it."""
         try:
             self._connection.execute("ROLLBACK")
         except duckdb.TransactionException:
@@ -177,8 +177,8 @@ def fingerprints(cursor: Cursor) -> dict[str, tuple[int, int]]:
 class Database:
     """The open database file. Raises LedgerLocked, LedgerUnavailable or LedgerDamaged with the place and the reason.
 
-    threads: of the engine. With 1, a query runs in the calling thread, so readers still run in parallel, and a small
-    commit takes half the CPU time that it takes with a thread pool."""
+    threads: the number of DuckDB's threads. With 1, a query runs in the calling thread, so readers still run in
+    parallel, and a small commit takes half the CPU time that it takes with a thread pool."""
 
     def __init__(self, path: Path, memory_limit: str = "2GB", threads: int | None = 1) -> None:
         self.path = path
@@ -189,7 +189,7 @@ class Database:
                 _create(path)
             crash_recovery.prepare_log(path)
             crash_recovery.restore_blocks(path)
-            # The engine's automatic checkpoint is only a fallback: ours run between transactions and update
+            # DuckDB's automatic checkpoint is only a fallback: ours run between transactions and update
             # `checkpointed`.
             settings: dict[str, Any] = {"checkpoint_threshold": "1GB", "memory_limit": memory_limit}
             if threads is not None:
@@ -275,7 +275,7 @@ class Database:
         """Copies everything in `cursor`'s snapshot to the attached new file and detaches it; returns the fingerprint of
         every table.
 
-        Writers can continue meanwhile. (Copying the file itself would release the engine's lock.)"""
+        Writers can continue meanwhile. (Copying the file itself would release DuckDB's lock.)"""
         source = cursor.run("SELECT current_database()")[0][0]
         cursor.run(f'COPY FROM DATABASE "{source}" TO {DUPLICATE}')
         found = fingerprints(cursor)
@@ -296,7 +296,7 @@ class Database:
 
     def close(self) -> None:
         """Runs a checkpoint and closes the file. Idempotent."""
-        # The engine's own checkpoint at closing does not update `checkpointed`, so ours runs first if there is anything
+        # DuckDB's own checkpoint at closing does not update `checkpointed`, so ours runs first if there is anything
         # to write.
         with suppress(AccountantError), self.cursor() as cursor:
             if self.wal_bytes():
@@ -310,7 +310,7 @@ class Database:
 
 def _create(path: Path) -> None:
     """Makes an empty database and puts it in place only when it is complete. A power failure may leave an incomplete
-    new file, and the engine cannot open such a file."""
+    new file, and DuckDB cannot open such a file."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
     duckdb.connect(str(fresh)).close()

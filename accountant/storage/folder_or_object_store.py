@@ -2,7 +2,7 @@
 
 A file written with `create` appears completely or not at all and is never overwritten. The files written with `create`
 are manifests: each lists the data files that belong to it. A data file that no manifest lists was left behind by an
-interrupted writer. The engine reads and writes files by their `url`."""
+interrupted writer. DuckDB reads and writes the store's files by the name that `url` returns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 PROTOCOL: Final = "archive"
-"""URL scheme by which the engine knows files of an object store."""
+"""URL scheme by which DuckDB knows files of an object store."""
 _CHUNK: Final = 2**20
 
 
@@ -34,7 +34,7 @@ class FileStore:
     place and the reason, if the store cannot be reached.
 
     address: as in the settings.
-    files: a file system whose root is `address`.
+    files: the pyarrow file system whose root is the folder or prefix.
     staging: a local folder for files before their upload.
     folder: the store's folder if it is local, otherwise None."""
 
@@ -73,11 +73,11 @@ class FileStore:
         return digest.hexdigest()
 
     def url(self, name: str) -> str:
-        """The name by which the engine opens a file."""
+        """The name by which DuckDB opens a file."""
         return f"{PROTOCOL}://{name}" if self.folder is None else str(self.folder / name)
 
     def engine_files(self) -> AbstractFileSystem | None:
-        """The file system through which the engine opens `url`; None if it opens it directly."""
+        """The file system through which DuckDB opens `url`; None if it opens it directly."""
         return None if self.folder is not None else _engine_files(self._files)
 
     def create(self, name: str, content: bytes) -> None:

@@ -4,8 +4,8 @@
 answer is stored with the span's mark. If the current mark is equal, no commit has changed the answer. The mark of a
 span in the past stays the same while later records arrive.
 
-`DeviceKinds` groups devices that a query does not distinguish, so that the engine returns few sums. There is one kind
-for all devices, one per group with equal values of the queried dimensions (model, pool, node …), or one per device. The
+`DeviceKinds` groups devices that a query does not distinguish, so that DuckDB returns few sums. There is one kind for
+all devices, one per group with equal values of the queried dimensions (model, pool, node …), or one per device. The
 result by job and model then has as many rows as jobs and models, not jobs times GPUs. A GPU that belonged to several
 groups, because it moved or was renamed, is kept separate."""
 
@@ -42,7 +42,7 @@ class KindOfDevice:
     """The kind of each device.
 
     of: from device id to kind.
-    table: the same as an Arrow table for the engine; it is built once, because it has a row per device."""
+    table: the same as an Arrow table for DuckDB; it is built once, because it has a row per device."""
 
     of: Mapping[int, int]
     table: pa.Table
@@ -58,7 +58,7 @@ class DeviceKinds:
     """How a query groups devices: all together, by kind, or by device (`by_device`).
 
     kind_of: the kind of each device, for the engine; None if it sums all or each.
-    shown, member: by the number that the engine returns as the device; a member is one GPU, or a group of equal GPUs.
+    shown, member: by the number that DuckDB returns as the device; a member is one GPU, or a group of equal GPUs.
     of_gpu: the member of each GPU.
     shared: the representative of members with several GPUs."""
 

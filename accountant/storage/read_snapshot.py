@@ -30,7 +30,7 @@ from accountant.wire.policy_models import PolicyVersion
 from accountant.wire.usage_models import Dimension, UsageLine, coverage
 
 _FEW = 500
-"""Up to this many jobs are passed to the engine by name."""
+"""Up to this many jobs are passed to DuckDB by name."""
 Extent = tuple[int, int]
 """[first, last) of a job's held time, in UTC ms; rounded outwards to the hour for hours that only have sums."""
 
@@ -142,7 +142,7 @@ class Snapshot:
         return JobKey(cluster, namespace, workload or f"Pod/{name}")
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        """The number of GPUs of each node for any part of the span, by cluster and node."""
+        """The number of GPUs that each node had at some time in the span, by cluster and node."""
         return gpus_at(self._state.fleet, start_ms, end_ms)
 
     def usage_between(
@@ -156,7 +156,8 @@ class Snapshot:
         return usage_between(self._cursor, self._state, edges, by, where, timezone, self._cache)
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, Extent]:
-        """The extents of these jobs over all time; jobs that never held a GPU are missing."""
+        """The first and last instant at which each of these jobs held a GPU, over all time; jobs that never held a GPU
+        are missing."""
         of = self._held_for(keys)
         table = record_columns.column_table(record_columns.ID, [(number,) for number in sorted(of)])
         low = min(self._state.unfolded, default=0)
@@ -196,7 +197,8 @@ class Snapshot:
         return self._state.fleet.newest_by_cluster
 
     def recent_span(self, until_ms: int, length_ms: int) -> tuple[int, int]:
-        """The span of exactly this length that ends at `until_ms`; the ledger can answer about any span."""
+        """Return (until_ms - length_ms, until_ms). A lake of whole hours returns a rounded span; this ledger can answer
+        about any span."""
         return until_ms - length_ms, until_ms
 
     @property

@@ -57,7 +57,7 @@ class Transactions:
         """doubt: returns why the clock is not trusted, so that nothing may be given a timestamp; "" if it is trusted
             (accountant.runtime.clock_step_guard).
         fence: returns why nothing may be committed; "" if this process is the leader (accountant.runtime.leadership).
-        acts_at_once: acknowledge an act only when it is archived.
+        acts_at_once: archive a journal entry before the call that writes it returns.
         gpu_move_after_ms: silence about a GPU after which another node may report it."""
         self._clock = clock
         self._doubt = doubt
@@ -81,14 +81,15 @@ class Transactions:
         # Opening writes the log into the file, so everything durable is checkpointed.
         self._checkpointed: Mapping[Stream, int] = dict(self._state.marks)
         self._copying = threading.Lock()
-        """Copies share one name in the engine and archive parts one numbering, so only one is made at a time."""
+        """Copies share one name in DuckDB and archive parts one numbering, so only one is made at a time."""
         self._news = True
         """Whether something may have been committed since the last archive part."""
         self._pods: set[PodKey] | None = None
         """Pods with new facts since the last archive part; None: unknown."""
 
     def checkpoint(self) -> None:
-        """Writes the log into the file; the `checkpointed` mark then advances to what was durable before."""
+        """Writes DuckDB's write-ahead log into the database file. Acknowledgements then report everything committed
+        before as checkpointed."""
         with self._writing:
             if self._database.wal_bytes() == 0:
                 return
@@ -110,7 +111,7 @@ class Transactions:
         return self._free_bytes() - self._database.wal_bytes() - FLOOR_BYTES
 
     def close(self) -> None:
-        """Closes the file; the engine writes its log into it. Idempotent."""
+        """Closes the database file, into which DuckDB writes its log. Idempotent."""
         with self._writing, self._swap:
             self._database.close()
 
@@ -120,7 +121,7 @@ class Transactions:
         with self._database.cursor() as cursor:
             with self._swap:
                 cursor.run("BEGIN")
-                cursor.run("FROM mark LIMIT 1")  # the engine fixes the snapshot at the first read
+                cursor.run("FROM mark LIMIT 1")  # DuckDB fixes the snapshot at the first read
                 state = self._state
             try:
                 frozen = {hour for hour in state.frozen if start_ms < hour + MS_PER_HOUR and hour < end_ms}

@@ -1,7 +1,8 @@
 """Queries the ledger for the data of the pages, through the answer cache.
 
 Invariants:
-- A key contains everything an answer depends on besides the records: the span, who may see it, prices and acts.
+- The cache key of an answer contains everything on which the answer depends, besides the records: the span, who may see
+  it, prices and acts.
 - Answers are cut to what a page can show before they are cached: a month of a large fleet has tens of thousands of
   jobs.
 
@@ -84,8 +85,8 @@ def demand(deps: Deps, waiting: tuple[page_rows.Waiting, ...], at_ms: int) -> De
 
 
 def current_demand(deps: Deps) -> Answer[CurrentDemand]:
-    """Returns the use of GPUs in the last quarter of an hour (from a lake: hour) that is metered well enough. It ends
-    at the watermark, or now if there is none."""
+    """Returns the use of GPUs in the quarter of an hour (in a lake: the hour) before the watermark, up to which
+    metering is sufficiently complete; without a watermark, before now."""
 
     def compute() -> CurrentDemand:
         at = deps.clock.wall_ms()

@@ -1,7 +1,7 @@
 """Serves the pages behind a figure: statement lines, journal entries, the provider's invoice.
 
 Every figure of the month's and the team's page links here with the selection of statement lines that it sums. The last
-row is the figure. It includes everything, even if only the largest rows are shown.
+row of the table is the figure itself: the sum of all its lines, even if only the largest are listed.
 
 A team lead sees the lines of their own teams, and only acts that concern these.
 
@@ -69,8 +69,8 @@ Choice = Literal[Capacity, "allocated", ""]
 
 
 class LinesParams(Params):
-    """The parameters of the page of a statement's lines. by: None: by team if the figure covers several, by node if it
-    had no holder, otherwise by job."""
+    """The parameters of the page of a statement's lines. by: how the lines are grouped. None: by node for time without
+    a holder, otherwise by team for the whole cluster and by job for one team."""
 
     team: str | None = Field(default=None, max_length=253)
     account: Choice = ""
@@ -114,7 +114,8 @@ def lines(
 def lines_file(
     request: Request, month: str, params: Annotated[LinesParams, Query()], deps: AppDeps, principal: Reader
 ) -> Response:
-    """Every item: exact hours and costs, and the payable minor units."""
+    """The CSV file of all items: exact hours and costs, and the payable amounts, rounded to the currency's minor
+    unit."""
     team, calendar_month, by = _chosen(month, params, deps, principal)
     kept, bills = deps.books.kept(calendar_month), page_queries.bills_of(deps, calendar_month, by).value
     stated = kept or bills.stated

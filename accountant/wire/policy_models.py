@@ -1,4 +1,5 @@
-"""Defines the policy file: queues, targets, laws, budgets and preemption rules.
+"""Defines the policy file (queues, targets, laws, budgets and preemption rules) and two answers about it: usage over a
+window (`UsageWindow`) and the controller's decisions (`Decision`).
 
 These are frozen pydantic models. Integers have their unit in the name, and money is a decimal string with a currency.
 Unknown keys are refused.
@@ -173,7 +174,8 @@ class PreemptionPolicy(Model):
     mode: dry-run decides and records, but stops no workload.
     quota: for queues within their deserved quota.
     over_share: for queues below their fair share, from those above theirs; never for a lower priority.
-    saturation: KAI's multiplier: how much more saturated the others must remain.
+    saturation: KAI's multiplier (>= 1). A queue above its share takes GPUs only if its own held/share, times this,
+        stays below that of the queues it takes from.
     wait: how long a workload must be pending before it may preempt.
     min_runtime: protection after a start.
     cool_down: protection after a preemption.
@@ -307,13 +309,16 @@ class DeficitPolicy(Model):
     """How the `deficit` law repays what queues are owed.
 
     repay: time constant of repayment.
-    rate: maximum number of GPUs, as a share of the pool times the root of the target share, by which a queue of average
-        size is moved off its fair share.
+    rate: bounds the catch-up. A queue of average size moves at most rate × pool × √(mean target share of the siblings)
+        GPUs off its fair share (`fairshare.laws.deficit_law`).
     horizon: how far ahead pending work counts as demand.
-    gain, smoothing: how strongly, and averaged over which time, a deviation from its due changes a queue's weight.
+    gain: how strongly the weight reacts to the difference between the GPUs that a queue should hold and those that it
+        holds.
+    smoothing: time constant over which this difference is averaged.
     reclaim_price: largest log-weight taken from queues that cause preemptions.
-    price_knee: evictions per GPU-hour at which half of it is taken.
-    quiet: deviation, as an absolute share, below which the weight of a queue of average size does not change."""
+    price_knee: evictions per GPU-hour used at which half of reclaim_price is taken.
+    quiet: as a share of the pool. The weight of a queue of average size stays while the change would move its part of
+        the pool by less than this."""
 
     repay: Duration = Field(default=72_000, gt=0)
     rate: float = Field(default=0.1, ge=0, le=1)
@@ -326,11 +331,11 @@ class DeficitPolicy(Model):
 
 
 class TurnPolicy(Model):
-    """Turns for gangs that no share admits.
+    """Turns: a temporary boost of one queue's weight, so that a gang that is larger than every queue's share can start.
 
     min_turn: minimum length of a turn.
     ratio: maximum weight of the queue whose turn it is, relative to the others; 0 disables turns.
-    lump: share of the pool from which on a gang may have a turn."""
+    lump: a gang gets a turn only if it needs more than this share of the pool."""
 
     min_turn: Duration = Field(default=14_400, gt=0)
     ratio: float = Field(default=1000.0, ge=0)

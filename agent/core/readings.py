@@ -110,8 +110,9 @@ class ProcessReading:
 
 
 class InstanceReading(msgspec.Struct, frozen=True, gc=False):
-    """One MIG instance as a whole, for all of its users. The times are cumulative physical-GPU time: the instance's own
-    activity times compute / compute_slices. method: how its busy time was read (None: by the device's method)."""
+    """One MIG instance as a whole, for all of its users. Times are cumulative and in time of the whole physical GPU:
+    the instance's own activity multiplied by compute / compute_slices. method: how its busy time was read (None: by the
+    device's method)."""
 
     mig_uuid: str
     busy_us: Reading = Unavailable("not read")

@@ -5,8 +5,8 @@ frozen Struct. A fault is reported with its place: `file:line`, the variable or 
 
 A privilege level is the access that the operator granted (the chart's `agent.privilege`). At `allocation`, the driver's
 process numbers are the host's and would match unrelated processes in the agent's own process table, so they are
-ignored. If the driver reports more than the level promises, the report is used. If it refuses a reading that the level
-promises, the refusal is reported."""
+ignored. Readings that the driver gives although the level does not promise them are used. If the driver refuses a
+reading that the level promises, the agent reports the refusal."""
 
 from __future__ import annotations
 
@@ -334,8 +334,8 @@ _UNSEEN: dict[PrivilegeLevel, tuple[tuple[str, str], ...]] = {
 
 
 def unseen(level: PrivilegeLevel, devices: Sequence[DeviceReading] = ()) -> tuple[str, ...]:
-    """Return labels of what an agent with this privilege cannot see. devices: if given, the labels are corrected by
-    what their readings contain and lack."""
+    """Return labels of what an agent with this privilege cannot see. devices: if given, a label is left out if their
+    readings have the figure, and added if they lack it."""
     hidden = {label for label, _ in _UNSEEN[level]}
     instances = [instance for device in devices for instance in device.instances]
     if instances:

@@ -3,22 +3,24 @@
 Busy time of a device: a driver keeps a short ring of samples (timestamp, percent) for about ten seconds. A gauge that
 is read periodically misses most of the use. Here every sample represents the time since the previous sample. For
 example, a sample of 50 % that is 200 ms after the previous one adds 100 ms. Missed samples are a gap, in which the
-counter does not change. The counter never grows faster than the reader's time.
+counter does not change. Between two calls of `take` the counter grows by at most the time between them, plus the time
+whose samples were late.
 
 Busy time of processes has two sources. The per-process sampler has one ring for all processes, whose entries are
-overwritten. Accounting mode is exact if it is on. Both figures are returned, and the code that divides the device
-chooses.
+overwritten. Accounting mode is exact if it is on. Both figures are returned; agent.metering.busy_time_attribution,
+which divides the device's busy time among the holders, chooses.
 
 A process is returned one more time in the reading after its end, so that its last use is counted. Compute and graphics
 processes are two lists, and a process may be in both. If the driver refuses a list for the GPU (or a MIG instance), its
-processes are unknown until the list can be read again. Only "not found" means that no process was busy. This module
-does not know the holder of a process.
+processes are unknown until the list can be read again. Of the sampler's error codes only NVML_ERROR_NOT_FOUND means
+that no process was busy; any other one leaves the busy time unknown. This module does not know the holder of a process.
 
 Accounting mode loses nothing between two readings. It also keeps the last 128 ended processes, so a process that lived
-only between two readings is found as well. Version 2 gives running sums. Version 1 gives only the busy part of the
-whole life of an ended process, in whole percents. It is used only for processes that were never seen alive. Source:
-open-gpu-kernel-modules, gpu_acct.c: sumGpuUtil adds a sample's utilisation (hundredths of a percent) to the process it
-names. Ended processes are listed only where the agent shares the host's process numbers.
+only between two readings is found as well. nvmlDeviceGetAccountingStats_v2 gives running sums. The older
+nvmlDeviceGetAccountingStats gives only the average utilisation of an ended process over its whole life, in whole
+percents. It is used only for processes that were never seen alive. Source: open-gpu-kernel-modules, gpu_acct.c:
+sumGpuUtil adds a sample's utilisation (hundredths of a percent) to the process it names. The driver lists ended
+processes only if the agent runs in the host's PID namespace.
 
 The counters use integers only, and have neither a clock nor I/O."""
 
@@ -207,7 +209,7 @@ class Accounted:
     """The accounting since the previous reading.
 
     times: busy microseconds per process.
-    ended: the processes that were never seen alive."""
+    ended: busy microseconds of the processes that began and ended between two readings."""
 
     times: dict[int, Reading] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)

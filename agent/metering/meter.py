@@ -7,10 +7,10 @@ Sets of rows of one GPU never overlap. While the GPU is metered, their capacitie
 of time give no rows: the time before the holders were first known, and unheld time during a restart or a gap without
 snapshots.
 
-The meter adds up the readings of an open span, and divides the sums over its rows when it closes. Readings are samples,
-so they are scaled to each other over the whole span, not at every step. A figure is unknown (None) if it was missing
-while other figures could be read. Time in which nothing could be read is a gap, and the figure covers the rest of the
-span.
+The meter adds up the readings of an open span, and divides the sums over its rows when it closes. The readings of
+devices and processes are sampled at different instants, so the parts are made to add up to the device's figure once per
+span, not at every step. A figure is unknown (None) if it was missing while other figures could be read. Time in which
+nothing could be read is a gap, and the figure covers the rest of the span.
 
 The state is stored in the same transaction as the closed sets, so it never claims more than is spooled. It is valid
 only within one boot of the node, because a reboot ends every holder.
@@ -108,7 +108,8 @@ class _Activity:
 
 
 class OpenSpan:
-    """The open span of one GPU: the sums of its readings so far, per part and per share."""
+    """The open span of one GPU: the sums of its readings so far, per part (the GPU or a MIG instance) and per share (a
+    holder's claim on a part)."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -507,8 +508,8 @@ class Meter:
     def skip(self, by_ms: int) -> tuple[ClosedSet, ...]:
         """Handle a clock that was set ahead by `by_ms` since the last snapshot: close open spans, and continue later.
 
-        The skipped time did not pass, so nothing was held in it. The time that really passed since the last snapshot
-        gives carried rows."""
+        The skipped time did not pass, so nothing was held in it. The time that really passed since the last snapshot is
+        booked to the same holders, without readings (method `carried`)."""
         if self._at_ms is None:
             return ()
         closed = self.flush(self._at_ms)

@@ -5,8 +5,8 @@ last snapshot. A scrape reads no device. The series of a holder that has ended s
 value. Without a scraper they are removed after some time. `metric_families` names and formats the series. Totals start
 at zero with the process, as Prometheus expects of counters.
 
-The server handles at most four requests at a time, five seconds each, and answers 404 for anything else. It never
-blocks the sampling thread."""
+The server handles at most four requests at a time, five seconds each, and closes further connections. Other paths get
+404. It never blocks the sampling thread."""
 
 from __future__ import annotations
 

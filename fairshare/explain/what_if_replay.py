@@ -2,9 +2,9 @@
 
 The command `what-if` and the preview of the pages use it.
 
-The replay has one level. Nested queues act as leaves, each with its part of its parents' weight, which is the effect of
-their weights while all queues request GPUs. A limit applies to each leaf below it separately. Quotas are the leaves'
-own, and priorities between queues are ignored."""
+The replay has one level: only the leaf queues take part. The weight of a leaf is its share among its siblings times the
+shares of the queues above it, which is what a tree gives while all queues request GPUs. A limit applies to each leaf
+below it separately. Quotas are the leaves' own, and priorities between queues are ignored."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def flat(policy: Policy) -> Policy:
 
 
 def bounded_together(policy: Policy) -> list[str]:
-    """Return queues with several leaves below them whose quota or limit one level cannot represent, in the order of the
-    policy."""
+    """Return the queues that have a quota or limit and more than one leaf below them, in the order of the policy: the
+    replay cannot apply such a bound to the leaves together."""
     tree = PolicyTree(policy)
     return [q.name for q in policy.queues if len(tree.leaves(q.name)) > 1 and (q.limit > 0 or q.deserved != 0)]
 
@@ -121,7 +121,7 @@ def daily(record: Record, from_s: int) -> list[tuple[float, list[float]]]:
 
 
 def daily_of(gpu_us: Sequence[Sequence[int]]) -> list[tuple[float, list[float]]]:
-    """Return the same from the ledger: gpu_us[hour][queue], from the first shown hour on."""
+    """Return what `daily` returns, from the ledger's hours: gpu_us[hour][queue], from the first shown hour on."""
     days = []
     for at in range(24, len(gpu_us) + 1, 24):
         hours = gpu_us[at - 24 : at]
@@ -263,7 +263,7 @@ def _sorted_into(workload: Workload, leaves: Sequence[str]) -> Workload:
 
 
 def rows(names: Sequence[str], past: ReplayHistory, before: Record, after: Record) -> list[ComparedQueue]:
-    """Return one row for each of the queues `names`, the leaves of the policy of the second replay."""
+    """Return one row per queue. names: the leaf queues of the policy of the second replay."""
     now = {each.queue: each for each in replayed_queue(before, past.from_s)}
     nothing = ReplayedQueue("", 0.0, 0, 0.0, 0.0, 0)
     return [

@@ -5,9 +5,10 @@ not at all. Each queue is first in, first out, but a limited number of jobs may 
 Free GPUs go to the queue that is first in order.
 
 A queue that stays within its fair share with a gang takes GPUs back from queues above their share (reclaim). Queues are
-compared at the children of their lowest common ancestor. A queue that holds more than it may there gives GPUs back. At
-every level the queue most above its share comes first, and within it the newest jobs. This ends when the gang fits, or
-when a queue on the path would fall below its deserved quota. Gangs are stopped as a whole.
+compared at the children of their lowest common ancestor. Victims come from queues that are above their share there. At
+each level down from the common ancestor the queue most above its share comes first, and in the leaf the newest gang.
+This ends when the gang fits, or when a queue on the path would fall below its deserved quota. Gangs are stopped as a
+whole.
 
 As in KAI, the share is checked before a victim is taken. A stopped gang may therefore bring a queue below its share,
 but here never below its quota. These are the controller's rules (`preemption_rules`) for one resource. Tests check that
@@ -15,7 +16,8 @@ those rules allow every victim.
 
 `Engine` is the scheduler. `ClusterSimulation`, which the demo uses, adds nodes, GPU models, slices, outages and a tree
 of queues with KAI's order and division. `replay` runs a workload of weeks on one pool of equal GPUs under a policy that
-is compared with others. Its shares are fluid unless a `Dividing` computes them.
+is compared with others. Its fair shares are fractions of GPUs (`fair_shares`), unless the caller passes `dividing`, a
+function that computes them.
 
 The result is deterministic. It depends on nodes, queues, jobs, outages, rules and the weights set over time, not on the
 order of dicts. Capacity, limits and deserved quotas are never violated.
@@ -95,8 +97,9 @@ class _Bid(NamedTuple):
 class Engine:
     """One scheduler over gangs that arrive, wait, run and end. Advance it with `run_until`.
 
-    Subclasses divide shares (`divide`) and decide which line is served first (`order`). They are called at every start
-    and stop."""
+    Subclasses compute the fair shares (`divide`) and the order in which waiting lines are served (`order`). A line
+    holds the waiting gangs of one queue, or of all queues by the rule `one_line`. The engine calls `started`
+    and `stopped` at every start and stop of a gang."""
 
     def __init__(
         self,
@@ -140,7 +143,7 @@ class Engine:
         raise NotImplementedError
 
     def order(self, line: int, gpus: int) -> Key:
-        """Return the place of a line whose next gang needs `gpus`."""
+        """Return the sort key of a waiting line whose next gang needs `gpus`; the smallest is served first."""
         raise NotImplementedError
 
     def started(self, gang: Gang) -> None:
@@ -421,7 +424,8 @@ class Engine:
 class Debtor:
     """A leaf queue that may have to give GPUs back.
 
-    levels: the queues that must agree, see `QueueTree.levels`.
+    levels: the queues that lose GPUs with this leaf, from just below the common ancestor downwards
+        (`QueueTree.levels`); none of them may fall below its deserved quota.
     gangs: those that run in it, newest last."""
 
     levels: tuple[int, ...]
@@ -538,7 +542,8 @@ def _without_surplus(victims: Sequence[Gang], surplus: int) -> list[Gang]:
 
 @dataclass(slots=True)
 class Reservation:
-    """When the first gang in line can start, and the GPUs that are left over then. It changes as others start."""
+    """When the first waiting gang can start, and how many GPUs are then left over. `admits` reduces `spare` when it
+    lets another gang start earlier."""
 
     at_ms: int
     spare: int

@@ -162,7 +162,8 @@ def _gpus(amounts: object) -> float:
 
 
 def effective(shards: Sequence[Object]) -> Condition:
-    """Return the condition `Effective` of mode `weight`: True if the controller's weights are KAI's only history.
+    """Return the condition `Effective` of mode `weight`: True if history reaches KAI only through the controller's
+    weights, because every shard has kValue 0 or no usage database.
 
     A shard without a usage database keeps no history, whatever its kValue is."""
     faults: list[str] = []
@@ -296,7 +297,8 @@ def _foreign_metrics(shard: str, extra: Mapping[str, Any]) -> tuple[list[str], l
 
 
 def usage_url(shard: Object, endpoint: str, shards: int) -> str:
-    """Return the address at which a shard queries usage; of several shards, each queries that of its own nodes."""
+    """Return the address at which a shard queries usage. If there are several shards, it ends in `/shards/POOL`
+    (`/shards` for the unnamed node pool), where the answer covers only the nodes of that pool."""
     base = endpoint.rstrip("/")
     if shards < 2:
         return base
@@ -307,7 +309,8 @@ def usage_url(shard: Object, endpoint: str, shards: int) -> str:
 def shard_advice(policy: Policy, endpoint: str) -> dict[str, Any]:
     """Return the part of a SchedulingShard's `spec` that matches the policy. endpoint: the accountant's address.
 
-    A change of a shard restarts KAI's scheduler. The window is the policy's in both modes."""
+    A change of a shard restarts KAI's scheduler. The window and half-life are those of the policy; mode `weight` needs
+    only `kValue: 0`."""
     if policy.targets.kai.mode != "usage":
         return {"kValue": 0}
     window = policy.window

@@ -1,4 +1,5 @@
-"""Reads a scheduler's objects, compares their weights with the desired ones, and plans the writes.
+"""Reads a scheduler's objects, compares their weights with the desired ones, and plans the writes. `Adapter` is the
+base class of all targets.
 
 A plan contains only values. The control loop executes or shows the plan. Applying a plan twice changes nothing the
 second time, because the plan leaves out values that the cluster already has.

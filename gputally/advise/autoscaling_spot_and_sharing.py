@@ -75,7 +75,8 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class NodeHour:
-    """One node in one local hour (`2026-10-05T14`). GPU-µs: up_us capacity without what was down; held_us of it."""
+    """One node in one local hour (`2026-10-05T14`). up_us: GPU-µs in which its GPUs were not down. held_us: the part of
+    it in which they were held."""
 
     pool: Pool
     node: str
@@ -91,10 +92,10 @@ class PoolAdvice:
     weekly: nodes by hour of the week from Monday 00:00, None if the window has no such hour.
     node_hours: hours of nodes that were up.
     idle_node_hours: the node hours in which no GPU was held.
-    surplus_node_hours: beyond the week's need.
-    saving: of the surplus at `unit_price` an hour and GPU, None without a price.
+    surplus_node_hours: node hours that were up beyond the weekly plan.
+    saving: the cost of the surplus at `unit_price` per GPU-hour, None without a price.
     full_hours: see the module.
-    shapes: GPUs per node, if nodes differ; the largest counts."""
+    shapes: the different numbers of GPUs per node, ascending; `gpus_per_node` is the largest."""
 
     pool: Pool
     gpus_per_node: int
@@ -272,8 +273,8 @@ _MOST_EXPONENT = 50.0
 class RestartAssumptions:
     """Assumptions about what the ledger does not know, in seconds.
 
-    checkpoint_s: to write a checkpoint.
-    restart_s: from an interruption until the job works again.
+    checkpoint_s: time to write a checkpoint.
+    restart_s: time from an interruption until the job works again.
     between_s: mean time between interruptions of one node."""
 
     checkpoint_s: float
@@ -285,13 +286,14 @@ class RestartAssumptions:
 class SpotAdvice:
     """The advice for one job.
 
-    gpu_hours: held on capacity other than spot.
-    cost: of these hours.
-    spot_cost: of as many hours at the book's spot price.
-    nodes: the most the job had at once.
-    interval_s: between checkpoints.
+    gpu_hours: hours that it held on capacity other than spot.
+    cost: the cost of these hours.
+    spot_cost: the cost of as many hours at the price book's spot price.
+    nodes: the most nodes that the job had at once.
+    interval_s: time between checkpoints.
     stretch: factor by which the run becomes longer, None if it would never end.
-    saving: what remains of the difference, None if stretch is None; may be negative."""
+    saving: cost - spot_cost × stretch, what spot saves after the longer run is paid; None if stretch is None; may be
+        negative."""
 
     team: str
     cluster: str
@@ -397,8 +399,8 @@ class SharingAdvice:
     profile: of MIG (`1g.10gb`, or `1g` if the model's memory is unknown).
     replicas: number of time-slicing replicas.
     peak: busy part of the GPU in the busiest hour.
-    saving: at most, None without a price.
-    reason: why not, or what to check."""
+    saving: the most that sharing can save, None without a price.
+    reason: why the job cannot share, or what to check before it does."""
 
     team: str
     cluster: str

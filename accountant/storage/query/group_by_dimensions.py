@@ -31,7 +31,7 @@ from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Accounts, Dimension, UsageLine, known_memory
 
 MOST_CANDIDATES: Final = 1_000
-"""Up to this many holders are grouped in Python. The engine groups more than that."""
+"""Up to this many holders are grouped in Python. DuckDB groups more than that."""
 MOST_LINES: Final = 20_000
 """Answers with more lines are not cached."""
 

@@ -2,12 +2,13 @@
 
 Rows are stored as received. Most sets need no comparison: a set that starts after everything known of its GPU and lies
 inside one quarter-hour counts as it is (`simple`). Any other set is resolved against the sets that it overlaps
-(`settle`). The result is computed from all sets that touch the region, so the ledger does not depend on the order in
-which sets arrive.
+(`settle`). The result is computed from all sets that overlap the changed span, so the ledger does not depend on the
+order in which sets arrive.
 
 In a small commit each SQL statement costs more than its rows. Nothing is therefore written that can be derived from the
-rows. Sums are computed later (`rollups.py`). The record that a node has a GPU is written when it begins, not each time
-it is extended. The caches of readers receive the added rows (`BookedChanges.added`), so they need not read them."""
+rows. Sums are computed later (`rollups.py`). A tenure (the span in which a node has a GPU) is written when it begins,
+not each time that a new interval extends it. The caches of readers receive the added rows (`BookedChanges.added`), so
+they need not read them."""
 
 from __future__ import annotations
 
@@ -72,8 +73,7 @@ class _NeighbourSet:
 
 
 def settle(cursor: Cursor, regions: Iterable[TouchedSpan]) -> set[int]:
-    """Resolve the overlaps of everything that touches the regions. Returns the starts of the quarter-hours that
-    changed."""
+    """Resolve the overlaps of all sets that touch these spans. Returns the starts of the quarter-hours that changed."""
     regions_of = _merged(regions)
     neighbours = _neighbours(cursor, [TouchedSpan(gpu, *span) for gpu, spans in regions_of.items() for span in spans])
     kept: dict[SetId, list[Span]] = {}
@@ -194,7 +194,7 @@ class AddedRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BookedChanges:
-    """The changes of a transaction, for the readers' caches after the commit."""
+    """What a transaction changed. After the commit the caches of readers are updated from it."""
 
     fleet: Changes
     touched: frozenset[int]

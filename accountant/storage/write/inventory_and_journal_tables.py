@@ -314,7 +314,7 @@ def read_decisions(
     gang: Collection[str] | None = None,
     cluster: str | None = None,
 ) -> list[Decision]:
-    """See accountant.ledger.protocols.Ledger.decisions. The engine filters, so only matching decisions are decoded."""
+    """See accountant.ledger.protocols.Ledger.decisions. DuckDB filters, so only matching decisions are decoded."""
     wanted = {
         "start": start_ms,
         "end": end_ms,

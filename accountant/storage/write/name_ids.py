@@ -3,8 +3,8 @@
 A `Dictionary` caches committed ids. What a transaction adds is staged until `commit` or `forget`. Names that are not
 cached are looked up in the table, so memory stays bounded for any number of pods.
 
-`PodQueues` caches the queue reference of each pod in the same way. If observations of a pod contradict each other, it
-reads the table again. Both belong to the writer."""
+`PodQueues` caches the queue reference of each pod in the same way. After an observation that differs from the cached
+queue, it reads the pod's queue from the tables again. Both belong to the writer."""
 
 from __future__ import annotations
 
@@ -117,8 +117,7 @@ class Dictionary(_WriterCache[Name, int]):
 
 
 class PodQueues(_WriterCache[PodKey, str]):
-    """The queue_ref of each pod; "" for a pod without a fact. `_complete`: every pod of the tables is cached or in
-    `_unsure`."""
+    """The queue_ref of each pod; "" for a pod without a fact."""
 
     def __init__(self, keep: int = KEEP) -> None:
         super().__init__(keep)
