@@ -160,7 +160,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     of one GPU with equal span) is never split over two batches.
 
     epoch: id of the outbox (UUIDv7 text, so that it sorts by creation).
-    boot_id: of the node.
+    boot_id: the boot id of the node.
     sent_ms: time of the node's clock when the batch is sent; None if the node does not report it."""
 
     schema: int = SCHEMA

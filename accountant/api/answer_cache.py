@@ -423,7 +423,7 @@ class _PackedList(Generic[A]):
 
     head: without lines.
     packs: the compressed lines, PACK_LINES in each but the last.
-    digest: of the whole."""
+    digest: the digest of the whole list."""
 
     head: A
     packs: tuple[bytes, ...]

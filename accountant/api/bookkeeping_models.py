@@ -25,7 +25,7 @@ class Balance(Model):
     differences: descriptions, the first hundred.
     month_faults: closed months whose stored statement does not match its hash, or does not name the hash of the month
         before.
-    capacity_gpu_us: of the span; if it is 0 there is no `coverage`.
+    capacity_gpu_us: the capacity of the span; if it is 0 there is no `coverage`.
     lake_days: published days that were compared with the ledger; null: not requested.
     lake_differences: descriptions, the first hundred."""
 
@@ -162,7 +162,7 @@ class PriceVersion(Model):
 class RepricingResult(Model):
     """What a new price book changed for a closed month.
 
-    difference: as in the preview.
+    difference: the same fields as in the preview.
     corrections: lines booked for a closed month."""
 
     difference: PriceDiff

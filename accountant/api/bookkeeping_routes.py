@@ -297,7 +297,7 @@ class CreditedNode(Model):
 
     start, end: as in queries, within one calendar month.
     cluster: needed only if several have a node of that name.
-    share: of the billed amount."""
+    share: the part of the billed amount to credit, 1 for all of it."""
 
     node: str = Field(min_length=1, max_length=253)
     start: str = Field(min_length=1, max_length=64)

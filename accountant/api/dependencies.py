@@ -57,7 +57,7 @@ class LedgerSnapshot(JobQuestions, ReportQuestions, Protocol):
     """Read access to one commit (accountant.storage.read_snapshot)."""
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        """The number of GPUs of each node for any part of the span, by cluster and node."""
+        """The number of GPUs that each node had at some time in the span, by cluster and node."""
         ...
 
     def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:

@@ -166,8 +166,8 @@ def window(params: Annotated[WindowParams, Query()], deps: AppDeps, principal: R
     """Returns usage over a window that ends at `at` (default now). sliding: the last `size` seconds. tumbling: since
     the last boundary, a multiple of `size` after or before `start` (default 1970). cron: since the expression last
     fired. calendar: since the beginning of the month. The caller decides whether watermark and coverage are sufficient.
-    A cost is that of allocated time at the price book's rows, before commitments; time without a price lowers the
-    coverage."""
+    With measure `cost`, usage is the cost of allocated time at the price book's prices, before commitments; time
+    without a price lowers the coverage."""
     require_all_teams(principal)
     zone = periods.zone(deps.settings.timezone)
     at = deps.clock.wall_ms() if params.at is None else instant("at", params.at, zone)

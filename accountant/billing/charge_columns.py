@@ -239,7 +239,7 @@ def split_in_order(group: Whole, gpu_us: Whole, limits: Whole) -> Whole:
     next `limits[1]` the second, and the remainder the last.
 
     group, gpu_us: shape (rows,). Adjacent equal values form one group.
-    limits: of a row's whole group, shape (rows, parts).
+    limits: the limits of a row's whole group, shape (rows, parts).
 
     Returns shape (rows, parts + 1). Each row adds up to its gpu_us."""
     if not len(group):

@@ -38,7 +38,7 @@ class PodWait:
     """The waits of one pod.
 
     queued_ms: time in its queue, still increasing while `waiting`.
-    starting_ms: from its placement to its first container; None if unknown."""
+    starting_ms: time from its placement to its first container; None if unknown."""
 
     queued_ms: int | None
     starting_ms: int | None

@@ -87,7 +87,7 @@ class Journalled(Ledger, Journal, Protocol):
 class _Books:
     """Base of the classes below.
 
-    timezone: of the months.
+    timezone: the time zone of the months.
     books: returns the state after all acts."""
 
     def __init__(
@@ -364,7 +364,7 @@ class BookkeepingLedger(Journalled, Protocol):
 class Bookkeeper:
     """Closes, reopens, publishes, corrects and prices months.
 
-    timezone: of the months.
+    timezone: the time zone of the months.
     grace_days: how long after its end a month waits for late records.
     look_back: number of recent closed months that are always checked for late records."""
 

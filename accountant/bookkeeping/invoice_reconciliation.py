@@ -72,7 +72,7 @@ class KeptInvoice(Model):
 class ReconciledLine(Model):
     """One pool: invoice = teams + idle + unused_commitments + unmatched, exactly.
 
-    items: of the invoice.
+    items: the invoice's items for this pool.
     rate: the rate at which the bills equal the invoice, None if nothing of the pool was used."""
 
     items: tuple[str, ...]
@@ -114,7 +114,7 @@ _Kind: TypeAlias = tuple[str, str, str]
 class TrueUpRate(Model):
     """The rate of one kind of GPU, per GPU and hour. Empty fields mean the same as in InvoiceLine.
 
-    source: of the invoice."""
+    source: the source of the invoice."""
 
     gpu_model: str
     region: str

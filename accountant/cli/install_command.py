@@ -50,7 +50,7 @@ class Cluster(Protocol):
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The tokens to create. name: the prefix of all names in the chart (`fullnameOverride`, or the release's name).
-    node: of the one agent that uses a token from a Secret, with its cluster."""
+    node, cluster: the node of the one agent that uses a token from a Secret, and its cluster."""
 
     name: str
     namespace: str

@@ -90,7 +90,7 @@ def ledgers(engine: Engine) -> dict[str, LedgerStatus]:
 class LakeLedger:
     """The reading part of accountant.ledger.protocols.Ledger and accountant.ledger.journal.Journal.
 
-    status: of the queried ledger.
+    status: the status of the queried ledger.
     engine: runs the queries."""
 
     def __init__(self, engine: Engine, status: LedgerStatus) -> None:
@@ -264,7 +264,7 @@ class LakeLedger:
         return coverage(self.usage(start_ms, end_ms, ()))
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        """The number of GPUs of each node for any part of the span, by cluster and node."""
+        """The number of GPUs that each node had at some time in the span, by cluster and node."""
         counted = exp.func("count", exp.Distinct(expressions=[exp.column("gpu")])).as_("gpus")
         asked = exp.select("cluster", "node", counted).from_("usage_hourly").where(*self._span(start_ms, end_ms))
         rows = self._ask(asked.group_by("cluster", "node"), start_ms, end_ms)

@@ -188,7 +188,8 @@ class GpuMove:
     """GPUs that an administrator assigns to another node of their cluster.
 
     cluster: may be "" if there is only one.
-    from_ms: from when on; None: from the end of the newest record of each GPU's present owner."""
+    from_ms: the instant from which on they belong to it; None: the end of the newest record of each GPU's present
+        owner."""
 
     node: str
     gpus: tuple[str, ...]

@@ -111,8 +111,8 @@ SETTLED_MS: Final = 6 * MS_PER_HOUR
 class ReportDue:
     """A report to send.
 
-    name: of the span, such as `2026-10` or `2026-W43`.
-    edition: of a closed month; closing it again sends it again."""
+    name: the span's name, such as `2026-10` or `2026-W43`.
+    edition: the version of a closed month; closing it again makes a new one, which is sent again."""
 
     destination: str
     name: str

@@ -218,12 +218,12 @@ class Instance(Model):
 class Amortised(Model):
     """The costs of a purchase, in the book's currency.
 
-    gpu_price: of one GPU.
-    overhead: servers, network, installation, as a share of that (0.4 = 40 %).
+    gpu_price: price of one GPU.
+    overhead: servers, network and installation, as a share of the GPUs' price (0.4 = 40 %).
     residual: value at the end, as a share of the capex.
     kw: power of all `gpus` with their hosts.
     colo_per_kw_month: rent per kW.
-    ops_month, licences_month: of all `gpus` together."""
+    ops_month, licences_month: costs per month of all `gpus` together."""
 
     in_service: Day
     lifetime_months: int = Field(ge=1, le=240)
@@ -289,7 +289,7 @@ class PriceRow(Model):
     a GPU whose value is unknown does not match.
 
     price: currency units per whole physical GPU and hour (a slice pays its fraction); or instance, or amortised.
-    discount: share off that.
+    discount: share of that price that is not charged.
     commitment: id of a commitment. If the book has it, the row's price is the rate of this commitment and applies to
         nothing else.
     valid_from, valid_to: the row is valid in [valid_from, valid_to), open-ended without valid_to. An amortised row ends
@@ -494,7 +494,7 @@ _FOREVER = 1 << 62
 class PriceBook(Model):
     """Dated prices in one currency, and the billing policy (`billing`).
 
-    timezone: of dates without a time.
+    timezone: the time zone of dates without a time.
     mig_basis: a MIG instance pays for its compute slices (1g of 7 pays 1/7), which is how agents divide a GPU, or for
         its memory slices (1g.10gb of 80 GB pays 1/8; memory without an instance is unallocated). Parts never exceed one
         GPU.

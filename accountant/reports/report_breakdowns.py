@@ -196,7 +196,7 @@ def unpriced(found: Iterable[Charge], team: str | None) -> tuple[UnpricedRow, ..
 class HourRow:
     """One hour of the day, in GPU-µs.
 
-    capacity_us: of the cluster without down time; the other figures are of the scope.
+    capacity_us: the cluster's capacity without down time; the other figures are those of the scope.
     known_us: held time whose use is known."""
 
     hour: int
@@ -243,7 +243,7 @@ class HourlyUse:
 def hourly_use(hourly: Hours, team: str | None, longer_ms: Mapping[str, int]) -> HourlyUse:
     """Sums by hour of the day.
 
-    hourly: of the whole cluster.
+    hourly: held time of the whole cluster.
     longer_ms: the local hours of the span that last longer than an hour, with their length (see
         accountant.ledger.usage_columns.repeated)."""
     mine = np.array([team in (None, name) for name, _ in hourly.owners], dtype=bool)[hourly.owner]

@@ -90,7 +90,7 @@ class Readings:
     by_day: charges by team, queue and day (accountant.billing.budget_forecast.BY), if there is a month.
     billed, earlier: bills by team of the span and of the one before.
     unused: unused commitments.
-    waits: of all teams' queues.
+    waits: the waits in all teams' queues.
     epochs: the epochs reported in the span.
     peaks: hourly maxima of the jobs that left the most GPU time idle in each of `scopes` (team names; None: the whole
         cluster)."""
@@ -215,7 +215,7 @@ class Report:
     period: accountant.bookkeeping.month_closing.Status.
     before: the headline of the span before, None if the ledger has no records of it.
     before_ms: the span before.
-    budgets, outlook: of the month that the span is or begins.
+    budgets, outlook: budgets and forecast of the month that the span is or begins.
     late: records arrived after the close; they are in the breakdowns, but not in the statement.
     users, unnamed_users: the largest users, and how many more there are.
     imports: imported time of the cluster.

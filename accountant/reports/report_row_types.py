@@ -23,8 +23,8 @@ K = TypeVar("K", bound=Hashable)
 class TimeAndCost:
     """GPU time and cost of a team, a job, a kind of GPU or another group.
 
-    cost: of all billed time with a price; rounded to the currency's minor unit for sums of statement lines, exact for
-        jobs.
+    cost: the cost of all billed time with a price; rounded to the currency's minor unit for sums of statement lines,
+        exact for jobs.
     idle_cost: the part of `cost` for allocated-idle time.
     unpriced_us: billed time without a price.
     idle_unpriced_us: the allocated-idle part of `unpriced_us`."""
@@ -54,8 +54,9 @@ class TeamRow:
     """One team's row in a report.
 
     rank: by allocated GPU time, 1 is the most.
-    share: of the cluster's allocated GPU time.
-    change: of the cost from the span before; None if there is none, or if some time of either span has no price."""
+    share: the team's part of the cluster's allocated GPU time.
+    change: the change of the cost from the span before; None if there is none, or if some time of either span
+        has no price."""
 
     team: str
     figures: TimeAndCost

@@ -37,7 +37,7 @@ END_S: Final = 4.0
 
 
 class Elected(Protocol):
-    """gputally.kubernetes.leader_election.Election."""
+    """What this module needs of gputally.kubernetes.leader_election.Election."""
 
     @property
     def fault(self) -> str: ...

@@ -34,8 +34,8 @@ _making = threading.Lock()
 class Backup(Model):
     """One backup.
 
-    bytes: of the ledger file.
-    rows: of all its tables."""
+    bytes: size of the ledger file.
+    rows: number of rows of all its tables."""
 
     name: str
     at_ms: int

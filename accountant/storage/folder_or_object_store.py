@@ -33,7 +33,7 @@ class FileStore:
     """A folder or a prefix. Names are relative to it, with slashes. Every method raises LedgerUnavailable, with the
     place and the reason, if the store cannot be reached.
 
-    address: as in the settings.
+    address: the folder or URL, as in the settings.
     files: the pyarrow file system whose root is the folder or prefix.
     staging: a local folder for files before their upload.
     folder: the store's folder if it is local, otherwise None."""

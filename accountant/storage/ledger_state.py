@@ -41,7 +41,7 @@ Shown = tuple[int, DeviceName]
 class KindOfDevice:
     """The kind of each device.
 
-    of: from device id to kind.
+    of: the kind by device id.
     table: the same as an Arrow table for DuckDB; it is built once, because it has a row per device."""
 
     of: Mapping[int, int]

@@ -39,7 +39,7 @@ class SpanPlan:
 
     days: (tag, gpu, start) of days with sums.
     hours, quarters: (tag, gpu, bucket start) of folded hours.
-    raw_hours, raw_quarters: of hours without sums.
+    raw_hours, raw_quarters: the same of hours without sums, whose rows are read.
     edges: spans inside one quarter-hour."""
 
     days: list[Bucket] = field(default_factory=list)

@@ -120,7 +120,7 @@ def timeline(
     ledger: EpochQuestions, start_ms: int, end_ms: int, where: Where, timezone: str
 ) -> tuple[Timeline, list[UsageLine]]:
     """The GPUs that match a filter, over [start_ms, end_ms), and the usage of each GPU over the whole span. If there
-    are too many, those with the most allocated time are shown; by node and name.
+    are too many GPUs, only those with the most allocated time are shown. They are sorted by node and name.
 
     Needs two queries whatever the length of the span, and memory in proportion to the number of cells."""
     tz = periods.zone(timezone)

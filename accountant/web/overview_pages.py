@@ -56,7 +56,7 @@ NAVIGATION = (("/", "Overview"), ("/month", "Month"), ("/jobs", "Jobs"), ("/node
 class StaleLedger:
     """The newest record, if it is too old to describe the present.
 
-    age: as text.
+    age: its age as text.
     cluster: the one that stopped reporting while others continue; empty if all records are old."""
 
     newest_ms: int
@@ -390,7 +390,7 @@ def proposals(request: Request, deps: AppDeps, principal: Reader) -> Response:
 
 
 class _SignInSite:
-    """Implements gputally.server.sign_in.SignInSite."""
+    """The accountant's side of the sign-in routes; implements gputally.server.sign_in.SignInSite."""
 
     def people(self, request: Request) -> SignInService:
         deps = _deps(request)

@@ -39,7 +39,7 @@ class MachineQuestions(Questions, Protocol):
     """The queries about machines: accountant.storage.read_snapshot.Snapshot."""
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        """The number of GPUs of each node for any part of the span, by cluster and node."""
+        """The number of GPUs that each node had at some time in the span, by cluster and node."""
         ...
 
 
@@ -159,7 +159,7 @@ class Jobs:
     """Jobs in one state, or all.
 
     dearest: the most expensive of `count`.
-    total: of the time with a price."""
+    total: the cost of the time with a price."""
 
     dearest: tuple[Job, ...]
     count: int
@@ -387,7 +387,7 @@ T = TypeVar("T")
 class Page(Generic[T]):
     """One page of a longer list.
 
-    rows: of `count`, the first one with number `first` (from 1).
+    rows: the part of `count` rows that begins with number `first` (from 1).
     previous, following: URLs."""
 
     rows: Sequence[T]
@@ -410,7 +410,7 @@ def paged(rows: Sequence[T], number: int, size: int, address: str, count: int | 
     """The page with that number, from 1; beyond the end, the last one.
 
     address: URL of a page without its number.
-    count: of all rows, if `rows` is not complete."""
+    count: number of all rows, if `rows` is not complete."""
     pages = max(1, -(-len(rows) // size))
     number = min(number, pages)
     first = (number - 1) * size
@@ -440,7 +440,7 @@ def of_lines(month: Month, query: Mapping[str, object], ending: str = "") -> str
     """The URL of a figure's lines.
 
     query: None and False values are left out.
-    ending: of a file's URL."""
+    ending: what follows in the URL of a file, such as `.csv`."""
     parameters = {
         name: "true" if value is True else str(value)
         for name, value in query.items()

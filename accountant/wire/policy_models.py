@@ -145,7 +145,7 @@ class IdleExemptions(Model):
     """Workloads that idle reclaim exempts.
 
     namespaces: shell patterns.
-    labels, annotations: of the pod, by name and value (`*`: any).
+    labels, annotations: labels and annotations of the pod, by name and value (`*`: any).
     priority: this value and above."""
 
     namespaces: tuple[str, ...] = ()

@@ -43,7 +43,7 @@ class UsageLine(Model):
     node_down_us: the part of `down` in which the GPU's node was out of service; in the rest a GPU was lost on a working
     node. None: not distinguished.
 
-    memory_mib_s: of allocated time with known memory; None if there is none.
+    memory_mib_s: memory in allocated time for which it is known; None if there is no such time.
     memory_unknown_us: allocated time with unknown memory.
 
     starting_us, gang_waiting_us, running_idle_us: the kinds of `allocated_idle`, adding up to it.
@@ -150,10 +150,11 @@ class Job(Model):
     state: waiting: none of its pods was ever on a node; ended: all are over (for holders that are not pods: it holds
         nothing any more).
     teams: the payers, by the policy in force at the time.
-    created_ms, ended_ms: of the first and the last of its pods.
-    held_from_ms, held_until_ms: of holding GPUs, rounded outwards for hours that only have sums.
+    created_ms, ended_ms: creation of the first and end of the last of its pods.
+    held_from_ms, held_until_ms: the first and last instant of holding GPUs, rounded outwards for hours that only have
+        sums.
     waited_ms: the longest wait of one of its pods in its queue, so far.
-    accounts_gpu_us: of held time.
+    accounts_gpu_us: the accounts of held time.
     gpus, burn_per_hour: GPUs held, and their cost per hour, over the last minutes on record.
     epochs: number of reported epochs."""
 

@@ -72,7 +72,7 @@ class NoCuda(CudaFault):
 class Cuda:
     """One device with a context of its own; a context manager. Raises NoCuda, CudaFault.
 
-    ordinal: of the devices this process may use. library: path of libcuda, if not the system's."""
+    ordinal: the index among the devices that this process may use. library: path of libcuda, if not the system's."""
 
     def __init__(self, ordinal: int = 0, library: str = LIBRARY) -> None:
         try:

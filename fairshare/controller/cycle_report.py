@@ -77,7 +77,7 @@ class CycleReport:
 
     hold: why nothing was decided; the targets are then only read.
     decisions: new ones.
-    gpus_by_node: of nodes that accept work.
+    gpus_by_node: number of GPUs of each node that accepts work.
     free_by_node: the part that no pod holds.
     leading: False on a standby."""
 

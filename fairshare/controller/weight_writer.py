@@ -188,7 +188,7 @@ class Adoption:
     """An object of which a field was, or would be, taken over.
 
     owners: its former managers.
-    group: of its API.
+    group: the group of its API.
     default: its value is the schema's default."""
 
     target: str

@@ -187,7 +187,7 @@ class Gang:
 
     GPUs: requested (contains allocated), allocated, minimum (0 < minimum <= requested; the rest is elastic surplus).
 
-    queue: of the policy.
+    queue: name of the queue in the policy.
     kind, namespace, name, uid: the object to act on.
     created_ms: waiting since.
     started_ms: running since; None while it waits.
@@ -226,8 +226,8 @@ class Gang:
 class Explanation:
     """Every number between a queue's usage and its weight.
 
-    usage, capacity: of the window, in its unit; capacity is the siblings' part of the cluster, or what they used if
-        that was more. u = usage / capacity.
+    usage, capacity: the queue's usage and the capacity in the window, in its unit; capacity is the siblings' part of
+        the cluster, or what they used if that was more. u = usage / capacity.
     n: configured weight normalised among the competing queues (`competes`: it requests more than its quota; otherwise n
         is as if every sibling did). p = max(0, n + k (n - u)).
     proportional: p rescaled within bounds so that the competitors' weights add up to their configured total.
@@ -363,7 +363,7 @@ class Condition:
 class Eviction:
     """Work that a target's own scheduler stopped for a queue of the policy, as far as it can still be seen.
 
-    id: of this eviction.
+    id: the id of this eviction.
     queue: the beneficiary.
     victim: the workload, if several of its pods were evicted."""
 

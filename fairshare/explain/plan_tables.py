@@ -242,7 +242,7 @@ def titled_table(
     """Return an empty table.
 
     names, figures, more: headings in this order, those of figures on the right.
-    folded: of a last column of texts that may take several lines."""
+    folded: heading of a last column, whose texts may take several lines."""
     table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in names:
         table.add_column(heading)

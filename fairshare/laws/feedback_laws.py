@@ -39,7 +39,7 @@ usage in the ledger."""
 class LawQueue(NamedTuple):
     """One queue as a law sees it. All amounts are GPUs unless stated otherwise.
 
-    weight: as configured, >= 0.
+    weight: the configured weight, >= 0.
     target: its part (0..1) of the pool by quota and weight if all queues requested everything.
     usage: U, its usage in the policy's window over the capacity that the siblings had in it. As GPU time this
         is usage * pool * window.

@@ -38,7 +38,7 @@ _LEAD = 0.25
 class GangTurn:
     """The queue that has its turn, and until when.
 
-    weights: of every sibling.
+    weights: the weights of all siblings.
     shares: the resulting GPUs by queue.
     kept: state to store, by queue."""
 

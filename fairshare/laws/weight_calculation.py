@@ -140,8 +140,8 @@ def requests(queues: Mapping[str, QueuePolicy], standings: Mapping[str, Standing
 class WeightResult:
     """The result of one cycle, sorted by queue.
 
-    entitlements: of every queue of the policy.
-    weights: of the queues that exist in the target.
+    entitlements: the entitlement of every queue of the policy.
+    weights: the weights of the queues that exist in the target.
     memory: the law's state for the next cycle."""
 
     entitlements: tuple[Entitlement, ...]
@@ -177,7 +177,7 @@ def calculate_weights(
     window: the usage of a queue in it includes that of its descendants.
     standings: by policy queue, of queues that have an object in the target.
     gpus: the GPUs to divide, > 0.
-    memory: of the previous cycle; None or empty at first.
+    memory: what the law stored in the previous cycle; None or empty at first.
     exhausted: queues whose budget is used up; they get their quota only.
     devices: physical GPUs behind `gpus`. It differs from `gpus` if shared GPUs are listed once per replica. None means
         equal."""
@@ -477,7 +477,7 @@ class Pool:
     """The GPUs that the queues of one shard divide.
 
     queues: the policy's queues of this shard.
-    part: of the cluster's capacity, 0..1."""
+    part: a part of the cluster's capacity, 0..1."""
 
     queues: tuple[str, ...]
     gpus: float

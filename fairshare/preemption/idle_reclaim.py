@@ -221,8 +221,8 @@ AccountantUnavailable."""
 class IdleReport:
     """The result of a check.
 
-    idleness: of pods that may be idle.
-    events: for the owners.
+    idleness: the idleness of pods that may be idle.
+    events: events for the owners.
     faults: warnings that could not be written."""
 
     idleness: Idleness | None = None
@@ -271,8 +271,8 @@ class IdleWatch:
     ) -> IdleReport:
         """Check a target. Between two checks no workload is warned, forgiven or reclaimed.
 
-        mode: of the rule at this target.
-        end_ms: up to when usage is metered."""
+        mode: the mode of the rule at this target.
+        end_ms: the instant up to which usage is metered."""
         if rule is None or mode == "off":
             self._warned.pop(target, None)
             return IdleReport()

@@ -230,7 +230,7 @@ def preemption_inputs(
     """Return the inputs of a decision.
 
     nodes: those that accept work.
-    pods: of the whole cluster. A pod that is being stopped leaves room.
+    pods: all pods of the cluster. A pod that is being stopped leaves room.
     quotas: the target's quotas."""
     known = {queue.name for queue in policy.queues}
     mine = tuple(gang for gang in gangs if gang.queue in known)
@@ -297,7 +297,7 @@ def _accounts(policy: Policy, gangs: Sequence[Gang], entitlements: Sequence[Enti
 def free_by_node(nodes: Sequence[Object], pods: Sequence[Pod]) -> Mapping[str, float]:
     """Return the GPUs that no pod holds.
 
-    pods: of the whole cluster. A pod that is being stopped leaves room."""
+    pods: all pods of the cluster. A pod that is being stopped leaves room."""
     used: dict[str, list[Pod]] = {}
     for pod in pods:
         if pod.held:

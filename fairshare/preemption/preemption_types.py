@@ -29,7 +29,7 @@ class PreemptionCall:
     """A request for room at once by a latency objective or a person.
 
     workload: namespace/name, or "" for the whole queue. A workload determines its queue.
-    gpus: to be freed if no pod of it waits.
+    gpus: number of GPUs to free if no pod of it waits.
     why: one sentence."""
 
     queue: str

@@ -121,7 +121,7 @@ class _File(_Keys):
 class Scenario:
     """A scenario.
 
-    gpus: of every node.
+    gpus: number of GPUs of every node.
     queues: leaves, with their parents.
     pods: per queue, GPUs of every pod.
     departments: every queue that has children."""

@@ -155,7 +155,7 @@ def capacities_for(workload: Workload, hours: float, loads: Sequence[float]) -> 
 class Summary:
     """A policy at one load over all windows.
 
-    mean: of every figure.
+    mean: the mean of every figure.
     week_range: the range of the week's error.
     week_interval: the interval that contains 95 % of the means of resampled windows, for the week's error."""
 

@@ -104,7 +104,7 @@ class StatefulDrf:
     The commitment is the decayed mean of the GPUs that it had above its share. GPUs that it left unused are not
     credited.
 
-    half_life_s: of the commitment.
+    half_life_s: half-life of the commitment.
 
     Source: Sadok, Campista, Costa, "Stateful DRF: Considering the Past in a Multi-Resource Allocation", IEEE
     Transactions on Computers 70(7), 2021; here with one resource."""
@@ -302,7 +302,7 @@ _LINE_DEPTH = 256
 class Setup:
     """A cluster for a workload.
 
-    share: of each queue, > 0, in the workload's order, adding up to 1.
+    share: the share of each queue, > 0, in the workload's order, adding up to 1.
     guaranteed: the part of its share that is a deserved quota."""
 
     capacity: int

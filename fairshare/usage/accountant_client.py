@@ -355,7 +355,7 @@ class Usage:
     def ask(self, policy: Policy, version: str, *, quiet: bool) -> UsageReading:
         """Ask the accountant for the usage that the policy needs; first announce a policy that is new.
 
-        version: of the policy.
+        version: the version of the policy.
         quiet: announce nothing. Answers of the accountant never raise."""
         try:
             if self._announced != version and not quiet:

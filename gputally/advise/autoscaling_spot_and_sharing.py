@@ -123,8 +123,8 @@ def pools(
 ) -> tuple[PoolAdvice, ...]:
     """Compute the advice for each pool.
 
-    lengths: of the window's local hours in ms; partial hours are ignored.
-    prices: of a GPU-hour.
+    lengths: length in ms of each local hour of the window; partial hours are ignored.
+    prices: price of a GPU-hour by pool.
 
     Raises ValueError for a threshold outside (0, 1]."""
     if not 0 < threshold <= 1:

@@ -1,6 +1,6 @@
 """Runs `gputally demo`: its options, the progress bar and the order of a run.
 
-The module imports little, so that the other processes, which load more, start early."""
+The module imports little, so that it soon starts the worker processes, which take longer to load."""
 
 from __future__ import annotations
 

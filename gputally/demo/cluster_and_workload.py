@@ -155,7 +155,7 @@ class Team:
     sweep: mean jobs in a campaign.
     sprints: spans of the run (parts of it) in which it works, with intensity; outside it is nearly silent.
     notebooks: people with a notebook on a part of a GPU.
-    hoarders: on a whole one."""
+    hoarders: people with a notebook on a whole GPU."""
 
     name: str
     deserved: int

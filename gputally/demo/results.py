@@ -38,7 +38,7 @@ from gputally.demo.worker_processes import LEDGER_FILES, LedgerFigures
 class TeamResult:
     """The demo's result for one team.
 
-    share_before, share_after: of all GPU time that teams held, under static and time-based weights.
+    share_before, share_after: its part of all GPU time that teams held, under static and time-based weights.
     entitled: the share it should have had, by weight and by what its jobs could have used."""
 
     name: str

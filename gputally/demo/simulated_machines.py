@@ -163,7 +163,7 @@ class Machine:
     """A node that is off until `boot`; `running` while its agent runs.
 
     randbits, jitter: sources of the agent's randomness.
-    metrics: of its agents, for a Prometheus."""
+    metrics: the metrics of its agents, for a Prometheus."""
 
     def __init__(
         self,

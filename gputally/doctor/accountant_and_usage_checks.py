@@ -175,7 +175,7 @@ def prices(
     """Check prices.
 
     rows: the report's table `unpriced`.
-    version: of the price book, None without one.
+    version: the version of the price book, None without one.
     month: the month to price again.
     examples: ids of the rows that are examples."""
     if not version:

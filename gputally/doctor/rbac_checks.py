@@ -25,7 +25,7 @@ class AccessRight:
 
     resource: the resource, with its subresource if there is one (`pods/eviction`).
     name: name of a single object, "" for all objects.
-    local: in the release's own namespace."""
+    local: whether the right is needed only in the release's own namespace."""
 
     group: str
     resource: str
@@ -171,7 +171,7 @@ def ask(
 ) -> tuple[dict[str, dict[AccessRight, bool]], dict[str, str]]:
     """Return the rights of each program, and the users that were checked.
 
-    namespace: of the release, if no account states it.
+    namespace: the namespace of the release, if no account states it.
     configs: ConfigMaps of schedulers that the policy names."""
     served = ground.served({right.group for rights in (*NEEDS.values(), PREEMPTING) for right in rights})
     accounts = _accounts(ground)

@@ -52,7 +52,7 @@ class Target:
     """One scheduler's state.
 
     versions: served, by (group, plural).
-    conditions, issues: from its adapter, if the policy refers to the scheduler.
+    conditions, issues: what its adapter reports, if the policy refers to the scheduler.
     mode: off, dry-run or enforce.
     fault: why it could not be read."""
 

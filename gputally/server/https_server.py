@@ -344,7 +344,7 @@ def serve(
 
     port: 0 for any free port.
     tls: the certificate for HTTPS; None for HTTP.
-    name: of the thread and its background task.
+    name: the name of the thread and its background task.
     tasks: gets the server as a background task, which has a fault while one request blocks the event loop.
     renew: True to check the certificate files at each new connection. If False, the owner of `tls` calls `Tls.renew`.
 

@@ -46,7 +46,7 @@ def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
 class RequestLog:
     """An ASGI application that wraps a Starlette application. It logs every exception, to which Starlette answers 500.
 
-    name: of the logger.
+    name: the name of the logger.
     headers: added to every response that does not set them.
     answered: called after each response."""
 

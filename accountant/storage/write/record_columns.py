@@ -169,7 +169,7 @@ class IntervalSets(NamedTuple):
 class Numbers(NamedTuple):
     """A column of integers, some of which may be unknown.
 
-    told: as an Arrow array.
+    told: the column as an Arrow array.
     value: 0 for unknown."""
 
     told: Any
