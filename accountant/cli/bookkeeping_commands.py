@@ -36,7 +36,7 @@ from accountant.api.bookkeeping_models import (
 from accountant.bookkeeping.invoice_reconciliation import MOST_ITEM, Invoice, InvoiceLine
 from accountant.bookkeeping.price_book_versions import PriceDiff
 from accountant.cli import terminal_tables
-from accountant.cli.connection_options import Printed, Server, ZonedLedger, answer
+from accountant.cli.connection_options import Printed, Server, ZonedLedger, print_answer
 from accountant.core import periods
 from accountant.ledger.protocols import GpuOwnership, RetiredDevice
 from gputally.base.command_line import with_option_groups
@@ -55,9 +55,8 @@ Reason = Annotated[str, typer.Option(help="Why, for later readers of the books."
 @with_option_groups
 def months(output: Printed = "table", *, at: ZonedLedger) -> None:
     """List every month with its status and hash."""
-    with at.asking() as remote:
-        found = remote.ask(tuple[Period, ...], "/v1/periods")
-    answer(output, lambda: terminal_tables.periods(found), found)
+    found = at.ask(tuple[Period, ...], "/v1/periods")
+    print_answer(output, found, terminal_tables.periods)
 
 
 @app.command()
@@ -74,40 +73,24 @@ def close(
     at: ZonedLedger,
 ) -> None:
     """Close a month: its statement does not change any more. Refused while there are objections."""
-    with at.asking() as remote:
-        body = {"reason": reason, "acknowledge": acknowledge or []}
-        done = remote.act(Period, f"/v1/periods/{month}/close", body)
-    answer(output, lambda: terminal_tables.periods([done]), done)
+    done = at.act(Period, f"/v1/periods/{month}/close", {"reason": reason, "acknowledge": acknowledge or []})
+    print_answer(output, done, lambda row: terminal_tables.periods([row]))
 
 
 @app.command()
 @with_option_groups
-def reopen(
-    month: Month,
-    reason: Reason,
-    output: Printed = "table",
-    *,
-    at: ZonedLedger,
-) -> None:
+def reopen(month: Month, reason: Reason, output: Printed = "table", *, at: ZonedLedger) -> None:
     """Reopen the newest closed month, before it is published."""
-    with at.asking() as remote:
-        done = remote.act(Period, f"/v1/periods/{month}/reopen", {"reason": reason})
-    answer(output, lambda: terminal_tables.periods([done]), done)
+    done = at.act(Period, f"/v1/periods/{month}/reopen", {"reason": reason})
+    print_answer(output, done, lambda row: terminal_tables.periods([row]))
 
 
 @app.command()
 @with_option_groups
-def publish(
-    month: Month,
-    reason: Reason = "",
-    output: Printed = "table",
-    *,
-    at: ZonedLedger,
-) -> None:
+def publish(month: Month, reason: Reason = "", output: Printed = "table", *, at: ZonedLedger) -> None:
     """Publish a closed month; it cannot be reopened any more."""
-    with at.asking() as remote:
-        done = remote.act(Period, f"/v1/periods/{month}/publish", {"reason": reason})
-    answer(output, lambda: terminal_tables.periods([done]), done)
+    done = at.act(Period, f"/v1/periods/{month}/publish", {"reason": reason})
+    print_answer(output, done, lambda row: terminal_tables.periods([row]))
 
 
 @app.command()
@@ -126,28 +109,24 @@ def proposals(
         raise typer.BadParameter(f"{act} needs the month and the proposal's id, as `proposals` lists them")
     if act == "refuse" and not reason.strip():
         raise typer.BadParameter("refuse needs a --reason")
-    with at.asking() as remote:
-        place = f"/v1/periods/{month}/proposals"
-        if act == "take":
-            booked = remote.act(tuple[BookedCorrection, ...], f"{place}/{proposal}/take", {"reason": reason})
-            answer(output, lambda: terminal_tables.corrections(booked), booked)
-            return
-        if act == "refuse":
-            found: tuple[WaitingProposal, ...] = (
-                remote.act(WaitingProposal, f"{place}/{proposal}/refuse", {"reason": reason}),
-            )
-        else:
-            found = remote.ask(tuple[WaitingProposal, ...], place if month else "/v1/proposals")
-    answer(output, lambda: terminal_tables.proposals(found, refused=act == "refuse"), found)
+    path = f"/v1/periods/{month}/proposals"
+    if act == "take":
+        booked = at.act(tuple[BookedCorrection, ...], f"{path}/{proposal}/take", {"reason": reason})
+        print_answer(output, booked, terminal_tables.corrections)
+    elif act == "refuse":
+        refused = (at.act(WaitingProposal, f"{path}/{proposal}/refuse", {"reason": reason}),)
+        print_answer(output, refused, lambda rows: terminal_tables.proposals(rows, refused=True))
+    else:
+        waiting = at.ask(tuple[WaitingProposal, ...], path if month else "/v1/proposals")
+        print_answer(output, waiting, terminal_tables.proposals)
 
 
 @app.command()
 @with_option_groups
 def correct(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Accept every proposal: book all late changes of closed months."""
-    with at.asking() as remote:
-        done = remote.act(tuple[BookedCorrection, ...], "/v1/corrections", {})
-    answer(output, lambda: terminal_tables.corrections(done), done)
+    done = at.act(tuple[BookedCorrection, ...], "/v1/corrections", {})
+    print_answer(output, done, terminal_tables.corrections)
 
 
 @app.command()
@@ -159,9 +138,8 @@ def corrections(
     at: ZonedLedger,
 ) -> None:
     """List corrections of closed months, with the month they are about and the one they are booked in."""
-    with at.asking() as remote:
-        found = remote.ask(tuple[BookedCorrection, ...], "/v1/corrections", {"booked_in": month})
-    answer(output, lambda: terminal_tables.corrections(found), found)
+    found = at.ask(tuple[BookedCorrection, ...], "/v1/corrections", {"booked_in": month})
+    print_answer(output, found, terminal_tables.corrections)
 
 
 @app.command()
@@ -178,9 +156,8 @@ def adjust(
 ) -> None:
     """Book an approved credit or charge, for example for a failed node."""
     body = {"month": month, "team": team, "amount": amount, "reason": reason, "approved_by": approved_by}
-    with at.asking() as remote:
-        done = remote.act(BookedAdjustment, "/v1/adjustments", body)
-    answer(output, lambda: terminal_tables.adjustments([done]), done)
+    done = at.act(BookedAdjustment, "/v1/adjustments", body)
+    print_answer(output, done, lambda row: terminal_tables.adjustments([row]))
 
 
 @app.command()
@@ -202,15 +179,12 @@ def credit(
     if book and not (reason.strip() and approved_by.strip()):
         raise typer.BadParameter("--book needs a --reason and --approved-by")
     body = {"node": node, "start": start, "end": end, "share": share} | ({"cluster": cluster} if cluster else {})
-    with at.asking() as remote:
-        if not book:
-            shown = remote.act(Credit, "/v1/credits/preview", body)
-            answer(output, lambda: terminal_tables.credit(shown), shown, shown.lines)
-            return
-        done = remote.act(
-            tuple[BookedAdjustment, ...], "/v1/credits", {**body, "reason": reason, "approved_by": approved_by}
-        )
-    answer(output, lambda: terminal_tables.adjustments(done), done)
+    if not book:
+        preview = at.act(Credit, "/v1/credits/preview", body)
+        print_answer(output, preview, terminal_tables.credit, preview.lines)
+        return
+    body |= {"reason": reason, "approved_by": approved_by}
+    print_answer(output, at.act(tuple[BookedAdjustment, ...], "/v1/credits", body), terminal_tables.adjustments)
 
 
 @app.command()
@@ -222,9 +196,8 @@ def adjustments(
     at: ZonedLedger,
 ) -> None:
     """List approved credits and charges."""
-    with at.asking() as remote:
-        found = remote.ask(tuple[BookedAdjustment, ...], "/v1/adjustments", {"booked_in": month})
-    answer(output, lambda: terminal_tables.adjustments(found), found)
+    found = at.ask(tuple[BookedAdjustment, ...], "/v1/adjustments", {"booked_in": month})
+    print_answer(output, found, terminal_tables.adjustments)
 
 
 @app.command()
@@ -247,25 +220,25 @@ def reprice(
         raise CannotStart(f"{book}: {error.strerror}") from error
     if apply and not reason.strip():
         raise typer.BadParameter("--apply needs a --reason")
-    with at.asking() as remote:
+    with at.connection() as remote:
         if not apply:
             shown = remote.send(PriceDiff, "/v1/prices/preview", content, "application/yaml", {"month": month})
-            answer(output, lambda: terminal_tables.price_diff(shown), shown, shown.changes)
+            print_answer(output, shown, terminal_tables.price_diff, shown.changes)
             return
         done = remote.send(
             RepricingResult, "/v1/prices", content, "application/yaml", {"month": month, "reason": reason}
         )
     booked = terminal_tables.in_force(done.difference.version_after, done.corrections)
-    answer(output, lambda: Group(terminal_tables.price_diff(done.difference), booked), done, done.difference.changes)
+    changes = terminal_tables.price_diff(done.difference)
+    print_answer(output, done, lambda _: Group(changes, booked), done.difference.changes)
 
 
 @app.command()
 @with_option_groups
 def prices(output: Printed = "table", *, at: ZonedLedger) -> None:
     """List every price book that was in force, and who put it in force."""
-    with at.asking() as remote:
-        found = remote.ask(tuple[PriceVersion, ...], "/v1/prices/versions")
-    answer(output, lambda: terminal_tables.price_versions(found, UTC), found)
+    found = at.ask(tuple[PriceVersion, ...], "/v1/prices/versions")
+    print_answer(output, found, lambda found: terminal_tables.price_versions(found, UTC))
 
 
 class _Owners(BaseModel):
@@ -299,21 +272,20 @@ def gpus(
         if not (node and named and reason.strip()):
             raise typer.BadParameter("move needs --node, --gpu and --reason")
         body = {"cluster": cluster, "node": node, "gpus": named, "since": since, "reason": reason}
-        with at.asking() as remote:
-            found: tuple[GpuOwnership, ...] = remote.act(tuple[GpuOwnership, ...], "/v1/gpus/move", body)
+        found = at.act(tuple[GpuOwnership, ...], "/v1/gpus/move", body)
     else:
         if len(named) > 1:
             raise typer.BadParameter("owners takes one --gpu")
         asked = {"cluster": cluster, "node": node, "gpu": named[0] if named else "", "moved": str(moved).lower()}
         found, after = (), ""
-        with at.asking() as remote:
+        with at.connection() as remote:
             while True:
                 page = remote.ask(_Owners, "/v1/gpus/owners", {**asked, "after": after})
                 found += page.gpus
                 if page.next_after is None:
                     break
                 after = page.next_after
-    answer(output, lambda: terminal_tables.gpu_owners(found), found)
+    print_answer(output, found, terminal_tables.gpu_owners)
 
 
 @app.command()
@@ -330,9 +302,8 @@ def retire(
 ) -> None:
     """Retire GPUs that were removed permanently; their unmetered time until then stays unmetered."""
     body = {"cluster": cluster, "node": node, "gpus": gpu or [], "since": since, "reason": reason}
-    with at.asking() as remote:
-        done = remote.act(tuple[RetiredDevice, ...], "/v1/gpus/retire", body)
-    answer(output, lambda: terminal_tables.retired(done), done)
+    done = at.act(tuple[RetiredDevice, ...], "/v1/gpus/retire", body)
+    print_answer(output, done, terminal_tables.retired)
 
 
 @app.command()
@@ -347,11 +318,11 @@ def deliveries(
     """List automatic reports and notices, newest first, with the outcome of each delivery."""
     if again is not None and not reason:
         raise typer.BadParameter("--again needs a --reason")
-    with at.asking() as remote:
+    with at.connection() as remote:
         if again is not None:
             remote.act(DeliveryState, "/v1/deliveries/again", {"key": again, "reason": reason})
         found = remote.ask(tuple[DeliveryState, ...], "/v1/deliveries")
-    answer(output, lambda: terminal_tables.deliveries(found), found)
+    print_answer(output, found, terminal_tables.deliveries)
 
 
 class InstanceModel(Model):
@@ -413,12 +384,12 @@ def reconcile(
         raise typer.BadParameter(f"{invoice}: charges nothing in {month}")
     body = json.dumps(Invoice(source=invoice.name, lines=found).model_dump(mode="json")).encode()
     query = {"apply": "true" if apply else None, "keep": "true" if keep else None, "reason": reason or None}
-    with at.asking() as remote:
+    with at.connection() as remote:
         done = remote.send(Reconciled, f"/v1/reconciliation/{month}", body, "application/json", query)
-    answer(output, lambda: _shown(done), done, (done.after or done.before).lines)
+    print_answer(output, done, _reconciliation, (done.after or done.before).lines)
 
 
-def _shown(done: Reconciled) -> RenderableType:
+def _reconciliation(done: Reconciled) -> RenderableType:
     if done.after is None:
         return terminal_tables.reconciliation(done.before)
     booked = terminal_tables.trued_up(done.version or "", done.corrections)

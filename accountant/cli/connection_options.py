@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from zoneinfo import ZoneInfo
 
 import typer
@@ -18,22 +18,24 @@ from rich.console import RenderableType
 
 from accountant.core import periods
 from accountant.wire.http_client import AccountantClient
-from gputally.base.accountant_connection import Unanswered
+from gputally.base.accountant_connection import Query, Unanswered
 from gputally.base.command_line import Output, show
 from gputally.base.errors import CannotStart
 from gputally.base.http_calls import read_token
 
-Printed = Annotated[Output, typer.Option("--output", "--format", help="How to print the answer.")]
+Printed = Annotated[Output, typer.Option("--output", "--format", help="Format of the output.")]
 Timezone = Annotated[str | None, typer.Option(help="IANA zone of months and days.")]
 By = Annotated[str, typer.Option(help="Dimensions, comma-separated: team,queue,namespace,job,pod,gpu_model,node,…")]
-Start = Annotated[str | None, typer.Option(help="First instant: a date, RFC 3339 or epoch ms (default: this month).")]
-End = Annotated[str | None, typer.Option(help="First instant that is out (default: now).")]
+Start = Annotated[
+    str | None, typer.Option(help="Start of the span: a date, RFC 3339 or epoch ms (default: this month).")
+]
+End = Annotated[str | None, typer.Option(help="End of the span, exclusive (default: now).")]
 Where = Annotated[list[str] | None, typer.Option(help="Filter, for example --where team=vision (repeatable).")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grouping:
-    """Which usage or cost is asked for, and by what it is divided."""
+    """The options that select usage or cost and divide it into groups."""
 
     by: By = "team"
     start: Start = None
@@ -42,27 +44,30 @@ class Grouping:
 
     @property
     def filters(self) -> dict[str, list[str]]:
-        """The values of each dimension that are left. Raises BadParameter."""
+        """The accepted values of each filtered dimension. Raises BadParameter."""
         found: dict[str, list[str]] = {}
         for one in self.where or ():
             dimension, equals, value = one.partition("=")
             if not equals:
-                raise typer.BadParameter(f"not a filter: {one!r} (write for example team=vision)")
+                raise typer.BadParameter(f"{one!r} is no filter: write for example team=vision")
             found.setdefault(dimension, []).append(value)
         return found
 
 
-def answer(
-    output: Output,
-    table: Callable[[], RenderableType],
-    found: BaseModel | Iterable[BaseModel],
-    records: Iterable[BaseModel] | None = None,
+M = TypeVar("M")
+R = TypeVar("R", bound=BaseModel | Sequence[BaseModel])
+
+
+def print_answer(
+    output: Output, answer: R, table: Callable[[R], RenderableType], records: Iterable[BaseModel] | None = None
 ) -> None:
-    """Prints an answer. records: its rows for CSV; without them those of `found`."""
-    several = [found] if isinstance(found, BaseModel) else list(found)
-    lines = several if records is None else records
-    document = found.model_dump(mode="json") if isinstance(found, BaseModel) else [_dumped(each) for each in several]
-    show(output, table, document, (_dumped(each) for each in lines))
+    """Prints an answer.
+
+    table: draws it for people.
+    records: its rows for CSV; without them the models of `answer`."""
+    models = [answer] if isinstance(answer, BaseModel) else list(answer)
+    document = _dumped(answer) if isinstance(answer, BaseModel) else [_dumped(model) for model in models]
+    show(output, lambda: table(answer), document, map(_dumped, models if records is None else records))
 
 
 def _dumped(model: BaseModel) -> dict[str, Any]:
@@ -83,7 +88,7 @@ def _serve_offline(ledger: Path, **given: Any) -> Iterator[AccountantClient]:
     from gputally.server.tokens_and_grants import SingleToken
 
     if not ledger.is_file():
-        raise CannotStart(f"{ledger}: there is no ledger")
+        raise CannotStart(f"{ledger}: there is no ledger file; name an existing one with --db")
     logs_and_metrics.configure("error")
     token = secrets.token_urlsafe()
     settings = Settings(data=ledger.parent, ledger=ledger.name, listen="127.0.0.1:0", auth="off", **given)
@@ -105,8 +110,19 @@ class Server:
         typer.Option(envvar="GPUTALLY_CA_FILE", help="Authorities trusted for https, PEM (default: the system's)."),
     ] = None
 
+    def ask(self, model: type[M], path: str, query: Query | None = None) -> M:
+        """The answer to a GET request, as a model."""
+        with self.connection() as remote:
+            return remote.ask(model, path, query)
+
+    def act(self, model: type[M], path: str, content: Mapping[str, object]) -> M:
+        """POSTs JSON; returns the answer as a model."""
+        with self.connection() as remote:
+            return remote.act(model, path, content)
+
     @contextlib.contextmanager
-    def asking(self) -> Iterator[AccountantClient]:
+    def connection(self) -> Iterator[AccountantClient]:
+        """A client of the accountant."""
         token = read_token(self.token_file, Unanswered) if self.token_file is not None else None
         yield AccountantClient(self.url, token, self.ca_file)
 
@@ -115,12 +131,12 @@ class Server:
 class Ledger(Server):
     """Options for a running accountant, or for a stopped ledger."""
 
-    db: Annotated[Path | None, typer.Option(help="A ledger file that no accountant has open, instead of --url.")] = None
+    db: Annotated[Path | None, typer.Option(help="The file of a stopped ledger, instead of --url.")] = None
 
     @contextlib.contextmanager
-    def asking(self) -> Iterator[AccountantClient]:
+    def connection(self) -> Iterator[AccountantClient]:
         if self.db is None:
-            with super().asking() as remote:
+            with super().connection() as remote:
                 yield remote
             return
         with _serve_offline(self.db, **self._settings()) as remote:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from accountant.api.problems import reason as first_reason
 from accountant.cli import terminal_tables
-from accountant.cli.connection_options import End, Grouping, Printed, Timezone, answer
+from accountant.cli.connection_options import End, Grouping, Printed, Timezone, print_answer
 from accountant.cli.terminal_tables import NAMES
 from accountant.core import periods
 from accountant.core.periods import Month, utc
@@ -107,11 +107,10 @@ def usage(
 ) -> None:
     """Show GPU-hours by account and group, added up over the clusters."""
     zone = timezone or "UTC"
-    span, dimensions = _span(wanted.start, wanted.end, zone), _dimensions(wanted.by)
-    chosen: dict[Dimension, list[str]] = {_dimensions(name)[0]: values for name, values in wanted.filters.items()}
-    with engine.opened(lake) as fleet, _progress() as told:
-        found = fleet.usage(fleet.members(cluster or ()), *span, dimensions, chosen, zone, told)
-    answer(output, lambda: terminal_tables.usage_table(found, periods.zone(zone)), found, found.lines)
+    query = _query(wanted, zone)
+    with engine.opened(lake) as fleet, _progress() as progress:
+        found = fleet.usage(fleet.members(cluster or ()), *query, zone, progress)
+    print_answer(output, found, lambda usage: terminal_tables.usage_table(usage, periods.zone(zone)), found.lines)
 
 
 @fleet_app.command()
@@ -128,11 +127,10 @@ def cost(
 ) -> None:
     """Show the exact cost by group, with each cluster's own prices."""
     zone = timezone or "UTC"
-    span, dimensions = _span(wanted.start, wanted.end, zone), _dimensions(wanted.by)
-    chosen: dict[Dimension, list[str]] = {_dimensions(name)[0]: values for name, values in wanted.filters.items()}
-    with engine.opened(lake, rates) as fleet, _progress() as told:
-        found = fleet.cost(fleet.members(cluster or ()), *span, dimensions, chosen, zone, told)
-    answer(output, lambda: terminal_tables.cost_table(found, periods.zone(zone)), found, found.lines)
+    query = _query(wanted, zone)
+    with engine.opened(lake, rates) as fleet, _progress() as progress:
+        found = fleet.cost(fleet.members(cluster or ()), *query, zone, progress)
+    print_answer(output, found, lambda cost: terminal_tables.cost_table(cost, periods.zone(zone)), found.lines)
 
 
 @fleet_app.command()
@@ -154,7 +152,7 @@ def windows(
         spec = WindowSpec.model_validate({"size": size, "half_life": half_life})
     except ValidationError as error:
         raise typer.BadParameter(first_reason(error.errors()[0])) from error
-    with engine.opened(lake) as fleet, _progress() as told:
+    with engine.opened(lake) as fleet, _progress() as progress:
         members = fleet.members(cluster or ())
         if not members:
             raise CannotStart("no ledger publishes in this lake yet")
@@ -162,7 +160,7 @@ def windows(
         at_ms = published_ms - published_ms % MS_PER_HOUR
         if end is not None:
             at_ms = periods.parse_instant(end, periods.zone("UTC"))
-        found = fleet.window(members, spec, at_ms, measure, told)
+        found = fleet.window(members, spec, at_ms, measure, progress)
     rows = [
         {"queue": queue, "usage": used, "unit": found.unit}
         for queue, used in [*found.usage.items(), (UNASSIGNED, found.unassigned)]
@@ -186,19 +184,19 @@ def report(
 ) -> None:
     """Show what a month cost in every cluster: a summary, the lines of all statements (CSV), and each cluster's
     report."""
-    asked = Month.parse(month)
+    calendar_month = Month.parse(month)
     if to is not None and not to.is_dir():
         raise CannotStart(f"{to}: not a folder")
     from accountant.fleet.fleet_ledgers import statement_lines
 
     with engine.opened(lake, rates) as fleet:
         members = fleet.members(cluster or ())
-        with _progress() as told:
-            summary, stated = fleet.month(members, asked, told)
+        with _progress() as progress:
+            summary, stated = fleet.month(members, calendar_month, progress)
         written = []
         for member in members if to is not None else ():
             rendering = RENDERINGS[form]
-            body = rendering.render(member.report(asked, team, Issuer() if rendering.charges else None))
+            body = rendering.render(member.report(calendar_month, team, Issuer() if rendering.charges else None))
             assert to is not None
             file = to / file_name(rendering.extension, month, member.name, team)
             atomic_file.write(file, body)
@@ -283,14 +281,17 @@ def _progress() -> Iterator[ProgressCallback]:
         yield lambda name, done, total: shown.update(task, description=name, completed=done, total=total)
 
 
-def _span(start: str | None, end: str | None, timezone: str) -> tuple[int, int]:
-    """The span; the end defaults to now, the start to the beginning of the end's month."""
+def _query(wanted: Grouping, timezone: str) -> tuple[int, int, tuple[Dimension, ...], dict[Dimension, list[str]]]:
+    """Start and end in milliseconds, dimensions and filters. The end defaults to now, the start to the beginning of the
+    end's month."""
     zone = periods.zone(timezone)
-    end_ms = SystemClock().wall_ms() if end is None else periods.parse_instant(end, zone)
-    start_ms = Month.of(end_ms - 1, zone).span(zone)[0] if start is None else periods.parse_instant(start, zone)
+    end_ms = SystemClock().wall_ms() if wanted.end is None else periods.parse_instant(wanted.end, zone)
+    month_ms = Month.of(end_ms - 1, zone).span(zone)[0]
+    start_ms = month_ms if wanted.start is None else periods.parse_instant(wanted.start, zone)
     if end_ms <= start_ms:
         raise CannotStart(f"the span ends at or before its start: {utc(start_ms)} to {utc(end_ms)}")
-    return start_ms, end_ms
+    filters = {_dimensions(name)[0]: values for name, values in wanted.filters.items()}
+    return start_ms, end_ms, _dimensions(wanted.by), filters
 
 
 def _dimensions(by: str) -> tuple[Dimension, ...]:

@@ -77,7 +77,7 @@ def from_prometheus(
     )
     history = History(server, match=match, scheduler=scheduler, team_labels=label or ())
     length = _chunk(chunk) if chunk is not None else history.chunk_ms(end)
-    with at.asking() as remote:
+    with at.connection() as remote:
         to = Destination(remote, cluster, "prometheus", server.origin)
         done = [(to, _import(to, history.read, wanted, length))]
     _tell(done, output)
@@ -114,7 +114,7 @@ def from_slurm(
     now = SystemClock().wall_ms()
     end = _instant(until, at, now - _SETTLED_MS) // MS_PER_HOUR * MS_PER_HOUR
     done: list[tuple[Destination, Summary]] = []
-    with at.asking() as remote:
+    with at.connection() as remote:
         for name in names:
             jobs = [job for job in reading.runs if job.cluster == name]
             history = SlurmHistory(jobs, offered, end, dict(map(_model, model or ())))
@@ -274,7 +274,7 @@ def import_jobs(
         raise CannotImport(f"{file}: no job could be read")
     now = SystemClock().wall_ms()
     facts = [slurm_history.facts(job, now) for job in reading.jobs]
-    with at.asking() as remote:
+    with at.connection() as remote:
         for begin in range(0, len(facts), PART):
             body = msgspec.json.encode(PodReport(cluster, f"slurm ({file.name})", tuple(facts[begin : begin + PART])))
             remote.send(ObservedPods, "/v1/pods", body, "application/json")

@@ -31,7 +31,7 @@ from accountant import composition
 from accountant.api.problems import answer as problem
 from accountant.api.problems import retry_later
 from accountant.cli import terminal_tables
-from accountant.cli.connection_options import Ledger, Printed, Server, Timezone, ZonedLedger, answer
+from accountant.cli.connection_options import Ledger, Printed, Server, Timezone, ZonedLedger, print_answer
 from accountant.composition import Service
 from accountant.core.settings import ObjectStorage, Settings, host_and_port, load
 from accountant.ledger.protocols import ClockReport, MisdatedRecords
@@ -231,11 +231,11 @@ def backup(
         made = _fetched(at, to)
     if to is not None and keep is not None:
         backups.prune(in_folder(to), keep)
-    answer(output, lambda: terminal_tables.backups([made]), made)
+    print_answer(output, made, lambda row: terminal_tables.backups([row]))
 
 
 def _fetched(at: Server, to: Path | None) -> Backup:
-    with at.asking() as remote:
+    with at.connection() as remote:
         made = remote.act(Backup, "/v1/backups", {})
         if to is not None:
             place = to / f"{made.name}.duckdb"
@@ -251,9 +251,8 @@ def _fetched(at: Server, to: Path | None) -> Backup:
 @with_option_groups
 def list_backups(output: Printed = "table", *, at: Server) -> None:
     """List the accountant's backups (`backups.to`), newest first."""
-    with at.asking() as remote:
-        found = remote.ask(tuple[Backup, ...], "/v1/backups")
-    answer(output, lambda: terminal_tables.backups(found), found)
+    found = at.ask(tuple[Backup, ...], "/v1/backups")
+    print_answer(output, found, terminal_tables.backups)
 
 
 @app.command()
@@ -434,18 +433,16 @@ def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:
 @with_option_groups
 def show_clock(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Show whether the clock is trusted, and what is dated in the future."""
-    with at.asking() as remote:
-        found = remote.ask(ClockReport, "/v1/clock")
-    answer(output, lambda: terminal_tables.clock(found), found)
+    found = at.ask(ClockReport, "/v1/clock")
+    print_answer(output, found, terminal_tables.clock)
 
 
 @clock_app.command()
 @with_option_groups
 def accept(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Accept the clock of the accountant's machine as right after it was set."""
-    with at.asking() as remote:
-        found = remote.act(ClockReport, "/v1/clock/accept", {})
-    answer(output, lambda: terminal_tables.clock(found), found)
+    found = at.act(ClockReport, "/v1/clock/accept", {})
+    print_answer(output, found, terminal_tables.clock)
 
 
 @clock_app.command()
@@ -457,6 +454,5 @@ def heal(
     at: ZonedLedger,
 ) -> None:
     """Correct items that were misdated by a clock that was ahead; the clock must be right now."""
-    with at.asking() as remote:
-        done = remote.act(tuple[MisdatedRecords, ...], "/v1/clock/heal", {"reason": reason})
-    answer(output, lambda: terminal_tables.misdated_table(done), done)
+    done = at.act(tuple[MisdatedRecords, ...], "/v1/clock/heal", {"reason": reason})
+    print_answer(output, done, terminal_tables.misdated_table)

@@ -25,7 +25,7 @@ from accountant.cli.connection_options import (
     Printed,
     Start,
     ZonedLedger,
-    answer,
+    print_answer,
 )
 from accountant.cli.terminal_tables import NAMES, instant, noted_caption, priced_by
 from accountant.core import periods
@@ -50,30 +50,20 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command()
 @with_option_groups
-def usage(
-    output: Printed = "table",
-    *,
-    wanted: Grouping,
-    at: ZonedLedger,
-) -> None:
+def usage(output: Printed = "table", *, wanted: Grouping, at: ZonedLedger) -> None:
     """Show GPU-hours by account and group."""
-    with at.asking() as remote:
-        whole = remote.whole(UsageAnswer, "/v1/usage", _query(wanted, at.timezone))
-    answer(output, lambda: terminal_tables.usage_table(whole, at.zone), whole, whole.lines)
+    with at.connection() as remote:
+        found = remote.whole(UsageAnswer, "/v1/usage", _query(wanted, at.timezone))
+    print_answer(output, found, lambda usage: terminal_tables.usage_table(usage, at.zone), found.lines)
 
 
 @app.command()
 @with_option_groups
-def cost(
-    output: Printed = "table",
-    *,
-    wanted: Grouping,
-    at: Priced,
-) -> None:
+def cost(output: Printed = "table", *, wanted: Grouping, at: Priced) -> None:
     """Show the exact cost by group."""
-    with at.asking() as remote:
-        whole = remote.whole(CostAnswer, "/v1/cost", _query(wanted, at.timezone))
-    answer(output, lambda: terminal_tables.cost_table(whole, at.zone), whole, whole.lines)
+    with at.connection() as remote:
+        found = remote.whole(CostAnswer, "/v1/cost", _query(wanted, at.timezone))
+    print_answer(output, found, lambda cost: terminal_tables.cost_table(cost, at.zone), found.lines)
 
 
 @app.command()
@@ -85,9 +75,8 @@ def check(
     at: Ledger,
 ) -> None:
     """Recompute the accounts from the rows; exit 1 unless every GPU-microsecond is in exactly one account."""
-    with at.asking() as remote:
-        balance = remote.ask(Balance, "/v1/check", {"lake": "true"} if lake else {})
-    answer(output, lambda: terminal_tables.balance_table(balance), balance)
+    balance = at.ask(Balance, "/v1/check", {"lake": "true"} if lake else {})
+    print_answer(output, balance, terminal_tables.balance_table)
     if balance.imbalance_gpu_us or balance.month_faults or balance.lake_differences:
         raise typer.Exit(1)
 
@@ -123,7 +112,7 @@ def report(
         month = str(before(SystemClock().wall_ms(), at.timezone or "UTC"))
     span: Query = {"month": month} if month is not None else {"start": start, "end": end}
     query = {**span, "team": team, "timezone": at.timezone}
-    with at.asking() as remote:
+    with at.connection() as remote:
         body = remote.get("/v1/report", {**query, "format": format})
     if output is None and sys.stdout.isatty() and format in BINARY:
         raise CannotStart(f"{format} is a binary format: name a file with -o, or redirect the output")
@@ -311,7 +300,7 @@ def jobs(
     """List jobs with their GPU-hours, cost so far, burn rate and wait; the highest cost first."""
     zone = at.zone
     span: Query = {"start": start, "end": end, "timezone": at.timezone}
-    with at.asking() as remote:
+    with at.connection() as remote:
         if job is not None:
             one = remote.ask(JobAnswer, f"/v1/jobs/{job if '~' in job else _called(job, remote, span)}", span)
             epochs = _named(EPOCH_COLUMNS, epoch_rows(one))

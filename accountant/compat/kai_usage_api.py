@@ -112,9 +112,9 @@ def parse(text: str) -> UsageQuestion:
     if inner.step is None:
         raise UnknownQuery("the subquery has no resolution")
     metric, reference, half_life = _decayed(_bare(inner.expr))
-    resource, of, pool = _metric(metric)
+    resource, kind, pool = _metric(metric)
     window = _whole_seconds(inner.range, "the window")
-    return UsageQuestion(resource, of, window, inner.step.total_seconds(), half_life, reference, pool)
+    return UsageQuestion(resource, kind, window, inner.step.total_seconds(), half_life, reference, pool)
 
 
 def _decayed(expression: promql.Expr) -> tuple[promql.Expr, float | None, int | None]:
@@ -210,8 +210,8 @@ def rows(question: UsageQuestion, window: UsageWindow, policy: Policy, state: St
     A policy's queue with several KAI queues (refs) gives each of them its whole usage, since the policy treats them as
     one queue. Usage of a queue includes that of its descendants, as in KAI."""
     if question.of == "capacity":
-        known = question.resource == "gpu" and window.capacity > 0
-        value = _steps(question, window, window.capacity) if known else question.window_s / question.resolution_s
+        has_capacity = question.resource == "gpu" and window.capacity > 0
+        value = _steps(question, window, window.capacity) if has_capacity else question.window_s / question.resolution_s
         return [Row({}, value)]
     if question.resource != "gpu" or state == "plain" or window.capacity <= 0:
         return []
@@ -319,11 +319,11 @@ class KaiUsageSource:
 
         Raises Refused."""
         try:
-            found = self._answer(query, time, shard, cluster)
+            body = self._answer(query, time, shard, cluster)
         except Refused as refused:
             self._metrics.answers.labels("stale" if refused.kind == "stale" else "refused").inc()
             raise
-        return found
+        return body
 
     def _answer(self, query: str, time: str | None, shard: str | None, cluster: str | None) -> Mapping[str, object]:
         try:
@@ -336,18 +336,18 @@ class KaiUsageSource:
         nodes = (node for node in self._ledger.nodes() if cluster in (None, node.cluster))
         if shard is not None and all(node.shard != shard for node in nodes):
             raise Refused(404, "not_found", f"no node belongs to shard {shard[:200]!r} (label {SHARD})")
-        known = self._read(question, at_ms, shard, cluster)
-        self._metrics.age.set(known.age_s)
-        if known.state == "stale":
+        cached = self._read(question, at_ms, shard, cluster)
+        self._metrics.age.set(cached.age_s)
+        if cached.state == "stale":
             raise Refused(
                 503,
                 "stale",
-                f"usage is {known.age_s:.0f} s old, more than {self._settings.stale_after} s: keep the usage you have",
+                f"usage is {cached.age_s:.0f} s old, more than {self._settings.stale_after} s: keep the usage you have",
             )
-        self._metrics.answers.labels(known.state).inc()
+        self._metrics.answers.labels(cached.state).inc()
         vector = [
             {"metric": dict(row.labels), "value": [at_ms / MS_PER_SECOND, repr(row.value)]}
-            for row in rows(question, known.window, known.policy, known.state)
+            for row in rows(question, cached.window, cached.policy, cached.state)
         ]
         return {"status": "success", "data": {"resultType": "vector", "result": vector}}
 
@@ -366,10 +366,10 @@ class KaiUsageSource:
     def _read(self, question: UsageQuestion, at_ms: int, shard: str | None, cluster: str | None) -> _CachedWindow:
         key = (shard, cluster, question.window_s, question.half_life_s, at_ms // _GRAIN_MS)
         with self._lock:  # one fetch sends six queries: the first reads, the others wait for it
-            known = self._known.get(key)
-            if known is None:
-                known = self._known[key] = self._fresh(question, at_ms, shard, cluster)
-            return known
+            cached = self._known.get(key)
+            if cached is None:
+                cached = self._known[key] = self._fresh(question, at_ms, shard, cluster)
+            return cached
 
     def _fresh(self, question: UsageQuestion, at_ms: int, shard: str | None, cluster: str | None) -> _CachedWindow:
         settings = self._settings
@@ -398,14 +398,14 @@ def create_app(source: KaiUsageSource) -> FastAPI:
 
     async def query(request: Request, nameless: str | None) -> Response:
         try:
-            given = parse_qs(request.url.query, max_num_fields=8)
+            form = parse_qs(request.url.query, max_num_fields=8)
             if request.method == "POST":
-                given |= parse_qs((await _body(request)).decode("ascii"), max_num_fields=8)
-            text = given.get("query", [""])[-1]
-            time = given.get("time", [None])[-1]
+                form |= parse_qs((await _body(request)).decode("ascii"), max_num_fields=8)
+            query_text = form.get("query", [""])[-1]
+            time = form.get("time", [None])[-1]
             cluster = request.path_params.get("cluster")
             shard = request.path_params.get("shard", nameless)
-            return JSONResponse(await asyncio.to_thread(source.answer, text, time, shard, cluster))
+            return JSONResponse(await asyncio.to_thread(source.answer, query_text, time, shard, cluster))
         except Refused as refused:
             return _refusal(refused)
         except (UnicodeDecodeError, ValueError) as error:

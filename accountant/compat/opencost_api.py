@@ -131,7 +131,7 @@ class Allocation:
     @property
     def gpu_us(self) -> int:
         """Held (or idle) time, without shared idle time."""
-        return sum(gpu_us for slot, gpu_us in self.time.items() if not slot.shared)
+        return sum(gpu_us for group, gpu_us in self.time.items() if not group.shared)
 
     @property
     def cost(self) -> Fraction:
@@ -140,20 +140,20 @@ class Allocation:
 
     @property
     def shared_cost(self) -> Fraction:
-        return self._cost(slot for slot in self.time if slot.shared)
+        return self._cost(group for group in self.time if group.shared)
 
     @property
     def unpriced(self) -> Mapping[str, int]:
         """GPU-µs without a price, by model."""
-        found: dict[str, int] = defaultdict(int)
-        for slot, gpu_us in self.time.items():
-            if slot.price is None:
-                found[slot.model] += gpu_us
-        return found
+        by_model: dict[str, int] = defaultdict(int)
+        for group, gpu_us in self.time.items():
+            if group.price is None:
+                by_model[group.model] += gpu_us
+        return by_model
 
     @property
     def models(self) -> frozenset[str]:
-        return frozenset(slot.model for slot in self.time if not slot.shared)
+        return frozenset(group.model for group in self.time if not group.shared)
 
     @property
     def count(self) -> Fraction:
@@ -170,13 +170,13 @@ class Allocation:
         if rate == 1:
             return self
         converted = {
-            slot._replace(price=None if slot.price is None else exact_product(slot.price, rate)): gpu_us
-            for slot, gpu_us in self.time.items()
+            group._replace(price=None if group.price is None else exact_product(group.price, rate)): gpu_us
+            for group, gpu_us in self.time.items()
         }
         return replace(self, time=converted)
 
-    def _cost(self, slots: Iterable[CostGroup]) -> Fraction:
-        priced = [(slot.price, self.time[slot]) for slot in slots if slot.price is not None]
+    def _cost(self, groups: Iterable[CostGroup]) -> Fraction:
+        priced = [(group.price, self.time[group]) for group in groups if group.price is not None]
         return sum((Fraction(price) * gpu_us for price, gpu_us in priced), Fraction(0)) / US_PER_HOUR
 
 
@@ -205,56 +205,67 @@ def allocations(
     machines: provider ids by cluster and node."""
     groups: dict[tuple[bool, tuple[str, ...]], list[Charge]] = {}
     for charge in charges:
-        held = charge.account in ALLOCATED
-        if held or charge.account == "unallocated":
-            groups.setdefault((held, charge.key[:-1] if held else charge.key), []).append(charge)
-    return [_allocation(held, found, pods, start_ms, end_ms, machines) for (held, _), found in sorted(groups.items())]
+        is_held = charge.account in ALLOCATED
+        if is_held or charge.account == "unallocated":
+            groups.setdefault((is_held, charge.key[:-1] if is_held else charge.key), []).append(charge)
+    return [
+        _allocation(is_held, charges_of_group, pods, start_ms, end_ms, machines)
+        for (is_held, _), charges_of_group in sorted(groups.items())
+    ]
 
 
-def share_idle(found: Sequence[Allocation], *, by_node: bool) -> list[Allocation]:
+def share_idle(allocations: Sequence[Allocation], *, by_node: bool) -> list[Allocation]:
     """Adds idle time to the holders of the same node (or cluster), in proportion to the cost of what they held; by GPU
     time if some of it has no price."""
     pools: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    free: dict[tuple[tuple[str, ...], CostGroup], int] = defaultdict(int)
-    for at, one in enumerate(found):
-        pool = tuple(one.properties.get(name, "") for name in ("cluster", "node")[: 1 + by_node])
-        if one.idle:
-            for slot, gpu_us in one.time.items():
-                free[pool, slot._replace(shared=True)] += gpu_us
+    idle_us: dict[tuple[tuple[str, ...], CostGroup], int] = defaultdict(int)
+    for index, allocation in enumerate(allocations):
+        pool = tuple(allocation.properties.get(name, "") for name in ("cluster", "node")[: 1 + by_node])
+        if allocation.idle:
+            for group, gpu_us in allocation.time.items():
+                idle_us[pool, group._replace(shared=True)] += gpu_us
         else:
-            pools[pool].append(at)
-    weights = {pool: _weights({at: found[at] for at in members}) for pool, members in pools.items()}
-    shares, left = spread_shares(free, {key: weights.get(key[0], {}) for key in free})
-    idle_stays = {pool for pool, _ in left}
-    gained: dict[int, dict[CostGroup, int]] = defaultdict(dict)
-    for (_, slot), parts in shares.items():
-        for at, gpu_us in parts.items():
-            gained[at][slot] = gpu_us
-    answer = []
-    for at, one in enumerate(found):
-        pool = tuple(one.properties.get(name, "") for name in ("cluster", "node")[: 1 + by_node])
-        if not one.idle:
-            answer.append(replace(one, time={**one.time, **gained[at]}) if at in gained else one)
+            pools[pool].append(index)
+    weights = {pool: _weights({index: allocations[index] for index in members}) for pool, members in pools.items()}
+    shares, unshared = spread_shares(idle_us, {key: weights.get(key[0], {}) for key in idle_us})
+    idle_stays = {pool for pool, _ in unshared}
+    shared: dict[int, dict[CostGroup, int]] = defaultdict(dict)
+    for (_, group), gains in shares.items():
+        for index, gpu_us in gains.items():
+            shared[index][group] = gpu_us
+    result = []
+    for index, allocation in enumerate(allocations):
+        pool = tuple(allocation.properties.get(name, "") for name in ("cluster", "node")[: 1 + by_node])
+        if not allocation.idle:
+            result.append(
+                replace(allocation, time={**allocation.time, **shared[index]}) if index in shared else allocation
+            )
         elif pool in idle_stays:
-            answer.append(one)
-    return answer
+            result.append(allocation)
+    return result
 
 
-def aggregated(found: Iterable[Allocation], keys: Sequence[str], *, split_idle: str = "") -> dict[str, Allocation]:
+def aggregated(
+    allocations: Iterable[Allocation], keys: Sequence[str], *, split_idle: str = ""
+) -> dict[str, Allocation]:
     """The allocations grouped by name, sorted; a name is the values of the keys joined with a slash. split_idle: `node`
     or `cluster` keeps idle time separate per node or cluster."""
     groups: dict[str, list[Allocation]] = {}
-    for one in found:
-        name = _idle_name(one, split_idle) if one.idle else "/".join(value_of(one, key) for key in keys)
-        groups.setdefault(name, []).append(one)
+    for allocation in allocations:
+        name = (
+            _idle_name(allocation, split_idle)
+            if allocation.idle
+            else "/".join(value_of(allocation, key) for key in keys)
+        )
+        groups.setdefault(name, []).append(allocation)
     return {name: merged(groups[name]) for name in sorted(groups)}
 
 
 def accumulated(sets: Iterable[Mapping[str, Allocation]]) -> dict[str, Allocation]:
     """Consecutive sets combined into one."""
     groups: dict[str, list[Allocation]] = {}
-    for one in sets:
-        for name, allocation in one.items():
+    for of_set in sets:
+        for name, allocation in of_set.items():
             groups.setdefault(name, []).append(allocation)
     return {name: merged(groups[name]) for name in sorted(groups)}
 
@@ -265,8 +276,8 @@ def merged(parts: Sequence[Allocation]) -> Allocation:
         return parts[0]
     time: dict[CostGroup, int] = defaultdict(int)
     for part in parts:
-        for slot, gpu_us in part.time.items():
-            time[slot] += gpu_us
+        for group, gpu_us in part.time.items():
+            time[group] += gpu_us
     return Allocation(
         _common([part.properties for part in parts]),
         _common([part.labels for part in parts]),
@@ -281,9 +292,9 @@ def merged(parts: Sequence[Allocation]) -> Allocation:
     )
 
 
-def value_of(one: Allocation, key: str) -> str:
+def value_of(allocation: Allocation, key: str) -> str:
     """The value of a property for aggregation; UNALLOCATED if there is none."""
-    properties = one.properties
+    properties = allocation.properties
     kind, controller = properties.get("controllerKind", ""), properties.get("controller", "")
     if key == "all":
         return "all"
@@ -294,32 +305,32 @@ def value_of(one: Allocation, key: str) -> str:
     elif key.startswith("annotation:"):
         value = ""  # the ledger does not store it
     elif key.startswith("label:"):
-        value = one.labels.get(key.removeprefix("label:"), "")
+        value = allocation.labels.get(key.removeprefix("label:"), "")
     elif key in LABEL_OF:
-        value = one.labels.get(LABEL_OF[key], "")
+        value = allocation.labels.get(LABEL_OF[key], "")
     else:
         value = properties.get(key, "")
     return value or UNALLOCATED
 
 
-def filtered_by(one: Allocation) -> Mapping[str, str]:
+def filtered_by(allocation: Allocation) -> Mapping[str, str]:
     """An allocation's properties by their names in filters."""
-    labels = {f"label[{name}]": value for name, value in one.labels.items()}
-    named = {name: one.labels.get(label, "") for name, label in LABEL_OF.items()}
-    kind, controller = one.properties.get("controllerKind", ""), one.properties.get("controller", "")
-    kinds = {kind: controller} if kind in CONTROLLER_KINDS else {}
-    return {**one.properties, "controllerName": controller, **kinds, **named, **labels}
+    labels = {f"label[{name}]": value for name, value in allocation.labels.items()}
+    by_name = {name: allocation.labels.get(label, "") for name, label in LABEL_OF.items()}
+    kind, controller = allocation.properties.get("controllerKind", ""), allocation.properties.get("controller", "")
+    by_kind = {kind: controller} if kind in CONTROLLER_KINDS else {}
+    return {**allocation.properties, "controllerName": controller, **by_kind, **by_name, **labels}
 
 
 def _allocation(
-    held: bool,
+    is_held: bool,
     charges: Sequence[Charge],
     pods: Mapping[PodName, PodSeen],
     start_ms: int,
     end_ms: int,
     machines: Mapping[tuple[str, str], str],
 ) -> Allocation:
-    told = dict(zip(DIMENSIONS, charges[0].key, strict=True))
+    names = dict(zip(DIMENSIONS, charges[0].key, strict=True))
     time: dict[CostGroup, int] = defaultdict(int)
     by_gpu: dict[str, int] = defaultdict(int)
     of_account: dict[str, int] = defaultdict(int)
@@ -327,17 +338,17 @@ def _allocation(
         time[CostGroup(charge.place.gpu_model, charge.row.price if charge.row else None, False)] += charge.gpu_us
         by_gpu[charge.key[-1]] += charge.gpu_us
         of_account[charge.account] += charge.gpu_us
-    place = {name: told[name] for name in ("cluster", "node") if told[name]}
-    if machine := machines.get((told["cluster"], told["node"]), ""):
-        place["providerID"] = machine
-    if not held:
-        return Allocation(place, {}, True, start_ms, end_ms, time)
-    pod = pods.get((told["cluster"], told["namespace"], told["pod"]), PodSeen())
-    names = {name: told[name] for name in ("namespace", "pod", "container") if told[name]}
-    team = {"team": told["team"]} if told["team"] not in ("", UNASSIGNED) else {}
-    begin, end = _lived(pod, start_ms, end_ms, max(by_gpu.values()))
+    location = {name: names[name] for name in ("cluster", "node") if names[name]}
+    if machine := machines.get((names["cluster"], names["node"]), ""):
+        location["providerID"] = machine
+    if not is_held:
+        return Allocation(location, {}, True, start_ms, end_ms, time)
+    pod = pods.get((names["cluster"], names["namespace"], names["pod"]), PodSeen())
+    pod_names = {name: names[name] for name in ("namespace", "pod", "container") if names[name]}
+    team = {"team": names["team"]} if names["team"] not in ("", UNASSIGNED) else {}
+    begin, end = _pod_lifetime(pod, start_ms, end_ms, max(by_gpu.values()))
     return Allocation(
-        {**place, **names, **_controller(told["job"]), **team},
+        {**location, **pod_names, **_controller(names["job"]), **team},
         pod.labels,
         False,
         begin,
@@ -346,11 +357,11 @@ def _allocation(
         of_account["busy"],
         of_account["busy"] + of_account["allocated_idle"],
         frozenset(by_gpu),
-        bool(told["mig_profile"]) or pod.shares,
+        bool(names["mig_profile"]) or pod.shares,
     )
 
 
-def _lived(pod: PodSeen, start_ms: int, end_ms: int, longest_us: int) -> tuple[int, int]:
+def _pod_lifetime(pod: PodSeen, start_ms: int, end_ms: int, longest_us: int) -> tuple[int, int]:
     """When the pod existed, within the span; the whole span if that is unknown, or contradicts the longer time for
     which it held a GPU."""
     begin = max(start_ms, pod.start_ms) if pod.start_ms is not None else start_ms
@@ -364,18 +375,18 @@ def _controller(job: str) -> dict[str, str]:
 
 
 def _weights(members: Mapping[int, Allocation]) -> dict[int, int]:
-    if any(slot.price is None for one in members.values() for slot in one.time):
-        return {at: one.gpu_us for at, one in members.items()}
-    return whole_weights({at: one.cost for at, one in members.items()})
+    if any(group.price is None for allocation in members.values() for group in allocation.time):
+        return {index: allocation.gpu_us for index, allocation in members.items()}
+    return whole_weights({index: allocation.cost for index, allocation in members.items()})
 
 
-def _idle_name(one: Allocation, split_idle: str) -> str:
-    where = one.properties.get(split_idle, "") if split_idle else ""
+def _idle_name(allocation: Allocation, split_idle: str) -> str:
+    where = allocation.properties.get(split_idle, "") if split_idle else ""
     return f"{where}/{IDLE_NAME}" if where else IDLE_NAME
 
 
-def _common(several: Collection[Mapping[str, str]]) -> dict[str, str]:
-    first, *others = several
+def _common(mappings: Collection[Mapping[str, str]]) -> dict[str, str]:
+    first, *others = mappings
     return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
 
 
@@ -393,33 +404,41 @@ _COLUMNS = ("start", "end", "minutes", "gpuCount", "gpuHours", "gpuCost", "gpuCo
 """Columns of the CSV after the properties."""
 
 
-def sets(found: Iterable[tuple[Span, Mapping[str, Allocation]]]) -> list[dict[str, Any]]:
+def sets(allocation_sets: Iterable[tuple[Span, Mapping[str, Allocation]]]) -> list[dict[str, Any]]:
     """The `data` of an allocation answer: one map per set."""
-    return [{name: allocation(name, one, span) for name, one in named.items()} for span, named in found]
+    return [
+        {name: allocation(name, item, span) for name, item in allocations.items()}
+        for span, allocations in allocation_sets
+    ]
 
 
-def summary(found: Iterable[tuple[Span, Mapping[str, Allocation]]], step_ms: int, whole: Span) -> dict[str, Any]:
+def summary(
+    allocation_sets: Iterable[tuple[Span, Mapping[str, Allocation]]], step_ms: int, span_of_query: Span
+) -> dict[str, Any]:
     """The `data` of a summary answer; step in nanoseconds, as in Go."""
     return {
         "step": step_ms * _NS_PER_MS,
         "sets": [
-            {"allocations": {name: _summed(name, one) for name, one in named.items()}, "window": window(span)}
-            for span, named in found
+            {
+                "allocations": {name: _summary_entry(name, item) for name, item in allocations.items()},
+                "window": window(span),
+            }
+            for span, allocations in allocation_sets
         ],
-        "window": window(whole),
+        "window": window(span_of_query),
     }
 
 
-def table(found: Iterable[tuple[Span, Mapping[str, Allocation]]]) -> str:
+def table(allocation_sets: Iterable[tuple[Span, Mapping[str, Allocation]]]) -> str:
     """All allocations of all sets as CSV, a line each; text that a spreadsheet would execute gets an apostrophe."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")
     writer.writerow(["name", "windowStart", "windowEnd", *_PROPERTIES, *_COLUMNS])
-    for span, named in found:
-        for name, one in named.items():
-            told = allocation(name, one, span)
-            properties = [for_cell(one.properties.get(key, "")) for key in _PROPERTIES]
-            writer.writerow([for_cell(name), *map(instant, span), *properties, *(told[key] for key in _COLUMNS)])
+    for span, allocations in allocation_sets:
+        for name, item in allocations.items():
+            fields = allocation(name, item, span)
+            properties = [for_cell(item.properties.get(key, "")) for key in _PROPERTIES]
+            writer.writerow([for_cell(name), *map(instant, span), *properties, *(fields[key] for key in _COLUMNS)])
     return out.getvalue()
 
 
@@ -432,13 +451,13 @@ class NodeTotal(NamedTuple):
 
 
 def node_assets(
-    totals: Mapping[tuple[str, str], NodeTotal], known: Mapping[tuple[str, str], NodeFacts], span: Span
+    totals: Mapping[tuple[str, str], NodeTotal], facts_of: Mapping[tuple[str, str], NodeFacts], span: Span
 ) -> dict[str, Any]:
     """Returns OpenCost assets of type Node, under the keys that OpenCost gives its assets. totals: by cluster and
     node."""
     return {
         f"__undefined__/__undefined__/__undefined__/Compute/{cluster}/Node/Kubernetes/{node}/{node}": _node(
-            cluster, node, total, known.get((cluster, node), NodeFacts(cluster, node)), span
+            cluster, node, total, facts_of.get((cluster, node), NodeFacts(cluster, node)), span
         )
         for (cluster, node), total in sorted(totals.items())
     }
@@ -481,27 +500,27 @@ def _node(cluster: str, node: str, total: NodeTotal, facts: NodeFacts, span: Spa
     }
 
 
-def allocation(name: str, one: Allocation, span: Span) -> dict[str, Any]:
+def allocation(name: str, item: Allocation, span: Span) -> dict[str, Any]:
     """One allocation as JSON. span: of its set."""
-    cost, efficiency = float(one.cost), float(one.efficiency or 0)
-    count = float(one.count)
+    cost, efficiency = float(item.cost), float(item.efficiency or 0)
+    count = float(item.count)
     return {
         "name": name,
-        "properties": _properties(one),
+        "properties": _properties(item),
         "window": window(span),
-        "start": instant(one.start_ms),
-        "end": instant(one.end_ms),
-        "minutes": (one.end_ms - one.start_ms) / MS_PER_MINUTE,
+        "start": instant(item.start_ms),
+        "end": instant(item.end_ms),
+        "minutes": (item.end_ms - item.start_ms) / MS_PER_MINUTE,
         **dict.fromkeys(_CPU, 0),
         "gpuCount": count,
         "gpuRequestAverage": count,
-        "gpuUsageAverage": float(one.count * (one.efficiency or 0)),
-        "gpuHours": one.gpu_us / US_PER_HOUR,
+        "gpuUsageAverage": float(item.count * (item.efficiency or 0)),
+        "gpuHours": item.gpu_us / US_PER_HOUR,
         "gpuCost": cost,
         "gpuCostAdjustment": 0,
-        "gpuCostIdle": float(one.shared_cost),
+        "gpuCostIdle": float(item.shared_cost),
         "gpuEfficiency": efficiency,
-        "gpuAllocation": _devices(one),
+        "gpuAllocation": _devices(item),
         **dict.fromkeys(_NETWORK, 0),
         **dict.fromkeys(_BALANCERS_AND_VOLUMES, 0),
         "pvs": None,
@@ -522,36 +541,36 @@ def instant(at_ms: int) -> str:
     return moment.isoformat(timespec="milliseconds" if at_ms % MS_PER_SECOND else "seconds").replace("+00:00", "Z")
 
 
-def _properties(one: Allocation) -> dict[str, Any]:
-    told: dict[str, Any] = {name: one.properties[name] for name in _PROPERTIES if name in one.properties}
-    return told | ({"labels": dict(sorted(one.labels.items()))} if one.labels else {})
+def _properties(item: Allocation) -> dict[str, Any]:
+    properties: dict[str, Any] = {name: item.properties[name] for name in _PROPERTIES if name in item.properties}
+    return properties | ({"labels": dict(sorted(item.labels.items()))} if item.labels else {})
 
 
-def _devices(one: Allocation) -> dict[str, Any]:
+def _devices(item: Allocation) -> dict[str, Any]:
     """The newer form of the GPU fields. Model and UUID only if there is exactly one; unknown usage is null."""
-    usage = None if one.efficiency is None else float(one.count * one.efficiency)
+    usage = None if item.efficiency is None else float(item.count * item.efficiency)
     return {
         "gpuDevice": "",
-        "gpuModel": next(iter(one.models)) if len(one.models) == 1 else "",
-        "gpuUUID": next(iter(one.gpus)) if len(one.gpus) == 1 else "",
-        "isGPUShared": one.shared_gpu,
+        "gpuModel": next(iter(item.models)) if len(item.models) == 1 else "",
+        "gpuUUID": next(iter(item.gpus)) if len(item.gpus) == 1 else "",
+        "isGPUShared": item.shared_gpu,
         "gpuUsageAverage": usage,
-        "gpuRequestAverage": float(one.count),
+        "gpuRequestAverage": float(item.count),
         "saturation": None,
     }
 
 
-def _summed(name: str, one: Allocation) -> dict[str, Any]:
-    cost = float(one.cost)
+def _summary_entry(name: str, item: Allocation) -> dict[str, Any]:
+    cost = float(item.cost)
     return {
         "name": name,
-        "start": instant(one.start_ms),
-        "end": instant(one.end_ms),
+        "start": instant(item.start_ms),
+        "end": instant(item.end_ms),
         **dict.fromkeys(("cpuCoreRequestAverage", "cpuCoreUsageAverage", "cpuCost"), 0),
         "gpuCost": cost,
         **dict.fromkeys(("networkCost", "loadBalancerCost", "pvCost", "ramByteRequestAverage"), 0),
         **dict.fromkeys(("ramByteUsageAverage", "ramCost", "sharedCost", "externalCost"), 0),
-        "totalEfficiency": float(one.efficiency or 0),
+        "totalEfficiency": float(item.efficiency or 0),
         "totalCost": cost,
     }
 
@@ -565,7 +584,7 @@ _SHARED = ("nvidia.com/gpu.shared", "nvidia.com/mig-")
 _FIELDS = {"controllerName": "controller"}
 """Aggregation names of fields with another name."""
 
-Found = list[tuple[Span, dict[str, Allocation]]]
+AllocationSets = list[tuple[Span, dict[str, Allocation]]]
 
 
 class PodLedger(Ledger, Protocol):
@@ -593,64 +612,64 @@ class AllocationSource:
     def answer(self, query: str, *, summed: bool) -> Mapping[str, object] | str:
         """The body of a successful answer; text is CSV. Raises BadQuestion and
         accountant.core.errors.AccountantError."""
-        question, found, warnings = self._found(query)
+        question, allocation_sets, warnings = self._query_allocations(query)
         if question.format == "csv":
-            return table(found)
-        whole = (question.start_ms, question.end_ms)
-        return _success(summary(found, question.step_ms, whole) if summed else sets(found), warnings)
+            return table(allocation_sets)
+        span = (question.start_ms, question.end_ms)
+        return _success(summary(allocation_sets, question.step_ms, span) if summed else sets(allocation_sets), warnings)
 
     def nodes(self, query: str) -> Mapping[str, object]:
         """Each node's GPUs as an asset: held time on it, and time without a holder.
 
         A map by name, as in OpenCost; with `filterTypes` a list with this map, as in Kubecost and as `kubectl cost
         node` expects. Raises as `answer` does."""
-        found, unpriced = self.assets(query)
-        return _success([found] if parameters(query).get("filterTypes", "") else found, _unpriced(unpriced))
+        assets, unpriced = self.assets(query)
+        return _success([assets] if parameters(query).get("filterTypes", "") else assets, _unpriced(unpriced))
 
     def assets(self, query: str) -> tuple[dict[str, Any], dict[str, int]]:
         """Each node's GPUs by OpenCost's key, and the GPU-µs without a price by model. Raises as `answer` does."""
-        given = parameters(query)
+        parameter_values = parameters(query)
         now = self._clock.wall_ms()
-        asked = parse_query(urlencode({"window": given.get("window", "")}), now, self._longest_ms)
-        keeps = asset_filter(given)
-        start, end = asked.start_ms, min(asked.end_ms, now)
+        question = parse_query(urlencode({"window": parameter_values.get("window", "")}), now, self._longest_ms)
+        matches = asset_filter(parameter_values)
+        start, end = question.start_ms, min(question.end_ms, now)
         self._check_cost(start, end, 2)
-        known = {(facts.cluster, facts.name): facts for facts in self._ledger.nodes()}
-        machines = {name: provider_id(facts) for name, facts in known.items()}
+        facts_of = {(facts.cluster, facts.name): facts for facts in self._ledger.nodes()}
+        machines = {name: provider_id(facts) for name, facts in facts_of.items()}
         totals: dict[tuple[str, str], NodeTotal] = {}
         unpriced: dict[str, int] = {}
         for charge in charges(self._ledger, self._book(), start, end, ("cluster", "node")) if start < end else ():
             cluster, node = charge.key
-            if not charge.billed or not keeps(_asset(cluster, node, machines.get((cluster, node), ""))):
+            if not charge.billed or not matches(_asset(cluster, node, machines.get((cluster, node), ""))):
                 continue
             before = totals.get((cluster, node), NodeTotal())
             price = Fraction(charge.row.price) if charge.row is not None else Fraction(0)
             totals[cluster, node] = NodeTotal(before.gpu_us + charge.gpu_us, before.cost + price * charge.gpu_us)
             if charge.unpriced:
                 unpriced[charge.place.gpu_model] = unpriced.get(charge.place.gpu_model, 0) + charge.gpu_us
-        return node_assets(totals, known, (start, end)), unpriced
+        return node_assets(totals, facts_of, (start, end)), unpriced
 
     def values(self, query: str) -> Mapping[str, object]:
         """The values of `field` in the window's allocations that contain `search`, for a selection list. Raises as
         `answer` does."""
-        given = parameters(query)
-        field = _FIELDS.get(given.get("field", ""), given.get("field", ""))
-        asked = urlencode(
-            {name: given[name] for name in ("window", "filter") if given.get(name)}
+        parameter_values = parameters(query)
+        field = _FIELDS.get(parameter_values.get("field", ""), parameter_values.get("field", ""))
+        allocation_query = urlencode(
+            {name: parameter_values[name] for name in ("window", "filter") if parameter_values.get(name)}
             | {"aggregate": field or "namespace", "accumulate": "true"}
         )
-        _, found, _ = self._found(asked)
-        search = given.get("search", "").lower()
-        one_kind = [name.partition(":")[2] or name if field == "controller" else name for name in found[0][1]]
-        listed = sorted({name for name in one_kind if name != UNALLOCATED and search in name.lower()})
-        limit = given.get("limit", "")
-        return _success(listed[: int(limit) if limit.isascii() and limit.isdigit() else None], [])
+        _, allocation_sets, _ = self._query_allocations(allocation_query)
+        search = parameter_values.get("search", "").lower()
+        one_kind = [name.partition(":")[2] or name if field == "controller" else name for name in allocation_sets[0][1]]
+        values = sorted({name for name in one_kind if name != UNALLOCATED and search in name.lower()})
+        limit = parameter_values.get("limit", "")
+        return _success(values[: int(limit) if limit.isascii() and limit.isdigit() else None], [])
 
     def information(self) -> Mapping[str, object]:
         """The body of /clusterInfo: the clusters that allocations name, this accountant's own first."""
-        known = sorted(self.clusters(), key=lambda name: (name != self._cluster, name)) or [self._cluster]
+        clusters = sorted(self.clusters(), key=lambda name: (name != self._cluster, name)) or [self._cluster]
         return _success(
-            {"id": known[0], "name": ", ".join(known), "profile": "gputally", "provider": "", "version": ""}, []
+            {"id": clusters[0], "name": ", ".join(clusters), "profile": "gputally", "provider": "", "version": ""}, []
         )
 
     def configuration(self) -> Mapping[str, object]:
@@ -671,38 +690,42 @@ class AllocationSource:
         if reason := query_parameters.refusal(self._ledger, self._most_gpu_hours, start_ms, end_ms, width):
             raise BadQuestion("window", reason)
 
-    def _found(self, query: str) -> tuple[Question, Found, list[str]]:
+    def _query_allocations(self, query: str) -> tuple[Question, AllocationSets, list[str]]:
         now = self._clock.wall_ms()
         question = parse_query(query, now, self._longest_ms)
-        found, unmetered_us = self.groups(question)
-        count = sum(len(named) for _, named in found)
-        shown = [(span, _chosen(named, question)) for span, named in found]
-        left = count - sum(len(named) for _, named in shown)
-        warnings = _warnings(found, unmetered_us, question) + ([f"{left} allocations are left off"] if left else [])
-        return question, shown, warnings
+        allocation_sets, unmetered_us = self.groups(question)
+        count = sum(len(allocations) for _, allocations in allocation_sets)
+        selected = [(span, _select_allocations(allocations, question)) for span, allocations in allocation_sets]
+        omitted = count - sum(len(allocations) for _, allocations in selected)
+        warnings = _warnings(allocation_sets, unmetered_us, question) + (
+            [f"{omitted} allocations are left off"] if omitted else []
+        )
+        return question, selected, warnings
 
-    def groups(self, question: Question) -> tuple[Found, int]:
+    def groups(self, question: Question) -> tuple[AllocationSets, int]:
         """For each set (OpenCost's AllocationSet: the allocations of one accumulated step) its span and allocations by
         name; and the unmetered GPU-µs of all of them. Raises BadQuestion."""
         now_ms = self._clock.wall_ms()
         self._check_cost(question.start_ms, min(question.end_ms, now_ms), len(question.aggregate))
         book = self._book()
-        seen = _seen(self._ledger.pods(question.start_ms, min(question.end_ms, now_ms), placed=True))
+        pods = _pods_by_name(self._ledger.pods(question.start_ms, min(question.end_ms, now_ms), placed=True))
         machines = {(facts.cluster, facts.name): provider_id(facts) for facts in self._ledger.nodes()}
-        found: Found = []
+        allocation_sets: AllocationSets = []
         unmetered_us = count = 0
-        steps_told = self._charges([step for spans in question.sets for step in spans], book, now_ms)
+        charges_of_steps = self._charges([step for spans in question.sets for step in spans], book, now_ms)
         for spans in question.sets:
             steps = []
             for start, end in spans:
-                told = next(steps_told)
-                unmetered_us += sum(charge.gpu_us for charge in told if charge.account == "unmetered")
-                steps.append(_step(allocations(told, seen, start, min(end, now_ms), machines), question))
-            found.append(((spans[0][0], spans[-1][1]), accumulated(steps) if len(steps) > 1 else steps[0]))
-            count += len(found[-1][1])
+                step_charges = next(charges_of_steps)
+                unmetered_us += sum(charge.gpu_us for charge in step_charges if charge.account == "unmetered")
+                steps.append(
+                    _allocations_of_step(allocations(step_charges, pods, start, min(end, now_ms), machines), question)
+                )
+            allocation_sets.append(((spans[0][0], spans[-1][1]), accumulated(steps) if len(steps) > 1 else steps[0]))
+            count += len(allocation_sets[-1][1])
             if count > MAX_ALLOCATIONS:
                 raise BadQuestion("window", f"more than {MAX_ALLOCATIONS} allocations: aggregate, or ask for less time")
-        return found, unmetered_us
+        return allocation_sets, unmetered_us
 
     def _charges(self, steps: Sequence[Span], book: PriceBook | None, now_ms: int) -> Iterator[list[Charge]]:
         """The charges of each step, none after now. If steps consist of whole hours, one ledger query covers many of
@@ -712,13 +735,13 @@ class AllocationSource:
         for chunk in (steps[at : at + many] for at in range(0, len(steps), many)):
             start, end = chunk[0][0], min(chunk[-1][1], now_ms)
             by = DIMENSIONS if grain is None else (*DIMENSIONS, grain)
-            told = charges(self._ledger, book, start, end, by) if start < end else []
+            charged = charges(self._ledger, book, start, end, by) if start < end else []
             if grain is None:
-                yield told
+                yield charged
                 continue
             of_step: list[list[Charge]] = [[] for _ in chunk]
             starts = [begin for begin, _ in chunk]
-            for charge in told:
+            for charge in charged:
                 at = bisect_right(starts, max(start, _instant(charge.key[-1]))) - 1
                 of_step[at].append(replace(charge, key=charge.key[:-1]))
             yield from of_step
@@ -750,56 +773,58 @@ class AllocationsOfLedgers(AllocationSource):
         self._ledgers = ledgers
         self._rates = rates
 
-    def groups(self, question: Question) -> tuple[Found, int]:
+    def groups(self, question: Question) -> tuple[AllocationSets, int]:
         self._check_currencies()
         sets: dict[Span, list[dict[str, Allocation]]] = {}
         unmetered_us = 0
         for source in self._ledgers.values():
-            found, unmetered = source.groups(question)
+            allocation_sets, unmetered = source.groups(question)
             unmetered_us += unmetered
             rate = self._rate(source)
-            for span, named in found:
-                sets.setdefault(span, []).append({name: one.at_rate(rate) for name, one in named.items()})
-        added = [(span, accumulated(several)) for span, several in sets.items()]
-        if sum(len(named) for _, named in added) > MAX_ALLOCATIONS:
+            for span, allocations in allocation_sets:
+                sets.setdefault(span, []).append(
+                    {name: allocation.at_rate(rate) for name, allocation in allocations.items()}
+                )
+        added = [(span, accumulated(parts)) for span, parts in sets.items()]
+        if sum(len(allocations) for _, allocations in added) > MAX_ALLOCATIONS:
             raise BadQuestion("window", f"more than {MAX_ALLOCATIONS} allocations: aggregate, or ask for less time")
         return added, unmetered_us
 
     def assets(self, query: str) -> tuple[dict[str, Any], dict[str, int]]:
         self._check_currencies()
-        found: dict[str, Any] = {}
+        assets: dict[str, Any] = {}
         unpriced: dict[str, int] = {}
         for name, source in self._ledgers.items():
-            of_ledger, without = source.assets(query)
-            if twice := found.keys() & of_ledger.keys():
-                node = min(twice).rpartition("/")[2]
+            of_ledger, unpriced_of_ledger = source.assets(query)
+            if duplicates := assets.keys() & of_ledger.keys():
+                node = min(duplicates).rpartition("/")[2]
                 raise BadQuestion("window", f"{name} and another ledger have a node {node} in a cluster of one name")
             rate = float(self._rate(source))
-            found |= {
+            assets |= {
                 key: {**asset, "gpuCost": asset["gpuCost"] * rate, "totalCost": asset["totalCost"] * rate}
                 for key, asset in of_ledger.items()
             }
-            for model, gpu_us in without.items():
+            for model, gpu_us in unpriced_of_ledger.items():
                 unpriced[model] = unpriced.get(model, 0) + gpu_us
-        return found, unpriced
+        return assets, unpriced
 
     def clusters(self) -> Collection[str]:
         return frozenset().union(*(source.clusters() for source in self._ledgers.values()))
 
     def currency(self) -> str | None:
-        known = self._currencies()
-        if self._rates is not None and known:
+        currencies = self._currencies()
+        if self._rates is not None and currencies:
             return self._rates.to
-        return known[0] if len(known) == 1 else None
+        return currencies[0] if len(currencies) == 1 else None
 
     def _currencies(self) -> list[str]:
-        return sorted({found for source in self._ledgers.values() if (found := source.currency()) is not None})
+        return sorted({currency for source in self._ledgers.values() if (currency := source.currency()) is not None})
 
     def _check_currencies(self) -> None:
-        known = self._currencies()
-        if self._rates is None and len(known) > 1:
+        currencies = self._currencies()
+        if self._rates is None and len(currencies) > 1:
             hint = "ask for one ledger, or give --rates FILE"
-            raise BadQuestion("window", f"amounts in {', '.join(known)} cannot be added up: {hint}")
+            raise BadQuestion("window", f"amounts in {', '.join(currencies)} cannot be added up: {hint}")
 
     def _rate(self, source: AllocationSource) -> Decimal:
         """The value of one unit of the source's currency in the currency of the answer. Raises BadQuestion."""
@@ -828,55 +853,57 @@ def _instant(text: str) -> int:
     return round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * MS_PER_SECOND)
 
 
-def _step(found: list[Allocation], question: Question) -> dict[str, Allocation]:
+def _allocations_of_step(allocations: list[Allocation], question: Question) -> dict[str, Allocation]:
     if question.share_idle:
-        found = share_idle(found, by_node=question.idle_by_node)
-    wanted = question.include_idle or question.share_idle
-    kept = [one for one in found if (wanted or not one.idle) and question.keeps(filtered_by(one))]
-    apart = ("node" if question.idle_by_node else "cluster") if question.split_idle else ""
-    return aggregated(kept, question.aggregate, split_idle=apart)
+        allocations = share_idle(allocations, by_node=question.idle_by_node)
+    with_idle = question.include_idle or question.share_idle
+    matching = [
+        allocation
+        for allocation in allocations
+        if (with_idle or not allocation.idle) and question.matches(filtered_by(allocation))
+    ]
+    split_idle = ("node" if question.idle_by_node else "cluster") if question.split_idle else ""
+    return aggregated(matching, question.aggregate, split_idle=split_idle)
 
 
-def _chosen(named: dict[str, Allocation], question: Question) -> dict[str, Allocation]:
+def _select_allocations(allocations: dict[str, Allocation], question: Question) -> dict[str, Allocation]:
     """The allocations of one set that the answer shows, in the order that the query asks for."""
-    names = list(named)
+    names = list(allocations)
     if question.sort:
-        figure = SORTED_BY[question.sort]
-        names.sort(key=lambda name: figure(named[name]), reverse=question.descending)
+        sort_key = SORTED_BY[question.sort]
+        names.sort(key=lambda name: sort_key(allocations[name]), reverse=question.descending)
     elif question.descending:
         names.reverse()
     until = None if question.limit is None else question.offset + question.limit
-    return {name: named[name] for name in names[question.offset : until]}
+    return {name: allocations[name] for name in names[question.offset : until]}
 
 
 def _success(data: object, warnings: Sequence[str]) -> Mapping[str, object]:
     return {"code": 200, "status": "success", "data": data} | ({"warning": "; ".join(warnings)} if warnings else {})
 
 
-def _seen(pods: Sequence[KnownPod]) -> Mapping[PodName, PodSeen]:
+def _pods_by_name(pods: Sequence[KnownPod]) -> Mapping[PodName, PodSeen]:
     """The pods by name; several pods with one name have the time from the first to the last, and the newest one's
     labels."""
-    found: dict[PodName, PodSeen] = {}
-    for pod in sorted(
-        pods, key=lambda known: (known.facts.created_ms or known.facts.scheduled_ms or 0, known.facts.uid)
-    ):
+    by_name: dict[PodName, PodSeen] = {}
+    for pod in sorted(pods, key=lambda seen: (seen.facts.created_ms or seen.facts.scheduled_ms or 0, seen.facts.uid)):
         facts, name = pod.facts, (pod.cluster, pod.facts.namespace, pod.facts.name)
         bound = facts.scheduled_ms if facts.scheduled_ms is not None else facts.created_ms
         end = facts.ended_ms
         shares = any(resource.startswith(_SHARED) for resource in facts.requests)
-        if (before := found.get(name)) is not None:
+        if (before := by_name.get(name)) is not None:
             bound = None if bound is None or before.start_ms is None else min(bound, before.start_ms)
             end = None if end is None or before.end_ms is None else max(end, before.end_ms)
             shares = shares or before.shares
-        found[name] = PodSeen(bound, end, facts.labels, shares)
-    return found
+        by_name[name] = PodSeen(bound, end, facts.labels, shares)
+    return by_name
 
 
-def _warnings(found: Found, unmetered_us: int, question: Question) -> list[str]:
+def _warnings(allocation_sets: AllocationSets, unmetered_us: int, question: Question) -> list[str]:
     unpriced: dict[str, int] = {}
-    for _, named in found:
-        for one in named.values():
-            for model, gpu_us in one.unpriced.items():
+    for _, allocations in allocation_sets:
+        for allocation in allocations.values():
+            for model, gpu_us in allocation.unpriced.items():
                 unpriced[model] = unpriced.get(model, 0) + gpu_us
     warnings = _unpriced(unpriced)
     if unmetered_us:
@@ -895,8 +922,8 @@ def _warnings(found: Found, unmetered_us: int, question: Question) -> list[str]:
 def _unpriced(by_model: Mapping[str, int]) -> list[str]:
     if not by_model:
         return []
-    listed = ", ".join(f"{model} ({_hours(gpu_us)})" for model, gpu_us in sorted(by_model.items()))
-    return [f"cost 0 means unpriced for {listed}: the price book has no price"]
+    models = ", ".join(f"{model} ({_hours(gpu_us)})" for model, gpu_us in sorted(by_model.items()))
+    return [f"cost 0 means unpriced for {models}: the price book has no price"]
 
 
 def _hours(gpu_us: int) -> str:
@@ -929,9 +956,9 @@ def create_app(source: AllocationSource) -> FastAPI:
         async def answer(request: Request) -> Response:
             try:
                 async with turns:
-                    return await asyncio.to_thread(_encoded, read, request.url.query)
+                    return await asyncio.to_thread(_encode_answer, read, request.url.query)
             except BadQuestion as bad:
-                return _bad(bad)
+                return _bad_request(bad)
             except AccountantError as error:
                 return _json({"code": 503, "status": "", "data": None, "message": f"Error: {error}"}, 503)
 
@@ -968,7 +995,7 @@ def create_app(source: AllocationSource) -> FastAPI:
     return app
 
 
-def _encoded(read: Callable[[str], Mapping[str, object] | str], query: str) -> Response:
+def _encode_answer(read: Callable[[str], Mapping[str, object] | str], query: str) -> Response:
     answer = read(query)
     return Response(answer, media_type="text/csv") if isinstance(answer, str) else _json(answer)
 
@@ -977,7 +1004,7 @@ def _json(body: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
-def _bad(bad: BadQuestion) -> Response:
+def _bad_request(bad: BadQuestion) -> Response:
     if bad.parameter in _PLAIN:
         return PlainTextResponse(f"Invalid '{bad.parameter}' parameter: {bad}\n", 400)
     return _json({"code": 400, "status": "", "data": None, "message": f"Error: {bad.parameter}: {bad}"}, 400)

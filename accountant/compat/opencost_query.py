@@ -48,9 +48,9 @@ class NotAWindow(ValueError):
 
 def parse_window(text: str, now_ms: int) -> tuple[int, int]:
     """[start_ms, end_ms) of the window. Raises NotAWindow."""
-    named = _named(text, now_ms)
-    if named is not None:
-        return named
+    span = _named(text, now_ms)
+    if span is not None:
+        return span
     if pair := _UNIX_PAIR.fullmatch(text):
         return _ordered(int(pair[1]) * MS_PER_SECOND, int(pair[2]) * MS_PER_SECOND, text)
     first, comma, second = text.partition(",")
@@ -67,13 +67,13 @@ def parse_window(text: str, now_ms: int) -> tuple[int, int]:
 
 def duration_ms(text: str) -> int:
     """The milliseconds of `30m`, `24h`, `7d`, `2w`. Raises NotAWindow."""
-    found = _DURATION.fullmatch(text)
-    if not found or int(found[1]) == 0:
+    match = _DURATION.fullmatch(text)
+    if not match or int(match[1]) == 0:
         raise NotAWindow(
             f"{text[:60]!r}: expected today, yesterday, week, lastweek, month, lastmonth, a duration such as 7d, or "
             "two instants separated by a comma"
         )
-    return int(found[1]) * _UNIT_MS[found[2]]
+    return int(match[1]) * _UNIT_MS[match[2]]
 
 
 def _named(text: str, now_ms: int) -> tuple[int, int] | None:
@@ -152,20 +152,20 @@ def parse_filter(text: str, keys: frozenset[str]) -> Predicate:
     if not text.strip():
         return lambda _: True
     parser = _Parser(_tokens(text), keys)
-    found = parser.filter(0)
+    predicate = parser.filter(0)
     parser.end()
-    return found
+    return predicate
 
 
 def one_of(key: str, names: Sequence[str]) -> Predicate:
     """A test whether the property is one of the names; a name that ends with * is a prefix."""
-    wanted = [name.strip() for name in names if name.strip()]
+    accepted = [name.strip() for name in names if name.strip()]
 
-    def keeps(properties: Properties) -> bool:
-        found = properties.get(key, "")
-        return any(found.startswith(name[:-1]) if name.endswith("*") else found == name for name in wanted)
+    def matches(properties: Properties) -> bool:
+        value = properties.get(key, "")
+        return any(value.startswith(name[:-1]) if name.endswith("*") else value == name for name in accepted)
 
-    return keeps
+    return matches
 
 
 def keys_of(text: str) -> frozenset[str]:
@@ -235,11 +235,11 @@ class _Parser:
             values.append(self._value())
         key = token.text
 
-        def keeps(properties: Properties) -> bool:
-            found = properties.get(key, "")
-            return any(test(found, value) for value in values) != negated
+        def matches(properties: Properties) -> bool:
+            property_value = properties.get(key, "")
+            return any(test(property_value, expected) for expected in values) != negated
 
-        return keeps
+        return matches
 
     def _value(self) -> str:
         token = self._take()
@@ -338,7 +338,7 @@ class Question:
     sets: tuple[tuple[Span, ...], ...]
     step_ms: int
     aggregate: tuple[str, ...]
-    keeps: Predicate
+    matches: Predicate
     include_idle: bool
     idle_by_node: bool
     split_idle: bool
@@ -358,46 +358,46 @@ class Question:
 
 def parse_query(query: str, now_ms: int, longest_ms: int) -> Question:
     """Parses a query string. Raises BadQuestion."""
-    given = parameters(query)
-    start, end = _window(given, longest_ms, now_ms)
-    unit = _unit(given)
-    step = _step(given, end - start)
-    include_idle = _flag(given, "includeIdle") or _flag(given, "idle")
-    idle_by_node = _flag(given, "idleByNode")
-    if _flag(given, "includeProportionalAssetResourceCosts"):
+    values = parameters(query)
+    start, end = _window(values, longest_ms, now_ms)
+    unit = _unit(values)
+    step = _step(values, end - start)
+    include_idle = _flag(values, "includeIdle") or _flag(values, "idle")
+    idle_by_node = _flag(values, "idleByNode")
+    if _flag(values, "includeProportionalAssetResourceCosts"):
         raise BadQuestion("includeProportionalAssetResourceCosts", "shares of single nodes are not answered here")
     for unused in ("sharelb", "includeAggregatedMetadata"):
-        _flag(given, unused)
-    sort, descending = _order(given)
+        _flag(values, unused)
+    sort, descending = _order(values)
     return Question(
         start,
         end,
         _sets(start, end, step, unit),
         step or end - start,
-        _aggregate(given.get("aggregate", "")),
-        _filter(given),
+        _aggregate(values.get("aggregate", "")),
+        _filter(values),
         include_idle,
         idle_by_node,
-        idle_by_node or _flag(given, "splitIdle"),
-        given.get("shareIdle", "") == "weighted" or _flag(given, "shareIdle"),
-        _format(given),
+        idle_by_node or _flag(values, "splitIdle"),
+        values.get("shareIdle", "") == "weighted" or _flag(values, "shareIdle"),
+        _format(values),
         sort,
         descending,
-        _number(given, "offset") or 0,
-        _number(given, "limit"),
-        tuple(sorted(name[:60] for name in given.keys() - _KNOWN - _WITHOUT_EFFECT - _FILTERS.keys())),
-        tuple(sorted(keys_of(given.get("filter", "")) & NOT_KEPT)),
+        _number(values, "offset") or 0,
+        _number(values, "limit"),
+        tuple(sorted(name[:60] for name in values.keys() - _KNOWN - _WITHOUT_EFFECT - _FILTERS.keys())),
+        tuple(sorted(keys_of(values.get("filter", "")) & NOT_KEPT)),
     )
 
 
-def asset_filter(given: Mapping[str, str]) -> Predicate:
+def asset_filter(values: Mapping[str, str]) -> Predicate:
     """The predicate of the filter and the types in a query for assets. Raises BadQuestion."""
     try:
-        keeps = parse_filter(given.get("filter", ""), _ASSET_KEYS)
+        matches = parse_filter(values.get("filter", ""), _ASSET_KEYS)
     except NotAFilter as error:
         raise BadQuestion("filter", str(error)) from error
-    types = [name.strip().lower() for name in given.get("filterTypes", "").split(",") if name.strip()]
-    return lambda properties: keeps(properties) and (not types or properties["type"].lower() in types)
+    types = [name.strip().lower() for name in values.get("filterTypes", "").split(",") if name.strip()]
+    return lambda properties: matches(properties) and (not types or properties["type"].lower() in types)
 
 
 def parameters(query: str) -> Mapping[str, str]:
@@ -412,9 +412,9 @@ def parameters(query: str) -> Mapping[str, str]:
     return dict(reversed(pairs))
 
 
-def _window(given: Mapping[str, str], longest_ms: int, now_ms: int) -> Span:
+def _window(values: Mapping[str, str], longest_ms: int, now_ms: int) -> Span:
     try:
-        start, end = parse_window(given.get("window", ""), now_ms)
+        start, end = parse_window(values.get("window", ""), now_ms)
     except NotAWindow as error:
         raise BadQuestion("window", str(error)) from error
     if end - start > longest_ms:
@@ -424,8 +424,8 @@ def _window(given: Mapping[str, str], longest_ms: int, now_ms: int) -> Span:
     return start, end
 
 
-def _step(given: Mapping[str, str], span_ms: int) -> int | None:
-    text = given.get("step", "")
+def _step(values: Mapping[str, str], span_ms: int) -> int | None:
+    text = values.get("step", "")
     if not text:
         return None
     try:
@@ -437,8 +437,8 @@ def _step(given: Mapping[str, str], span_ms: int) -> int | None:
     return step
 
 
-def _unit(given: Mapping[str, str]) -> Unit | None:
-    text = given.get("accumulateBy", "") or given.get("accumulate", "")
+def _unit(values: Mapping[str, str]) -> Unit | None:
+    text = values.get("accumulateBy", "") or values.get("accumulate", "")
     if text == "weeknow":  # opencost-ui's name for calendar weeks, which all weeks here are
         text = "week"
     if text in get_args(Unit):
@@ -448,8 +448,8 @@ def _unit(given: Mapping[str, str]) -> Unit | None:
     raise BadQuestion("accumulate", f"{text[:60]!r}: expected true, false, {', '.join(get_args(Unit))}")
 
 
-def _flag(given: Mapping[str, str], name: str) -> bool:
-    text = given.get(name, "")
+def _flag(values: Mapping[str, str], name: str) -> bool:
+    text = values.get(name, "")
     if text not in _BOOLEANS:
         raise BadQuestion(name, f"{text[:60]!r}: expected true or false")
     return _BOOLEANS[text]
@@ -466,26 +466,26 @@ def _aggregate(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _filter(given: Mapping[str, str]) -> Predicate:
+def _filter(values: Mapping[str, str]) -> Predicate:
     try:
-        tests = [parse_filter(given.get("filter", ""), FILTER_KEYS)]
+        tests = [parse_filter(values.get("filter", ""), FILTER_KEYS)]
     except NotAFilter as error:
         raise BadQuestion("filter", str(error)) from error
-    tests += [one_of(key, given[name].split(",")) for name, key in _FILTERS.items() if given.get(name)]
+    tests += [one_of(key, values[name].split(",")) for name, key in _FILTERS.items() if values.get(name)]
     return lambda properties: all(test(properties) for test in tests)
 
 
-def _format(given: Mapping[str, str]) -> Literal["json", "csv"]:
-    text = given.get("format", "") or "json"
+def _format(values: Mapping[str, str]) -> Literal["json", "csv"]:
+    text = values.get("format", "") or "json"
     if text not in ("json", "csv"):
         raise BadQuestion("format", f"{text[:60]!r}: expected json or csv")
     return cast(Literal["json", "csv"], text)
 
 
-def _order(given: Mapping[str, str]) -> tuple[str, bool]:
+def _order(values: Mapping[str, str]) -> tuple[str, bool]:
     """The figure by which the allocations of a set are sorted, and whether the largest comes first."""
-    text = given.get("sortBy", "") or given.get("sort", "")
-    direction = (given.get("sortByOrder", "") or given.get("sortOrder", "") or given.get("order", "")).lower()
+    text = values.get("sortBy", "") or values.get("sort", "")
+    direction = (values.get("sortByOrder", "") or values.get("sortOrder", "") or values.get("order", "")).lower()
     if text not in ("", "name", *FIGURES):
         raise BadQuestion("sort", f"{text[:60]!r}: expected name, {', '.join(FIGURES)}")
     if direction not in ("", "asc", "desc"):
@@ -494,8 +494,8 @@ def _order(given: Mapping[str, str]) -> tuple[str, bool]:
     return figure, direction == "desc" if direction else bool(figure)
 
 
-def _number(given: Mapping[str, str], name: str) -> int | None:
-    text = given.get(name, "")
+def _number(values: Mapping[str, str], name: str) -> int | None:
+    text = values.get(name, "")
     if not text:
         return None
     if not text.isascii() or not text.isdigit() or len(text) > 9:

@@ -41,7 +41,7 @@ class DeliveryUncertain(AccountantError):
 
 
 class Channel(Protocol):
-    def carry(self, letter: Message) -> str:
+    def deliver(self, message: Message) -> str:
         """Delivers a message; returns a short text for the log of deliveries. Raises Refused, DeliveryUncertain."""
         ...
 
@@ -64,9 +64,9 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def carry(self, letter: Message) -> str:
-        note = Attachment(f"notice-{_digest(letter.key)[:12]}.txt", "text/plain", messages.plain(letter).encode())
-        files = letter.attachments or (note,)
+    def deliver(self, message: Message) -> str:
+        note = Attachment(f"notice-{_digest(message.key)[:12]}.txt", "text/plain", messages.plain(message).encode())
+        files = message.attachments or (note,)
         try:
             self._path.mkdir(parents=True, exist_ok=True)
             for file in files:
@@ -82,12 +82,12 @@ class Mail:
     def __init__(self, smtp: Smtp) -> None:
         self._smtp = smtp
 
-    def carry(self, letter: Message) -> str:
-        message = self._message(letter)
+    def deliver(self, message: Message) -> str:
+        email = self._email(message)
         try:
             server = self._connect()
             try:
-                taken = self._hand_over(server, message)
+                accepted = self._hand_over(server, email)
             except BaseException:
                 server.close()
                 raise
@@ -95,7 +95,7 @@ class Mail:
             raise Refused(f"{self._smtp.server}: {_error_text(error)}") from error
         with contextlib.suppress(smtplib.SMTPException, OSError):  # the message is accepted already
             server.quit()
-        return taken
+        return accepted
 
     def _connect(self) -> smtplib.SMTP:
         host, port = host_and_port(self._smtp.server)
@@ -120,9 +120,9 @@ class Mail:
             raise
         return server
 
-    def _hand_over(self, server: smtplib.SMTP, message: EmailMessage) -> str:
+    def _hand_over(self, server: smtplib.SMTP, email: EmailMessage) -> str:
         server.ehlo_or_helo_if_needed()
-        _must(server.mail(self._smtp.sender), 250)
+        _require(server.mail(self._smtp.sender), 250)
         refused = {}
         for address in self._smtp.to:
             code, answer = server.rcpt(address)
@@ -131,29 +131,29 @@ class Mail:
         if len(refused) == len(self._smtp.to):
             raise Refused(f"{self._smtp.server}: {'; '.join(f'{who}: {why}' for who, why in refused.items())}")
         try:
-            code, answer = server.data(message.as_bytes())
+            code, answer = server.data(email.as_bytes())
         except smtplib.SMTPDataError:
             raise
         except (smtplib.SMTPServerDisconnected, OSError) as error:
             raise DeliveryUncertain(f"{self._smtp.server}: no answer to the mail ({_error_text(error)})") from error
-        _must((code, answer), 250)
-        taken = f"taken by {self._smtp.server} for {len(self._smtp.to) - len(refused)} of {len(self._smtp.to)}"
-        return taken + "".join(f"; {who}: {why}" for who, why in refused.items())
+        _require((code, answer), 250)
+        accepted = f"accepted by {self._smtp.server} for {len(self._smtp.to) - len(refused)} of {len(self._smtp.to)}"
+        return accepted + "".join(f"; {who}: {why}" for who, why in refused.items())
 
-    def _message(self, letter: Message) -> EmailMessage:
-        message = EmailMessage()
-        message["Subject"] = letter.title
-        message["From"] = self._smtp.sender
-        message["To"] = ", ".join(self._smtp.to)
-        message["Date"] = format_datetime(datetime.fromtimestamp(letter.at_ms // MS_PER_SECOND, UTC))
-        message["Message-ID"] = f"<{_digest(letter.key)[:40]}@{self._smtp.sender.rpartition('@')[2]}>"
-        message["Auto-Submitted"] = "auto-generated"
-        message.set_content(messages.plain(letter))
-        message.add_alternative(messages.html(letter), subtype="html")
-        for file in letter.attachments:
+    def _email(self, message: Message) -> EmailMessage:
+        email = EmailMessage()
+        email["Subject"] = message.title
+        email["From"] = self._smtp.sender
+        email["To"] = ", ".join(self._smtp.to)
+        email["Date"] = format_datetime(datetime.fromtimestamp(message.at_ms // MS_PER_SECOND, UTC))
+        email["Message-ID"] = f"<{_digest(message.key)[:40]}@{self._smtp.sender.rpartition('@')[2]}>"
+        email["Auto-Submitted"] = "auto-generated"
+        email.set_content(messages.plain(message))
+        email.add_alternative(messages.html(message), subtype="html")
+        for file in message.attachments:
             kind, _, rest = file.media_type.partition("/")
-            message.add_attachment(file.content, maintype=kind, subtype=rest.partition(";")[0], filename=file.name)
-        return message
+            email.add_attachment(file.content, maintype=kind, subtype=rest.partition(";")[0], filename=file.name)
+        return email
 
 
 class Webhook:
@@ -169,32 +169,32 @@ class Webhook:
         self._body = body
         self._transport = transport
 
-    def carry(self, letter: Message) -> str:
+    def deliver(self, message: Message) -> str:
         url = self._url()
         trusted = http_calls.tls_context_for(url, None, Refused)
         try:
             with http_calls.client(trusted, TIMEOUT_SECONDS, transport=self._transport) as client:
-                answer = client.post(url, json=dict(self._body(letter)))
+                answer = client.post(url, json=dict(self._body(message)))
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
             raise Refused(f"{url.host}: {type(error).__name__}") from error
         except httpx2.HTTPError as error:
             raise DeliveryUncertain(f"{url.host}: no answer ({type(error).__name__})") from error
         if not answer.is_success:
             raise Refused(f"{url.host}: {answer.status_code} {messages.one_line(answer.text)[:200]}".rstrip())
-        return f"taken by {url.host}"
+        return f"accepted by {url.host}"
 
     def _url(self) -> httpx2.URL:
         text = _secret(self._url_file)
         try:
             url = httpx2.URL(text)
         except httpx2.InvalidURL as error:
-            raise Refused(f"{self._url_file}: holds no URL") from error
+            raise Refused(f"{self._url_file}: contains no URL") from error
         if url.scheme != "https" and not (url.scheme == "http" and is_loopback(url.host)):
-            raise Refused(f"{self._url_file}: a webhook is an https URL")
+            raise Refused(f"{self._url_file}: the URL of a webhook must begin with https://")
         return url
 
 
-def _must(answer: tuple[int, bytes], code: int) -> None:
+def _require(answer: tuple[int, bytes], code: int) -> None:
     if answer[0] != code:
         raise smtplib.SMTPResponseException(*answer)
 
@@ -212,7 +212,7 @@ def _secret(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(f"{path}: {getattr(error, 'strerror', None) or 'not text'}") from error
     if not text or len(text) > _MOST_SECRET or "\n" in text:
-        raise Refused(f"{path}: one line is expected in it")
+        raise Refused(f"{path}: write the secret on one line, of at most {_MOST_SECRET} characters")
     return text
 
 

@@ -1,20 +1,21 @@
 """Sends each due message at most once automatically, and records the outcome of each delivery.
 
-`run` is called every minute, but it queries the ledger less often. The list of teams with GPU time is cached for ten
-minutes, and for a day once nothing is due any more. The budget states are cached for ten minutes, and for a day once
-every budget has passed its last threshold. Only one thread sends. If a process dies while sending, the recorded outcome
-`sending` becomes `unsure`. A message that cannot be rendered or delivered does not stop the others."""
+A background task calls `run` every minute, but `run` queries the ledger less often. It caches the list of teams with GPU
+time for ten minutes, and for a day once nothing is due any more. It caches the budget states for ten minutes, and for a
+day once every budget has passed its last threshold. Only one thread sends. If a process dies while sending, the
+recorded outcome `sending` becomes `unsure`. A message that cannot be rendered or delivered does not stop the others."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import structlog
+from cachetools import TLRUCache
 
 from accountant.billing import budget_forecast
 from accountant.billing.cost_allocation import bills
@@ -26,7 +27,7 @@ from accountant.ledger import journal
 from accountant.notifications import messages, subscriptions, triggers
 from accountant.notifications.channels import Channel, DeliveryUncertain, Refused
 from accountant.notifications.subscriptions import DeliveriesFile, Delivery, Destination, Outcome
-from accountant.notifications.triggers import DueMessage, ReportDue, TeamDay
+from accountant.notifications.triggers import Anomaly, DueMessage, ReportDue, TeamDay
 from accountant.reports import report_builder
 from accountant.reports.output_formats import RENDERINGS
 from accountant.reports.report_builder import Report, ReportQuestions
@@ -34,11 +35,11 @@ from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_models import BudgetState
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
-from gputally.base.units import MS_PER_DAY, MS_PER_SECOND
+from gputally.base.units import MS_PER_DAY, MS_PER_MINUTE
 
-_TEAMS = "teams"
-ANEW_MS = 10 * 60 * MS_PER_SECOND
-"""How long a cached answer of the ledger may be used to decide that nothing is due."""
+CACHE_MS = 10 * MS_PER_MINUTE
+"""How long the dispatcher reuses an answer of the ledger."""
+_MOST_ANSWERS = 1_000
 T = TypeVar("T")
 
 
@@ -50,19 +51,18 @@ class ReportLedger(BookkeepingLedger, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A cached answer of the ledger. until_ms: how long it may be used."""
+    """A cached answer of the ledger. is_final: the ledger is expected to give the same answer for a day."""
 
-    asked_ms: int
-    until_ms: int
-    found: object
+    value: Any
+    is_final: bool
 
 
 class UnknownDelivery(AccountantError):
-    """There never was a delivery with that key."""
+    """No delivery has that key."""
 
 
 class Dispatcher:
-    """Sends messages.
+    """Sends reports and notices.
 
     deliveries_file: returns the file in force.
     channels: returns the channel of a destination.
@@ -90,11 +90,13 @@ class Dispatcher:
         self._channels = channels
         self._log = structlog.get_logger("accountant.notifications")
         self._lock = threading.Lock()
-        self._known = subscriptions.deliveries_from_acts(ledger.acts("delivery"))
-        self._looked: date | None = None
-        self._odd: Sequence[triggers.Anomaly] = ()
-        self._answers: dict[tuple[Hashable, ...], _Answer] = {}
-        for delivery in list(self._known.values()):
+        self._deliveries = subscriptions.deliveries_from_acts(ledger.acts("delivery"))
+        self._answers: TLRUCache[tuple[Hashable, ...], _Answer] = TLRUCache(
+            _MOST_ANSWERS,
+            lambda _, answer, now_ms: now_ms + (MS_PER_DAY if answer.is_final else CACHE_MS),
+            timer=clock.monotonic_ms,
+        )
+        for delivery in list(self._deliveries.values()):
             if delivery.outcome == "sending":
                 self._record(delivery, "unsure", "the accountant ended meanwhile")
 
@@ -106,61 +108,60 @@ class Dispatcher:
     def due(self) -> list[DueMessage]:
         """The messages to send now, each key once."""
         now, deliveries_file = self._clock.wall_ms(), self._deliveries_file()
-        found: dict[str, DueMessage] = {}
-        for due_message in self._due_messages(deliveries_file, now):
-            found.setdefault(due_message.key, due_message)
+        by_key: dict[str, DueMessage] = {}
+        for message in self._due_messages(deliveries_file, now):
+            by_key.setdefault(message.key, message)
         with self._lock:
-            wanted = [due_message for key, due_message in found.items() if self._wanted(key, now)]
-        if not wanted:
-            self._rest()
-        return wanted
-
-    def _rest(self) -> None:
-        """After all reports were sent, only late records can add a team, so the list of teams is reused for a day."""
-        for question, answer in self._answers.items():
-            if question[0] == _TEAMS:
-                self._answers[question] = replace(answer, until_ms=answer.asked_ms + MS_PER_DAY)
+            unsent = [message for key, message in by_key.items() if self._is_unsent(key, now)]
+        if not unsent:
+            # All reports were sent: only late records can add a team, so the list of teams is reused for a day.
+            for key, answer in list(self._answers.items()):
+                if key[0] == "teams" and not answer.is_final:
+                    self._answers[key] = replace(answer, is_final=True)
+        return unsent
 
     def known(self) -> list[Delivery]:
         """All deliveries, newest first."""
         with self._lock:
-            return sorted(self._known.values(), key=lambda one: (-one.last_ms, one.key))
+            return sorted(self._deliveries.values(), key=lambda delivery: (-delivery.last_ms, delivery.key))
 
     def again(self, key: str, who: str, reason: str) -> Delivery:
         """Requests that a message is sent again, though it may have been delivered. Raises UnknownDelivery."""
         with self._lock:
-            before = self._known.get(key)
+            before = self._deliveries.get(key)
         if before is None:
-            raise UnknownDelivery(f"nothing was ever delivered as {key!r}")
+            raise UnknownDelivery(f"no delivery has the key {key!r}: `gputally accountant deliveries` lists the keys")
         return self._record(before, "again", reason, who)
 
-    def _wanted(self, key: str, now_ms: int) -> bool:
-        before = self._known.get(key)
+    def _is_unsent(self, key: str, now_ms: int) -> bool:
+        """Whether the message was never sent, or its next attempt is due."""
+        before = self._deliveries.get(key)
         return before is None or (before.due_ms is not None and before.due_ms <= now_ms)
 
     def _due_messages(self, deliveries_file: DeliveriesFile, now_ms: int) -> Iterable[DueMessage]:
         if deliveries_file.reports:
             closed = self._books.books().closed
             yield from triggers.reports(deliveries_file, closed, now_ms, self._tz, self._grace_ms, self._teams)
-        about = {what for order in deliveries_file.notices for what in order.about}
-        if "budgets" in about:
+        subjects = {subject for order in deliveries_file.notices for subject in order.about}
+        if "budgets" in subjects:
             yield from triggers.budgets(deliveries_file, self._budgets(now_ms))
-        if "anomalies" in about:
+        if "anomalies" in subjects:
             yield from triggers.anomalies(deliveries_file, self._anomalies(now_ms))
 
     def _teams(self, start_ms: int, end_ms: int) -> list[str]:
-        return self._lately((_TEAMS, start_ms, end_ms), lambda: self._teams_now(start_ms, end_ms))
+        return self._cached(("teams", start_ms, end_ms), lambda: self._teams_now(start_ms, end_ms))
 
     def _teams_now(self, start_ms: int, end_ms: int) -> list[str]:
         """The teams that held GPUs, that pay for time without a holder, or that have other booked items."""
         month = Month.spanning(start_ms, end_ms, self._tz)
         kept = self._books.kept(month) if month is not None else None
         book = self._books.priced_by(kept)
-        found = bills(self._ledger, book, start_ms, end_ms, ("team",), self._timezone)
-        teams = {charge.key[0] for charge in found if charge.billed}
+        charges = bills(self._ledger, book, start_ms, end_ms, ("team",), self._timezone)
+        teams = {charge.key[0] for charge in charges if charge.billed}
         if month is not None:
             beside = self._books.beside(month)
-            teams |= {one.line.team for one in beside.corrections} | {one.team for one in beside.adjustments}
+            teams |= {correction.line.team for correction in beside.corrections}
+            teams |= {adjustment.team for adjustment in beside.adjustments}
         return sorted(teams - {IDLE, UNASSIGNED, ""})
 
     def _budgets(self, now_ms: int) -> list[BudgetState]:
@@ -180,73 +181,66 @@ class Dispatcher:
         def states() -> list[BudgetState]:
             return budget_forecast.states(self._ledger, book, policy.policy, month, now_ms, self._timezone)
 
-        def told(found: list[BudgetState]) -> bool:
+        def are_exhausted(states: list[BudgetState]) -> bool:
             last = [max(budget.thresholds, default=None) for budget in policy.policy.budgets]
-            return [state.threshold for state in found] == last
+            return [state.threshold for state in states] == last
 
         version = book.version if book is not None else ""
-        return self._lately(("budgets", str(month), policy.version, version), states, told)
+        return self._cached(("budgets", str(month), policy.version, version), states, are_exhausted)
 
-    def _lately(
-        self, question: tuple[Hashable, ...], ask: Callable[[], T], final: Callable[[T], bool] = lambda _: False
+    def _cached(
+        self, key: tuple[Hashable, ...], compute: Callable[[], T], is_final: Callable[[T], bool] = lambda _: False
     ) -> T:
         """The answer to a query, from the cache if it is recent enough; a final answer is cached for a day."""
-        now = self._clock.wall_ms()
-        answer = self._answers.get(question)
-        if answer is not None and answer.until_ms > now:
-            return cast(T, answer.found)
-        found = ask()
-        self._answers = {q: kept for q, kept in self._answers.items() if kept.until_ms > now}
-        self._answers[question] = _Answer(now, now + (MS_PER_DAY if final(found) else ANEW_MS), found)
-        return found
+        answer = self._answers.get(key)
+        if answer is None:
+            value = compute()
+            answer = self._answers[key] = _Answer(value, is_final(value))
+        return cast(T, answer.value)
 
-    def _anomalies(self, now_ms: int) -> Sequence[triggers.Anomaly]:
+    def _anomalies(self, now_ms: int) -> list[Anomaly]:
         """Anomalies of the last settled days; computed once a day."""
         day = local_date(now_ms - triggers.SETTLED_MS, self._tz) - timedelta(days=1)
-        if day != self._looked:
-            looked_at = [day - timedelta(days=back) for back in reversed(range(triggers.LOOKED_AGAIN))]
-            start = midnight_ms(looked_at[0] - timedelta(days=triggers.DAYS), self._tz)
-            end = midnight_ms(day + timedelta(days=1), self._tz)
-            found: dict[str, dict[date, TeamDay]] = {}
-            for line in self._ledger.usage(start, end, ("team", "day"), None, self._timezone):
-                if line.key["team"] != IDLE:
-                    spent = line.accounts_gpu_us
-                    found.setdefault(line.key["team"], {})[date.fromisoformat(line.key["day"])] = TeamDay(
-                        spent.allocated, spent.allocated_idle
-                    )
-            self._odd, self._looked = [odd for one in looked_at for odd in triggers.of_day(found, one)], day
-        return self._odd
+        return self._cached(("anomalies", day), lambda: self._anomalies_until(day), lambda _: True)
+
+    def _anomalies_until(self, last: date) -> list[Anomaly]:
+        days = [last - timedelta(days=back) for back in reversed(range(triggers.LOOKED_AGAIN))]
+        start = midnight_ms(days[0] - timedelta(days=triggers.DAYS), self._tz)
+        end = midnight_ms(last + timedelta(days=1), self._tz)
+        by_team: dict[str, dict[date, TeamDay]] = {}
+        for line in self._ledger.usage(start, end, ("team", "day"), None, self._timezone):
+            if line.key["team"] != IDLE:
+                use = TeamDay(line.accounts_gpu_us.allocated, line.accounts_gpu_us.allocated_idle)
+                by_team.setdefault(line.key["team"], {})[date.fromisoformat(line.key["day"])] = use
+        return [anomaly for day in days for anomaly in triggers.of_day(by_team, day)]
 
     def _send(self, due_message: DueMessage) -> None:
         deliveries_file, now = self._deliveries_file(), self._clock.wall_ms()
         destination = deliveries_file.destinations.get(due_message.destination)
         if destination is None:
             return  # the file changed meanwhile
-        begun = self._record(self._known.get(due_message.key), "sending", "", key=due_message.key)
+        attempt = self._record(self._deliveries.get(due_message.key), "sending", "", key=due_message.key)
         try:
-            letter = messages.compose(
-                due_message,
-                begun.first_ms,
-                self._report,
-                deliveries_file.link or self._link,
-                files=destination.takes_files,
-            )
-            told = self._channels(destination).carry(letter)
+            link = deliveries_file.link or self._link
+            message = messages.compose(due_message, attempt.first_ms, self._report, link, files=destination.takes_files)
+            detail = self._channels(destination).deliver(message)
         except LedgerFailed:
             raise
         except (Refused, CannotRender) as error:
-            ended = subscriptions.ended_how(begun, now)
-            self._record(begun, ended, str(error))
-            self._log.warning("delivery_refused", key=due_message.key, reason=str(error), given_up=ended == "given-up")
+            outcome = subscriptions.outcome_of_refusal(attempt, now)
+            self._record(attempt, outcome, str(error))
+            self._log.warning(
+                "delivery_refused", key=due_message.key, reason=str(error), given_up=outcome == "given-up"
+            )
         except DeliveryUncertain as error:
-            self._record(begun, "unsure", str(error))
+            self._record(attempt, "unsure", str(error))
             self._log.warning("delivery_unsure", key=due_message.key, reason=str(error))
         except AccountantError as error:  # nothing was sent: the ledger could not be queried
-            self._record(begun, "refused", str(error))
+            self._record(attempt, "refused", str(error))
             self._log.warning("delivery_refused", key=due_message.key, reason=str(error), given_up=False)
         else:
-            self._record(begun, "delivered", told)
-            self._log.info("delivered", key=due_message.key, detail=told)
+            self._record(attempt, "delivered", detail)
+            self._log.info("delivered", key=due_message.key, detail=detail)
 
     def _report(self, due: ReportDue) -> Report:
         charges = any(RENDERINGS[form].charges for form in due.forms)
@@ -263,5 +257,5 @@ class Dispatcher:
         )
         journal.record(self._ledger, [subscriptions.act(after, who)], None)
         with self._lock:
-            self._known[after.key] = after
+            self._deliveries[after.key] = after
         return after

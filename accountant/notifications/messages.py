@@ -17,8 +17,8 @@ from accountant.core.periods import utc
 from accountant.notifications.triggers import AnomalyDue, BudgetDue, DueMessage, ReportDue
 from accountant.reports import report_text
 from accountant.reports.output_formats import RENDERINGS, file_name
+from accountant.reports.report_breakdowns import TimeAndCost
 from accountant.reports.report_builder import Report
-from accountant.reports.report_row_types import TimeAndCost
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_models import BudgetState
 from gputally.base.money import exact_sum
@@ -66,50 +66,52 @@ def one_line(text: str) -> str:
     return escaped(" ".join(text.split()))
 
 
-def plain(letter: Message) -> str:
+def plain(message: Message) -> str:
     """The message as a text file, or as the text part of a mail."""
-    width = max((len(label) for label, _ in letter.facts), default=0)
-    facts = [f"{label:<{width}}  {one_line(value)}" for label, value in letter.facts]
-    link = [f"{letter.link[0]}: {letter.link[1]}"] if letter.link is not None else []
-    parts = ("\n".join(part) for part in ([letter.title], [letter.text], facts, link) if part)
+    width = max((len(label) for label, _ in message.facts), default=0)
+    facts = [f"{label:<{width}}  {one_line(value)}" for label, value in message.facts]
+    link = [f"{message.link[0]}: {message.link[1]}"] if message.link is not None else []
+    parts = ("\n".join(part) for part in ([message.title], [message.text], facts, link) if part)
     return "\n\n".join(parts) + "\n"
 
 
-def html(letter: Message) -> str:
+def html(message: Message) -> str:
     """The HTML part of a mail."""
     rows = "".join(
         f'<tr><td style="padding:2px 16px 2px 0;color:#57606a">{escape(label)}</td>'
         f'<td style="padding:2px 0;text-align:right">{escape(one_line(value))}</td></tr>'
-        for label, value in letter.facts
+        for label, value in message.facts
     )
-    link = f'<p><a href="{escape(letter.link[1], quote=True)}">{escape(letter.link[0])}</a></p>' if letter.link else ""
+    link = (
+        f'<p><a href="{escape(message.link[1], quote=True)}">{escape(message.link[0])}</a></p>' if message.link else ""
+    )
     return (
-        f'<!doctype html><html lang="en"><body style="{_STYLE}"><h1 style="font-size:18px">{escape(letter.title)}</h1>'
-        f"<p>{escape(letter.text)}</p><table>{rows}</table>{link}</body></html>\n"
+        f'<!doctype html><html lang="en"><body style="{_STYLE}"><h1 style="font-size:18px">{escape(message.title)}</h1>'
+        f"<p>{escape(message.text)}</p><table>{rows}</table>{link}</body></html>\n"
     )
 
 
-def slack(letter: Message) -> dict[str, Any]:
+def slack(message: Message) -> dict[str, Any]:
     """The body for an incoming webhook of Slack. Source: Slack's Block Kit reference."""
     blocks: list[dict[str, Any]] = [
-        {"type": "header", "text": _slack_text(letter.title, _HEADER)},
-        {"type": "section", "text": _slack_text(letter.text, _FIELD)},
+        {"type": "header", "text": _slack_text(message.title, _HEADER)},
+        {"type": "section", "text": _slack_text(message.text, _FIELD)},
     ]
-    fields = [_slack_text(f"{label}\n{one_line(value)}", _FIELD) for label, value in letter.facts]
+    fields = [_slack_text(f"{label}\n{one_line(value)}", _FIELD) for label, value in message.facts]
     blocks += [
         {"type": "section", "fields": fields[first : first + _FIELDS]} for first in range(0, len(fields), _FIELDS)
     ]
-    if letter.link is not None:
-        button = {"type": "button", "text": _slack_text(letter.link[0], 75), "url": letter.link[1]}
+    if message.link is not None:
+        button = {"type": "button", "text": _slack_text(message.link[0], 75), "url": message.link[1]}
         blocks.append({"type": "actions", "elements": [button]})
     # `text` is shown in notifications; it is the only part in which Slack interprets markup.
-    return {"text": _shortened(escape(letter.title, quote=False), _FIELD), "blocks": blocks}
+    return {"text": _shortened(escape(message.title, quote=False), _FIELD), "blocks": blocks}
 
 
-def msteams(letter: Message) -> dict[str, Any]:
+def msteams(message: Message) -> dict[str, Any]:
     """The body for an incoming webhook of Workflows in Teams: one Adaptive Card. Source: adaptivecards.io, 1.4."""
-    body: list[dict[str, Any]] = [_run(letter.title, size="large", weight="bolder"), _run(letter.text)]
-    for label, value in letter.facts:
+    body: list[dict[str, Any]] = [_run(message.title, size="large", weight="bolder"), _run(message.text)]
+    for label, value in message.facts:
         columns = [
             {"type": "Column", "width": 2, "items": [_run(label, subtle=True)]},
             {"type": "Column", "width": 3, "items": [_run(one_line(value))]},
@@ -121,8 +123,8 @@ def msteams(letter: Message) -> dict[str, Any]:
         "version": "1.4",
         "body": body,
     }
-    if letter.link is not None:
-        card["actions"] = [{"type": "Action.OpenUrl", "title": letter.link[0], "url": letter.link[1]}]
+    if message.link is not None:
+        card["actions"] = [{"type": "Action.OpenUrl", "title": message.link[0], "url": message.link[1]}]
     attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "content": card}
     return {"type": "message", "attachments": [attachment]}
 
@@ -145,7 +147,7 @@ _TEAMS_NAMED = 5
 
 
 def compose(due_message: DueMessage, at_ms: int, report: Reporting, link: str | None, *, files: bool) -> Message:
-    """Composes the message of an occasion.
+    """Composes the message about a due report or notice.
 
     report: makes its report.
     link: URL of the pages.

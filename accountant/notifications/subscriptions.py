@@ -190,7 +190,7 @@ def next_attempt(before: Delivery | None, key: str, outcome: Outcome, at_ms: int
     return replace(before, outcome=outcome, tries=tries, first_ms=first, last_ms=at_ms, detail=detail)
 
 
-def ended_how(before: Delivery, at_ms: int) -> Outcome:
+def outcome_of_refusal(before: Delivery, at_ms: int) -> Outcome:
     """The outcome of a refused attempt: `refused` if it is tried again, otherwise `given-up`."""
     return "given-up" if at_ms - before.first_ms >= PATIENCE_MS else "refused"
 

@@ -14,11 +14,11 @@ Less use than usual is never reported."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from statistics import median
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias, TypeVar
 from zoneinfo import ZoneInfo
 
 from accountant.bookkeeping.month_closing import ClosedMonth
@@ -196,26 +196,32 @@ def reports(
 def budgets(deliveries_file: DeliveriesFile, states: Iterable[BudgetState]) -> list[BudgetDue]:
     """The highest threshold that each budget has reached."""
     reached = [state for state in states if state.threshold is not None]
+    return [BudgetDue(destination, state) for destination, state in _subscribed(deliveries_file, "budgets", reached)]
+
+
+def anomalies(deliveries_file: DeliveriesFile, found: Sequence[Anomaly]) -> list[AnomalyDue]:
+    """The anomalies, for each destination that a notice subscribes."""
     return [
-        BudgetDue(destination, state)
-        for order in deliveries_file.notices
-        if "budgets" in order.about
-        for state in reached
-        if order.teams is None or state.team in order.teams
-        for destination in order.to
+        AnomalyDue(destination, anomaly) for destination, anomaly in _subscribed(deliveries_file, "anomalies", found)
     ]
 
 
-def anomalies(deliveries_file: DeliveriesFile, found: Iterable[Anomaly]) -> list[AnomalyDue]:
-    listed = list(found)
-    return [
-        AnomalyDue(destination, one)
-        for order in deliveries_file.notices
-        if "anomalies" in order.about
-        for one in listed
-        if order.teams is None or one.team in order.teams
-        for destination in order.to
-    ]
+class _AboutTeam(Protocol):
+    @property
+    def team(self) -> str | None: ...
+
+
+E = TypeVar("E", bound=_AboutTeam)
+
+
+def _subscribed(
+    deliveries_file: DeliveriesFile, subject: Literal["budgets", "anomalies"], events: Sequence[E]
+) -> Iterator[tuple[str, E]]:
+    """Each event with each destination of a notice about its subject and team."""
+    for order in deliveries_file.notices:
+        for event in events if subject in order.about else ():
+            if order.teams is None or event.team in order.teams:
+                yield from ((destination, event) for destination in order.to)
 
 
 def _ended(

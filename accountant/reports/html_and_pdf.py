@@ -26,9 +26,8 @@ from accountant.billing.statements import Adjustment, Correction
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.errors import CannotRender
 from accountant.reports import report_text
-from accountant.reports.report_breakdowns import HourlyUse
+from accountant.reports.report_breakdowns import AccountRow, DayRow, HourlyUse
 from accountant.reports.report_builder import Report
-from accountant.reports.report_row_types import AccountRow, DayRow
 from gputally.base.units import US_PER_HOUR
 from gputally.server import page_layout
 from gputally.server.page_layout import rect, root, text

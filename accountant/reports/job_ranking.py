@@ -27,7 +27,7 @@ from accountant.ledger.protocols import EpochReport, JobKey
 from accountant.ledger.usage_columns import JobName, Whole
 from accountant.prices.price_book import PriceBook
 from accountant.reports import report_breakdowns, savings_hints
-from accountant.reports.report_row_types import JobRow, UserRow
+from accountant.reports.report_breakdowns import JobRow, UserRow
 from accountant.reports.savings_hints import HARDLY_USED, MAX_UNKNOWN, SpotRow, by_name
 from gputally.base.units import US_PER_HOUR
 

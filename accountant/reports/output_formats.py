@@ -6,8 +6,8 @@ formats cost no time and need not be installed."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
@@ -20,9 +20,10 @@ BINARY: Final = frozenset[Form](("pdf", "xlsx", "parquet", "focus"))
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """One format. render: returns the bytes; raises accountant.core.errors.CannotRender if something is missing."""
+    """One format. module, function: of accountant.reports, which writes it."""
 
-    render: Callable[[Report], bytes]
+    module: str
+    function: str
     media_type: str
     extension: str
     inline: bool = False
@@ -30,64 +31,23 @@ class Rendering:
     charges: bool = False
     """Whether it lists every charge of a calendar month; the report must then be built with an issuer."""
 
-
-def _html(report: Report) -> bytes:
-    from accountant.reports import html_and_pdf
-
-    return html_and_pdf.render_html(report).encode()
-
-
-def _pdf(report: Report) -> bytes:
-    from accountant.reports import html_and_pdf
-
-    return html_and_pdf.render_pdf(report)
+    def render(self, report: Report) -> bytes:
+        """The file's content. Raises accountant.core.errors.CannotRender if a library of this machine is missing."""
+        content = getattr(import_module(f"accountant.reports.{self.module}"), self.function)(report)
+        return content.encode() if isinstance(content, str) else bytes(content)
 
 
-def _csv(report: Report) -> bytes:
-    from accountant.reports import csv_xlsx_parquet
-
-    return csv_xlsx_parquet.render_csv(report).encode()
-
-
-def _xlsx(report: Report) -> bytes:
-    from accountant.reports import csv_xlsx_parquet
-
-    return csv_xlsx_parquet.render_xlsx(report)
-
-
-def _parquet(report: Report) -> bytes:
-    from accountant.reports import csv_xlsx_parquet
-
-    return csv_xlsx_parquet.render_parquet(report)
-
-
-def _json(report: Report) -> bytes:
-    from accountant.reports import report_tables
-
-    return report_tables.render(report).encode()
-
-
-def _focus(report: Report) -> bytes:
-    from accountant.reports import focus_export
-
-    return focus_export.render_bundle(report)
-
-
-def _focus_1_2(report: Report) -> bytes:
-    from accountant.reports import focus_export
-
-    return focus_export.render_projection(report).encode()
-
-
+_XLSX = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"
+_CSV = "text/csv; charset=utf-8"
 RENDERINGS: Final[dict[Form, Rendering]] = {
-    "html": Rendering(_html, "text/html; charset=utf-8", "html", inline=True),
-    "pdf": Rendering(_pdf, "application/pdf", "pdf"),
-    "csv": Rendering(_csv, "text/csv; charset=utf-8", "csv"),
-    "xlsx": Rendering(_xlsx, "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet", "xlsx"),
-    "parquet": Rendering(_parquet, "application/vnd.apache.parquet", "parquet"),
-    "json": Rendering(_json, "application/json", "json", inline=True),
-    "focus": Rendering(_focus, "application/zip", "focus.zip", charges=True),
-    "focus-1.2": Rendering(_focus_1_2, "text/csv; charset=utf-8", "focus-1.2.csv", charges=True),
+    "html": Rendering("html_and_pdf", "render_html", "text/html; charset=utf-8", "html", inline=True),
+    "pdf": Rendering("html_and_pdf", "render_pdf", "application/pdf", "pdf"),
+    "csv": Rendering("csv_xlsx_parquet", "render_csv", _CSV, "csv"),
+    "xlsx": Rendering("csv_xlsx_parquet", "render_xlsx", _XLSX, "xlsx"),
+    "parquet": Rendering("csv_xlsx_parquet", "render_parquet", "application/vnd.apache.parquet", "parquet"),
+    "json": Rendering("report_tables", "render", "application/json", "json", inline=True),
+    "focus": Rendering("focus_export", "render_bundle", "application/zip", "focus.zip", charges=True),
+    "focus-1.2": Rendering("focus_export", "render_projection", _CSV, "focus-1.2.csv", charges=True),
 }
 
 _LONGEST: Final = 180

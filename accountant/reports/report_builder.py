@@ -46,8 +46,18 @@ from accountant.prices.price_book import PriceBook
 from accountant.reports import job_ranking, report_breakdowns
 from accountant.reports.focus_charges import Details
 from accountant.reports.job_ranking import BilledJobs, EpochRow
-from accountant.reports.report_breakdowns import BY_JOB, Headline, HourlyUse
-from accountant.reports.report_row_types import AccountRow, DayRow, JobRow, KindRow, TeamRow, UnpricedRow, UserRow
+from accountant.reports.report_breakdowns import (
+    BY_JOB,
+    AccountRow,
+    DayRow,
+    Headline,
+    HourlyUse,
+    JobRow,
+    KindRow,
+    TeamRow,
+    UnpricedRow,
+    UserRow,
+)
 from accountant.reports.savings_hints import Hint, SpotRow, savings_hints
 from accountant.wire.policy_models import PolicyVersion
 from accountant.wire.usage_models import BudgetState, Dimension

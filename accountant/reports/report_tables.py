@@ -19,8 +19,8 @@ from typing import Literal, TypeAlias
 from accountant.billing.statements import StatementLine
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.reports import report_text
+from accountant.reports.report_breakdowns import JobRow, TimeAndCost
 from accountant.reports.report_builder import Report
-from accountant.reports.report_row_types import JobRow, TimeAndCost
 from gputally.base.money import exact_sum, gpu_hours, plain
 from gputally.base.units import MS_PER_SECOND
 

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 from accountant.billing.usage_pricing import Account, Detail
 from accountant.core.periods import Month, local_date, midnight_ms
 from accountant.core.periods import utc as utc
-from accountant.reports.report_row_types import Difference, change
+from accountant.reports.report_breakdowns import Difference, change
 from accountant.reports.savings_hints import HARDLY_USED as HARDLY_USED
 from accountant.reports.savings_hints import SLICES, Hint
 from accountant.wire.policy_models import IDLE, UNASSIGNED

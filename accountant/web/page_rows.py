@@ -22,7 +22,7 @@ from accountant.ledger.journal import Act, Journal
 from accountant.ledger.protocols import Ledger, NodeFacts, Questions
 from accountant.ledger.usage_columns import PRICED_BY
 from accountant.prices.price_book import PriceBook
-from accountant.reports.report_row_types import AccountRow, share
+from accountant.reports.report_breakdowns import AccountRow, share
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Accounts, Dimension, Job, JobState, UsageLine
 from agent.wire import PodFacts

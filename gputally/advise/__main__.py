@@ -55,7 +55,7 @@ def autoscaler(
     at: Server,
 ) -> None:
     """Smallest and largest node count of every pool, by hour of the week, and unused node-hours."""
-    with at.asking() as remote:
+    with at.connection() as remote:
         books = LedgerQuestions(remote, _window(days, until, timezone))
         rows, coverage = books.node_hours()
         prices = books.prices(sorted({row.pool for row in rows}))
@@ -87,7 +87,7 @@ def spot(
     """List batch jobs that would be cheaper on spot capacity, the best interval between their checkpoints, and the
     saving."""
     assumed = RestartAssumptions(_seconds(checkpoint), _seconds(restart), _seconds(interruption_every))
-    with at.asking() as remote:
+    with at.connection() as remote:
         books = LedgerQuestions(remote, _window(days, until, timezone))
         report = books.report()
         rows = report["tables"]["spot"]
@@ -102,7 +102,7 @@ def sharing(
     days: Days = 28, until: Until = None, timezone: Zone = "UTC", output: Printed = "table", *, at: Server
 ) -> None:
     """List jobs for which a MIG instance or a part of a time-sliced GPU would be enough, with what they used."""
-    with at.asking() as remote:
+    with at.connection() as remote:
         books = LedgerQuestions(remote, _window(days, until, timezone))
         report = books.report()
         rows = report["tables"]["hints"]

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from accountant.prices.price_book import AWS_WEIGHTS, Instance, ResourceWeights, settle
-from accountant.reports.report_row_types import share
+from accountant.reports.report_breakdowns import share
 from gputally.base.money import exact_product
 
 HOUR = 3_600_000_000

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote, urljoin
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.api.dependencies import Deps, Ingesting
+from accountant.api.dependencies import BatchIngest, Deps
 from accountant.compat.opencost_api import AllocationsOfLedgers
 from accountant.composition import create_app
 from accountant.core.periods import utc
@@ -63,7 +63,7 @@ def client(two: TwoLedgers) -> TestClient:
 
 
 def _accountant(one: PublishedLedger) -> TestClient:
-    deps = Deps(one.settings, one.clock, one.ledger, cast(Ingesting, None), AllowAll(), Metrics(), one.books, _fails)
+    deps = Deps(one.settings, one.clock, one.ledger, cast(BatchIngest, None), AllowAll(), Metrics(), one.books, _fails)
     return TestClient(create_app(deps), base_url=HERE)
 
 

@@ -34,9 +34,9 @@ def smtp(server, **more) -> Smtp:
 
 def test_a_mail_has_both_texts_its_files_and_the_same_id_every_time():
     with mail_server() as server:
-        told = Mail(smtp(server)).carry(LETTER)
-        Mail(smtp(server)).carry(LETTER)
-    assert told == f"taken by {server.address} for 2 of 2"
+        told = Mail(smtp(server)).deliver(LETTER)
+        Mail(smtp(server)).deliver(LETTER)
+    assert told == f"accepted by {server.address} for 2 of 2"
     first, second = server.letters
     assert first["Message-ID"] == second["Message-ID"]
     assert first["Date"] == "Sun, 01 Nov 2026 12:00:00 +0000"
@@ -56,28 +56,28 @@ def test_a_mail_that_is_turned_away_did_not_arrive():
     with mail_server() as server:
         server.busy = 1
         with pytest.raises(Refused, match="451 not now"):
-            Mail(smtp(server)).carry(LETTER)
+            Mail(smtp(server)).deliver(LETTER)
         assert server.letters == []
     with pytest.raises(Refused, match="refused"):
-        Mail(smtp(server)).carry(LETTER)
+        Mail(smtp(server)).deliver(LETTER)
 
 
 def test_a_mail_without_an_answer_may_have_arrived():
     with mail_server() as server:
         server.silent = True
         with pytest.raises(DeliveryUncertain, match="no answer to the mail"):
-            Mail(smtp(server)).carry(LETTER)
+            Mail(smtp(server)).deliver(LETTER)
         assert len(server.letters) == 1
 
 
 def test_one_wrong_address_does_not_keep_it_from_the_others():
     with mail_server() as server:
         server.unknown = {"a@example.com"}
-        told = Mail(smtp(server)).carry(LETTER)
-        assert told == f"taken by {server.address} for 1 of 2; a@example.com: 550 no such person"
+        told = Mail(smtp(server)).deliver(LETTER)
+        assert told == f"accepted by {server.address} for 1 of 2; a@example.com: 550 no such person"
         server.unknown.add("b@example.com")
         with pytest.raises(Refused, match=r"a@example\.com: 550 no such person; b@example\.com: 550"):
-            Mail(smtp(server)).carry(LETTER)
+            Mail(smtp(server)).deliver(LETTER)
 
 
 def test_a_password_travels_only_under_tls_from_a_trusted_authority(tmp_path):
@@ -90,15 +90,15 @@ def test_a_password_travels_only_under_tls_from_a_trusted_authority(tmp_path):
     known = {"tls": "starttls", "user": "gputally", "password_file": str(tmp_path / "password")}
     with mail_server(context) as server:
         server.password = "s3cret"
-        Mail(smtp(server, ca_file=str(tmp_path / "ca.pem"), **known)).carry(LETTER)
+        Mail(smtp(server, ca_file=str(tmp_path / "ca.pem"), **known)).deliver(LETTER)
         assert len(server.letters) == 1
         with pytest.raises(Refused, match="certificate verify failed"):
-            Mail(smtp(server, ca_file=str(tmp_path / "other.pem"), **known)).carry(LETTER)
+            Mail(smtp(server, ca_file=str(tmp_path / "other.pem"), **known)).deliver(LETTER)
         with pytest.raises(Refused, match="530 not in the open"):
-            Mail(smtp(server)).carry(LETTER)
+            Mail(smtp(server)).deliver(LETTER)
         (tmp_path / "password").write_text("wrong")
         with pytest.raises(Refused, match="535") as told:
-            Mail(smtp(server, ca_file=str(tmp_path / "ca.pem"), **known)).carry(LETTER)
+            Mail(smtp(server, ca_file=str(tmp_path / "ca.pem"), **known)).deliver(LETTER)
         assert "wrong" not in str(told.value)
 
 
@@ -111,7 +111,7 @@ def secret(tmp_path, text):
 @pytest.mark.parametrize("form", [messages.slack, messages.msteams])
 def test_a_chat_takes_the_letter_as_text(tmp_path, form):
     with webhook() as hook:
-        assert Webhook(secret(tmp_path, hook.url), form).carry(LETTER) == "taken by 127.0.0.1"
+        assert Webhook(secret(tmp_path, hook.url), form).deliver(LETTER) == "accepted by 127.0.0.1"
     (body,) = hook.bodies
     text = json.dumps(body)
     assert "1,234.5" in text
@@ -129,18 +129,18 @@ def test_what_a_webhook_refuses_did_not_arrive_and_its_url_is_never_told(tmp_pat
         hook.answers = [404, 503, 302]
         for status in (404, 503, 302):
             with pytest.raises(Refused, match=f"{status} not now") as told:
-                Webhook(secret(tmp_path, hook.url), messages.slack).carry(LETTER)
+                Webhook(secret(tmp_path, hook.url), messages.slack).deliver(LETTER)
             assert "s3cret" not in str(told.value)
         assert hook.bodies == []
     with pytest.raises(Refused, match="ConnectError"):
-        Webhook(secret(tmp_path, hook.url), messages.slack).carry(LETTER)
+        Webhook(secret(tmp_path, hook.url), messages.slack).deliver(LETTER)
 
 
 def test_a_webhook_that_hangs_up_may_have_it(tmp_path):
     with webhook() as hook:
         hook.answers = [0]
         with pytest.raises(DeliveryUncertain, match=r"127\.0\.0\.1: no answer") as told:
-            Webhook(secret(tmp_path, hook.url), messages.slack).carry(LETTER)
+            Webhook(secret(tmp_path, hook.url), messages.slack).deliver(LETTER)
         assert "s3cret" not in str(told.value)
         assert len(hook.bodies) == 1
 
@@ -148,21 +148,21 @@ def test_a_webhook_that_hangs_up_may_have_it(tmp_path):
 @pytest.mark.parametrize("text", ["http://chat.example.com/x", "no url", "", "https://a\nhttps://b", "x" * 5_000])
 def test_a_url_that_is_none_is_refused_without_being_told(tmp_path, text):
     with pytest.raises(Refused) as told:
-        Webhook(secret(tmp_path, text), messages.slack).carry(LETTER)
+        Webhook(secret(tmp_path, text), messages.slack).deliver(LETTER)
     assert not text or text not in str(told.value)
 
 
 def test_a_folder_gets_whole_files_and_a_notice_is_a_text(tmp_path):
     folder = tmp_path / "new" / "folder"
-    assert Folder(folder).carry(LETTER) == "gputally-2026-10.pdf"
+    assert Folder(folder).deliver(LETTER) == "gputally-2026-10.pdf"
     assert (folder / "gputally-2026-10.pdf").read_bytes() == b"%PDF-1.7 \x00\xff"
     notice = Message("budget/1", 0, "Budget", "is used up", (("Spent", "80"),))
-    name = Folder(folder).carry(notice)
+    name = Folder(folder).deliver(notice)
     assert (folder / name).read_text() == "Budget\n\nis used up\n\nSpent  80\n"
     assert len(list(folder.iterdir())) == 2, "no half-written file is left"
     (tmp_path / "file").write_text("")
     with pytest.raises(Refused, match=r"exists|Not a directory"):
-        Folder(tmp_path / "file").carry(LETTER)
+        Folder(tmp_path / "file").deliver(LETTER)
 
 
 def test_every_destination_has_its_carrier(tmp_path):

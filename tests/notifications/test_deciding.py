@@ -18,8 +18,8 @@ from accountant.notifications.subscriptions import (
     PATIENCE_MS,
     DeliveriesFile,
     deliveries_from_acts,
-    ended_how,
     next_attempt,
+    outcome_of_refusal,
 )
 from accountant.notifications.triggers import LEAST_US, TeamDay, unusual
 from accountant.wire.usage_models import BudgetState
@@ -207,7 +207,7 @@ def test_pauses_grow_and_patience_ends():
     known = next_attempt(None, "k", "sending", 0)
     moment, pauses = 0, []
     while True:
-        outcome = ended_how(known, moment)
+        outcome = outcome_of_refusal(known, moment)
         known = next_attempt(known, "k", outcome, moment)
         if outcome == "given-up":
             break
@@ -218,4 +218,4 @@ def test_pauses_grow_and_patience_ends():
     assert pauses[:10] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 360]
     assert moment >= PATIENCE_MS
     again = next_attempt(next_attempt(known, "k", "again", moment), "k", "sending", moment + 1)
-    assert (again.tries, again.first_ms, ended_how(again, moment + 2)) == (1, moment + 1, "refused")
+    assert (again.tries, again.first_ms, outcome_of_refusal(again, moment + 2)) == (1, moment + 1, "refused")

@@ -12,7 +12,7 @@ from accountant.composition import Service
 from accountant.core.periods import Month
 from accountant.core.settings import Settings
 from accountant.notifications.channels import DeliveryUncertain, Refused
-from accountant.notifications.dispatcher import ANEW_MS, Dispatcher
+from accountant.notifications.dispatcher import CACHE_MS, Dispatcher
 from accountant.notifications.messages import Message
 from accountant.notifications.subscriptions import DeliveriesFile
 from accountant.prices.price_book import Billing, IdlePolicy
@@ -45,7 +45,7 @@ class Basket:
         self.letters: list[Message] = []
         self.trouble: list[Exception] = []
 
-    def carry(self, letter: Message) -> str:
+    def deliver(self, letter: Message) -> str:
         if self.trouble:
             raise self.trouble.pop(0)
         self.letters.append(letter)
@@ -140,11 +140,11 @@ def test_a_process_that_died_while_sending_leaves_it_to_a_person(rows):
     office = Office("reports:\n  - {forms: [csv], to: [disk]}\n", rows)
     office.books.close(OCTOBER, "ann", "sure", ("coverage", "unpriced"))
 
-    def carry(letter: Message) -> str:
+    def deliver(letter: Message) -> str:
         office.basket.letters.append(letter)
         raise Died
 
-    office.basket.carry = carry
+    office.basket.deliver = deliver
     with pytest.raises(Died):
         office.run()
     office.basket = Basket()
@@ -177,7 +177,7 @@ def test_budgets_are_told_at_every_threshold_once():
     assert office.run() == ["Budget vision <b>: 50 % of 2026-10 used"]
     assert office.run() == []
     office.ledger.add(held("2026-10-08", "2026-10-10", 12, team="vision", queue="v"))
-    office.clock.advance(ANEW_MS)
+    office.clock.advance(CACHE_MS)
     assert office.run() == ["Budget vision <b>: 108 % of 2026-10 used"]
     facts = dict(office.basket.letters[-1].facts)
     assert (facts["Spent"], facts["Budget"]) == ("1,080.0 GPU-hours", "1,000.0 GPU-hours")
@@ -214,7 +214,7 @@ def test_the_ledger_is_asked_seldom_and_hardly_where_everything_was_told(rows):
     assert office.run() == ["Budget vision: 720 % of 2026-11 used"]
     asked.clear()
     for _ in range(6):
-        office.clock.advance(ANEW_MS)
+        office.clock.advance(CACHE_MS)
         assert office.run() == []
     assert [by[0] for by in asked] == ["team"], (
         "once more after the last letter; then every report was sent, and every threshold told"
@@ -299,7 +299,7 @@ def test_a_budget_that_was_used_up_in_the_last_hours_of_its_month_is_told_in_the
     office.clock.advance(3 * MS_PER_DAY)
     assert office.run() == [], "984 of 1,000"
     office.ledger.add(held("2026-10-31", "2026-11-01", 1, team="vision", queue="v"))
-    office.clock.advance(ANEW_MS)
+    office.clock.advance(CACHE_MS)
     assert office.run() == ["Budget vision: 101 % of 2026-10 used"]
     office.ledger.add(held("2026-10-30", "2026-10-31", 99, team="vision", queue="v"))
     office.clock.advance(10 * MS_PER_DAY)
@@ -349,7 +349,7 @@ def test_the_service_delivers_and_shows_what_it_delivered(tmp_path):
 def test_without_orders_there_is_nothing_to_show(tmp_path):
     with Service(Settings(data=tmp_path, auth="off"), VirtualClock(at("2026-11-02"))) as service:
         client = TestClient(service.app, base_url="http://127.0.0.1")
-        assert client.get("/v1/deliveries").json()["detail"].startswith("scheduled deliveries are off")
+        assert client.get("/v1/deliveries").json()["detail"].startswith("this accountant delivers nothing")
 
 
 def test_the_command_lists_and_orders_once_more(tmp_path, capsys):

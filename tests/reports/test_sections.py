@@ -20,8 +20,8 @@ from accountant.core.periods import Month, zone
 from accountant.ledger.protocols import IdlePhases
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports import html_and_pdf, report_builder, report_tables, report_text
+from accountant.reports.report_breakdowns import Difference
 from accountant.reports.report_builder import MonthBooks, Report, build
-from accountant.reports.report_row_types import Difference
 from accountant.reports.report_tables import records
 from accountant.web.page_rows import to_lines
 from accountant.wire.policy_models import Policy
