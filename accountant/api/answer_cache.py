@@ -21,7 +21,7 @@ on besides the records (who may see it, the price book, the administrative acts)
   page is refused.
 - A cursor names the digest of its list and the number of lines shown so far. It contains the span and the instant of
   the first page, so that "until now" is the same on every page, and a digest of the query, which includes the teams
-  that its caller may see. So a cursor cannot be used with another query.
+  that its caller may see. A cursor can therefore not be used with another query.
 - A list is dropped KEPT_MS after its last page. A list of one page is not cached.
 - Lines are stored as compressed JSON, which takes less than a tenth of the memory of objects."""
 
@@ -421,7 +421,7 @@ class AnswerCache:
 class _PackedList(Generic[A]):
     """A list with compressed lines.
 
-    head: without lines.
+    head: the list without its lines.
     packs: the compressed lines, PACK_LINES in each but the last.
     digest: the digest of the whole list."""
 

@@ -172,7 +172,7 @@ class RepricingResult(Model):
 class DeliveryState(Model):
     """The state of one notification's delivery.
 
-    tries: since the first, or since the last manual retry.
+    tries: number of attempts, since the last manual retry if there was one.
     next_ms: time of the next try; null: no further automatic try.
     detail: the answer of the destination."""
 
@@ -189,7 +189,7 @@ class Reconciled(Model):
     """An invoice compared with the bills, before and after its rates are applied.
 
     before: the comparison with the present bills.
-    after, version: with the invoice's rates, if they were applied."""
+    after, version: the comparison with the invoice's rates and their price book version, if they were applied."""
 
     before: Reconciliation
     after: Reconciliation | None = None

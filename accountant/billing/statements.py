@@ -108,7 +108,7 @@ NOTHING_BESIDE = UnmeteredItems()
 class Statement:
     """The lines of one span, with the inputs needed to compute them again.
 
-    month: set also for a month in progress.
+    month: the month of the span, also if it is in progress.
     cost: exact sum of the priced lines.
     unpriced_gpu_us: billed time without a price, which is in no amount.
     payable: per team, rounded to the currency's minor unit (12.34, not 1234). It adds up to payable_total (None without

@@ -39,8 +39,8 @@ class Claim:
 def settle(claims: Iterable[Claim]) -> Mapping[ClaimRank, tuple[Span, ...]]:
     """The spans that each claim keeps, ascending; () if it keeps nothing.
 
-    The result for a claim depends only on the claims that overlap it. So a caller may settle a neighbourhood: the
-    claims of interest together with all claims that overlap one of them."""
+    The result for a claim depends only on the claims that overlap it. A caller may therefore settle a neighbourhood:
+    the claims of interest together with all claims that overlap one of them."""
     kept: dict[ClaimRank, tuple[Span, ...]] = {}
     taken: list[Span] = []
     for claim in sorted(claims, key=lambda c: c.rank):

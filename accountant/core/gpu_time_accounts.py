@@ -101,7 +101,7 @@ def part(rows: Sequence[AccountVector], span_ms: int, start_ms: int, end_ms: int
     Each figure is the difference of a cumulative, non-decreasing integer function of time, so parts are never negative
     and add up over any partition. Up to an instant, the capacity is divided among the accounts one after the other. An
     account with value x gets floor(x*r/R). R is the part of the whole set's capacity that is not divided yet, and r the
-    part of the capacity up to the instant that is not divided yet. So the accounts of a part add up to the set's
+    part of the capacity up to the instant that is not divided yet. The accounts of a part therefore add up to the set's
     capacity in it, which for a full set is exactly its length. The other figures are divided independently.
 
     Largest remainder (gputally.base.units.apportion) would give the right sum for one part, but several parts would not

@@ -173,8 +173,9 @@ def _edges(
     """When a container began and ended, from the first and last cell in which it was listed. over: its end was shown by
     a sample in the next cell.
 
-    A sample at s counts for the instants from s to s + window. So the first sample lies in the first cell, the last one
-    `window - step` before the last cell, and on average the pod lived half a scrape interval longer on both sides."""
+    A sample at s counts for the instants from s to s + window. The first sample therefore lies in the first cell, the
+    last one `window - step` before the last cell, and on average the pod lived half a scrape interval longer on both
+    sides."""
     grid = seen.grid
     low, high = grid.span(first, last)
     margin = grid.step_ms + seen.scrape_ms

@@ -16,10 +16,10 @@ after an `@`: `kueue:NAMESPACE/NAME@CLUSTERQUEUE` (see `team_assignment`). The W
 ClusterQueue admitted it. Its cohorts follow, nearest first, each after a `^`. Kinds that the cluster does not serve are
 skipped and tried again later.
 
-A scheduler reads a pod's queue once, when it places the pod, while the pod's owner can change labels at any time. So
-the earliest observation of a placed pod fixes its queue, and a later label cannot move booked time to another queue.
-Before the placement the newest observation counts. Changes by an administrator still count: the ClusterQueue and the
-cohorts of a Kueue queue."""
+A scheduler reads a pod's queue once, when it places the pod, while the pod's owner can change labels at any time. The
+earliest observation of a placed pod therefore fixes its queue, and a later label cannot move booked time to another
+queue. Before the placement the newest observation counts. Changes by an administrator still count: the ClusterQueue and
+the cohorts of a Kueue queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Defines the journal: numbered acts, each with its time, author and reason.
+"""Defines the journal. Its entries are acts: what a person or the accountant decided or did besides metering, such as
+closing a month, changing prices or sending a report. Acts are numbered and have a time, an author and a reason.
 
 Everything in the ledger besides the metered time is derived from this list: which prices were in force, which months
 are closed, which corrections and credits apply. To record an act, the caller passes the number of the last act it has
@@ -19,8 +20,7 @@ from gputally.base.errors import AccountantError
 
 ActKind = Literal[
     "prices", "closed", "reopened", "published", "repriced", "corrected", "refused", "adjusted", "invoiced", "policy",
-    "pods",    "delivery", "imported", "retired", "redated",
-    "moved",
+    "pods", "delivery", "imported", "retired", "redated", "moved",
 ]  # fmt: skip
 
 
@@ -41,7 +41,7 @@ class BooksMoved(AccountantError):
 class NewAct:
     """An act that is not recorded yet.
 
-    subject: the month, price book version or invoice it is about.
+    subject: the month, price book version or invoice that it concerns.
     content: JSON, whose fields depend on `kind`."""
 
     at_ms: int

@@ -200,7 +200,7 @@ class GpuMove:
 class GpuOwner(Model):
     """A GPU belongs to `node` from `from_ms` until `until_ms`; null: it is the present owner.
 
-    recorded_ms: when the accountant learned it.
+    recorded_ms: the instant at which the accountant learned it.
     confirmed_by: the administrator who confirmed the move; "" if it was derived from records."""
 
     node: str

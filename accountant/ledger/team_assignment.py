@@ -5,9 +5,9 @@ from the namespace, where a label of the pod may choose among the teams that the
 these is UNASSIGNED; nothing is guessed.
 
 The queue takes precedence because a scheduler enforces it; the namespace comes second because only its administrator
-can label it. Users label their own pods and must not choose who pays. So pod labels count only if the namespace allows
-it, only with the values that it allows, and only as they were when the pod was first seen, early in its life. A label
-that is set later has no effect, so it cannot move booked time to another team."""
+can label it. Users label their own pods and must not choose who pays. Pod labels therefore count only if the namespace
+allows it, only with the values that it allows, and only as they were when the pod was first seen, early in its life. A
+label that is set later has no effect, so it cannot move booked time to another team."""
 
 from __future__ import annotations
 

@@ -420,8 +420,8 @@ def settle(commitment: N, usage: N) -> CommitmentUse[N]:
 def commitment_cover(commitment: int, usages: Sequence[tuple[Hashable, int]]) -> list[int]:
     """Returns how much of each usage (group, GPU-µs) an hour's commitment covers: in proportion, adding up exactly.
 
-    The cover is first divided among the groups, then within each group. So a group's part is the same however many
-    entries the group has."""
+    The cover is first divided among the groups, then within each group. A group's part therefore does not depend on the
+    number of its entries."""
     groups: dict[Hashable, list[int]] = {}
     for place, (group, _) in enumerate(usages):
         groups.setdefault(group, []).append(place)

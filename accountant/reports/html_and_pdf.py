@@ -1,7 +1,7 @@
 """Renders a report as one self-contained HTML page with charts, and as PDF.
 
-Names of teams, pods and jobs come from users. So all text passes jinja2's autoescape, charts are built as element
-trees, and the page's content security policy forbids scripts and external content.
+Names of teams, pods and jobs come from users. All text therefore passes jinja2's autoescape, charts are built as
+element trees, and the page's content security policy forbids scripts and external content.
 
 Chart colours are CSS classes (`s0`, `s1`, …; `a-busy`, …) that the page defines for light and dark display and for
 print. Every chart has a title and a description.

@@ -202,7 +202,8 @@ class EpochRow:
     epochs: how many ended in the span.
     last: the number of the newest epoch.
     gpu_us, cost: GPU time and cost of all these epochs.
-    rest_us, rest_cost: since the last one ended. Costs are None if some of the time has no price."""
+    rest_us, rest_cost: GPU time and cost since the last epoch ended. Costs are None if some of the time has no
+        price."""
 
     cluster: str
     namespace: str

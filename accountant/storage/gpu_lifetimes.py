@@ -60,7 +60,7 @@ class Life(NamedTuple):
     """The time during which one GPU is capacity. end_ms is FOREVER while it is.
 
     home: the node of its newest record.
-    nodes: where it was, ascending and without holes from start_ms on.
+    nodes: the nodes on which it was, ascending by time and without holes from start_ms on.
     down: times within its life when its node was unusable."""
 
     start_ms: int

@@ -82,7 +82,7 @@ class Waiting:
     """Pods of a queue that request GPUs and are on no node.
 
     gpus: requested devices, including MIG instances and replicas.
-    longest_ms: since the oldest was created."""
+    longest_ms: time since the oldest was created."""
 
     team: str
     queue: str

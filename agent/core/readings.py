@@ -152,7 +152,7 @@ class Recovery:
 class Condition:
     """The condition of a device at one moment, for people and alerts, never for bills.
 
-    ecc_corrected, ecc_uncorrected: since the driver was loaded.
+    ecc_corrected, ecc_uncorrected: number of errors since the driver was loaded.
     throttle_reasons: the bits of NVML's clocks event reasons.
     recoveries: required actions.
     row_remap_pending: whether remapped rows of memory wait for the next reset of the GPU, which continues to work."""

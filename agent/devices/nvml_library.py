@@ -18,7 +18,7 @@ Source of the codes: nvml.h (NVIDIA Management Library), nvmlReturn_t.
 On a hung GPU a call blocks inside the kernel and cannot be interrupted. Calls therefore run on a worker thread. If one
 does not return in time, its thread is abandoned, its group is refused until it returns, and a new worker serves the
 other groups. Normally a whole round of calls needs one hand-over and no new thread. While a call of a group hangs, its
-thread may still write to the group's data. So two groups must not share data."""
+thread may still write to the group's data. Two groups must therefore not share data."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ Kind = Literal["counter", "gauge", "untyped"]
 class Family:
     """The series of one name.
 
-    name: with the `_total` of a counter.
+    name: the full name, with the `_total` of a counter.
     labels: the label names of every series."""
 
     __slots__ = ("kind", "labels", "name", "series", "text")

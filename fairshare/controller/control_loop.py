@@ -87,7 +87,7 @@ class Controller:
         clusters: by adapter, for a target that is not written through `cluster`.
         pods: returns the pods that request GPUs, as last seen.
         unseen: returns the reason why `pods` may miss some pods, or None.
-        status_object: where conditions are stored; None: only in reports and events.
+        status_object: the ConfigMap in which conditions are stored; None: conditions are only in reports and events.
         interval_s: how long `run` waits between two cycles.
         reload: called before every cycle of `run`; returns a new policy or None. May raise FileFault.
         observe: called with every report, in the controller's thread.

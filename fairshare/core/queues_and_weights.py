@@ -233,7 +233,7 @@ class Explanation:
     proportional: p rescaled within bounds so that the competitors' weights add up to their configured total.
     lower, upper: those bounds.
     previous: the weight in force.
-    stepped: after the step bound.
+    stepped: the weight after the step bound.
     value: published, after hold-down and deadband.
     law: whose p it is.
     trace: the law's own numbers, in the order of computation."""
@@ -273,8 +273,8 @@ class Weight:
 class Entitlement:
     """The GPUs that a queue is due now, for its present requests.
 
-    gpus: with its history.
-    without_history: with k = 0.
+    gpus: the number with the queue's history.
+    without_history: the number with k = 0.
     guaranteed: its deserved quota, -1 unlimited."""
 
     queue: str

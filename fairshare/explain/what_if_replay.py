@@ -277,7 +277,7 @@ class Comparison:
     """The past under two policies.
 
     series: by queue and "had" (from the ledger), "now" and "then": (day, mean GPUs held), empty if nothing is known.
-    told: the assumptions."""
+    told: the assumptions as text."""
 
     gpus: int
     jobs: int
@@ -291,8 +291,8 @@ class Comparison:
 def compare(
     now: Policy, then: Policy, past: ReplayHistory, end_ms: int, told: Callable[[float, str], None]
 ) -> Comparison:
-    """Replay the past, which ends at `end_ms`, under both. told: called with the finished part, 0..1, and what is being
-    done."""
+    """Replay the past, which ends at `end_ms`, under both. told: called with the finished part, 0..1, and a description
+    of the present step."""
     doing = "replaying the policy in force"
     told(0.0, doing)
     before = replayed(now, past, lambda part: told(part / 2, doing))

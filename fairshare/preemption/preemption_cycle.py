@@ -108,7 +108,7 @@ class Preemptions:
     ) -> tuple[PreemptionReport | None, tuple[Decision, ...]]:
         """Run one cycle at one target. Returns None instead of a report if the target's preemption is off.
 
-        metered_ms: up to when usage is metered; None if unknown.
+        metered_ms: the instant up to which usage is metered; None if unknown.
         quotas: the target's own quotas, if it admits work by quota.
 
         Raises ClusterError if nothing could be decided."""

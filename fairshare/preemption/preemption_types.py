@@ -26,7 +26,7 @@ Outcome = Literal["room", "preempts", "denied"]
 
 @dataclass(frozen=True, slots=True)
 class PreemptionCall:
-    """A request for room at once by a latency objective or a person.
+    """A request of a latency objective or a person to make room without the usual wait.
 
     workload: namespace/name, or "" for the whole queue. A workload determines its queue.
     gpus: number of GPUs to free if no pod of it waits.
@@ -52,8 +52,8 @@ class PodUse:
 class Idleness:
     """Idle time of pods up to `end_ms` as the ledger measured it, by uid, and their warnings.
 
-    lasting, recent: over the rule's `sustained` and over its `grace`.
-    warned: when their owners were warned.
+    lasting, recent: the use of each pod over the rule's `sustained` and over its `grace`.
+    warned: the instants at which their owners were warned.
     exempt: why the rule exempts them.
     worked: GPU-hours since the last checkpoint, or the start, that were not measured idle."""
 
@@ -69,10 +69,10 @@ class Idleness:
 class PreemptionInputs:
     """All inputs of a decision, besides the policy.
 
-    accounts: GPUs by queue.
+    accounts: the GPU account of each queue.
     free: GPUs by node, including those of pods that are being deleted.
     usable: for each workload that cannot run on all nodes, its nodes.
-    vetoed: workload to the reason why the cluster does not allow it to be stopped.
+    vetoed: by workload, the reason why the cluster does not allow it to be stopped.
     calls_only: whether only capacity calls may take GPUs.
     idle: pods that may not be using their GPUs; None if this was not queried.
     quotas: the target's quotas by the pools that gangs name; empty if it counts only nodes."""

@@ -165,8 +165,8 @@ NOT_RESUMED = "NotResumed"
 class FinishedPreemptions:
     """Workloads by namespace/name, and the faults.
 
-    resumed: may run again.
-    left: are still being stopped.
+    resumed: workloads that may run again.
+    left: workloads that are still being stopped.
     faults: the preemptions that could not be finished yet, and why."""
 
     resumed: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ class UsageHold:
     """Why the last good weights stay.
 
     reason: one word.
-    message: with the figures."""
+    message: the reason as text, with the figures."""
 
     reason: str
     message: str

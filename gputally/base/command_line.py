@@ -154,8 +154,8 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Return a typer command in which the fields of a dataclass are options of their own.
 
     A command that takes a parameter with a dataclass as its type gets one option for each field of the dataclass. The
-    annotation of a field is that of a typer option, and every field has a default. So several commands can share a
-    group of options that is defined once."""
+    annotation of a field is that of a typer option, and every field has a default. Several commands can therefore share
+    a group of options that is defined once."""
     types = get_type_hints(command, include_extras=True)
     groups = {name: types.pop(name) for name, kind in tuple(types.items()) if is_dataclass(kind)}
     names = {name: tuple(field.name for field in fields(group)) for name, group in groups.items()}

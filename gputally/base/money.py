@@ -168,8 +168,8 @@ def apportion_gpu_hours(gpu_us: Mapping[str, Mapping[K, int]]) -> dict[str, dict
     """Convert GPU-µs by bucket and line to GPU-hours with nine decimals that add up on every level.
 
     The function rounds the grand total once, apportions it over the buckets (price rows), and apportions the quantity
-    of each bucket over its lines. So the quantity and the cost of a bucket do not depend on how its time is cut into
-    lines. Ties go to the earlier bucket or line, so both mappings must be sorted."""
+    of each bucket over its lines. The quantity and the cost of a bucket therefore do not depend on how its time is cut
+    into lines. Ties go to the earlier bucket or line, so both mappings must be sorted."""
     totals = [sum(lines.values()) for lines in gpu_us.values()]
     if not totals:
         return {}
