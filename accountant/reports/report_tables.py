@@ -14,13 +14,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Literal, TypeAlias
+from operator import attrgetter
+from typing import Literal, TypeAlias, cast
 
+from accountant.billing.queue_waits import WaitRow
 from accountant.billing.statements import StatementLine
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.reports import report_text
 from accountant.reports.report_breakdowns import JobRow, TimeAndCost
 from accountant.reports.report_builder import Report
+from accountant.reports.savings_hints import SpotRow
 from gputally.base.money import exact_sum, gpu_hours, plain
 from gputally.base.units import MS_PER_SECOND
 
@@ -33,7 +36,6 @@ class Record:
 
     about: the month of a correction or adjustment, "" for the report's own.
     unit_price: per GPU-hour.
-
     cost: in the report's currency; exact for lines and commitments, otherwise rounded to the currency's minor unit
     (12.34, not 1234)."""
 
@@ -72,19 +74,9 @@ def records(report: Report) -> Iterator[Record]:
 
 def _of_line(kind: RecordKind, line: StatementLine, cost: Decimal | None, about: str = "", reason: str = "") -> Record:
     return Record(
-        kind,
-        line.team,
-        line.account,
-        line.detail,
-        line.gpu_model,
-        line.capacity_type,
-        line.price_row or "",
-        line.unit_price,
-        line.gpu_hours,
-        cost,
-        about,
-        reason,
-    )
+        kind, line.team, line.account, line.detail, line.gpu_model, line.capacity_type, line.price_row or "",
+        line.unit_price, line.gpu_hours, cost, about, reason,
+    )  # fmt: skip
 
 
 Cell: TypeAlias = str | int | float | Decimal | datetime | None
@@ -107,18 +99,13 @@ class Table:
 
 UNIT = "unit"
 """The column with the unit of a row's amounts, if they are not all in the report's currency."""
-_USE: tuple[tuple[str, ColumnKind], ...] = (
-    ("allocated_gpu_hours", "hours"), ("busy_gpu_hours", "hours"), ("idle_gpu_hours", "hours"),
-    ("unknown_gpu_hours", "hours"), ("utilisation", "ratio"), ("idle_cost", "money"), ("cost", "money"),
-    ("unpriced_gpu_hours", "hours"),
-)  # fmt: skip
-_JOB: tuple[tuple[str, ColumnKind], ...] = (
-    ("team", "text"),
-    ("cluster", "text"),
-    ("namespace", "text"),
-    ("job", "text"),
-    *_USE,
+_USE = (
+    "allocated_gpu_hours:hours busy_gpu_hours:hours idle_gpu_hours:hours unknown_gpu_hours:hours utilisation:ratio "
+    "idle_cost:money cost:money unpriced_gpu_hours:hours"
 )
+"""The columns of `_use`."""
+_JOB = "team:text cluster:text namespace:text job:text"
+"""The columns of `_job_name`."""
 
 
 def tables(report: Report) -> tuple[Table, ...]:
@@ -130,54 +117,58 @@ def tables(report: Report) -> tuple[Table, ...]:
             "accounts",
             "Where the capacity went",
             "account:text gpu_hours:hours share:ratio cost:money",
-            ((r.account, gpu_hours(r.gpu_us), r.share, _known(r.cost, r.unpriced_us)) for r in report.accounts),
+            ((r.account, r.gpu_us, r.share, _known(r.cost, r.unpriced_us)) for r in report.accounts),
         ),
         _table(
             "teams",
             "Teams",
-            (("team", "text"), ("rank", "count"), ("share", "ratio"), *_USE, ("cost_change", "money")),
+            f"team:text rank:count share:ratio {_USE} cost_change:money",
             (
                 (r.team, r.rank, r.share, *_use(r.figures), r.change.absolute if r.change else None)
                 for r in report.teams
             ),
         ),
-        _budgets(report),
+        _table(
+            "budgets",
+            "Budgets",
+            "budget:text team:text queue:text unit:text limit:money spent:money used:ratio forecast:number "
+            "forecast_low:number forecast_high:number used_up:instant used_up_earliest:instant used_up_latest:instant",
+            map(
+                attrgetter(
+                    "name", "team", "queue", "unit", "limit", "spent", "ratio", "forecast", "forecast_low",
+                    "forecast_high", "exhausted_ms", "exhausted_earliest_ms", "exhausted_latest_ms",
+                ),
+                report.budgets,
+            ),
+        ),
         _table(
             "kinds",
             "GPU models and capacity types",
-            (("gpu_model", "text"), ("capacity_type", "text"), ("unallocated_gpu_hours", "hours"), *_USE),
+            f"gpu_model:text capacity_type:text unallocated_gpu_hours:hours {_USE}",
             (
-                (r.gpu_model, r.capacity_type, gpu_hours(r.figures.accounts.unallocated), *_use(r.figures))
+                (r.gpu_model, r.capacity_type, r.figures.accounts.unallocated, *_use(r.figures))
                 for r in report.kinds
             ),
         ),
-        _table("jobs_by_cost", "Jobs that cost the most", _JOB, map(_job, report.jobs_by_cost)),
-        _table("jobs_by_idle", "Jobs that left the most idle", _JOB, map(_job, report.jobs_by_waste)),
+        _table("jobs_by_cost", "Jobs that cost the most", f"{_JOB} {_USE}", map(_job, report.jobs_by_cost)),
+        _table("jobs_by_idle", "Jobs that left the most idle", f"{_JOB} {_USE}", map(_job, report.jobs_by_waste)),
         _table(
             "epochs",
             "Cost of an epoch",
             "cluster:text namespace:text job:text epochs:count last_epoch:count gpu_hours:hours cost:money "
             "mean_cost:money since_gpu_hours:hours since_cost:money",
-            (
-                (
-                    r.cluster,
-                    r.namespace,
-                    r.job,
-                    r.epochs,
-                    r.last,
-                    gpu_hours(r.gpu_us),
-                    r.cost,
-                    r.mean_cost,
-                    gpu_hours(r.rest_us),
-                    r.rest_cost,
-                )
-                for r in report.epochs
+            map(
+                attrgetter(
+                    "cluster", "namespace", "job", "epochs", "last", "gpu_us", "cost", "mean_cost", "rest_us",
+                    "rest_cost",
+                ),
+                report.epochs,
             ),
         ),
         _table(
             "users",
             "Users",
-            (("user", "text"), ("jobs", "count"), *_USE),
+            f"user:text jobs:count {_USE}",
             ((r.user, r.jobs, *_use(r.figures)) for r in report.users),
         ),
         _table("days", "Day by day", "day:text team:text allocated_gpu_hours:hours", _days(report)),
@@ -186,77 +177,41 @@ def tables(report: Report) -> tuple[Table, ...]:
             "Guaranteed and borrowed",
             "queue:text team:text guaranteed_gpu_hours:hours "
             "within_gpu_hours:hours unused_gpu_hours:hours borrowed_gpu_hours:hours",
-            (
-                (
-                    r.queue,
-                    r.team,
-                    _hours(r.guaranteed_us),
-                    _hours(r.within_us),
-                    _hours(r.unused_us),
-                    _hours(r.borrowed_us),
-                )
-                for r in report.quotas
+            map(
+                attrgetter("queue", "team", "guaranteed_us", "within_us", "unused_us", "borrowed_us"), report.quotas
             ),
         ),
         _table(
             "hints",
             "Right-sizing",
-            "team:text cluster:text namespace:text job:text kind:text held_gpus:number "
-            "peak_busy_gpus:number needed_gpus:number saving_at_most:money advice:text",
+            f"{_JOB} kind:text held_gpus:number peak_busy_gpus:number needed_gpus:number saving_at_most:money "
+            "advice:text",
             (
-                (
-                    h.job.team,
-                    h.job.cluster,
-                    h.job.namespace,
-                    h.job.job,
-                    h.kind,
-                    h.held,
-                    h.peak_busy,
-                    h.needed,
-                    h.saving,
-                    report_text.advice(h),
-                )
+                (*_job_name(h.job), h.kind, h.held, h.peak_busy, h.needed, h.saving, report_text.advice(h))
                 for h in report.hints
             ),
         ),
         _table(
             "spot",
             "Spot candidates",
-            "team:text cluster:text namespace:text job:text gpu_hours:hours cost:money saving_at_most:money",
-            ((r.team, r.cluster, r.namespace, r.job, gpu_hours(r.gpu_us), r.cost, r.saving) for r in report.spot),
+            f"{_JOB} gpu_hours:hours cost:money saving_at_most:money",
+            ((*_job_name(r), r.gpu_us, r.cost, r.saving) for r in report.spot),
         ),
         _table(
             "waits",
             "Queue waits",
             "queue:text team:text pods:count waiting:count median_s:number p95_s:number "
             "longest_s:number start_median_s:number",
-            (
-                (
-                    r.queue,
-                    r.team,
-                    r.pods,
-                    r.waiting,
-                    *(ms / MS_PER_SECOND for ms in (r.queued.median_ms, r.queued.p95_ms, r.queued.longest_ms)),
-                    r.starting.median_ms / MS_PER_SECOND if r.starting.pods else None,
-                )
-                for r in report.waits
-            ),
+            map(_wait, report.waits),
         ),
         _table(
             "hours",
             "Hours of the day",
             "hour:count capacity_gpu_hours:hours allocated_gpu_hours:hours "
             "busy_gpu_hours:hours held:ratio utilisation:ratio",
-            (
-                (
-                    r.hour,
-                    gpu_hours(r.capacity_us),
-                    gpu_hours(r.allocated_us),
-                    gpu_hours(r.busy_us),
-                    r.held,
-                    r.utilisation,
-                )
-                for r in report.rhythm.hours
+            map(
+                attrgetter("hour", "capacity_us", "allocated_us", "busy_us", "held", "utilisation"),
+                report.rhythm.hours,
             ),
         ),
         _imports(report),
@@ -264,9 +219,9 @@ def tables(report: Report) -> tuple[Table, ...]:
             "unpriced",
             "Without a price",
             "gpu_model:text pool:text region:text capacity_type:text gpu_hours:hours",
-            ((r.gpu_model, r.pool, r.region, r.capacity_type, gpu_hours(r.gpu_us)) for r in report.unpriced),
+            map(attrgetter("gpu_model", "pool", "region", "capacity_type", "gpu_us"), report.unpriced),
         ),
-    )
+    )  # fmt: skip
 
 
 def instant(at_ms: int) -> datetime:
@@ -274,24 +229,21 @@ def instant(at_ms: int) -> datetime:
 
 
 def _table(
-    name: str,
-    title: str,
-    columns: str | tuple[tuple[str, ColumnKind], ...],
-    rows: Iterable[tuple[Cell, ...]],
-    total: tuple[Cell, ...] | None = None,
+    name: str, title: str, columns: str, rows: Iterable[tuple[Cell, ...]], total: tuple[Cell, ...] | None = None
 ) -> Table:
-    """Makes a table. columns: may also be text of the form `name:kind name:kind`."""
-    if isinstance(columns, str):
-        columns = tuple((part.partition(":")[0], _kind(part.partition(":")[2])) for part in columns.split())
-    return Table(name, title, columns, tuple(rows), total)
+    """Makes a table. columns: `name:kind name:kind`. An integer in a column of hours is GPU-µs, and in a column of
+    instants it is milliseconds."""
+    headings = tuple(
+        (name, cast(ColumnKind, kind)) for name, _, kind in (part.partition(":") for part in columns.split())
+    )
+    cells = (tuple(_converted(cell, kind) for cell, (_, kind) in zip(row, headings, strict=True)) for row in rows)
+    return Table(name, title, headings, tuple(cells), total)
 
 
-def _kind(text: str) -> ColumnKind:
-    kinds: dict[str, ColumnKind] = {
-        "text": "text", "count": "count", "hours": "hours", "money": "money", "price": "price", "ratio": "ratio",
-        "number": "number", "instant": "instant",
-    }  # fmt: skip
-    return kinds[text]
+def _converted(cell: Cell, kind: ColumnKind) -> Cell:
+    if isinstance(cell, int) and kind == "hours":
+        return gpu_hours(cell)
+    return instant(cell) if isinstance(cell, int) and kind == "instant" else cell
 
 
 def _summary(report: Report) -> Table:
@@ -299,27 +251,22 @@ def _summary(report: Report) -> Table:
     stated, head = report.statement, report.headline
     priced = report.currency is not None and stated.metered
     use = _use(head.figures)[:5] if stated.metered else (None,) * 5
-    return Table(
+    return _table(
         "summary",
         "Summary",
-        (
-            ("scope", "text"), ("start", "instant"), ("end", "instant"), ("timezone", "text"), ("period", "text"),
-            ("currency", "text"), ("cost", "money"), ("unallocated_cost", "money"), ("due", "money"),
-            ("booked_since", "money"),
-            ("cost_before", "money"), ("capacity_gpu_hours", "hours"), *_USE[:5], ("jobs", "count"),
-            ("coverage", "ratio"), ("price_book_version", "text"), ("policy_versions", "text"),
-            ("statement_sha256", "text"),
-        ),
+        "scope:text start:instant end:instant timezone:text period:text currency:text cost:money "
+        "unallocated_cost:money due:money booked_since:money cost_before:money capacity_gpu_hours:hours "
+        f"{_USE.partition(' idle_cost')[0]} jobs:count coverage:ratio price_book_version:text policy_versions:text "
+        "statement_sha256:text",
         (
             (
-                report.team or "cluster", instant(report.start_ms), instant(report.end_ms), report.tz.key,
-                report.period,
+                report.team or "cluster", report.start_ms, report.end_ms, report.tz.key, report.period,
                 report.currency, _known(head.cost, head.unpriced_us) if priced else None,
                 _known(head.unallocated_cost, head.unallocated_unpriced_us) if priced else None,
                 exact_sum(report.due.values()) if report.currency else None,
                 exact_sum(total for _, total in report.restated.values()),
                 _known(report.before.cost, report.before.unpriced_us) if report.before and report.currency else None,
-                gpu_hours(head.figures.accounts.total) if stated.gpu_us else None, *use,
+                head.figures.accounts.total if stated.gpu_us else None, *use,
                 head.jobs if stated.metered else None, stated.coverage if stated.gpu_us else None,
                 stated.price_book_version, ", ".join(stated.policy_versions), statement_hash(stated),
             ),
@@ -379,12 +326,8 @@ def _imports(report: Report) -> Table:
         "unknown_gpu_hours:hours coverage:ratio limits:text",
         (
             (
-                r.cluster,
-                r.source,
-                r.origin,
-                instant(r.start_ms),
-                instant(r.end_ms),
-                *(None if report.team else gpu_hours(us) for us in (r.sent_us, r.held_us, r.unknown_us)),
+                *(r.cluster, r.source, r.origin, r.start_ms, r.end_ms),
+                *((None,) * 3 if report.team else (r.sent_us, r.held_us, r.unknown_us)),
                 r.coverage,
                 "; ".join(r.limits),
             )
@@ -393,61 +336,37 @@ def _imports(report: Report) -> Table:
     )
 
 
-def _budgets(report: Report) -> Table:
-    return _table(
-        "budgets",
-        "Budgets",
-        "budget:text team:text queue:text unit:text limit:money spent:money used:ratio forecast:number "
-        "forecast_low:number forecast_high:number used_up:instant used_up_earliest:instant used_up_latest:instant",
-        (
-            (
-                s.name,
-                s.team,
-                s.queue,
-                s.unit,
-                s.limit,
-                s.spent,
-                s.ratio,
-                s.forecast,
-                s.forecast_low,
-                s.forecast_high,
-                *(
-                    None if at is None else instant(at)
-                    for at in (s.exhausted_ms, s.exhausted_earliest_ms, s.exhausted_latest_ms)
-                ),
-            )
-            for s in report.budgets
-        ),
-    )
-
-
 def _days(report: Report) -> Iterator[tuple[Cell, ...]]:
     for day in report.daily:
         for team in sorted(day.allocated_us):
-            yield day.day.isoformat(), team, gpu_hours(day.allocated_us[team])
+            yield day.day.isoformat(), team, day.allocated_us[team]
 
 
 def _job(job: JobRow) -> tuple[Cell, ...]:
-    return (job.team, job.cluster, job.namespace, job.job, *_use(job.figures))
+    return *_job_name(job), *_use(job.figures)
+
+
+def _job_name(row: JobRow | SpotRow) -> tuple[Cell, ...]:
+    return row.team, row.cluster, row.namespace, row.job
+
+
+def _wait(row: WaitRow) -> tuple[Cell, ...]:
+    queued = (ms / MS_PER_SECOND for ms in (row.queued.median_ms, row.queued.p95_ms, row.queued.longest_ms))
+    start_s = row.starting.median_ms / MS_PER_SECOND if row.starting.pods else None
+    return row.queue, row.team, row.pods, row.waiting, *queued, start_s
 
 
 def _use(figures: TimeAndCost) -> tuple[Cell, ...]:
     accounts = figures.accounts
-    return (
-        gpu_hours(accounts.allocated), gpu_hours(accounts.busy), gpu_hours(accounts.allocated_idle),
-        gpu_hours(accounts.allocated_unknown), figures.utilisation,
-        _known(figures.idle_cost, figures.idle_unpriced_us), _known(figures.cost, figures.unpriced_us),
-        gpu_hours(figures.unpriced_us),
-    )  # fmt: skip
+    idle_cost = _known(figures.idle_cost, figures.idle_unpriced_us)
+    cost = _known(figures.cost, figures.unpriced_us)
+    times = accounts.allocated, accounts.busy, accounts.allocated_idle, accounts.allocated_unknown
+    return *times, figures.utilisation, idle_cost, cost, figures.unpriced_us
 
 
 def _known(cost: Decimal, unpriced_us: int) -> Decimal | None:
     """The cost; None if nothing has a price."""
     return None if unpriced_us and not cost else cost
-
-
-def _hours(gpu_us: int | None) -> Decimal | None:
-    return None if gpu_us is None else gpu_hours(gpu_us)
 
 
 SCHEMA = 1
