@@ -33,8 +33,8 @@ from fairshare.explain.what_if_replay import (
 )
 from fairshare.simulator import job_traces, kai_scenario_file, policy_comparison, scheduling_policies
 from fairshare.simulator.job_traces import teams_of
-from fairshare.simulator.policy_comparison import Result, players
-from fairshare.simulator.simulation_model import Workload, columns
+from fairshare.simulator.policy_comparison import Result, parallel_replays
+from fairshare.simulator.simulation_model import Workload, workload_of
 from gputally.base.clock import SystemClock
 from gputally.base.command_line import Output, Terminal, show, with_option_groups
 from gputally.base.errors import DivisionError, FairshareError
@@ -117,7 +117,7 @@ def _run(
     stretches: Sequence[policy_comparison.Window],
     sizes: Sequence[tuple[float, int]],
 ) -> list[Result]:
-    with _progress_bar() as bar, players(policy_comparison.TaskRunner(workload, parts)) as replays:
+    with _progress_bar() as bar, parallel_replays(policy_comparison.TaskRunner(workload, parts)) as replays:
         task = bar.add_task("replaying", total=1.0)
         return policy_comparison.compare(
             names, stretches, sizes, replays, lambda name, part: bar.update(task, completed=part, description=name)
@@ -139,7 +139,7 @@ def _workload(trace: Path, share: Path | None, team: str, lenient: bool) -> tupl
     if not names:
         raise SimulateError(f"{share}: no team of {trace} has a share")
     whole = sum(given[name] for name in names)
-    return columns(jobs, names), [given[name] / whole for name in names]
+    return workload_of(jobs, names), [given[name] / whole for name in names]
 
 
 def _kai(path: Path, law: str, output: Path | None) -> None:

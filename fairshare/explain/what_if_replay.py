@@ -23,7 +23,7 @@ from fairshare.simulator import job_traces
 from fairshare.simulator.job_traces import HeldHour
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.scheduling_policies import Feedback
-from fairshare.simulator.simulation_model import CONTROL_S, Pool, Record, Workload, columns
+from fairshare.simulator.simulation_model import CONTROL_S, Pool, Record, Workload, workload_of
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.errors import FairshareError
 from gputally.base.units import MS_PER_HOUR, MS_PER_SECOND
@@ -206,7 +206,7 @@ def of_books(client: AccountantApi, policy: Policy, span_s: int, given: int | No
 def of_trace(path: Path, policy: Policy, gpus: int) -> ReplayHistory:
     """Load a job trace in whole days. Raises WhatIfError, TraceError."""
     leaves = [queue.name for queue in flat(policy).queues]
-    workload = columns(job_traces.load(path, 0), leaves)
+    workload = workload_of(job_traces.load(path, 0), leaves)
     if not workload.submit_s:
         raise WhatIfError(f"{path}: no job of a queue of the policy ({', '.join(leaves)})")
     end_s = max(86_400, -(-(workload.submit_s[-1] + 1) // 86_400) * 86_400)

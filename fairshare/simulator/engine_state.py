@@ -1,7 +1,7 @@
-"""Holds the state of a simulated scheduler: jobs, the tree of queues, and free GPUs.
+"""Holds the state of the simulated scheduler: jobs, the queue tree, and free GPUs.
 
-This module decides nothing. `scheduler_engine` starts and stops jobs. The state is deterministic, because nothing
-depends on the order of a dict or a set."""
+`scheduler_engine` decides which jobs start and stop. The state is deterministic: it does not depend on the order of a
+set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from operator import attrgetter
-from typing import Protocol
+from typing import TypeAlias
 
 from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem
 from fairshare.laws.division import divide
@@ -19,19 +19,19 @@ from fairshare.simulator.simulation_model import WHOLE, Flavour, Job, NodeSpec, 
 
 NEVER = 1 << 60
 ANY_GPU = Flavour(WHOLE, "", "")
-"""The only flavour of a pool without nodes."""
+"""The flavour of all GPUs of a pool without nodes."""
 
 
 class Gang:
-    """One job, the work it still needs, and its times.
+    """One job, the work that it still needs, and its times. A time of -1 means that the event has not happened.
 
-    number: counts from 0 in the order of submission.
-    queue: index in the tree. Queues of other schedulers have indices after the tree's.
-    divided: whether its GPUs count in the division. False for parts of GPUs and for jobs of other schedulers.
-    flavours: those it may run on.
-    slots: numbers of those it holds.
-
-    A time of -1 means that the event has not happened."""
+    number: its position in the order of submission, from 0.
+    queue: the index of its queue in the tree. Queues of other schedulers have the indices after the tree's.
+    divided: True if its GPUs count in the division of shares; False for slots that are parts of GPUs, and for jobs of
+        other schedulers.
+    flavours: the flavours on which it may run.
+    slots: the numbers of the slots that it holds.
+    left_ms: the work that it still needs. lost_ms: the time that stops and restarts have cost."""
 
     __slots__ = (
         "attempt", "crashes", "divided", "end_ms", "evictions", "finish_ms", "first_start_ms", "flavour", "flavours",
@@ -54,9 +54,9 @@ _NUMBER = attrgetter("number")
 
 
 class Line:
-    """Waiting gangs, in the order of submission. Only those within the depth may start.
+    """The waiting gangs of a queue, in the order of submission. Only the first `depth` gangs may start.
 
-    smallest: GPUs of the smallest gang within the depth, `NEVER` if none waits."""
+    smallest: the GPUs of the smallest gang within the depth; `NEVER` if none waits."""
 
     def __init__(self, depth: int) -> None:
         self.gangs: list[Gang] = []
@@ -79,19 +79,19 @@ class Line:
                 self.smallest = min(self.smallest, gang.gpus)
         else:
             insort(gangs, gang, key=_NUMBER)
-            self._look()
+            self._update_smallest()
 
     def leave(self, place: int) -> None:
         del self.gangs[place]
-        self._look()
+        self._update_smallest()
 
-    def _look(self) -> None:
+    def _update_smallest(self) -> None:
         self.smallest = min([gang.gpus for gang in self.front()], default=NEVER)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """The whole GPUs that a queue holds, requests (held and waiting) and is due. weight: the weight in force."""
+    """The whole GPUs that a queue holds, requests (held and waiting) and is due, and its weight in force."""
 
     allocated: int
     allocated_non_preemptible: int
@@ -101,8 +101,11 @@ class QueueState:
 
 
 class QueueTree:
-    """The GPUs that each queue holds and requests, by index in the order of the claims. A parent includes the GPUs of
-    its leaves."""
+    """The GPUs that each queue holds and requests. A parent's GPUs include those of its leaves.
+
+    All lists are by the index of the queue in `claims`.
+
+    held, asked: the GPUs that each queue holds and requests. fixed: the held GPUs that are not preemptible."""
 
     def __init__(self, claims: Sequence[Claim]) -> None:
         self.claims = tuple(claims)
@@ -124,7 +127,7 @@ class QueueTree:
         self.fixed = [0] * len(claims)
         self.asked = [0] * len(claims)
         self._origin_ms = [0] * len(claims)
-        """Time to subtract from a leaf as if it had held its GPUs since time 0. Each start and stop changes it."""
+        """The GPU-milliseconds to subtract from a leaf's held GPUs times the present time (see `used_ms`)."""
 
     def _to_root(self, q: int) -> tuple[int, ...]:
         parent = self.claims[q].parent
@@ -135,22 +138,22 @@ class QueueTree:
         return self._path[q]
 
     def levels(self, asking: int, leaf: int) -> tuple[int, ...]:
-        """Return the queues that must agree when a leaf gives back to another.
+        """Return the queues that lose GPUs when `asking` reclaims from `leaf`.
 
         These are the queues from the child of their lowest common ancestor down to the leaf."""
         return self._levels[asking, leaf]
 
     def above_share(self, q: int, held: Sequence[int], shares: Sequence[float]) -> bool:
-        """Return whether it holds more than it may before others take it back."""
+        """Return True if the queue holds more than other queues must leave to it."""
         return held[q] > min(self.limits[q], max(self.deserved[q], shares[q])) + EPSILON
 
     def request(self, leaf: int, gpus: int) -> None:
-        """Add `gpus` to the requests (subtract, if negative)."""
+        """Add `gpus` (negative: subtract) to the requests of a leaf and its parents."""
         for q in self._path[leaf]:
             self.asked[q] += gpus
 
     def allocate(self, leaf: int, gpus: int, now_ms: int, *, preemptible: bool) -> None:
-        """Add `gpus` to the held GPUs (subtract, if negative)."""
+        """Add `gpus` (negative: subtract) to the GPUs that a leaf and its parents hold."""
         self._origin_ms[leaf] += gpus * now_ms
         for q in self._path[leaf]:
             self.held[q] += gpus
@@ -158,19 +161,19 @@ class QueueTree:
                 self.fixed[q] += gpus
 
     def used_ms(self, now_ms: int) -> list[int]:
-        """Return GPU-milliseconds that each leaf has held since the start."""
+        """Return the GPU-milliseconds that each leaf has used since the start."""
         return [held * now_ms - origin for held, origin in zip(self.held, self._origin_ms, strict=True)]
 
     def room(self, leaf: int) -> float:
-        """Return the GPUs that its limits, and those above it, leave to a queue."""
+        """Return the GPUs that the limits of a leaf and its parents leave to it; inf without limits."""
         if not self._limited[leaf]:
             return inf
         return min(self.limits[q] - self.held[q] for q in self._path[leaf])
 
     def admits(self, leaf: int, gpus: int, *, preemptible: bool) -> bool:
-        """Return whether KAI's capacity gates admit these GPUs on the whole path.
+        """Return True if KAI's capacity gates admit these GPUs for a leaf and all its parents.
 
-        The path must stay within every limit, and non-preemptible GPUs within the deserved quota."""
+        Each queue must stay within its limit, and its non-preemptible GPUs within its deserved quota."""
         if preemptible and not self._limited[leaf]:
             return True
         return all(
@@ -179,7 +182,7 @@ class QueueTree:
         )
 
     def ever_admits(self, leaf: int, gpus: int, *, preemptible: bool) -> bool:
-        """Return whether KAI's gates admit this gang while nothing else runs."""
+        """Return True if KAI's capacity gates admit these GPUs while nothing else runs."""
         return all(gpus <= self.limits[q] and (preemptible or gpus <= self.deserved[q]) for q in self._path[leaf])
 
     def kai_shares(self, total: int) -> list[float]:
@@ -198,36 +201,8 @@ class QueueTree:
         }
 
 
-class Placement(Protocol):
-    """Places gangs on GPUs."""
-
-    def whole_gpus(self) -> int:
-        """Return the whole GPUs that can be used, held or free."""
-        ...
-
-    def most_free(self) -> int:
-        """Return the largest number of free whole GPUs of one flavour. No larger gang can start."""
-        ...
-
-    def free(self, flavour: Flavour) -> int:
-        """Free slots of a flavour."""
-        ...
-
-    def fitting(self, gang: Gang) -> Flavour | None:
-        """Return the flavour on which the gang can start now."""
-        ...
-
-    def take(self, gang: Gang, flavour: Flavour) -> None:
-        """Hold slots for the whole gang. They must be free."""
-        ...
-
-    def give(self, gang: Gang) -> None:
-        """Free the gang's slots."""
-        ...
-
-
 class PoolPlacement:
-    """A pool of equal GPUs, which are only counted."""
+    """Places gangs in a pool of equal GPUs, which it only counts. For the methods see `NodePlacement`."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -253,10 +228,11 @@ class PoolPlacement:
 
 
 class NodePlacement:
-    """Slots on nodes, by flavour. A GPU may be withdrawn (for several causes) and restored.
+    """Places gangs on the slots of nodes. An outage withdraws a GPU and restores it; outages may overlap.
 
-    A gang that fits on one node goes to the node it fills best. A larger gang takes the emptiest nodes first and packs
-    its rest. Only counts and the order of the nodes decide."""
+    A gang that fits on one node goes to the node with the fewest free slots that can hold it. A larger gang takes the
+    emptiest nodes first, and its rest is placed like a smaller gang. Only the numbers of free slots and the order of
+    the nodes decide."""
 
     def __init__(self, nodes: Sequence[NodeSpec]) -> None:
         self.slots: tuple[Slot, ...] = tuple(slot for node in nodes for slot in slots_of(node))
@@ -275,7 +251,7 @@ class NodePlacement:
         self._in_service = dict(self._total)
 
     def flavours(self, job: Job) -> tuple[Flavour, ...]:
-        """Return the flavours the job may use, in the order of the nodes."""
+        """Return the flavours that the job may use, in the order of the nodes."""
         return tuple(
             f
             for f in self._total
@@ -285,23 +261,27 @@ class NodePlacement:
         )
 
     def possible(self, job: Job) -> bool:
-        """Whether the gang fits on the empty, healthy cluster."""
+        """Return True if the job's gang fits on the empty cluster without outages."""
         return any(self._total[f] >= job.gpus for f in self.flavours(job))
 
     def whole_gpus(self) -> int:
+        """Return the whole GPUs that can be used, held or free."""
         return sum(n for f, n in self._in_service.items() if f.shape == WHOLE)
 
     def most_free(self) -> int:
+        """Return the largest number of free whole GPUs of one flavour. No larger gang can start."""
         return max((n for f, n in self._count.items() if f.shape == WHOLE), default=0)
 
     def free(self, flavour: Flavour) -> int:
+        """Return the number of free slots of a flavour."""
         return self._count[flavour]
 
     def fitting(self, gang: Gang) -> Flavour | None:
-        """Return the flavour with the fewest free slots that can hold the gang."""
+        """Return the flavour with the fewest free slots that can hold the gang; None if no flavour can."""
         return min((f for f in gang.flavours if self._count[f] >= gang.gpus), key=self._count.__getitem__, default=None)
 
     def take(self, gang: Gang, flavour: Flavour) -> None:
+        """Hold free slots of the flavour for the whole gang."""
         nodes = self._free[flavour]
         taken: list[int] = []
         while (missing := gang.gpus - len(taken)) > 0:
@@ -319,7 +299,7 @@ class NodePlacement:
                 self._insert(i)
 
     def withdraw(self, gpu: str) -> None:
-        """Take a GPU out of service for one more cause. Its holders must have been stopped."""
+        """Take a GPU out of service for one more outage. The gangs on it must have stopped."""
         self._withdrawn[gpu] += 1
         if self._withdrawn[gpu] == 1:
             for i in self._of_gpu[gpu]:
@@ -329,7 +309,7 @@ class NodePlacement:
                 self._in_service[flavour] -= 1
 
     def restore(self, gpu: str) -> None:
-        """Remove one cause. After the last one the slots are free again."""
+        """Record the end of one outage of a GPU. After the last one its slots are free again."""
         self._withdrawn[gpu] -= 1
         if self._withdrawn[gpu] == 0:
             for i in self._of_gpu[gpu]:
@@ -340,3 +320,6 @@ class NodePlacement:
         flavour = self.slots[i].flavour
         insort(self._free[flavour][self._node[i]], i)
         self._count[flavour] += 1
+
+
+Placement: TypeAlias = PoolPlacement | NodePlacement

@@ -1,16 +1,16 @@
-"""Measures how fair, full and fast a simulation was.
+"""Measures the fairness, utilisation and waits of a simulation.
 
 The share error of a queue in a window is computed in three steps:
 
-1. The feasible demand is what its jobs could use in the window with unlimited GPUs. Each job is limited to its own gang
-   and to the time left.
+1. The feasible demand is the GPU time that its jobs could use in the window with unlimited GPUs. Each job is limited to
+   its own gang and to the time left.
 2. The entitlement is the queue's part, by configured weight, of the GPU time that was delivered in the window, up to
-   that demand. It therefore depends neither on a policy's efficiency nor on work that no policy could run.
-3. The share error of the window is the largest distance of a queue from its entitlement, as a part of the cluster's
-   capacity in the window.
+   the feasible demand. It therefore depends neither on a policy's efficiency nor on work that no policy could run.
+3. The share error of the window is the largest distance of a queue's usage from its entitlement, as a part of the
+   cluster's capacity in the window.
 
 Only contended windows count, in which the demand exceeds the capacity. The first-come-first-served run determines them.
-Times are GPU-milliseconds."""
+Times are GPU-seconds, in `feasible_demand` and `entitlement` GPU-milliseconds."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 WARM_UP_S = 7 * 86_400
 LENGTHS_H = {168: 42, 24: 6}
-"""Window lengths and their stride, hours."""
+"""The hours from the start of a window to the start of the next, by the length of the windows in hours."""
 SHORT_S = 600
-"""Shortest run time used for a slowdown, in seconds."""
-_COUNTS = 0.002
-"""Part of the capacity below which an entitlement is not used for Jain's index."""
+"""The run time in seconds that shorter jobs count for a slowdown."""
+_LEAST_ENTITLEMENT = 0.002
+"""The part of the capacity below which an entitlement does not count for Jain's index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One window: delivered, feasible and due GPU-seconds per queue, and the GPU-seconds that the cluster had."""
+    """One window: the used, feasible and due GPU-seconds per queue, and the possible GPU-seconds of the cluster."""
 
     start_s: int
     end_s: int
@@ -58,24 +58,27 @@ class Span:
     @property
     def jain(self) -> float | None:
         """Return (Σx)² / (n Σx²) of used over due; None if nothing is due."""
-        some = self.due > _COUNTS * self.possible
-        if not some.any():
+        counted = self.due > _LEAST_ENTITLEMENT * self.possible
+        if not counted.any():
             return None
-        x = self.used[some] / self.due[some]
+        x = self.used[counted] / self.due[counted]
         return float(x.sum() ** 2 / (len(x) * (x * x).sum()))
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyScore:
-    """The figures of one policy on one cluster.
+    """The figures of one policy on one cluster. Jobs count if they were submitted after the warm-up.
 
-    week, day, utilisation, lost: parts (0..1). Week and day are share errors.
-    wait_mean_h, wait_p95_h, wait_worst_queue_h, gang_p95_h: hours from submission to first start, of jobs submitted
-        after the warm-up. A job that did not start counts until the end.
+    week, day: mean and 95th percentile of the share errors of contended weeks and days, as parts (0..1).
+    jain: the mean of Jain's index over the weeks. worst_ratio: the smallest ratio of used to due time of a queue.
+    utilisation, lost: used time over the capacity, and lost over delivered time, as parts (0..1).
+    wait_mean_h, wait_p95_h, wait_worst_queue_h, gang_p95_h: hours from submission to first start. A job that did not
+        start waits until the end. gang_p95_h: of gangs of eight GPUs or more.
     move_per_day: ½ Σ |Δw| of normalised weights.
     swing: the widest ratio of one queue's largest to its smallest weight.
-    slowdown: mean and 95th percentile of (finish - submission) over the run time, at least 1. Run times below ten
-        minutes count as ten. It covers jobs submitted after the warm-up and finished within the run."""
+    disparity: the widest ratio between two queues' parts of their feasible demand. contended: the part of such weeks.
+    slowdown: mean and 95th percentile of (finish - submission) over the run time, at least 1, of finished jobs. Run
+        times below ten minutes count as ten."""
 
     policy: str
     week: tuple[float, float]
@@ -111,8 +114,9 @@ class _Columns:
 
 
 def spans(record: Record, length_h: int, from_s: int = WARM_UP_S) -> list[Span]:
-    """Return all windows of `length_h` hours that begin at or after `from_s`. A new one begins every
-    LENGTHS_H[length_h] hours, always at a snapshot."""
+    """Return all windows of `length_h` hours that begin at or after `from_s`, LENGTHS_H[length_h] hours apart.
+
+    Every window begins at a snapshot."""
     stride, length = LENGTHS_H[length_h] * 3600, length_h * 3600
     jobs = _Columns.of(record.workload)
     backlogs = [(np.asarray(late), np.asarray(left)) for late, left in record.backlog]
@@ -143,7 +147,7 @@ def contended(reference: Record, from_s: int = WARM_UP_S) -> dict[int, frozenset
 
 
 def score(policy: str, record: Record, windows: dict[int, frozenset[int]], from_s: int = WARM_UP_S) -> PolicyScore:
-    """Return every figure of one run. windows: the result of `contended` for the first-come-first-served run."""
+    """Return the figures of one run. windows: the result of `contended` for the first-come-first-served run."""
     weeks, days = spans(record, 168, from_s), spans(record, 24, from_s)
     used = np.array(record.used[record.end_s // CONTROL_S], float) - np.array(record.used[from_s // CONTROL_S], float)
     demand, due, taken = (
@@ -183,27 +187,27 @@ def movement(record: Record, from_s: int = WARM_UP_S) -> tuple[float, float]:
     if len(weights) < 2:
         return 0.0, 1.0
     weights = weights / weights.sum(axis=1, keepdims=True)
-    moved = float(np.abs(np.diff(weights, axis=0)).sum() / 2)
+    distance = float(np.abs(np.diff(weights, axis=0)).sum() / 2)
     swing = float((weights.max(axis=0) / np.maximum(weights.min(axis=0), 1e-4)).max())
-    return moved / ((len(weights) - 1) * CONTROL_S / 86_400), swing
+    return distance / ((len(weights) - 1) * CONTROL_S / 86_400), swing
 
 
 def waits(record: Record, from_s: int) -> tuple[Floats, Ints, Ints]:
-    """Return hours of waiting, queue and gang of every job submitted from `from_s` on and before the end."""
+    """Return the hours of waiting, the queue and the GPUs of every job submitted in [from_s, end of the run)."""
     submit = np.asarray(record.workload.submit_s)
-    some = (submit >= from_s) & (submit < record.end_s)
-    started = np.asarray(record.started_s)[some]
-    waits = (np.where(started >= 0, started, record.end_s) - submit[some]) / 3600
-    return waits, np.asarray(record.workload.queue)[some], np.asarray(record.workload.gpus)[some]
+    counted = (submit >= from_s) & (submit < record.end_s)
+    started = np.asarray(record.started_s)[counted]
+    waits = (np.where(started >= 0, started, record.end_s) - submit[counted]) / 3600
+    return waits, np.asarray(record.workload.queue)[counted], np.asarray(record.workload.gpus)[counted]
 
 
 def slowdowns(record: Record, from_s: int) -> Floats:
     """Return the bounded slowdown of every job that was submitted from `from_s` on and finished."""
     submit, finish = np.asarray(record.workload.submit_s), np.asarray(record.finished_s)
-    some = (submit >= from_s) & (finish >= 0)
-    able = np.maximum(np.asarray(record.workload.duration_s)[some], SHORT_S)
-    slow: Floats = np.maximum(1.0, (finish[some] - submit[some]) / able)
-    return slow
+    counted = (submit >= from_s) & (finish >= 0)
+    run_s = np.maximum(np.asarray(record.workload.duration_s)[counted], SHORT_S)
+    slowdown: Floats = np.maximum(1.0, (finish[counted] - submit[counted]) / run_s)
+    return slowdown
 
 
 def _mean_p95(values: Sequence[float]) -> tuple[float, float]:
@@ -213,12 +217,10 @@ def _mean_p95(values: Sequence[float]) -> tuple[float, float]:
 def feasible_demand(
     outcomes: Iterable[Outcome], start_ms: int, end_ms: int, parts: Mapping[str, Fraction] | None = None
 ) -> dict[str, int]:
-    """Return GPU-ms per queue that its jobs could use in [start_ms, end_ms) with unlimited GPUs.
+    """Return the GPU-ms per queue that its jobs could use in [start_ms, end_ms) with unlimited GPUs.
 
-    It assumes that the run began at `start_ms`. Rejected jobs are left out, because they cannot run.
-
-    parts: for each slot shape, the fraction of a GPU that one slot has. Shapes that are not in it count as whole
-    GPUs."""
+    The run must begin at `start_ms`. Rejected jobs cannot run and do not count.
+    parts: the fraction of a GPU that one slot of each shape has; a slot of another shape is a whole GPU."""
     sizes = parts or {}
     demand: dict[str, Fraction] = {}
     for outcome in outcomes:
@@ -231,9 +233,9 @@ def feasible_demand(
 
 
 def entitlement(total: int, demand: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
-    """Divide `total` by weight, up to each demand. The time that one queue leaves goes to the others.
+    """Return each queue's part of `total` by weight, up to its demand. The other queues get the time that one leaves.
 
-    A queue without weight gets only what all others leave."""
+    A queue of weight 0 gets only the time that all others leave."""
     names = sorted(weights)
     caps = [float(demand.get(name, 0)) for name in names]
     return dict(zip(names, fill(float(total), caps, [weights[name] for name in names]), strict=True))

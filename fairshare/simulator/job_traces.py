@@ -1,17 +1,15 @@
-"""Reads jobs from trace files or from the ledger's history.
+"""Reads jobs from trace files, and reconstructs jobs from the ledger's history.
 
-Trace files are read here. The caller reads the ledger's history. In both cases rows come as mappings of text or plain
-values, with the place of each row (`file:line`). A row that is not a valid job is reported as a fault with its place.
-It is never skipped silently.
+Every row of a trace that is not a valid job is reported as a fault with its place (`file:line`).
 
-The ledger knows what ran, but not what was requested. The following is assumed, and shown with every result
-(`ASSUMED`):
+The ledger knows which jobs ran, but not which jobs were requested. The reconstruction makes these assumptions, which
+are shown with every result (`ASSUMED`):
 
 - A job is one gang of as many GPUs as it held in its fullest hour. If it was too short to fill an hour, the gang is the
   number of different GPUs that it held.
-- It was submitted earlier than it first held a GPU, by the median wait of its queue. It finished its work.
-- If it holds GPUs again within a day after it stopped, it is the same job, otherwise another one.
-- Jobs that never got a GPU are not in the ledger, so demand is underestimated where queues were refused for long."""
+- A job was submitted before it first held a GPU, by the median wait of its queue. It finished its work.
+- A job that holds GPUs again within a day after it stopped is the same job, later it is another job.
+- The ledger has no jobs that never got a GPU, so demand is underestimated where queues waited for long."""
 
 from __future__ import annotations
 
@@ -19,22 +17,22 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, isfinite
 from pathlib import Path
 from statistics import median
 from typing import get_args
 
-from fairshare.simulator.simulation_model import Job, JobKind, Workload
+from fairshare.simulator.simulation_model import Job, JobKind, Workload, workload
 from gputally.base.errors import FairshareError
 from gputally.base.units import MS_PER_SECOND
 
 REQUIRED = ("job_id", "submit_offset_s", "team", "gpus", "duration_s")
 UTILISATION = ("mean_gpu_util_pct", "synthetic_mean_gpu_util_pct")
-"""Columns with the utilisation. The first that exists is used."""
+"""The columns with the utilisation. The first that a row has counts."""
 DEFAULT_UTILISATION_PERMILLE = 500
-"""Utilisation if a trace has none: half. It affects accounts (busy or idle), never shares."""
+"""The utilisation of a job without one in the trace: half. It affects busy and idle time, never shares."""
 _LARGEST_S = 10 * 366 * 86_400
 _LARGEST_GANG = 1_000_000
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -42,7 +40,7 @@ _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of a trace and its place. `str()` is one line."""
+    """A fault of a trace and its place; as text `place: reason`."""
 
     place: str
     reason: str
@@ -52,17 +50,13 @@ class Fault:
 
 
 class _BadCell(ValueError):
-    """One cell that cannot be read."""
-
-
-def missing_columns(columns: Collection[str]) -> tuple[str, ...]:
-    """Return required columns that are missing."""
-    return tuple(name for name in REQUIRED if name not in columns)
+    """A cell with an invalid value; the text names the column."""
 
 
 def parse_jobs(rows: Iterable[tuple[str, Mapping[str, object]]], start_ms: int) -> tuple[list[Job], list[Fault]]:
-    """Return jobs by submission, with `submit_offset_s` counted from `start_ms`, and every fault in the order of the
-    rows."""
+    """Return the jobs in the order of submission, and the faults in the order of the rows (place, cells by column).
+
+    `submit_offset_s` counts from `start_ms`."""
     jobs: list[Job] = []
     faults: list[Fault] = []
     seen: dict[str, str] = {}
@@ -82,7 +76,7 @@ def parse_jobs(rows: Iterable[tuple[str, Mapping[str, object]]], start_ms: int) 
 
 
 def teams_of(jobs: Iterable[Job]) -> tuple[str, ...]:
-    """Return every team of the trace, sorted."""
+    """Return the teams of the jobs, sorted."""
     return tuple(sorted({job.queue for job in jobs}))
 
 
@@ -92,7 +86,7 @@ def _job(row: Mapping[str, object], start_ms: int) -> Job:
     duration = _number(row, "duration_s", 0.001, _LARGEST_S)
     gpus = _number(row, "gpus", 1, _LARGEST_GANG)
     if gpus != int(gpus):
-        raise _BadCell(f"gpus: {gpus:g} is not a whole number (parts of a GPU are not replayed)")
+        raise _BadCell(f"gpus: {gpus:g} is not a whole number; the replay knows no parts of a GPU")
     return Job(
         id=job_id,
         queue=team,
@@ -106,7 +100,7 @@ def _job(row: Mapping[str, object], start_ms: int) -> Job:
 
 
 def _has_value(row: Mapping[str, object], name: str) -> bool:
-    """Return whether the cell exists and is not empty; NaN is an empty number."""
+    """Return True if the cell exists and is not empty. NaN is an empty number."""
     value = row.get(name)
     return value is not None and value != "" and value == value
 
@@ -165,13 +159,13 @@ Rows = Iterator[tuple[str, Mapping[str, object]]]
 
 
 class TraceError(FairshareError):
-    """A trace that cannot be replayed. `str()` is a line per fault, each with its place."""
+    """A trace cannot be replayed. The text has one line per fault, with its place."""
 
 
 def load(path: Path, start_ms: int, *, team: str = "team") -> list[Job]:
-    """Return the jobs of a trace file, by submission. team: the column with a job's team.
+    """Return the jobs of a trace file in the order of submission. Raises TraceError, also for an unreadable file.
 
-    Raises TraceError, also for a missing or unreadable file."""
+    team: the name of the column with a job's team."""
     jobs, faults = load_with_faults(path, start_ms, team=team)
     if faults:
         raise TraceError(_fault_lines(path, faults))
@@ -179,7 +173,7 @@ def load(path: Path, start_ms: int, *, team: str = "team") -> list[Job]:
 
 
 def load_with_faults(path: Path, start_ms: int, *, team: str = "team") -> tuple[list[Job], list[Fault]]:
-    """Return the jobs, and the faults of invalid rows. Raises TraceError if nothing can be read."""
+    """Return the jobs of a trace file and the faults of its invalid rows. Raises TraceError if there is no job."""
     try:
         rows = _parquet(path, team) if path.suffix == ".parquet" else _csv(path, team)
         jobs, faults = parse_jobs(rows, start_ms)
@@ -193,7 +187,7 @@ def load_with_faults(path: Path, start_ms: int, *, team: str = "team") -> tuple[
 
 
 def _fault_lines(path: Path, faults: Sequence[Fault]) -> str:
-    """Return one line per fault, up to a limit."""
+    """Return one line for each of the first faults, and the number of the others."""
     shown = [str(fault) for fault in faults[:SHOWN_FAULTS]]
     if len(faults) > SHOWN_FAULTS:
         shown.append(f"{path}: and {len(faults) - SHOWN_FAULTS} more rows like these")
@@ -244,18 +238,17 @@ def _check_columns(path: Path, columns: Sequence[str], team: str) -> None:
     twice = next((name for number, name in enumerate(columns) if name in read and name in columns[:number]), None)
     if twice is not None:
         raise TraceError(f"{path}:1: column {twice!r} occurs twice")
-    missing = missing_columns(["team" if name == team else name for name in columns])
-    if team != "team" and team not in columns:
-        missing = (team, *(name for name in missing if name != "team"))
+    required = [team if name == "team" else name for name in REQUIRED]
+    missing = [name for name in required if name not in columns]
     if missing:
         raise TraceError(f"{path}:1: no column {', '.join(missing)} (see docs/traces.md)")
 
 
 def shares(path: Path, *, team: str = "team") -> dict[str, float]:
-    """Return the configured share per team from a CSV with the columns `team` and `share`. Raises TraceError.
+    """Return the share of each team from a CSV with the columns `team` and `share`. Raises TraceError.
 
-    Rows without a share are left out."""
-    found: dict[str, float] = {}
+    A team with an empty share is left out. team: the name of the column with the team."""
+    share_of: dict[str, float] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.DictReader(stream, strict=True)
@@ -270,36 +263,36 @@ def shares(path: Path, *, team: str = "team") -> dict[str, float]:
                     value = float(text)
                 except ValueError:
                     raise TraceError(f"{place}: share: {text[:40]!r} is not a number") from None
-                if not 0 < value < inf or row[team] in found:
+                if not 0 < value < inf or row[team] in share_of:
                     raise TraceError(f"{place}: {row[team]!r} needs one share above 0")
-                found[row[team]] = value
+                share_of[row[team]] = value
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"{path}: not a CSV file: {error}") from error
-    if not found:
+    if not share_of:
         raise TraceError(f"{path}: no share")
-    return found
+    return share_of
 
 
 HOUR_S = 3600
 SAME_JOB_H = 24
 FULL_AFTER_H = 3
-"""A job of at least this many hours must have held all its GPUs for a full hour."""
+"""The number of hours from which a job must have held all its GPUs for a full hour."""
 US_PER_GPU_HOUR = 3_600_000_000
-_LEAST = 0.02
-"""Part of a GPU below which a holding is a rounding of the clock, not another GPU."""
+_CLOCK_ERROR = 0.02
+"""The part of a GPU below which held time is an inaccuracy of the clock, not another GPU."""
 ASSUMED = (
-    "a job holds as many GPUs as in its fullest hour and has done all it had to do",
-    "it was submitted its queue's median wait before it first held a GPU",
-    "jobs that never got a GPU are not in the books, so demand is understated where queues were refused for long",
-    "one pool of equal GPUs, of the median capacity; nested queues as leaves with their part of their parents' weight",
+    "a job requested the GPUs that it held in its fullest hour, and finished its work",
+    "a job was submitted before it first held a GPU, by the median wait of its queue",
+    "the books have no jobs that never got a GPU, so demand is underestimated where queues waited for long",
+    "the cluster is one pool of equal GPUs of the median capacity; each leaf queue has its part of its parents' weight",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class HeldHour:
-    """GPU-microseconds that a job of a queue held in the hour that begins at `hour` (hours since the start)."""
+    """The GPU-microseconds that a job of a queue held in an hour. hour: hours since the start of the history."""
 
     queue: str
     job: str
@@ -313,10 +306,10 @@ def jobs(
     gpus_of: Mapping[tuple[str, str], int],
     waits_s: Mapping[str, float],
 ) -> Workload:
-    """Return the workload of `queues`. Jobs of other queues are left out and counted.
+    """Return the workload of `queues`, reconstructed from held hours. `left_out` counts the jobs of other queues.
 
-    gpus_of: how many different GPUs a (queue, job) held.
-    waits_s: median wait by queue."""
+    gpus_of: the number of different GPUs that each (queue, job) held.
+    waits_s: the median wait of each queue."""
     by_job: dict[tuple[str, str], dict[int, int]] = {}
     for each in held:
         if each.gpu_us > 0:
@@ -332,25 +325,23 @@ def jobs(
         for run in _runs(sorted(hours)):
             amounts = [hours[hour] for hour in run]
             gang = _gang(amounts, gpus_of.get((queue, job), 0))
-            begun = run[0] * HOUR_S
-            if len(run) > 1:  # a job that continues fills its first hour to the end, so it began late in it
-                begun += max(0, HOUR_S - ceil(amounts[0] / gang / 1e6))
-            submit = max(0, begun - round(waits_s.get(queue, 0.0)))
+            start = run[0] * HOUR_S
+            if len(run) > 1:  # a job that continues holds its GPUs to the end of its first hour
+                start += max(0, HOUR_S - ceil(amounts[0] / gang / 1e6))
+            submit = max(0, start - round(waits_s.get(queue, 0.0)))
             rows.append((submit, job, gang, max(1, ceil(sum(amounts) / gang / 1e6)), index[queue]))
     rows.sort()
-    return Workload(
-        tuple(queues), [row[0] for row in rows], [row[2] for row in rows], [row[3] for row in rows],
-        [row[4] for row in rows], left_out,
-    )  # fmt: skip
+    return workload(queues, [(submit_s, *row) for submit_s, _, *row in rows], left_out)
 
 
 def capacity(gpu_us_by_hour: Iterable[int]) -> int:
-    """Return the GPUs of the cluster: the median over hours of the GPUs that were not down; 0 if no hour is known."""
+    """Return the median over hours of the GPUs that were not down; 0 if no hour is known."""
     known = [amount for amount in gpu_us_by_hour if amount > 0]
     return round(median(known) / US_PER_GPU_HOUR) if known else 0
 
 
 def _runs(hours: Sequence[int]) -> list[list[int]]:
+    """Split the hours of a job where it held no GPU for more than `SAME_JOB_H` hours."""
     runs: list[list[int]] = []
     for hour in hours:
         if runs and hour - runs[-1][-1] <= SAME_JOB_H:
@@ -361,5 +352,6 @@ def _runs(hours: Sequence[int]) -> list[list[int]]:
 
 
 def _gang(amounts: Sequence[int], different: int) -> int:
-    fullest = max(1, ceil(max(amounts) / US_PER_GPU_HOUR - _LEAST))
+    """Return the GPUs of a job from the GPU-microseconds of its hours, and its number of different GPUs."""
+    fullest = max(1, ceil(max(amounts) / US_PER_GPU_HOUR - _CLOCK_ERROR))
     return max(fullest, different) if len(amounts) < FULL_AFTER_H else fullest

@@ -1,12 +1,12 @@
-"""Reads and runs the scenarios of KAI's own time-based simulator.
+"""Reads and runs the scenario files of KAI's own time-based simulator, so that a scenario runs in both simulators.
 
 The YAML has `Cycles, WindowSize, HalfLifePeriod` (seconds), `KValue`, `Nodes: [{GPUs, Count}]`, `Queues: [{Name,
 Parent, Priority, DeservedGPUs, Weight}]`, `Jobs: {queue: {GPUs (per pod), NumPods, NumJobs}}`. The CSV has
-`Time,QueueID,Allocation,FairShare`. The same scenario therefore runs in both simulators.
+`Time,QueueID,Allocation,FairShare`.
 
 A cycle takes one second. As in KAI's simulator, jobs never end and every pod is scheduled separately. Under the law
-`kai` the scheduler keeps the history itself (with its k, and its division in whole GPUs). Under any other law it has k
-= 0 and the weights that the controller publishes. All nodes form one pool: they determine only the number of GPUs and
+`kai` the scheduler counts history itself (with the file's k, in whole GPUs). Under any other law the scheduler has
+k = 0 and the weights that the controller publishes. All nodes form one pool: they determine only the number of GPUs and
 the largest pod."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem
 from fairshare.laws.division import divide, fair_shares
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.scheduling_policies import Feedback, Usage
-from fairshare.simulator.simulation_model import ControllerView, Dividing, Pool, Record, Rules, Workload
+from fairshare.simulator.simulation_model import ControllerView, Dividing, Pool, Record, Rules, workload
 from gputally.base.errors import DivisionError
 from gputally.base.units import MS_PER_SECOND
 from gputally.base.yaml_file import Document, FileFault
@@ -32,7 +32,7 @@ from gputally.server.config_loading import Model, validate
 def whole_gpus(
     names: Sequence[str], deserved: Sequence[float], priorities: Sequence[int] = (), limits: Sequence[float] = ()
 ) -> Dividing:
-    """Return KAI's division without history (k = 0), by the weights in force."""
+    """Return a function that divides whole GPUs as KAI does without history (k = 0)."""
 
     def dividing(view: ControllerView, weights: Sequence[float]) -> list[float]:
         claims = tuple(
@@ -57,8 +57,8 @@ LAWS = ("static", "kai", "fairtree", "multifactor", "deficit")
 _FOREVER_S = 10**9
 _MOST_CYCLES = 1_000_000
 _MOST_GPUS, _MOST_PODS = 1_000_000, 1_000_000
-"""Largest number of GPUs of all nodes, and of pods of one queue. Without these limits a typing error would fill the
-memory."""
+"""The largest number of GPUs of all nodes, and of pods of one queue. They keep a typing error from filling the memory.
+"""
 _MOST_AMOUNT = 1e9
 
 
@@ -69,7 +69,7 @@ def _quota(value: float) -> float:
 
 
 class _Keys(Model, coerce_numbers_to_str=True):
-    """A mapping of the file. Like KAI, it accepts keys in any case, and treats null as if the key were missing."""
+    """A mapping of the file. As in KAI, keys have any case, and a null counts as a missing key."""
 
     @model_validator(mode="before")
     @classmethod
@@ -81,7 +81,7 @@ class _Keys(Model, coerce_numbers_to_str=True):
 
 
 class _Node(_Keys):
-    """Of KAI's two keys `Count` is read there, and makes one node of every entry."""
+    """An entry of `Nodes`. KAI ignores `Count` and makes one node of every entry, and so does this module."""
 
     gpus: int = Field(alias="GPUs", ge=1, le=_MOST_GPUS)
     count: int = Field(default=1, alias="Count")
@@ -119,12 +119,12 @@ class _File(_Keys):
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A scenario.
+    """A scenario of KAI's simulator.
 
-    gpus: number of GPUs of every node.
-    queues: leaves, with their parents.
-    pods: per queue, GPUs of every pod.
-    departments: every queue that has children."""
+    gpus: the GPUs of every node.
+    queues: the leaf queues, with their parents.
+    pods: the GPUs of every pod, by queue.
+    departments: the queues that have children."""
 
     cycles: int
     window_s: int
@@ -141,24 +141,24 @@ class Scenario:
 
     @property
     def divided(self) -> bool:
-        """Return whether leaves have more than one parent."""
+        """Return True if the leaf queues have different parents."""
         return len({queue.parent for queue in self.queues}) > 1
 
     def leaves_of(self, department: str) -> list[int]:
         """Return the indices in `queues` of the leaves below a department."""
-        above = {queue.name: queue.parent for queue in (*self.departments, *self.queues)}
-        found = []
+        parents = {queue.name: queue.parent for queue in (*self.departments, *self.queues)}
+        leaves = []
         for q, queue in enumerate(self.queues):
-            at = queue.parent
-            while at is not None and at != department:
-                at = above[at]
-            if at is not None:
-                found.append(q)
-        return found
+            ancestor = queue.parent
+            while ancestor is not None and ancestor != department:
+                ancestor = parents[ancestor]
+            if ancestor is not None:
+                leaves.append(q)
+        return leaves
 
 
 def parse(document: Document) -> Scenario:
-    """Return a scenario from the YAML's data. Raises DivisionError with the key at fault."""
+    """Return the scenario of a YAML document. Raises FileFault for a bad key, DivisionError for a bad queue tree."""
     file = validate(document, _File)
     gpus = tuple(node.gpus for node in file.nodes)
     if (total := sum(gpus)) > _MOST_GPUS:
@@ -183,25 +183,22 @@ def _fault(document: Document, where: str, message: str) -> FileFault:
 
 
 def run(scenario: Scenario, law: str) -> Record:
-    """Run it under a law of `LAWS`. Only `static` and `kai` divide leaves of several departments, level by level.
+    """Run a scenario under a law of `LAWS`. Only `static` and `kai` divide leaves of several departments.
 
-    Raises ValueError for an unknown law, DivisionError for one that cannot divide a tree."""
+    Raises ValueError for an unknown law, DivisionError for a law that cannot divide several departments."""
     if law not in LAWS:
         raise ValueError(f"no law {law!r}; one of {', '.join(LAWS)}")
     if scenario.divided and law not in ("static", "kai"):
         raise DivisionError(f"Queues: leaves of more than one parent are replayed under static and kai, not {law}")
     queues = scenario.queues
     names = [queue.name for queue in queues]
-    rows = [(gpus, q) for q, name in enumerate(names) for gpus in scenario.pods.get(name, ())]
-    rows = [row for row in rows if row[0] <= max(scenario.gpus)]
-    workload = Workload(
-        tuple(names),
-        [0] * len(rows),
-        [gpus for gpus, _ in rows],
-        [_FOREVER_S] * len(rows),
-        [q for _, q in rows],
-        sum(map(len, scenario.pods.values())) - len(rows),
-    )
+    rows = [
+        (0, gpus, _FOREVER_S, q)
+        for q, name in enumerate(names)
+        for gpus in scenario.pods.get(name, ())
+        if gpus <= max(scenario.gpus)
+    ]
+    pods = workload(names, rows, left_out=sum(map(len, scenario.pods.values())) - len(rows))
     deserved, priorities = _quotas(scenario), [queue.priority for queue in queues]
     rules = Rules(checkpoint_ms=MS_PER_SECOND, restart_ms=0, min_runtime_ms=0)
     pool = Pool(scenario.capacity, deserved, [queue.weight for queue in queues], rules=rules)
@@ -210,13 +207,13 @@ def run(scenario: Scenario, law: str) -> Record:
     else:
         dividing = whole_gpus(names, deserved, priorities)
     steering = None if law in ("static", "kai") else Feedback(_policy(scenario, law), _targets(scenario))
-    return replay(workload, pool, scenario.cycles, steering=steering, dividing=dividing, control_s=1, tick_s=1)
+    return replay(pods, pool, scenario.cycles, steering=steering, dividing=dividing, control_s=1, tick_s=1)
 
 
 def csv_rows(scenario: Scenario, record: Record) -> Iterator[tuple[int, str, float, float]]:
     """Yield (Time, QueueID, Allocation, FairShare) of every cycle and queue. A department has the sum of its leaves."""
-    below = [(department.name, scenario.leaves_of(department.name)) for department in scenario.departments]
-    rows = [*below, *((queue.name, [q]) for q, queue in enumerate(scenario.queues))]
+    departments = [(department.name, scenario.leaves_of(department.name)) for department in scenario.departments]
+    rows = [*departments, *((queue.name, [q]) for q, queue in enumerate(scenario.queues))]
     for cycle, (held, shares) in enumerate(zip(record.held, record.shares, strict=True)):
         if cycle >= scenario.cycles:
             return
@@ -225,7 +222,7 @@ def csv_rows(scenario: Scenario, record: Record) -> Iterator[tuple[int, str, flo
 
 
 def entitled(scenario: Scenario) -> dict[str, float]:
-    """Return the GPUs that every queue is due in the long run: by quota and weight, but no more than its pods need."""
+    """Return the GPUs that every queue is due in the long run: by quota and weight, at most its pods' GPUs."""
     asked = [float(sum(scenario.pods.get(queue.name, ()))) for queue in scenario.queues]
     if scenario.divided:
         shares = _level_shares(scenario, float(scenario.capacity), asked, [0.0] * len(asked), 0.0)
@@ -242,7 +239,7 @@ def second_half(record: Record) -> list[float]:
 
 
 def _level_by_level(scenario: Scenario, k: float) -> Dividing:
-    """Return KAI's own division of the queue tree. On every level, usage over its window is a part of the cluster."""
+    """Return a function that divides the queue tree as KAI does, by usage over the window as a part of the cluster."""
     usage = Usage(len(scenario.queues), scenario.window_s, scenario.half_life_s)
 
     def dividing(view: ControllerView, _weights: Sequence[float]) -> list[float]:
@@ -256,20 +253,18 @@ def _level_by_level(scenario: Scenario, k: float) -> Dividing:
 def _level_shares(
     scenario: Scenario, capacity: float, asked: Sequence[float], used: Sequence[float], k: float
 ) -> list[float]:
-    """Return the shares of the leaves. The request and the usage of a department are those of its leaves."""
+    """Return the shares of the leaves. A department's request and usage are the sums of those of its leaves."""
     claims = [replace(queue, request=float(asked[q]), usage=used[q]) for q, queue in enumerate(scenario.queues)]
     for department in scenario.departments:
-        below = scenario.leaves_of(department.name)
-        claims.append(
-            replace(department, request=float(sum(asked[q] for q in below)), usage=sum(used[q] for q in below))
-        )
+        leaves = scenario.leaves_of(department.name)
+        request, usage = float(sum(asked[q] for q in leaves)), sum(used[q] for q in leaves)
+        claims.append(replace(department, request=request, usage=usage))
     shares = divide(DivisionProblem("cycle", capacity, k, tuple(claims)), kai_compat=True).shares
     return [shares[queue.name] for queue in scenario.queues]
 
 
 def _policy(scenario: Scenario, law: str) -> Policy:
-    """Return the controller's policy at the scenario's pace. Times that are hours in a cluster are parts of its
-    window."""
+    """Return the controller's policy. Times that are hours in a cluster are parts of the scenario's window here."""
     window = WindowSpec(size=scenario.window_s, half_life=scenario.half_life_s)
     pace = max(1, scenario.window_s // 10)
     return Policy.model_validate(
@@ -286,11 +281,12 @@ def _policy(scenario: Scenario, law: str) -> Policy:
 
 
 def _quotas(scenario: Scenario) -> list[float]:
-    """Return the quotas. An unlimited quota is the whole cluster."""
+    """Return the deserved quotas of the leaves. An unlimited quota is the whole cluster."""
     return [float(scenario.capacity) if q.deserved == UNLIMITED else q.deserved for q in scenario.queues]
 
 
 def _targets(scenario: Scenario) -> dict[str, float]:
+    """Return each leaf's part of the cluster by quota and weight if all leaves request the whole cluster."""
     everything = [float(scenario.capacity)] * len(scenario.queues)
     shares = fair_shares(float(scenario.capacity), everything, _quotas(scenario), [q.weight for q in scenario.queues])
     return {queue.name: share / scenario.capacity for queue, share in zip(scenario.queues, shares, strict=True)}

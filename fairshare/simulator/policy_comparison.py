@@ -1,11 +1,11 @@
 """Compares policies over windows and loads on all cores, and prints and plots the comparison.
 
-A window is a part of the trace that is replayed from an empty cluster. Its first week only fills the cluster. The
-cluster's size follows from the load of the whole trace, so all windows of a load have the same size. The
-first-come-first-served run decides for all policies which weeks and days are contended.
+A window is a part of the trace, replayed from an empty cluster. Its first week only fills the cluster. The load of the
+whole trace determines the cluster's size, so the size is the same in all windows. The first-come-first-served run
+decides for all policies which weeks and days are contended.
 
-Common data goes to every process once, when it starts. A task is only a few numbers. Results come back without the
-jobs, which both sides have. The parent process handles Ctrl-C by dropping the tasks that have not begun."""
+Each worker process gets the jobs once, when it starts. A task is a few numbers, and results come back without the jobs.
+On Ctrl-C the parent process drops the tasks that have not begun."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from fairshare.simulator.simulation_model import SNAPSHOT_S, Record, Workload, c
 from gputally.base.errors import FairshareError
 
 COUNTED = 8
-"""Largest number of windows for which a bootstrap counts every resample."""
+"""The largest number of windows for which a bootstrap counts every resample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The span [start_s, end_s) of the trace. Its length is a multiple of the time between snapshots."""
+    """A span [start_s, end_s) of the trace, whose length is a multiple of the time between snapshots."""
 
     start_s: int
     end_s: int
@@ -50,7 +50,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One policy in one window at one load. For `contended` see `fairness_measures.contended`."""
+    """The result of one policy in one window at one load. contended: see `fairness_measures.contended`."""
 
     load: float
     capacity: int
@@ -61,7 +61,7 @@ class Result:
 
 
 def windows_of(length_s: int, count: int, days: int) -> list[Window]:
-    """Return `count` windows of `days` each, evenly spread over the trace; one window is the whole trace."""
+    """Return `count` windows of `days` days, evenly spread over the trace; for a count of 1 the whole trace."""
     if count <= 1:
         return [Window(0, length_s)]
     size = days * 86_400
@@ -72,9 +72,10 @@ def windows_of(length_s: int, count: int, days: int) -> list[Window]:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One replay.
+    """The arguments of one replay. name: of the policy.
 
-    contended: see `fairness_measures.contended`. None: this is the first-come-first-served run, which determines it."""
+    contended: see `fairness_measures.contended`; None: the task is the first-come-first-served run, which determines
+        the contended windows."""
 
     name: str
     load: float
@@ -84,39 +85,39 @@ class Task:
 
 
 ProgressCallback: TypeAlias = Callable[[str, float], None]
-"""A function that is called with the policy and the finished part, of one replay or of all."""
+"""Called with the policy's name and the finished part (0..1)."""
 Replays: TypeAlias = Callable[[Sequence[Task], ProgressCallback], Iterable[Result]]
-"""A function that runs tasks, each independent of the others, and returns the results in the order of the tasks."""
+"""Runs independent tasks, and returns the results in the order of the tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRunner:
-    """Runs one task after the other."""
+    """Runs tasks on one workload, one after the other."""
 
     workload: Workload
     share: Sequence[float]
     settings: DeficitPolicy | None = None
 
-    def __call__(self, tasks: Sequence[Task], heard: ProgressCallback) -> Iterator[Result]:
+    def __call__(self, tasks: Sequence[Task], progress: ProgressCallback) -> Iterator[Result]:
         for number, task in enumerate(tasks):
-            yield self.play(task, _of_one(heard, task.name, number, len(tasks)))
+            yield self.run(task, _task_progress(progress, task.name, number, len(tasks)))
 
     def jobs(self, task: Task) -> Workload:
-        """Return the jobs of its window that its cluster could run."""
+        """Return the jobs of the task's window that the task's cluster can run."""
         return self.workload.between(task.window.start_s, task.window.end_s).fitting(task.capacity)
 
-    def play(self, task: Task, heard: Callable[[float], None] | None = None) -> Result:
+    def run(self, task: Task, progress: Callable[[float], None] | None = None) -> Result:
         setup, length = Setup(task.capacity, self.share), task.window.end_s - task.window.start_s
         record = scheduling_policies.run(
-            task.name, self.jobs(task), setup, length, settings=self.settings, progress=heard
+            task.name, self.jobs(task), setup, length, settings=self.settings, progress=progress
         )
         contended = fairness_measures.contended(record) if task.contended is None else task.contended
         score = fairness_measures.score(task.name, record, contended)
         return Result(task.load, task.capacity, task.window, score, record, contended)
 
 
-def _of_one(heard: ProgressCallback, name: str, before: int, all_: int) -> Callable[[float], None]:
-    return lambda part: heard(name, (before + part) / all_)
+def _task_progress(progress: ProgressCallback, name: str, before: int, tasks: int) -> Callable[[float], None]:
+    return lambda part: progress(name, (before + part) / tasks)
 
 
 def compare(
@@ -126,38 +127,39 @@ def compare(
     replays: Replays,
     progress: ProgressCallback | None = None,
 ) -> list[Result]:
-    """Run every policy of `names` in every window at every (load, capacity), in that order."""
-    firsts = [Task("fifo", load, capacity, window) for load, capacity in capacities for window in windows]
-    every = len(firsts) * (len(names) + ("fifo" not in names))
+    """Run every policy of `names` in every window at every (load, capacity).
 
-    def heard(first: int, of: int) -> ProgressCallback:
-        return lambda name, part: progress(name, (first + part * of) / every) if progress is not None else None
+    The results are in the order of the capacities, then of the windows, then of the names."""
+    fifo_tasks = [Task("fifo", load, capacity, window) for load, capacity in capacities for window in windows]
+    replay_count = len(fifo_tasks) * (len(names) + ("fifo" not in names))
 
-    found: dict[tuple[str, int], Result] = {}
+    def part_progress(before: int, count: int) -> ProgressCallback:
+        return lambda name, part: progress(name, (before + part * count) / replay_count) if progress else None
+
+    results: dict[tuple[str, int], Result] = {}
     tasks: list[tuple[int, Task]] = []
-    for place, result in enumerate(replays(firsts, heard(0, len(firsts)))):
-        same_place = replace(firsts[place], contended=result.contended)
-        tasks += [(place, replace(same_place, name=name)) for name in names if name != "fifo"]
-        if "fifo" in names:
-            found["fifo", place] = result
-    others = replays([task for _, task in tasks], heard(len(firsts), len(tasks)))
-    for (place, task), result in zip(tasks, others, strict=True):
-        found[task.name, place] = result
-    return [found[name, place] for place in range(len(firsts)) for name in names]
+    for number, result in enumerate(replays(fifo_tasks, part_progress(0, len(fifo_tasks)))):
+        results["fifo", number] = result
+        task = replace(fifo_tasks[number], contended=result.contended)
+        tasks += [(number, replace(task, name=name)) for name in names if name != "fifo"]
+    others = replays([task for _, task in tasks], part_progress(len(fifo_tasks), len(tasks)))
+    for (number, task), result in zip(tasks, others, strict=True):
+        results[task.name, number] = result
+    return [results[name, number] for number in range(len(fifo_tasks)) for name in names]
 
 
 def capacities_for(workload: Workload, hours: float, loads: Sequence[float]) -> list[tuple[float, int]]:
-    """Return (load, GPUs) of every load."""
+    """Return each load with the GPUs of its cluster."""
     return [(load, capacity_for(workload, hours, load)) for load in loads]
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A policy at one load over all windows.
+    """The figures of a policy at one load over all windows.
 
-    mean: the mean of every figure.
-    week_range: the range of the week's error.
-    week_interval: the interval that contains 95 % of the means of resampled windows, for the week's error."""
+    mean: the means of all figures.
+    week_range: the smallest and the largest share error of a week.
+    week_interval: the interval with 95 % of the mean week errors of resampled windows."""
 
     load: float
     capacity: int
@@ -169,9 +171,9 @@ class Summary:
 
 
 def summarise(results: Sequence[Result]) -> list[Summary]:
-    """Return summaries in the order in which (load, policy) first occur.
+    """Return one summary per load and policy, in the order in which they first occur.
 
-    Windows without contention count in all figures except errors."""
+    Windows without contention count in all figures except the share errors."""
     groups: dict[tuple[float, int, str], list[PolicyScore]] = {}
     for result in results:
         groups.setdefault((result.load, result.capacity, result.score.policy), []).append(result.score)
@@ -186,31 +188,30 @@ def summarise(results: Sequence[Result]) -> list[Summary]:
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:
     """Return the interval with the middle 95 % of the means of resampled `values`; (0, 0) without values.
 
-    For up to `COUNTED` values every resample is counted, so the result is exact. Beyond that it is the normal
-    approximation."""
+    The result is exact for up to `COUNTED` values, and the normal approximation for more values."""
     size = len(values)
     if not values:
         return 0.0, 0.0
     if size > COUNTED:
-        reach = 1.96 * pstdev(values) / sqrt(size)
-        return fmean(values) - reach, fmean(values) + reach
-    drawn = combinations_with_replacement(range(size), size)
-    means = sorted((fmean(values[i] for i in some), _orders(some)) for some in drawn)
-    below = list(accumulate(orders for _, orders in means))
-    low, high = (means[bisect_left(below, part * below[-1])][0] for part in (0.025, 0.975))
+        distance = 1.96 * pstdev(values) / sqrt(size)
+        return fmean(values) - distance, fmean(values) + distance
+    draws = combinations_with_replacement(range(size), size)
+    means = sorted((fmean(values[i] for i in draw), _orders(draw)) for draw in draws)
+    cumulative = list(accumulate(orders for _, orders in means))
+    low, high = (means[bisect_left(cumulative, part * cumulative[-1])][0] for part in (0.025, 0.975))
     return low, high
 
 
 def _orders(drawn: Sequence[int]) -> int:
-    """Return the number of orders in which these can be drawn."""
+    """Return the number of orders in which these items can be drawn."""
     return factorial(len(drawn)) // prod(factorial(count) for count in Counter(drawn).values())
 
 
 def _mean(scores: Sequence[PolicyScore]) -> PolicyScore:
-    tight = [score for score in scores if score.contended]
+    contended = [score for score in scores if score.contended]
     means: dict[str, Any] = {}
     for name in PolicyScore.__slots__[1:]:
-        some = [getattr(score, name) for score in (tight if name in ("week", "day") else scores)]
+        some = [getattr(score, name) for score in (contended if name in ("week", "day") else scores)]
         if isinstance(getattr(scores[0], name), tuple):
             means[name] = tuple(map(fmean, zip(*some, strict=True))) or (0.0, 0.0)
         else:
@@ -223,46 +224,44 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 _NO_JOBS = Workload((), (), (), (), ())
-_player: list[TaskRunner] = []
-"""The runner of a process of the pool."""
+_runner: list[TaskRunner] = []
+"""The runner of this worker process."""
 
 
 @contextmanager
-def players(player: TaskRunner, most: int | None = None) -> Iterator[Replays]:
-    """Yield a function that runs several tasks at once.
-
-    most: number of processes; None for as many as this process may use cores."""
-    count = len(os.sched_getaffinity(0)) if most is None else most
+def parallel_replays(runner: TaskRunner, processes: int | None = None) -> Iterator[Replays]:
+    """Yield a function that runs several tasks at once. processes: None: as many as this process may use cores."""
+    count = len(os.sched_getaffinity(0)) if processes is None else processes
     if count < 2:
-        yield player
+        yield runner
         return
     # Processes are not forked, because the process that read the trace has threads.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, context, initializer=_begin, initargs=(player,))
+    pool = ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(runner,))
     for _ in range(count):  # otherwise the other processes would start after the first run
         pool.submit(os.getpid)
 
-    def play(tasks: Sequence[Task], heard: ProgressCallback) -> Iterator[Result]:
+    def replays(tasks: Sequence[Task], progress: ProgressCallback) -> Iterator[Result]:
         if tasks:
-            heard(tasks[0].name, 0.0)
-        for number, (task, result) in enumerate(zip(tasks, pool.map(_play, tasks), strict=True), 1):
-            heard(task.name, number / len(tasks))
-            result.record.workload = player.jobs(task)
+            progress(tasks[0].name, 0.0)
+        for number, (task, result) in enumerate(zip(tasks, pool.map(_run_task, tasks), strict=True), 1):
+            progress(task.name, number / len(tasks))
+            result.record.workload = runner.jobs(task)
             yield result
 
     try:
-        yield play
+        yield replays
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _begin(player: TaskRunner) -> None:
+def _start_worker(runner: TaskRunner) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _player[:] = [player]
+    _runner[:] = [runner]
 
 
-def _play(task: Task) -> Result:
-    result = _player[0].play(task)
+def _run_task(task: Task) -> Result:
+    result = _runner[0].run(task)
     return replace(result, record=replace(result.record, workload=_NO_JOBS))
 
 
@@ -284,14 +283,16 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 MOST_DRAWN = len(COLOURS)
 _LEVELS = 401
-"""Levels of a distribution in a plot."""
-_PRICES: tuple[tuple[str, Callable[[PolicyScore], float], float], ...] = (
+"""The number of points of a distribution in a plot."""
+_COSTS: tuple[tuple[str, Callable[[PolicyScore], float], float], ...] = (
     ("share error of a day, %", lambda score: 100 * score.day[0], 0.1),
     ("preemptions", lambda score: score.preemptions, 1000.0),
     ("weights move, per day", lambda score: score.move_per_day, 0.01),
 )
-"""The costs of a small weekly error, and the end of the linear part of each axis."""
-_EMPTIER, _SIGHT = 0.02, 2.5
+"""The costs of a small weekly error: the axis title, the figure, and the end of the linear part of the axis."""
+_MOST_EMPTIER, _MOST_WORSE = 0.02, 2.5
+"""A policy is drawn if its utilisation is at most this much below the best, and its week error at most this many times
+that of the first policy."""
 
 
 class PlotsMissing(FairshareError):
@@ -305,7 +306,7 @@ def available() -> None:
 
 
 def cells(score: PolicyScore) -> list[str]:
-    """Return one row for people, in the order of the headings."""
+    """Return the figures as table cells, in the order of the headings."""
     return [
         f"{100 * score.week[0]:.2f}", f"{100 * score.week[1]:.2f}", f"{100 * score.day[0]:.2f}",
         f"{100 * score.day[1]:.2f}", f"{score.jain:.3f}", f"{score.worst_ratio:.2f}", f"{100 * score.utilisation:.2f}",
@@ -316,7 +317,7 @@ def cells(score: PolicyScore) -> list[str]:
 
 
 def tables(summaries: Sequence[Summary]) -> Iterator[Table]:
-    """Yield one table per load, policies in the requested order."""
+    """Yield one table per load, with the policies in the order of the summaries."""
     for load, capacity in dict.fromkeys((summary.load, summary.capacity) for summary in summaries):
         some = [summary for summary in summaries if (summary.load, summary.capacity) == (load, capacity)]
         title = f"load {load:.2f}, {capacity:,} GPUs, {some[0].windows} window{'s' if some[0].windows > 1 else ''}"
@@ -337,37 +338,26 @@ def tables(summaries: Sequence[Summary]) -> Iterator[Table]:
 
 
 def rows(results: Sequence[Result]) -> Iterator[tuple[object, ...]]:
-    """Yield CSV rows under `HEADER`, errors and utilisation as parts of 1."""
+    """Yield the CSV rows for `HEADER`. Errors and utilisation are parts of 1."""
     for result in results:
-        place = (round(result.load, 4), result.capacity, result.window.start_s, result.window.end_s)
+        position = (round(result.load, 4), result.capacity, result.window.start_s, result.window.end_s)
         figures = (each if isinstance(each, tuple) else (each,) for each in astuple(result.score))
-        yield (*place, *chain.from_iterable(figures))
+        yield (*position, *chain.from_iterable(figures))
 
 
 def draw_days(folder: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[tuple[float, float]]]]]) -> Path:
-    """Draw `what-if.svg`: of at most eight queues, GPUs held day by day, one line per case. Raises FairshareError."""
-    pyplot = _pyplot()
+    """Draw `what-if.svg`: GPUs held day by day for at most eight queues, one line per case. Raises FairshareError."""
     shown = panels[:8]
-    figure, axes = pyplot.subplots(
-        len(shown), 1, figsize=(11.0, 1.9 * len(shown)), squeeze=False, sharex=True, layout="constrained"
-    )
-    for (queue, lines), axis in zip(shown, (axis for line in axes for axis in line), strict=True):
-        for (label, points), colour, dash in zip(lines.items(), COLOURS, DASHES, strict=False):
-            axis.plot([at for at, _ in points], [held for _, held in points], color=colour, ls=dash, label=label)
-        axis.set_ylim(bottom=0)
-        axis.set_ylabel("GPUs")
-        axis.set_title(f"{queue}: mean GPUs held, 24 h to the day shown", fontsize=9)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].legend(ncols=3, fontsize=8, frameon=False)
-    axes[-1][0].set_xlabel("day")
     path = folder / "what-if.svg"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata={"Date": None})
-    except OSError as error:
-        raise FairshareError(f"{folder}: {error.strerror or error}") from error
-    finally:
-        pyplot.close(figure)
+    with _figure(path, len(shown), 1, 1.9 * len(shown), sharex=True) as axes:
+        for (queue, lines), axis in zip(shown, axes, strict=True):
+            for (label, points), colour, dash in zip(lines.items(), COLOURS, DASHES, strict=False):
+                axis.plot([at for at, _ in points], [held for _, held in points], color=colour, ls=dash, label=label)
+            axis.set_ylim(bottom=0)
+            axis.set_ylabel("GPUs")
+            axis.set_title(f"{queue}: mean GPUs held, 24 h to the day shown", fontsize=9)
+        axes[0].legend(ncols=3, fontsize=8, frameon=False)
+        axes[-1].set_xlabel("day")
     return path
 
 
@@ -376,39 +366,26 @@ def draw(results: Sequence[Result], folder: Path) -> list[Path]:
 
     The figure of costs shows all windows and policies. The others show the first window and as many policies as can be
     distinguished."""
-    pyplot = _pyplot()
     load, window = results[-1].load, results[0].window
     chosen = [result for result in results if result.load == load and result.window == window]
     if len(chosen) > MOST_DRAWN:
-        wanted = (chosen[0].score.policy, *LAWS)
-        chosen = sorted(chosen, key=lambda result: result.score.policy not in wanted)[:MOST_DRAWN]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        written = []
-        for name, paint, size in (
-            ("shares", _shares, (11.0, 2.1)), ("fairness", _fairness, (11.0, 4.0)), ("waits", _waits, (11.0, 4.0))
-        ):  # fmt: skip
-            rows_ = len(chosen) if paint is _shares else 1
-            columns = 1 if paint is _shares else 2
-            figure, axes = pyplot.subplots(
-                rows_, columns, figsize=(size[0], size[1] * rows_), squeeze=False, layout="constrained"
-            )
-            paint(chosen, [axis for line in axes for axis in line])
-            path = folder / f"{name}.svg"
-            figure.savefig(path, metadata={"Date": None})
-            pyplot.close(figure)
-            written.append(path)
-        figure, axes = pyplot.subplots(1, len(_PRICES), figsize=(11.0, 4.2), sharey=True, layout="constrained")
-        _costs([summary for summary in summarise(results) if summary.load == load], axes)
-        written.append(folder / "costs.svg")
-        figure.savefig(written[-1], metadata={"Date": None})
-        pyplot.close(figure)
-    except OSError as error:
-        raise FairshareError(f"{folder}: {error.strerror or error}") from error
-    return written
+        preferred = (chosen[0].score.policy, *LAWS)
+        chosen = sorted(chosen, key=lambda result: result.score.policy not in preferred)[:MOST_DRAWN]
+    paths = [folder / f"{name}.svg" for name in ("shares", "fairness", "waits", "costs")]
+    with _figure(paths[0], len(chosen), 1, 2.1 * len(chosen)) as axes:
+        _draw_shares(chosen, axes)
+    with _figure(paths[1], 1, 2, 4.0) as axes:
+        _draw_fairness(chosen, axes)
+    with _figure(paths[2], 1, 2, 4.0) as axes:
+        _draw_waits(chosen, axes)
+    with _figure(paths[3], 1, len(_COSTS), 4.2, sharey=True) as axes:
+        _draw_costs([summary for summary in summarise(results) if summary.load == load], axes)
+    return paths
 
 
-def _pyplot() -> Any:
+@contextmanager
+def _figure(path: Path, rows: int, columns: int, height: float, **options: Any) -> Iterator[list[Axes]]:
+    """Yield the axes of a new figure, and write it as SVG. Raises FairshareError. height: in inches."""
     available()
     import matplotlib
 
@@ -416,11 +393,24 @@ def _pyplot() -> Any:
     matplotlib.rcParams["svg.hashsalt"] = "gputally"
     from matplotlib import pyplot
 
-    return pyplot
+    figure, grid = pyplot.subplots(
+        rows, columns, figsize=(11.0, height), squeeze=False, layout="constrained", **options
+    )
+    axes = [axis for row in grid for axis in row]
+    try:
+        yield axes
+        for axis in axes:
+            axis.spines[["top", "right"]].set_visible(False)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Date": None})
+    except OSError as error:
+        raise FairshareError(f"{path.parent}: {error.strerror or error}") from error
+    finally:
+        pyplot.close(figure)
 
 
-def _shares(results: Sequence[Result], axes: Sequence[Axes]) -> None:
-    """Draw the four largest queues: their part of the time that was delivered each day (solid) and due (dotted)."""
+def _draw_shares(results: Sequence[Result], axes: Sequence[Axes]) -> None:
+    """Draw the parts of the cluster that the four largest queues held (solid) and were due (dotted), day by day."""
     for result, axis in zip(results, axes, strict=True):
         days = fairness_measures.spans(result.record, 24)
         hours = [each.start_s / 86_400 + 1 for each in days]
@@ -431,12 +421,11 @@ def _shares(results: Sequence[Result], axes: Sequence[Axes]) -> None:
             axis.plot(hours, [100 * s.due[q] / s.possible for s in days], color=colour, lw=1.0, ls=":")
         axis.set_ylabel("% of cluster")
         axis.set_title(f"{result.score.policy}: held (solid) and due (dotted), 24 h to the day shown", fontsize=9)
-        axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(ncols=4, fontsize=8, frameon=False, loc="upper right")
     axes[-1].set_xlabel("day of the replay")
 
 
-def _fairness(results: Sequence[Result], axes: Sequence[Axes]) -> None:
+def _draw_fairness(results: Sequence[Result], axes: Sequence[Axes]) -> None:
     """Draw Lorenz curves of satisfaction on the left, and Jain's index week by week on the right."""
     left, right = axes
     left.axhline(0.0, color="#999999", lw=0.8)
@@ -450,27 +439,26 @@ def _fairness(results: Sequence[Result], axes: Sequence[Axes]) -> None:
         left.plot(across, up - across, color=colour, ls=dash, label=result.score.policy)
         jains = [(s.start_s / 86_400, value) for s in weeks if (value := s.jain) is not None]
         right.plot([at for at, _ in jains], [value for _, value in jains], color=colour, ls=dash)
-    left.set_title("Lorenz curve of what was had against what was due, below the diagonal", fontsize=9)
+    left.set_title("Lorenz curve of used against due GPU time, below the diagonal", fontsize=9)
     left.set_xlabel("part of the entitlement, least satisfied first")
     left.legend(fontsize=8, frameon=False)
     right.set_title("Jain's index of the week that begins on the day shown", fontsize=9)
     right.set_xlabel("day of the replay")
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
 
 
-def _costs(summaries: Sequence[Summary], axes: Sequence[Axes]) -> None:
-    """Plot a week's error against a day's, against preemptions and against the movement of weights.
+def _draw_costs(summaries: Sequence[Summary], axes: Sequence[Axes]) -> None:
+    """Draw the share error of a week against that of a day, against preemptions and the movement of weights.
 
-    Policies that no other policy beats in both figures are solid, the rest pale. The legend has the numbers. Policies
-    that leave the cluster emptier, or are far from the first policy, are left out."""
+    Policies that no other policy beats in both figures are solid, the rest pale. The legend names the numbers. Policies
+    that leave the cluster emptier, or are far worse than the first policy, are left out."""
     fullest = max(summary.mean.utilisation for summary in summaries)
     summaries = [
         summary
         for summary in summaries
-        if summary.mean.utilisation >= fullest - _EMPTIER and summary.mean.week[0] <= _SIGHT * summaries[0].mean.week[0]
+        if summary.mean.utilisation >= fullest - _MOST_EMPTIER
+        and summary.mean.week[0] <= _MOST_WORSE * summaries[0].mean.week[0]
     ] or list(summaries)
-    for axis, (heading, of, linear_to) in zip(axes, _PRICES, strict=True):
+    for axis, (heading, of, linear_to) in zip(axes, _COSTS, strict=True):
         points = [(of(summary.mean), 100 * summary.mean.week[0]) for summary in summaries]
         axis.set_xscale("symlog", linthresh=linear_to, subs=(2, 5))
         axis.xaxis.set_major_formatter("{x:,g}")
@@ -483,15 +471,14 @@ def _costs(summaries: Sequence[Summary], axes: Sequence[Axes]) -> None:
                 str(number), (x, y), ha="center", va="center", fontsize=6.5, color="white" if best else "black"
             )
         axis.set_xlabel(heading)
-        axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("share error of a week, % of the cluster")
     for number, summary in enumerate(summaries, 1):
         axes[0].plot([], [], " ", label=f"{number}  {summary.policy}")
     axes[0].figure.legend(loc="outside right upper", fontsize=8, frameon=False, handlelength=0)
 
 
-def _waits(results: Sequence[Result], axes: Sequence[Axes]) -> None:
-    """Draw on the left how many jobs wait longer than a time, and on the right the mean wait of every queue."""
+def _draw_waits(results: Sequence[Result], axes: Sequence[Axes]) -> None:
+    """Draw on the left the part of the jobs that wait longer than a time, and on the right each queue's mean wait."""
     left, right = axes
     width = 0.8 / len(results)
     for i, (result, colour, dash) in enumerate(zip(results, COLOURS, DASHES, strict=False)):
@@ -509,5 +496,3 @@ def _waits(results: Sequence[Result], axes: Sequence[Axes]) -> None:
     names = results[0].record.workload.queues
     right.set_xticks(np.arange(len(names)) + 0.4, names, rotation=60, fontsize=7)
     right.set_title("mean wait by queue, hours", fontsize=9)
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)

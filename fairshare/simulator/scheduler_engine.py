@@ -4,30 +4,29 @@ The engine processes events on virtual milliseconds and schedules at multiples o
 not at all. Each queue is first in, first out, but a limited number of jobs may be tried after one that does not fit.
 Free GPUs go to the queue that is first in order.
 
-A queue that stays within its fair share with a gang takes GPUs back from queues above their share (reclaim). Queues are
-compared at the children of their lowest common ancestor. Victims come from queues that are above their share there. At
-each level down from the common ancestor the queue most above its share comes first, and in the leaf the newest gang.
-This ends when the gang fits, or when a queue on the path would fall below its deserved quota. Gangs are stopped as a
-whole.
+A queue that stays within its fair share with a gang takes GPUs back from queues above their share (reclaim). The engine
+compares queues at the children of their lowest common ancestor. Victims come from queues that are above their share
+there. At each level below the ancestor the queue most above its share comes first, and in the leaf the newest gang.
+Reclaim ends when the gang fits, or when a queue on the path would fall below its deserved quota. Gangs stop as a whole.
 
-As in KAI, the share is checked before a victim is taken. A stopped gang may therefore bring a queue below its share,
-but here never below its quota. These are the controller's rules (`preemption_rules`) for one resource. Tests check that
-those rules allow every victim.
+As in KAI, the engine checks the share before it takes a victim. A stopped gang may therefore bring a queue below its
+share, but here never below its quota. These are the controller's rules (`preemption_rules`) for one resource. Tests
+check that those rules allow every victim.
 
-`Engine` is the scheduler. `ClusterSimulation`, which the demo uses, adds nodes, GPU models, slices, outages and a tree
-of queues with KAI's order and division. `replay` runs a workload of weeks on one pool of equal GPUs under a policy that
-is compared with others. Its fair shares are fractions of GPUs (`fair_shares`), unless the caller passes `dividing`, a
-function that computes them.
+`Engine` is the scheduler. `ClusterSimulation`, which the demo uses, adds nodes, GPU models, slices, outages and a queue
+tree with KAI's order and division. `replay` runs a workload of weeks on one pool of equal GPUs under a policy to
+compare. Its fair shares are fractions of GPUs (`fair_shares`), unless the argument `dividing` computes them.
 
-The result is deterministic. It depends on nodes, queues, jobs, outages, rules and the weights set over time, not on the
-order of dicts. Capacity, limits and deserved quotas are never violated.
+The result is deterministic: it depends only on nodes, queues, jobs, outages, rules and the weights set over time.
+Capacity, limits and deserved quotas are never violated.
 
 Source of backfilling: Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995; Mu'alem and Feitelson, "Utilization,
-predictability, workloads, and user runtime estimates", IEEE TPDS 12(6), 2001. Backfilling uses the true run times here.
-Its result is therefore better than with people's estimates, which are several times too long."""
+predictability, workloads, and user runtime estimates", IEEE TPDS 12(6), 2001. Here backfilling knows the true run
+times, so its result is better than with users' estimates, which are several times too long."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Reversible, Sequence
 from dataclasses import dataclass, replace
@@ -78,15 +77,15 @@ from fairshare.simulator.simulation_model import (
 from gputally.base.units import MS_PER_SECOND
 
 _END, _RESTORE, _FAIL = range(3)
-"""The order of events at one instant. Ends free slots first, then outages begin or end. Arrivals and the cycle
+"""The kinds of events, in their order at one instant: jobs end, outages end, outages begin. Arrivals and the cycle
 follow."""
 Key = tuple[object, ...]
-"""The place of a line in the order of service. The smallest is served first."""
+"""The sort key of a line. The line with the smallest key is served first."""
 _NUMBER = attrgetter("number")
 
 
 class _Bid(NamedTuple):
-    """The first gang of a line that can start now, and its place in the line."""
+    """The first gang of a line that can start now, its place in the line, and the line's sort key."""
 
     key: Key
     line: int
@@ -94,12 +93,12 @@ class _Bid(NamedTuple):
     gang: Gang
 
 
-class Engine:
-    """One scheduler over gangs that arrive, wait, run and end. Advance it with `run_until`.
+class Engine(ABC):
+    """A scheduler of gangs that arrive, wait, run and end. `run_until` advances its clock.
 
-    Subclasses compute the fair shares (`divide`) and the order in which waiting lines are served (`order`). A line
-    holds the waiting gangs of one queue, or of all queues by the rule `one_line`. The engine calls `started`
-    and `stopped` at every start and stop of a gang."""
+    A subclass computes the fair shares (`divide`) and the order in which waiting lines are served (`order`). A line
+    holds the waiting gangs of one queue, or of all queues with the rule `one_line`. A subclass can react to starts,
+    stops and outages."""
 
     def __init__(
         self,
@@ -110,24 +109,23 @@ class Engine:
         outages: Sequence[Outage] = (),
         other_queues: Sequence[str] = (),
     ) -> None:
-        """gangs: by number.
-        other_queues: those of other schedulers."""
+        """gangs: in the order of their numbers. other_queues: the names of other schedulers' queues."""
         self.gangs, self.tree, self.placement, self.rules, self.outages = gangs, tree, placement, rules, outages
         self.now_ms = 0
         self._names = (*tree.names, *other_queues)
         self.lines = [Line(rules.scan_depth) for _ in range(1 if rules.one_line else len(tree.claims))]
         self.others = [Line(rules.scan_depth) for _ in self._names]
-        """Waiting parts of GPUs, and waiting jobs of other schedulers, by queue."""
+        """Waiting gangs that are not divided: parts of GPUs, and jobs of other schedulers. One line per queue."""
         self.running: list[dict[int, Gang]] = [{} for _ in self._names]
         """Running gangs by queue and number, newest last."""
         self.reclaims = [0] * len(tree.claims)
-        """Gangs that were stopped for each queue."""
+        """The number of gangs that were stopped for each queue."""
         self._foreign = 0
         self._arrivals_ms = [*(gang.submit_ms for gang in gangs), NEVER]
         self._submitted = 0
         self._cycle_ms = NEVER
         self.unsettled = False
-        """Whether anything has arrived, started or stopped, or a weight has changed, since the last cycle began."""
+        """True if a gang arrived, started or stopped, or a weight changed, since the last cycle began."""
         self._events: list[tuple[int, int, int]] = [(NEVER, _END, 0)]
         for i, outage in enumerate(outages):
             self._events.append((outage.start_ms, _FAIL, i))
@@ -136,46 +134,45 @@ class Engine:
         heapify(self._events)
         self._shares: Sequence[float] = [0.0] * len(tree.claims)
         self._divided: int | None = None
-        """The total of the last division; None after a request or a weight has changed."""
+        """The GPUs of the last division; None if a request or a weight has changed since."""
 
+    @abstractmethod
     def divide(self, total: int) -> Sequence[float]:
-        """Return the fair share of every queue."""
-        raise NotImplementedError
+        """Return the fair share of every queue out of `total` GPUs."""
 
+    @abstractmethod
     def order(self, line: int, gpus: int) -> Key:
-        """Return the sort key of a waiting line whose next gang needs `gpus`; the smallest is served first."""
-        raise NotImplementedError
+        """Return the sort key of a line whose next gang needs `gpus`."""
 
-    def started(self, gang: Gang) -> None:
-        """Called when a gang has its GPUs."""
+    def started(self, gang: Gang) -> None:  # noqa: B027
+        """React to a gang that has got its GPUs."""
 
-    def stopped(self, gang: Gang, reason: StopReason, for_queue: int) -> None:
-        """Called when a gang has lost its GPUs. for_queue: the queue for which they were reclaimed, else -1."""
+    def stopped(self, gang: Gang, reason: StopReason, for_queue: int) -> None:  # noqa: B027
+        """React to a gang that has lost its GPUs. for_queue: the queue for which they were reclaimed, else -1."""
 
-    def fail(self, outage: Outage) -> None:
-        """An outage begins."""
+    def fail(self, outage: Outage) -> None:  # noqa: B027
+        """React to the beginning of an outage."""
 
-    def restore(self, outage: Outage) -> None:
-        """An outage ends."""
+    def restore(self, outage: Outage) -> None:  # noqa: B027
+        """React to the end of an outage."""
 
     def run_until(self, at_ms: int, *, cycle: bool = True) -> None:
-        """Apply everything that happens up to and including `at_ms`. Without `cycle`, leave out the scheduling at that
-        time."""
+        """Advance to `at_ms`, and apply all events up to then. cycle: run a scheduling cycle that is due at `at_ms`."""
         while True:
             self.wake(min(self._events[0][0], self._arrivals_ms[self._submitted]))
             due_ms = self._cycle_ms
-            self._pass(min(due_ms, at_ms))
+            self._apply_events(min(due_ms, at_ms))
             if due_ms > at_ms or (due_ms == at_ms and not cycle):
                 return
             self.cycle()
 
     def wake(self, at_ms: int) -> None:
-        """Schedule a cycle at the first multiple of the cycle time from `at_ms` on."""
+        """Make a cycle due at the first multiple of the cycle time that is not before `at_ms`."""
         every = self.rules.cycle_ms
         self._cycle_ms = min(self._cycle_ms, -(-at_ms // every) * every)
 
-    def _pass(self, until_ms: int) -> None:
-        """Apply ends, outages and arrivals up to and including a time."""
+    def _apply_events(self, until_ms: int) -> None:
+        """Apply the ends of jobs, outages and arrivals up to and including a time."""
         events, gangs = self._events, self.gangs
         while events[0][0] <= until_ms:
             self.now_ms, kind, number = heappop(events)
@@ -255,6 +252,7 @@ class Engine:
             self._foreign += gpus
 
     def cycle(self) -> None:
+        """Start the gangs that fit, and reclaim GPUs for others."""
         self._cycle_ms, self.unsettled = NEVER, False
         self._start_others()
         if not any(line.gangs for line in self.lines):
@@ -268,7 +266,7 @@ class Engine:
             self._reclaim()
 
     def shares(self) -> Sequence[float]:
-        """Return the shares of the GPUs that are divided: whole, usable, and not held by another scheduler's jobs."""
+        """Return the shares of the usable whole GPUs that no job of another scheduler holds."""
         total = self.placement.whole_gpus() - self._foreign
         if total != self._divided:
             self._divided = total
@@ -276,7 +274,7 @@ class Engine:
         return self._shares
 
     def _start_others(self) -> None:
-        """Start parts of GPUs, and jobs of other schedulers. The queue that holds least goes first."""
+        """Start gangs that are not divided. The queue that holds the fewest GPUs goes first."""
         waiting = [q for q, line in enumerate(self.others) if line.gangs]
         if not waiting:
             return
@@ -293,7 +291,7 @@ class Engine:
                     self._start(gang, flavour)
 
     def _start_what_fits(self) -> None:
-        """Start one gang at a time, always from the line that is first in order."""
+        """Start one gang at a time, each from the line that is then first in order."""
         most = self.placement.most_free()
         bids = [bid for q, line in enumerate(self.lines) if line.smallest <= most and (bid := self._bid(q, 0))]
         while bids:
@@ -311,8 +309,8 @@ class Engine:
             ]
 
     def _bid(self, q: int, place: int) -> _Bid | None:
-        """Return the bid of the first gang, from a place on, that can start now; None if none within the scan depth
-        can."""
+        """Return the bid of a line: its first gang, from `place` on, that can start now. None: none within the scan
+        depth can."""
         line = self.lines[q]
         most = min(self.placement.most_free(), inf if self.rules.one_line else self.tree.room(q))
         if line.smallest > most:
@@ -324,14 +322,13 @@ class Engine:
         return None
 
     def _fits(self, gang: Gang) -> bool:
-        """Return whether there is room for it, also within the limits of its queues."""
+        """Return True if the gang can start now, also within the limits of its queues."""
         return self.placement.fitting(gang) is not None and self.tree.admits(
             gang.queue, gang.gpus, preemptible=gang.preemptible
         )
 
     def _backfill(self) -> None:
-        """Start gangs in order. A gang may start before one that does not fit only if this one's reservation allows
-        it."""
+        """Start gangs in order. The first gang that does not fit gets a reservation, which later gangs must keep."""
         reservation = None
         for line in sorted(range(len(self.lines)), key=lambda line: self.order(line, 0)):
             for gang in self.lines[line].front():
@@ -352,7 +349,7 @@ class Engine:
                 yield end_ms, self.gangs[number].gpus
 
     def _reclaim(self) -> None:
-        """Let queues that stay within their share even with a gang take GPUs back from those above theirs."""
+        """Stop gangs of queues above their share for queues that stay within their share with a waiting gang."""
         rules, tree, shares = self.rules, self.tree, self._shares  # nothing below changes requests
         again_ms, reclaimed = NEVER, False
         for q in self._claimants(shares):
@@ -364,7 +361,8 @@ class Engine:
                     or not tree.admits(q, gang.gpus, preemptible=gang.preemptible)
                 ):
                     continue
-                chosen = None if rules.settle else self._room(gang)
+                fitting = None if rules.settle else self.placement.fitting(gang)
+                chosen: tuple[Flavour, list[Gang]] | None = None if fitting is None else (fitting, [])
                 if chosen is None:
                     debtors, soonest_ms = self._debtors(q, shares)
                     again_ms = min(again_ms, soonest_ms)
@@ -384,24 +382,17 @@ class Engine:
             self.wake(again_ms)
 
     def _claimants(self, shares: Sequence[float]) -> list[int]:
-        """Return the queues with a gang with which they stay within their share, in order.
+        """Return the queues that stay within their share with their smallest gang, in order.
 
-        If queues that lose jobs in this cycle count too, all waiting queues are returned."""
+        With `settle` all waiting queues are returned, because a queue may lose jobs in this cycle."""
         held, settle = self.tree.held, self.rules.settle
         found = [
             q for q, line in enumerate(self.lines) if held[q] + line.smallest <= shares[q] or (settle and line.gangs)
         ]
         return sorted(found, key=lambda q: self.order(q, 0)) if len(found) > 1 else found
 
-    def _room(self, gang: Gang) -> tuple[Flavour, list[Gang]] | None:
-        """Return where the gang can start without victims."""
-        flavour = self.placement.fitting(gang)
-        return None if flavour is None else (flavour, [])
-
     def _debtors(self, reclaimer: int, shares: Sequence[float]) -> tuple[list[Debtor], int]:
-        """Return queues that may lose something, with the gangs that may be stopped.
-
-        Also returns when the next protected gang may be stopped."""
+        """Return the queues that may lose GPUs, and the time at which the next protected gang may be stopped."""
         debtors: list[Debtor] = []
         soonest_ms = NEVER
         for q in self.tree.leaves:
@@ -411,11 +402,11 @@ class Engine:
             if not self.tree.above_share(way[0], self.tree.held, shares):
                 continue
             for gang in reversed(self.running[q].values()):
-                free_from = gang.start_ms + self.rules.min_runtime_ms
-                if free_from <= self.now_ms:
+                protected_until_ms = gang.start_ms + self.rules.min_runtime_ms
+                if protected_until_ms <= self.now_ms:
                     break
                 if gang.divided and gang.preemptible:
-                    soonest_ms = min(soonest_ms, free_from)
+                    soonest_ms = min(soonest_ms, protected_until_ms)
             debtors.append(Debtor(way, self.running[q].values()))
         return debtors, soonest_ms
 
@@ -425,8 +416,8 @@ class Debtor:
     """A leaf queue that may have to give GPUs back.
 
     levels: the queues that lose GPUs with this leaf, from just below the common ancestor downwards
-        (`QueueTree.levels`); none of them may fall below its deserved quota.
-    gangs: those that run in it, newest last."""
+        (`QueueTree.levels`). None of them may fall below its deserved quota.
+    gangs: the gangs that run in the leaf, newest last."""
 
     levels: tuple[int, ...]
     gangs: Reversible[Gang]
@@ -435,7 +426,7 @@ class Debtor:
 def choose(
     gang: Gang, placement: Placement, debtors: Sequence[Debtor], tree: QueueTree, shares: Sequence[float], by_ms: int
 ) -> tuple[Flavour, list[Gang]] | None:
-    """Return the flavour to run on and the gangs to stop, with as few GPUs as possible; None if nothing helps.
+    """Return the flavour to run on and the gangs to stop, which hold as few GPUs as possible; None if none are enough.
 
     by_ms: gangs that started later are not stopped."""
     best: tuple[int, int, Flavour, list[Gang]] | None = None
@@ -458,22 +449,21 @@ def collect(
     shares: Sequence[float],
     by_ms: int,
 ) -> list[Gang]:
-    """Return the gangs to stop for `missing` GPUs of a flavour.
+    """Return the gangs to stop for `missing` GPUs of a flavour; none if all of them are not enough.
 
-    Empty if they are not enough. Empty too if the gang's queue, or one above it, would then be fuller than those it
-    takes from."""
+    Also none if the gang's queue, or a queue above it, would then be fuller than a sibling from which it takes GPUs."""
     held = list(tree.held)
-    rows = [_Row(debtor.levels, _stoppable(debtor.gangs, flavour, by_ms)) for debtor in debtors]
+    sources = [_VictimSource(debtor.levels, _stoppable(debtor.gangs, flavour, by_ms)) for debtor in debtors]
     victims: list[Gang] = []
     freed = 0
     while freed < missing:
-        most_over: _Row | None = None
-        for row in rows:
-            if row.look(held, tree, shares) and (most_over is None or row.over > most_over.over):
-                most_over = row
-        if most_over is None or most_over.newest is None:
+        fullest: _VictimSource | None = None
+        for source in sources:
+            if source.advance(held, tree, shares) and (fullest is None or source.fullness > fullest.fullness):
+                fullest = source
+        if fullest is None or fullest.newest is None:
             return []
-        victim, most_over.newest = most_over.newest, None
+        victim, fullest.newest = fullest.newest, None
         for q in tree.path(victim.queue):
             held[q] -= victim.gpus
         freed += victim.gpus
@@ -489,26 +479,26 @@ def _stoppable(gangs: Reversible[Gang], flavour: Flavour, by_ms: int) -> Iterato
 
 
 @dataclass(slots=True)
-class _Row:
+class _VictimSource:
     """A debtor while victims are collected.
 
-    newest: the next gang that it can give.
-    over: how full it is."""
+    gangs: its remaining gangs, newest first. newest: the next gang that can be stopped.
+    fullness: held GPUs over the share, at each level."""
 
     levels: tuple[int, ...]
     gangs: Iterator[Gang]
     newest: Gang | None = None
-    over: tuple[float, ...] = ()
+    fullness: tuple[float, ...] = ()
 
-    def look(self, held: Sequence[int], tree: QueueTree, shares: Sequence[float]) -> bool:
-        """Return whether the queue is still above its share at the compared level, and has a gang to give."""
+    def advance(self, held: Sequence[int], tree: QueueTree, shares: Sequence[float]) -> bool:
+        """Find the next victim. Return True if the queue is above its share at the compared level, and has a victim."""
         if not tree.above_share(self.levels[0], held, shares):
             return False
         while self.newest is None or any(held[q] - self.newest.gpus < tree.deserved[q] for q in self.levels):
             self.newest = next(self.gangs, None)
             if self.newest is None:
                 return False
-        self.over = tuple([_fullness(held[q], shares[q]) for q in self.levels])
+        self.fullness = tuple([_fullness(held[q], shares[q]) for q in self.levels])
         return True
 
 
@@ -517,7 +507,7 @@ def _fullness(held: float, share: float) -> float:
 
 
 def _fair(gang: Gang, victims: Sequence[Gang], held: Sequence[int], tree: QueueTree, shares: Sequence[float]) -> bool:
-    """Return whether the gang's queue, and each above it, ends up no fuller than its siblings that give."""
+    """Return True if the gang's queue, and each queue above it, ends up no fuller than its siblings that lose GPUs."""
     giving = {q for victim in victims for q in tree.path(victim.queue)}
     for mine in tree.path(gang.queue):
         full = _fullness(held[mine] + gang.gpus, shares[mine])
@@ -531,7 +521,8 @@ def _fair(gang: Gang, victims: Sequence[Gang], held: Sequence[int], tree: QueueT
 
 
 def _without_surplus(victims: Sequence[Gang], surplus: int) -> list[Gang]:
-    """Remove victims that are not needed. The longest running go first, because they would lose most."""
+    """Return the victims without those that are not needed. The longest running are spared first, because they would
+    lose most."""
     kept = list(victims)
     for victim in sorted(victims, key=lambda victim: (victim.start_ms, victim.name, victim.number)):
         if victim.gpus <= surplus:
@@ -542,15 +533,15 @@ def _without_surplus(victims: Sequence[Gang], surplus: int) -> list[Gang]:
 
 @dataclass(slots=True)
 class Reservation:
-    """When the first waiting gang can start, and how many GPUs are then left over. `admits` reduces `spare` when it
-    lets another gang start earlier."""
+    """The time at which the first waiting gang can start, and the GPUs that are then left over for others. `admits`
+    reduces `spare` when it lets another gang start earlier."""
 
     at_ms: int
     spare: int
 
     def admits(self, gpus: int, end_ms: int) -> bool:
-        """Return whether a gang that would hold its GPUs until `end_ms` keeps the reservation. If so, it counts as
-        started."""
+        """Return True if a gang that holds GPUs until `end_ms` keeps the reservation, and take its GPUs from the spare
+        ones."""
         if end_ms <= self.at_ms:
             return True
         if gpus > self.spare:
@@ -560,9 +551,9 @@ class Reservation:
 
 
 def reserve(gpus: int, free: int, ends: Iterable[tuple[int, int]]) -> Reservation:
-    """Reserve for a gang that does not fit into `free` GPUs.
+    """Return the reservation of a gang that does not fit into `free` GPUs.
 
-    ends: (end, GPUs) of all running gangs, the next to end first. Together with `free` they must be enough."""
+    ends: (end, GPUs) of all running gangs, the next to end first. Their GPUs and `free` together must be enough."""
     at_ms, coming = 0, iter(ends)
     while free < gpus:
         at_ms, freed = next(coming)
@@ -571,8 +562,7 @@ def reserve(gpus: int, free: int, ends: Iterable[tuple[int, int]]) -> Reservatio
 
 
 class ClusterSimulation(Engine):
-    """A cluster of nodes under KAI's order and division, with outages. Advance it with `events_until` and set weights
-    between calls."""
+    """Simulates a cluster of nodes with outages under KAI's order and division. `events_until` advances its clock."""
 
     def __init__(
         self,
@@ -621,7 +611,8 @@ class ClusterSimulation(Engine):
         return self._report
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Set over-quota weights from the next cycle on. Raises KeyError, ValueError."""
+        """Set over-quota weights from the next cycle on. Raises KeyError for an unknown queue, ValueError for a weight
+        that is not >= 0."""
         before = list(self.tree.weights)
         for name, weight in weights.items():
             if not weight >= 0:
@@ -632,15 +623,15 @@ class ClusterSimulation(Engine):
             self.wake(self.now_ms + 1)
 
     def queue_states(self) -> dict[str, QueueState]:
-        """Return what each queue holds, requests and is due now."""
+        """Return the GPUs that each queue holds, requests and is due now."""
         return self.tree.states(self.shares())
 
     @property
     def outcomes(self) -> dict[str, Outcome]:
-        """Return the outcome of each job, by id."""
-        found = {job.id: Outcome(job, rejected=True) for job in self._rejected}
+        """Return the outcomes by job id, in the order of submission."""
+        outcomes = {job.id: Outcome(job, rejected=True) for job in self._rejected}
         for job, gang in zip(self._jobs, self.gangs, strict=True):
-            found[job.id] = Outcome(
+            outcomes[job.id] = Outcome(
                 job,
                 gang.first_start_ms if gang.attempt else None,
                 gang.finish_ms if gang.finish_ms >= 0 else None,
@@ -648,13 +639,13 @@ class ClusterSimulation(Engine):
                 gang.crashes,
                 gang.lost_ms * gang.gpus,
             )
-        return dict(sorted(found.items(), key=lambda item: (item[1].job.submit_ms, item[0])))
+        return dict(sorted(outcomes.items(), key=lambda item: (item[1].job.submit_ms, item[0])))
 
     def divide(self, total: int) -> Sequence[float]:
         return self.tree.kai_shares(total)
 
     def order(self, line: int, gpus: int) -> Key:
-        """Return the place of a line in KAI's order.
+        """Return the sort key of a line in KAI's order.
 
         Source: KAI-Scheduler queue_order.go, commit d5bc503a, for one resource. Usage acts through the share."""
         tree, share = self.tree, self._shares[line]
@@ -705,7 +696,10 @@ def replay(
     tick_s: int = TICK_S,
     progress: Callable[[float], None] | None = None,
 ) -> Record:
-    """Run `workload` until `end_s`. A value of -1 in `started_s` and `finished_s` means: not within the run."""
+    """Run a workload until `end_s` under a policy, and return its record.
+
+    steering: sets weights in every control period. dividing: computes the fair shares. ranking: orders the queues.
+    control_s, tick_s: the seconds of a control period, and of a scheduling cycle. progress: gets the finished part."""
     run = _PoolReplay(workload, pool, dividing, tick_s)
     record = Record(workload, pool, end_s)
     for due_s in range(0, end_s + 1, control_s):
@@ -733,7 +727,7 @@ def replay(
 
 
 class _PoolReplay(Engine):
-    """A workload on one pool of equal GPUs, with flat queues and weights that a controller may set."""
+    """Runs a workload on one pool of equal GPUs, with flat queues and weights that a controller may set."""
 
     def __init__(self, workload: Workload, pool: Pool, dividing: Dividing | None, tick_s: int) -> None:
         columns = zip(workload.submit_s, workload.gpus, workload.duration_s, workload.queue, strict=True)
@@ -762,7 +756,7 @@ class _PoolReplay(Engine):
 
     def cycle(self) -> None:
         if self._dividing is not None:
-            self.divide_again()  # the division may depend on the time and on held GPUs
+            self.divide_again()  # the division depends on the time and on held GPUs
         super().cycle()
 
     def divide(self, total: int) -> Sequence[float]:
@@ -774,19 +768,18 @@ class _PoolReplay(Engine):
         return [0.0] * len(tree.claims)
 
     def _request(self, gang: Gang, gpus: int) -> None:
-        """Update the request of a queue. A fluid share changes only if the request limits it, before or after."""
+        """Change the request of a queue. Its share changes only if the request limits the share, before or after."""
         q, asked, shares = gang.queue, self.tree.asked, self._shares
-        bound = asked[q] <= shares[q]
+        was_limiting = asked[q] <= shares[q]
         self.tree.request(q, gpus)
-        if bound or asked[q] <= shares[q]:
+        if was_limiting or asked[q] <= shares[q]:
             self.divide_again()
 
     def order(self, line: int, gpus: int) -> Key:
-        """Return the place of a line: first queues within the share, then within the quota, then by how full the share
-        would be.
+        """Return the sort key of a line: queues within their share first, then within their quota, then by fullness.
 
-        For a gang larger than its queue's whole share, this does not show which queue is further behind. Without shares
-        the order is by rank."""
+        Fullness is the part of the share that the queue would hold with the gang; it says nothing about a gang that is
+        larger than the whole share, which comes last. Without shares the order is by rank."""
         if not self.rules.reclaim:
             return (self.rank[line], line)
         held, share, deserved = self.tree.held[line], self._shares[line], self.tree.deserved[line]
@@ -795,7 +788,7 @@ class _PoolReplay(Engine):
         return (held > share, with_gang > deserved, with_gang / due if gpus <= due and due > 0.0 else inf, line)
 
     def view(self) -> ControllerView:
-        """Return what a controller sees now."""
+        """Return the data that a controller sees now."""
         return ControllerView(
             self.now_ms // MS_PER_SECOND,
             self._pool.capacity,
@@ -811,7 +804,7 @@ class _PoolReplay(Engine):
         return [used // MS_PER_SECOND for used in self.tree.used_ms(self.now_ms if until_ms is None else until_ms)]
 
     def backlog(self) -> tuple[array[int], array[int]]:
-        """Return every job that waits or runs, and the seconds of work left."""
+        """Return the numbers of all jobs that wait or run, and their seconds of work left."""
         gangs = [gang for line in self.lines for gang in line.gangs]
         gangs += [gang for running in self.running for gang in running.values()]
         gangs.sort(key=_NUMBER)
@@ -819,7 +812,7 @@ class _PoolReplay(Engine):
         return array("q", [gang.number for gang in gangs]), array("q", left)
 
     def close(self, record: Record) -> Record:
-        """Add the outcome of each job to the record."""
+        """Return the record, completed with the outcomes of the jobs."""
         gangs = self.gangs
         record.started_s = [gang.first_start_ms // MS_PER_SECOND if gang.attempt else -1 for gang in gangs]
         record.finished_s = [gang.finish_ms // MS_PER_SECOND if gang.finish_ms >= 0 else -1 for gang in gangs]

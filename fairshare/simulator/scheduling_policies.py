@@ -1,22 +1,21 @@
-"""Defines the policies that are compared: feedback laws in the loop, and baseline schedulers.
+"""Defines the policies that `simulate` compares: feedback laws, and baseline schedulers.
 
-Feedback laws (`static`, `kai-K[-HALFLIFE]`, `fairtree`, `multifactor`, `deficit`) publish weights through the
-controller's own code. The others model a kind of scheduling, not a product:
+Feedback laws (`static`, `kai-K[-HALFLIFE]`, `fairtree`, `multifactor`, `deficit`) set weights with the controller's own
+code. The other policies model a kind of scheduling, not a product:
 
-- `fifo` has one line for all jobs, and `easy` the same with EASY backfilling.
-- `partition` gives each queue a fixed part.
+- `fifo` has one line for all jobs, and `easy` adds EASY backfilling.
+- `partition` gives each queue a fixed part of the cluster.
 - `order-multifactor`, `order-fairtree` (with EASY backfilling, as on Slurm) and `order-kueue` serve queues by past
   usage and never preempt.
-- `karma` and `sdrf` follow published mechanisms. They compute how many GPUs each queue is due, and the replay's
-  scheduler enforces this like any fair share.
-- `oracle` knows the future and publishes weights.
+- `karma` and `sdrf` follow published mechanisms. They compute the GPUs that each queue is due, and the replay's
+  scheduler enforces them like any fair share.
+- `oracle` knows the future and sets weights.
 
-Karma, Stateful DRF and the oracle keep deserved quotas. They model the published mechanisms on one resource with fluid
-shares, and are not those systems.
+Karma, Stateful DRF and the oracle keep deserved quotas. They model the published mechanisms on one resource with shares
+that are fractions of GPUs.
 
-The accountant's answers (usage over the policy's window) are kept as running sums, so a control period costs
-microseconds. `tests/demo/test_same_weights.py` compares them with `calculate_weights` on real answers of the
-accountant."""
+Usage over the policy's window is a running sum, so a control period costs microseconds. A test compares the resulting
+weights with those of `calculate_weights` on real answers of the accountant (`tests/demo/test_same_weights.py`)."""
 
 from __future__ import annotations
 
@@ -44,6 +43,7 @@ from fairshare.simulator.simulation_model import (
     Ranking,
     Record,
     Rules,
+    SimulatedController,
     Workload,
 )
 from gputally.base.units import apportion
@@ -54,18 +54,16 @@ Ints = npt.NDArray[np.int64]
 
 WEEK_S = 7 * 86_400
 AHEAD_H = (24, 60, 96, 132)
-"""Hours until the ends of the weeks that the oracle considers."""
+"""The hours from now to the ends of the weeks that the oracle considers."""
 
 
 class Karma:
-    """Karma: a queue that lends unused GPUs earns credits, and a queue that borrows pays with them.
+    """Divides by Karma: a queue that lends unused GPUs earns credits, and a queue that borrows GPUs pays with credits.
 
-    The price is one credit per GPU and quantum, which is a control period. The queue with most credits goes first.
-
-    A part of every fair share is guaranteed. The rest is a common pool from which every queue can borrow. To pay for
-    its own part of that pool, each queue gets free credits every quantum. With unequal shares, a borrowed GPU costs a
-    queue 1 / (n · share) credits. Queues that use nothing then earn equally fast. This weighting is not part of the
-    paper.
+    A GPU costs one credit per quantum, which is a control period. The queue with the most credits borrows first. A part
+    of every fair share is guaranteed. The rest is a common pool from which every queue can borrow. Each queue gets free
+    credits every quantum, which pay for its own part of that pool. With unequal shares, a borrowed GPU costs a queue
+    1 / (n · share) credits, so that queues that use nothing earn equally fast. This price is not part of the paper.
 
     Source: Vuppalapati et al., "Karma: Resource Allocation for Dynamic Demands", OSDI 2023."""
 
@@ -90,7 +88,7 @@ class Karma:
         common = sum(self._fair) - sum(self._guaranteed)
         per_credit = [1.0 / price for price in self._price]
         borrowed = fill_from(common + sum(lent), wanted, per_credit, [-credit for credit in self.credits])
-        # Lent GPUs are used first, and queues with the fewest credits lend first.
+        # Borrowers get lent GPUs before those of the pool, and queues with the fewest credits lend first.
         earned = fill_from(min(sum(lent), sum(borrowed)), lent, per_credit, self.credits)
         for q, price in enumerate(self._price):
             free = self._fair[q] - self._guaranteed[q]
@@ -99,12 +97,11 @@ class Karma:
 
 
 class StatefulDrf:
-    """Stateful DRF: max-min fairness over a queue's GPUs plus its commitment.
+    """Divides by Stateful DRF: max-min fairness over a queue's GPUs plus its commitment.
 
-    The commitment is the decayed mean of the GPUs that it had above its share. GPUs that it left unused are not
-    credited.
+    The commitment is the decayed mean of the GPUs that the queue held above its share. Unused GPUs earn no credit.
 
-    half_life_s: half-life of the commitment.
+    half_life_s: the half-life of the commitment.
 
     Source: Sadok, Campista, Costa, "Stateful DRF: Considering the Past in a Multi-Resource Allocation", IEEE
     Transactions on Computers 70(7), 2021; here with one resource."""
@@ -119,32 +116,30 @@ class StatefulDrf:
         self.commitment = [0.0] * len(share)
 
     def __call__(self, view: ControllerView, _weights: Sequence[float]) -> list[float]:
-        self._remember(view)
+        self._update_commitments(view)
         base = [min(ask, quota) for ask, quota in zip(view.asked, self._deserved, strict=True)]
         starts = [(c + b) / part for c, b, part in zip(self.commitment, base, self._share, strict=True)]
         more = [ask - given for ask, given in zip(view.asked, base, strict=True)]
         extra = fill_from(self._capacity - sum(base), more, self._share, starts)
         return [given + above for given, above in zip(base, extra, strict=True)]
 
-    def _remember(self, view: ControllerView) -> None:
+    def _update_commitments(self, view: ControllerView) -> None:
         span = view.now_s - self._at_s
         if span < CONTROL_S:
             return
-        kept = exp2(-span / self._half_life_s)
+        decay = exp2(-span / self._half_life_s)
         for q, part in enumerate(self._share):
             over = max(0.0, (view.used[q] - self._used[q]) / span - part * self._capacity)
-            self.commitment[q] = self.commitment[q] * kept + over * (1.0 - kept)
+            self.commitment[q] = self.commitment[q] * decay + over * (1.0 - decay)
         self._used, self._at_s = list(view.used), view.now_s
 
 
 class Oracle:
-    """Sets weights with knowledge of every future job and its run time.
+    """Sets weights with knowledge of every future job and its run time, as an upper bound of what a controller can do.
 
-    The weight of a queue is the number of GPUs with which it gets what it is still due, averaged over several
-    overlapping weeks that contain the present moment. In a week a queue is due its part by share (`fill`) of all GPU
-    time that is delivered, up to the time that it used and could still use.
-
-    No controller can know this. The oracle shows how well one could do."""
+    The weight of a queue is the number of GPUs with which it gets the GPU time that it is still due in a week, averaged
+    over several overlapping weeks that contain the present moment. In a week a queue is due its part by share (`fill`)
+    of all delivered GPU time, but no more than the GPU time that it used and can still use."""
 
     def __init__(
         self, workload: Workload, capacity: int, share: Sequence[float], ahead_h: Sequence[int] = AHEAD_H
@@ -154,29 +149,31 @@ class Oracle:
         columns = (workload.submit_s, workload.duration_s, workload.gpus, workload.queue)
         self._submit, self._duration, self._gpus, self._queue = (np.asarray(column) for column in columns)
         self._offered: Floats = np.zeros(len(share))
-        self._come = 0
+        self._arrived = 0
         self._used: list[Floats] = []
 
     def __call__(self, view: ControllerView) -> list[float]:
         now = np.array(view.used, float)
         self._used.append(now)
-        fresh = slice(self._come, int(np.searchsorted(self._submit, view.now_s, side="right")))
-        self._offered += self._work(fresh, self._duration[fresh])
-        self._come = fresh.stop
+        new_jobs = slice(self._arrived, int(np.searchsorted(self._submit, view.now_s, side="right")))
+        self._offered += self._work(new_jobs, self._duration[new_jobs])
+        self._arrived = new_jobs.stop
         left = np.maximum(0.0, self._offered - now)
         rates: Floats = np.zeros(len(self._share))
         for ahead_s in self._ahead_s:
             used = now - self._used[max(0, len(self._used) - 1 - (WEEK_S - ahead_s) // CONTROL_S)]
-            able = used + np.minimum(left, np.array(view.asked, float) * ahead_s) + self._to_come(view.now_s, ahead_s)
+            able = (
+                used + np.minimum(left, np.array(view.asked, float) * ahead_s) + self._future_work(view.now_s, ahead_s)
+            )
             due = fill(float(used.sum()) + self._capacity * ahead_s, able.tolist(), self._share)
             rates += (np.array(due) - used) / ahead_s
         least = [1e-3 * part * self._capacity for part in self._share]
         return [max(low, rate / len(self._ahead_s)) for low, rate in zip(least, rates.tolist(), strict=True)]
 
-    def _to_come(self, now_s: int, ahead_s: int) -> Floats:
-        """Return the GPU-seconds per queue that jobs to be submitted could use within the time."""
+    def _future_work(self, now_s: int, ahead_s: int) -> Floats:
+        """Return the GPU-seconds per queue that jobs which are not submitted yet could use within `ahead_s`."""
         end_s = now_s + ahead_s
-        jobs = slice(self._come, int(np.searchsorted(self._submit, end_s, side="right")))
+        jobs = slice(self._arrived, int(np.searchsorted(self._submit, end_s, side="right")))
         return self._work(jobs, np.minimum(self._duration[jobs], end_s - self._submit[jobs]))
 
     def _work(self, jobs: slice, seconds: Ints) -> Floats:
@@ -185,7 +182,7 @@ class Oracle:
 
 
 class Usage:
-    """GPU-seconds per queue and of the cluster over a sliding window, with or without a half-life."""
+    """Sums up GPU-seconds, per queue and of the cluster, over a sliding window with or without a half-life."""
 
     def __init__(self, queues: int, size_s: int, half_life_s: int | None) -> None:
         self._size_s, self._half_life_s = size_s, half_life_s
@@ -195,35 +192,36 @@ class Usage:
         self._slices: deque[tuple[int, list[float]]] = deque()
 
     def at(self, view: ControllerView) -> tuple[list[float], float]:
-        """Return the usage per queue, and that of the capacity, including the usage since the last call."""
+        """Return the GPU-seconds per queue and those of the whole cluster in the window that ends now."""
         span = view.now_s - self._last_s
         now = [*view.used, self._last[-1] + view.capacity * span]
-        fresh: list[float] = list(map(sub, now, self._last))
+        new: list[float] = list(map(sub, now, self._last))
         if self._half_life_s is None:
-            sums = list(map(add, self._sums, fresh))
+            sums = list(map(add, self._sums, new))
         else:
-            # The usage of a short slice is treated as if all of it happened at the middle of the slice.
-            fade, middle = exp2(-span / self._half_life_s), exp2(-span / 2 / self._half_life_s)
-            fresh = [new * middle for new in fresh]
-            sums = [old * fade + new for old, new in zip(self._sums, fresh, strict=True)]
-        self._slices.append((view.now_s, fresh))
+            # All usage of a short slice counts as if it happened at the middle of the slice.
+            decay, middle = exp2(-span / self._half_life_s), exp2(-span / 2 / self._half_life_s)
+            new = [amount * middle for amount in new]
+            sums = [old * decay + amount for old, amount in zip(self._sums, new, strict=True)]
+        self._slices.append((view.now_s, new))
         while self._slices and self._slices[0][0] <= view.now_s - self._size_s:
-            at, gone = self._slices.popleft()
-            age = 1.0 if self._half_life_s is None else exp2(-(view.now_s - at) / self._half_life_s)
-            sums = [old - past * age for old, past in zip(sums, gone, strict=True)]
+            at, expired = self._slices.popleft()
+            decay = 1.0 if self._half_life_s is None else exp2(-(view.now_s - at) / self._half_life_s)
+            sums = [total - amount * decay for total, amount in zip(sums, expired, strict=True)]
         self._sums, self._last, self._last_s = sums, now, view.now_s
         return sums[:-1], sums[-1]
 
 
 class Feedback:
-    """A policy's law over flat queues, called once per control period. Lists by queue, in the policy's order."""
+    """Applies a policy's law to flat queues in every control period. Lists are in the order of the policy's queues.
+
+    targets: each queue's part of the pool by quota and weight, see `static_parts`."""
 
     def __init__(self, policy: Policy, targets: Mapping[str, float]) -> None:
-        """targets: part of the pool of every queue by quota and weight, see `static_parts`."""
         self._policy, self._law = policy, law_of(policy)
         queues = policy.queues
         self._names = tuple(queue.name for queue in queues)
-        self._places = {name: q for q, name in enumerate(self._names)}
+        self._indices = {name: q for q, name in enumerate(self._names)}
         self._weights = tuple(queue.weight for queue in queues)
         self._targets = tuple(targets[name] for name in self._names)
         self._deserved, self._limits = [queue.deserved for queue in queues], [queue.limit for queue in queues]
@@ -247,39 +245,28 @@ class Feedback:
             list(map(float, view.held)), self._deserved, self._limits, view.gang, self._in_force, reclaims,
         )  # fmt: skip
         siblings = LawQueues(columns, float(view.capacity), whole / view.capacity, now_ms, explain=False)
-        rulings = list(law_results(self._law, siblings, self._policy, self._memory))
+        results = list(law_results(self._law, siblings, self._policy, self._memory))
         in_force = list(self._in_force)
-        for _, verdict, names, values in rulings:
-            if self._unpaced:
-                self._jump(in_force, names, values)
-            else:
-                self._pace(in_force, names, values, now_ms, turn=verdict.turn is not None)
+        for _, result, names, values in results:
+            self._pace(in_force, names, values, now_ms, at_once=self._unpaced or result.turn is not None)
         # Only a law that is called once, for all queues, keeps a memory: the first result has it.
-        self._memory = rulings[0][1].memory
+        self._memory = results[0][1].memory
         self._in_force = in_force
         return in_force
 
-    def _jump(self, in_force: list[float], names: Sequence[str], values: Sequence[float]) -> None:
-        """Return the same as `_pace` if nothing limits a weight's change."""
-        places = self._places
-        for name, wanted in zip(names, values, strict=True):
-            q = places[name]
-            if in_force[q]:
-                in_force[q] = wanted
-
     def _pace(
-        self, in_force: list[float], names: Sequence[str], values: Sequence[float], now_ms: int, *, turn: bool
+        self, in_force: list[float], names: Sequence[str], values: Sequence[float], now_ms: int, *, at_once: bool
     ) -> None:
-        """Move the weights towards the wanted ones as far as one cycle may go. A turn takes effect at once."""
-        places, changed_ms, direction, bounds = self._places, self._changed_ms, self._direction, self._policy.bounds
+        """Move the weights towards the wanted ones, as far as one cycle may go or, with `at_once`, all the way."""
+        indices, changed_ms, direction, bounds = self._indices, self._changed_ms, self._direction, self._policy.bounds
         for name, wanted in zip(names, values, strict=True):
-            q = places[name]
-            held = in_force[q]
-            # A weight of 0 stays 0, and a weight that does not move needs no pace.
-            if wanted != held and held:
-                value = wanted if turn else strides(wanted, held, changed_ms[q], direction[q], bounds, now_ms)[1]
-                if value != held:
-                    in_force[q], changed_ms[q], direction[q] = value, now_ms, 1 if value > held else -1
+            q = indices[name]
+            weight = in_force[q]
+            # A weight of 0 stays 0.
+            if wanted != weight and weight:
+                value = wanted if at_once else strides(wanted, weight, changed_ms[q], direction[q], bounds, now_ms)[1]
+                if value != weight:
+                    in_force[q], changed_ms[q], direction[q] = value, now_ms, 1 if value > weight else -1
 
 
 NAMES = (
@@ -287,23 +274,23 @@ NAMES = (
     "kai-2", "kai-5", "kai-1-24h", "multifactor", "fairtree", "karma", "sdrf", "deficit", "oracle",
 )  # fmt: skip
 LAWS = ("static", "kai-1", "kai-5", "kai-1-24h", "multifactor", "fairtree", "deficit")
-"""The laws that publish weights, for a quick comparison."""
+"""The laws that set weights, for a quick comparison."""
 FREE = Bounds(min_multiplier=1e-4, max_multiplier=1e4, max_step=1e9, deadband=0.0)
-"""Bounds of the baselines, which change as far and as fast as their formula says."""
+"""The bounds of the laws other than `deficit`, which change weights as far and as fast as their formula says."""
 DEFAULT = Bounds(min_multiplier=0.1, max_multiplier=8.0, max_step=0.5, deadband=0.0)
-"""Bounds of the default law: the controller's usual step, and its own quiet zone instead of a deadband."""
+"""The bounds of the law `deficit`: the controller's usual step, and the law's own quiet zone instead of a deadband."""
 _KAI = re.compile(r"kai-(\d+(?:\.\d+)?)(?:-(\d+[a-z]+))?")
 _ORDER_HALF_LIFE_S = 7 * 86_400
 _LINE_DEPTH = 256
-"""How far a single line for all queues is searched for backfilling; Slurm's default is similar."""
+"""The scan depth of backfilling in a single line for all queues; Slurm's default is similar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A cluster for a workload.
+    """The cluster on which a workload is replayed.
 
-    share: the share of each queue, > 0, in the workload's order, adding up to 1.
-    guaranteed: the part of its share that is a deserved quota."""
+    share: the part of the cluster of each queue, > 0, in the workload's order; the sum is 1.
+    guaranteed: the part of each share that is a deserved quota."""
 
     capacity: int
     share: Sequence[float]
@@ -315,7 +302,7 @@ class Setup:
 
 
 def unknown(name: str) -> bool:
-    """Return whether no policy has this name."""
+    """Return True if no policy has this name."""
     return name not in NAMES and not _KAI.fullmatch(name)
 
 
@@ -328,41 +315,39 @@ def run(
     settings: DeficitPolicy | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Record:
-    """Replay a workload under a policy of `NAMES` (any k and half-life after `kai-`). Raises ValueError."""
+    """Replay a workload under a policy of `NAMES` (any k and half-life after `kai-`). Raises ValueError.
+
+    settings: of the law `deficit`."""
     if unknown(name):
         raise ValueError(f"no policy {name!r}; one of {', '.join(NAMES)}")
-    pool = setup.pool()
+    pool, capacity, share = setup.pool(), setup.capacity, setup.share
+    steering: SimulatedController | None = None
+    dividing: Dividing | None = None
+    ranking: Ranking | None = None
     if name == "fifo":
         pool = replace(pool, rules=Rules(reclaim=False, one_line=True))
-        return replay(workload, pool, end_s, progress=progress)
-    if name == "easy":
-        rules = Rules(reclaim=False, one_line=True, backfill=True, scan_depth=_LINE_DEPTH)
-        pool = replace(pool, rules=rules)
-        return replay(workload, pool, end_s, progress=progress)
-    if name == "partition":
-        parts = apportion(setup.capacity, [round(part * 1_000_000) for part in setup.share])
-        return replay(workload, replace(pool, rules=Rules(reclaim=False), limits=parts), end_s, progress=progress)
-    if name == "static":
-        return replay(workload, pool, end_s, progress=progress)
-    if name.startswith("order-"):
-        ranking, backfill = _ranking(name, setup), name != "order-kueue"
-        pool = replace(pool, rules=Rules(reclaim=False, backfill=backfill))
-        return replay(workload, pool, end_s, ranking=ranking, progress=progress)
-    if name == "oracle":
-        oracle = Oracle(workload, setup.capacity, setup.share)
-        return replay(workload, pool, end_s, steering=oracle, progress=progress)
-    if name in ("karma", "sdrf"):
-        dividing: Dividing = Karma(setup.capacity, setup.share, setup.guaranteed)
-        if name == "sdrf":
-            dividing = StatefulDrf(setup.capacity, setup.share, pool.deserved)
-        return replay(workload, pool, end_s, dividing=dividing, progress=progress)
-    policy = law_policy(name, workload.queues, setup, settings)
-    targets = dict(zip(workload.queues, setup.share, strict=True))
-    return replay(workload, pool, end_s, steering=Feedback(policy, targets), progress=progress)
+    elif name == "easy":
+        pool = replace(pool, rules=Rules(reclaim=False, one_line=True, backfill=True, scan_depth=_LINE_DEPTH))
+    elif name == "partition":
+        limits = apportion(capacity, [round(part * 1_000_000) for part in share])
+        pool = replace(pool, rules=Rules(reclaim=False), limits=limits)
+    elif name.startswith("order-"):
+        pool = replace(pool, rules=Rules(reclaim=False, backfill=name != "order-kueue"))
+        ranking = _ranking(name, setup)
+    elif name == "oracle":
+        steering = Oracle(workload, capacity, share)
+    elif name == "karma":
+        dividing = Karma(capacity, share, setup.guaranteed)
+    elif name == "sdrf":
+        dividing = StatefulDrf(capacity, share, pool.deserved)
+    elif name != "static":
+        policy = law_policy(name, workload.queues, setup, settings)
+        steering = Feedback(policy, dict(zip(workload.queues, share, strict=True)))
+    return replay(workload, pool, end_s, steering=steering, dividing=dividing, ranking=ranking, progress=progress)
 
 
 def law_policy(name: str, queues: Sequence[str], setup: Setup, settings: DeficitPolicy | None = None) -> Policy:
-    """Return the policy file of a feedback law with this name."""
+    """Return the policy with the feedback law of this name."""
     members = tuple(
         QueuePolicy(name=queue, weight=part, deserved=setup.guaranteed * part * setup.capacity)
         for queue, part in zip(queues, setup.share, strict=True)
@@ -380,7 +365,7 @@ def law_policy(name: str, queues: Sequence[str], setup: Setup, settings: Deficit
 
 
 def _ranking(name: str, setup: Setup) -> Ranking:
-    """Order queues by what they used, decayed with a week's half-life, against their share."""
+    """Return the ranking of queues by their usage, with a half-life of a week, relative to their share."""
     queues = len(setup.share)
     usage = Usage(queues, 3 * _ORDER_HALF_LIFE_S, _ORDER_HALF_LIFE_S)
     waited: list[int] = [0] * queues
@@ -391,7 +376,7 @@ def _ranking(name: str, setup: Setup) -> Ranking:
         if name == "order-fairtree":
             return [part / share for part, share in zip(parts, setup.share, strict=True)]
         if name == "order-kueue":
-            # The entry penalty: admitted GPUs count as if they had been used for a sampling interval.
+            # Kueue's entry penalty: admitted GPUs count as if they had been used for a sampling interval.
             return [
                 part / share + held / view.capacity / share / 1e3
                 for part, share, held in zip(parts, setup.share, view.held, strict=True)

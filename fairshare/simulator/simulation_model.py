@@ -1,24 +1,24 @@
-"""Defines clusters, jobs, events and results of a simulation, as objects and as columns.
+"""Defines the clusters, jobs, events and results of a simulation.
 
 A slot is what one member of a gang holds: a whole GPU, one MIG instance, or one replica of a time-sliced GPU. Slots of
-one shape, model and pool are interchangeable except for their place. All data is frozen."""
+one shape, GPU model and node pool are interchangeable except for their node."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
 WHOLE = "gpu"
-"""Shape of a slot that is a whole GPU. Only these are divided into fair shares and reclaimed."""
+"""The shape of a whole GPU. Fair shares and reclaim concern only slots of this shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """One physical GPU and the shapes of its slots: `(WHOLE,)`, a MIG geometry, or N equal replicas."""
+    """One physical GPU. shapes: of its slots: `(WHOLE,)`, a MIG geometry, or N equal replicas."""
 
     uuid: str
     model: str
@@ -27,7 +27,7 @@ class GpuSpec:
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """One node. `pool` is what jobs may be restricted to, e.g. `spot`."""
+    """One node. pool: the name of its node pool, such as `spot`, to which jobs may be restricted."""
 
     name: str
     gpus: tuple[GpuSpec, ...]
@@ -36,7 +36,7 @@ class NodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class Flavour:
-    """The properties that make slots interchangeable. A gang runs on slots of one flavour."""
+    """The properties that make slots interchangeable. All slots of a gang have the same flavour."""
 
     shape: str
     model: str
@@ -45,7 +45,7 @@ class Flavour:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One schedulable part of a GPU: `index` counts from 0 in the order of `GpuSpec.shapes`."""
+    """One schedulable part of a GPU. index: its position in `GpuSpec.shapes`."""
 
     node: str
     gpu: str
@@ -55,9 +55,9 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A span in which a node, or one GPU, cannot be used. end_ms: None if it does not end.
+    """A span in which a node, or one GPU, cannot be used. end_ms: None if the outage does not end.
 
-    Its jobs stop at `start_ms` as after a crash. They keep the work that they checkpointed."""
+    The jobs on it stop at `start_ms` as after a crash, and keep the work up to their last checkpoint."""
 
     target: Literal["node", "gpu"]
     name: str
@@ -80,13 +80,13 @@ JobKind = Literal["training", "notebook", "short", "inference"]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A gang of `gpus` slots of one shape, needed all at once for `duration_ms` of work.
+    """A gang that needs `gpus` slots of one shape at the same time for `duration_ms` of work.
 
-    queue: leaf queue. If the engine does not know the name, the job belongs to another scheduler: it starts as soon as
-        it fits and takes no part in the division of shares.
-    models, pools: where it may run; empty means anywhere.
+    queue: a leaf queue. A job of a queue that the engine does not know belongs to another scheduler: it starts as soon
+        as it fits, and takes no part in the division of shares.
+    models, pools: the GPU models and node pools on which it may run; empty: any.
     utilisation_permille: how busy each of its slots is, 0..1000.
-    preemptible: if False, it runs only inside its queue's deserved quota and is never reclaimed."""
+    preemptible: False: it runs only within its queue's deserved quota and is never reclaimed."""
 
     id: str
     queue: str
@@ -107,18 +107,18 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How the scheduler works. The defaults are the preemption model that is used to evaluate fair-share policies.
+    """The settings of the scheduler. The defaults are the preemption model with which policies are evaluated.
 
-    scan_depth: how many waiting jobs of a queue are tried in one cycle, oldest first.
-    checkpoint_ms: work since the last multiple is lost when a job is stopped.
-    restart_ms: extra run time of every start but the first.
-    min_runtime_ms: a job is not reclaimed before it has run that long.
-    cycle_ms: scheduling happens at multiples of this.
-    one_line: one line for all queues, first in first out across them, without reclaim.
-    backfill: EASY backfilling instead of starting whatever fits, without reclaim and limits.
-    settle: if True, GPUs that a reclaim freed and its gang does not need are given out by an extra scheduling cycle
-    that follows at once. If False, the present cycle goes on, but only for queues that may reclaim; the others wait for
-    the next event."""
+    scan_depth: the number of waiting jobs of a queue that one cycle tries, oldest first.
+    checkpoint_ms: the time between two checkpoints; a stopped job loses the work since the last one.
+    restart_ms: the extra run time of every start except the first.
+    min_runtime_ms: the run time before which a job is not reclaimed.
+    cycle_ms: the time between two scheduling cycles.
+    reclaim: queues below their share take GPUs back.
+    one_line: all queues share one first-in-first-out line, without reclaim.
+    backfill: EASY backfilling instead of starting every job that fits, without reclaim and limits.
+    settle: True: an extra cycle at once gives out the GPUs that a reclaim freed and its gang does not need. False: the
+        present cycle goes on, but only for queues that may reclaim; the other queues wait for the next event."""
 
     scan_depth: int = 32
     checkpoint_ms: int = 30 * MS_PER_MINUTE
@@ -133,11 +133,12 @@ class Rules:
 
 @dataclass(slots=True)
 class Outcome:
-    """The result of one job. None means that the event has not happened.
+    """The result of one job. A time of None means that the event has not happened.
 
-    lost_gpu_ms: work done and lost by stops, restarts included.
-    evictions: stops by reclaim.
-    crashes: stops by outages."""
+    evictions: the number of stops by reclaim.
+    crashes: the number of stops by outages.
+    lost_gpu_ms: the work that stops destroyed, and the time of restarts.
+    rejected: no flavour that the job may use has enough slots even in an empty cluster."""
 
     job: Job
     first_start_ms: int | None = None
@@ -146,7 +147,6 @@ class Outcome:
     crashes: int = 0
     lost_gpu_ms: int = 0
     rejected: bool = False
-    """Whether no flavour that it may use has that many slots even when empty."""
 
 
 StopReason = Literal["finished", "reclaimed", "outage"]
@@ -154,7 +154,7 @@ StopReason = Literal["finished", "reclaimed", "outage"]
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """`job` holds `slots` from now on. attempt counts from 1."""
+    """The job holds its slots from now on. attempt: the number of its starts so far."""
 
     at_ms: int
     job: Job
@@ -164,7 +164,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """`job` no longer holds its slots. for_queue: the queue for which it was reclaimed."""
+    """The job no longer holds its slots. for_queue: the queue for which it was reclaimed, "" for other reasons."""
 
     at_ms: int
     job: Job
@@ -191,10 +191,10 @@ Event = Started | Stopped | OutageBegan | OutageEnded
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Gangs by (submit_s, id), one list per column.
+    """The jobs of a replay as columns, ordered by (submit_s, id).
 
-    queue: index into `queues`.
-    left_out: number of jobs that no policy could run (larger than the cluster, or of a queue that has no share)."""
+    queue: indices into `queues`.
+    left_out: the number of jobs that no policy could run (larger than the cluster, or of a queue without a share)."""
 
     queues: tuple[str, ...]
     submit_s: Sequence[int]
@@ -205,56 +205,46 @@ class Workload:
 
     @property
     def gpu_hours(self) -> float:
-        """Return the GPU-hours that all jobs together need."""
+        """Return the GPU-hours that all jobs need together."""
         return sum(g * d for g, d in zip(self.gpus, self.duration_s, strict=True)) / 3600
 
     def between(self, start_s: int, end_s: int) -> Workload:
-        """Return the jobs submitted in [start_s, end_s), counted from `start_s`."""
-        kept = [i for i, at in enumerate(self.submit_s) if start_s <= at < end_s]
-        return Workload(
-            self.queues,
-            [self.submit_s[i] - start_s for i in kept],
-            [self.gpus[i] for i in kept],
-            [self.duration_s[i] for i in kept],
-            [self.queue[i] for i in kept],
-            self.left_out,
-        )
+        """Return the jobs submitted in [start_s, end_s), with submission times counted from `start_s`."""
+        rows = ((at - start_s, *job) for at, *job in self._rows() if start_s <= at < end_s)
+        return workload(self.queues, rows, self.left_out)
 
     def fitting(self, capacity: int) -> Workload:
-        """Return the workload without gangs that are larger than the cluster. They are counted in `left_out`."""
-        kept = [i for i, gang in enumerate(self.gpus) if gang <= capacity]
-        if len(kept) == len(self.gpus):
-            return self
-        return Workload(
-            self.queues,
-            [self.submit_s[i] for i in kept],
-            [self.gpus[i] for i in kept],
-            [self.duration_s[i] for i in kept],
-            [self.queue[i] for i in kept],
-            self.left_out + len(self.gpus) - len(kept),
-        )
+        """Return the workload without gangs that are larger than the cluster, which `left_out` counts."""
+        fitting = workload(self.queues, (row for row in self._rows() if row[1] <= capacity))
+        return replace(fitting, left_out=self.left_out + len(self.gpus) - len(fitting.gpus))
+
+    def _rows(self) -> Iterator[tuple[int, ...]]:
+        return zip(self.submit_s, self.gpus, self.duration_s, self.queue, strict=True)
 
 
-def columns(jobs: Iterable[Job], queues: Sequence[str]) -> Workload:
-    """Return the workload of these queues. Jobs of other queues are left out and counted.
+def workload(queues: Sequence[str], rows: Iterable[Sequence[int]], left_out: int = 0) -> Workload:
+    """Return the workload of rows (submit_s, gpus, duration_s, index of the queue)."""
+    rows = list(rows)
+    submit_s, gpus, duration_s, queue = ([row[column] for row in rows] for column in range(4))
+    return Workload(tuple(queues), submit_s, gpus, duration_s, queue, left_out)
 
-    Parts of a second of a run count as a whole second."""
+
+def workload_of(jobs: Iterable[Job], queues: Sequence[str]) -> Workload:
+    """Return the workload of the jobs of these queues. `left_out` counts the jobs of other queues.
+
+    A started second of a run counts as a whole second."""
     index = {name: i for i, name in enumerate(queues)}
     ordered = sorted(jobs, key=lambda job: (job.submit_ms, job.id))
-    kept = [job for job in ordered if job.queue in index]
-    return Workload(
-        tuple(queues),
-        [job.submit_ms // MS_PER_SECOND for job in kept],
-        [job.gpus for job in kept],
-        [-(-job.duration_ms // MS_PER_SECOND) for job in kept],
-        [index[job.queue] for job in kept],
-        len(ordered) - len(kept),
-    )
+    rows = [
+        (job.submit_ms // MS_PER_SECOND, job.gpus, -(-job.duration_ms // MS_PER_SECOND), index[job.queue])
+        for job in ordered
+        if job.queue in index
+    ]
+    return workload(queues, rows, len(ordered) - len(rows))
 
 
 def capacity_for(workload: Workload, hours: float, load: float) -> int:
-    """Return the GPUs at which the offered work is `load` times the work that they can do in `hours`; a multiple of
-    8."""
+    """Return the GPUs, a multiple of 8, that could do 1/load of the offered work in `hours`."""
     return max(8, round(workload.gpu_hours / (hours * load) / 8) * 8)
 
 
@@ -265,10 +255,10 @@ SNAPSHOT_S = 6 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The cluster and its shares.
+    """The cluster of a replay: equal GPUs in one pool, and the shares of the queues.
 
-    deserved, weights, limits: per queue, in the workload's order. A limit of None means no limit.
-    rules: the scheduler's. Its cycle is the replay's tick, and a reclaim settles at the next event."""
+    deserved, weights, limits: one per queue, in the workload's order. A limit of None means no limit.
+    rules: the scheduler's settings. The replay sets `cycle_ms` to its tick and `settle` to False."""
 
     capacity: int
     deserved: Sequence[float]
@@ -279,11 +269,12 @@ class Pool:
 
 @dataclass(slots=True)
 class ControllerView:
-    """The data that a controller sees every `CONTROL_S`.
+    """The data that a controller sees in every control period. The lists have one entry per queue.
 
     used: GPU-seconds since the start.
-    gang: smallest that waits within the scan depth.
-    reclaims: evictions made for the queue since the start."""
+    held, asked: the GPUs that the queue holds and requests.
+    gang: the GPUs of the smallest gang that waits within the scan depth; 0 if none waits.
+    reclaims: the number of gangs stopped for the queue since the start."""
 
     now_s: int
     capacity: int
@@ -294,27 +285,21 @@ class ControllerView:
     reclaims: list[int]
 
 
-class SimulatedController(Protocol):
-    """A policy that sets weights during the replay."""
-
-    def __call__(self, view: ControllerView) -> Sequence[float] | None:
-        """Return the weights from now on; None leaves them."""
-        ...
-
-
+SimulatedController = Callable[[ControllerView], Sequence[float] | None]
+"""Returns the weights of the queues from now on; None: no change."""
 Dividing = Callable[[ControllerView, Sequence[float]], list[float]]
-"""Fair shares from a view and the weights in force."""
+"""Returns the fair shares of the queues for a view and the weights in force."""
 Ranking = Callable[[ControllerView], Sequence[float]]
-"""Queues in the order in which they are served, lowest first, where fair shares do not decide it."""
+"""Returns the rank of every queue. The lowest rank is served first, where fair shares do not decide the order."""
 
 
 @dataclass(slots=True)
 class Record:
     """The result of a replay.
 
-    used, weights: [t] per control period.
-    backlog: per snapshot, every job that is submitted and not finished, with its seconds of work left.
-    started_s, finished_s: -1 for events that did not happen."""
+    used, held, weights, shares: one list of queues per control period; `used` is GPU-seconds since the start.
+    backlog: per snapshot, the numbers of the submitted and unfinished jobs, and their seconds of work left.
+    started_s, finished_s, evicted: one per job; -1 for a time that did not happen."""
 
     workload: Workload
     pool: Pool

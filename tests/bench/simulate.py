@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 
 from fairshare.simulator import job_traces, policy_comparison, scheduling_policies
-from fairshare.simulator.policy_comparison import players
+from fairshare.simulator.policy_comparison import parallel_replays
 from fairshare.simulator.scheduling_policies import Setup
-from fairshare.simulator.simulation_model import columns
+from fairshare.simulator.simulation_model import workload_of
 from tests.bench.figure import Figure
 from tests.shelf import shared
 
@@ -24,7 +24,7 @@ def measure() -> list[Figure]:
     share = job_traces.shares(shared("traces/philly_vc_quota.csv"), team="vc")
     names = sorted(share)
     length = DAYS * 86_400
-    workload = columns(jobs, names).between(START_S, START_S + length)
+    workload = workload_of(jobs, names).between(START_S, START_S + length)
     whole = sum(share.values())
     setup = Setup(GPUS, [share[name] / whole for name in names])
     figures = []
@@ -33,7 +33,7 @@ def measure() -> list[Figure]:
         scheduling_policies.run(name, workload, setup, length)
         figures.append(Figure(f"Philly, six weeks, {name}", time.process_time() - begin, "s CPU", "goal", 2.0))
     begin = time.perf_counter()
-    with players(policy_comparison.TaskRunner(workload, setup.share)) as replays:
+    with parallel_replays(policy_comparison.TaskRunner(workload, setup.share)) as replays:
         policy_comparison.compare(SIDE_BY_SIDE, [policy_comparison.Window(0, length)], [(1.13, GPUS)], replays)
     wall = (time.perf_counter() - begin) / len(SIDE_BY_SIDE)
     figures.append(Figure(f"{len(SIDE_BY_SIDE)} policies side by side, each", wall, "s wall", "goal", 2.0))

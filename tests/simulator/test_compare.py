@@ -13,7 +13,7 @@ from fairshare.core.queues_and_weights import Standing
 from fairshare.laws.weight_calculation import calculate_weights
 from fairshare.simulator import fairness_measures, kai_scenario_file, policy_comparison, scheduling_policies
 from fairshare.simulator.kai_scenario_file import whole_gpus
-from fairshare.simulator.policy_comparison import players
+from fairshare.simulator.policy_comparison import parallel_replays
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.scheduling_policies import NAMES, Feedback, Setup
 from fairshare.simulator.simulation_model import CONTROL_S, ControllerView, Pool, Workload
@@ -88,7 +88,7 @@ def test_a_comparison_takes_the_contended_windows_from_the_first_come_run() -> N
     assert [r.score.policy for r in results] == ["static", "fifo", "deficit"] * 2
     assert seen[-1] <= 1.0
     assert seen == sorted(seen)
-    with players(player, most=2) as replays:
+    with parallel_replays(player, processes=2) as replays:
         assert policy_comparison.compare(*asked, replays) == results, "in processes of their own"
     summaries = policy_comparison.summarise(results)
     assert [s.policy for s in summaries] == ["static", "fifo", "deficit"]

@@ -20,7 +20,7 @@ from fairshare.simulator.simulation_model import (
     Rules,
     Workload,
     capacity_for,
-    columns,
+    workload_of,
 )
 from tests.effort import examples
 
@@ -150,7 +150,7 @@ def test_filling_gives_nothing_to_who_has_no_weight() -> None:
 
 def test_columns_and_capacity() -> None:
     jobs = [Job("2", "b", 61_500, 2, 1_500), Job("1", "a", 0, 4, 3_600_000), Job("3", "z", 0, 1, 1_000)]
-    work = columns(jobs, ("a", "b"))
+    work = workload_of(jobs, ("a", "b"))
     assert (work.submit_s, work.gpus, work.duration_s, work.queue, work.left_out) == (
         [0, 61],
         [4, 2],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fairshare.simulator.job_traces import DEFAULT_UTILISATION_PERMILLE, missing_columns, parse_jobs, teams_of
+from fairshare.simulator.job_traces import DEFAULT_UTILISATION_PERMILLE, parse_jobs, teams_of
 from fairshare.simulator.simulation_model import Job
 
 ROW = {"job_id": "j1", "submit_offset_s": "60.5", "team": "vision", "gpus": "8", "duration_s": "3600"}
@@ -56,7 +56,7 @@ def test_the_measured_utilisation_counts_before_the_drawn_one() -> None:
         ({"team": "a\x00b"}, "team: must be at most 200 printable characters"),
         ({"gpus": "0"}, "gpus: 0 is outside 1 … 1e+06"),
         ({"gpus": "0.5"}, "gpus: 0.5 is outside 1 … 1e+06"),
-        ({"gpus": "1.5"}, "gpus: 1.5 is not a whole number (parts of a GPU are not replayed)"),
+        ({"gpus": "1.5"}, "gpus: 1.5 is not a whole number; the replay knows no parts of a GPU"),
         ({"gpus": "many"}, "gpus: 'many' is not a number"),
         ({"gpus": None}, "gpus: is empty"),
         ({"duration_s": "-1"}, "duration_s: -1 is outside 0.001 … 3.16224e+08"),
@@ -89,7 +89,3 @@ def test_jobs_come_by_submission() -> None:
     jobs, _ = parse_jobs(rows, 0)
     assert [job.id for job in jobs] == ["early", "late"]
     assert teams_of(jobs) == ("asr", "vision")
-
-
-def test_missing_columns_are_named() -> None:
-    assert missing_columns(["job_id", "team", "gpus"]) == ("submit_offset_s", "duration_s")
