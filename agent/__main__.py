@@ -1,11 +1,12 @@
-"""Runs `gputally agent`: reads the settings, builds the parts, and runs them until a signal arrives.
+"""Runs `gputally agent`: reads the settings, creates the parts, and runs them until a signal arrives.
 
 A user's mistake gives a one-line message on stderr and exit code 2, a fault of the machine (spool, port) exit code 1.
-Libraries that only some commands need are imported there."""
+The agent logs one JSON object per line. The functions of single commands import the libraries that only they need."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import signal
@@ -14,11 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.core import json_log, settings
-from agent.core import settings as privileges
+from agent.core import settings
 from agent.core.errors import AgentError, ClockSetBack, DriverReplaced, SettingsError
 from agent.core.lean_http_client import Identity
 from agent.core.readings import Snapshot
@@ -41,10 +42,37 @@ if TYPE_CHECKING:
 log = logging.getLogger("agent")
 
 _MIB = 1024 * 1024
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_MAX_LOG_TEXT = 2_000
+"""Largest number of characters of a log line's message and error."""
+
+
+class JsonLines(logging.Formatter):
+    """Formats a log record as a JSON object: time, level, logger and event, then the fields given as `extra`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, object] = {
+            "time": at.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage()[:_MAX_LOG_TEXT],
+        }
+        line |= {key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS}
+        if record.exc_info and record.exc_info[1] is not None:
+            line["error"] = repr(record.exc_info[1])[:_MAX_LOG_TEXT]
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+def _log_json(level: str) -> None:
+    """Log everything from `level` on to stderr, one JSON object per line."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     given = sys.argv[1:] if argv is None else list(argv)
     commands = parser(given)
     arguments = commands.parse_args(given)
@@ -86,16 +114,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Return the parser of all commands. If the command is `run`, return only its parser: the daemon then does not
-    import the libraries of the other commands."""
-    made = argparse.ArgumentParser(prog="gputally agent", description="Meters the GPUs of one machine.")
-    made.add_argument("--version", action="version", version=f"gputally agent {_version()}")
-    commands = made.add_subparsers(dest="command", metavar="COMMAND")
-    run = commands.add_parser("run", help="meter until stopped", description="Meter, spool and ship until stopped.")
+    """Return the parser of all commands; for the command `run` only its own, so that the daemon does not import the
+    libraries of the other commands."""
+    whole = argparse.ArgumentParser(prog="gputally agent", description="Meters the GPUs of one machine.")
+    whole.add_argument("--version", action="version", version=f"gputally agent {_version()}")
+    commands = whole.add_subparsers(dest="command", metavar="COMMAND")
+    run = commands.add_parser("run", help="meter until stopped", description="Meter, spool and upload until stopped.")
     run.add_argument("--config", type=Path, metavar="FILE", help="Settings file (YAML).")
     run.add_argument("--print-config", action="store_true", help="Print the settings in force and exit.")
     run.add_argument("--watch", action="store_true", help="Show a live table.")
-    run.add_argument("--once", action="store_true", help="Show the table once and exit; meters nothing.")
+    run.add_argument("--once", action="store_true", help="Show the table once and exit, without metering.")
     run.add_argument("--version", action="version", version=f"gputally agent {_version()}")
     for name in settings.names():
         text = settings.description(name).replace("%", "%%")
@@ -108,7 +136,7 @@ def parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
 
         top_command.add_parser(commands)
         gpu_load_check.add_parser(commands)
-    return made
+    return whole
 
 
 def _version() -> str:
@@ -120,7 +148,7 @@ def _version() -> str:
 def _run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
     from agent.metrics.exporter import AgentMetrics, Exposition
 
-    json_log.configure("ERROR" if watch else chosen.log_level.upper())
+    _log_json("ERROR" if watch else chosen.log_level.upper())
     clock = SteadyClock(SystemClock())
     node = chosen.node_name(os.environ)
     with ExitStack() as stack:
@@ -140,25 +168,28 @@ def _run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
         metrics = AgentMetrics(node, _version(), _compatible(chosen, node), tasks)
         show: Callable[[Snapshot], None] | None = None
         if watch:
-            from agent.commands.top_command import LiveTable
+            from agent.commands.top_command import LiveTable, from_snapshot
 
-            show = stack.enter_context(LiveTable()).show
+            table = stack.enter_context(LiveTable())
+            show = lambda snapshot: table.draw(from_snapshot(snapshot))  # noqa: E731
         agent = Agent(chosen, source, outbox, uploader, clock, metrics=metrics, on_sample=show, tasks=tasks)
         exposition = Exposition(chosen.listen, chosen.port, metrics.exposition, agent.alive, tasks)
         stack.callback(exposition.close)
         log.info("agent started", extra={"node": node, "port": exposition.port, "outbox": str(outbox.path)})
-        agent.run(_stop_on_signal())
+        stop = threading.Event()
+        set_on_signals(stop)
+        agent.run(stop)
     return 0
 
 
 def _once(chosen: Settings) -> int:
-    from agent.commands.top_command import print_once
+    from agent.commands.top_command import from_snapshot, print_once
 
-    json_log.configure("ERROR")
+    _log_json("ERROR")
     clock = SystemClock()
     source = _source(chosen, chosen.node_name(os.environ), clock, BackgroundTasks(clock))
     try:
-        return print_once(source, clock)
+        return print_once(lambda: from_snapshot(source.snapshot(clock.wall_ms())), clock)
     finally:
         source.close()
 
@@ -182,7 +213,7 @@ def _source(chosen: Settings, node: str, clock: Clock, tasks: BackgroundTasks, *
         Path(chosen.release_file) if chosen.release_file else None,
         access=Access(processes=chosen.sees_processes, enable_accounting=chosen.accounting),
         restarted=restarted,
-        clock=SystemClock(),  # the driver uses the system's clock, not the agent's
+        clock=SystemClock(),  # the driver's times are the system clock's
     )
     if chosen.on_kubernetes:
         from agent.holders.kubernetes_source import kubernetes_source
@@ -192,7 +223,7 @@ def _source(chosen: Settings, node: str, clock: Clock, tasks: BackgroundTasks, *
         bound = BoundPods(spool.with_name(BOUND_PODS_FILE))
         source = kubernetes_source(chosen, node, gpus, clock, os.environ, bound, tasks)
         level = chosen.privilege
-        log.info("privileges", extra={"privilege": level, "cannot_see": privileges.privilege_text(level)})
+        log.info("privileges", extra={"privilege": level, "cannot_see": settings.privilege_text(level)})
         return _released_by_signal(source, chosen, clock, tasks)
     pods: PodsFile | HpcJobs | None = PodsFile(Path(chosen.pods), node) if chosen.pods else None
     if chosen.hpc_jobs:
@@ -252,12 +283,6 @@ def _boot_id(proc: str) -> str:
         return (Path(proc) / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-def _stop_on_signal() -> threading.Event:
-    stop = threading.Event()
-    set_on_signals(stop)
-    return stop
 
 
 if __name__ == "__main__":

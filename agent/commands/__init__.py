@@ -1,1 +1,1 @@
-"""Prints one node's live state: `gputally agent top`, `--watch`, the smoke test and the check of the configuration."""
+"""Implements the commands `gputally agent top` and `gputally agent smoke`, and the table of `--watch`."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import logging
 import os
 import re
 import sys
@@ -23,7 +24,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from agent.core import json_log
 from agent.core.errors import AgentError, DriverReplaced
 from agent.core.readings import DeviceReading, InstanceReading, ProcessReading, Reading, Snapshot, Unavailable
 from agent.wire import Holder
@@ -417,7 +417,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         sys.stderr.write(for_terminal(f"gputally agent smoke: {error}\n"))
         return 2
-    json_log.configure("ERROR")
+    logging.basicConfig(level=logging.ERROR)
     processes = ProcessTable(Path(arguments.proc))
     source = NodeSource(Gpus(Driver()), processes)
     holder = processes.holder(os.getpid())

@@ -1,15 +1,17 @@
 """Shows a live table of this machine's GPUs, from NVML itself or from a running agent's /metrics.
 
-It stores and sends nothing. Without arguments it reads NVML and shows the holders: Slurm steps, containers, pods by
-their log folders, processes. With --metrics it shows the last closed intervals of that agent. Exit codes: 0 success, 1
-no GPU or the page cannot be read, 2 wrong call.
+The command stores and sends nothing. Without arguments it reads NVML and shows the holders: Slurm steps, containers,
+pods by their log folders, processes. With --metrics it shows the last closed intervals of that agent. Exit codes: 0
+success, 1 no GPU or the page cannot be read, 2 wrong call.
 
-`History` turns frames into lines, and `render` draws them with as many columns as fit on the terminal. An unknown value
-is a dash, never a zero."""
+`History` turns frames into lines, and `Drawing` draws them with as many columns as fit on the terminal. An unknown
+value is a dash, never a zero."""
 
 from __future__ import annotations
 
 import argparse
+import http.client
+import logging
 import re
 import threading
 from collections import deque
@@ -24,7 +26,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agent.core import json_log
 from agent.core.errors import SettingsError
 from agent.core.readings import DeviceReading, Reading, Snapshot, Unavailable
 from agent.metering.busy_time_attribution import Layout, Share, lay_out
@@ -43,8 +44,11 @@ _MICRO = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class HolderFrame:
-    """One holder on one device. key: identifies it in all frames. share: its part of the GPU, None if unknown. busy_us:
-    a counter of busy time of the whole GPU: half a GPU that is busy for 1 s adds 0.5 s."""
+    """One holder on one device.
+
+    key: identifies the holder in all frames.
+    share: its part of the GPU; None if unknown.
+    busy_us: a counter in time of the whole GPU: half a GPU that is busy for 1 s adds 0.5 s."""
 
     key: str
     name: str
@@ -55,13 +59,13 @@ class HolderFrame:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFrame:
-    """One GPU. origin: identifies the start of its counters; frames with different origins cannot be compared."""
+    """One GPU. counter_epoch: identifies the start of its counters; those of different epochs cannot be compared."""
 
     uuid: str
     index: int
     model: str
     note: str
-    origin: str
+    counter_epoch: str
     busy_us: int | None
     memory_mib: int | None
     memory_of_mib: int | None
@@ -71,10 +75,11 @@ class DeviceFrame:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A node at `at_ms`. message: why the reading failed, "" if it did not.
+    """A node at `at_ms`.
 
-    serial: None if the counters were read from NVML. An agent's page changes only when intervals are closed: `serial`
-    then grows, and two frames with the same `serial` have the same counters."""
+    message: why the reading failed; "" if it did not.
+    serial: None if the counters were read from NVML. An agent's page changes only when intervals close: `serial` then
+        grows, and two frames with the same `serial` have the same counters."""
 
     at_ms: int
     devices: tuple[DeviceFrame, ...]
@@ -85,10 +90,10 @@ class Frame:
 def from_snapshot(snapshot: Snapshot) -> Frame:
     """Make a frame from a snapshot of the agent's own source."""
     failures = [f"{name}: {failure}" for name, failure in snapshot.sources if failure]
-    unknown = snapshot.allocations
-    if isinstance(unknown, Unavailable) and not failures:
-        failures.append(f"holders: {unknown.reason}")
-    allocations = () if isinstance(unknown, Unavailable) else unknown
+    allocations = snapshot.allocations
+    if isinstance(allocations, Unavailable):
+        failures = failures or [f"holders: {allocations.reason}"]
+        allocations = ()
     devices = tuple(
         _device(device, lay_out(device.gpu, [a for a in allocations if a.gpu_uuid == device.gpu.uuid]))
         for device in snapshot.devices
@@ -116,7 +121,7 @@ def _device(device: DeviceReading, layout: Layout) -> DeviceFrame:
         index=gpu.index,
         model=gpu.model,
         note=note,
-        origin=device.counter_epoch,
+        counter_epoch=device.counter_epoch,
         busy_us=whole,
         memory_mib=_known(device.memory_used_mib),
         memory_of_mib=gpu.memory_mib,
@@ -126,7 +131,7 @@ def _device(device: DeviceReading, layout: Layout) -> DeviceFrame:
 
 
 def _holder(device: DeviceReading, share: Share, part: Fraction, whole_us: int | None) -> HolderFrame:
-    """Return the frame of a holder. A holder without a reading of its own gets the busy time of what it holds alone."""
+    """Return the frame of a holder. A holder without a reading of its own gets that of a device that it has alone."""
     holder = share.holder
     assert holder is not None
     own = next((r for r in device.holders if (r.holder.uid, r.holder.container, r.mig_uuid) == share.key), None)
@@ -151,7 +156,7 @@ def _known(reading: Reading) -> int | None:
 
 
 def from_exposition(text: str, at_ms: int) -> Frame:
-    """Make a frame from a running agent's metrics page. Raises ValueError if the text is not one."""
+    """Make a frame from a running agent's metrics page. Raises ValueError if the text is no such page."""
     from prometheus_client.parser import text_string_to_metric_families
 
     try:
@@ -179,7 +184,7 @@ def from_exposition(text: str, at_ms: int) -> Frame:
         elif name.startswith("pod_gpu_"):
             _add_holder(holders, name, uuid, sample)
         else:
-            devices[uuid] = _with(devices[uuid], name, sample.value)
+            devices[uuid] = _with_sample(devices[uuid], name, sample.value)
     frames = [
         replace(device, holders=tuple(h for (gpu, _), h in sorted(holders.items()) if gpu == device.uuid))
         for device in devices.values()
@@ -188,7 +193,7 @@ def from_exposition(text: str, at_ms: int) -> Frame:
     return Frame(at_ms, tuple(frames), "; ".join(down), closed)
 
 
-def _with(device: DeviceFrame, name: str, value: float) -> DeviceFrame:
+def _with_sample(device: DeviceFrame, name: str, value: float) -> DeviceFrame:
     if name == "gpu_busy_seconds_total":
         return replace(device, busy_us=round(value * _MICRO))
     if name == "gpu_memory_used_bytes":
@@ -205,8 +210,8 @@ def _with(device: DeviceFrame, name: str, value: float) -> DeviceFrame:
 def _add_holder(holders: dict[tuple[str, str], HolderFrame], name: str, uuid: str, sample: Sample) -> None:
     labels = sample.labels
     key = "|".join(labels.get(part, "") for part in ("mig_uuid", "namespace", "pod", "container"))
-    called = "/".join(part for part in (labels.get("namespace", ""), labels.get("pod", "")) if part)
-    holder = holders.get((uuid, key)) or HolderFrame(key, called, None, None, None)
+    names = "/".join(part for part in (labels.get("namespace", ""), labels.get("pod", "")) if part)
+    holder = holders.get((uuid, key)) or HolderFrame(key, names, None, None, None)
     if name == "pod_gpu_busy_seconds_total":
         holder = replace(holder, busy_us=round(sample.value * _MICRO))
     elif name == "pod_gpu_memory_used_bytes":
@@ -228,23 +233,21 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Prices per GPU-hour by words of the model's name; `everything`: the price of all models, if there is only one.
-
-    One price for everything, or a file:
+    """Prices per GPU-hour: one for all models (`everything`), or by words of the model's name, from a file:
 
         currency: USD
         per_hour:
           H100: 2.49
           H100 NVL: 2.29        # the entry with the most words of a GPU's name wins
 
-    A GPU that no entry names has no price: None, never 0. Nothing is guessed."""
+    A GPU that no entry names has no price: None, never 0."""
 
     currency: str = ""
     by_words: tuple[tuple[frozenset[str], Decimal], ...] = ()
     everything: Decimal | None = None
 
     def of(self, model: str) -> Decimal | None:
-        """The price of a GPU of this model."""
+        """Return the price of a GPU of this model; None without a price."""
         words = frozenset(_WORD.findall(model.lower()))
         best = max(
             (entry for entry in self.by_words if entry[0] <= words), key=lambda entry: len(entry[0]), default=None
@@ -256,38 +259,35 @@ def price(text: str) -> Decimal:
     """Parse a price. Raises ValueError."""
     try:
         value = Decimal(text.strip())
-    except InvalidOperation as error:
-        raise ValueError(f"not a price: {text!r}") from error
+    except InvalidOperation:
+        value = Decimal("NaN")
     if not value.is_finite() or not 0 <= value <= _MOST:
-        raise ValueError(f"not a price: {text!r}")
+        raise ValueError(f"not a price from 0 to {_MOST}: {text!r}")
     return value
 
 
 def uniform_price(text: str) -> Prices:
-    """The same price for every GPU. Raises SettingsError."""
+    """Return the same price for every GPU. Raises SettingsError."""
     try:
         return Prices(everything=price(text))
     except ValueError as error:
         raise SettingsError(f"--price-per-hour: {error}") from error
 
 
-def load(path: Path) -> Prices:
-    """A price file. Raises FileFault with the line of the fault."""
-    return parse(yaml_file.read(path))
-
-
 def parse(document: yaml_file.Document) -> Prices:
-    """Parse the document of a price file. Raises FileFault."""
+    """Parse the document of a price file. Raises FileFault with the lines of the faults."""
     file = yaml_file.convert(document, _File)
     entries: dict[frozenset[str], Decimal] = {}
     faults: list[str] = []
     if file.currency and not _CURRENCY.fullmatch(file.currency):
-        faults.append(f"{document.place(('currency',))}: currency: three capital letters, not {file.currency!r}")
+        faults.append(
+            f"{document.place(('currency',))}: currency: must be three capital letters, not {file.currency!r}"
+        )
     for name, value in file.per_hour.items():
         place = document.place(("per_hour", name))
         words = frozenset(_WORD.findall(name.lower()))
         if not words:
-            faults.append(f"{place}: names no GPU: {name!r}")
+            faults.append(f"{place}: {name!r} has no word of a GPU's name")
         elif words in entries:
             faults.append(f"{place}: {name!r} names the same GPUs as an earlier entry")
         try:
@@ -301,19 +301,17 @@ def parse(document: yaml_file.Document) -> Prices:
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.table import Table
-
-    from agent.main_loop import Source
 
 TIMEOUT_S = 2.0
 MAX_BYTES = 8 * 1024 * 1024
 MIN_PERIOD_S, MAX_PERIOD_S = 0.2, 5.0
 
-Look = Callable[[], Frame]
+FrameReader = Callable[[], Frame]
+"""Reads the node once."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The arguments of `gputally agent top`."""
+    """Add the arguments of `gputally agent top`."""
     parser = commands.add_parser("top", help="show a live table of this machine's GPUs", description=__doc__)
     parser.add_argument("--once", action="store_true", help="Print the table once and exit.")
     parser.add_argument("--metrics", default="", metavar="URL", help="Read a running agent's http://HOST:PORT/metrics.")
@@ -328,38 +326,37 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The command; returns its exit code. Raises SettingsError, FileFault, DriverReplaced."""
-
+    """Run the command and return its exit code. Raises SettingsError, FileFault, DriverReplaced."""
     if not MIN_PERIOD_S <= arguments.every <= MAX_PERIOD_S:
         raise SettingsError(
-            f"--every: between {MIN_PERIOD_S} and {MAX_PERIOD_S:g} seconds, the driver forgets after 10"
+            f"--every: must be between {MIN_PERIOD_S} and {MAX_PERIOD_S:g} seconds; the driver keeps samples for 10"
         )
     prices = _prices(arguments)
-    json_log.configure("ERROR")
+    logging.basicConfig(level=logging.ERROR)
     clock = SystemClock()
     with ExitStack() as stack:
-        look = page(arguments.metrics, clock) if arguments.metrics else _machine(arguments, clock, stack)
+        read = page(arguments.metrics, clock) if arguments.metrics else _machine(arguments, clock, stack)
         if arguments.once:
-            return print_frame(look, clock, prices=prices)
+            return print_once(read, clock, prices=prices)
         stop = threading.Event()
         set_on_signals(stop)
         table = stack.enter_context(LiveTable(prices=prices))
-        seen = False
+        any_gpu = False
         while not stop.is_set():
-            frame = look()
-            seen = seen or bool(frame.devices)
+            frame = read()
+            any_gpu = any_gpu or bool(frame.devices)
             table.draw(frame)
             clock.wait(arguments.every, stop)
-    return 0 if seen else 1
+    return 0 if any_gpu else 1
 
 
 def _prices(arguments: argparse.Namespace) -> Prices:
     if arguments.prices is not None:
-        return load(arguments.prices)
+        return parse(yaml_file.read(arguments.prices))
     return uniform_price(arguments.price_per_hour) if arguments.price_per_hour is not None else Prices()
 
 
-def _machine(arguments: argparse.Namespace, clock: Clock, stack: ExitStack) -> Look:
+def _machine(arguments: argparse.Namespace, clock: Clock, stack: ExitStack) -> FrameReader:
     from agent.devices.driver_lifecycle import Gpus
     from agent.devices.nvml_library import Driver
     from agent.holders.node_snapshot import NodeSource
@@ -371,20 +368,18 @@ def _machine(arguments: argparse.Namespace, clock: Clock, stack: ExitStack) -> L
     return lambda: from_snapshot(source.snapshot(clock.wall_ms()))
 
 
-def page(url: str, clock: Clock) -> Look:
-    """Return a function that reads a running agent's page. If the agent does not answer, the frame has no GPUs and says
-    so.
+def page(url: str, clock: Clock) -> FrameReader:
+    """Return a function that reads a running agent's page. If the agent does not answer, the frame has no GPUs and a
+    message.
 
-    Raises SettingsError for anything but a plain http:// address."""
+    Raises SettingsError for an address that is not http://."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         raise SettingsError(f"--metrics: expected http://HOST:PORT/metrics, got {url!r}")
     host, port, path = parts.hostname, parts.port or 9401, parts.path or "/metrics"
 
-    def look() -> Frame:
+    def read() -> Frame:
         at_ms = clock.wall_ms()
-        import http.client
-
         connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
         try:
             connection.request("GET", path, headers={"Accept": "text/plain"})
@@ -398,7 +393,7 @@ def page(url: str, clock: Clock) -> Look:
         finally:
             connection.close()
 
-    return look
+    return read
 
 
 TREND_MS = 5 * MS_PER_MINUTE
@@ -408,7 +403,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _UNKNOWN = "–"
 _CENT = Decimal("0.01")
 _HOLDER_WIDTH = 14
-# On a narrow terminal the last column is left out first. Widths are without the gap between columns.
+# On a narrow terminal, the last of these columns is left out first. Widths are without the gap between columns.
 _OPTIONAL = (("Power", 6), ("Cost/h", 7), ("5 min", TREND_CELLS), ("Model", 14))
 _ALWAYS = (("GPU", 3), ("Holder", _HOLDER_WIDTH), ("Busy", 5), ("Memory", 9))
 _ORDER = ("GPU", "Model", "Holder", "Busy", "Memory", "Power", "Cost/h", "5 min")
@@ -416,7 +411,7 @@ _ORDER = ("GPU", "Model", "Holder", "Busy", "Memory", "Power", "Cost/h", "5 min"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One row: a GPU, or one of its holders (index ""). busy and trend in percent; None if unknown."""
+    """One row: a GPU, or one of its holders (then `index` is ""). Busy time and trend: percent, None if unknown."""
 
     index: str
     model: str
@@ -437,16 +432,16 @@ class BusyHistory:
         self.steps: deque[tuple[int, int, int | None]] = deque()
         self._last: tuple[int, int | None, str] | None = None
 
-    def observe(self, at_ms: int, busy_us: int | None, origin: str) -> None:
+    def observe(self, at_ms: int, busy_us: int | None, epoch: str) -> None:
         if self._last is not None and self._last[0] < at_ms:
-            before_ms, before_us, before_origin = self._last
+            before_ms, before_us, before_epoch = self._last
             percent = None
-            if before_us is not None and busy_us is not None and before_origin == origin and busy_us >= before_us:
+            if before_us is not None and busy_us is not None and before_epoch == epoch and busy_us >= before_us:
                 percent = min(100, (busy_us - before_us) * 100 // ((at_ms - before_ms) * US_PER_MS))
             self.steps.append((before_ms, at_ms, percent))
         while self.steps and self.steps[0][1] <= at_ms - TREND_MS:
             self.steps.popleft()
-        self._last = (at_ms, busy_us, origin)
+        self._last = (at_ms, busy_us, epoch)
 
     def percent(self) -> int | None:
         return self.steps[-1][2] if self.steps else None
@@ -461,7 +456,7 @@ class History:
         self._serial: int | None = None
 
     def observe(self, frame: Frame) -> None:
-        """Add a frame. A frame with the same `serial` as the one before has no new counters and is ignored."""
+        """Add a frame. A frame with the same `serial` as the previous one has no new counters and is ignored."""
         if frame.serial is not None and frame.serial == self._serial:
             return
         self._serial = frame.serial
@@ -469,9 +464,10 @@ class History:
         for device in frame.devices:
             counters = [("", device.busy_us), *((h.key, h.busy_us) for h in device.holders)]
             for key, busy_us in counters:
-                place = device.uuid, key
-                present.add(place)
-                self._tracks.setdefault(place, BusyHistory()).observe(frame.at_ms, busy_us, device.origin)
+                present.add((device.uuid, key))
+                self._tracks.setdefault((device.uuid, key), BusyHistory()).observe(
+                    frame.at_ms, busy_us, device.counter_epoch
+                )
         for gone in self._tracks.keys() - present:
             del self._tracks[gone]
 
@@ -480,9 +476,8 @@ class History:
         lines: list[Line] = []
         for device in frame.devices:
             price = self._prices.of(device.model)
-            shared = len(device.holders) > 1
             lines.append(self._device(device, price, frame.at_ms))
-            if shared:
+            if len(device.holders) > 1:
                 lines += [self._holder(device, holder, price, frame.at_ms) for holder in device.holders]
         return tuple(lines)
 
@@ -535,37 +530,31 @@ def columns(width: int, priced: bool) -> tuple[str, ...]:
 
 
 class Drawing:
-    """The lines as a table of any width; message: one line under it."""
+    """A table of lines that adapts to the width of the terminal. message: one line below the table."""
 
     def __init__(self, lines: Sequence[Line], message: str = "") -> None:
         self._lines = lines
         self._message = message
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield render(self._lines, self._message, options.max_width)
+        from rich import box
+        from rich.table import Table
 
-
-def render(lines: Sequence[Line], message: str = "", width: int = 80) -> Table:
-    """The table for a terminal of that width."""
-    from rich import box
-    from rich.table import Table
-
-    priced = any(line.cost is not None for line in lines)
-    shown = columns(width, priced)
-    table = Table(box=box.SIMPLE_HEAD, expand=True, show_edge=False, pad_edge=False, padding=0)
-    table.caption, table.caption_justify = message or None, "left"
-    widths = dict((*_ALWAYS, *_OPTIONAL))
-    for name in shown:
-        if name == "Holder":
-            table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1)
-        elif name in ("Model", "5 min"):
-            table.add_column(name, no_wrap=True, overflow="ellipsis", width=widths[name])
-        else:
-            table.add_column(name, justify="right", no_wrap=True, width=widths[name])
-    for line in lines:
-        cells = _cells(line)
-        table.add_row(*(cells[name] for name in shown), style="red" if line.note else None)
-    return table
+        shown = columns(options.max_width, any(line.cost is not None for line in self._lines))
+        table = Table(box=box.SIMPLE_HEAD, expand=True, show_edge=False, pad_edge=False, padding=0)
+        table.caption, table.caption_justify = self._message or None, "left"
+        widths = dict((*_ALWAYS, *_OPTIONAL))
+        for name in shown:
+            if name == "Holder":
+                table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1)
+            elif name in ("Model", "5 min"):
+                table.add_column(name, no_wrap=True, overflow="ellipsis", width=widths[name])
+            else:
+                table.add_column(name, justify="right", no_wrap=True, width=widths[name])
+        for line in self._lines:
+            cells = _cells(line)
+            table.add_row(*(cells[name] for name in shown), style="red" if line.note else None)
+        yield table
 
 
 def _cells(line: Line) -> dict[str, str]:
@@ -584,7 +573,7 @@ def _cells(line: Line) -> dict[str, str]:
 
 
 class LiveTable:
-    """A table that is redrawn with every frame; a context manager."""
+    """A context manager with a table that is drawn again with every frame."""
 
     def __init__(self, console: Console | None = None, prices: Prices | None = None) -> None:
         from rich.live import Live
@@ -600,48 +589,32 @@ class LiveTable:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def show(self, snapshot: Snapshot) -> None:
-        """Redraw from a snapshot of the agent's own source."""
-        self.draw(from_snapshot(snapshot))
-
     def draw(self, frame: Frame) -> None:
-        """Redraw from a frame."""
         self._history.observe(frame)
         self._live.update(_drawing(self._history, frame, self._prices), refresh=True)
 
 
-def print_once(source: Source, clock: Clock, console: Console | None = None, prices: Prices | None = None) -> int:
-    """Read twice, a second apart (busy time is a difference), print, and return the exit code: 1 without a GPU."""
-    return print_frame(lambda: from_snapshot(source.snapshot(clock.wall_ms())), clock, console, prices)
-
-
-def print_frame(
-    look: Callable[[], Frame], clock: Clock, console: Console | None = None, prices: Prices | None = None
-) -> int:
-    """Like `print_once`, but read the two frames with `look`, from NVML or from an agent's metrics page."""
+def print_once(read: FrameReader, clock: Clock, console: Console | None = None, prices: Prices | None = None) -> int:
+    """Read twice, a second apart (busy time is a difference), print the table, and return the exit code: 1 without a
+    GPU."""
     from gputally.base.command_line import Terminal
 
     history = History(prices)
-    frame = look()
+    frame = read()
     if frame.devices:
         history.observe(frame)
         clock.wait(1.0, threading.Event())
-        frame = look()
+        frame = read()
         history.observe(frame)
     (console or Terminal()).print(_drawing(history, frame, prices or Prices()), markup=False, highlight=False)
     return 0 if frame.devices else 1
 
 
 def _drawing(history: History, frame: Frame, prices: Prices) -> Drawing | str:
+    if not frame.devices:
+        return "no GPU to watch" + (f" ({frame.message})" if frame.message else "")
     lines = history.lines(frame)
-    return unavailable(frame) or Drawing(lines, _summary(frame, lines, prices.currency))
-
-
-def unavailable(frame: Frame) -> str:
-    """Return in one line why there is nothing to show; "" if there is something."""
-    if frame.devices:
-        return ""
-    return "no GPU to watch" + (f" ({frame.message})" if frame.message else "")
+    return Drawing(lines, _summary(frame, lines, prices.currency))
 
 
 def _summary(frame: Frame, lines: Sequence[Line], currency: str) -> str:
@@ -656,7 +629,7 @@ def _summary(frame: Frame, lines: Sequence[Line], currency: str) -> str:
 
 
 def _trend(steps: Sequence[tuple[int, int, int | None]], at_ms: int) -> tuple[int | None, ...]:
-    """Mean per cell, weighted by time; the newest cell is the last."""
+    """Return the mean of each cell, weighted by time; the newest cell is the last."""
     cells: list[int | None] = []
     for cell in range(TREND_CELLS):
         start = at_ms - TREND_MS + cell * _CELL_MS

@@ -1,1 +1,1 @@
-"""Defines the settings, readings, clock and files that every package of the agent uses."""
+"""Defines the settings, readings, clocks and HTTP client that the packages of the agent share."""

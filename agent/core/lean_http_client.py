@@ -1,6 +1,6 @@
-"""Posts over one kept-alive connection, with limited answers and a token that is read again from its file.
+"""Sends POST requests over one persistent connection, limits answers, and reads bearer tokens again from their file.
 
-It uses only http.client, because the agent's image contains no HTTP library, and follows no redirects."""
+The module uses only http.client, because the agent's image contains no HTTP library. It follows no redirects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Unreachable(AgentError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An HTTP response. retry_after: the header as sent, "" without one."""
+    """An HTTP response. retry_after: the Retry-After header; "" without one."""
 
     status: int
     body: bytes
@@ -41,27 +41,26 @@ class TokenFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: Stamp | None = None
+        self._stamp: Stamp | None = None
         self._token = ""
 
     def read(self) -> str:
-        """The current token; the file is read only when it changed. Raises TokenUnavailable."""
+        """Return the current token; read the file only if it changed. Raises TokenUnavailable."""
         try:
             with self._path.open("rb") as file:
-                seen = stamp_of(os.fstat(file.fileno()))
-                if seen != self._seen:
-                    self._token = _checked(file.read(MAX_TOKEN_BYTES + 1), self._path)
-                    self._seen = seen
+                current = stamp_of(os.fstat(file.fileno()))
+                if current != self._stamp:
+                    self._token = self._parse(file.read(MAX_TOKEN_BYTES + 1))
+                    self._stamp = current
         except OSError as error:
             raise TokenUnavailable(f"token file {self._path}: {error.strerror}") from error
         return self._token
 
-
-def _checked(raw: bytes, path: Path) -> str:
-    token = raw.decode("ascii", "replace").strip()
-    if len(raw) > MAX_TOKEN_BYTES or not _TOKEN.fullmatch(token):
-        raise TokenUnavailable(f"token file {path}: holds no bearer token")
-    return token
+    def _parse(self, content: bytes) -> str:
+        token = content.decode("ascii", "replace").strip()
+        if len(content) > MAX_TOKEN_BYTES or not _TOKEN.fullmatch(token):
+            raise TokenUnavailable(f"token file {self._path}: the content is not a bearer token")
+        return token
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +74,10 @@ class Identity:
 def connection_to(
     url: str, ca_file: Path | None, timeout_s: float, identity: Identity | None = None
 ) -> tuple[http.client.HTTPConnection, str]:
-    """Return an unopened connection, and the prefix of every path.
+    """Return an unopened connection to the host of a url, and the path of the url.
 
-    ca_file: None for the system's authorities.
-    identity: shown to a server that asks for a certificate.
+    ca_file: PEM file of the authorities to trust; None trusts the system's.
+    identity: the certificate for a server that asks for one.
 
     Raises SettingsError for a url that is not http(s)://host[:port][/path] and for files that cannot be read."""
     parts = urlsplit(url)
@@ -104,8 +103,8 @@ def connection_to(
 
 
 class HttpSender:
-    """POSTs to paths below `url`. Renewed authorities and a renewed client certificate are used from then on; an
-    incomplete renewal changes nothing.
+    """Sends POST requests to paths below `url`. When the files of authorities or certificate change, later requests use
+    the new content; while the new content is incomplete, they use the old one.
 
     Raises the exceptions of `connection_to`."""
 
@@ -113,52 +112,45 @@ class HttpSender:
         self._args = url, ca_file, timeout_s, identity
         own = () if identity is None else (identity.cert, identity.key)
         self._files = own if ca_file is None else (*own, ca_file)
-        self._read = self._stamps()
+        self._stamps = self._current_stamps()
         self._connection, self._prefix = connection_to(*self._args)
         self.encrypted = isinstance(self._connection, http.client.HTTPSConnection)
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
-        """Send a POST. Raises Unreachable. If the other side has closed a kept connection, it is opened again once."""
-        self._renew()
-        kept = self._connection.sock is not None
+        """Send a POST request. If the server has closed the persistent connection, try once more. Raises
+        Unreachable."""
+        self._reload()
+        reused = self._connection.sock is not None
         try:
-            return self._once(path, body, headers)
-        except (ConnectionError, http.client.RemoteDisconnected) as error:
-            self.close()
-            if not kept:
-                raise Unreachable(f"accountant unreachable: {_reason(error)}") from error
+            self._connection.request("POST", self._prefix + path, body, dict(headers))
+            response = self._connection.getresponse()
+            content = response.read(MAX_ANSWER_BYTES + 1)
         except (OSError, http.client.HTTPException) as error:
             self.close()
+            if reused and isinstance(error, ConnectionError):
+                return self.post(path, body, headers)
             raise Unreachable(f"accountant unreachable: {_reason(error)}") from error
-        try:
-            return self._once(path, body, headers)
-        except (OSError, http.client.HTTPException) as error:
+        if len(content) > MAX_ANSWER_BYTES:
             self.close()
-            raise Unreachable(f"accountant unreachable: {_reason(error)}") from error
+            raise Unreachable(f"accountant unreachable: answer larger than {MAX_ANSWER_BYTES} bytes")
+        return Answer(response.status, content, response.getheader("Retry-After", "").strip())
 
-    def _renew(self) -> None:
-        seen = self._stamps()
-        if seen == self._read:
+    def _reload(self) -> None:
+        """Use changed files of authorities or certificate from now on."""
+        current = self._current_stamps()
+        if current == self._stamps:
             return
         with contextlib.suppress(SettingsError):
-            fresh, _ = connection_to(*self._args)
+            connection, _ = connection_to(*self._args)
             self.close()
-            self._connection, self._read = fresh, seen
+            self._connection, self._stamps = connection, current
 
-    def _stamps(self) -> tuple[Stamp | None, ...]:
+    def _current_stamps(self) -> tuple[Stamp | None, ...]:
         return tuple(stamp(file) for file in self._files)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._connection.close()
-
-    def _once(self, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
-        self._connection.request("POST", self._prefix + path, body, dict(headers))
-        response = self._connection.getresponse()
-        content = response.read(MAX_ANSWER_BYTES + 1)
-        if len(content) > MAX_ANSWER_BYTES:
-            raise http.client.HTTPException(f"answer larger than {MAX_ANSWER_BYTES} bytes")
-        return Answer(response.status, content, response.getheader("Retry-After", "").strip())
 
 
 def _reason(error: BaseException) -> str:

@@ -1,9 +1,9 @@
 """Defines the values that a source reads at one moment: GPUs, allocations and readings.
 
-All values are frozen. Values that are made for every device and sample are msgspec structs, which take a tenth of the
-time. A failed reading is `Unavailable(reason)`, never 0 and never None. Cumulative readings (busy, energy) count up
-from an arbitrary origin per GPU. A decrease or a changed `counter_epoch` means that the driver restarted with a new
-origin."""
+All values are frozen. Values that a source creates for every device and sample are msgspec structs, which take a tenth
+of the time of dataclasses. A failed reading is `Unavailable(reason)`, never 0 and never None. Cumulative readings
+(busy, energy) count up from an arbitrary start per GPU. A decrease or a changed `counter_epoch` means that the driver
+restarted the counters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agent.wire import Health, Holder, Method, PodFacts, SharingMode
 class Unavailable:
     """A failed reading and its reason, in a few words that can be a label.
 
-    refused: the driver should have answered and did not, so no coarser method may replace the reading."""
+    refused: the driver refused a reading that it supports, so no coarser method may replace the reading."""
 
     reason: str
     refused: bool = False
@@ -42,8 +42,11 @@ class MigInstance:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One physical GPU. `compute_slices` is the denominator of its MIG fractions (7 on A100/H100). minor: N of
-    /dev/nvidiaN. minor and memory_mib are None if they were not read."""
+    """One physical GPU.
+
+    memory_mib: None if it was not read.
+    compute_slices: denominator of its MIG fractions (7 on A100 and H100).
+    minor: N of /dev/nvidiaN; None if it was not read."""
 
     uuid: str
     index: int
@@ -59,10 +62,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One holder's claim on a device: a GPU (`mig_uuid` empty) or one of its MIG instances.
+    """The allocation of a device to one holder: a GPU (`mig_uuid` empty) or one of its MIG instances.
 
-    replicas: how many of the device's `sharing_replicas` equal parts it holds (time-slicing, MPS).
-    fraction_ppm: declared fraction in millionths for mode `fraction` and `dra`; None = not declared.
+    replicas: how many of the device's `sharing_replicas` equal parts the holder has (time-slicing, MPS).
+    fraction_ppm: declared fraction in millionths in the modes `fraction` and `dra`; None = not declared.
     virtual: the kubelet allocated one of HAMi's virtual devices."""
 
     gpu_uuid: str
@@ -78,9 +81,9 @@ class Allocation:
 class HolderReading(msgspec.Struct, frozen=True, gc=False):
     """Readings of one holder on one device; counters are cumulative since the holder was first seen.
 
-    They are matched to allocations by the holder's uid and container. A holder whose reading failed is listed with
-    Unavailable. A holder that is not listed did nothing if `DeviceReading.method` is `process` or `accounting`, and is
-    unknown otherwise."""
+    The holder's uid and container join them with allocations. A holder whose reading failed is listed with Unavailable.
+    A holder that is not listed did nothing if `DeviceReading.method` is `process` or `accounting`, and is unknown
+    otherwise."""
 
     holder: Holder
     mig_uuid: str = ""
@@ -94,10 +97,10 @@ class ProcessReading:
 
     busy_us: physical-GPU time since the previous reading of the device, from the per-process sampler. It is an
         estimate, of which only the proportion between processes is used.
-    accounted_us: the same from the driver's accounting mode, which misses nothing and is preferred.
-    running: False for a process that ended since the previous reading; it is listed this once.
-    mps_client: it is in the MPS server's list of clients.
-    graphics: it draws, whether it computes or not."""
+    accounted_us: the same time from the driver's accounting mode, which misses nothing and takes precedence.
+    running: False for a process that ended since the previous reading, which is listed only in this reading.
+    mps_client: the process is in the MPS server's list of clients.
+    graphics: the process uses the GPU for graphics, and possibly for computing too."""
 
     pid: int
     mig_uuid: str = ""
@@ -110,9 +113,10 @@ class ProcessReading:
 
 
 class InstanceReading(msgspec.Struct, frozen=True, gc=False):
-    """One MIG instance as a whole, for all of its users. Times are cumulative and in time of the whole physical GPU:
-    the instance's own activity multiplied by compute / compute_slices. method: how its busy time was read (None: by the
-    device's method)."""
+    """One MIG instance as a whole, for all of its holders.
+
+    Times are cumulative and in time of the whole physical GPU: the instance's own activity times compute /
+    compute_slices. method: how the busy time was read; None if by the device's method."""
 
     mig_uuid: str
     busy_us: Reading = Unavailable("not read")
@@ -124,7 +128,7 @@ class InstanceReading(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class XidCount:
-    """How often a GPU reported one kind of error since the agent started, and when last."""
+    """The number of errors of one kind (XID) that a GPU reported since the agent started, and the time of the last."""
 
     xid: int
     count: int
@@ -144,7 +148,7 @@ class Recovery:
 
     @property
     def unusable(self) -> bool:
-        """Return whether the GPU does no reliable work until the action is done; it counts as lost until then."""
+        """True if the GPU does no reliable work until the action is done, and counts as lost until then."""
         return self.action != "restart_app"
 
 
@@ -152,10 +156,10 @@ class Recovery:
 class Condition:
     """The condition of a device at one moment, for people and alerts, never for bills.
 
-    ecc_corrected, ecc_uncorrected: number of errors since the driver was loaded.
     throttle_reasons: the bits of NVML's clocks event reasons.
-    recoveries: required actions.
-    row_remap_pending: whether remapped rows of memory wait for the next reset of the GPU, which continues to work."""
+    ecc_corrected, ecc_uncorrected: numbers of memory errors since the driver was loaded.
+    recoveries: the required actions.
+    row_remap_pending: True if remapped memory rows wait for the next reset of the GPU, which continues to work."""
 
     temperature_c: Reading = Unavailable("not read")
     sm_clock_mhz: Reading = Unavailable("not read")
@@ -169,12 +173,12 @@ class Condition:
 
 
 class DeviceReading(msgspec.Struct, frozen=True, gc=False):
-    """One device at one moment. Times and energy_uj are cumulative, the rest instantaneous.
+    """One device at one moment. Times and energy_uj are cumulative, the other values instantaneous.
 
-    sample_gaps: how often the driver's samples of the busy time were missing; a step in which it grew has no known busy
-        time.
-    holders: the holders that use the device, as far as `processes` could be matched.
-    unlisted: (MIG uuid or "", reason) of each place whose processes could not be listed; they are unknown."""
+    sample_gaps: number of gaps in the driver's samples of the busy time; the busy time is unknown between two readings
+        with different numbers.
+    holders: the holders that use the device, as far as the holders of `processes` are known.
+    unlisted: (MIG uuid or "", reason) of each device whose processes could not be listed."""
 
     gpu: Gpu
     health: Health = "ok"
@@ -195,7 +199,7 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def silent(self) -> bool:
-        """Return whether it answers nothing although it is not lost, so that its use is unknown."""
+        """True if the device is not lost and no reading succeeds, so that its use is unknown."""
         answers = (self.busy_us, self.energy_uj, self.memory_used_mib, self.power_mw)
         return self.health == "ok" and all(isinstance(answer, Unavailable) for answer in answers)
 
@@ -204,10 +208,12 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False):
 class Snapshot:
     """Everything that one node reports at `at_ms` (UTC, on the agent's slewed timeline).
 
-    `allocations` is Unavailable if no source knows the holders: the meter then keeps the last known holders, marks the
-    time as a gap, and books no time as unheld. `unknown_holders` names the GPUs whose holders are unknown while others
-    are known, with the reason; their allocations are the last known ones. `sources` names each source and its failure
-    ("" = it answered); `took_ms` the duration of those that are timed."""
+    allocations: Unavailable if no source knows the holders. The meter then continues with the last known holders,
+        marks the time as a gap, and books no time as unheld.
+    unknown_holders: (GPU uuid, reason) of each GPU whose holders are unknown while others are known; its allocations
+        are the last known ones.
+    sources: each source and its failure; "" if it answered.
+    took_ms: durations in milliseconds of the timed sources."""
 
     at_ms: int
     devices: tuple[DeviceReading, ...]

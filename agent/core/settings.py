@@ -1,12 +1,13 @@
 """Defines every setting of the agent with its bounds and sources, and what each privilege level hides.
 
 Flags, environment names (`GPUTALLY_AGENT_` + upper case), `--print-config` and the error messages are derived from one
-frozen Struct. A fault is reported with its place: `file:line`, the variable or the flag. Nothing is silently ignored.
+frozen Struct. An error message names the place of the fault: `file:line`, the variable or the flag. No setting is
+silently ignored.
 
-A privilege level is the access that the operator granted (the chart's `agent.privilege`). At `allocation`, the driver's
-process numbers are the host's and would match unrelated processes in the agent's own process table, so they are
-ignored. Readings that the driver gives although the level does not promise them are used. If the driver refuses a
-reading that the level promises, the agent reports the refusal."""
+A privilege level is the access that the operator granted (the chart's `agent.privilege`). At the level `allocation`,
+the agent ignores the driver's process numbers, because they are the host's and would match unrelated processes in the
+agent's own process table. The agent also uses readings that the level does not promise, if the driver gives them. If
+the driver refuses a reading that the level promises, the agent reports the refusal."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from gputally.base.units import BUCKET_MS
 
 ENV_PREFIX = "GPUTALLY_AGENT_"
 API_OFF = "off"
-"""The `api_url` that disables the API server."""
+"""The value of `api_url` that disables the use of the API server."""
 _BUCKET_S = BUCKET_MS // 1000
 
 
@@ -38,49 +39,54 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str, Meta(min_length=1, max_length=253, description="Name of the cluster this node belongs to.")
     ] = "default"
     node: Annotated[
-        str, Meta(max_length=253, description="Name of this node; empty: NODE_NAME, else the host name.")
+        str, Meta(max_length=253, description="Name of this node; empty: the variable NODE_NAME, else the host name.")
     ] = ""
-    url: Annotated[str, Meta(description="Base URL of the accountant; empty: keep everything in the spool.")] = ""
+    url: Annotated[str, Meta(description="Base URL of the accountant; empty: records stay in the spool.")] = ""
     token_file: Annotated[
         str, Meta(description="File with the bearer token, read again when it changes; empty: none is sent.")
     ] = ""
     ca_file: Annotated[
         str,
         Meta(
-            description="PEM file of the authorities the accountant's certificate may come from, read again when "
-            "renewed; empty: the system's."
+            description="PEM file of the authorities to trust for the accountant's certificate, read again when "
+            "it changes; empty: the system's."
         ),
     ] = ""
     client_cert: Annotated[
         str,
-        Meta(description="PEM file of the certificate shown to the accountant, read again when renewed; empty: none."),
+        Meta(description="PEM file of the agent's client certificate, read again when it changes; empty: none."),
     ] = ""
-    client_key: Annotated[str, Meta(description="PEM file of its key.")] = ""
+    client_key: Annotated[str, Meta(description="PEM file of the client certificate's key.")] = ""
     spool: Annotated[
         str, Meta(description="Folder of the outbox; empty: /var/lib/gputally for root, else the user's state folder.")
     ] = ""
     spool_max_mib: Annotated[
-        int, Meta(ge=1, le=1_048_576, description="Most the outbox may hold, MiB; the oldest is kept.")
+        int, Meta(ge=1, le=1_048_576, description="Largest size of the outbox, MiB; a full outbox refuses new records.")
     ] = 512
     spool_max_days: Annotated[
-        int, Meta(ge=1, le=366, description="How old the oldest undelivered record may get, days.")
+        int,
+        Meta(
+            ge=1,
+            le=366,
+            description="Age of an undelivered record above which new ones are refused, days.",
+        ),
     ] = 7
     interval_s: Annotated[
         int, Meta(ge=1, le=_BUCKET_S, description="Length of an interval, seconds; must divide 900.")
     ] = 60
     sample_s: Annotated[
-        float, Meta(gt=0, le=5, description="Time between two readings, seconds; the driver forgets after 10.")
+        float, Meta(gt=0, le=5, description="Time between two readings, seconds; the driver keeps samples for 10.")
     ] = 2.0
-    ship_s: Annotated[
-        float, Meta(gt=0, le=3600, description="Time between two uploads while all is well, seconds.")
-    ] = 30.0
-    batch_rows: Annotated[int, Meta(ge=1, le=100_000, description="Most records in one upload.")] = 2_000
+    ship_s: Annotated[float, Meta(gt=0, le=3600, description="Time between two uploads without failures, seconds.")] = (
+        30.0
+    )
+    batch_rows: Annotated[int, Meta(ge=1, le=100_000, description="Largest number of records in one upload.")] = 2_000
     batch_kib: Annotated[
-        int, Meta(ge=1, le=65_536, description="Most payload in one upload before compression, KiB.")
+        int, Meta(ge=1, le=65_536, description="Largest payload of one upload before compression, KiB.")
     ] = 1_000
-    timeout_s: Annotated[
-        float, Meta(gt=0, le=300, description="How long an upload may stay without an answer, seconds.")
-    ] = 30.0
+    timeout_s: Annotated[float, Meta(gt=0, le=300, description="How long an upload waits for an answer, seconds.")] = (
+        30.0
+    )
     grace_s: Annotated[
         float, Meta(ge=0, le=600, description="How long a stopping agent tries to deliver the rest, seconds.")
     ] = 20.0
@@ -97,15 +103,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     privilege: Annotated[
         PrivilegeLevel,
         Meta(
-            description="What was granted on Kubernetes: allocation (the kubelet's word and the devices), process (the "
-            "host's processes too: hostPID), profiling (the driver's profiling counters too)."
+            description="Access on Kubernetes: allocation (the kubelet's device list and the GPUs), process (also "
+            "the host's processes: hostPID), profiling (also the driver's profiling counters)."
         ),
     ] = "allocation"
     gpu_sharing: Annotated[
         str,
         Meta(
             description="Sharing systems of this node, separated by commas: kai (KAI's and Run:ai's reservation "
-            "pods), hami (HAMi's virtual devices); empty: pods hold what the kubelet says."
+            "pods), hami (HAMi's virtual devices); empty: none."
         ),
     ] = KAI
     kubelet_socket: Annotated[
@@ -114,51 +120,50 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             description="The kubelet's PodResources socket; mount its folder, because the kubelet recreates the socket."
         ),
     ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
-    api_url: Annotated[
-        str, Meta(description="URL of the API server; empty: the one of this cluster; off: it is not asked.")
-    ] = ""
+    api_url: Annotated[str, Meta(description="URL of the API server; empty: this cluster's; off: none is used.")] = ""
     api_token_file: Annotated[
         str, Meta(description="File with the token for api_url, read again when it changes; empty: none is sent.")
     ] = ""
     api_ca_file: Annotated[str, Meta(description="PEM file of the authorities of api_url; empty: the system's.")] = ""
     pod_labels: Annotated[
-        str, Meta(description="Labels of pods that are sent on, separated by commas; `*` stands for anything.")
+        str, Meta(description="Pod labels that are sent to the accountant, separated by commas; `*` matches any text.")
     ] = "team,project,cost-center,app.kubernetes.io/*,kai.scheduler/*,kueue.x-k8s.io/*"
     release_s: Annotated[
-        float, Meta(gt=0, le=86_400, description="How long SIGUSR1 lets go of the driver, seconds.")
+        float, Meta(gt=0, le=86_400, description="How long the driver stays closed after SIGUSR1, seconds.")
     ] = 60.0
     standalone: Annotated[
         bool, Meta(description="Without Kubernetes: holders are Slurm steps, containers and processes.")
     ] = False
     simulated: Annotated[str, Meta(description="Scenario file of a simulated node, instead of NVML.")] = ""
-    pods: Annotated[str, Meta(description="YAML file that says which pods hold which GPUs of this node.")] = ""
+    pods: Annotated[str, Meta(description="YAML file of the pods that hold GPUs of this node.")] = ""
     proc: Annotated[str, Meta(description="Where the host's process table is mounted.")] = "/proc"
     pod_logs: Annotated[
-        str, Meta(description="Where the kubelet's log folders are mounted: they say what a pod is called.")
+        str, Meta(description="Where the kubelet's log folders are mounted, whose names contain the names of pods.")
     ] = "/var/log/pods"
     release_file: Annotated[
         str,
         Meta(description="While this file exists the agent keeps the driver closed, so that MIG can be reconfigured."),
     ] = ""
     hpc_jobs: Annotated[
-        str, Meta(description="Folder that says which jobs hold which GPUs, as dcgm-exporter reads it; empty: none.")
+        str, Meta(description="Folder of HPC job files, one per GPU, in dcgm-exporter's format; empty: none.")
     ] = ""
     dcgm_url: Annotated[
         str,
         Meta(
-            description="Metrics page of this node's dcgm-exporter, http://HOST:9400/metrics, for what NVML does not "
-            "show; empty: none."
+            description="Metrics page of this node's dcgm-exporter, http://HOST:9400/metrics, for readings that NVML "
+            "lacks; empty: none."
         ),
     ] = ""
     dcgm_names: Annotated[
-        bool, Meta(description="Show a subset of the metrics under dcgm-exporter's names too, each pod its own share.")
+        bool,
+        Meta(description="Also export a subset of the metrics under dcgm-exporter's names, with each pod's own share."),
     ] = False
     listen: Annotated[str, Meta(description="Address of /metrics, /livez and /readyz.")] = "0.0.0.0"  # noqa: S104 - a scraper comes from elsewhere
     port: Annotated[
         int, Meta(ge=0, le=65_535, description="Port of /metrics, /livez and /readyz; 0: any free one.")
     ] = 9401
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="Least level of what is logged.")
+        Literal["debug", "info", "warning", "error"], Meta(description="Lowest level that is logged.")
     ] = "info"
 
     @property
@@ -168,12 +173,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def sees_processes(self) -> bool:
-        """Return whether the driver's process numbers can be used."""
+        """True if the driver's process numbers match the agent's process table."""
         return not self.on_kubernetes or self.privilege != "allocation"
 
     @property
     def on_kubernetes(self) -> bool:
-        """Return whether the kubelet is the source of holders, which is the default."""
+        """True if the kubelet is the source of holders, which is the default."""
         return not (self.standalone or self.pods or self.hpc_jobs or self.simulated)
 
     def node_name(self, environ: Mapping[str, str]) -> str:
@@ -181,7 +186,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.node or environ.get("NODE_NAME", "") or socket.gethostname()
 
     def spool_path(self, environ: Mapping[str, str], *, root: bool) -> Path:
-        """The outbox file. root: whether the agent runs as root."""
+        """Return the path of the outbox file. root: the agent runs as root."""
         if self.spool:
             return Path(self.spool) / "outbox.sqlite"
         if root:
@@ -194,56 +199,55 @@ def names() -> tuple[str, ...]:
     return Settings.__struct_fields__
 
 
-def kind(name: str) -> Any:
-    """The annotated type of one setting."""
-    return _types(annotated=True)[name]
+@cache
+def _annotations() -> Mapping[str, Any]:
+    """Return the annotated types of all settings, cached because evaluating them takes as long as the rest of the
+    argument parsing."""
+    return get_type_hints(Settings, include_extras=True)
 
 
 def description(name: str) -> str:
-    return next(m.description for m in kind(name).__metadata__ if isinstance(m, Meta)) or ""
+    return next(meta.description for meta in _annotations()[name].__metadata__ if isinstance(meta, Meta)) or ""
 
 
 def is_switch(name: str) -> bool:
-    """Whether the flag takes no value."""
-    return bool(_types()[name] is bool)
+    """Return whether the flag takes no value."""
+    return bool(_annotations()[name].__origin__ is bool)
 
 
 def metavar(name: str) -> str:
     """Return the placeholder of the value in --help."""
-    return {"int": "N", "float": "SECONDS"}.get(_types()[name].__name__, "TEXT")
-
-
-@cache
-def _types(*, annotated: bool = False) -> Mapping[str, Any]:
-    """Return the types of all settings, cached because evaluating them takes as long as the rest of the argument
-    parsing."""
-    return get_type_hints(Settings, include_extras=annotated)
+    return {int: "N", float: "SECONDS"}.get(_annotations()[name].__origin__, "TEXT")
 
 
 def load(config: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Settings:
-    """Merge the sources. `flags` maps setting names to the given values. Raises SettingsError, one line per fault."""
+    """Merge the settings of the file, the environment and the flags; the later ones override the earlier ones.
+
+    flags: the given values by setting name.
+
+    Raises SettingsError, one line per fault."""
     values: dict[str, object] = {}
     places: dict[str, str] = {}
     faults: list[str] = []
 
-    def take(place: str, name: str, value: object, *, strict: bool) -> None:
+    def add(place: str, name: str, value: object, *, strict: bool) -> None:
         try:
-            values[name] = msgspec.convert(value, kind(name), strict=strict)
+            values[name] = msgspec.convert(value, _annotations()[name], strict=strict)
             places[name] = place
         except msgspec.ValidationError as error:
             faults.append(f"{place}: {name}: {str(error).removesuffix(' - at `$`')}")
 
-    for place, name, value in _file_layer(config, faults):
-        take(place, name, value, strict=True)
+    for place, name, value in _from_file(config, faults):
+        add(place, name, value, strict=True)
     for variable in sorted(environ):
         if variable.startswith(ENV_PREFIX):
             name = variable.removeprefix(ENV_PREFIX).lower()
             if name in names():
-                take(variable, name, environ[variable], strict=False)
+                add(variable, name, environ[variable], strict=False)
             else:
-                faults.append(f"{variable}: no such setting")
+                faults.append(f"{variable}: unknown setting {name!r}")
     for name, value in flags.items():
-        take(flag(name), name, value, strict=False)
+        add(flag(name), name, value, strict=False)
     faults += _contradictions(values, places)
     if faults:
         raise SettingsError("\n".join(faults))
@@ -251,17 +255,17 @@ def load(config: Path | None, environ: Mapping[str, str], flags: Mapping[str, ob
 
 
 def flag(name: str) -> str:
-    """Return the flag of a setting: `interval_s` is `--interval`; the description names the unit."""
+    """Return the flag of a setting: that of `interval_s` is `--interval`."""
     return "--" + name.removesuffix("_s").replace("_", "-")
 
 
 def comma_separated(text: str) -> tuple[str, ...]:
-    """Split a list that is written with commas."""
+    """Return the parts of a text that are separated by commas."""
     return tuple(part for part in (part.strip() for part in text.split(",")) if part)
 
 
 def render(settings: Settings) -> str:
-    """The settings in force as a YAML file, each under its description."""
+    """Return the settings as a YAML file, each below its description."""
     lines: list[str] = []
     for name in names():
         value = msgspec.json.encode(getattr(settings, name)).decode()  # JSON scalars are YAML scalars
@@ -269,7 +273,8 @@ def render(settings: Settings) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _file_layer(config: Path | None, faults: list[str]) -> list[tuple[str, str, object]]:
+def _from_file(config: Path | None, faults: list[str]) -> list[tuple[str, str, object]]:
+    """Return (place, name, value) of each setting in the file, and add faults to `faults`."""
     if config is None:
         return []
     try:
@@ -282,17 +287,17 @@ def _file_layer(config: Path | None, faults: list[str]) -> list[tuple[str, str, 
     if not isinstance(document.data, dict):
         faults.append(f"{document.place(())}: expected settings as `name: value`")
         return []
-    found: list[tuple[str, str, object]] = []
+    known: list[tuple[str, str, object]] = []
     for key, value in document.data.items():
         if key in names():
-            found.append((document.place((key,)), key, value))
+            known.append((document.place((key,)), key, value))
         else:
             faults.append(f"{document.place((str(key),))}: unknown setting {key!r}")
-    return found
+    return known
 
 
 def _contradictions(values: Mapping[str, object], places: Mapping[str, str]) -> list[str]:
-    """Yield faults that concern several settings."""
+    """Return the faults that concern the values of several settings, or that need more than a type to find."""
     faults: list[str] = []
     interval = values.get("interval_s")
     if isinstance(interval, int) and _BUCKET_S % interval:
@@ -306,25 +311,25 @@ def _contradictions(values: Mapping[str, object], places: Mapping[str, str]) -> 
     sharing = values.get("gpu_sharing")
     if isinstance(sharing, str) and (unknown := sorted(set(comma_separated(sharing)) - SYSTEMS)):
         faults.append(
-            f"{places['gpu_sharing']}: gpu_sharing: unknown sharing system {unknown[0]!r}; known are "
+            f"{places['gpu_sharing']}: gpu_sharing: unknown sharing system {unknown[0]!r}; known: "
             + ", ".join(sorted(SYSTEMS))
         )
-    chosen = [name for name in ("standalone", "simulated", "pods", "hpc_jobs") if values.get(name)]
-    if len(chosen) > 1:
-        faults.append(f"{places[chosen[1]]}: {chosen[1]}: cannot be combined with {chosen[0]}")
+    sources = [name for name in ("standalone", "simulated", "pods", "hpc_jobs") if values.get(name)]
+    if len(sources) > 1:
+        faults.append(f"{places[sources[1]]}: {sources[1]}: cannot be combined with {sources[0]}; choose one")
     if bool(values.get("client_cert")) != bool(values.get("client_key")):
         given = "client_cert" if values.get("client_cert") else "client_key"
-        faults.append(f"{places[given]}: {given}: client_cert and client_key go together")
-    if values.get("accounting") and not chosen and values.get("privilege", "allocation") == "allocation":
+        faults.append(f"{places[given]}: {given}: client_cert and client_key need each other; set both")
+    if values.get("accounting") and not sources and values.get("privilege", "allocation") == "allocation":
         faults.append(f"{places['accounting']}: accounting: needs privilege process or profiling")
     return faults
 
 
 _BUSY = ("pod-busy-on-shared-gpus", "how busy each pod is on a GPU that several share")
 _MEMORY = ("pod-memory-on-shared-gpus", "how much memory each pod uses on a GPU that several share")
-_STRANGERS = ("processes-outside-kubernetes", "who uses a GPU without having been given it")
-_MIG = ("mig-utilisation", "how busy MIG instances are, unless a DCGM exporter says so")
-_ALL = (_BUSY, _MEMORY, _STRANGERS, _MIG)
+_UNALLOCATED = ("processes-outside-kubernetes", "which processes use a GPU without an allocation")
+_MIG = ("mig-utilisation", "how busy MIG instances are, unless a DCGM exporter reports it")
+_ALL = (_BUSY, _MEMORY, _UNALLOCATED, _MIG)
 
 _UNSEEN: dict[PrivilegeLevel, tuple[tuple[str, str], ...]] = {
     "allocation": _ALL,
@@ -334,8 +339,9 @@ _UNSEEN: dict[PrivilegeLevel, tuple[tuple[str, str], ...]] = {
 
 
 def unseen(level: PrivilegeLevel, devices: Sequence[DeviceReading] = ()) -> tuple[str, ...]:
-    """Return labels of what an agent with this privilege cannot see. devices: if given, a label is left out if their
-    readings have the figure, and added if they lack it."""
+    """Return labels of what an agent with this privilege level cannot see.
+
+    devices: readings of this agent. A label is left out if they have its figure, and added if they lack it."""
     hidden = {label for label, _ in _UNSEEN[level]}
     instances = [instance for device in devices for instance in device.instances]
     if instances:
@@ -344,7 +350,7 @@ def unseen(level: PrivilegeLevel, devices: Sequence[DeviceReading] = ()) -> tupl
             hidden.add(_MIG[0])
     for device in devices:
         if device.unlisted:
-            hidden |= {_BUSY[0], _MEMORY[0], _STRANGERS[0]}
+            hidden |= {_BUSY[0], _MEMORY[0], _UNALLOCATED[0]}
         if any(isinstance(holder.busy_us, Unavailable) and holder.busy_us != SOLE for holder in device.holders):
             hidden.add(_BUSY[0])
         if any(isinstance(holder.memory_mib, Unavailable) for holder in device.holders):
@@ -353,5 +359,5 @@ def unseen(level: PrivilegeLevel, devices: Sequence[DeviceReading] = ()) -> tupl
 
 
 def privilege_text(level: PrivilegeLevel) -> str:
-    """Describe the level and what it hides in words, for the log."""
+    """Return in words what the level hides, for the log."""
     return "; ".join(text for _, text in _UNSEEN[level]) or "nothing"

@@ -1,8 +1,8 @@
 """Exports a subset of dcgm-exporter's metric names for existing dashboards.
 
-It is off by default. The figures are those of the last closed interval and the last snapshot, so pods that share a
-device add up to it. Figures of the device as a whole (temperature, clocks, errors) are shown once, for the pod that has
-it alone or without a pod. gputally never reads these metrics.
+The export is off by default. The figures are those of the last closed interval and the last snapshot, so the figures
+of pods that share a device add up to the device's. Figures of the whole device (temperature, clocks, errors) have one
+series, with the labels of the pod that has the device alone, or without a pod. gputally never reads these metrics.
 
 Source of names, units and labels: dcgm-exporter, etc/default-counters.csv and its metric rendering."""
 
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from agent.core.readings import DeviceReading, Gpu, Reading, Snapshot, Unavailable
+from agent.core.readings import DeviceReading, Gpu, Snapshot, Unavailable
 from agent.metering.meter import ClosedSet
-from agent.metrics.metric_families import Family
+from agent.metrics.metric_families import Family, names, plus, put
 from agent.wire import UsageInterval
 from gputally.base.units import US_PER_MS
 
@@ -26,29 +27,27 @@ _PERCENT = 100
 Labels = tuple[str, ...]
 
 
+@dataclass(slots=True)
 class _Share:
-    """The last interval's figures of one series, and its energy so far. None: unknown."""
+    """The last interval's figures of one series, and its energy so far. None: unknown.
 
-    __slots__ = (
-        "busy_us", "energy_uj", "in_instance", "sm_active_us", "span_us", "tensor_active_us", "total_uj", "whole_us",
-    )  # fmt: skip
+    span_us: length of the interval.
+    whole_us: GPU time of the device or MIG instance in the interval."""
 
-    def __init__(self, row: UsageInterval, total_uj: int) -> None:
-        piece = row.slice
-        self.span_us = (row.end_ms - row.start_ms) * US_PER_MS
-        self.whole_us = self.span_us * piece.compute // piece.compute_of if piece else self.span_us
-        self.in_instance = piece is not None
-        self.total_uj = total_uj
-        self.busy_us: int | None = None
-        self.sm_active_us: int | None = None
-        self.tensor_active_us: int | None = None
-        self.energy_uj: int | None = None
+    span_us: int
+    whole_us: int
+    in_instance: bool
+    total_uj: int
+    busy_us: int | None = None
+    sm_active_us: int | None = None
+    tensor_active_us: int | None = None
+    energy_uj: int | None = None
 
     def add(self, row: UsageInterval) -> None:
-        self.busy_us = _plus(self.busy_us, row.busy_us)
-        self.sm_active_us = _plus(self.sm_active_us, row.sm_active_us)
-        self.tensor_active_us = _plus(self.tensor_active_us, row.tensor_active_us)
-        self.energy_uj = _plus(self.energy_uj, row.energy_uj)
+        self.busy_us = plus(self.busy_us, row.busy_us)
+        self.sm_active_us = plus(self.sm_active_us, row.sm_active_us)
+        self.tensor_active_us = plus(self.tensor_active_us, row.tensor_active_us)
+        self.energy_uj = plus(self.energy_uj, row.energy_uj)
         self.total_uj += row.energy_uj or 0
 
 
@@ -74,19 +73,20 @@ class DcgmOutput:
                 del self._shares[gone]
 
     def _read(self, gpu: Gpu, rows: Sequence[UsageInterval], before: Mapping[Labels, _Share]) -> dict[Labels, _Share]:
-        """Return one set's rows by series; rows of one series (unheld and unattributed) are merged. Energy
-        accumulates."""
+        """Return the sums of one set's rows by series, with the energy added to that of `before`. Unheld and
+        unattributed rows have the same series."""
         shares: dict[Labels, _Share] = {}
         for row in rows:
             labels = _row_labels(gpu, row, self._node)
             earlier = before.get(labels)
-            share = shares.get(labels) or _Share(row, earlier.total_uj if earlier else 0)
-            share.add(row)
-            shares[labels] = share
+            span_us = (row.end_ms - row.start_ms) * US_PER_MS
+            whole_us = span_us * row.slice.compute // row.slice.compute_of if row.slice else span_us
+            total_uj = earlier.total_uj if earlier else 0
+            shares.setdefault(labels, _Share(span_us, whole_us, row.slice is not None, total_uj)).add(row)
         return shares
 
     def collect(self) -> Iterable[Family]:
-        """One scrape."""
+        """Return the families of one scrape."""
         with self._lock:
             return list(self._families())
 
@@ -95,7 +95,7 @@ class DcgmOutput:
         engine = _gauge("PROF_GR_ENGINE_ACTIVE", "Ratio of time the device or instance was active.")
         active = _gauge("PROF_SM_ACTIVE", "Ratio of multiprocessors active.")
         tensor = _gauge("PROF_PIPE_TENSOR_ACTIVE", "Ratio of time the tensor cores were active.")
-        power = _gauge("DEV_POWER_USAGE", "Power draw (in W); of a sharing pod, what was put on it.")
+        power = _gauge("DEV_POWER_USAGE", "Power draw (in W); of a sharing pod, the power attributed to it.")
         for device in self._snapshot.devices:
             for labels, share in self._shares.get(device.gpu.uuid, {}).items():
                 if not share.in_instance:
@@ -105,7 +105,7 @@ class DcgmOutput:
                 _ratio(tensor, labels, share.tensor_active_us, share.whole_us)
                 _ratio(power, labels, share.energy_uj, share.span_us)  # microjoules over microseconds are watts
         energy = Family(
-            "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Energy (in mJ) since the agent began.", "untyped", _LABELS
+            "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Energy (in mJ) since the agent started.", "untyped", _LABELS
         )
         for shares in self._shares.values():
             for labels, share in shares.items():
@@ -127,9 +127,7 @@ class DcgmOutput:
                 if not isinstance(reading.memory_mib, Unavailable):
                     mig = next((m for m in gpu.mig if m.uuid == reading.mig_uuid), None)
                     place = (mig.profile, str(mig.gi)) if mig else ("", "")
-                    holder = reading.holder
-                    who = holder.namespace, holder.name or holder.uid, holder.container
-                    used.add(_labels(gpu, self._node, *place, *who), reading.memory_mib)
+                    used.add(_labels(gpu, self._node, *place, *names(reading.holder)), reading.memory_mib)
                     total -= reading.memory_mib
             used.add(_labels(gpu, self._node), max(total, 0))
         yield from (used, free)
@@ -141,9 +139,9 @@ class DcgmOutput:
         xid = _gauge("DEV_XID_ERRORS", "Value of the last XID error encountered.")
         for device in self._snapshot.devices:
             labels, condition = self._whole(device), device.condition
-            _put(temperature, labels, condition.temperature_c)
-            _put(sm_clock, labels, condition.sm_clock_mhz)
-            _put(memory_clock, labels, condition.memory_clock_mhz)
+            put(temperature, labels, condition.temperature_c)
+            put(sm_clock, labels, condition.sm_clock_mhz)
+            put(memory_clock, labels, condition.memory_clock_mhz)
             last = max(condition.xids, key=lambda error: error.last_ms, default=None)
             xid.add(labels, last.xid if last else 0)
         yield from (temperature, sm_clock, memory_clock, xid)
@@ -158,7 +156,7 @@ def _row_labels(gpu: Gpu, row: UsageInterval, node: str) -> Labels:
     holder = row.holder
     if holder is None or holder.kind == "unattributed":
         return _labels(gpu, node, *place)
-    return _labels(gpu, node, *place, holder.namespace, holder.name or holder.uid, holder.container)
+    return _labels(gpu, node, *place, *names(holder))
 
 
 def _labels(
@@ -177,12 +175,3 @@ def _gauge(name: str, text: str) -> Family:
 def _ratio(family: Family, labels: Labels, value: int | None, whole: int, times: int = 1) -> None:
     if value is not None and whole:
         family.add(labels, value * times / whole)
-
-
-def _put(family: Family, labels: Labels, value: Reading) -> None:
-    if not isinstance(value, Unavailable):
-        family.add(labels, value)
-
-
-def _plus(total: int | None, value: int | None) -> int | None:
-    return total if value is None else (total or 0) + value

@@ -1,9 +1,8 @@
 """Keeps the counters of closed intervals and serves `/metrics`, `/livez` and `/readyz`.
 
-Counters are sums of closed rows, so pods plus unattributed add up to the device, as in the ledger. Gauges come from the
-last snapshot. A scrape reads no device. The series of a holder that has ended stay for two scrapes after its last
-value. Without a scraper they are removed after some time. `metric_families` names and formats the series. Totals start
-at zero with the process, as Prometheus expects of counters.
+Counters are sums of closed rows, so pods plus unattributed add up to the device, as in the ledger. They start at zero
+with the process, as Prometheus expects. Gauges come from the last snapshot. A scrape reads no device. The series of a
+holder that has ended stay for two scrapes after the last value, or for ten minutes without a scrape.
 
 The server handles at most four requests at a time, five seconds each, and closes further connections. Other paths get
 404. It never blocks the sampling thread."""
@@ -30,37 +29,20 @@ from gputally.base.units import MS_PER_MINUTE
 if TYPE_CHECKING:
     from agent.metrics.dcgm_compat import DcgmOutput
 
-__all__ = ["SCRAPES_AFTER_END", "AgentMetrics", "Operations"]
-
 log = logging.getLogger("agent.metrics.exporter")
 
 SCRAPES_AFTER_END = 2
-"""How many scrapes still show the series of a holder that is gone, so that the last value is seen even if one scrape
-fails."""
+"""Number of scrapes that still show the series of a holder that is gone, so that Prometheus gets the last value even if
+one scrape fails."""
 UNSCRAPED_MS = 10 * MS_PER_MINUTE
-"""How long such series are kept without a scrape, because memory must not grow with every past holder."""
-
-
-class _SeriesLifetime:
-    """The remaining lifetime of a series whose holder is gone since `since_ms`."""
-
-    __slots__ = ("scrapes", "since_ms")
-
-    def __init__(self, since_ms: int) -> None:
-        self.since_ms = since_ms
-        self.scrapes = SCRAPES_AFTER_END
-
-    def ends(self, at_ms: int, scraped: int) -> bool:
-        """Return whether enough time and scrapes have passed."""
-        self.scrapes -= scraped
-        return self.scrapes <= 0 or at_ms - self.since_ms >= UNSCRAPED_MS
+"""How long such series stay without a scrape; without this limit, memory would grow with every past holder."""
 
 
 class AgentMetrics:
     """The agent's metrics. Safe to scrape while they are updated.
 
-    compatible: series under other names, updated and shown with these.
-    tasks: the agent's own, shown with these."""
+    compatible: the same figures under dcgm-exporter's names.
+    tasks: the agent's background tasks, whose state is exported too."""
 
     def __init__(
         self, node: str, version: str, compatible: DcgmOutput | None = None, tasks: BackgroundTasks | None = None
@@ -77,9 +59,11 @@ class AgentMetrics:
         self._pods: dict[PodKey, DeviceTotals] = {}
         self._newest: dict[Place, PodKey] = {}
         self._facts: dict[str, PodFacts] = {}
-        self._lives: dict[PodKey | tuple[str, str], _SeriesLifetime] = {}
+        self._gone: dict[PodKey | tuple[str, str], tuple[int, int]] = {}
+        """Series whose pod or GPU is gone: since when, and the number of scrapes since then."""
         self._instances: dict[tuple[str, int, int], str] = {}
-        self._looked_through_ms = 0
+        """UUIDs of the MIG instances by GPU, GPU instance and compute instance."""
+        self._retired_ms = 0
         self._compatible = compatible
 
     def observe(self, snapshot: Snapshot, sets: Sequence[ClosedSet]) -> None:
@@ -91,14 +75,14 @@ class AgentMetrics:
                 self._closed += len(closed.rows)
                 for row in closed.rows:
                     self._add(row)
-            # The rows of a device that was repartitioned name its former instances: look them up first.
+            # The rows of a repartitioned device are those of its former instances, so add the new instances afterwards.
             for device in snapshot.devices:
                 for instance in device.gpu.mig:
                     self._instances[device.gpu.uuid, instance.gi, instance.ci] = instance.uuid
             self._snapshot = snapshot
             self._facts.update({facts.uid: facts for facts in snapshot.facts})
-            if snapshot.at_ms - self._looked_through_ms >= MS_PER_MINUTE:
-                self._looked_through_ms = snapshot.at_ms
+            if snapshot.at_ms - self._retired_ms >= MS_PER_MINUTE:
+                self._retired_ms = snapshot.at_ms
                 self._retire(scraped=0)
 
     def operate(self, operations: Operations) -> None:
@@ -107,13 +91,13 @@ class AgentMetrics:
             self._operations = operations
 
     def exposition(self) -> bytes:
-        """One scrape, in the Prometheus text format."""
+        """Return one scrape in the Prometheus text format."""
         return self._text.render(self.collect())
 
     def collect(self) -> Iterable[Family]:
-        """One scrape."""
+        """Return the families of one scrape."""
         with self._lock:
-            drawn = [
+            families = [
                 *metric_families.of_devices(self._snapshot, self._devices, self._node),
                 *metric_families.of_pods(self._snapshot, self._pods, self._newest, self._facts.values()),
                 *metric_families.of_the_agent(
@@ -122,21 +106,21 @@ class AgentMetrics:
                 *(metric_families.of_tasks(self._tasks.states()) if self._tasks is not None else ()),
             ]
             self._retire(scraped=1)
-        return drawn if self._compatible is None else [*drawn, *self._compatible.collect()]
+        return families if self._compatible is None else [*families, *self._compatible.collect()]
 
     def _add(self, row: UsageInterval) -> None:
         self._devices.setdefault(row.gpu_uuid, DeviceTotals()).add_device(row)
-        self._lives.pop(("gpu", row.gpu_uuid), None)
+        self._gone.pop(("gpu", row.gpu_uuid), None)
         if row.holder is None or row.holder.kind == "unattributed":
             return
         mig = self._instances.get((row.gpu_uuid, row.slice.gi, row.slice.ci), "") if row.slice else ""
         key = self._key(row, row.holder, mig)
         self._pods.setdefault(key, DeviceTotals()).add(row)
         self._newest[key[:5]] = key
-        self._lives.pop(key, None)
+        self._gone.pop(key, None)
 
     def _key(self, row: UsageInterval, holder: Holder, mig_uuid: str) -> PodKey:
-        """Return the series of a row. A row without busy time has no method: it goes to the series of the last one."""
+        """Return the labels of a row. A row without busy time has no method of its own and gets the last method."""
         place, sharing = (row.gpu_uuid, mig_uuid, *names(holder)), row.sharing.mode if row.sharing else ""
         last = self._newest.get(place)
         if row.busy_us is None and last is not None and last[5] == sharing:
@@ -144,26 +128,34 @@ class AgentMetrics:
         return (*place, sharing, row.method)
 
     def _retire(self, scraped: int) -> None:
-        """Count a scrape for every series whose holder is gone, and remove those that were shown long enough."""
-        allocations, at_ms = self._snapshot.allocations, self._snapshot.at_ms
-        if isinstance(allocations, Unavailable):
+        """Remove the series whose pod or GPU is gone and that were exported long enough.
+
+        scraped: 1 if this is a scrape, else 0."""
+        if isinstance(self._snapshot.allocations, Unavailable):
             return
-        present = {(a.gpu_uuid, a.mig_uuid, *names(a.holder)) for a in allocations}
-        for key in [key for key in self._pods if key[:5] not in present]:
-            if self._lives.setdefault(key, _SeriesLifetime(at_ms)).ends(at_ms, scraped):
-                del self._pods[key], self._lives[key]
-                if self._newest.get(key[:5]) == key:
-                    del self._newest[key[:5]]
-        holders = {a.holder.uid for a in allocations}
+        holders = {(a.gpu_uuid, a.mig_uuid, *names(a.holder)) for a in self._snapshot.allocations}
+        for key in [key for key in self._pods if key[:5] not in holders and self._is_expired(key, scraped)]:
+            del self._pods[key]
+            if self._newest.get(key[:5]) == key:
+                del self._newest[key[:5]]
+        uids = {a.holder.uid for a in self._snapshot.allocations}
         for uid in list(self._facts):
-            if uid in holders:
-                self._lives.pop(("pod", uid), None)
-            elif self._lives.setdefault(("pod", uid), _SeriesLifetime(at_ms)).ends(at_ms, scraped):
-                del self._facts[uid], self._lives["pod", uid]
+            if uid in uids:
+                self._gone.pop(("pod", uid), None)
+            elif self._is_expired(("pod", uid), scraped):
+                del self._facts[uid]
         listed = {device.gpu.uuid for device in self._snapshot.devices}
-        for uuid in [uuid for uuid in self._devices if uuid not in listed]:
-            if self._lives.setdefault(("gpu", uuid), _SeriesLifetime(at_ms)).ends(at_ms, scraped):
-                del self._devices[uuid], self._lives["gpu", uuid]
+        for uuid in [uuid for uuid in self._devices if uuid not in listed and self._is_expired(("gpu", uuid), scraped)]:
+            del self._devices[uuid]
+
+    def _is_expired(self, key: PodKey | tuple[str, str], scraped: int) -> bool:
+        """Return whether a series whose pod or GPU is gone was exported long enough, and count the scrape if not."""
+        at_ms = self._snapshot.at_ms
+        since_ms, scrapes = self._gone.pop(key, (at_ms, 0))
+        if scrapes + scraped >= SCRAPES_AFTER_END or at_ms - since_ms >= UNSCRAPED_MS:
+            return True
+        self._gone[key] = since_ms, scrapes + scraped
+        return False
 
 
 MAX_REQUESTS = 4
@@ -174,8 +166,8 @@ class Exposition:
     """An HTTP server that runs until `close`.
 
     text: returns one scrape.
-    alive: whether /livez answers that the agent works.
-    tasks: the background tasks that /readyz shows; the server's own thread is entered there.
+    alive: returns whether sampling runs, for /livez.
+    tasks: the background tasks whose faults /readyz shows, and in which the server's own thread is entered.
 
     Raises PortUnavailable."""
 
@@ -183,11 +175,12 @@ class Exposition:
         self, host: str, port: int, text: Callable[[], bytes], alive: Callable[[], bool], tasks: BackgroundTasks
     ) -> None:
         self._task = tasks.add("metrics")
-        given = {"text": staticmethod(text), "alive": staticmethod(alive), "tasks": tasks}
         try:
-            self._server = _Server((host, port), type("Handler", (_Handler,), given), self._task)
+            self._server = _Server((host, port), text, alive, tasks, self._task)
         except OSError as error:
-            raise PortUnavailable(f"metrics port {host}:{port} cannot be opened: {error.strerror}") from error
+            raise PortUnavailable(
+                f"metrics port {host}:{port} cannot be opened: {error.strerror}; choose another with --port"
+            ) from error
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._task.watch(self._thread)
@@ -205,13 +198,21 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 16
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], task: BackgroundTask) -> None:
-        super().__init__(address, handler)
+    def __init__(
+        self,
+        address: tuple[str, int],
+        text: Callable[[], bytes],
+        alive: Callable[[], bool],
+        tasks: BackgroundTasks,
+        task: BackgroundTask,
+    ) -> None:
+        super().__init__(address, _Handler)
+        self.text, self.alive, self.tasks = text, alive, tasks
         self._slots = threading.BoundedSemaphore(MAX_REQUESTS)
         self._task = task
 
     def service_actions(self) -> None:
-        """Run between two checks for a connection, at least twice a second."""
+        """Report progress of the server's thread. The library calls this method at least twice a second."""
         self._task.progress()
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -227,7 +228,7 @@ class _Server(ThreadingHTTPServer):
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the library's signature
-        """Ignore a client that disconnected; log anything else as a defect."""
+        """Ignore a client that disconnected; log any other error as a defect."""
         error = sys.exception()
         if isinstance(error, Exception) and not isinstance(error, OSError):
             self._task.fail(error)
@@ -235,9 +236,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    text: Callable[[], bytes]
-    alive: Callable[[], bool]
-    tasks: BackgroundTasks
+    server: _Server
     timeout = TIMEOUT_S
     server_version = "gputally-agent"
     sys_version = ""
@@ -245,21 +244,18 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/metrics":
-            from agent.metrics.metric_families import CONTENT_TYPE
-
-            # Every scraper accepts this format, and it is the fastest one to write.
-            self._answer(200, CONTENT_TYPE, self.text())
+            self._answer(200, metric_families.CONTENT_TYPE, self.server.text())
         elif path == "/livez":
-            alive = self.alive()
-            self._answer(200 if alive else 503, "text/plain", b"ok\n" if alive else b"sampling stands still\n")
+            alive = self.server.alive()
+            self._answer(200 if alive else 503, "text/plain", b"ok\n" if alive else b"sampling hangs\n")
         elif path == "/readyz":
-            faults = "".join(f"{name}: {fault}\n" for name, fault in self.tasks.faults().items())
+            faults = "".join(f"{name}: {fault}\n" for name, fault in self.server.tasks.faults().items())
             self._answer(503 if faults else 200, "text/plain", (faults or "ok\n").encode())
         else:
             self._answer(404, "text/plain", b"/metrics, /livez or /readyz\n")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing for a scrape."""
+        """Do not log requests."""
 
     def _answer(self, status: int, content_type: str, body: bytes) -> None:
         self.send_response(status)

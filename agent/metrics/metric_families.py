@@ -2,23 +2,23 @@
 format.
 
 Metrics use base units, counters come first, and a help text ends in a full stop. Device and pod series have different
-names, so that no query adds them up by mistake. A pod's uid is only on its `_info` series. The method of busy time
-(`method`) and the kind of sharing (`sharing`) are labels of the holder's series, and either may change while it runs.
-If a label of a holder changes, a new counter starts for the new labels and the old one stops, so a PromQL sum() over
-both counts no microsecond twice. A gauge is shown only with the newest labels.
+names, so that no query adds them up by mistake. Only a pod's `_info` series has its uid. The method of busy time
+(`method`) and the kind of sharing (`sharing`) are labels of the holder's series, and both change at times while the
+holder runs. A counter with the new labels then starts and the old one stops, so a PromQL sum() over both counts no
+microsecond twice. A gauge has a series only for the newest labels.
 
 Device families have one series per device (and per error code, for example), never one per pod. A missing reading gives
 no series, and never 0.
 
-A node with a hundred pods has a thousand series, most of which have the same labels in every scrape. Their text is
-cached, and only the numbers are formatted again. The client library creates an object for every label set. It takes
-several times as long for a scrape, and a quarter of the agent's start-up time. Tests read the output with the library's
-parser. Source: Prometheus exposition formats, text format 0.0.4."""
+A node with a hundred pods has a thousand series, most of which have the same labels in every scrape. `TextFormat`
+caches the text of the labels and formats only the numbers again. The client library creates an object for every label
+set: with it, a scrape takes several times as long, and the agent's start a third longer. Tests read the output with the
+library's parser. Source: Prometheus exposition formats, text format 0.0.4."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isnan
 from operator import attrgetter
@@ -36,23 +36,23 @@ MAX_REMEMBERED = 5_000
 Kind = Literal["counter", "gauge", "untyped"]
 
 
+@dataclass(slots=True)
 class Family:
     """The series of one name.
 
     name: the full name, with the `_total` of a counter.
-    labels: the label names of every series."""
+    text: the help text.
+    labels: the label names of every series.
+    series: the label values and the value of each series."""
 
-    __slots__ = ("kind", "labels", "name", "series", "text")
-
-    def __init__(self, name: str, text: str, kind: Kind, labels: Sequence[str] = ()) -> None:
-        self.name = name
-        self.text = text
-        self.kind = kind
-        self.labels = tuple(labels)
-        self.series: list[tuple[tuple[str, ...], float]] = []
+    name: str
+    text: str
+    kind: Kind
+    labels: Sequence[str] = ()
+    series: list[tuple[tuple[str, ...], float]] = field(default_factory=list)
 
     def add(self, labels: tuple[str, ...], value: float) -> None:
-        """Add a series. labels: its values in the order of the names."""
+        """Add a series. labels: the values of the labels, in the order of their names."""
         self.series.append((labels, value))
 
 
@@ -64,7 +64,7 @@ class TextFormat:
         self._texts: dict[str, dict[tuple[str, ...], str]] = {}
 
     def render(self, families: Iterable[Family]) -> bytes:
-        """One scrape."""
+        """Return the text of one scrape."""
         lines: list[str] = []
         for family in families:
             name = family.name
@@ -74,7 +74,7 @@ class TextFormat:
             for labels, value in family.series:
                 series = known.get(labels) or self._remember(known, family, labels)
                 number = float(value)
-                lines.append(f"{series} {number!r}\n" if -inf < number < inf else f"{series} {_odd(number)}\n")
+                lines.append(f"{series} {number!r}\n" if -inf < number < inf else f"{series} {_non_finite(number)}\n")
         return "".join(lines).encode()
 
     def _remember(self, known: dict[tuple[str, ...], str], family: Family, labels: tuple[str, ...]) -> str:
@@ -88,7 +88,7 @@ class TextFormat:
         return text
 
 
-def _odd(value: float) -> str:
+def _non_finite(value: float) -> str:
     return "NaN" if isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
@@ -109,16 +109,17 @@ Place = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """The state of the agent itself, passed on by its loop after every turn.
+    """The state of the agent itself, which the main loop updates after every sample.
 
-    nvml_up None: there is no NVML here (a simulated or imported source).
-    collectors: per source its success (None: it is a part of another) and the duration of its last reading in seconds
-        (None: not timed).
-    sample_s: the duration of all.
-    unspooled_rows: rows kept in memory while the spool cannot be written.
-    unspooled_lost_rows: rows for which there was no room in memory.
-    privilege: the level granted on Kubernetes, "" elsewhere.
-    unseen: labels of what an agent with that privilege cannot see."""
+    nvml_up: None without NVML (a simulated or imported source).
+    parked: records that never reach the ledger, by reason.
+    collectors: for each source its success (None if it is a part of another source) and the duration of its last
+        reading in seconds (None if it is not timed).
+    sample_s: duration of the last reading of all sources.
+    unspooled_rows: rows in memory while the spool cannot be written.
+    unspooled_lost_rows: rows that were lost because the memory was full.
+    privilege: the level granted on Kubernetes; "" elsewhere.
+    unseen: labels of what the agent cannot see."""
 
     nvml_up: bool | None = None
     outbox_rows: int = 0
@@ -135,35 +136,30 @@ class Operations:
     unseen: tuple[str, ...] = ()
 
 
+@dataclass(slots=True)
 class DeviceTotals:
-    """Accumulated figures of one device or of one holder on it, in wire units; None if never known."""
+    """Sums of the rows of one device, or of one holder on it, in wire units; None if never known."""
 
-    __slots__ = (
-        "allocated_us", "busy_us", "energy_uj", "memory_mib_s", "share_ppm", "sm_active_us", "tensor_active_us",
-        "unattributed_us", "unheld_uj", "unheld_us",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.allocated_us = 0
-        self.unheld_us = 0
-        self.unattributed_us = 0
-        self.unheld_uj = 0
-        self.share_ppm = 0
-        self.busy_us: int | None = None
-        self.sm_active_us: int | None = None
-        self.tensor_active_us: int | None = None
-        self.memory_mib_s: int | None = None
-        self.energy_uj: int | None = None
+    allocated_us: int = 0
+    unheld_us: int = 0
+    unattributed_us: int = 0
+    unheld_uj: int = 0
+    share_ppm: int = 0
+    busy_us: int | None = None
+    sm_active_us: int | None = None
+    tensor_active_us: int | None = None
+    memory_mib_s: int | None = None
+    energy_uj: int | None = None
 
     def add(self, row: UsageInterval) -> None:
         """Add a row of the holder."""
         self.allocated_us += row.allocated_us
         self.share_ppm = row.allocated_us * MS_PER_SECOND // max(row.end_ms - row.start_ms, 1)
-        self.busy_us = _sum(self.busy_us, row.busy_us)
-        self.sm_active_us = _sum(self.sm_active_us, row.sm_active_us)
-        self.tensor_active_us = _sum(self.tensor_active_us, row.tensor_active_us)
-        self.memory_mib_s = _sum(self.memory_mib_s, row.memory_mib_s)
-        self.energy_uj = _sum(self.energy_uj, row.energy_uj)
+        self.busy_us = plus(self.busy_us, row.busy_us)
+        self.sm_active_us = plus(self.sm_active_us, row.sm_active_us)
+        self.tensor_active_us = plus(self.tensor_active_us, row.tensor_active_us)
+        self.memory_mib_s = plus(self.memory_mib_s, row.memory_mib_s)
+        self.energy_uj = plus(self.energy_uj, row.energy_uj)
 
     def add_device(self, row: UsageInterval) -> None:
         """Add a row of the device, of any holder."""
@@ -184,18 +180,20 @@ def names(holder: Holder) -> tuple[str, str, str]:
 def of_pods(
     snapshot: Snapshot, sums: Mapping[PodKey, DeviceTotals], newest: Mapping[Place, PodKey], facts: Iterable[PodFacts]
 ) -> Iterator[Family]:
-    """Yield the families of the holders and the facts of the pods. newest: the present labels of each holder on a
-    device."""
+    """Yield the families of the holders, and the facts of the pods.
+
+    sums: the totals of each label set.
+    newest: the newest label set of each holder on a device."""
     ordered = sorted(sums.items())
     now = [(key, total) for key, total in ordered if newest.get(key[:5]) == key]
     for name, text, attribute, per in (
-        ("pod_gpu_allocated_seconds", "GPU time given to the holder.", "allocated_us", MICRO),
+        ("pod_gpu_allocated_seconds", "GPU time allocated to the holder.", "allocated_us", MICRO),
         ("pod_gpu_busy_seconds", "Physical-GPU time the holder was busy.", "busy_us", MICRO),
-        ("pod_gpu_sm_active_seconds", "Multiprocessor activity put on the holder; on a shared GPU by busy time.",
+        ("pod_gpu_sm_active_seconds", "Multiprocessor activity attributed to the holder; if shared, by busy time.",
          "sm_active_us", MICRO),
-        ("pod_gpu_tensor_active_seconds", "Tensor core activity put on the holder; on a shared GPU by busy time.",
+        ("pod_gpu_tensor_active_seconds", "Tensor core activity attributed to the holder; if shared, by busy time.",
          "tensor_active_us", MICRO),
-        ("pod_gpu_energy_joules", "Energy put on the holder: active energy by busy time, idle by allocation.",
+        ("pod_gpu_energy_joules", "Energy attributed to the holder: active energy by busy time, idle by allocation.",
          "energy_uj", MICRO),
     ):  # fmt: skip
         yield totals(counter(name, text, _POD), ordered, attribute, per)
@@ -204,7 +202,7 @@ def of_pods(
         if total.memory_mib_s is not None:
             byte_seconds.add(labels, total.memory_mib_s * MIB)
     yield byte_seconds
-    share = gauge("pod_gpu_share_ratio", "Part of the GPU given to the holder in the last interval, 0 to 1.", _POD)
+    share = gauge("pod_gpu_share_ratio", "Part of the GPU allocated to the holder in the last interval, 0 to 1.", _POD)
     for labels, total in now:
         share.add(labels, total.share_ppm / MICRO)
     yield share
@@ -215,7 +213,7 @@ def of_pods(
     yield memory
     info = gauge(
         "pod_info",
-        "A pod that holds a GPU here, and who it works for; always 1.",
+        "A pod that holds a GPU of this node, with its workload and queue; always 1.",
         ("namespace", "pod", "uid", "node", "workload", "queue"),
     )
     for fact in sorted(facts, key=lambda fact: fact.uid):
@@ -228,65 +226,66 @@ def _place(device: DeviceReading, reading: HolderReading) -> Place:
 
 
 def of_the_agent(ops: Operations, version: str, node: str) -> Iterator[Family]:
-    """Families of the agent itself and of its sources."""
+    """Yield the families of the agent itself and of its sources."""
     yield _single(counter("agent_intervals_closed", "Usage rows closed by the meter."), ops.intervals_closed)
     uploads = counter("agent_uploads", "Uploads by result.", ("result",))
-    parked = counter("agent_rows_parked", "Records the accountant cannot take, by reason.", ("reason",))
+    parked = counter("agent_rows_parked", "Records that never reach the ledger, by reason.", ("reason",))
     for family, values in ((uploads, ops.uploads), (parked, ops.parked)):
         for name, value in sorted(values.items()):
             family.add((name,), value)
         yield family
     if ops.nvml_up is not None:
         yield _single(gauge("nvml_up", "1 while the NVIDIA driver answers."), ops.nvml_up)
-    yield _single(gauge("agent_outbox_rows", "Records that wait for the accountant."), ops.outbox_rows)
+    yield _single(gauge("agent_outbox_rows", "Records that the accountant has not stored yet."), ops.outbox_rows)
     yield _single(gauge("agent_outbox_bytes", "Size of the outbox."), ops.outbox_bytes)
     yield _single(
-        gauge("agent_outbox_oldest_age_seconds", "Age of the oldest record that waits."), ops.outbox_oldest_age_s
+        gauge("agent_outbox_oldest_age_seconds", "Age of the oldest record that the accountant has not stored yet."),
+        ops.outbox_oldest_age_s,
     )
     yield _single(
-        gauge("agent_unspooled_rows", "Rows kept in memory because the spool cannot be written."), ops.unspooled_rows
+        gauge("agent_unspooled_rows", "Rows in memory because the spool cannot be written."), ops.unspooled_rows
     )
     yield _single(
         counter("agent_unspooled_lost_rows", "Rows lost because the spool could not be written and memory was full."),
         ops.unspooled_lost_rows,
     )
     if ops.privilege:
-        level = gauge("agent_privilege_info", "The level of privilege the agent was given; always 1.", ("level",))
+        level = gauge("agent_privilege_info", "The agent's privilege level; always 1.", ("level",))
         level.add((ops.privilege,), 1)
         unseen = gauge(
             "agent_unseen",
-            "What the agent does not see, for lack of privilege or because the driver refuses it; always 1.",
+            "What the agent cannot see, because a privilege is missing or the driver refuses it; always 1.",
             ("what",),
         )
         for what in ops.unseen:
             unseen.add((what,), 1)
         yield from (level, unseen)
-    yield _single(gauge("agent_sample_duration_seconds", "How long the last reading of everything took."), ops.sample_s)
-    success = gauge("collector_success", "1 where the source answered last time.", ("collector",))
-    duration = gauge("collector_duration_seconds", "How long its last reading took.", ("collector",))
+    yield _single(gauge("agent_sample_duration_seconds", "Duration of the last reading of all sources."), ops.sample_s)
+    success = gauge("collector_success", "1 if the source answered at the last reading.", ("collector",))
+    duration = gauge("collector_duration_seconds", "Duration of the last reading of the source.", ("collector",))
     for name, (succeeded, seconds) in sorted(ops.collectors.items()):
         if succeeded is not None:
             success.add((name,), succeeded)
         if seconds is not None:
             duration.add((name,), seconds)
     yield from (success, duration)
-    build = gauge("agent_build_info", "The running agent, and its node; always 1.", ("version", "node"))
+    build = gauge("agent_build_info", "Version and node of the running agent; always 1.", ("version", "node"))
     build.add((version, node), 1)
     yield build
 
 
 def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Family:
-    """Return a family with gputally's prefix."""
+    """Return a gauge with gputally's prefix."""
     return Family(PREFIX + name, text, "gauge", labels)
 
 
 def counter(name: str, text: str, labels: Sequence[str] = ()) -> Family:
-    """`name` without the `_total` that is added here."""
+    """Return a counter with gputally's prefix; `name` is given without `_total`."""
     return Family(f"{PREFIX}{name}_total", text, "counter", labels)
 
 
 def of_tasks(states: Mapping[str, TaskState]) -> Iterator[Family]:
-    """Families of the agent's background tasks, under the names that all programs use."""
+    """Yield the families of the agent's background tasks, under the names that all programs use."""
     stopped = gauge("task_stopped", STOPPED_HELP, ("task",))
     failures = counter("task_failures", FAILURES_HELP, ("task",))
     for name, state in states.items():
@@ -301,7 +300,7 @@ def _single(family: Family, value: float) -> Family:
 
 
 def totals(family: Family, sums: Iterable[tuple[tuple[str, ...], DeviceTotals]], attribute: str, per: int) -> Family:
-    """Return a family with a series for each known total, in units of 1/`per`."""
+    """Return the family with a series for each known total, divided by `per`."""
     value_of = attrgetter(attribute)
     family.series = [(labels, value / per) for labels, total in sums if (value := value_of(total)) is not None]
     return family
@@ -313,13 +312,14 @@ def put(family: Family, labels: tuple[str, ...], value: Reading, times: int = 1,
         family.add(labels, value * times / per if per != 1 else value * times)
 
 
-def _sum(total: int | None, value: int | None) -> int | None:
+def plus(total: int | None, value: int | None) -> int | None:
+    """Add a value to a total; an unknown value changes nothing."""
     return total if value is None else (total or 0) + value
 
 
 _GPU = ("gpu_uuid",)
 _MEGAHERTZ = 1_000_000
-# Source: nvml.h, nvmlClocksEventReason*. An idle GPU and one with set application clocks are not held down.
+# Source: nvml.h, nvmlClocksEventReason*. Idleness and configured application clocks are left out: neither is a limit.
 _THROTTLE_REASONS = (
     (0x04, "software power cap"),
     (0x08, "hardware slowdown"),
@@ -331,7 +331,7 @@ _THROTTLE_REASONS = (
 
 
 def of_devices(snapshot: Snapshot, sums: Mapping[str, DeviceTotals], node: str) -> Iterator[Family]:
-    """Families of the physical GPUs, one series each (per error code and the like)."""
+    """Yield the families of the physical GPUs: one series per GPU, or per GPU and error code or similar."""
     readings = snapshot.devices
     info = gauge(
         "gpu_info",
@@ -349,7 +349,11 @@ def of_devices(snapshot: Snapshot, sums: Mapping[str, DeviceTotals], node: str) 
             slices.add(labels, 1)
     yield from (info, slices)
     yield from _device_counters(sums)
-    gaps = counter("gpu_sample_gaps", "Stretches the driver's sample buffer had lost before it was read.", _GPU)
+    gaps = counter(
+        "gpu_sample_gaps",
+        "Gaps in the driver's busy-time samples, which it discarded before the agent read them.",
+        _GPU,
+    )
     for device in readings:
         gaps.add((device.gpu.uuid,), device.sample_gaps)
     yield gaps
@@ -362,15 +366,15 @@ def of_devices(snapshot: Snapshot, sums: Mapping[str, DeviceTotals], node: str) 
 def _device_counters(sums: Mapping[str, DeviceTotals]) -> Iterator[Family]:
     ordered = [((uuid,), total) for uuid, total in sorted(sums.items())]
     for name, text, attribute, per in (
-        ("gpu_busy_seconds", "Time the GPU was busy, for any holder or none.", "busy_us", MICRO),
+        ("gpu_busy_seconds", "Time the GPU was busy, with or without a holder.", "busy_us", MICRO),
         ("gpu_sm_active_seconds", "Time the GPU's multiprocessors were active, averaged over them.", "sm_active_us",
          MICRO),
         ("gpu_tensor_active_seconds", "Time the GPU's tensor cores were active.", "tensor_active_us", MICRO),
         ("gpu_energy_joules", "Energy the GPU used.", "energy_uj", MICRO),
         ("gpu_unattributed_busy_seconds", "Busy time that belongs to no known holder.", "unattributed_us", MICRO),
-        ("gpu_allocated_seconds", "GPU time that was given to holders.", "allocated_us", MICRO),
-        ("gpu_unallocated_seconds", "Unheld GPU time.", "unheld_us", MICRO),
-        ("gpu_unallocated_energy_joules", "Energy that was put on no holder.", "unheld_uj", MICRO),
+        ("gpu_allocated_seconds", "GPU time allocated to holders.", "allocated_us", MICRO),
+        ("gpu_unallocated_seconds", "GPU time without a holder.", "unheld_us", MICRO),
+        ("gpu_unallocated_energy_joules", "Energy attributed to no holder.", "unheld_uj", MICRO),
     ):  # fmt: skip
         yield totals(counter(name, text, _GPU), ordered, attribute, per)
 
@@ -379,10 +383,8 @@ def _device_gauges(readings: Sequence[DeviceReading]) -> Iterator[Family]:
     used = gauge("gpu_memory_used_bytes", "Device memory in use.", _GPU)
     size = gauge("gpu_memory_total_bytes", "Device memory installed.", _GPU)
     power = gauge("gpu_power_watts", "Power drawn.", _GPU)
-    lost = gauge(
-        "gpu_lost", "1 while the GPU is listed but cannot be used, or must be reset or its node drained.", _GPU
-    )
-    silent = gauge("gpu_silent", "1 while the GPU is not lost and answers nothing: what it does is unknown.", _GPU)
+    lost = gauge("gpu_lost", "1 while the GPU is listed but cannot be used, or needs a reset or a drained node.", _GPU)
+    silent = gauge("gpu_silent", "1 while the GPU is not lost but no reading succeeds, so its use is unknown.", _GPU)
     for device in readings:
         labels = (device.gpu.uuid,)
         put(used, labels, device.memory_used_mib, MIB)
@@ -400,10 +402,10 @@ def _error_counters(readings: Sequence[DeviceReading]) -> Iterator[Family]:
     ecc = counter("gpu_ecc_errors", "Memory errors since the driver was loaded, by kind.", ("gpu_uuid", "kind"))
     needs = gauge(
         "gpu_recovery_action",
-        "1 while this has to be done after a hardware fault: restart_app, reset_gpu or drain_node.",
+        "1 while this action is required after a hardware fault: restart_app, reset_gpu or drain_node.",
         ("gpu_uuid", "action", "cause"),
     )
-    remap = gauge("gpu_row_remap_pending", "1 while remapped rows of memory wait for the next reset.", _GPU)
+    remap = gauge("gpu_row_remap_pending", "1 while remapped memory rows wait for the next reset of the GPU.", _GPU)
     for device in readings:
         condition = device.condition
         for recovery in condition.recoveries:
@@ -422,9 +424,7 @@ def _condition(readings: Sequence[DeviceReading]) -> Iterator[Family]:
     temperature = gauge("gpu_temperature_celsius", "Temperature of the GPU.", _GPU)
     sm_clock = gauge("gpu_sm_clock_hertz", "Clock of the multiprocessors.", _GPU)
     memory_clock = gauge("gpu_memory_clock_hertz", "Clock of the memory.", _GPU)
-    throttled = gauge(
-        "gpu_throttle_reason", "1 while the clocks are held down for this reason.", ("gpu_uuid", "reason")
-    )
+    throttled = gauge("gpu_throttle_reason", "1 while this reason reduces the clocks.", ("gpu_uuid", "reason"))
     for device in readings:
         labels, condition = (device.gpu.uuid,), device.condition
         put(temperature, labels, condition.temperature_c)
@@ -439,20 +439,13 @@ def _condition(readings: Sequence[DeviceReading]) -> Iterator[Family]:
 def _disagreements(snapshot: Snapshot) -> Family:
     family = gauge(
         "attribution_disagreements",
-        "Pods that run on the GPU without holding it: where control groups and the kubelet disagree.",
+        "Pods whose processes run on the GPU without an allocation: control groups and kubelet disagree.",
         _GPU,
     )
     if not isinstance(snapshot.allocations, Unavailable):
-        held = {(a.gpu_uuid, a.holder.uid, a.mig_uuid) for a in snapshot.allocations}
+        allocated = {(a.gpu_uuid, a.holder.uid, a.mig_uuid) for a in snapshot.allocations}
         for device in snapshot.devices:
-            family.add((device.gpu.uuid,), len(_strangers(device, held)))
+            uuid = device.gpu.uuid
+            pods = {(uuid, r.holder.uid, r.mig_uuid) for r in device.holders if r.holder.kind == "pod"}
+            family.add((uuid,), len({uid for _, uid, _ in pods - allocated}))
     return family
-
-
-def _strangers(device: DeviceReading, held: Collection[tuple[str, str, str]]) -> set[str]:
-    """Return the uids of pods whose processes run on the device (or instance) without an allocation."""
-    return {
-        r.holder.uid
-        for r in device.holders
-        if r.holder.kind == "pod" and (device.gpu.uuid, r.holder.uid, r.mig_uuid) not in held
-    }

@@ -7,6 +7,7 @@ call."""
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from agent.core import json_log
 from gputally.base.clock import SystemClock
 from gputally.base.command_line import OUTPUTS, show
 from gputally.doctor.check_inputs import Options, Sources, usual
@@ -155,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             made.error(f"no check {unknown[0]!r}; one of {', '.join(CHECKS)}")
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else CALLED_WRONGLY
-    json_log.configure("ERROR")
+    logging.basicConfig(level=logging.ERROR)
     options = Options(
         url=given.url,
         token_file=given.token_file,

@@ -19,8 +19,7 @@ from typing import Any
 
 import pytest
 
-from agent.__main__ import main
-from agent.core import json_log
+from agent.__main__ import JsonLines, main
 from agent.core.errors import PortUnavailable
 from agent.metrics import exporter
 from agent.upload.spool import Outbox
@@ -224,7 +223,7 @@ def test_log_lines_are_json_with_their_extras_and_bounded() -> None:
     stream = io.StringIO()
     record = logging.LogRecord("agent.x", logging.WARNING, "f", 1, "%s happened", ("it\n" + "y" * 5_000,), None)
     record.reason = "because"
-    stream.write(json_log.JsonLines().format(record))
+    stream.write(JsonLines().format(record))
     line = json.loads(stream.getvalue())
     assert (line["level"], line["logger"], line["reason"]) == ("warning", "agent.x", "because")
     assert line["event"].startswith("it\ny")
@@ -241,7 +240,7 @@ class TestExposition:
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
         connection.request("GET", "/livez")
         response = connection.getresponse()
-        assert (response.status, response.read()) == (503, b"sampling stands still\n")
+        assert (response.status, response.read()) == (503, b"sampling hangs\n")
         connection.close()
         server.close()
 

@@ -43,7 +43,7 @@ def test_every_fault_is_told_with_its_place(tmp_path: Path) -> None:
         f"{config}:3: port: Expected `int`, got `str`",
         f"{config}:4: spool_max_mib: Expected `int` >= 1",
         "GPUTALLY_AGENT_GRACE_S: grace_s: Expected `float`, got `str`",
-        "GPUTALLY_AGENT_URLL: no such setting",
+        "GPUTALLY_AGENT_URLL: unknown setting 'urll'",
         "--interval: interval_s: 7 does not divide 900",
         "--month-zone: month_zone: unknown time zone 'Mars/Base'",
     ]
@@ -70,7 +70,7 @@ def test_a_missing_file_is_a_fault_and_an_empty_one_is_not(tmp_path: Path) -> No
 def test_ways_of_running_exclude_each_other(tmp_path: Path) -> None:
     config = tmp_path / "agent.yaml"
     config.write_text("standalone: true\n")
-    assert faults(config, {}, {"pods": "p.yaml"}) == ["--pods: pods: cannot be combined with standalone"]
+    assert faults(config, {}, {"pods": "p.yaml"}) == ["--pods: pods: cannot be combined with standalone; choose one"]
 
 
 @pytest.mark.parametrize("interval_s", [1, 15, 60, 300, 900])

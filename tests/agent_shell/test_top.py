@@ -50,11 +50,11 @@ def test_the_entry_with_the_most_words_of_a_name_wins() -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("per_hour: {H100: free}", "prices.yaml:1: not a price: 'free'"),
-        ("currency: usd\nper_hour: {}", "prices.yaml:1: currency: three capital letters, not 'usd'"),
+        ("per_hour: {H100: free}", "prices.yaml:1: not a price from 0 to 1000000: 'free'"),
+        ("currency: usd\nper_hour: {}", "prices.yaml:1: currency: must be three capital letters, not 'usd'"),
         ("per_hour:\n  H100: 1\n  h100: 2", "prices.yaml:3: 'h100' names the same GPUs as an earlier entry"),
-        ("per_hour:\n  '--': 1", "prices.yaml:2: names no GPU: '--'"),
-        ("per_hour: {H100: -1}", "prices.yaml:1: not a price: '-1'"),
+        ("per_hour:\n  '--': 1", "prices.yaml:2: '--' has no word of a GPU's name"),
+        ("per_hour: {H100: -1}", "prices.yaml:1: not a price from 0 to 1000000: '-1'"),
         ("per_hour: [1]", "prices.yaml:1: per_hour: Expected `object`, got `array`"),
         ("per_year: {}", "prices.yaml:1: per_year: unknown key"),
     ],
@@ -150,10 +150,10 @@ def test_on_a_workstation(
 def test_a_wrong_call_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text("per_hour: {H100: x}\n")
     for arguments, said in (
-        (["--price-per-hour", "cheap"], "not a price: 'cheap'"),
+        (["--price-per-hour", "cheap"], "not a price from 0 to 1000000: 'cheap'"),
         (["--prices", str(tmp_path / "p.yaml")], "p.yaml:1"),
         (["--prices", str(tmp_path / "none.yaml")], "No such file"),
-        (["--every", "60"], "--every: between"),
+        (["--every", "60"], "--every: must be between"),
         (["--metrics", "https://x"], "--metrics: expected http://"),
     ):
         assert main(["top", "--once", *arguments]) == 2

@@ -22,7 +22,6 @@ from agent.commands.top_command import (
     from_snapshot,
     print_once,
     sparkline,
-    unavailable,
 )
 from agent.core.readings import (
     Allocation,
@@ -167,39 +166,28 @@ def test_without_a_price_there_is_no_column_for_it() -> None:
     assert "Cost/h" not in columns(200, priced=False)
 
 
-def test_nothing_to_watch_is_one_line() -> None:
-    empty = Snapshot(T0, (), (), sources=(("nvml", "driver not loaded"),))
-    assert unavailable(from_snapshot(empty)) == "no GPU to watch (nvml: driver not loaded)"
-    assert unavailable(seen(T0, 0)) == ""
-
-
-class Counting:
-    """A source that is 40 % busy."""
-
-    def __init__(self, devices: bool = True) -> None:
-        self.devices = devices
-
-    def snapshot(self, at_ms: int) -> Snapshot:
-        if not self.devices:
-            return Snapshot(at_ms, (), (), sources=(("nvml", "driver not loaded"),))
-        return snapshot(at_ms, (at_ms - T0) * 400, Allocation("GPU-a", POD))
-
-    def close(self) -> None: ...
+def counting(clock: VirtualClock, devices: bool = True) -> Frame:
+    """A node that is 40 % busy."""
+    at_ms = clock.wall_ms()
+    if not devices:
+        return from_snapshot(Snapshot(at_ms, (), (), sources=(("nvml", "driver not loaded"),)))
+    return seen(at_ms, (at_ms - T0) * 400, Allocation("GPU-a", POD))
 
 
 def test_once_reads_twice_and_prints() -> None:
     console = Console(width=80, file=io.StringIO(), color_system=None)
-    assert print_once(Counting(), VirtualClock(T0), console) == 0
+    clock = VirtualClock(T0)
+    assert print_once(lambda: counting(clock), clock, console) == 0
     assert isinstance(console.file, io.StringIO)
     assert "40 %" in console.file.getvalue()
-    assert print_once(Counting(devices=False), VirtualClock(T0), console) == 1
+    assert print_once(lambda: counting(clock, devices=False), clock, console) == 1
     assert console.file.getvalue().splitlines()[-1] == "no GPU to watch (nvml: driver not loaded)"
 
 
 def test_the_live_table_is_redrawn() -> None:
     console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
     with LiveTable(console) as table:
-        table.show(snapshot(T0, 0, Allocation("GPU-a", POD)))
-        table.show(snapshot(T0 + 1_000, 250_000, Allocation("GPU-a", POD)))
+        table.draw(seen(T0, 0, Allocation("GPU-a", POD)))
+        table.draw(seen(T0 + 1_000, 250_000, Allocation("GPU-a", POD)))
     assert isinstance(console.file, io.StringIO)
     assert "25 %" in console.file.getvalue()
