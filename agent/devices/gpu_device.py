@@ -189,6 +189,7 @@ class Device:
         self._refresh_mig(at_ms)
         energy = self._energy_uj(at_ms)
         before_us = self._busy.value_us
+        since_us = 0 if self._clock_set_back else self._busy.last_seen_us
         busy = self._busy_us(at_ms)
         if self._sampler_behind:
             self._sampler.clock_set_back(self._handle, at_ms)
@@ -202,7 +203,8 @@ class Device:
                 self._mig,
                 at_ms,
                 period_us=self._busy.period_us,
-                device_busy=isinstance(busy, int) and busy > before_us,
+                since_us=since_us,
+                device_busy_us=busy - before_us if isinstance(busy, int) else 0,
             )
         if self._is_coherent():
             memory = self._held_memory(processes)

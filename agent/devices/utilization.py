@@ -37,7 +37,7 @@ from typing import Any
 from agent.core.readings import ProcessReading, Reading, Unavailable
 from agent.devices.mig_layout import MigLayout
 from agent.devices.nvml_library import Driver, Refused
-from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND, US_PER_MS
+from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND, US_PER_MS, apportion
 
 LATE_US = 3_000_000
 """How late the samples of a busy device may arrive. Source: open-gpu-kernel-modules, kernel_gsp.c: once a second."""
@@ -359,6 +359,9 @@ _NO_MIG_RATE = Unavailable("MIG: no per-process utilisation")
 _CLOCK_SET_BACK = Unavailable("the system clock was set back", refused=True)
 _ENDED = Unavailable("ended")
 _NOT_REPORTED = Unavailable("not reported")
+_HIDDEN = "processes outside the agent's process namespace"
+_MOST_PID = 1 << 22
+"""Largest process number of Linux; some drivers report larger ones, which are no processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,6 +406,11 @@ class ProcessSampler:
         self._answering: set[str] = set()
         """Places that reported graphics processes. A later refusal does not mean that they have none."""
         self._listed: dict[str, list[int]] = {}
+        self._last_rates: dict[int, int] = {}
+        """Busy microseconds by pid at the last reading."""
+        self._unlisted_workers: set[int] = set()
+        """Processes that the last samples name and no list shows."""
+        self._hidden = False
 
     def forget(self) -> None:
         """Reset after the driver was closed, because its counts no longer apply."""
@@ -414,6 +422,7 @@ class ProcessSampler:
         self._readings = -1
         self._samplers, self._answered = list(_SAMPLERS), False
         self._seen_us, self._at_ms, self._silent = 0, None, 0
+        self._last_rates, self._unlisted_workers, self._hidden = {}, set(), False
 
     def clock_set_back(self, handle: Any, at_ms: int) -> None:
         """Record that the clock of the samples was set back.
@@ -426,11 +435,15 @@ class ProcessSampler:
         self._void = frozenset(self._driver.fields(sample, "pid", "timeStamp") for sample in listed)
         self._seen_us, self._unknown_until_ms = 0, at_ms + RING_MS
 
-    def read(self, handle: Any, mig: MigLayout, at_ms: int, *, period_us: int | None, device_busy: bool) -> Processes:
+    def read(
+        self, handle: Any, mig: MigLayout, at_ms: int, *, period_us: int | None, since_us: int, device_busy_us: int
+    ) -> Processes:
         """Read the processes.
 
         period_us: time between two samples of the device.
-        device_busy: whether the device did anything since the last reading."""
+        since_us: timestamp of the newest device sample at the last reading, 0 if there was none. A process that begins
+            inherits older samples of one that ended (measured on an H200 with driver 580).
+        device_busy_us: busy time of the device since the last reading, 0 if unknown."""
         running: dict[int, _Running] = {}
         unlisted: dict[str, str] = {}
         self._readings += 1
@@ -440,13 +453,19 @@ class ProcessSampler:
                 running.update(self._running(place, uuid))
             except Refused as fault:
                 unlisted[uuid] = str(fault)
-        rates = _NO_MIG_RATE if mig.enabled else self._rates(handle, at_ms, bool(running) and device_busy)
+        self._seen_us = max(self._seen_us, since_us)
+        expected = bool(running) and device_busy_us > 0
+        rates = _NO_MIG_RATE if mig.enabled else self._rates(handle, at_ms, expected)
+        if isinstance(rates, dict) and "" not in unlisted and self._finds_hidden(rates, running):
+            unlisted[""] = _HIDDEN
         if "" in unlisted:  # the owners of these figures cannot be found later either
             self._accounting.skip()
             return Processes((), tuple(unlisted.items()))
         before = {pid: uuid for pid, uuid in self._alive.items() if uuid not in unlisted}
         gone = sorted(before.keys() - running.keys())
         accounted = self._accounting.read(handle, at_ms, sorted(running), gone, period_us)
+        if isinstance(rates, dict):
+            self._add_ended(rates, gone, device_busy_us)
         readings = []
         for pid in sorted(running):
             one = running[pid]
@@ -465,6 +484,35 @@ class ProcessSampler:
         self._alive = {pid: uuid for pid, uuid in self._alive.items() if uuid in unlisted}
         self._alive.update({pid: one.place for pid, one in running.items()})
         return Processes(tuple(readings), tuple(unlisted.items()))
+
+    def _add_ended(self, rates: dict[int, int], gone: Sequence[int], device_busy_us: int) -> None:
+        """Give processes that ended the busy time that no other process has.
+
+        The driver does not report the samples of a process that has ended (measured on an H200 with driver 580). Several
+        divide the time in proportion to their last figures."""
+        unread = [pid for pid in gone if pid not in rates]
+        rest_us = device_busy_us - sum(rates.values())
+        last = [self._last_rates.get(pid, 0) for pid in unread]
+        if rest_us > 0 and any(last):
+            rates.update(zip(unread, apportion(rest_us, last), strict=True))
+        self._last_rates = rates
+
+    def _finds_hidden(self, rates: dict[int, int], running: dict[int, _Running]) -> bool:
+        """Return whether processes work here that the lists do not show, because the agent is outside their namespace.
+
+        A process may begin between the two calls, so that the second reading decides. It holds until all processes
+        that work are listed again."""
+        unlisted = {pid for pid in rates if pid <= _MOST_PID and pid not in running and pid not in self._alive}
+        if unlisted & self._unlisted_workers:
+            if not self._hidden:
+                log.warning("processes work on a GPU and are not listed: the agent needs the host's process namespace "
+                            "(hostPID: true, docker run --pid=host)", extra={"uuid": self._uuid})  # fmt: skip
+            self._hidden = True
+        elif rates and not unlisted:
+            self._hidden = False
+        if rates:
+            self._unlisted_workers = unlisted
+        return self._hidden
 
     def _running(self, handle: Any, place: str) -> dict[int, _Running]:
         """Return the processes of a place by pid. Raises Refused if one of the lists is unknown."""

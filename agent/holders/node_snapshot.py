@@ -277,8 +277,8 @@ class NodeSource:
         self._counters = HolderCounters()
         self._running: dict[str, list[RunningHolder]] = {}
         """The holders of the processes that ran on each GPU at the last listing."""
-        self._pids: frozenset[int] = frozenset()
-        """The processes that ran at the last reading."""
+        self._owners: dict[int, Holder | None] = {}
+        """The holders of the processes that ran at the last reading, by process number."""
         self._readings = 0
 
     def snapshot(self, at_ms: int) -> Snapshot:
@@ -414,10 +414,13 @@ class NodeSource:
         exact = {(a.holder, a.gpu_uuid, a.mig_uuid) for a in allocations}
         known = {uid for uid, _, _ in allocated} | names.keys() | pods.known.keys()
         self._readings += 1
-        same = self._pids if self._readings % CHECK_EVERY else frozenset()
-        self._pids = frozenset(p.pid for d in devices for p in d.processes if p.running)
+        before, owners = self._owners, dict[int, Holder | None]()
+        same = before.keys() if self._readings % CHECK_EVERY else frozenset()
         owned: dict[str, list[OwnedProcess]] = {}
         for gpu_uuid, process in ((d.gpu.uuid, p) for d in devices for p in d.processes):
+            if not process.running and process.pid in before:  # its pod may be gone already
+                owned.setdefault(gpu_uuid, []).append(OwnedProcess(process, before[process.pid]))
+                continue
             holder = self._processes.holder(process.pid, known, same=process.pid in same)
             if holder is not None:
                 if holder.kind == "pod" and holder.uid in pods.known:
@@ -427,7 +430,10 @@ class NodeSource:
                     holder = msgspec.structs.replace(holder, namespace=namespace, name=name)
                 if (holder, gpu_uuid, process.mig_uuid) not in exact:
                     holder = allocated.get((holder.uid, gpu_uuid, process.mig_uuid), holder)
+            if process.running:
+                owners[process.pid] = holder
             owned.setdefault(gpu_uuid, []).append(OwnedProcess(process, holder))
+        self._owners = owners
         return owned
 
 

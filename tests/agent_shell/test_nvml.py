@@ -432,6 +432,18 @@ def test_garbage_of_the_process_sampler_is_dropped_not_clamped(gpus: Gpus, fake_
     assert [(p.pid, p.busy_us) for p in gpus.read(T0 + 1_000).devices[0].processes] == [(10, 0)]
 
 
+def test_work_of_processes_that_are_not_listed_leaves_the_holders_unknown(gpus: Gpus, fake_nvml: Any) -> None:
+    """An agent outside the host's process numbers gets empty lists, and samples that name the host's numbers."""
+    unlisted = []
+    for second, samples in enumerate(
+        [[], ["pu 1000000 553 99"], ["pu 2000000 553 99"], [], ["pu 3000000 9 99", f"proc 9 {GIB}"]]
+    ):
+        fake_nvml.show(*A, *samples)
+        unlisted.append(gpus.read(T0 + second * 2_000).devices[0].unlisted)
+    hidden = (("", "processes outside the agent's process namespace"),)
+    assert unlisted == [(), (), hidden, hidden, ()]
+
+
 def test_without_a_process_sampler_nobodys_busy_time_is_known(gpus: Gpus, fake_nvml: Any) -> None:
     fake_nvml.show(*A, "proc 10 1", *[f"fail {name} 3" for name in SAMPLERS])
     for second in range(3):

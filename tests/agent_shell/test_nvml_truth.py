@@ -140,3 +140,45 @@ def test_a_process_between_two_readings_is_found_by_accounting(fake_nvml: FakeNv
     assert [(p.pid, p.running) for p in found] == [(7, False)]
     assert found[0].accounted_us == pytest.approx(rig.fake.truth_us(0, 7), rel=0.2)
     rig.close()
+
+
+def test_a_process_is_not_charged_for_samples_of_one_that_ended_before_it(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    """A driver dates such samples before the process began, and names it."""
+    rig = Rig(fake_nvml, tmp_path / "proc")
+    for pod, load in ((1, 1_000_000), (2, 0), (3, 0)):
+        rig.start(pod, 0, load, of=4)
+    rig.look()
+    for _ in range(3):
+        rig.tick()
+    rig.wait(600)
+    fake_nvml.tell("on 0", "exit 1002", "exit 1001")
+    rig.tick(400)
+    for _ in range(3):
+        rig.tick()
+    fake_nvml.tell("on 0", "load 1002 0", "load 1003 500000")
+    for _ in range(3):
+        rig.tick()
+    rig.close()
+    assert [rig.metered_us(pod) for pod in (1, 2, 3)] == [3_600_000, 0, 1_500_000]
+
+
+@pytest.mark.parametrize("ended", [1, 2])
+def test_the_last_use_of_a_process_is_its_own(fake_nvml: FakeNvml, tmp_path: Path, ended: int) -> None:
+    """A driver does not report the samples of a process that has ended."""
+    rig = Rig(fake_nvml, tmp_path / "proc")
+    for pod in range(ended):
+        rig.start(pod, 0, 800_000 // ended, of=4)
+    rig.start(7, 0, 0, of=4)
+    rig.look()
+    for _ in range(10):
+        rig.tick(2_000)
+    rig.wait(1_600)
+    for pod in range(ended):
+        rig.kill(pod)
+    rig.tick(400)
+    last = rig.tick().devices[0]
+    rig.close()
+    for pod in range(ended):
+        assert rig.metered_us(pod) == pytest.approx(rig.truth_us(pod), rel=0.04 if ended > 1 else 0.01)
+    assert rig.metered_us(7) == 0
+    assert sum(rig.metered_us(pod) for pod in range(ended)) == last.busy_us

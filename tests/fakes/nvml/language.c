@@ -76,6 +76,12 @@ static void on_machine(const char *key, const char *rest, Fail *list, int *count
     }
 }
 
+/* A process that begins takes the driver's slot of the one that ended last, and with it the samples in the ring. */
+static void inherit(Gpu *g, u32 pid) {
+    const Worker *last = g->workers > 1 && !g->worker[g->workers - 2].running ? &g->worker[g->workers - 2] : NULL;
+    for (int i = 0; last && i < g->samples; i++) if (g->sample[i].pid == last->pid) g->sample[i].pid = pid;
+}
+
 static void on_worker(Gpu *g, const char *key, const char *rest) {
     u32 pid = 0, load = 0;
     u64 bytes = 0;
@@ -102,6 +108,7 @@ static void on_worker(Gpu *g, const char *key, const char *rest) {
         if (g->workers == MAX_ENTRIES) return;
         w = &g->worker[g->workers++];
         *w = (Worker){.running = 1, .pid = pid, .gi = gi, .ci = ci, .since = g->sample_count, .started = now_us};
+        inherit(g, pid);
     }
     w->load = load;
     if (given > 2) w->bytes = bytes;

@@ -36,17 +36,18 @@ Return nvmlDeviceGetMPSComputeRunningProcesses_v3(void *device, u32 *count, Proc
     BEGIN DEVICE rc = list(g->client, g->clients, NULL, 0, m, count, infos); END
 }
 
-/* One entry per process that did something since then: literal, or folded from the ring, one runner per sample. */
-static u32 utilisations(const Gpu *g, u64 since, ProcessBusy *found, u32 room) {
+/* One entry per process that did something since then: literal, or folded from the ring, one runner per sample. Samples
+ * that name no living process do not count at all. */
+static u32 utilisations(Gpu *g, u64 since, ProcessBusy *found, u32 room) {
     u32 n = 0, seen = 0;
     for (int i = 0; i < g->entries && n < room; i++) if (g->process_busy[i].at > since) found[n++] = g->process_busy[i];
     for (int i = 0; g->simulated && i < g->samples; i++) {
         const Sample *s = &g->sample[i];
-        if (s->at <= since) continue;
+        if (s->at <= since || !s->pid || !worker_of(g, s->pid, 1)) continue;
         seen++;
         u32 k = 0;
         while (k < n && found[k].pid != s->pid) k++;
-        if (!s->pid || k == room) continue;
+        if (k == room) continue;
         if (k == n) found[n++] = (ProcessBusy){s->at, s->pid, 0};
         found[k].percent += s->util;
         found[k].at = s->at;
