@@ -13,7 +13,7 @@ PARALLEL = -n $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)'
 PARALLEL_REAL = -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-real control-plane check format bench pictures reference images sbom release-dry-run clean
+.PHONY: help setup demo test test-real test-gpu control-plane check format bench pictures reference images sbom release-dry-run clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ test-real: $(READY) ## The suites that need a real browser, Kubernetes API serve
 	@$(BIN)/pytest -m real $(PARALLEL_REAL) $(ARGS)
 	@# A property with many examples is no hang: each may take twenty minutes on a busy machine.
 	@GPUTALLY_THOROUGH=1 $(BIN)/pytest -m "(thorough or hypothesis) and not real" --timeout 1200 $(PARALLEL) $(ARGS)
+
+test-gpu: $(READY) ## The agent beside known loads, on a machine with one idle NVIDIA GPU
+	@$(BIN)/pytest tests/hardware/gpu_suite.py $(ARGS)
 
 control-plane: ## Build Kubernetes, etcd, kubectl, helm and Prometheus from their Go modules into the cache (once, ~18 minutes)
 	@sh scripts/control-plane.sh

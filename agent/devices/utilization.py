@@ -488,8 +488,8 @@ class ProcessSampler:
     def _add_ended(self, rates: dict[int, int], gone: Sequence[int], device_busy_us: int) -> None:
         """Give processes that ended the busy time that no other process has.
 
-        The driver does not report the samples of a process that has ended (measured on an H200 with driver 580). Several
-        divide the time in proportion to their last figures."""
+        The driver does not report the samples of an ended process (measured on an H200 with driver 580). Several ended
+        processes divide the time in proportion to their last figures."""
         unread = [pid for pid in gone if pid not in rates]
         rest_us = device_busy_us - sum(rates.values())
         last = [self._last_rates.get(pid, 0) for pid in unread]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,6 +14,23 @@ from agent.devices.utilization import RATE_HOLDS_US, BusyCounter
 from tests.effort import examples
 
 PERIOD = 139_000
+RECORDED = json.loads((Path(__file__).parents[1] / "golden/nvml_h200_samples.json").read_text())["loads"]
+
+
+@pytest.mark.parametrize("every_ms", [1_000, 2_000, 5_000])
+@pytest.mark.parametrize("load", RECORDED, ids=[load["load"] for load in RECORDED])
+def test_samples_of_a_real_gpu_give_the_time_of_the_kernels(load: dict[str, Any], every_ms: int) -> None:
+    """Recorded on an H200. Its samples are whole percents cut off, so that they read up to 2 % low."""
+    counter = BusyCounter()
+    last_ms = load["samples"][-1][0]
+    for at_ms in range(0, last_ms + every_ms, every_ms):
+        since_us = counter.last_seen_us
+        new = [
+            (ms * 1_000 + 1, percent) for ms, percent in load["samples"] if ms <= at_ms and ms * 1_000 + 1 > since_us
+        ]
+        counter.take(at_ms, new, new[-1][1] if new else 0)
+    assert counter.gaps == 0
+    assert 0.98 * load["kernel_ms"] <= counter.value_us / 1_000 <= 1.01 * load["kernel_ms"]
 
 
 def test_steps_between_samples_are_integrated_exactly() -> None:

@@ -56,6 +56,6 @@ def test_it_grows_with_the_fleet_and_with_each_cost() -> None:
 def test_the_requests_are_those_of_the_chart() -> None:
     values = (Path(gputally.__file__).parents[1] / "helm" / "gputally" / "values.yaml").read_text(encoding="utf-8")
     page = SIZING_PAGE.read_text(encoding="utf-8")
-    for cpu, memory in (("20m", "64Mi"), ("250m", "512Mi"), ("50m", "192Mi")):
+    for cpu, memory in (("50m", "96Mi"), ("250m", "512Mi"), ("50m", "192Mi")):
         assert f"requests: {{cpu: {cpu}, memory: {memory}}}" in values
         assert f"{cpu} / {memory}" in page
