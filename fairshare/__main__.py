@@ -46,7 +46,7 @@ from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem,
 from fairshare.core.settings import load
 from fairshare.explain import plan_tables
 from fairshare.laws.division import divide as divide_case
-from fairshare.preemption.unfinished_preemptions import FinishedPreemptions, end_all
+from fairshare.preemption.unfinished_preemptions import FinishedPreemptions, finish_all
 from fairshare.targets import ADAPTERS
 from fairshare.targets.kai import shard_advice
 from gputally.base.background_tasks import set_on_signals
@@ -278,13 +278,17 @@ def release(
         outcomes = release_weights(
             given, there, clusters=elsewhere, dry_run=dry_run, left_behind=left_behind, others=others
         )
-    ended = end_all(there, SystemClock().wall_ms()) if not dry_run and not left_behind else FinishedPreemptions()
-    for line in ended.told():
+    ended = finish_all(there, SystemClock().wall_ms()) if not dry_run and not left_behind else FinishedPreemptions()
+    for line in ended.lines():
         print(for_terminal(line), file=sys.stderr)
     if not outcomes and output == "table":
         print("nothing to release: no queue carries a weight of the controller")
     else:
-        show(output, lambda: plan_tables.outcomes_table(outcomes), [plan_tables.outcome(each) for each in outcomes])
+        show(
+            output,
+            lambda: plan_tables.outcomes_table(outcomes),
+            [plan_tables.outcome_record(each) for each in outcomes],
+        )
     stays = any(outcome.result not in {"applied", "would-apply"} for outcome in outcomes)
     if stays or ended.left or ended.faults:
         raise typer.Exit(1)
@@ -311,7 +315,7 @@ def adopt(
     show(
         output,
         lambda: Group(plan_tables.adoptions_table(taken), *(Text(f"  {line}") for line in lines)),
-        [plan_tables.adoption(each) for each in taken],
+        [plan_tables.adoption_record(each) for each in taken],
     )
     if any(each.result not in {"applied", "would-apply"} for each in taken):
         raise typer.Exit(1)

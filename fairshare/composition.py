@@ -25,7 +25,7 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.kube_scheduler_extender import Extender, ExtenderViews
-from fairshare.controller.policy_file import PolicyLocation, keeper
+from fairshare.controller.policy_file import PolicyLocation, policy_writer
 from fairshare.core.pods import BoundPods
 from fairshare.core.queues_and_weights import Pod
 from fairshare.core.settings import Settings, address
@@ -86,7 +86,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     election = _election(settings, clock)
 
     def in_mode(policy: Policy) -> Policy:
-        return policies.only_try(policy) if settings.dry_run else policy
+        return policies.in_dry_run(policy) if settings.dry_run else policy
 
     def reload() -> Policy | None:
         try:
@@ -102,7 +102,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
         views.observe(report, controller.policy)
         reports.observe(report, controller.policy)
         health.beat()
-        report_log.tell(report)
+        report_log.log(report)
         if election is not None and election.fault:
             events.warning("election", fault=election.fault)
 
@@ -125,7 +125,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
             stack.enter_context(run_beside("fairshare-pods", reflector.run, stop, tasks))
         if election is not None:
             stack.enter_context(run_beside("fairshare-lease", election.run, stop, tasks))
-        extender = Extender(views.room, clock) if settings.extender_listen else None
+        extender = Extender(views.view, clock) if settings.extender_listen else None
         if extender is not None:
             stack.enter_context(_extender(settings, extender, metrics, tasks))
         if settings.pages_listen:
@@ -268,7 +268,7 @@ def serve_pages(
         reports,
         History(client, clock),
         previews,
-        PolicyLocation(settings.policy, keeper(settings.pages_apply, settings.policy, cluster)),
+        PolicyLocation(settings.policy, policy_writer(settings.pages_apply, settings.policy, cluster)),
         clock,
         settings.interval,
         applied,

@@ -29,11 +29,11 @@ from fairshare.explain.queue_explanation import (
     explain_pod,
     explain_queue,
     find_pods,
-    speaks_of,
+    mentions,
 )
 from fairshare.targets import ADAPTERS
 from fairshare.usage.accountant_client import AccountantApi
-from fairshare.usage.multi_cluster_windows import OtherClusters
+from fairshare.usage.usage_windows import OtherClusters
 from gputally.base.clock import SystemClock
 from gputally.base.command_line import Output, show, with_option_groups
 from gputally.base.errors import AccountantUnavailable, FairshareError
@@ -293,7 +293,7 @@ def _pod(scene: _ExplanationInput, subject: str) -> PodAccount:
             scene.policy, scene.report, found[0], scene.pods,
             modes=scene.modes, budgets=scene.budgets, past=scene.past,
         )  # fmt: skip
-    told = tuple(d for d in scene.past if d.kind == "preemption" and speaks_of(d, frozenset({subject})))
+    told = tuple(d for d in scene.past if d.kind == "preemption" and mentions(d, frozenset({subject})))
     if not told:
         raise ExplainError(
             f"{subject}: no queue of the policy, no pod that asks for GPUs, and no preemption lately has that name"

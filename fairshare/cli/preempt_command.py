@@ -12,7 +12,7 @@ from rich.text import Text
 from fairshare.cli.command_options import ClusterOptions, FleetOptions, PolicyPath, Printed, pods_of
 from fairshare.controller import policy_file as policies
 from fairshare.explain import plan_tables
-from fairshare.preemption.preemption_cycle import by_hand, measured
+from fairshare.preemption.preemption_cycle import by_hand, latency_reason
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.service_latency_objectives import prometheus_latency
 from fairshare.preemption.target_preemption import PreemptionReport
@@ -45,7 +45,7 @@ def preempt(
     wanted = policies.load(policy, others)[0]
     with at.client() as client:
         asked = prometheus_latency(prometheus) if prometheus else None
-        why = measured(wanted, job, _seconds(threshold), query, asked, clock.wall_ms())
+        why = latency_reason(wanted, job, _seconds(threshold), query, asked, clock.wall_ms())
         if why is None and output != "table":
             show(output, Group, [])
             return
@@ -82,7 +82,7 @@ def view(report: PreemptionReport) -> RenderableType:
             table = _table("gives way", "queue", "GPUs", "lost GPU-h", "result", "why")
             for stop in mine:
                 victim = stop.victim
-                name = f"{victim.gang.kind.kind}/{victim.gang.namespace}/{victim.gang.name}"
+                name = victim.gang.key
                 figures = (f"{victim.gpus:g}", f"{victim.lost_gpu_hours:.1f}")
                 why = f"{victim.reason} {stop.effect.detail}".strip()
                 table.add_row(name, victim.gang.queue, *figures, stop.effect.result, why)

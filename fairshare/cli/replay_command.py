@@ -109,7 +109,7 @@ def _expected(cycle: Decision, verdicts: Sequence[Verdict]) -> Iterator[tuple[st
         )
         for m, victim in enumerate(verdict.victims):
             said = {"value": victim.gpus, "reason": victim.reason, "claimant": verdict.claimant}
-            yield f"{cycle.id}/{n}/{m}", said | target_preemption.facts(victim)
+            yield f"{cycle.id}/{n}/{m}", said | target_preemption.victim_record(victim)
 
 
 def _weights(cycle: Decision, weights: Iterable[Decision], weighing: WeightResult) -> Iterator[Difference]:

@@ -1,8 +1,8 @@
-"""Exports the latest cycle to Prometheus.
+"""Exports the figures of the latest cycle to Prometheus.
 
-Gauges are made from the report at a scrape, so a removed queue has no series. Counters change once per cycle.
+Each scrape creates the gauges from the latest report, so a removed queue has no series. Counters change once per cycle.
 
-Entitlement and usage are omitted during a hold, because an old figure would look current. A queue has one series per
+During a hold entitlement and usage have no series, because an old figure would look current. A queue has one series per
 target, because each target divides its own GPUs."""
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from fairshare.core.queues_and_weights import UNLIMITED, Entitlement
 from fairshare.preemption.eviction import STOPPED
 from fairshare.preemption.preemption_claims import unplaceable_gpus
 from fairshare.preemption.service_latency_objectives import Alarms
-from fairshare.preemption.target_preemption import troubles
-from fairshare.usage.stale_usage_hold import USAGE_FRESH
+from fairshare.preemption.target_preemption import obstacles
+from fairshare.usage.usage_windows import USAGE_FRESH
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR, MS_PER_SECOND
@@ -29,46 +29,57 @@ from gputally.server.logs_and_metrics import TaskMetrics
 
 
 def families(report: CycleReport, now_ms: int) -> Iterator[Metric]:
-    """All families about queues, sorted by target and queue, so that equal reports give equal text."""
-    yield from _due(report)
+    """Yield all families about queues, sorted by target and queue, so that equal reports give equal text."""
+    yield from _entitlements(report)
     yield from _weights(report)
     yield from _waiting(report, now_ms)
 
 
-def _due(report: CycleReport) -> Iterator[Metric]:
-    entitled = GaugeMetricFamily("gputally_queue_entitled_gpus", "GPUs a queue is due now.", labels=["queue", "target"])
-    guaranteed = GaugeMetricFamily(
-        "gputally_queue_guaranteed_gpus",
-        "Deserved quota of a queue; absent where it is unlimited.",
-        labels=["queue", "target"],
+def _entitlements(report: CycleReport) -> Iterator[Metric]:
+    figures: tuple[tuple[GaugeMetricFamily, Callable[[Entitlement], float | None]], ...] = (
+        (
+            GaugeMetricFamily("gputally_queue_entitled_gpus", "GPUs a queue is due now.", labels=["queue", "target"]),
+            lambda due: due.gpus,
+        ),
+        (
+            GaugeMetricFamily(
+                "gputally_queue_guaranteed_gpus",
+                "Deserved quota of a queue; absent where it is unlimited.",
+                labels=["queue", "target"],
+            ),
+            lambda due: None if due.guaranteed == UNLIMITED else due.guaranteed,
+        ),
+        (
+            GaugeMetricFamily(
+                "gputally_queue_allocated_gpus",
+                "GPUs a queue holds now, including its descendants'.",
+                labels=["queue", "target"],
+            ),
+            lambda due: due.allocated,
+        ),
+        (
+            GaugeMetricFamily(
+                "gputally_queue_requested_gpus",
+                "GPUs a queue requests now, including those it holds.",
+                labels=["queue", "target"],
+            ),
+            lambda due: due.requested,
+        ),
+        (
+            GaugeMetricFamily(
+                "gputally_queue_usage_ratio",
+                "Share of its siblings' capacity that a queue used over the policy's window.",
+                labels=["queue", "target"],
+            ),
+            lambda due: due.usage_ratio,
+        ),
     )
-    allocated = GaugeMetricFamily(
-        "gputally_queue_allocated_gpus",
-        "GPUs a queue holds now, its descendants' included.",
-        labels=["queue", "target"],
-    )
-    requested = GaugeMetricFamily(
-        "gputally_queue_requested_gpus",
-        "GPUs a queue asks for now, those it holds included.",
-        labels=["queue", "target"],
-    )
-    ratio = GaugeMetricFamily(
-        "gputally_queue_usage_ratio",
-        "Share of its siblings' capacity that a queue used over the policy's window.",
-        labels=["queue", "target"],
-    )
-    figures: tuple[tuple[GaugeMetricFamily, Callable[[Entitlement], float]], ...] = (
-        (entitled, lambda due: due.gpus),
-        (guaranteed, lambda due: due.guaranteed),
-        (allocated, lambda due: due.allocated),
-        (requested, lambda due: due.requested),
-        (ratio, lambda due: due.usage_ratio),
-    )
-    for family, figure in figures:
+    for family, value_of in figures:
         for target in report.targets:
-            for due in target.entitlements:
-                if family is not guaranteed or due.guaranteed != UNLIMITED:
-                    family.add_metric([due.queue, target.target], figure(due))
+            for entitlement in target.entitlements:
+                value = value_of(entitlement)
+                if value is not None:
+                    family.add_metric([entitlement.queue, target.target], value)
         yield family
 
 
@@ -80,7 +91,7 @@ def _weights(report: CycleReport) -> Iterator[Metric]:
         labels=["queue", "target"],
     )
     base = GaugeMetricFamily("gputally_queue_weight_base", "Over-quota weight of the policy.", labels=["queue"])
-    bases: dict[str, float] = {}
+    configured: dict[str, float] = {}
     for target in report.targets:
         applied = {outcome.apply.queue for outcome in target.outcomes if outcome.result == "applied"}
         written = {each.queue: each.value for each in target.weights if each.queue in applied}
@@ -88,21 +99,21 @@ def _weights(report: CycleReport) -> Iterator[Metric]:
             weight.add_metric([queue, target.target], written.get(queue, standing.weight) or 0.0)
         for each in target.weights:
             share.add_metric([each.queue, target.target], each.explanation.n)
-            bases[each.queue] = each.configured
-    for queue, configured in sorted(bases.items()):
-        base.add_metric([queue], configured)
+            configured[each.queue] = each.configured
+    for queue, value in sorted(configured.items()):
+        base.add_metric([queue], value)
     yield from (weight, share, base)
 
 
 def _waiting(report: CycleReport, now_ms: int) -> Iterator[Metric]:
-    lacking: dict[str, float] = {}
+    missing: dict[str, float] = {}
     workloads: dict[str, int] = {}
     since: dict[str, int] = {}
     gangs = [gang for target in report.targets for gang in target.gangs]
     for queue in (queue for target in report.targets for queue in target.standings):
-        lacking[queue], workloads[queue] = 0.0, 0  # 0 is known too: nothing waits
+        missing[queue], workloads[queue] = 0.0, 0  # a known queue without waiting workloads has a series with 0
     for gang in gangs:
-        lacking[gang.queue] = lacking.get(gang.queue, 0.0) + gang.waits
+        missing[gang.queue] = missing.get(gang.queue, 0.0) + gang.waits
         workloads[gang.queue] = workloads.get(gang.queue, 0) + (gang.waits > 0)
         if gang.waits > 0 and gang.created_ms is not None:
             since[gang.queue] = min(gang.created_ms, since.get(gang.queue, gang.created_ms))
@@ -115,55 +126,55 @@ def _waiting(report: CycleReport, now_ms: int) -> Iterator[Metric]:
         "How long the first of a queue's waiting workloads has waited.",
         labels=["queue"],
     )
-    for queue in sorted(lacking):
-        gpus.add_metric([queue], lacking[queue])
+    for queue in sorted(missing):
+        gpus.add_metric([queue], missing[queue])
         count.add_metric([queue], workloads[queue])
         oldest.add_metric([queue], max(0, now_ms - since.get(queue, now_ms)) / MS_PER_SECOND)
-    yield from (gpus, count, oldest)
-    family = GaugeMetricFamily("gputally_fairshare_stranded_gpus", "Free GPUs on which no waiting workload fits.")
-    family.add_metric([], unplaceable_gpus(report.free_by_node, gangs))
-    yield family
+    unplaceable = GaugeMetricFamily("gputally_fairshare_stranded_gpus", "Free GPUs on which no waiting workload fits.")
+    unplaceable.add_metric([], unplaceable_gpus(report.free_by_node, gangs))
+    yield from (gpus, count, oldest, unplaceable)
 
 
 _BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Metrics(Collector):
-    """The metrics: pass `observe` to the Controller and `render` to the server. interval_s: time between cycles."""
+    """The controller's metrics. The Controller calls `observe`, and the HTTP server calls `render`."""
 
     def __init__(self, clock: Clock, interval_s: float = 60.0, tasks: BackgroundTasks | None = None) -> None:
+        """interval_s: the time between two cycles. tasks: background tasks whose health is exported too."""
         self._clock = clock
         self._interval_s = interval_s
         self._report: CycleReport | None = None
         self._registry = CollectorRegistry()
         self._cycles = Histogram(
             "gputally_fairshare_cycle_seconds",
-            "Duration of one pass of the controller",
+            "Duration of one cycle of the controller",
             registry=self._registry,
             buckets=_BUCKETS,
         )
         self._extender = Histogram(
             "gputally_fairshare_extender_seconds",
-            "Time to answer a question of the kube-scheduler; late: past our own deadline",
+            "Time to answer a request of the kube-scheduler; late: after the extender's deadline",
             ["verb", "result"],
             registry=self._registry,
             buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 1.0),
         )
         self._preempted = Counter(
             "gputally_fairshare_preempted",
-            "Workloads that gave way, or parts of them, by whose they were and why",
+            "Preempted workloads, or parts of them, by queue, ground and result",
             ["target", "queue", "ground", "result"],
             registry=self._registry,
         )
         self._lost = Counter(
             "gputally_fairshare_lost_gpu_seconds",
-            "Work lost with them since their last checkpoint, GPU-seconds",
+            "Work of preempted workloads lost since their last checkpoint, GPU-seconds",
             ["target", "queue"],
             registry=self._registry,
         )
         self._moves = Counter(
             "gputally_fairshare_weight_moves",
-            "Changes of a queue's weight by direction; turned: it went the other way than the time before.",
+            "Changes of a queue's weight by direction; turned: the change reversed the previous one.",
             ["queue", "target", "direction"],
             registry=self._registry,
         )
@@ -174,17 +185,18 @@ class Metrics(Collector):
             self._registry.register(TaskMetrics(tasks))
 
     def watch(self, alarms: Alarms | None, leading: Callable[[], bool] = lambda: True) -> None:
-        """Exports the latencies that `alarms` watches from now on. leading: whether this replica holds the Lease at the
-        time of the scrape, also while a cycle is still running."""
+        """Export the latencies that `alarms` watches from now on.
+
+        leading: returns whether this replica holds the Lease, at the time of the scrape."""
         self._alarms = alarms
         self._leading = leading
 
     def observe(self, report: CycleReport) -> None:
-        """Takes the latest report."""
+        """Store the latest report, and count its preemptions and weight changes."""
         self._report = report
         self._cycles.observe(report.duration_ms / MS_PER_SECOND)
         for target in report.targets:
-            self._moved(target)
+            self._count_weight_moves(target)
             for stop in target.preemption.stops if target.preemption is not None else ():
                 queue = stop.victim.gang.queue
                 if stop.effect.result != "would-stop":
@@ -194,7 +206,7 @@ class Metrics(Collector):
                         stop.victim.lost_gpu_hours * MS_PER_HOUR / MS_PER_SECOND
                     )
 
-    def _moved(self, target: TargetReport) -> None:
+    def _count_weight_moves(self, target: TargetReport) -> None:
         applied = {outcome.apply.queue for outcome in target.outcomes if outcome.result == "applied"}
         for weight in target.weights:
             if weight.queue not in applied or weight.previous is None or weight.value == weight.previous:
@@ -205,11 +217,11 @@ class Metrics(Collector):
             self._moves.labels(weight.queue, target.target, "turned").inc(before == (-1 if up else 1))
 
     def answered(self, verb: str, seconds: float, result: str) -> None:
-        """Counts one request of the kube-scheduler."""
+        """Record the duration of one answer to the kube-scheduler."""
         self._extender.labels(verb, result).observe(seconds)
 
     def render(self) -> bytes:
-        """The metrics as text."""
+        """Return the metrics in the text format of Prometheus."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
@@ -218,7 +230,7 @@ class Metrics(Collector):
         )
         yield GaugeMetricFamily(
             "gputally_fairshare_cycle_interval_seconds",
-            "Time from one pass of the controller to the next.",
+            "Time from one cycle of the controller to the next.",
             value=self._interval_s,
         )
         report = self._report
@@ -228,7 +240,7 @@ class Metrics(Collector):
         yield from _degraded(report)
         yield GaugeMetricFamily(
             "gputally_fairshare_last_cycle_timestamp_seconds",
-            "When the controller last began a pass (Unix time).",
+            "When the controller last began a cycle (Unix time).",
             value=report.at_ms / MS_PER_SECOND,
         )
         yield GaugeMetricFamily(
@@ -246,12 +258,14 @@ class Metrics(Collector):
         yield held
         if report.window is not None and report.window.watermark_ms is not None:
             age = max(0, self._clock.wall_ms() - report.window.watermark_ms) / MS_PER_SECOND
-            yield GaugeMetricFamily("gputally_fairshare_usage_age_seconds", "Age of the usage decided on", value=age)
+            yield GaugeMetricFamily(
+                "gputally_fairshare_usage_age_seconds", "Age of the usage from which the last cycle computed", value=age
+            )
 
 
 def _degraded(report: CycleReport) -> Iterator[Metric]:
     degraded = GaugeMetricFamily(
-        "gputally_fairshare_target_degraded", "1 while a target fails us.", labels=["target", "reason"]
+        "gputally_fairshare_target_degraded", "1 while the controller cannot use a target.", labels=["target", "reason"]
     )
     for target in report.targets:
         for reason in target.degraded:
@@ -259,7 +273,7 @@ def _degraded(report: CycleReport) -> Iterator[Metric]:
     yield degraded
     own = GaugeMetricFamily(
         "gputally_fairshare_controller_degraded",
-        "1 while the controller's policy file is refused, or what it decides cannot be kept.",
+        "1 while the policy file is refused, or decisions or state cannot be stored.",
         labels=["reason"],
     )
     for condition in report.conditions:
@@ -282,7 +296,7 @@ def _preemption(report: CycleReport) -> Iterator[Metric]:
     )
     blocked = GaugeMetricFamily(
         "gputally_fairshare_preemption_blocked",
-        "Workloads that could not give way in the last cycle, by what kept them",
+        "Workloads that could not be preempted in the last cycle, by reason",
         labels=["target", "reason"],
     )
     idle = GaugeMetricFamily(
@@ -293,14 +307,14 @@ def _preemption(report: CycleReport) -> Iterator[Metric]:
             continue
         for outcome, count in sorted(collections.Counter(each.outcome for each in target.preemption.verdicts).items()):
             claims.add_metric([target.target, outcome], count)
-        for reason, texts in troubles(target.preemption).items():
+        for reason, texts in obstacles(target.preemption).items():
             blocked.add_metric([target.target, reason], len(texts))
         idle.add_metric([target.target], target.preemption.warned)
     yield from (claims, blocked, idle)
 
 
 def _objectives(alarms: Alarms) -> Iterator[Metric]:
-    read = GaugeMetricFamily("gputally_slo_latency_seconds", "Latency of an SLO as last read", labels=["slo"])
+    read = GaugeMetricFamily("gputally_slo_latency_seconds", "Latest latency read for an SLO", labels=["slo"])
     for name, value in sorted(alarms.readings.items()):
         read.add_metric([name], value)
     unread = GaugeMetricFamily("gputally_slo_unreadable", "1 while an SLO cannot be read", labels=["slo"])

@@ -1,9 +1,9 @@
 """Reports a cycle as Events and conditions, as decisions to the accountant, and as log lines.
 
 Each message is sent once, because a dry run plans the same writes again in every cycle, and a contested field stays
-contested. Events and conditions that the API server refuses are lost: a cycle does not wait for them. Decisions are
-kept, within bounds, while the accountant does not answer. Decisions that it refuses are dropped, and the condition
-`Recorded` reports them. This module neither decides nor writes a target's objects."""
+contested. Events and conditions that the API server refuses are lost: a cycle does not wait for them. Decisions wait,
+up to a limit, while the accountant does not answer. Decisions that it refuses are dropped, and the condition `Recorded`
+reports them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import structlog
 
 from accountant.wire.policy_models import Decision
 from fairshare.controller.cycle_report import EVERYTHING, CycleReport, Outcome, Result, TargetReport, with_change
-from fairshare.core.queue_annotations import say
+from fairshare.core.queue_annotations import join_texts
 from fairshare.core.queues_and_weights import Condition, Observation, Value
 from fairshare.core.settings import Level
 from fairshare.targets import status_config_map
@@ -28,82 +28,81 @@ from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Event, Object
 
 _WARNINGS: dict[Result, str] = {"contested": "FieldNotOurs", "refused": "WriteRefused"}
 MOST_PENDING = 10_000
-"""Number of decisions kept for an accountant that does not answer; the oldest are dropped first."""
+"""Largest number of decisions that wait for an accountant that does not answer. The oldest are dropped first."""
 MOST_CYCLES = 60
-"""Number of cycles whose inputs are kept: in a large cluster each holds every queue or every pod."""
+"""Largest number of cycles whose inputs wait. In a large cluster each contains every queue or every pod."""
 
 
 class CycleRecorder:
-    """Sends the Events, conditions and decisions of each cycle, and remembers which were sent and which are pending."""
+    """Sends the Events, conditions and decisions of each cycle, and records which were sent and which are pending."""
 
     def __init__(self, cluster: Cluster, accountant: AccountantPort, status_object: StatusObject | None) -> None:
         """status_object: the ConfigMap of the conditions; None: conditions are only in reports and events."""
         self._cluster = cluster
         self._accountant = accountant
         self._status_object = status_object
-        self._said: dict[tuple[str, str], tuple[Value | None, Result]] = {}
+        self._recorded: dict[tuple[str, str], tuple[Value | None, Result]] = {}
         self._pending: list[Decision] = []
-        self._undelivered: str | None = None
+        self._delivery_error: str | None = None
         self._refused: tuple[str, ...] = ()
-        self._unsaid: str | None = None
-        self._told: tuple[status_config_map.Scoped, ...] = ()
+        self._status_error: str | None = None
+        self._previous_conditions: tuple[status_config_map.Scoped, ...] = ()
 
-    def resume(self, standing: Object) -> None:
+    def resume(self, status: Object) -> None:
         """Continue from the conditions in the status object of another leader (or the last run)."""
-        self._told = status_config_map.conditions(standing)
+        self._previous_conditions = status_config_map.conditions(status)
 
     def failures(
         self, target: str, observation: Observation, outcomes: Sequence[Outcome], now_ms: int
     ) -> Iterator[Event]:
         """Yield a warning on each object, once, if a write to it was contested or refused."""
         for outcome in outcomes:
-            held = observation.held.get(outcome.apply.queue)
+            obj = observation.queues.get(outcome.apply.queue)
             reason = _WARNINGS.get(outcome.result)
-            if held is None or reason is None:
+            if obj is None or reason is None:
                 continue
-            said = self._said.get((target, outcome.apply.queue))
-            if said is None or said[1] != outcome.result:
-                yield Event(held.kind, held.name, held.namespace, held.uid, "Warning", reason, outcome.detail, now_ms)
+            recorded = self._recorded.get((target, outcome.apply.queue))
+            if recorded is None or recorded[1] != outcome.result:
+                yield Event(obj.kind, obj.name, obj.namespace, obj.uid, "Warning", reason, outcome.detail, now_ms)
 
     def changes(self, target: TargetReport, observation: Observation, now_ms: int) -> Iterator[Event]:
         """Yield an event on each object whose weight changed, with the sentence of the decision."""
         weights = {weight.queue: weight for weight in target.weights}
         for outcome in target.outcomes:
             queue = outcome.apply.queue
-            held, change = observation.held.get(queue), target.changes.get(queue)
-            if outcome.result != "applied" or change is None or held is None:
+            obj, change = observation.queues.get(queue), target.changes.get(queue)
+            if outcome.result != "applied" or change is None or obj is None:
                 continue
             text = with_change(outcome.apply.why, change, weights.get(queue))
-            yield Event(held.kind, held.name, held.namespace, held.uid, "Normal", "WeightChanged", text, now_ms)
+            yield Event(obj.kind, obj.name, obj.namespace, obj.uid, "Normal", "WeightChanged", text, now_ms)
 
     def news(self, target: TargetReport) -> tuple[Outcome, ...]:
-        """Return the outcomes to record: every applied write, and the others only if they differ from the last recorded
-        ones, because a dry run plans the same writes in every cycle."""
-        news = []
+        """Return the outcomes that differ from the last recorded ones of their queues, and record them."""
+        new = []
         for outcome in target.outcomes:
-            key, said = (target.target, outcome.apply.queue), (outcome.apply.value, outcome.result)
-            if outcome.result == "applied" or self._said.get(key) != said:
-                news.append(outcome)
-            self._said[key] = said
-        return tuple(news)
+            key, state = (target.target, outcome.apply.queue), (outcome.apply.value, outcome.result)
+            if outcome.result == "applied" or self._recorded.get(key) != state:
+                new.append(outcome)
+            self._recorded[key] = state
+        return tuple(new)
 
-    def turned(self, last: CycleReport | None, report: CycleReport) -> tuple[Event, ...]:
+    def condition_events(self, last: CycleReport | None, report: CycleReport) -> tuple[Event, ...]:
         """Return an event for every condition that changed."""
-        before = last.scoped_conditions() if last is not None and last.leading else self._told
+        before = last.scoped_conditions() if last is not None and last.leading else self._previous_conditions
         return status_config_map.changed_conditions(
             self._status_object or StatusObject(), before, report.scoped_conditions(), report.at_ms
         )
 
-    def say(self, report: CycleReport, state: Mapping[str, str] | None) -> None:
-        """Write the status object with the state to keep, then the events; a refused event does not stop the others.
+    def publish(self, report: CycleReport, state: Mapping[str, str] | None) -> None:
+        """Write the status object, then the events. A refused event does not stop the others.
 
-        state None: the status object now has another owner."""
-        self._unsaid = None
+        state: what a restart needs; None if another replica owns the status object now."""
+        self._status_error = None
         if self._status_object is not None and state is not None:
             try:
                 self._cluster.apply(self._status(self._status_object, report, state), field_manager=FIELD_MANAGER)
             except ClusterError as error:
-                self._unsaid = str(error)
+                self._status_error = str(error)
         for event in report.events:
             try:
                 self._cluster.event(event)
@@ -112,22 +111,25 @@ class CycleRecorder:
             except ClusterError:
                 continue
 
-    def deliver(self, decisions: Sequence[Decision], *, away: bool) -> None:
-        """Post pending decisions; after a failure they are kept for the next cycle. away: the report already says that
-        the accountant is unreachable; a failed delivery then sets no further condition."""
-        self._pending = _bounded([*self._pending, *decisions])
-        self._undelivered, self._refused = None, ()
+    def deliver(self, decisions: Sequence[Decision], *, accountant_away: bool) -> None:
+        """Post these decisions and the pending ones. After a failure they wait for the next cycle.
+
+        accountant_away: the report already says that the accountant is unreachable, so a failure sets no further
+            condition."""
+        self._pending = _newest_cycles([*self._pending, *decisions])
+        self._delivery_error, self._refused = None, ()
         if self._pending:
             try:
                 self._refused = tuple(self._post(self._pending))
             except AccountantUnavailable as error:
-                self._undelivered = str(error) if not away else None
+                self._delivery_error = None if accountant_away else str(error)
                 return
             self._pending = []
 
     def _post(self, decisions: Sequence[Decision]) -> list[str]:
-        """Post decisions and return the reasons of those that the accountant refuses for good. A refused list is halved
-        until each refused decision is alone, so that it does not block the others."""
+        """Post decisions, and return why the accountant will never accept some of them.
+
+        A refused batch is halved until the refused decision is alone, so that it does not block the others."""
         try:
             self._accountant.post_decisions(decisions)
         except AccountantRefused as error:
@@ -138,36 +140,36 @@ class CycleRecorder:
         return []
 
     def conditions(self) -> tuple[Condition, ...]:
-        """Return conditions about undelivered decisions and an unwritten status of the previous cycle; empty if there
-        are none."""
-        found = []
-        if self._unsaid is not None:
-            text = f"conditions, and what a restart has to remember, are not kept: {self._unsaid}"
-            found.append(Condition("Remembered", "False", "StatusNotWritten", text))
-        if self._undelivered is not None:
-            text = f"{len(self._pending)} decisions wait to be recorded: {self._undelivered}"
-            found.append(Condition("Recorded", "False", "DecisionsWait", text))
+        """Return conditions about undelivered decisions and an unwritten status of the previous cycle; empty if
+        everything was delivered."""
+        conditions = []
+        if self._status_error is not None:
+            text = f"conditions, and what a restart has to remember, are not kept: {self._status_error}"
+            conditions.append(Condition("Remembered", "False", "StatusNotWritten", text))
+        if self._delivery_error is not None:
+            text = f"{len(self._pending)} decisions wait to be recorded: {self._delivery_error}"
+            conditions.append(Condition("Recorded", "False", "DecisionsWait", text))
         elif self._refused:
-            found.append(Condition("Recorded", "False", "DecisionsRefused", say(self._refused, most=3)))
-        return tuple(found)
+            conditions.append(Condition("Recorded", "False", "DecisionsRefused", join_texts(self._refused, most=3)))
+        return tuple(conditions)
 
     def _status(self, where: StatusObject, report: CycleReport, state: Mapping[str, str]) -> Object:
         try:
-            standing: Object | None = self._cluster.get(CONFIG_MAP, where.name, where.namespace)
+            previous: Object | None = self._cluster.get(CONFIG_MAP, where.name, where.namespace)
         except NotFound:
-            standing = None
-        return status_config_map.render(where, report.scoped_conditions(), standing, report.at_ms, state)
+            previous = None
+        return status_config_map.render(where, report.scoped_conditions(), previous, report.at_ms, state)
 
 
-def _bounded(decisions: Sequence[Decision]) -> list[Decision]:
-    """Return the newest complete cycles. A cycle's inputs come before its decisions."""
+def _newest_cycles(decisions: Sequence[Decision]) -> list[Decision]:
+    """Return the decisions of the newest complete cycles, within the limits. A cycle's inputs precede its decisions."""
     cycles = [at for at, decision in enumerate(decisions) if decision.subject == EVERYTHING and decision.inputs]
     first = cycles[-MOST_CYCLES] if len(cycles) > MOST_CYCLES else 0
     return list(decisions[max(first, len(decisions) - MOST_PENDING) :])
 
 
 def configure(level: Level) -> None:
-    """Configure logging; only for the process's entry point."""
+    """Set up structlog to write JSON lines to standard error, for the whole process."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -181,25 +183,28 @@ def configure(level: Level) -> None:
 
 
 class CycleLog:
-    """Logs each cycle: one line per write, one per changed condition, one per cycle. Unchanged content is not logged
-    again, because a dry run plans the same writes every minute, and a contested field can stay contested for weeks."""
+    """Logs one line for each cycle, each new outcome of a write, and each changed condition.
+
+    A repeated outcome is not logged, because a dry run plans the same writes every minute, and a contested field can
+    stay contested for weeks."""
 
     def __init__(self, log: Any) -> None:
         self._log = log
         self._writes: dict[tuple[str, str], tuple[object, str]] = {}
-        self._bad: dict[tuple[str, str], str] = {}
+        self._failed: dict[tuple[str, str], str] = {}
 
-    def tell(self, report: CycleReport) -> None:
+    def log(self, report: CycleReport) -> None:
+        """Log what is new in the report."""
         writes = {
             (target.target, outcome.apply.queue): (outcome, (outcome.apply.value, outcome.result))
             for target in report.targets
             for outcome in target.outcomes
         }
-        for (target, queue), (outcome, said) in writes.items():
-            if outcome.result != "applied" and self._writes.get((target, queue)) == said:
+        for (target, queue), (outcome, state) in writes.items():
+            if outcome.result != "applied" and self._writes.get((target, queue)) == state:
                 continue
-            say = self._log.info if outcome.result in {"applied", "would-apply"} else self._log.warning
-            say(
+            log = self._log.info if outcome.result in {"applied", "would-apply"} else self._log.warning
+            log(
                 "weight",
                 target=target,
                 queue=queue,
@@ -210,17 +215,17 @@ class CycleLog:
                 why=outcome.apply.why,
                 detail=outcome.detail or None,
             )
-        self._writes = {key: said for key, (_, said) in writes.items()}
-        bad = {}
+        self._writes = {key: state for key, (_, state) in writes.items()}
+        failed = {}
         for scope, condition in report.scoped_conditions():
             key = scope, condition.type
             if condition.status == "False":
-                bad[key] = condition.reason
-                if self._bad.get(key) != condition.reason:
+                failed[key] = condition.reason
+                if self._failed.get(key) != condition.reason:
                     self._condition(self._log.warning, scope, condition)
-            elif key in self._bad:
+            elif key in self._failed:
                 self._condition(self._log.info, scope, condition)
-        self._bad = bad
+        self._failed = failed
         self._log.info(
             "cycle",
             policy_version=report.policy_version,
@@ -230,8 +235,8 @@ class CycleLog:
             duration_ms=report.duration_ms,
         )
 
-    def _condition(self, say: Any, scope: str, condition: Condition) -> None:
-        say(
+    def _condition(self, log: Any, scope: str, condition: Condition) -> None:
+        log(
             "condition",
             target=scope or None,
             type=condition.type,

@@ -1,7 +1,7 @@
-"""Describes what one cycle found, decided and did, and turns it into decision records.
+"""Defines the report of one cycle, and turns it into decision records.
 
-`decisions` turns a report into the records from which every weight can be computed again: one record of the cycle's
-inputs (subject `*`), and one per weight that refers to it."""
+Every weight can be computed again from its records: one record holds the cycle's inputs (subject `*`), and one record
+per weight refers to it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any, Literal
 from accountant.wire.policy_models import Decision, Policy, UsageWindow
 from fairshare.core.queues_and_weights import Condition, Entitlement, FleetWindow, Gang, Quota, Standing, Weight
 from fairshare.laws.feedback_laws import Memory
-from fairshare.laws.weight_calculation import Pool, WeightInputs, WeightResult, weigh_pools
+from fairshare.laws.weight_calculation import Pool, WeightInputs, WeightResult, calculate_weights
 from fairshare.laws.weight_change_causes import WeightChange, change_sentence
 from fairshare.preemption.target_preemption import RELEASE, PreemptionReport
 from fairshare.targets.weight_plan import Apply, Mode
-from fairshare.usage.stale_usage_hold import UsageHold
+from fairshare.usage.usage_windows import UsageHold
 from gputally.kubernetes.objects import Event
 
 Result = Literal["applied", "would-apply", "contested", "refused", "gone", "unavailable", "deferred"]
 EVERYTHING = "*"
-"""Subject of the record that holds a cycle's inputs, and of a hold."""
+"""Subject of the record with a cycle's inputs, and of a hold."""
 INPUTS = frozenset({"window", "standings", "gpus", "memory", "exhausted", "release"})
-"""Keys of a cycle's record; all but the last are the arguments of `weigh` besides the policy."""
+"""Keys of a cycle's record. All but `release` are fields of `WeightInputs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +39,16 @@ class Outcome:
 class TargetReport:
     """One target in one cycle.
 
-    degraded: reason -> message, empty if the target works.
-    memory: the law's, from before the cycle.
+    degraded: message by reason, empty if the target works.
+    memory: the law's state before the cycle.
     gangs: unfinished workloads, waiting or running.
     exhausted: queues without over-quota weight because their budget is used up.
     lost: GPUs by node that the ledger records as lost and that are not in `gpus`.
-    devices: physical GPUs behind `gpus`; None: the same number.
+    devices: physical GPUs behind `gpus`; None if the number is the same.
     preemption: None while it is off.
     quotas: the target's own quotas, if it admits work by quota.
-    pools: parts that are divided separately; empty: `gpus` are divided as one.
-    changes: by queue, the causes of the weight's change since the previous decision, if this controller made that
-        one."""
+    pools: parts that are divided separately; empty if `gpus` are divided as one.
+    changes: by queue, the causes of the weight's change since this controller's previous decision."""
 
     target: str
     mode: Mode
@@ -75,11 +74,11 @@ class TargetReport:
 class CycleReport:
     """One cycle.
 
-    hold: why nothing was decided; the targets are then only read.
-    decisions: new ones.
-    gpus_by_node: number of GPUs of each node that accepts work.
-    free_by_node: the part that no pod holds.
-    leading: False on a standby."""
+    hold: why no weight may change; the targets are then only read.
+    decisions: the records of this cycle.
+    gpus_by_node: GPUs of the nodes that accept work.
+    free_by_node: the GPUs of these nodes that no pod holds.
+    leading: false on a standby."""
 
     at_ms: int
     duration_ms: int
@@ -95,7 +94,7 @@ class CycleReport:
     free_by_node: Mapping[str, float] = field(default_factory=dict)
 
     def scoped_conditions(self) -> tuple[tuple[str, Condition], ...]:
-        """Return (target or "", condition), the controller's own first."""
+        """Return pairs of target and condition, first the controller's own conditions with the target ""."""
         return tuple(
             [("", condition) for condition in self.conditions]
             + [(target.target, condition) for target in self.targets for condition in target.conditions]
@@ -103,7 +102,7 @@ class CycleReport:
 
 
 def hold_decision(hold: UsageHold, policy_version: str, at_ms: int) -> Decision:
-    """The record of a hold."""
+    """Return the record of a hold."""
     return Decision(
         id=f"{policy_version}/{at_ms}/hold",
         at_ms=at_ms,
@@ -119,7 +118,7 @@ def hold_decision(hold: UsageHold, policy_version: str, at_ms: int) -> Decision:
 def weight_decisions(
     target: TargetReport, news: tuple[Outcome, ...], window: UsageWindow, policy_version: str, at_ms: int
 ) -> tuple[Decision, ...]:
-    """Return the record of the cycle's inputs, then the record of each of `news`. Empty without news."""
+    """Return the record of the cycle's inputs, then one record for each outcome in `news`; empty without news."""
     if not news:
         return ()
     cycle = f"{policy_version}/{at_ms}/{target.target}"
@@ -179,9 +178,9 @@ def with_change(why: str, change: WeightChange | None, weight: Weight | None) ->
 
 
 def replay_weights(policy: Policy, cycle: Decision) -> WeightResult:
-    """Compute a cycle again from its record: the same numbers, bit for bit. policy: the one under which it was decided.
+    """Compute a cycle again from its record, with the same numbers, bit for bit.
 
-    Raises ValueError for a record without inputs."""
+    policy: the policy in force at that time. Raises ValueError for a record without inputs."""
     if not {"window", "standings", "gpus"} <= cycle.inputs.keys():
         raise ValueError(f"decision {cycle.id} holds no inputs; take the one with subject {EVERYTHING!r}")
     inputs: Any = cycle.inputs
@@ -191,11 +190,11 @@ def replay_weights(policy: Policy, cycle: Decision) -> WeightResult:
     exhausted = frozenset(inputs.get("exhausted", ()))
     parts = tuple(Pool(tuple(each["queues"]), each["gpus"], each["part"]) for each in inputs.get("pools", ()))
     memory, devices = inputs.get("memory") or {}, inputs.get("devices")
-    return weigh_pools(
+    return calculate_weights(
         WeightInputs(policy, window, standings, inputs["gpus"], cycle.at_ms, memory, exhausted, devices, parts)
     )
 
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values as JSON would return them."""
+    """Return the values with lists in place of tuples, as a JSON decoder returns them."""
     return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}

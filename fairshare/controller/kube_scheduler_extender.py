@@ -1,12 +1,12 @@
 """Answers the kube-scheduler's `prioritize` and `preempt` requests: scores nodes and vetoes unfair victims.
 
-Answers come from memory within `DEADLINE_MS`. Configure the scheduler with `ignorable: true` and a `httpTimeout` of 1
-s, so that it continues without the extender. Without a view of the cluster every node has the same score and every
-preemption is allowed.
+The extender answers from memory within `DEADLINE_MS`. Configure the scheduler with `ignorable: true` and a
+`httpTimeout` of 1 s, so that it continues without the extender. Without a view of the cluster every node has the same
+score and every preemption is allowed.
 
-Pods that have just been placed are not in the view yet. For `ASSUME_MS` the node with the best score is therefore
-assumed to be the pod's node, unless the view shows another one. Otherwise members of a gang would be placed as if the
-previous one were not placed at all.
+A pod that the scheduler has just placed is not in the view yet. For `ASSUME_MS` the extender therefore assumes that the
+pod is on the node with the best score, unless the view shows another node. Otherwise it would score nodes for the next
+member of a gang as if the previous one took no GPU.
 
 JSON keys are Go's field names, capitalised. Embedded pods and nodes are Kubernetes objects. Source:
 k8s.io/kube-scheduler/extender/v1 and kubernetes pkg/scheduler/extender.go.
@@ -32,12 +32,11 @@ import msgspec
 
 from accountant.wire.policy_models import Policy
 from fairshare.controller.cycle_report import CycleReport, TargetReport
-from fairshare.core.pods import LABELLED, queue_namer, read_pod, taken_up
-from fairshare.core.queue_tree import PolicyTree
-from fairshare.core.queues_and_weights import Condition, Entitlement, Pod, Standing
-from fairshare.laws.weight_calculation import WeightInputs, weigh_pools
+from fairshare.core.pods import LABELLED, gpus_taken, queue_lookup, read_pod
+from fairshare.core.queues_and_weights import Condition, Entitlement, Pod, PolicyTree
+from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
 from gputally.base.clock import Clock
-from gputally.kubernetes.objects import Object, gpus
+from gputally.kubernetes.objects import gpus
 
 MOST_SCORE = 10
 _FIT, _COMPANY = 8, 2
@@ -47,12 +46,13 @@ _SLACK = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class QueueShare:
-    """A queue's GPUs: those it holds and those it is due."""
+    """The GPUs that a queue holds, and the GPUs that it is due."""
 
     allocated: float
     entitled: float
 
-    def above(self, more: float = 0.0) -> bool:
+    def exceeded(self, more: float = 0.0) -> bool:
+        """Return whether the queue would hold more than it is due with `more` additional GPUs."""
         return self.allocated + more > self.entitled + _SLACK
 
 
@@ -65,14 +65,14 @@ SharesFor = Callable[[Pod], Mapping[str, QueueShare]]
 
 @dataclass(frozen=True, slots=True)
 class ExtenderView:
-    """The cluster's state for the answers.
+    """The state of the cluster from which the extender answers.
 
-    gpus: allocatable by node.
+    gpus: allocatable GPUs by node.
     pods: by uid.
-    queue_of: policy queue of a pod, None if it has none.
     shares: by queue.
-    shares_for: shares that include a pod's request, which the cycle may not have known; None: they do not depend on the
-        pod."""
+    queue_of: returns the policy queue of a pod, None if it has none.
+    shares_for: returns shares that include the request of a pod that the cycle did not know; None if `shares` apply to
+        every pod."""
 
     gpus: Mapping[str, float]
     pods: Mapping[str, Pod]
@@ -80,87 +80,83 @@ class ExtenderView:
     queue_of: Callable[[Pod], str | None] = _no_queue
     shares_for: SharesFor | None = None
 
-    def asked_by(self, pod: Pod) -> ExtenderView:
+    def for_request(self, pod: Pod) -> ExtenderView:
         """Return the view for a request about this pod."""
         if not self.shares or self.shares_for is None:
             return self
         return replace(self, shares=self.shares_for(pod), shares_for=None)
 
-
-def used(room: ExtenderView) -> dict[str, list[Pod]]:
-    """Pods by their node."""
-    on: dict[str, list[Pod]] = {}
-    for pod in room.pods.values():
-        if pod.node:
-            on.setdefault(pod.node, []).append(pod)
-    return on
+    def share_of(self, pod: Pod) -> QueueShare | None:
+        """Return the share of the pod's queue; None if queue or share are unknown."""
+        queue = self.queue_of(pod)
+        return self.shares.get(queue) if queue is not None else None
 
 
 def scores(
-    pod: Pod, nodes: Sequence[str], room: ExtenderView, spent: Callable[[], bool] = lambda: False
+    pod: Pod, nodes: Sequence[str], view: ExtenderView, deadline_passed: Callable[[], bool] = lambda: False
 ) -> dict[str, int]:
-    """Return a score of 0..10 for each of `nodes`. spent: returns whether the deadline has passed; the remaining nodes
-    then get 0."""
-    on = used(room)
-    queue = room.queue_of(pod)
-    mine = room.shares.get(queue) if queue is not None else None
-    borrows = mine.above(pod.gpus) if mine is not None else None
-    scored = dict.fromkeys(nodes, 0)
-    largest = max((room.gpus.get(node, 0.0) for node in nodes), default=0.0)
+    """Return a score of 0..10 for each of `nodes`; 0 for those that are not scored before the deadline."""
+    pods_by_node: dict[str, list[Pod]] = {}
+    for other in view.pods.values():
+        if other.node and other.uid != pod.uid:
+            pods_by_node.setdefault(other.node, []).append(other)
+    share = view.share_of(pod)
+    borrows = share.exceeded(pod.gpus) if share is not None else None
+    result = dict.fromkeys(nodes, 0)
+    largest = max((view.gpus.get(node, 0.0) for node in nodes), default=0.0)
     for node in nodes:
-        if spent():
+        if deadline_passed():
             break
-        there = [other for other in on.get(node, ()) if other.uid != pod.uid]
-        held = taken_up(there)
-        left = room.gpus.get(node, 0.0) - held - pod.gpus
+        neighbors = pods_by_node.get(node, [])
+        left = view.gpus.get(node, 0.0) - gpus_taken(neighbors) - pod.gpus
         if pod.gpus <= 0 or left < -_SLACK or largest <= 0:
             continue
         fit = _FIT * (1 - max(0.0, left) / largest)
-        scored[node] = round(fit + _COMPANY * _company(borrows, there, room))
-    return scored
+        result[node] = round(fit + _COMPANY * _company(borrows, neighbors, view))
+    return result
 
 
-def _company(borrows: bool | None, there: Sequence[Pod], room: ExtenderView) -> float:
-    """Return the part (0..1) of a node's GPUs held by pods whose queues are above or below their share like
-    this pod's."""
-    if borrows is None or not there:
+def _company(borrows: bool | None, neighbors: Sequence[Pod], view: ExtenderView) -> float:
+    """Return the part (0..1) of the GPUs of a node's pods that pods of similar queues hold.
+
+    borrows: whether this pod's queue is above its share; queues for which the same is true are similar. None if this is
+        unknown."""
+    if borrows is None or not neighbors:
         return 0.5
-    alike = 0.0
-    for other in there:
-        queue = room.queue_of(other)
-        share = room.shares.get(queue) if queue is not None else None
-        alike += other.gpus if share is not None and share.above() is borrows else 0.0
-    return alike / fsum(other.gpus for other in there)
+    similar = 0.0
+    for other in neighbors:
+        share = view.share_of(other)
+        similar += other.gpus if share is not None and share.exceeded() is borrows else 0.0
+    return similar / fsum(other.gpus for other in neighbors)
 
 
-def fair_nodes(pod: Pod, victims: Mapping[str, Sequence[str]], room: ExtenderView) -> tuple[str, ...]:
-    """The nodes (given with the uids of their victims) where preemption is fair and costs least. Without known shares
-    all nodes stay."""
-    if not room.shares:
+def fair_nodes(pod: Pod, victims: Mapping[str, Sequence[str]], view: ExtenderView) -> tuple[str, ...]:
+    """Return the nodes on which preemption is fair and costs least; all nodes if no shares are known.
+
+    victims: uids of the pods to be stopped, by node."""
+    if not view.shares:
         return tuple(sorted(victims))
-    room = room.asked_by(pod)
-    queue = room.queue_of(pod)
-    mine = room.shares.get(queue) if queue is not None else None
+    view = view.for_request(pod)
     gangs: dict[str, float] = {}
-    for other in room.pods.values():
+    for other in view.pods.values():
         if other.gang:
             gangs[other.gang] = gangs.get(other.gang, 0.0) + (other.gpus if other.held else 0.0)
     costs: dict[str, float] = {}
     for node, uids in victims.items():
-        known = [room.pods[uid] for uid in uids if uid in room.pods]
-        if all(_fair(pod, queue, mine, victim, room) for victim in known):
+        known = [view.pods[uid] for uid in uids if uid in view.pods]
+        if all(_is_fair(pod, victim, view) for victim in known):
             lost = {victim.gang or victim.uid: gangs.get(victim.gang, victim.gpus) for victim in known}
             costs[node] = fsum(lost.values())
     least = min(costs.values(), default=0.0)
     return tuple(sorted(node for node, cost in costs.items() if cost <= least + _SLACK))
 
 
-def _fair(pod: Pod, queue: str | None, mine: QueueShare | None, victim: Pod, room: ExtenderView) -> bool:
-    theirs = room.queue_of(victim)
-    share = room.shares.get(theirs) if theirs is not None else None
-    if share is None or theirs == queue:
+def _is_fair(pod: Pod, victim: Pod, view: ExtenderView) -> bool:
+    """Return whether the pod may preempt this victim."""
+    victim_share, share = view.share_of(victim), view.share_of(pod)
+    if victim_share is None or view.queue_of(victim) == view.queue_of(pod):
         return True
-    return share.above() and not (mine is not None and mine.above(pod.gpus))
+    return victim_share.exceeded() and not (share is not None and share.exceeded(pod.gpus))
 
 
 DEADLINE_MS = 300
@@ -175,16 +171,16 @@ REMEDY = (
     " [{name: nvidia.com/gpu, ignoredByScheduler: false}]}]`; with https a scheduler that has no tlsConfig.caFile asks"
     " nothing and says nothing"
 )
-"""Return the configuration with which the scheduler calls the extender."""
+"""The configuration with which the scheduler calls the extender."""
 
 
 class BadRequest(ValueError):
-    """The request does not come from a kube-scheduler; a one-line message."""
+    """The request is not one of a kube-scheduler. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer. late: the deadline has passed, and the rest of the answer is neutral."""
+    """An answer. late: whether the deadline passed before all nodes had a score."""
 
     body: Any
     late: bool = False
@@ -194,10 +190,10 @@ class Extender:
     """Answers the scheduler's requests. Thread-safe."""
 
     def __init__(
-        self, room: Callable[[], ExtenderView | None], clock: Clock, *, deadline_ms: int = DEADLINE_MS
+        self, view: Callable[[], ExtenderView | None], clock: Clock, *, deadline_ms: int = DEADLINE_MS
     ) -> None:
-        """room: returns the latest view; None while there is none."""
-        self._room = room
+        """view: returns the latest view; None while there is none."""
+        self._view = view
         self._clock = clock
         self._deadline_ms = deadline_ms
         self._lock = threading.Lock()
@@ -205,34 +201,34 @@ class Extender:
         self._asked = False
 
     def acts(self) -> Condition:
-        """Return the condition `Effective` of the kube-scheduler: its configuration cannot be read, but this process
-        knows whether it sends requests."""
+        """Return the condition `Effective` of the target kube-scheduler, which is True once a scheduler has sent a
+        request. The scheduler's own configuration cannot be read."""
         if self._asked:
             return Condition("Effective", "True", "Asked", "the scheduler asks the extender")
         text = "no scheduler has asked the extender of this replica since it started: shares act where it does"
         return Condition("Effective", "Unknown", NO_REQUESTS, text, REMEDY)
 
     def prioritize(self, content: bytes) -> Answer:
-        """ExtenderArgs to HostPriorityList."""
-        until = self._clock.monotonic_ms() + self._deadline_ms
+        """Answer ExtenderArgs with HostPriorityList, the scores of the nodes."""
+        deadline_ms = self._clock.monotonic_ms() + self._deadline_ms
         args = _parse(content)
         pod = _pod(args)
         self._asked = True
         nodes, capacity = _nodes(args)
-        room = self._room()
-        if pod is None or room is None:
+        view = self._view()
+        if pod is None or view is None:
             return Answer([{"Host": node, "Score": 0} for node in nodes])
         with self._lock:
-            seen = self._with_assumed(room, capacity)
-            found = scores(pod, nodes, seen, lambda: self._clock.monotonic_ms() > until)
-            best = max(found, key=lambda node: (found[node], node), default=None)
-            if best is not None and found[best] > 0:
-                # Only one node may have the top score: the scheduler breaks ties at random, and we would not know the
-                # result.
-                found = {node: score - (score == found[best] and node != best) for node, score in found.items()}
+            view = self._with_assumed(view, capacity)
+            result = scores(pod, nodes, view, lambda: self._clock.monotonic_ms() > deadline_ms)
+            best = max(result, key=lambda node: (result[node], node), default=None)
+            if best is not None and result[best] > 0:
+                # Only one node may have the top score: the scheduler breaks ties at random, and the extender would not
+                # know the result.
+                result = {node: score - (score == result[best] and node != best) for node, score in result.items()}
                 self._assumed[pod.uid] = (replace(pod, node=best, held=True), self._clock.monotonic_ms() + ASSUME_MS)
-        late = self._clock.monotonic_ms() > until
-        return Answer([{"Host": node, "Score": found[node]} for node in nodes], late)
+        late = self._clock.monotonic_ms() > deadline_ms
+        return Answer([{"Host": node, "Score": result[node]} for node in nodes], late)
 
     def preempt(self, content: bytes) -> Answer:
         """Answer ExtenderPreemptionArgs with ExtenderPreemptionResult: fewer nodes, never other victims."""
@@ -240,31 +236,29 @@ class Extender:
         pod = _pod(args)
         self._asked = True
         victims = _victims(args)
-        room = self._room()
-        if pod is None or room is None:
-            kept: Sequence[str] = sorted(victims)
-        else:
-            kept = fair_nodes(pod, {node: uids for node, (uids, _) in victims.items()}, room)
+        view = self._view()
+        nodes: Sequence[str] = sorted(victims)
+        if pod is not None and view is not None:
+            nodes = fair_nodes(pod, {node: uids for node, (uids, _) in victims.items()}, view)
         return Answer(
             {
                 "NodeNameToMetaVictims": {
                     node: {"Pods": [{"UID": uid} for uid in victims[node][0]], "NumPDBViolations": victims[node][1]}
-                    for node in kept
+                    for node in nodes
                 }
             }
         )
 
-    def _with_assumed(self, room: ExtenderView, capacity: Mapping[str, float]) -> ExtenderView:
-        """Return the view with the expected placements; pods that the view already has on a node are dropped
-        from them."""
+    def _with_assumed(self, view: ExtenderView, capacity: Mapping[str, float]) -> ExtenderView:
+        """Return the view with the assumed placements of pods that it does not show on a node yet."""
         now = self._clock.monotonic_ms()
         self._assumed = {
             uid: (pod, until)
             for uid, (pod, until) in self._assumed.items()
-            if until > now and not (uid in room.pods and room.pods[uid].node)
+            if until > now and not (uid in view.pods and view.pods[uid].node)
         }
-        pods = {**room.pods, **{uid: pod for uid, (pod, _) in self._assumed.items()}}
-        return replace(room, gpus={**room.gpus, **capacity}, pods=pods)
+        pods = {**view.pods, **{uid: pod for uid, (pod, _) in self._assumed.items()}}
+        return replace(view, gpus={**view.gpus, **capacity}, pods=pods)
 
 
 def _parse(content: bytes) -> Mapping[str, Any]:
@@ -282,10 +276,6 @@ def _pod(args: Mapping[str, Any]) -> Pod | None:
     obj = args.get("Pod")
     if not isinstance(obj, dict) or not isinstance(obj.get("metadata"), dict) or "name" not in obj["metadata"]:
         raise BadRequest("Pod is missing")
-    return _read(obj)
-
-
-def _read(obj: Object) -> Pod | None:
     try:
         pod = read_pod(obj)
     except (TypeError, AttributeError, KeyError, ValueError, OverflowError) as error:
@@ -297,10 +287,10 @@ def _read(obj: Object) -> Pod | None:
 
 def _nodes(args: Mapping[str, Any]) -> tuple[list[str], dict[str, float]]:
     """Return the node names, and the GPUs of nodes sent as full objects (nodeCacheCapable: false)."""
-    names, whole = args.get("NodeNames"), args.get("Nodes")
+    names, objects = args.get("NodeNames"), args.get("Nodes")
     capacity: dict[str, float] = {}
-    if isinstance(whole, dict):
-        items = whole.get("items") or []
+    if isinstance(objects, dict):
+        items = objects.get("items") or []
         if not isinstance(items, list):
             raise BadRequest("Nodes.items is not a list")
         try:
@@ -316,21 +306,21 @@ def _nodes(args: Mapping[str, Any]) -> tuple[list[str], dict[str, float]]:
 
 
 def _victims(args: Mapping[str, Any]) -> dict[str, tuple[list[str], int]]:
-    """Return for each node (uids of its victims, violated budgets), from either form of the request."""
-    meta, whole = args.get("NodeNameToMetaVictims"), args.get("NodeNameToVictims")
-    found: dict[str, tuple[list[str], int]] = {}
+    """Return by node the uids of its victims and the number of violated budgets, from either form of the request."""
+    by_uid, by_object = args.get("NodeNameToMetaVictims"), args.get("NodeNameToVictims")
+    result: dict[str, tuple[list[str], int]] = {}
     try:
-        for node, victims in (meta or whole or {}).items():
+        for node, victims in (by_uid or by_object or {}).items():
             pods = (victims or {}).get("Pods") or []
-            uids = [pod["UID"] if meta else pod["metadata"]["uid"] for pod in pods]
+            uids = [pod["UID"] if by_uid else pod["metadata"]["uid"] for pod in pods]
             if not all(isinstance(uid, str) for uid in uids):
                 raise TypeError("a uid is no text")
-            found[node] = (uids, int(victims.get("NumPDBViolations") or 0))
+            result[node] = (uids, int(victims.get("NumPDBViolations") or 0))
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
         raise BadRequest(f"victims cannot be read: {error}") from error
-    if len(found) > MOST_NODES:
+    if len(result) > MOST_NODES:
         raise BadRequest(f"more than {MOST_NODES} nodes")
-    return found
+    return result
 
 
 STALE_MS = 600_000
@@ -338,26 +328,25 @@ STALE_MS = 600_000
 
 
 class ExtenderViews:
-    """Keeps the view from every report; any thread may call it at any time."""
+    """Builds the extender's view from the latest report. Thread-safe."""
 
     def __init__(self, pods: Callable[[], Sequence[Pod]], clock: Clock) -> None:
         self._pods = pods
         self._clock = clock
-        self._lock = threading.Lock()
-        self._held: tuple[CycleReport, Policy] | None = None
+        self._latest: tuple[CycleReport, Policy] | None = None
 
     def observe(self, report: CycleReport, policy: Policy) -> None:
-        with self._lock:
-            self._held = (report, policy)
+        """Store the latest report, and the policy that was in force."""
+        self._latest = (report, policy)
 
-    def room(self) -> ExtenderView | None:
-        """Return the view; None before the first report. Shares are omitted while usage is held or too old."""
-        with self._lock:
-            held = self._held
-        if held is None:
+    def view(self) -> ExtenderView | None:
+        """Return the view; None before the first report. It has no shares during a hold, or if the report is too
+        old."""
+        latest = self._latest
+        if latest is None:
             return None
-        report, policy = held
-        queue_of = queue_namer(policy)
+        report, policy = latest
+        queue_of = queue_lookup(policy)
         pods = {pod.uid: pod for pod in self._pods()}
         if report.hold is not None or self._clock.wall_ms() - report.at_ms > STALE_MS:
             return ExtenderView(report.gpus_by_node, pods, {}, queue_of)
@@ -366,54 +355,52 @@ class ExtenderViews:
             queue = queue_of(pod) if pod.held else None
             if queue is not None:
                 allocated.setdefault(queue, []).append(pod.gpus)
-        held_by = {queue: fsum(amounts) for queue, amounts in allocated.items()}
+        allocated_gpus = {queue: fsum(amounts) for queue, amounts in allocated.items()}
 
-        def shares_for(asking: Pod) -> Mapping[str, QueueShare]:
-            now = {**pods, asking.uid: asking}
-            found: dict[str, QueueShare] = {}
-            for target in report.targets:
-                due = _with_newcomers(target, report, policy, now, queue_of)
-                found |= _shares(target.standings, due, held_by)
-            return found
+        def shares(entitlements_of: Callable[[TargetReport], Sequence[Entitlement]]) -> dict[str, QueueShare]:
+            return {
+                due.queue: QueueShare(allocated_gpus.get(due.queue, 0.0), due.gpus)
+                for target in report.targets
+                for due in entitlements_of(target)
+                if due.queue in target.standings
+            }
 
-        shares: dict[str, QueueShare] = {}
-        for target in report.targets:
-            shares |= _shares(target.standings, target.entitlements, held_by)
-        return ExtenderView(report.gpus_by_node, pods, shares, queue_of, shares_for)
+        def shares_for(pod: Pod) -> Mapping[str, QueueShare]:
+            with_pod = {**pods, pod.uid: pod}
+            return shares(lambda target: _with_new_pods(target, report, policy, with_pod, queue_of))
 
-
-def _shares(
-    standings: Mapping[str, Standing], due: Sequence[Entitlement], held: Mapping[str, float]
-) -> dict[str, QueueShare]:
-    return {each.queue: QueueShare(held.get(each.queue, 0.0), each.gpus) for each in due if each.queue in standings}
+        known_shares = shares(lambda target: target.entitlements)
+        return ExtenderView(report.gpus_by_node, pods, known_shares, queue_of, shares_for)
 
 
-def _with_newcomers(
+def _with_new_pods(
     target: TargetReport,
     report: CycleReport,
     policy: Policy,
     pods: Mapping[str, Pod],
     queue_of: Callable[[Pod], str | None],
 ) -> tuple[Entitlement, ...]:
-    """Return the queues' entitlements including pods that the cycle has not seen. A queue that requested nothing was
-    due nothing, so its first pod would otherwise be refused its own share until the next cycle."""
-    seen = {pod.uid for gang in target.gangs for pod in gang.pods}
-    asked: dict[str, float] = {}
+    """Return the queues' entitlements with the requests of pods that the cycle has not seen.
+
+    A queue that requested nothing was due nothing. Without these requests its first pod would not get the queue's own
+    share until the next cycle."""
+    known = {pod.uid for gang in target.gangs for pod in gang.pods}
+    requested: dict[str, float] = {}
     for pod in pods.values():
         # For pods in a scheduler's own queue, the scheduler's objects already include their request.
         queue = queue_of(pod) if pod.ref.startswith(f"{LABELLED}:") else None
         if queue is None or queue not in target.standings:
             continue
-        if pod.uid not in seen and not pod.gated and not pod.leaving:
-            asked[queue] = asked.get(queue, 0.0) + pod.gpus
-    if not asked or report.window is None or target.gpus <= 0 or not target.entitlements:
+        if pod.uid not in known and not pod.gated and not pod.leaving:
+            requested[queue] = requested.get(queue, 0.0) + pod.gpus
+    if not requested or report.window is None or target.gpus <= 0 or not target.entitlements:
         return target.entitlements
-    more = PolicyTree(policy).sum_up(asked)
+    requested = PolicyTree(policy).sum_up(requested)
     standings = {
-        queue: replace(standing, requested=standing.requested + more.get(queue, 0.0))
+        queue: replace(standing, requested=standing.requested + requested.get(queue, 0.0))
         for queue, standing in target.standings.items()
     }
-    return weigh_pools(
+    return calculate_weights(
         WeightInputs(
             policy, report.window, standings, target.gpus, report.at_ms, target.memory, target.exhausted,
             target.devices, target.pools,

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Protocol
 
 from accountant.wire.policy_models import MOST, Mode, Policy, QueuePolicy
-from fairshare.core.queue_tree import PolicyTree
-from fairshare.core.queues_and_weights import UNLIMITED
+from fairshare.core.queues_and_weights import UNLIMITED, PolicyTree
 from fairshare.laws.gang_turns import gang_reach
-from fairshare.usage.multi_cluster_windows import OtherClusters
+from fairshare.usage.usage_windows import OtherClusters
 from gputally.base import atomic_file
 from gputally.base.errors import ClusterError, FairshareError
 from gputally.base.yaml_file import Document, FileFault, Key, read
@@ -32,7 +31,7 @@ _SCHEDULERS = frozenset({"kai", "kueue", "kueue-cohort", "volcano", "slurm", "po
 
 
 class PolicyFault(FairshareError):
-    """A query about a policy that cannot be answered."""
+    """An option that does not match the policy, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +46,18 @@ class PolicyFile:
     """A policy file that may change while the controller runs."""
 
     def __init__(self, path: Path, others: OtherClusters | None = None) -> None:
-        """others: as for `load`. Raises FileFault for a file that is faulty from the start."""
+        """others: the clusters that the policy may count; None: not checked. Raises FileFault for a faulty file."""
         self._file = ReloadedFile(path, lambda path: load(path, others)[0])
 
     @property
     def policy(self) -> Policy:
-        """The last valid policy of the file."""
+        """The policy of the file's last valid version."""
         return self._file.current
 
     def changed(self) -> Policy | None:
         """Return the policy if the file has changed or could not be read the last time; otherwise None.
 
-        Raises FileFault, as `renew` does."""
+        Raises FileFault if the file is faulty now."""
         return self.policy if self._file.renew() else None
 
 
@@ -73,7 +72,7 @@ def load(path: Path, others: OtherClusters | None = None) -> tuple[Policy, Docum
 
 
 def loaded(document: Document) -> Policy:
-    """The policy in a document. Raises FileFault, a line per fault."""
+    """Return the policy in a document. Raises FileFault, with one line per fault."""
     if document.data is None:
         raise FileFault([f"{document.place(())}: the file is empty"])
     policy = validate(document, Policy)
@@ -94,41 +93,43 @@ def loaded(document: Document) -> Policy:
 
 
 def gangs(policy: Policy, texts: Sequence[str]) -> dict[str, float]:
-    """Parse the largest gang per queue from `QUEUE=GPUS`. Raises PolicyFault."""
+    """Parse the largest gang of each queue from texts such as `QUEUE=GPUS`. Raises PolicyFault."""
     names = {queue.name for queue in policy.queues}
-    found: dict[str, float] = {}
+    sizes: dict[str, float] = {}
     for text in texts:
         name, _, size = text.rpartition("=")
         if name not in names or not size.isascii() or not size.isdigit() or not 0 < int(size) <= MOST:
             raise PolicyFault(f"--gang {text}: write QUEUE=GPUS with a queue of the policy")
-        found[name] = float(size)
-    return found
+        sizes[name] = float(size)
+    return sizes
 
 
 def advice(
     policy: Policy, capacity: float | None = None, largest: Mapping[str, float] | None = None
 ) -> tuple[Advice, ...]:
-    """Return warnings in the order of the document.
+    """Return warnings about settings that are allowed and rarely intended.
 
     capacity: GPUs of the cluster, if known.
-    largest: the largest gang of some queues; checking whether the law can ever admit it needs the capacity."""
+    largest: the largest gang of some queues. With the capacity known, a gang that the law can never admit is a
+        warning."""
     children = PolicyTree(policy).children
-    found = [*_of_the_law(policy), *_of_kai(policy)]
+    warnings = [*_law_advice(policy), *_kai_advice(policy)]
     deserved = _deserved(children.get(None, ()))
     if capacity is not None and deserved > capacity:
-        found.append(Advice(("queues",), f"deserved quotas add up to {deserved:g} GPUs, the cluster has {capacity:g}"))
-    found += _of_budgets(policy)
+        text = f"deserved quotas add up to {deserved:g} GPUs, the cluster has {capacity:g}"
+        warnings.append(Advice(("queues",), text))
+    warnings += _budget_advice(policy)
     for at, queue in enumerate(policy.queues):
-        here = [*_of_queue(queue, children.get(queue.name, ()))]
+        of_queue = [*_queue_advice(queue, children.get(queue.name, ()))]
         if capacity is not None and largest is not None and queue.name in largest:
-            reached = gang_reach(policy, capacity, queue.name, largest[queue.name])
-            if not reached.admitted:
-                here.append((("name",), reached.sentence()))
-        found += [Advice(("queues", at, *path), text) for path, text in here]
-    return tuple(found)
+            reach = gang_reach(policy, capacity, queue.name, largest[queue.name])
+            if not reach.admitted:
+                of_queue.append((("name",), reach.sentence()))
+        warnings += [Advice(("queues", at, *path), text) for path, text in of_queue]
+    return tuple(warnings)
 
 
-def _of_the_law(policy: Policy) -> Iterator[Advice]:
+def _law_advice(policy: Policy) -> Iterator[Advice]:
     if policy.measure == "busy":
         yield Advice(("measure",), "`busy` makes hoarding free: a held but idle GPU counts as no usage")
     if policy.measure == "cost":
@@ -139,21 +140,21 @@ def _of_the_law(policy: Policy) -> Iterator[Advice]:
         yield Advice(("k",), "0 switches history off: weights stay as configured")
 
 
-def _of_budgets(policy: Policy) -> Iterator[Advice]:
+def _budget_advice(policy: Policy) -> Iterator[Advice]:
+    deserved = {queue.name: queue.deserved for queue in policy.queues}
     for at, budget in enumerate(policy.budgets):
-        of = next((queue for queue in policy.queues if queue.name == budget.queue), None)
-        if budget.exhausted == "no-over-quota" and of is not None and of.deserved == 0:
-            text = f"{of.name!r} deserves nothing: once the budget is used up it gets no GPU at all"
+        if budget.exhausted == "no-over-quota" and budget.queue is not None and deserved.get(budget.queue) == 0:
+            text = f"{budget.queue!r} deserves nothing: once the budget is used up it gets no GPU at all"
             yield Advice(("budgets", at, "exhausted"), text)
 
 
-def _of_queue(queue: QueuePolicy, children: Sequence[QueuePolicy]) -> Iterator[tuple[tuple[Key, ...], str]]:
-    """Yield what is wrong or doubtful in a queue, with its place inside the queue."""
-    below, has = _deserved(children), queue.deserved
-    if has != UNLIMITED and below > has:
-        yield ("deserved",), f"children of {queue.name!r} deserve {below:g} GPUs, it has {has:g} itself"
-    if queue.limit != UNLIMITED and has > queue.limit:
-        yield ("deserved",), f"{queue.name!r} deserves {has:g} GPUs above its limit of {queue.limit:g}"
+def _queue_advice(queue: QueuePolicy, children: Sequence[QueuePolicy]) -> Iterator[tuple[tuple[Key, ...], str]]:
+    """Yield the warnings about a queue, each with the path of the setting inside the queue."""
+    of_children, deserved = _deserved(children), queue.deserved
+    if deserved != UNLIMITED and of_children > deserved:
+        yield ("deserved",), f"children of {queue.name!r} deserve {of_children:g} GPUs, it has {deserved:g} itself"
+    if queue.limit != UNLIMITED and deserved > queue.limit:
+        yield ("deserved",), f"{queue.name!r} deserves {deserved:g} GPUs above its limit of {queue.limit:g}"
     if not queue.refs and not children:
         yield ("name",), f"no scheduler's queue belongs to {queue.name!r}: it has no refs"
     for number, ref in enumerate(queue.refs):
@@ -162,8 +163,8 @@ def _of_queue(queue: QueuePolicy, children: Sequence[QueuePolicy]) -> Iterator[t
             yield ("refs", number), f"{ref!r} names no known scheduler (write for example kai:{queue.name})"
 
 
-def _of_kai(policy: Policy) -> Iterator[Advice]:
-    """Yield settings that are right in only one of KAI's two modes, because history must count once."""
+def _kai_advice(policy: Policy) -> Iterator[Advice]:
+    """Yield warnings about settings that fit only the other mode of the target KAI. History must count once."""
     kai = policy.targets.kai
     if not any(ref.startswith("kai:") for queue in policy.queues for ref in queue.refs):
         return
@@ -181,30 +182,30 @@ def _of_kai(policy: Policy) -> Iterator[Advice]:
         yield Advice(("targets", "kai", "endpoint"), text)
 
 
-def show(document: Document, advices: tuple[Advice, ...]) -> list[str]:
-    """Format each as `file:line: warning: …`."""
-    return [f"{document.place(each.path)}: warning: {each.message}" for each in advices]
+def show(document: Document, warnings: tuple[Advice, ...]) -> list[str]:
+    """Format each warning as `file:line: warning: …`."""
+    return [f"{document.place(warning.path)}: warning: {warning.message}" for warning in warnings]
 
 
-def only_try(policy: Policy) -> Policy:
-    """The same policy with every target in dry-run."""
+def in_dry_run(policy: Policy) -> Policy:
+    """Return the policy with every target and every preemption rule in dry-run, unless it is off."""
+
+    def dry(mode: Mode | None) -> Mode | None:
+        return "dry-run" if mode == "enforce" else mode
+
     targets = policy.targets
-    tried = {
+    applies = {
         name: target.model_copy(update={"apply": "dry-run"})
         for name in type(targets).model_fields
         if hasattr(target := getattr(targets, name), "apply")
     }
     rules = policy.preemption
-    modes = {name: _tried(getattr(rules.targets, name)) for name in type(rules.targets).model_fields}
-    idle = rules.idle.model_copy(update={"mode": _tried(rules.idle.mode)}) if rules.idle is not None else None
+    modes = {name: dry(getattr(rules.targets, name)) for name in type(rules.targets).model_fields}
+    idle = rules.idle.model_copy(update={"mode": dry(rules.idle.mode)}) if rules.idle is not None else None
     preemption = rules.model_copy(
-        update={"mode": _tried(rules.mode), "targets": rules.targets.model_copy(update=modes), "idle": idle}
+        update={"mode": dry(rules.mode), "targets": rules.targets.model_copy(update=modes), "idle": idle}
     )
-    return policy.model_copy(update={"targets": targets.model_copy(update=tried), "preemption": preemption})
-
-
-def _tried(mode: Mode | None) -> Mode | None:
-    return "dry-run" if mode == "enforce" else mode
+    return policy.model_copy(update={"targets": targets.model_copy(update=applies), "preemption": preemption})
 
 
 def _deserved(queues: Sequence[QueuePolicy]) -> float:
@@ -217,7 +218,7 @@ KEY = "policy.yaml"
 
 
 class PolicyNotWritten(FairshareError):
-    """The policy could not be written; the message says why."""
+    """The policy could not be read for the form, or not be written. The message gives the reason."""
 
 
 class PolicyFileChanged(PolicyNotWritten):
@@ -230,35 +231,38 @@ def digest(text: str) -> str:
 
 
 class PolicyWriter(Protocol):
-    """A way to write the policy. when: for people, when the controller will have read it."""
+    """A way to write the policy.
+
+    when: a phrase for people that says when the controller will have read a saved policy."""
 
     when: str
 
     def write(self, text: str, before: str) -> None:
-        """Replace the policy at once, or not at all. before: digest of the expected present text. Raises
-        PolicyNotWritten."""
+        """Replace the policy at once, or not at all.
+
+        before: the digest of the text that is to be replaced. Raises PolicyNotWritten."""
         ...
 
 
 class PolicyLocation:
-    """The file that the controller reads. keeper None: pages cannot write it."""
+    """The file that the controller reads, and the way in which the pages write it, if they may."""
 
-    def __init__(self, path: Path, keeper: PolicyWriter | None = None) -> None:
+    def __init__(self, path: Path, writer: PolicyWriter | None = None) -> None:
+        """writer: None if the pages cannot write the policy."""
         self._path = path
-        self._keeper = keeper
+        self._writer = writer
         self._lock = threading.Lock()
 
     @property
     def writable(self) -> bool:
-        return self._keeper is not None
+        return self._writer is not None
 
     @property
     def when(self) -> str:
-        return self._keeper.when if self._keeper is not None else ""
+        return self._writer.when if self._writer is not None else ""
 
     @property
     def name(self) -> str:
-        """Return the name for people."""
         return self._path.name
 
     @property
@@ -266,15 +270,15 @@ class PolicyLocation:
         return str(self._path)
 
     def read(self) -> str:
-        """The content. Raises PolicyNotWritten."""
+        """Return the text of the file. Raises PolicyNotWritten."""
         return _read(self._path)
 
     def write(self, text: str, before: str) -> None:
-        """Saves the policy, one save at a time. Raises PolicyNotWritten."""
-        if self._keeper is None:
+        """Save the policy, one save at a time. before: as for `PolicyWriter`. Raises PolicyNotWritten."""
+        if self._writer is None:
             raise PolicyNotWritten("pages do not write the policy here: commit the file instead")
         with self._lock:
-            self._keeper.write(text, before)
+            self._writer.write(text, before)
 
 
 class PolicyFileWriter:
@@ -296,10 +300,10 @@ class PolicyFileWriter:
 
 
 class PolicyConfigMapWriter:
-    """Writes the ConfigMap from which the file is mounted. A person requests this, so the field is first taken over and
-    then written.
+    """Writes the ConfigMap from which the file is mounted.
 
-    Both steps name the version that was read, so a concurrent write is a conflict."""
+    It first takes over the field, because a person requested the change, and then writes it. Both steps name the
+    version that was read, so a concurrent write is a conflict."""
 
     when = "as soon as the kubelet has brought it, about a minute"
 
@@ -310,17 +314,17 @@ class PolicyConfigMapWriter:
 
     def write(self, text: str, before: str) -> None:
         try:
-            standing = self._cluster.get(CONFIG_MAP, self._name, self._namespace)
-            current = (standing.get("data") or {}).get(KEY)
+            config_map = self._cluster.get(CONFIG_MAP, self._name, self._namespace)
+            current = (config_map.get("data") or {}).get(KEY)
             if not isinstance(current, str) or digest(current) != before:
                 place = f"ConfigMap {self._namespace}/{self._name}"
                 raise PolicyFileChanged(
                     f"{place}: its {KEY} is not what the form was opened on: open it again in a minute"
                 )
-            taken = self._object(current, standing["metadata"]["resourceVersion"])
-            owned = self._cluster.transfer(taken, field_manager=FIELD_MANAGER)
-            fresh = self._object(text, owned["metadata"]["resourceVersion"])
-            self._cluster.apply(fresh, field_manager=FIELD_MANAGER)
+            unchanged = self._object(current, config_map["metadata"]["resourceVersion"])
+            owned = self._cluster.transfer(unchanged, field_manager=FIELD_MANAGER)
+            changed = self._object(text, owned["metadata"]["resourceVersion"])
+            self._cluster.apply(changed, field_manager=FIELD_MANAGER)
         except ClusterError as error:
             raise PolicyNotWritten(str(error)) from error
 
@@ -333,8 +337,8 @@ class PolicyConfigMapWriter:
         }
 
 
-def keeper(setting: str, path: Path, cluster: Objects) -> PolicyWriter | None:
-    """Return the writer that `pages_apply` names."""
+def policy_writer(setting: str, path: Path, cluster: Objects) -> PolicyWriter | None:
+    """Return the writer that the setting `pages_apply` names; None if it is empty."""
     if setting == "file":
         return PolicyFileWriter(path)
     if setting:

@@ -1,1 +1,1 @@
-"""Defines the kinds, quantities, pods and field ownership that every package of the controller uses."""
+"""Defines the queues, pods, quotas, annotations and settings that every package of the controller uses."""

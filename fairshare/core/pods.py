@@ -1,23 +1,23 @@
-"""Reads pods as GPU demand: how many GPUs, which queue, which gang.
+"""Reads the GPU demand of a pod: how many GPUs it requests, in which queue, as part of which gang.
 
-A pod belongs to a queue by the label that its scheduler reads (`gputally.base.pod_queue_labels`, the same rule for
-bills and shares), or by `gputally.dev/queue` if that scheduler has no queues. Finished pods and those that request no
-GPU are ignored.
+The label that a pod's scheduler reads assigns the pod to a queue (`gputally.base.pod_queue_labels`, the same rule for
+bills and shares). If that scheduler has no queues, the label `gputally.dev/queue` does. Finished pods and pods that
+request no GPU are ignored.
 
 Sources: KAI `kai.scheduler/queue`, `pod-group-name`, `gpu-fraction` (kai-scheduler/KAI-Scheduler); Kueue
 `kueue.x-k8s.io/queue-name` (kubernetes-sigs/kueue); Volcano `scheduling.volcano.sh/queue-name`,
 `scheduling.k8s.io/group-name` (volcano-sh/volcano); a pod's effective request: Kubernetes, "Resource sharing within
 containers" (side-cars count with the containers, other init containers one at a time).
 
-A scheduler's own objects (PodGroup, Workload) define which pods start together. Pods show what runs. If both exist, the
-allocation is that of the pods. A gang without pods yet requests the GPUs that its object states. Pods without such an
-object are gangs by their controller, or single, in the queue that `gputally.dev/queue` names.
+A scheduler's own objects (PodGroup, Workload) define which pods start together, and the pods show which of them run. If
+both exist, the pods determine the allocation. A gang without pods yet requests the GPUs that its object states. Pods
+without such an object form one gang per controller, and a pod without a controller is a gang of its own.
 
-`BoundPods` keeps pods as they were when they were bound, so that later changes give no protection from preemption.
-Queue, gang, share of a GPU and "not preemptible" are labels and annotations, which the owner of a pod can change while
-it runs. They count as they were when the pod was first seen on its node. A checkpoint stays recorded, because saved
-work stays saved, and so does "interruptible at any time". The state is in memory: after a restart of the controller,
-pods count as they are then."""
+Queue, gang, share of a GPU and "not preemptible" come from labels and annotations, which the owner of a pod can change
+while the pod runs. `BoundPods` therefore keeps these values as they were when it first saw the pod on its node, so that
+no later change protects the pod from preemption. A checkpoint stays recorded, because saved work stays saved, and so
+does "interruptible at any time". These values are in memory: after a restart of the controller, pods count as they are
+then."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ from math import fsum
 from typing import Any
 
 from accountant.wire.policy_models import Policy
-from fairshare.core.queue_tree import PolicyTree
-from fairshare.core.queues_and_weights import Gang, Pod, Standing
+from fairshare.core.queues_and_weights import Gang, Pod, PolicyTree, Standing
 from gputally.base.clock import Clock
 from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, queue_ref
 from gputally.kubernetes.objects import POD, Kind, Object, gpus, quantity, value_at
@@ -38,16 +37,16 @@ QUEUE_LABEL = "gputally.dev/queue"
 GANG_LABEL = "gputally.dev/gang"
 CHECKPOINT = "gputally.dev/last-checkpoint"
 PREEMPTABLE = "volcano.sh/preemptable"
-"""Volcano's annotation, which counts on the pods that it places."""
+"""Volcano's annotation, which counts only on pods that Volcano places."""
 SPOT_LABEL = "gputally.dev/spot"
 SUBGROUP_LABEL = "kai.scheduler/subgroup-name"
 LABELLED = "policy"
-"""Prefix of refs to labels of pods: `policy:NAME`."""
+"""Prefix of references to pods with the label `gputally.dev/queue`: `policy:NAME`."""
 _FINISHED = frozenset({"Succeeded", "Failed"})
 
 
 def read_pod(obj: Object) -> Pod | None:
-    """Read a pod; None if it requests no GPU, or is finished."""
+    """Return the pod; None if it requests no GPU, or is finished."""
     metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     annotations: Mapping[str, str] = metadata.get("annotations") or {}
     labels: Mapping[str, str] = metadata.get("labels") or {}
@@ -55,8 +54,8 @@ def read_pod(obj: Object) -> Pod | None:
         return None
     scheduler = spec.get("schedulerName") or ""
     placer = placed_by(scheduler)
-    whole = request(spec)  # not reduced by an annotation
-    part = fraction(annotations) if placer == "kai" and not whole else 0.0
+    whole = requested_gpus(spec)  # not reduced by an annotation
+    part = shared_gpus(annotations) if placer == "kai" and not whole else 0.0
     amount = whole or part
     memory = memory_mib(annotations) if placer == "kai" and not amount else 0.0
     if amount <= 0 and memory <= 0:
@@ -85,8 +84,7 @@ def read_pod(obj: Object) -> Pod | None:
         created_ms=millis(metadata.get("creationTimestamp")),
         started_ms=millis(status.get("startTime")),
         checkpoint_ms=millis(annotations.get(CHECKPOINT)),
-        disruptable=placed_by(scheduler) != "volcano"
-        or annotations.get(PREEMPTABLE, labels.get(PREEMPTABLE)) != "false",
+        disruptable=placer != "volcano" or annotations.get(PREEMPTABLE, labels.get(PREEMPTABLE)) != "false",
         spot=labels.get(SPOT_LABEL) == "true",
         keeps=namespace in RESERVATION_NAMESPACES,
         shares=part > 0 or memory > 0,
@@ -97,55 +95,64 @@ def read_pod(obj: Object) -> Pod | None:
     )
 
 
-def request(spec: Mapping[str, Any]) -> float:
-    """Return the GPUs a pod (or a pod template) takes on its node. Extended resources are not overcommitted, so limits
-    count."""
-    running = [_container(c) for c in spec.get("containers") or ()]
-    beside, most = 0.0, 0.0
+def requested_gpus(spec: Mapping[str, Any]) -> float:
+    """Return the GPUs that a pod (or a pod template) takes on its node.
+
+    Limits count before requests, because Kubernetes does not overcommit extended resources."""
+    running = [_container_gpus(container) for container in spec.get("containers") or ()]
+    side_cars, peak = 0.0, 0.0
     for container in spec.get("initContainers") or ():
-        amount = _container(container)
+        amount = _container_gpus(container)
         if container.get("restartPolicy") == "Always":
-            beside += amount
-            most = max(most, beside)
+            side_cars += amount
+            peak = max(peak, side_cars)
         else:
-            most = max(most, beside + amount)
-    return max(fsum(running) + beside, most)
+            peak = max(peak, side_cars + amount)
+    return max(fsum(running) + side_cars, peak)
 
 
-def _container(container: Mapping[str, Any]) -> float:
+def _container_gpus(container: Mapping[str, Any]) -> float:
     resources = container.get("resources") or {}
     return gpus(resources.get("limits")) or gpus(resources.get("requests"))
 
 
-def taken_up(pods: Iterable[Pod]) -> float:
-    """Return the GPUs that pods of one node take. Pods that share a GPU use one that a reservation pod keeps for them,
-    so both count as one GPU."""
+def gpus_taken(pods: Iterable[Pod]) -> float:
+    """Return the GPUs that pods of one node take.
+
+    Pods that share a GPU use a GPU that a reservation pod holds for them. The reservation pod and the pods that share
+    its GPU therefore count once."""
     whole: list[float] = []
-    kept: list[float] = []
+    reserved: list[float] = []
     shared: list[float] = []
     for pod in pods:
-        (kept if pod.keeps else shared if pod.shares else whole).append(pod.gpus)
-    return fsum((*whole, max(fsum(kept), fsum(shared))))
+        (reserved if pod.keeps else shared if pod.shares else whole).append(pod.gpus)
+    return fsum((*whole, max(fsum(reserved), fsum(shared))))
 
 
-def fraction(annotations: Mapping[str, str]) -> float:
-    """Return the GPUs a KAI pod shares by annotation; 0 if it does not."""
-    part = quantity(annotations.get("gpu-fraction"))
-    return 0.0 if part is None else part * (quantity(annotations.get("gpu-fraction-num-devices")) or 1.0)
+def shared_gpus(annotations: Mapping[str, str]) -> float:
+    """Return the GPUs of which a KAI pod requests a fraction by annotation, times that fraction; 0 without one."""
+    return (quantity(annotations.get("gpu-fraction")) or 0.0) * _device_count(annotations)
 
 
 def memory_mib(annotations: Mapping[str, str]) -> float:
-    """Return the GPU memory, of all its GPUs, that a KAI pod requests by annotation; 0 if it requests none."""
-    return (quantity(annotations.get("gpu-memory")) or 0.0) * (
-        quantity(annotations.get("gpu-fraction-num-devices")) or 1.0
-    )
+    """Return the memory on all its GPUs together that a KAI pod requests by annotation; 0 without one."""
+    return (quantity(annotations.get("gpu-memory")) or 0.0) * _device_count(annotations)
 
 
-def checkpoint(pods: Sequence[Pod], annotation: object = None) -> int | None:
-    """Return when a gang's work was last saved: from its own object, otherwise the oldest of its pods' checkpoints."""
-    own = millis(annotation)
-    told = [pod.checkpoint_ms for pod in pods if pod.checkpoint_ms is not None]
-    return own if own is not None else min(told) if told and len(told) == len(pods) else max(told, default=None)
+def _device_count(annotations: Mapping[str, str]) -> float:
+    return quantity(annotations.get("gpu-fraction-num-devices")) or 1.0
+
+
+def last_checkpoint(pods: Sequence[Pod], annotation: object = None) -> int | None:
+    """Return when a gang's work was last saved; None if unknown.
+
+    annotation: the time that the gang's own object states. Without it the oldest checkpoint counts if every pod has
+        one, otherwise the newest."""
+    of_gang = millis(annotation)
+    if of_gang is not None:
+        return of_gang
+    of_pods = [pod.checkpoint_ms for pod in pods if pod.checkpoint_ms is not None]
+    return min(of_pods) if of_pods and len(of_pods) == len(pods) else max(of_pods, default=None)
 
 
 def millis(text: object) -> int | None:
@@ -158,8 +165,8 @@ def millis(text: object) -> int | None:
 
 
 def _ref(scheduler: str, namespace: str, labels: Mapping[str, str], annotations: Mapping[str, str]) -> str:
-    own = labels.get(QUEUE_LABEL)
-    return queue_ref(namespace, scheduler, labels, annotations) or (f"{LABELLED}:{own}" if own else "")
+    label = labels.get(QUEUE_LABEL)
+    return queue_ref(namespace, scheduler, labels, annotations) or (f"{LABELLED}:{label}" if label else "")
 
 
 def _gang(
@@ -169,8 +176,9 @@ def _gang(
     annotations: Mapping[str, str],
     owner: Mapping[str, Any] | None,
 ) -> str:
-    """Return the pod's group. A scheduler's group label counts only on pods that it places; otherwise a pod could join
-    another owner's gang."""
+    """Return the pod's gang; "" for a single pod.
+
+    A scheduler's group label counts only on pods that it places. Otherwise a pod could join another owner's gang."""
     placed = placed_by(scheduler)
     for kind, name in (
         ("PodGroup", annotations.get("pod-group-name") if placed == "kai" else None),
@@ -183,77 +191,80 @@ def _gang(
     return f"{owner['kind']}/{namespace}/{owner['name']}" if owner else ""
 
 
-def named(obj: Object) -> str:
-    """Return an object's name as in `Pod.gang`."""
+def gang_key(obj: Object) -> str:
+    """Return the gang that a scheduler's object stands for, as "kind/namespace/name" (`Pod.gang`)."""
     return f"{obj['kind']}/{value_at(obj, ('metadata', 'namespace')) or ''}/{obj['metadata']['name']}"
 
 
-def by_gang(pods: Iterable[Pod]) -> dict[str, tuple[Pod, ...]]:
-    """Return pods by group, oldest first, without single pods. A pod being deleted neither holds nor requests GPUs; a
-    group with no other pods is left out."""
-    groups: dict[str, list[Pod]] = {}
+def pods_by_gang(pods: Iterable[Pod]) -> dict[str, tuple[Pod, ...]]:
+    """Return the pods of each gang, oldest first, without single pods.
+
+    A pod that is being deleted neither holds nor requests GPUs. A gang with only such pods has an empty tuple."""
+    gangs: dict[str, list[Pod]] = {}
     for pod in pods:
         if pod.gang:
-            group = groups.setdefault(pod.gang, [])
+            members = gangs.setdefault(pod.gang, [])
             if not pod.leaving:
-                group.append(pod)
-    return {gang: tuple(sorted(found, key=_age)) for gang, found in groups.items()}
+                members.append(pod)
+    return {gang: tuple(sorted(members, key=_age)) for gang, members in gangs.items()}
 
 
-def with_pods(gang: Gang, pods: Sequence[Pod], least: int | None = None) -> Gang:
-    """Return the gang with the data of its pods. least: pods without which it does not run; None: from the object."""
+def with_pods(gang: Gang, pods: Sequence[Pod], least_pods: int | None = None) -> Gang:
+    """Return the gang with the data of its pods.
+
+    least_pods: the number of pods without which the gang does not run; None if `gang.minimum` is right already."""
     if not pods:
         return gang
-    held = fsum(pod.gpus for pod in pods if pod.held)
-    asked = max(gang.requested, fsum(pod.gpus for pod in pods))
+    allocated = fsum(pod.gpus for pod in pods if pod.held)
+    requested = max(gang.requested, fsum(pod.gpus for pod in pods))
     smallest = sorted(pod.gpus for pod in pods)
-    minimum = gang.minimum if least is None else fsum(smallest[: max(1, least)])
+    minimum = gang.minimum if least_pods is None else fsum(smallest[: max(1, least_pods)])
     starts = [pod.started_ms for pod in pods if pod.held and pod.started_ms is not None]
     return replace(
         gang,
-        requested=asked,
-        allocated=held,
-        minimum=min(asked, max(minimum, smallest[0])),
-        started_ms=max(starts, default=gang.started_ms) if held > 0 else None,
-        checkpoint_ms=gang.checkpoint_ms if gang.checkpoint_ms is not None else checkpoint(pods),
+        requested=requested,
+        allocated=allocated,
+        minimum=min(requested, max(minimum, smallest[0])),
+        started_ms=max(starts, default=gang.started_ms) if allocated > 0 else None,
+        checkpoint_ms=gang.checkpoint_ms if gang.checkpoint_ms is not None else last_checkpoint(pods),
         preemptible=gang.preemptible and all(pod.disruptable for pod in pods),
         pods=tuple(pods),
     )
 
 
-def labelled(policy: Policy, pods: Iterable[Pod]) -> tuple[Gang, ...]:
-    """Return gangs of pods that name a queue of the policy by label, under no scheduler's queue."""
-    queue_of = queue_namer(policy)
+def gangs_by_label(policy: Policy, pods: Iterable[Pod]) -> tuple[Gang, ...]:
+    """Return the gangs of pods that name a queue of the policy with the label `gputally.dev/queue`."""
+    queue_of = queue_lookup(policy)
     groups: dict[tuple[str, str], list[Pod]] = {}
     for pod in pods:
         queue = queue_of(pod) if pod.ref.startswith(f"{LABELLED}:") else None
         if queue is not None and not pod.gated and not pod.leaving:
             groups.setdefault((queue, pod.gang or f"Pod/{pod.namespace}/{pod.name}"), []).append(pod)
     gangs = []
-    for (queue, key), found in sorted(groups.items()):
-        found.sort(key=_age)
+    for (queue, key), members in sorted(groups.items()):
+        members.sort(key=_age)
         kind, namespace, name = key.split("/", 2)
-        asked = fsum(pod.gpus for pod in found)
+        requested = fsum(pod.gpus for pod in members)
         # A gang label means that pods start together; pods that only share a controller start individually.
         together = kind in ("Gang", "Pod", "PodGroup", "Workload")
-        blank = Gang(
+        without_pods = Gang(
             queue,
             POD if kind == "Pod" else Kind("", kind, ""),
             namespace,
             name,
-            found[0].uid if kind == "Pod" else "",
-            asked,
+            members[0].uid if kind == "Pod" else "",
+            requested,
             0.0,
-            asked,
-            priority=max(pod.priority for pod in found),
-            created_ms=min((pod.created_ms for pod in found if pod.created_ms is not None), default=None),
+            requested,
+            priority=max(pod.priority for pod in members),
+            created_ms=min((pod.created_ms for pod in members if pod.created_ms is not None), default=None),
         )
-        gangs.append(with_pods(blank, found, None if together else 1))
-    return in_order(gangs)
+        gangs.append(with_pods(without_pods, members, None if together else 1))
+    return sorted_gangs(gangs)
 
 
-def queue_namer(policy: Policy) -> Callable[[Pod], str | None]:
-    """Return a function that gives the policy queue that a pod names."""
+def queue_lookup(policy: Policy) -> Callable[[Pod], str | None]:
+    """Return a function from a pod to the name of its queue in the policy, None if it has none."""
     owner = {ref: queue.name for queue in policy.queues for ref in queue.refs}
     names = {queue.name for queue in policy.queues}
 
@@ -264,11 +275,11 @@ def queue_namer(policy: Policy) -> Callable[[Pod], str | None]:
     return queue_of
 
 
-def in_order(gangs: Iterable[Gang]) -> tuple[Gang, ...]:
+def sorted_gangs(gangs: Iterable[Gang]) -> tuple[Gang, ...]:
     return tuple(sorted(gangs, key=lambda gang: (gang.queue, gang.namespace, gang.name, gang.uid)))
 
 
-def amounts(policy: Policy, gangs: Iterable[Gang]) -> Mapping[str, Standing]:
+def standings_of(policy: Policy, gangs: Iterable[Gang]) -> Mapping[str, Standing]:
     """Return requested and allocated GPUs of every queue that has a gang, descendants included."""
     requested: dict[str, float] = {}
     allocated: dict[str, float] = {}
@@ -276,17 +287,17 @@ def amounts(policy: Policy, gangs: Iterable[Gang]) -> Mapping[str, Standing]:
         requested[gang.queue] = requested.get(gang.queue, 0.0) + gang.requested
         allocated[gang.queue] = allocated.get(gang.queue, 0.0) + gang.allocated
     tree = PolicyTree(policy)
-    asked, held = tree.sum_up(requested), tree.sum_up(allocated)
-    return {queue: Standing(asked[queue], held[queue]) for queue in asked}
+    requested, allocated = tree.sum_up(requested), tree.sum_up(allocated)
+    return {queue: Standing(requested[queue], allocated[queue]) for queue in requested}
 
 
 def smallest_waiting(gangs: Iterable[Gang]) -> Mapping[str, float]:
     """Return the GPUs of the smallest waiting gang of each queue; queues without one are left out."""
-    least: dict[str, float] = {}
+    smallest: dict[str, float] = {}
     for gang in gangs:
         if gang.waits > 0:
-            least[gang.queue] = min(least.get(gang.queue, gang.minimum), gang.minimum)
-    return least
+            smallest[gang.queue] = min(smallest.get(gang.queue, gang.minimum), gang.minimum)
+    return smallest
 
 
 def _age(pod: Pod) -> tuple[int, str]:
@@ -294,10 +305,13 @@ def _age(pod: Pod) -> tuple[int, str]:
 
 
 MOST_PODS = 200_000
+"""Largest number of bound pods that are remembered; the oldest entry goes first."""
 
 
 class BoundPods:
-    """Reduces pods for `gputally.kubernetes.list_watch.Reflector`. Not thread-safe: one reflector owns it."""
+    """Converts watched objects to pods, and keeps what their owners must not change after binding.
+
+    It is the reducer of a `gputally.kubernetes.list_watch.Reflector`. Not thread-safe."""
 
     def __init__(self, clock: Clock, read: Callable[[Object], Pod | None] = read_pod) -> None:
         self._clock = clock
@@ -319,7 +333,7 @@ class BoundPods:
 
     def _as_bound(self, pod: Pod, known: Pod) -> Pod:
         now_ms = self._clock.wall_ms()
-        safe = [at for at in (pod.checkpoint_ms, known.checkpoint_ms) if at is not None and at <= now_ms]
+        checkpoints = [at for at in (pod.checkpoint_ms, known.checkpoint_ms) if at is not None and at <= now_ms]
         return replace(
             pod,
             gpus=known.gpus,
@@ -329,5 +343,5 @@ class BoundPods:
             priority=known.priority,
             spot=pod.spot or known.spot,
             disruptable=pod.disruptable or known.disruptable,
-            checkpoint_ms=max(safe, default=None),
+            checkpoint_ms=max(checkpoints, default=None),
         )

@@ -1,9 +1,9 @@
-"""Finds a queue's object by its references, and keeps its base weight in annotations for restore.
+"""Finds the target's object for each queue of the policy, and reads and writes the controller's annotations on it.
 
-The first write records the operator's base weight, and `release` restores it. The annotation also holds the value that
-the controller wrote last. If the field has another value, another owner changed it. In some targets the field does not
-hold the weight but a value derived from it (a part of the cluster, GPUs). The weight is then recorded too, because the
-next step starts from it."""
+The first write to an object records the operator's own weight as the base weight, which `release` restores. Another
+annotation holds the value that the controller wrote last. If the field now has another value, another client changed
+it. In some targets the field holds a value derived from the weight (a part of the cluster, GPUs). A third annotation
+then holds the weight itself, from which the next cycle's step starts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from math import isfinite
 from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
-from fairshare.core.queues_and_weights import Condition, Issue, Standing, TargetQueue, Value
+from fairshare.core.pods import millis
+from fairshare.core.queues_and_weights import Condition, Issue, Observation, Standing, TargetQueue, Value
 from gputally.kubernetes.objects import Kind, Object
 
 
 @dataclass(frozen=True, slots=True)
 class QueueMatch:
-    """Which objects in the cluster belong to which queues of the policy.
+    """The objects of a target, assigned to the queues of the policy.
 
     found: by policy queue, the one object that carries its weight.
-    strangers: objects that no ref names."""
+    issues: queues with no object or with several.
+    strangers: objects to which no queue of the policy refers."""
 
     found: Mapping[str, Object]
     issues: tuple[Issue, ...]
@@ -31,14 +33,14 @@ class QueueMatch:
 
 
 def owners(policy: Policy, *prefixes: str) -> dict[str, QueuePolicy]:
-    """Return the queue of each ref (with its prefix, such as `kai:vision`) that begins with one of `prefixes`."""
+    """Return the queues by reference (such as `kai:vision`), for references that begin with one of `prefixes`."""
     return {
         ref: queue for queue in policy.queues for ref in queue.refs if ref.startswith(tuple(f"{p}:" for p in prefixes))
     }
 
 
 def has_ref(policy: Policy, *prefixes: str) -> bool:
-    """Return whether any queue has a ref that begins with one of `prefixes`."""
+    """Return whether any queue has a reference that begins with one of `prefixes`."""
     return bool(owners(policy, *prefixes))
 
 
@@ -49,36 +51,43 @@ def match(
 
     owner: the queues of the policy, by reference.
     ref: returns an object's reference as policies write it (`kueue:NAME`).
-    kind: the kind's name in messages."""
-    named: dict[str, list[Object]] = {}
+    kind: scheduler and kind in messages, such as `KAI queue`."""
+    objects_by_queue: dict[str, list[Object]] = {}
     strangers = []
     for obj in objects:
         queue = owner.get(ref(obj))
         if queue is not None:
-            named.setdefault(queue.name, []).append(obj)
+            objects_by_queue.setdefault(queue.name, []).append(obj)
         else:
             strangers.append(obj)
-    found: dict[str, Object] = {}
+    matched: dict[str, Object] = {}
     issues: list[Issue] = []
-    wanted: dict[str, list[str]] = {}
+    names_by_queue: dict[str, list[str]] = {}
     for text, queue in owner.items():
-        wanted.setdefault(queue.name, []).append(text.partition(":")[2])
-    for name, refs in sorted(wanted.items()):
-        here = named.get(name, [])
-        if len(here) > 1:
-            names = ", ".join(ref(obj).partition(":")[2] for obj in here)
-            issues.append(Issue(name, f"several {kind}s ({names}) for one queue of the policy: none is touched"))
-        elif not here:
-            issues.append(Issue(name, f"{_owner_of(kind)} has no {_noun(kind)} {' or '.join(sorted(refs))}"))
+        names_by_queue.setdefault(queue.name, []).append(text.partition(":")[2])
+    scheduler, _, noun = kind.partition(" ")
+    for name, names in sorted(names_by_queue.items()):
+        candidates = objects_by_queue.get(name, [])
+        if len(candidates) > 1:
+            several = ", ".join(ref(obj).partition(":")[2] for obj in candidates)
+            issues.append(Issue(name, f"several {kind}s ({several}) for one queue of the policy: none is touched"))
+        elif not candidates:
+            issues.append(Issue(name, f"{scheduler} has no {noun} {' or '.join(sorted(names))}"))
         else:
-            found[name] = here[0]
-    return QueueMatch(found, tuple(issues), tuple(strangers))
+            matched[name] = candidates[0]
+    return QueueMatch(matched, tuple(issues), tuple(strangers))
 
 
 def differences(name: str, pairs: Iterable[tuple[str, object, object]]) -> list[str]:
-    """Return where an object of a target differs from the policy. pairs: name of the setting, value there, value in the
-    policy."""
-    return [f"{name}: {what} {_value(there)}, policy {_value(here)}" for what, there, here in pairs if there != here]
+    """Describe each setting of a target's object that differs from the policy.
+
+    name: the object's name, for the text.
+    pairs: name of the setting, its value in the target, its value in the policy."""
+    return [
+        f"{name}: {setting} {_value(in_target)}, policy {_value(in_policy)}"
+        for setting, in_target, in_policy in pairs
+        if in_target != in_policy
+    ]
 
 
 def in_sync(
@@ -88,15 +97,17 @@ def in_sync(
     what: str = "quota, limit, priority and parent",
     unknown: str = "",
 ) -> Condition:
-    """Return the condition `InSync` of a target: whether its objects match the policy. Differences are reported, never
-    written.
+    """Return the condition `InSync` of a target, which is True if the target's objects match the policy.
 
-    stopped: queues that are stopped in the target, each as a text.
-    what: names the settings that were compared, for the message.
-    unknown: why some of it cannot be compared."""
+    The controller reports differences and never corrects them.
+
+    differing: the result of `differences`.
+    stopped: one text for each queue that is stopped in the target.
+    what: the settings that were compared, for the message.
+    unknown: the reason why some settings cannot be compared."""
     if differing or stopped:
         reason = "PolicyDiffers" if differing else "QueuesStopped"
-        return Condition("InSync", "False", reason, say([*stopped, *differing]))
+        return Condition("InSync", "False", reason, join_texts([*stopped, *differing]))
     if unknown:
         return Condition("InSync", "Unknown", "NotComparable", unknown)
     return Condition("InSync", "True", "AsPolicy", f"{what} stand as in the policy")
@@ -108,18 +119,10 @@ def _value(value: object) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
-def say(conditions: Sequence[str], most: int = 8) -> str:
-    """Join texts, with a count of those left out."""
-    shown = "; ".join(conditions[:most])
-    return shown if len(conditions) <= most else f"{shown}; and {len(conditions) - most} more"
-
-
-def _owner_of(kind: str) -> str:
-    return kind.split(" ", 1)[0]
-
-
-def _noun(kind: str) -> str:
-    return kind.split(" ", 1)[1]
+def join_texts(texts: Sequence[str], most: int = 8) -> str:
+    """Join the first `most` texts with semicolons, and append the number of the texts left out."""
+    shown = "; ".join(texts[:most])
+    return shown if len(texts) <= most else f"{shown}; and {len(texts) - most} more"
 
 
 BASE = "gputally.dev/base-over-quota-weight"
@@ -137,8 +140,9 @@ _WORDS = {1: "up", -1: "down", 0: "none"}
 class WeightAnnotations:
     """The controller's annotations on an object.
 
-    base None: the operator had left the field unset.
-    weight None: the published value is the weight."""
+    base: the operator's own value of the field; None if the operator had left it unset.
+    published: the value that the controller wrote last.
+    weight: None if the published value is the weight itself."""
 
     base: Value | None
     published: Value
@@ -148,7 +152,7 @@ class WeightAnnotations:
     weight: float | None = None
 
     def annotations(self) -> dict[str, str]:
-        """The annotations as on the object."""
+        """Return the annotations in the form in which the object has them."""
         return {
             BASE: UNSET if self.base is None else _text(self.base),
             PUBLISHED: _text(self.published),
@@ -160,9 +164,9 @@ class WeightAnnotations:
 
 
 def read(annotations: Mapping[str, str], *, text: bool = False) -> WeightAnnotations | None:
-    """Read the annotations; None if the controller never wrote them, or if they cannot be understood.
+    """Read the annotations; None if the controller never wrote them, or if another client made them unreadable.
 
-    text: the target's field holds text instead of a number."""
+    text: true if the target's field holds text instead of a number."""
     base_text = annotations.get(BASE)
     published: Value | None
     base: Value | None
@@ -176,60 +180,58 @@ def read(annotations: Mapping[str, str], *, text: bool = False) -> WeightAnnotat
     direction = next((sign for sign, word in _WORDS.items() if word == annotations.get(DIRECTION)), 0)
     weight = _number(annotations.get(WEIGHT))
     return WeightAnnotations(
-        base, published, _millis(annotations.get(CHANGED)), direction, annotations.get(POLICY, ""), weight
+        base, published, millis(annotations.get(CHANGED)), direction, annotations.get(POLICY, ""), weight
     )
 
 
 def target_queue(obj: Object, kind: Kind, weight: Value | None, *, text: bool = False, **more: Any) -> TargetQueue:
-    """Return an object of a target with its annotations.
+    """Return an object of a target together with the controller's annotations on it.
 
-    weight: its field's value.
-    text: that value is text. more: further fields of the TargetQueue."""
+    weight: the value of the object's field.
+    text: true if that value is text.
+    more: further fields of the TargetQueue."""
     metadata = obj["metadata"]
-    noted = read(metadata.get("annotations") or {}, text=text)
+    written = read(metadata.get("annotations") or {}, text=text)
     return TargetQueue(
         metadata["name"],
         metadata.get("uid", ""),
         metadata.get("resourceVersion", ""),
         weight,
         kind,
-        noted.published if noted else None,
-        noted.base if noted else None,
-        noted.changed_ms if noted else None,
-        noted.direction if noted else 0,
+        written.published if written else None,
+        written.base if written else None,
+        written.changed_ms if written else None,
+        written.direction if written else 0,
         metadata.get("namespace", ""),
         **more,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ReadQueues:
-    """The readable objects of a target; held, standings, left: see `Observation`."""
+def read_queues(
+    matched: QueueMatch, read: Callable[[str, Object], tuple[TargetQueue, Standing] | Issue]
+) -> Observation:
+    """Read the queues, standings, issues and left-behind objects of an observation from the matched objects.
 
-    held: Mapping[str, TargetQueue]
-    standings: Mapping[str, Standing]
-    issues: tuple[Issue, ...]
-    left: Mapping[str, TargetQueue]
-
-
-def read_queues(found: QueueMatch, read: Callable[[str, Object], tuple[TargetQueue, Standing] | Issue]) -> ReadQueues:
-    """Read all matched objects. read(queue, object): returns the queue's state in the target, or an issue; `queue` is
-    "" for an object that no queue refers to."""
-    held: dict[str, TargetQueue] = {}
+    read: returns the state of a queue's object in the target, or an issue. Its first argument is the queue's name, ""
+        for an object to which no queue refers."""
+    queues: dict[str, TargetQueue] = {}
     standings: dict[str, Standing] = {}
-    issues = list(found.issues)
-    for name, obj in sorted(found.found.items()):
-        one = read(name, obj)
-        if isinstance(one, Issue):
-            issues.append(one)
+    issues = list(matched.issues)
+    for name, obj in sorted(matched.found.items()):
+        state = read(name, obj)
+        if isinstance(state, Issue):
+            issues.append(state)
         else:
-            held[name], standings[name] = one
-    left: dict[str, TargetQueue] = {}
-    for obj in found.strangers:
-        if PUBLISHED in (obj["metadata"].get("annotations") or {}) and not isinstance(one := read("", obj), Issue):
-            namespace = f"{one[0].namespace}/" if one[0].namespace else ""
-            left[f"{namespace}{one[0].name}"] = one[0]
-    return ReadQueues(held, standings, tuple(issues), left)
+            queues[name], standings[name] = state
+    left_behind: dict[str, TargetQueue] = {}
+    for obj in matched.strangers:
+        if PUBLISHED not in (obj["metadata"].get("annotations") or {}):
+            continue
+        state = read("", obj)
+        if not isinstance(state, Issue):
+            queue = state[0]
+            left_behind[f"{queue.namespace}/{queue.name}" if queue.namespace else queue.name] = queue
+    return Observation(queues, standings, tuple(issues), left_behind=left_behind)
 
 
 def instant(at_ms: int) -> str:
@@ -247,11 +249,3 @@ def _number(text: str | None) -> float | None:
     except ValueError:
         return None
     return value if isfinite(value) and value >= 0 else None
-
-
-def _millis(text: str | None) -> int | None:
-    try:
-        at = datetime.fromisoformat(text or "")
-    except ValueError:
-        return None
-    return round(at.timestamp() * 1000) if at.tzinfo is not None else None

@@ -1,21 +1,20 @@
-"""Defines queues, demand, entitlements and weights.
+"""Defines queues, pods, gangs, entitlements and weights as frozen values, and the policy's tree of queues.
 
-Frozen values with small derived properties. GPUs are floats in units of one physical GPU, as in the schedulers; -1
-means unlimited."""
+GPUs are floats in units of one physical GPU, as in the schedulers; -1 means unlimited."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from accountant.wire.policy_models import UsageWindow
+from accountant.wire.policy_models import Policy, QueuePolicy, UsageWindow
 from gputally.kubernetes.objects import Kind
 
 UNLIMITED: Final = -1.0
 
 Function = Literal["setResourceShare", "divideOverQuotaResource", "hierarchy"]
-"""The part of KAI's division that a case uses: one sibling set in both phases, only the over-quota phase (on top of
+"""The part of KAI's division that a problem uses: one sibling set in both phases, only the over-quota phase (on top of
 `Claim.initial`), or a tree of sibling sets."""
 
 
@@ -23,12 +22,12 @@ Function = Literal["setResourceShare", "divideOverQuotaResource", "hierarchy"]
 class Claim:
     """One queue's claim in a division, in units of the resource.
 
-    deserved, limit: -1 unlimited.
+    deserved, limit: -1 for unlimited.
     weight: over-quota weight, >= 0.
     usage: history, as a share of the capacity of the same window.
-    creation: rank, lower is older.
+    creation: rank by age; the oldest queue has the lowest.
     parent: None for a root.
-    initial: share held before the over-quota phase, used only by `divideOverQuotaResource`."""
+    initial: share before the over-quota phase, used only by `divideOverQuotaResource`."""
 
     name: str
     request: float
@@ -56,13 +55,14 @@ class DivisionProblem:
 
 @dataclass(frozen=True, slots=True)
 class RoundOffer:
-    """One queue in one round.
+    """The figures of one queue in one round of the division.
 
     n: its normalised weight.
     usage: its usage U.
-    p: the result P of both.
-    offered: its part of the pool (pool * P / S).
-    given: the part that it took, which is its remaining request, or the offer rounded down."""
+    p: P = max(0, n + k (n - U)).
+    offered: its part of the pool, which is pool * P / S with S the sum of all P.
+    given: the part that it took, which is its remaining request, or the offer rounded down.
+    fraction: the part of a unit that the rounding down has cost it."""
 
     queue: str
     n: float
@@ -75,7 +75,10 @@ class RoundOffer:
 
 @dataclass(frozen=True, slots=True)
 class DivisionRound:
-    """One round of the over-quota phase among the siblings under `parent` with `priority`."""
+    """One round of the over-quota phase among the siblings under `parent` with `priority`.
+
+    pool, remaining: the units to divide before and after the round.
+    sum_p: S, the sum of all P."""
 
     parent: str | None
     priority: int
@@ -88,7 +91,7 @@ class DivisionRound:
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """A unit, or the rest of one, given to the queue with the next largest fraction."""
+    """A unit, or the rest of a unit, that goes to the queue with the next largest fraction after the rounds."""
 
     parent: str | None
     priority: int
@@ -99,10 +102,12 @@ class Remainder:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """The result: fair share per queue, sorted by name; `remaining` of the total is left over (at the roots).
+    """The result of a division.
 
+    shares: fair share by queue, sorted by name.
+    remaining: the part of the total that no root queue got.
     deserved: the result of the first phase.
-    steps: filled only if an explanation was requested."""
+    steps: the rounds and remainders, if an explanation was requested."""
 
     shares: Mapping[str, float]
     remaining: float
@@ -112,11 +117,13 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A queue as its scheduler shows it. GPUs: requested (contains allocated) and allocated, children included.
+    """The state of a queue in its scheduler. All amounts are GPUs and include the queue's children.
 
-    most: the most that its scheduler lets it hold, by quotas of its own.
+    requested: contains `allocated`.
+    most: the limit that the scheduler's own quotas set.
     weight: the over-quota weight in force, None if unset.
-    changed_ms, direction: when the controller last changed it, and whether up (1) or down (-1); None and 0 if never.
+    changed_ms, direction: when the controller last changed the weight, and whether it went up (1) or down (-1); None
+        and 0 if never.
     gang: GPUs of its smallest pending gang, 0 if it has none.
     reclaims: workloads of other queues that were stopped for it since the last cycle, by its scheduler or by the
         controller (`fairshare.preemption.preemption_cycle`)."""
@@ -135,17 +142,21 @@ class Standing:
 class Pod:
     """A pod that requests GPUs. Times are UTC milliseconds.
 
-    gang: its group, as "kind/namespace/name"; "" for a single pod.
+    gang: the pod's gang, as "kind/namespace/name"; "" for a single pod.
     subgroup: the name of its part of the gang.
-    ref: its queue as a policy refers to it (`kai:vision`), "" if it names none.
+    ref: its queue as a policy refers to it (`kai:vision`), "" if the pod names none.
     scheduler: the name of its scheduler, "" if that scheduler's queues are unknown.
-    node: "" until it is bound.
-    held: it is bound and not being deleted.
-    ready_ms: ready since; None while it is not.
-    preempts: it may preempt others (`preemptionPolicy`).
-    keeps: it is a reservation pod, which holds a GPU for the pods that share it.
-    shares: it has a part of a GPU that a reservation pod holds.
-    selector: labels that its node must have (None: must not have).
+    node: "" until the pod is bound.
+    owner: its controller, as "kind/namespace/name"; "" for a bare pod.
+    held: true while it is bound and not being deleted.
+    ready_ms: the time since which it is ready; None while it is not.
+    preempts: whether it may preempt other pods (`preemptionPolicy`).
+    gated: whether a scheduling gate holds it.
+    disruptable: whether its scheduler may preempt it.
+    spot: whether its owner allows interruption at any time.
+    keeps: true for a reservation pod, which holds a GPU for the pods that share it.
+    shares: true if it has a part of a GPU that a reservation pod holds.
+    selector: labels that its node must have (with the value None: must not have).
     memory_mib: requested GPU memory, if it requests memory instead of a part of a GPU; `gpus` is then 0 until an
         adapter has computed the part."""
 
@@ -177,24 +188,24 @@ class Pod:
 
     @property
     def leaving(self) -> bool:
-        """Return whether it is being deleted: it still has its node and no longer holds anything."""
+        """Whether the pod is being deleted: it still has its node, and its GPUs no longer count as held."""
         return bool(self.node) and not self.held
 
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """One workload as its scheduler treats it: all of `minimum` or nothing, more if there is room.
+    """One workload. Its scheduler starts `minimum` GPUs of it or nothing, and more if there is room.
 
-    GPUs: requested (contains allocated), allocated, minimum (0 < minimum <= requested; the rest is elastic surplus).
-
-    queue: name of the queue in the policy.
-    kind, namespace, name, uid: the object to act on.
-    created_ms: waiting since.
-    started_ms: running since; None while it waits.
-    checkpoint_ms: work before it is safe.
+    queue: its queue in the policy.
+    kind, namespace, name, uid: the object that stands for it in the cluster.
+    requested, allocated, minimum: GPUs; requested contains allocated, and 0 < minimum <= requested. What exceeds the
+        minimum is elastic surplus.
+    created_ms: the time since which it waits.
+    started_ms: the time since which it runs; None while it waits.
+    checkpoint_ms: the time of its last checkpoint. Earlier work is saved.
     job: name of the object's owner, "" if it has none.
-    pool: whose quota it is admitted to (`Quota`), "" if its scheduler counts only nodes.
-    core: pods, by uid, that are never surplus, if it matters which pods run and not only how many GPUs they have.
+    pool: the node of the target's quota tree that admits it (`Quota`), "" if its scheduler has no quotas.
+    core: uids of pods that are never surplus, if it matters which pods run and not only how many GPUs they have.
     topology: the topology level that all its pods must share, "" if none is required."""
 
     queue: str
@@ -218,24 +229,31 @@ class Gang:
 
     @property
     def waits(self) -> float:
-        """Return the GPUs it still needs to start; 0 once it runs."""
+        """The GPUs that it still needs to start; 0 once it runs."""
         return max(0.0, self.minimum - self.allocated)
+
+    @property
+    def key(self) -> str:
+        """Its name in decisions: "kind/namespace/name"."""
+        return f"{self.kind.kind}/{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """Every number between a queue's usage and its weight.
 
-    usage, capacity: the queue's usage and the capacity in the window, in its unit; capacity is the siblings' part of
-        the cluster, or what they used if that was more. u = usage / capacity.
-    n: configured weight normalised among the competing queues (`competes`: it requests more than its quota; otherwise n
-        is as if every sibling did). p = max(0, n + k (n - u)).
+    usage, capacity: figures of the window, in its unit. The capacity is the siblings' part of the cluster, or what they
+        used if that was more.
+    u: usage / capacity.
+    competes: whether the queue requests more than its quota.
+    n: the configured weight, normalised among the competing queues; for a queue that does not compete, among all.
+    p: max(0, n + k (n - u)) with the law KAI, the weight that the law returned with any other.
     proportional: p rescaled within bounds so that the competitors' weights add up to their configured total.
     lower, upper: those bounds.
     previous: the weight in force.
     stepped: the weight after the step bound.
-    value: published, after hold-down and deadband.
-    law: whose p it is.
+    value: the published weight, after hold-down and deadband.
+    law: the policy's law.
     trace: the law's own numbers, in the order of computation."""
 
     usage: int
@@ -259,7 +277,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """The weight one queue should have now. `why` is for people; `explanation` for replay."""
+    """The weight that one queue is to have now, with a sentence for people and the numbers for a replay."""
 
     queue: str
     value: float
@@ -273,9 +291,9 @@ class Weight:
 class Entitlement:
     """The GPUs that a queue is due now, for its present requests.
 
-    gpus: the number with the queue's history.
-    without_history: the number with k = 0.
-    guaranteed: its deserved quota, -1 unlimited."""
+    gpus: its share with its history.
+    without_history: its share with k = 0.
+    guaranteed: its deserved quota, -1 for unlimited."""
 
     queue: str
     parent: str | None
@@ -304,14 +322,14 @@ class TargetQueue:
     """One queue object of a target, with its field's value and the controller's annotations
     (`fairshare.core.queue_annotations`).
 
-    weight None: unset.
-    published None: never written by the controller; base is then meaningless.
-    base None: the operator had left the field unset.
-    static: the scheduler keeps history for this object itself, so it gets the configured weight.
+    weight: None if the field is unset.
+    published: the value that the controller wrote last; None if it never wrote one.
+    base: the operator's value before the first write; None if the operator had left the field unset.
+    static: true if the scheduler keeps history for this object itself, so that it gets the configured weight.
     field: which of the object's fields this is, if there are several.
     path: the object's place in the target's tree.
     default: the schema's default for the value.
-    unset: the scheduler's value for an unset field."""
+    unset: the value that the scheduler uses for an unset field."""
 
     name: str
     uid: str
@@ -332,12 +350,12 @@ class TargetQueue:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """GPUs to which a target limits admission: one node of its tree of quotas (a ClusterQueue, a Cohort).
+    """The GPUs to which a target limits admission at one node of its quota tree (a ClusterQueue, a Cohort).
 
-    parent: the node it borrows from, "" for a root.
+    parent: the node from which it borrows, "" for a root.
     nominal: its own quota.
-    used: by its own work, without children.
-    borrows, lends: maximum, -1 unlimited."""
+    used: GPUs of its own work, without its children's.
+    borrows, lends: the most that it may borrow and lend, -1 for unlimited."""
 
     parent: str
     nominal: float
@@ -361,11 +379,10 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """Work that a target's own scheduler stopped for a queue of the policy, as far as it can still be seen.
+    """One eviction by a target's own scheduler in favor of a queue of the policy, read from the cluster.
 
-    id: the id of this eviction.
-    queue: the beneficiary.
-    victim: the workload, if several of its pods were evicted."""
+    queue: the queue that got the GPUs.
+    victim: the stopped workload, the same for all of its pods."""
 
     id: str
     queue: str
@@ -374,10 +391,11 @@ class Eviction:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A part of a cluster that its scheduler divides separately: its queues (of the policy) and its nodes.
+    """A part of a cluster that its scheduler divides separately.
 
-    nodes: by name; None: all of the cluster.
-    taken: GPUs on them that pods of other schedulers hold."""
+    queues: the policy's queues of this part.
+    nodes: names of its nodes; None for all nodes of the cluster.
+    taken: GPUs on its nodes that pods of other schedulers hold."""
 
     queues: tuple[str, ...]
     nodes: frozenset[str] | None = None
@@ -386,25 +404,25 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """An adapter's view of a target's objects.
+    """The state of a target as its adapter reads it from the cluster.
 
-    held, standings: by policy queue, for queues with exactly one object.
+    queues, standings: by policy queue, for queues with exactly one object.
     issues: objects that cannot be used.
     conditions: about the target's own settings.
     gangs: every unfinished workload of those queues, in the order of (queue, namespace, name).
-    evictions: those that took from another queue, of any age.
-    left: objects with a published weight that no queue of the policy refers to any more, by name.
+    evictions: evictions that took GPUs from another queue, of any age.
+    left_behind: objects with a published weight to which no queue of the policy refers any more, by name.
     quotas: the target's own quotas by name, if it admits work by quota; empty if it counts only nodes.
-    capacity: GPUs that the target can give to these queues by its quotas; None: no limit.
-    shards: parts that are divided separately; empty: the cluster is one."""
+    capacity: GPUs that the target can give to these queues by its quotas; None for no limit.
+    shards: parts that are divided separately; empty if the cluster is one."""
 
-    held: Mapping[str, TargetQueue]
+    queues: Mapping[str, TargetQueue]
     standings: Mapping[str, Standing]
     issues: tuple[Issue, ...] = ()
     conditions: tuple[Condition, ...] = ()
     gangs: tuple[Gang, ...] = ()
     evictions: tuple[Eviction, ...] = ()
-    left: Mapping[str, TargetQueue] = field(default_factory=dict)
+    left_behind: Mapping[str, TargetQueue] = field(default_factory=dict)
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     capacity: float | None = None
     shards: tuple[Shard, ...] = ()
@@ -416,21 +434,73 @@ class FleetWindow(UsageWindow):
     Usage, unassigned and capacity are exact sums. Coverage and watermark_ms are the lowest of all clusters. lost_ms is
     the newest and since_ms the earliest.
 
-    clusters: by name, the controller's own first.
+    clusters: their names, the controller's own first.
     own: the window of the controller's own cluster."""
 
     clusters: tuple[str, ...]
     own: UsageWindow
 
 
-def scaled(window: UsageWindow, part: float) -> UsageWindow:
-    """Return the usage of a part of the GPUs."""
-    changed: dict[str, object] = {"capacity": round(window.capacity * part)}
+def scale_capacity(window: UsageWindow, part: float) -> UsageWindow:
+    """Return the window with this part of its capacity, for queues that divide only this part of the GPUs."""
+    update: dict[str, object] = {"capacity": round(window.capacity * part)}
     if isinstance(window, FleetWindow):
-        changed["own"] = scaled(window.own, part)
-    return window.model_copy(update=changed)
+        update["own"] = scale_capacity(window.own, part)
+    return window.model_copy(update=update)
 
 
 def own_window(window: UsageWindow) -> UsageWindow:
     """Return the window of the controller's own cluster, which alone describes its nodes and GPUs."""
     return window.own if isinstance(window, FleetWindow) else window
+
+
+class PolicyTree:
+    """The policy's queues as a tree.
+
+    queues: by name.
+    children: by parent, None for the roots, siblings in the order of the policy."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.queues: Mapping[str, QueuePolicy] = {queue.name: queue for queue in policy.queues}
+        self.children: dict[str | None, list[QueuePolicy]] = {}
+        for queue in policy.queues:
+            self.children.setdefault(queue.parent, []).append(queue)
+
+    def upwards(self, name: str) -> Iterator[QueuePolicy]:
+        """Yield the queue, its parent and so on to the root."""
+        at: str | None = name
+        while at is not None and at in self.queues:
+            yield self.queues[at]
+            at = self.queues[at].parent
+
+    def path(self, name: str) -> tuple[QueuePolicy, ...]:
+        """Return the queues from the root to the queue. Raises KeyError for a queue that the policy does not have."""
+        return tuple(reversed(list(self.upwards(self.queues[name].name))))
+
+    def downwards(self, name: str | None = None) -> Iterator[tuple[int, QueuePolicy]]:
+        """Yield (depth, queue) for each queue below `name` (None: for all queues), every queue after its parent."""
+        pending = [(0, queue) for queue in reversed(self.children.get(name, ()))]
+        while pending:
+            depth, queue = pending.pop()
+            yield depth, queue
+            pending += [(depth + 1, child) for child in reversed(self.children.get(queue.name, ()))]
+
+    def family(self, name: str) -> frozenset[str]:
+        """Return the names of the queue and of all queues below it."""
+        return frozenset((name, *(queue.name for _, queue in self.downwards(name))))
+
+    def leaves(self, name: str | None = None) -> list[QueuePolicy]:
+        """Return the queues without children below `name` (None: all of them), in the order of the tree."""
+        return [queue for _, queue in self.downwards(name) if queue.name not in self.children]
+
+    def team(self, name: str) -> str | None:
+        """Return the team of the queue, or of the nearest queue above it with a team."""
+        return next((queue.team for queue in self.upwards(name) if queue.team), None)
+
+    def sum_up(self, own: Mapping[str, float]) -> dict[str, float]:
+        """Add the descendants' amounts to each queue's own, for every queue of the policy that has any."""
+        total: dict[str, float] = {}
+        for name in sorted(own):
+            for queue in self.upwards(name):
+                total[queue.name] = total.get(queue.name, 0.0) + own[name]
+        return total

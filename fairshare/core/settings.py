@@ -1,6 +1,6 @@
 """Defines every setting of the controller.
 
-Every fault names its place: `file:line`, the variable (`GPUTALLY_FAIRSHARE_` + upper case) or the option. Settings that
+Each fault names its place: `file:line`, the variable (`GPUTALLY_FAIRSHARE_` + upper case) or the option. Settings that
 affect weights are in the policy file instead."""
 
 from __future__ import annotations
@@ -139,19 +139,20 @@ class Settings(Model):
         return address(self.listen)[1]
 
     def as_yaml(self) -> str:
-        """The settings in force, in the form of the settings file."""
+        """Return the settings in force, in the form of the settings file."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
 
 def address(text: str) -> tuple[str, int]:
-    """Host and port of a valid `host:port`."""
+    """Split a valid `host:port` into host and port."""
     host, _, port = text.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Settings:
-    """Reads and merges settings file, environment and flags (`gputally.server.config_loading`). flags: only those given
-    by the user. Raises SettingsFault."""
+    """Read and merge settings file, environment and flags (`gputally.server.config_loading`).
+
+    flags: only the options that the user gave. Raises SettingsFault."""
     try:
         return config_loading.load_settings(Settings, ENV_PREFIX, path, environ, flags)
     except errors.SettingsFault as fault:

@@ -1,6 +1,6 @@
-"""Renders divisions, plans and outcomes as tables and as plain values.
+"""Renders divisions, plans and outcomes as tables for the terminal, and as documents for JSON and YAML output.
 
-Only this module rounds numbers."""
+Tables show rounded numbers. Documents contain them in full."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport
 from fairshare.controller.weight_writer import Adoption
 from fairshare.core.queues_and_weights import UNLIMITED, Division, DivisionProblem, DivisionRound, FleetWindow, Value
 from fairshare.preemption.target_preemption import PreemptionReport
-from fairshare.usage.stale_usage_hold import USAGE_FRESH
+from fairshare.usage.usage_windows import USAGE_FRESH
 
 MOST_NODES = 4
 """Largest number of nodes with lost GPUs that are named."""
@@ -28,7 +28,7 @@ _RESULT_STYLE = {"applied": "green", "would-apply": "cyan"}
 
 
 def number(value: Value | None, digits: int = 3) -> str:
-    """Format with at most `digits` decimals, without trailing zeros; unlimited values and texts stay unchanged."""
+    """Format with at most `digits` decimals, without trailing zeros. A text stays unchanged."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -93,7 +93,7 @@ def steps_table(division: Division) -> RenderableType:
 
 
 def lost_words(lost: Mapping[str, float]) -> str:
-    """Describe the GPUs that were left out of capacity, by node; empty if there are none."""
+    """Describe the lost GPUs that are not part of the capacity, by node; empty if there are none."""
     if not lost:
         return ""
     nodes = [f"{node} ({number(count, 1)})" for node, count in sorted(lost.items())]
@@ -102,7 +102,7 @@ def lost_words(lost: Mapping[str, float]) -> str:
 
 
 def plan_table(target: TargetReport) -> RenderableType:
-    """Render every weight of a target with its inputs and, below, what blocks it."""
+    """Render every weight of a target with its inputs, and failed writes below the table."""
     outcomes = {outcome.apply.queue: outcome for outcome in target.outcomes}
     due = {entitlement.queue: entitlement for entitlement in target.entitlements}
     title = f"{target.target}, {target.mode}, {number(target.gpus, 1)} GPUs{lost_words(target.lost)}"
@@ -136,7 +136,7 @@ def plan_table(target: TargetReport) -> RenderableType:
 
 
 def report_view(report: CycleReport) -> RenderableType:
-    """Render a whole cycle: usage, plans, and conditions that need action."""
+    """Render a whole cycle: usage, the weights of each target, and conditions that need action."""
     parts: list[RenderableType] = []
     window = report.window
     if window is not None:
@@ -150,8 +150,8 @@ def report_view(report: CycleReport) -> RenderableType:
     else:
         parts += [plan_table(target) for target in report.targets if target.weights]
     for scope, condition in report.scoped_conditions():
-        told = condition.status == "False" or (condition.status, condition.type) == ("Unknown", "Effective")
-        if told and condition.type != USAGE_FRESH:  # a hold has already been shown
+        notable = condition.status == "False" or (condition.status, condition.type) == ("Unknown", "Effective")
+        if notable and condition.type != USAGE_FRESH:  # a hold has already been shown
             what = f"{scope + ' ' if scope else ''}{condition.type}={condition.status} {condition.reason}"
             parts.append(Text(f"{what}: {condition.message}", "yellow"))
             if condition.remedy:
@@ -160,7 +160,7 @@ def report_view(report: CycleReport) -> RenderableType:
 
 
 def outcomes_table(outcomes: Sequence[Outcome]) -> RenderableType:
-    """Render the writes of `release`."""
+    """Render the writes that restored base weights."""
     table = titled_table("", ("target", "queue", "object"), ("now", "new"), ("result",), "why")
     for outcome in outcomes:
         apply = outcome.apply
@@ -183,7 +183,7 @@ def adoptions_table(adoptions: Sequence[Adoption]) -> RenderableType:
 
 
 def division_json(case: DivisionProblem, division: Division, *, explain: bool) -> dict[str, Any]:
-    """Return `{name, shares, remaining}`, and with explain the rounds and remainders."""
+    """Return name, shares and remaining units of a division; with `explain` also its rounds and remainders."""
     answer: dict[str, Any] = {"name": case.name, "shares": dict(division.shares), "remaining": division.remaining}
     if explain:
         answer["deserved"] = dict(division.deserved)
@@ -241,8 +241,8 @@ def titled_table(
 ) -> Table:
     """Return an empty table.
 
-    names, figures, more: headings in this order, those of figures on the right.
-    folded: heading of a last column, whose texts may take several lines."""
+    names, figures, more: the headings in this order. Columns of figures are right-aligned.
+    folded: the heading of a last column whose texts wrap; "" for none."""
     table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in names:
         table.add_column(heading)
@@ -256,7 +256,7 @@ def titled_table(
 
 
 def plan_document(report: CycleReport) -> dict[str, Any]:
-    """Return a whole cycle."""
+    """Return a whole cycle as a document."""
     return {
         "schema": 1,
         "at_ms": report.at_ms,
@@ -305,20 +305,20 @@ def _weights(target: TargetReport) -> Iterator[dict[str, Any]]:
         }
 
 
-def outcome(each: Outcome) -> dict[str, Any]:
+def outcome_record(outcome: Outcome) -> dict[str, Any]:
     """Return one write, without its patch."""
-    apply = each.apply
+    apply = outcome.apply
     return {
         "target": apply.target, "queue": apply.queue, "object": apply.name, "previous": apply.previous,
-        "value": apply.value, "result": each.result, "detail": each.detail, "why": apply.why,
+        "value": apply.value, "result": outcome.result, "detail": outcome.detail, "why": apply.why,
     }  # fmt: skip
 
 
-def adoption(each: Adoption) -> dict[str, Any]:
+def adoption_record(adoption: Adoption) -> dict[str, Any]:
     """Return one field that was taken over."""
     return {
-        "target": each.target, "queue": each.queue, "kind": each.kind, "object": each.name, "field": each.field,
-        "owners": list(each.owners), "result": each.result, "detail": each.detail,
+        "target": adoption.target, "queue": adoption.queue, "kind": adoption.kind, "object": adoption.name,
+        "field": adoption.field, "owners": list(adoption.owners), "result": adoption.result, "detail": adoption.detail,
     }  # fmt: skip
 
 
@@ -349,7 +349,7 @@ def stops(report: PreemptionReport) -> Iterator[dict[str, Any]]:
     for stop in report.stops:
         gang = stop.victim.gang
         yield {
-            "claimant": stop.claimant, "workload": f"{gang.kind.kind}/{gang.namespace}/{gang.name}",
+            "claimant": stop.claimant, "workload": gang.key,
             "queue": gang.queue, "gpus": stop.victim.gpus, "lost_gpu_hours": stop.victim.lost_gpu_hours,
             "result": stop.effect.result, "why": f"{stop.victim.reason} {stop.effect.detail}".strip(),
         }  # fmt: skip

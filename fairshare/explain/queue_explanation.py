@@ -1,7 +1,7 @@
-"""Explains from a cycle's numbers why a queue has its share and why a pod waits.
+"""Explains why a queue has its share and why a pod waits, from the numbers of a cycle.
 
-It computes only differences. Entitlement, usage, weights and traces come from the cycle, and the reach of the law from
-`gang_turns.gang_reach`.
+Entitlement, usage, weights and traces come from the cycle's report, and the reach of the law from
+`gang_turns.gang_reach`. This module computes only their differences.
 
 A sentence says what the scheduler may do, never that it will, because the scheduler decides when a pod starts."""
 
@@ -16,8 +16,7 @@ from typing import Any
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy
 from accountant.wire.usage_models import BudgetState
 from fairshare.controller.cycle_report import CycleReport, TargetReport
-from fairshare.core.queue_tree import PolicyTree
-from fairshare.core.queues_and_weights import UNLIMITED, Entitlement, Gang, Pod, Standing, Weight
+from fairshare.core.queues_and_weights import UNLIMITED, Entitlement, Gang, Pod, PolicyTree, Standing, Weight
 from fairshare.laws.gang_turns import gang_reach
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
@@ -26,10 +25,10 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class QueueLevel:
-    """One queue on the path from the root to the explained one, in GPUs.
+    """One queue on the path from the root to the explained one.
 
-    left: what it is due and does not hold; negative if it holds more.
-    weight None: the target has no object for it."""
+    left: the GPUs that it is due and does not hold; negative if it holds more.
+    weight: None if the target has no object for it."""
 
     queue: QueuePolicy
     entitlement: Entitlement
@@ -41,90 +40,85 @@ class QueueLevel:
         return self.entitlement.gpus - self.entitlement.allocated
 
 
-def standing(level: QueueLevel) -> str:
-    """Describe the share that is left."""
-    e = level.entitlement
-    head = f"due {e.gpus:g} GPUs now, holds {e.allocated:g}, asks for {e.requested:g}"
+def share_sentence(level: QueueLevel) -> str:
+    """Describe how much of a queue's share is left."""
+    due = level.entitlement
+    head = f"due {due.gpus:g} GPUs now, holds {due.allocated:g}, asks for {due.requested:g}"
     if level.left > _ROUNDING:
         return f"{head}: {level.left:g} GPUs of its share are left"
     if level.left < -_ROUNDING:
         return f"{head}: {-level.left:g} GPUs are borrowed, and others may take them back"
-    if e.requested <= e.allocated + _ROUNDING:
-        return f"{head}: it has all that it asks for" if e.requested > 0 else f"{head}: it asks for nothing"
+    if due.requested <= due.allocated + _ROUNDING:
+        return f"{head}: it has all that it asks for" if due.requested > 0 else f"{head}: it asks for nothing"
     return f"{head}: its share is used up"
 
 
-def verdict(
-    policy: Policy, levels: Sequence[QueueLevel], gpus: float, free: float, need: float, whole: float
+def waiting_reasons(
+    policy: Policy, levels: Sequence[QueueLevel], gpus: float, free: float, need: float, gang_gpus: float
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return why `need` more GPUs are not available, and what would have to change. The most restrictive queue of the
-    path decides. whole: what the gang needs in total, with what it already holds."""
-    if whole > gpus:
-        return (f"it needs {whole:g} GPUs; there are {gpus:g} in all: it can never start",), ()
+    path decides.
+
+    gpus, free: all GPUs of the target, and the free ones.
+    gang_gpus: the GPUs that the gang needs in total, including those that it holds."""
+    if gang_gpus > gpus:
+        return (f"it needs {gang_gpus:g} GPUs; there are {gpus:g} in all: it can never start",), ()
     for level in levels:
-        with_it = level.entitlement.allocated + need
-        if level.queue.limit != UNLIMITED and with_it > level.queue.limit + _ROUNDING:
+        allocated = level.entitlement.allocated + need
+        if level.queue.limit != UNLIMITED and allocated > level.queue.limit + _ROUNDING:
             text = f"{level.queue.name!r} may hold {level.queue.limit:g} GPUs (limit) and holds"
             text = f"{text} {level.entitlement.allocated:g}: {need:g} more are too many"
-            if whole > level.queue.limit:
-                return (text,), (f"a limit of {whole:g} for {level.queue.name!r}, or a smaller gang",)
-            return (text,), (f"{with_it - level.queue.limit:g} GPUs of {level.queue.name!r} have to come free",)
+            if gang_gpus > level.queue.limit:
+                return (text,), (f"a limit of {gang_gpus:g} for {level.queue.name!r}, or a smaller gang",)
+            return (text,), (f"{allocated - level.queue.limit:g} GPUs of {level.queue.name!r} have to come free",)
     own = levels[-1]
-    wanted = own.entitlement.allocated + need
-    if wanted > gpus:
-        text = f"{need:g} GPUs more would be {wanted:g} for {own.queue.name!r}; there are {gpus:g} in all"
-        return (text,), (f"{wanted - gpus:g} GPUs of {own.queue.name!r} have to come free",)
-    narrow = max(levels, key=lambda level: need - level.left)
-    short = need - narrow.left
-    if short <= _ROUNDING:
+    allocated = own.entitlement.allocated + need
+    if allocated > gpus:
+        text = f"{need:g} GPUs more would be {allocated:g} for {own.queue.name!r}; there are {gpus:g} in all"
+        return (text,), (f"{allocated - gpus:g} GPUs of {own.queue.name!r} have to come free",)
+    tightest = max(levels, key=lambda level: need - level.left)
+    excess = need - tightest.left
+    if excess <= _ROUNDING:
         inside = all(
             lv.queue.deserved == UNLIMITED or lv.entitlement.allocated + need <= lv.queue.deserved for lv in levels
         )
         kind = "guaranteed quota" if inside else "fair share"
         if free >= need:
             return (f"it is within its {kind} and {free:g} GPUs are free: the scheduler may start it",), ()
-        text = f"it is within its {kind}: the scheduler may take {need - free:g} GPUs back from who has more"
+        text = f"it is within its {kind}: the scheduler may take {need - free:g} GPUs back from queues that have more"
         return (text,), ("victims have to pass their minimum run time and disruption budgets",)
-    text = (
-        f"with it {narrow.queue.name!r} would hold {short:g} GPUs more than the {narrow.entitlement.gpus:g} it is due"
-    )
+    name, due = tightest.queue.name, tightest.entitlement
+    text = f"with it {name!r} would hold {excess:g} GPUs more than the {due.gpus:g} it is due"
     if free >= need:
         return (f"{text}, yet {free:g} GPUs are free: the scheduler may lend them",), ()
-    return (f"{text}, and only {free:g} GPUs are free: no workload is preempted for it",), tuple(
-        _cures(policy, levels, gpus, free, narrow, need, short)
-    )
+    text = f"{text}, and only {free:g} GPUs are free: no workload is preempted for it"
+    remedies = [f"{need - free:g} GPUs come free anywhere, or {excess:g} GPUs of {name!r} itself end"]
+    exhausted = [lv for lv in levels if lv.weight is not None and lv.weight.configured == 0 < lv.queue.weight]
+    if exhausted:
+        budget_queue = exhausted[0].queue.name
+        remedies.append(f"the budget of {budget_queue!r} is exhausted: nothing over its quota until the month ends")
+    else:
+        remedies += _history_remedies(policy, tightest)
+        allocated = own.entitlement.allocated
+        remedies.append(gang_reach(policy, gpus, own.queue.name, allocated + need).sentence(allocated))
+    return (text,), tuple(remedies)
 
 
-def _cures(
-    policy: Policy,
-    levels: Sequence[QueueLevel],
-    gpus: float,
-    free: float,
-    narrow: QueueLevel,
-    need: float,
-    short: float,
-) -> Iterator[str]:
-    missing = need - free
-    yield f"{missing:g} GPUs come free anywhere, or {short:g} GPUs of {narrow.queue.name!r} itself end"
-    spent = [lv for lv in levels if lv.weight is not None and lv.weight.configured == 0 < lv.queue.weight]
-    if spent:
-        yield f"the budget of {spent[0].queue.name!r} is exhausted: nothing over its quota until the month ends"
-        return
-    e = narrow.entitlement
-    costs = e.without_history - e.gpus
-    if costs > _ROUNDING:
+def _history_remedies(policy: Policy, level: QueueLevel) -> Iterator[str]:
+    """Yield how time changes the share of a queue: its usage ages, debts are repaid, its weight moves."""
+    cost = level.entitlement.without_history - level.entitlement.gpus
+    if cost > _ROUNDING:
         yield (
-            f"its history costs {narrow.queue.name!r} {costs:g} GPUs; they come back as that usage ages"
+            f"its history costs {level.queue.name!r} {cost:g} GPUs; they come back as that usage ages"
             f" ({_window_words(policy)})"
         )
-    trace = narrow.weight.explanation.trace if narrow.weight is not None else {}
-    if trace.get("owed_gpu_h", 0.0) > 0:
-        yield f"it is owed {trace['owed_gpu_h']:,.0f} GPU-hours: its share rises until they are repaid"
-    if narrow.weight is not None and narrow.weight.explanation.stepped < narrow.weight.explanation.proportional:
-        steps = narrow.weight.explanation
-        yield f"its weight is on the way up from {steps.stepped:g} to {steps.proportional:g}, a step a cycle"
-    own = levels[-1]
-    yield gang_reach(policy, gpus, own.queue.name, own.entitlement.allocated + need).sentence(own.entitlement.allocated)
+    if level.weight is None:
+        return
+    numbers = level.weight.explanation
+    if numbers.trace.get("owed_gpu_h", 0.0) > 0:
+        yield f"it is owed {numbers.trace['owed_gpu_h']:,.0f} GPU-hours: its share rises until they are repaid"
+    if numbers.stepped < numbers.proportional:
+        yield f"its weight is on the way up from {numbers.stepped:g} to {numbers.proportional:g}, a step a cycle"
 
 
 def _window_words(policy: Policy) -> str:
@@ -137,6 +131,7 @@ def _window_words(policy: Policy) -> str:
 
 
 def budget_words(budgets: Sequence[BudgetState]) -> Iterator[str]:
+    """Yield a sentence for each budget: what is spent and left, and until when it lasts."""
     for budget in budgets:
         if budget.spent is None:
             yield f"budget {budget.name!r}: spent is unknown, some of the time has no price"
@@ -160,15 +155,15 @@ def _until(budget: BudgetState) -> str:
     return f", used up on {bounds[0]} at this rate (80 %: {bounds[1]} to {bounds[2]}, UTC)"
 
 
-def holes(pod: Pod, pods: Sequence[Pod], by_node: Mapping[str, float]) -> Iterator[str]:
-    """Yield notes if the free GPUs suffice in total and no single node has enough."""
+def fragmentation_notes(pod: Pod, pods: Sequence[Pod], by_node: Mapping[str, float]) -> Iterator[str]:
+    """Yield notes if the free GPUs suffice in total and no single node has enough. by_node: GPUs of each node."""
     if not by_node:
         return
-    taken: dict[str, float] = {}
+    allocated: dict[str, float] = {}
     for other in pods:
         if other.held:
-            taken[other.node] = taken.get(other.node, 0.0) + other.gpus
-    free = {node: gpus - taken.get(node, 0.0) for node, gpus in by_node.items()}
+            allocated[other.node] = allocated.get(other.node, 0.0) + other.gpus
+    free = {node: gpus - allocated.get(node, 0.0) for node, gpus in by_node.items()}
     largest = max(free.values())
     if pod.gpus > max(by_node.values()):
         yield f"no node has {pod.gpus:g} GPUs at all; the largest has {max(by_node.values()):g}"
@@ -177,7 +172,7 @@ def holes(pod: Pod, pods: Sequence[Pod], by_node: Mapping[str, float]) -> Iterat
 
 
 def span(ms: int) -> str:
-    """Format a duration: 2 d 3 h, 3 h 20 min, 20 min, under a minute."""
+    """Format a duration in its two largest units: `2 d 3 h`, `3 h 20 min`, `20 min`, `less than a minute`."""
     minutes = max(0, ms) // MS_PER_MINUTE
     days, hours, rest = minutes // 1440, minutes // 60 % 24, minutes % 60
     if days:
@@ -193,7 +188,7 @@ MOST_PAST = 5
 
 @dataclass(frozen=True, slots=True)
 class PublishedWeight:
-    """The published weight: in force at the target now, wanted, the mode, and everything that blocks it."""
+    """The weight of a queue at a target: the one in force now, the computed one, and what prevents its publication."""
 
     mode: str
     now: float | None
@@ -203,11 +198,14 @@ class PublishedWeight:
 
 @dataclass(frozen=True, slots=True)
 class QueueAccount:
-    """A queue at one target.
+    """The explanation of a queue at one target.
 
-    levels: root first, the queue itself last.
+    gpus, free: all GPUs of the target, and the free ones.
+    lost: lost GPUs by node, which are not part of `gpus`.
+    levels: the queues on the path, root first, the queue itself last.
     gangs: waiting gangs in it and below it, oldest first.
-    lost: GPUs by node that are not among `gpus`.
+    sentences: why the queue has its share and why its gangs wait.
+    cures: what would have to change so that its smallest waiting gang starts.
     past: earlier decisions about it, newest first."""
 
     target: str
@@ -229,10 +227,10 @@ class QueueAccount:
 
 @dataclass(frozen=True, slots=True)
 class PodAccount:
-    """A pod.
+    """The explanation of a pod.
 
-    pod None: it is gone, and only decisions mention it.
-    queue: the account of its queue, if the policy has one."""
+    pod: None if it is gone and only decisions mention it.
+    queue: the explanation of its queue, if the policy has one."""
 
     name: str
     pod: Pod | None
@@ -252,16 +250,22 @@ def explain_queue(
     budgets: Sequence[BudgetState] = (),
     past: Sequence[Decision] = (),
 ) -> tuple[QueueAccount, ...]:
-    """Return one account per target with computed weights. modes: of every target, from the policy. Raises KeyError for
-    a queue that the policy does not have."""
+    """Return one explanation per target with computed weights.
+
+    modes: the mode of every target, from the policy.
+    past: decisions, newest first.
+
+    Raises KeyError for a queue that the policy does not have."""
     path = PolicyTree(policy).path(name)
     return tuple(
-        _at(target, policy, report, path, modes, budgets, past) for target in report.targets if target.entitlements
+        _explain_at(target, policy, report, path, modes, budgets, past)
+        for target in report.targets
+        if target.entitlements
     )
 
 
 def find_pods(pods: Iterable[Pod], name: str) -> tuple[Pod, ...]:
-    """Return the pods with the name `name` or `namespace/name`."""
+    """Return the pods whose name, namespace/name or uid is `name`."""
     return tuple(pod for pod in pods if name in (pod.name, f"{pod.namespace}/{pod.name}", pod.uid))
 
 
@@ -280,27 +284,27 @@ def explain_pod(
     pods: all pods, to find free GPUs on each node.
     past: decisions, newest first."""
     name = f"{pod.namespace}/{pod.name}"
-    told = tuple(d for d in past if d.kind == "preemption" and speaks_of(d, _names(pod)))[:MOST_PAST]
-    found = [(target, gang) for target in report.targets for gang in target.gangs if _belongs(pod, gang)]
-    gang = found[0][1] if found else None
+    preemptions = tuple(d for d in past if d.kind == "preemption" and mentions(d, _names(pod)))[:MOST_PAST]
+    gangs = [(target, gang) for target in report.targets for gang in target.gangs if _belongs(pod, gang)]
+    gang = gangs[0][1] if gangs else None
     if gang is None:
         owner = {ref: queue.name for queue in policy.queues for ref in queue.refs}.get(pod.ref)
         if owner is None:
             ref = f"says {pod.ref!r}" if pod.ref else "names no queue"
             text = f"it {ref}, and no queue of the policy has that ref: its scheduler alone decides"
-            return PodAccount(name, pod, None, None, (text,), (), told)
+            return PodAccount(name, pod, None, None, (text,), (), preemptions)
     else:
         owner = gang.queue
     accounts = explain_queue(policy, report, owner, modes=modes, budgets=budgets, past=past)
-    account = next((a for a in accounts if not found or a.target == found[0][0].target), None)
+    account = next((a for a in accounts if not gangs or a.target == gangs[0][0].target), None)
     now_ms = report.at_ms
     if pod.held:
         since = f" for {span(now_ms - pod.started_ms)}" if pod.started_ms is not None else ""
-        return PodAccount(name, pod, gang, account, (f"it has {pod.gpus:g} GPUs on {pod.node}{since}",), (), told)
+        text = f"it has {pod.gpus:g} GPUs on {pod.node}{since}"
+        return PodAccount(name, pod, gang, account, (text,), (), preemptions)
     if pod.leaving:
-        return PodAccount(
-            name, pod, gang, account, (f"it is on its way out of {pod.node}: it waits for nothing",), (), told
-        )
+        text = f"it is being deleted on {pod.node}: it waits for nothing"
+        return PodAccount(name, pod, gang, account, (text,), (), preemptions)
     sentences: list[str] = []
     if pod.created_ms is not None:
         sentences.append(f"it has waited {span(now_ms - pod.created_ms)} for {pod.gpus:g} GPUs")
@@ -312,23 +316,23 @@ def explain_pod(
             f"it starts with its gang: {gang.minimum:g} GPUs at once, {gang.allocated:g} of them held, {need:g} missing"
         )
     if account is None:
-        return PodAccount(name, pod, gang, None, (*sentences, *_hold(report)), (), told)
-    before = [g for g in account.gangs if g.waits > 0 and gang is not None and _is_ahead(g, gang)]
-    if before:
-        ahead = fsum(g.waits for g in before)
-        sentences.append(f"{len(before)} gangs of its queue with {ahead:g} GPUs are ahead of it (priority, then age)")
-    whole = gang.minimum if gang is not None else pod.gpus
-    why, cures = verdict(policy, account.levels, account.gpus, account.free, need, whole)
-    sentences += [*why, *holes(pod, pods, report.gpus_by_node)]
-    return PodAccount(name, pod, gang, account, tuple(sentences), cures, told)
+        return PodAccount(name, pod, gang, None, (*sentences, *_hold(report)), (), preemptions)
+    ahead = [other for other in account.gangs if other.waits > 0 and gang is not None and _is_ahead(other, gang)]
+    if ahead:
+        gpus = fsum(other.waits for other in ahead)
+        sentences.append(f"{len(ahead)} gangs of its queue with {gpus:g} GPUs are ahead of it (priority, then age)")
+    gang_gpus = gang.minimum if gang is not None else pod.gpus
+    why, cures = waiting_reasons(policy, account.levels, account.gpus, account.free, need, gang_gpus)
+    sentences += [*why, *fragmentation_notes(pod, pods, report.gpus_by_node)]
+    return PodAccount(name, pod, gang, account, tuple(sentences), cures, preemptions)
 
 
-def speaks_of(decision: Decision, names: frozenset[str]) -> bool:
-    """Return whether a decision is about, or mentions in its inputs, one of these names."""
+def mentions(decision: Decision, names: frozenset[str]) -> bool:
+    """Return whether one of these names is the decision's subject or in its inputs."""
     return decision.subject in names or any(text in names for text in _strings(decision.inputs))
 
 
-def _at(
+def _explain_at(
     target: TargetReport,
     policy: Policy,
     report: CycleReport,
@@ -349,17 +353,17 @@ def _at(
     free = max(0.0, target.gpus - fsum(e.allocated for e in target.entitlements if e.parent is None))
     if report.free_by_node:  # pods outside the target's queues hold GPUs too
         free = min(free, fsum(max(0.0, amount) for amount in report.free_by_node.values()))
-    mine = tuple(b for b in budgets if b.queue in {q.name for q in path} or (b.team and b.team == path[-1].team))
-    sentences = [standing(levels[-1]), *budget_words(mine)]
+    limiting = tuple(b for b in budgets if b.queue in {q.name for q in path} or (b.team and b.team == path[-1].team))
+    sentences = [share_sentence(levels[-1]), *budget_words(limiting)]
     cures: tuple[str, ...] = ()
     if waiting:
-        least = min(waiting, key=lambda gang: gang.waits)
-        why, cures = verdict(policy, levels, target.gpus, free, least.waits, least.minimum)
+        smallest = min(waiting, key=lambda gang: gang.waits)
+        why, cures = waiting_reasons(policy, levels, target.gpus, free, smallest.waits, smallest.minimum)
         sentences += [f"its smallest waiting gang: {text}" for text in why]
-    told = tuple(d for d in past if d.target == target.target and d.subject == name)[:MOST_PAST]
+    decisions = tuple(d for d in past if d.target == target.target and d.subject == name)[:MOST_PAST]
     return QueueAccount(
         target.target, target.gpus, target.lost, free, levels, _published(target, report, name, modes),
-        tuple(waiting), mine, tuple(sentences), cures, told,
+        tuple(waiting), limiting, tuple(sentences), cures, decisions,
     )  # fmt: skip
 
 
@@ -390,16 +394,13 @@ def _hold(report: CycleReport) -> tuple[str, ...]:
 
 
 def _belongs(pod: Pod, gang: Gang) -> bool:
-    return (
-        any(each.uid == pod.uid for each in gang.pods) or pod.gang == f"{gang.kind.kind}/{gang.namespace}/{gang.name}"
-    )
+    return any(member.uid == pod.uid for member in gang.pods) or pod.gang == gang.key
 
 
 def _is_ahead(other: Gang, gang: Gang) -> bool:
     if other.uid == gang.uid and other.name == gang.name:
         return False
-    mine, theirs = gang.created_ms or 0, other.created_ms or 0
-    return other.priority > gang.priority or (other.priority == gang.priority and theirs < mine)
+    return (-other.priority, other.created_ms or 0) < (-gang.priority, gang.created_ms or 0)
 
 
 def _names(pod: Pod) -> frozenset[str]:

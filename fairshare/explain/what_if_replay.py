@@ -1,6 +1,4 @@
-"""Replays past jobs under another policy and compares what each queue would have had.
-
-The command `what-if` and the preview of the pages use it.
+"""Replays past jobs under another policy, and compares the GPUs and waits of each queue.
 
 The replay has one level: only the leaf queues take part. The weight of a leaf is its share among its siblings times the
 shares of the queues above it, which is what a tree gives while all queues request GPUs. A limit applies to each leaf
@@ -16,8 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from accountant.wire.policy_models import Policy, QueuePolicy
-from fairshare.core.queue_tree import PolicyTree
-from fairshare.core.queues_and_weights import UNLIMITED
+from fairshare.core.queues_and_weights import UNLIMITED, PolicyTree
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.simulator import job_traces
 from fairshare.simulator.job_traces import HeldHour
@@ -33,8 +30,10 @@ HOUR_S = 3600
 
 @dataclass(frozen=True, slots=True)
 class ReplayedQueue:
-    """One queue in [from_s, end) of a replay. Waits in hours, of jobs submitted in it; those that never started have
-    waited until the end."""
+    """The figures of one queue in the shown span of a replay.
+
+    jobs: the number of jobs that were submitted in the span. Waits are those of these jobs. A job that never started
+        has waited until the end."""
 
     queue: str
     gpu_hours: float
@@ -65,8 +64,7 @@ def flat(policy: Policy) -> Policy:
 
 
 def bounded_together(policy: Policy) -> list[str]:
-    """Return the queues that have a quota or limit and more than one leaf below them, in the order of the policy: the
-    replay cannot apply such a bound to the leaves together."""
+    """Return the queues whose quota or limit applies to several leaves, which one level cannot represent."""
     tree = PolicyTree(policy)
     return [q.name for q in policy.queues if len(tree.leaves(q.name)) > 1 and (q.limit > 0 or q.deserved != 0)]
 
@@ -74,7 +72,7 @@ def bounded_together(policy: Policy) -> list[str]:
 def replay_under(
     policy: Policy, workload: Workload, gpus: int, end_s: int, progress: Callable[[float], None] | None = None
 ) -> Record:
-    """Replays `workload` under `policy` on `gpus` GPUs. The workload's queues are the policy's leaves, in order."""
+    """Replay `workload` under `policy` on `gpus` GPUs. The workload's queues are the policy's leaves, in order."""
     one_level = flat(policy)
     targets = static_parts(one_level, float(gpus))
     pool = Pool(
@@ -87,27 +85,27 @@ def replay_under(
 
 
 def replayed_queue(record: Record, from_s: int) -> tuple[ReplayedQueue, ...]:
-    """Return the replayed queues in the order of the workload."""
+    """Return the figures of each queue from `from_s` on, in the order of the workload."""
     work = record.workload
     first = record.used[-(-from_s // CONTROL_S)]
-    found = []
+    queues = []
     for q, name in enumerate(work.queues):
-        mine = [i for i, at in enumerate(work.submit_s) if work.queue[i] == q and at >= from_s]
+        jobs = [i for i, at in enumerate(work.submit_s) if work.queue[i] == q and at >= from_s]
         waits = [
             ((record.started_s[i] if record.started_s[i] >= 0 else record.end_s) - work.submit_s[i]) / HOUR_S
-            for i in mine
+            for i in jobs
         ]
-        found.append(
+        queues.append(
             ReplayedQueue(
-                name, (record.used[-1][q] - first[q]) / HOUR_S, len(mine), fmean(waits) if waits else 0.0,
-                median(waits) if waits else 0.0, sum(record.evicted[i] for i in mine),
+                name, (record.used[-1][q] - first[q]) / HOUR_S, len(jobs), fmean(waits) if waits else 0.0,
+                median(waits) if waits else 0.0, sum(record.evicted[i] for i in jobs),
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(queues)
 
 
 def daily(record: Record, from_s: int) -> list[tuple[float, list[float]]]:
-    """Return (day since `from_s`, mean GPUs held by every queue in the day that ends there)."""
+    """Return for the end of each day its days since `from_s`, and the mean GPUs of every queue in that day."""
     return [
         (
             (at - from_s) / 86_400,
@@ -121,7 +119,7 @@ def daily(record: Record, from_s: int) -> list[tuple[float, list[float]]]:
 
 
 def daily_of(gpu_us: Sequence[Sequence[int]]) -> list[tuple[float, list[float]]]:
-    """Return what `daily` returns, from the ledger's hours: gpu_us[hour][queue], from the first shown hour on."""
+    """Return the same as `daily` from the ledger: gpu_us[hour][queue], from the first shown hour on."""
     days = []
     for at in range(24, len(gpu_us) + 1, 24):
         hours = gpu_us[at - 24 : at]
@@ -140,11 +138,12 @@ class WhatIfError(FairshareError):
 
 @dataclass(frozen=True, slots=True)
 class ReplayHistory:
-    """The data of a replay.
+    """The past jobs for a replay, and what the ledger recorded.
 
-    from_s: start of the shown span.
-    had: recorded GPU-hours by queue in that span; None for a job trace.
-    days: recorded mean GPUs per day; None for a job trace."""
+    from_s: the start of the shown span. The time before it is replayed so that the span begins with full queues.
+    had: recorded GPU-hours by queue in the span; None for a job trace.
+    days: recorded mean GPUs per day; None for a job trace.
+    told: the assumptions, one sentence each."""
 
     workload: Workload
     gpus: int
@@ -156,8 +155,10 @@ class ReplayHistory:
 
 
 def of_books(client: AccountantApi, policy: Policy, span_s: int, given: int | None, now_ms: int) -> ReplayHistory:
-    """Load the last `span_s` seconds of whole hours, and the time replayed before them. given: number of GPUs to use
-    instead of the ledger's. Raises WhatIfError, AccountantUnavailable."""
+    """Load the last `span_s` seconds in whole hours from the ledger, and the time that is replayed before them.
+
+    given: the number of GPUs instead of the ledger's; None for the ledger's. Raises WhatIfError and
+    AccountantUnavailable."""
     end_ms = now_ms // MS_PER_HOUR * MS_PER_HOUR
     hours = max(1, span_s // HOUR_S)
     warm = min(WARM_UP_S, policy.window.size) // HOUR_S
@@ -176,13 +177,13 @@ def of_books(client: AccountantApi, policy: Policy, span_s: int, given: int | No
     known = next((hour for hour, amount in enumerate(whole) if amount > 0), None)
     if gpus <= 0 or known is None:
         raise WhatIfError(f"the books hold no GPU time in the last {span_s // HOUR_S} hours")
-    different: dict[tuple[str, str], int] = {}
+    gpus_by_job: dict[tuple[str, str], int] = {}
     for line in client.usage(start_ms, end_ms, ("queue", "job", "gpu")):
         if line.accounts_gpu_us.allocated > 0:
             key = line.key["queue"], line.key["job"]
-            different[key] = different.get(key, 0) + 1
+            gpus_by_job[key] = gpus_by_job.get(key, 0) + 1
     waits = client.median_waits_s(start_ms, end_ms)
-    workload = job_traces.jobs(held, leaves, different, waits)
+    workload = job_traces.jobs(held, leaves, gpus_by_job, waits)
     if not workload.submit_s:
         raise WhatIfError(f"no queue of the policy ({', '.join(leaves)}) held a GPU in that time")
     index = {name: i for i, name in enumerate(leaves)}
@@ -191,16 +192,16 @@ def of_books(client: AccountantApi, policy: Policy, span_s: int, given: int | No
         if each.queue in index and each.hour >= warm:
             amounts[each.hour - warm][index[each.queue]] += each.gpu_us
     had = [sum(column) / job_traces.US_PER_GPU_HOUR for column in zip(*amounts, strict=True)]
-    told = list(job_traces.ASSUMED)
+    notes = list(job_traces.ASSUMED)
     if known > warm:
-        told.append(f"the books begin {known - warm} hours into the span")
+        notes.append(f"the books begin {known - warm} hours into the span")
     if policy.window.kind != "sliding":
-        told.append(f"the {policy.window.kind} window as a sliding one of its size")
+        notes.append(f"the {policy.window.kind} window as a sliding one of its size")
     if policy.usage.clusters:
-        told.append("usage of this cluster alone counts: other clusters (usage.clusters) are not replayed")
+        notes.append("usage of this cluster alone counts: other clusters (usage.clusters) are not replayed")
     if workload.left_out:
-        told.append(f"{workload.left_out} jobs of no leaf queue of the policy are left out")
-    return ReplayHistory(workload, gpus, warm * HOUR_S, (hours + warm) * HOUR_S, had, daily_of(amounts), tuple(told))
+        notes.append(f"{workload.left_out} jobs of no leaf queue of the policy are left out")
+    return ReplayHistory(workload, gpus, warm * HOUR_S, (hours + warm) * HOUR_S, had, daily_of(amounts), tuple(notes))
 
 
 def of_trace(path: Path, policy: Policy, gpus: int) -> ReplayHistory:
@@ -210,15 +211,15 @@ def of_trace(path: Path, policy: Policy, gpus: int) -> ReplayHistory:
     if not workload.submit_s:
         raise WhatIfError(f"{path}: no job of a queue of the policy ({', '.join(leaves)})")
     end_s = max(86_400, -(-(workload.submit_s[-1] + 1) // 86_400) * 86_400)
-    told = [job_traces.ASSUMED[-1]]
+    notes = [job_traces.ASSUMED[-1]]
     if workload.left_out:
-        told.append(f"{workload.left_out} jobs of no leaf queue of the policy are left out")
-    return ReplayHistory(workload, gpus, 0, end_s, None, None, tuple(told))
+        notes.append(f"{workload.left_out} jobs of no leaf queue of the policy are left out")
+    return ReplayHistory(workload, gpus, 0, end_s, None, None, tuple(notes))
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedQueue:
-    """One queue: recorded GPU-hours, and those of the replay under both policies."""
+    """One queue: its recorded GPU-hours, and its figures in the replays under the policy in force and the draft."""
 
     queue: str
     had: float | None
@@ -233,17 +234,17 @@ def leaves(policy: Policy) -> list[str]:
 
 def assumptions(past: ReplayHistory, now: Policy, then: Policy) -> tuple[str, ...]:
     """Return the assumptions behind the comparison."""
-    told = list(past.told)
+    notes = list(past.told)
     together = dict.fromkeys((*bounded_together(now), *bounded_together(then)))
     if together:
-        told.append(f"the limit of {', '.join(together)} holds for each queue below alone, and its quota for none")
+        notes.append(f"the limit of {', '.join(together)} holds for each queue below alone, and its quota for none")
     too_large = sum(1 for gpus in past.workload.gpus if gpus > past.gpus)
     if too_large:
-        told.append(f"{too_large} jobs are larger than the {past.gpus:,} GPUs and are left out")
+        notes.append(f"{too_large} jobs are larger than the {past.gpus:,} GPUs and are left out")
     missing = sorted(set(leaves(now)) ^ set(leaves(then)))
     if missing:
-        told.append(f"only one of the policies has {', '.join(missing)}: there it held nothing")
-    return tuple(told)
+        notes.append(f"only one of the policies has {', '.join(missing)}: there it held nothing")
+    return tuple(notes)
 
 
 def replayed(policy: Policy, past: ReplayHistory, progress: Callable[[float], None] | None = None) -> Record:
@@ -263,7 +264,7 @@ def _sorted_into(workload: Workload, leaves: Sequence[str]) -> Workload:
 
 
 def rows(names: Sequence[str], past: ReplayHistory, before: Record, after: Record) -> list[ComparedQueue]:
-    """Return one row per queue. names: the leaf queues of the policy of the second replay."""
+    """Return one row for each of the queues `names`, the leaves of the policy of the second replay."""
     now = {each.queue: each for each in replayed_queue(before, past.from_s)}
     nothing = ReplayedQueue("", 0.0, 0, 0.0, 0.0, 0)
     return [
@@ -276,8 +277,8 @@ def rows(names: Sequence[str], past: ReplayHistory, before: Record, after: Recor
 class Comparison:
     """The past under two policies.
 
-    series: by queue and "had" (from the ledger), "now" and "then": (day, mean GPUs held), empty if nothing is known.
-    told: the assumptions as text."""
+    series: by queue, and by "had" (from the ledger), "now" and "then": pairs of day and mean GPUs, empty if unknown.
+    told: the assumptions, one sentence each."""
 
     gpus: int
     jobs: int
@@ -289,15 +290,16 @@ class Comparison:
 
 
 def compare(
-    now: Policy, then: Policy, past: ReplayHistory, end_ms: int, told: Callable[[float, str], None]
+    now: Policy, then: Policy, past: ReplayHistory, end_ms: int, progress: Callable[[float, str], None]
 ) -> Comparison:
-    """Replay the past, which ends at `end_ms`, under both. told: called with the finished part, 0..1, and a description
-    of the present step."""
-    doing = "replaying the policy in force"
-    told(0.0, doing)
-    before = replayed(now, past, lambda part: told(part / 2, doing))
-    told(0.5, "replaying the draft")
-    after = replayed(then, past, lambda part: told(0.5 + part / 2, "replaying the draft"))
+    """Replay the past, which ends at `end_ms`, under both policies.
+
+    progress: called with the finished part, 0..1, and the current step."""
+    first_step, second_step = "replaying the policy in force", "replaying the draft"
+    progress(0.0, first_step)
+    before = replayed(now, past, lambda part: progress(part / 2, first_step))
+    progress(0.5, second_step)
+    after = replayed(then, past, lambda part: progress(0.5 + part / 2, second_step))
     names = leaves(then)
     days: dict[str, tuple[list[str], Days]] = {
         "now": (leaves(now), daily(before, past.from_s)),

@@ -1,11 +1,11 @@
-"""Defines the deficit law: what a queue is owed is repaid over a set time.
+"""Defines the deficit law, which repays the GPU-hours that a queue is owed over a set time.
 
-A queue is owed GPU-hours if it used less in the window than it should have, given its real demand. The law repays the
+A queue is owed GPU-hours if it used less in the window than its part, although it requested more. The law repays the
 debt over the next days, at a rate that affects the other queues little. For example, with `repay` = 100 h a queue that
 is owed 100 GPU-hours gets about one GPU more than its share.
 
-Three rules go with this. Weights change only when necessary. A queue that causes many preemptions pays a small price. A
-gang that fits no share gets a turn.
+Three rules go with this. A weight changes only if it leaves its quiet zone. A queue that causes many preemptions pays a
+small price. A gang that fits no share gets a turn.
 
     owed       e = fill(Σ used, used + horizon · pending; targets) - used                [GPU-hours]
     catch-up   r = clip(e / repay, ± rate · pool · √mean · size), and not above the GPUs it waits for  [GPUs]
@@ -47,7 +47,7 @@ The law stores per queue: x, the sum over time for the credit, and for the price
 GPU-hours used. Units are GPUs and hours internally.
 
 `DeficitState` is a `Memory`: numbers by name and queue, which can be stored as JSON. The law reuses the columns of its
-own state. It reads any other mapping by name, for example one from a status object or from a decision."""
+own state. From any other mapping, for example one from a status object or a decision, it reads the numbers by name."""
 
 from __future__ import annotations
 
@@ -64,45 +64,45 @@ from fairshare.laws.gang_turns import gang_lumps, turn_now, under_way
 
 Row = tuple[float, float, float, float, float | None]
 """State of a queue: x, evictions, usage, sum over time of the missing GPUs, and time of the last update."""
-_NOTHING: Mapping[str, float] = {}
+_NO_STATE: Mapping[str, float] = {}
 
 
 class DeficitState(Mapping[str, Mapping[str, float]]):
-    """The state of the law as columns: one of `rows` and one of `logs` for each of `names`.
+    """The state of the law as columns, with one entry of `rows` and one of `logs` for each of `names`.
 
-    logs: natural logarithms of the multipliers in force. The state of a turn is stored separately."""
+    logs: natural logarithms of the multipliers in force. `GangTurn.kept` is the state of a turn."""
 
-    __slots__ = ("_places", "logs", "names", "rows")
+    __slots__ = ("_index", "logs", "names", "rows")
 
     def __init__(self, names: Sequence[str], rows: Sequence[Row], logs: Sequence[float]) -> None:
         self.names, self.rows, self.logs = names, rows, logs
-        self._places: dict[str, int] | None = None
+        self._index: dict[str, int] | None = None
 
     @classmethod
     def of(cls, memory: Memory, siblings: LawQueues) -> DeficitState:
-        """Return the state of these siblings; a new one has an empty state."""
+        """Return the state of these siblings; that of a new sibling is empty."""
         columns = siblings.columns
         if isinstance(memory, cls) and memory.names == columns.names:
             return memory
         rows: list[Row] = []
         logs: list[float] = []
-        for name, weight, now in zip(columns.names, columns.weights, columns.weights_now, strict=True):
-            get = memory.get(name, _NOTHING).get
+        for name, weight, in_force in zip(columns.names, columns.weights, columns.weights_now, strict=True):
+            get = memory.get(name, _NO_STATE).get
             rows.append((get("x", 0.0), get("evictions", 0.0), get("used", 0.0), get("credit", 0.0), get("at_ms")))
             y = get("y")
-            logs.append(y if y is not None else log(now / weight) if now and weight > 0 else 0.0)
+            logs.append(y if y is not None else log(in_force / weight) if in_force and weight > 0 else 0.0)
         return cls(columns.names, rows, logs)
 
     def __getitem__(self, name: str) -> dict[str, float]:
-        if self._places is None:
-            self._places = {each: place for place, each in enumerate(self.names)}
-        place = self._places[name]
-        x, evictions, used, credit, at_ms = self.rows[place]
-        kept = {"x": x, "evictions": evictions, "used": used, "credit": credit}
+        if self._index is None:
+            self._index = {queue: index for index, queue in enumerate(self.names)}
+        index = self._index[name]
+        x, evictions, used, credit, at_ms = self.rows[index]
+        numbers = {"x": x, "evictions": evictions, "used": used, "credit": credit}
         if at_ms is not None:
-            kept["at_ms"] = at_ms
-        kept["y"] = self.logs[place]
-        return kept
+            numbers["at_ms"] = at_ms
+        numbers["y"] = self.logs[index]
+        return numbers
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
@@ -111,10 +111,11 @@ class DeficitState(Mapping[str, Mapping[str, float]]):
         return len(self.names)
 
 
-_MOST = log(8.0)
+_MOST_PRESSURE = log(8.0)
 """Pressure is limited to a factor of 8 in both directions; the policy's multipliers are usually narrower."""
 _PRICE_MEMORY_H = 336.0
-_SIZE = 0.3
+"""Hours over which evictions and usage fade from the price."""
+_SIZE_EXPONENT = 0.3
 """Exponent of a queue's size in its bounds; chosen on a trace (docs/evaluation.md)."""
 _LEAST_TARGET = 1e-3
 """Smallest part of the pool that counts as a target, because errors are divided by it."""
@@ -129,176 +130,178 @@ class Deficit:
     relative = False
 
     def __call__(self, siblings: LawQueues, memory: Memory, /) -> LawResult:
-        ordered = siblings.by_name()
-        if ordered is not siblings:
-            verdict = self(ordered, memory)
-            by_name, as_given = verdict.weights, siblings.columns.names
-            return replace(verdict, names=as_given, wanted=[by_name[name] for name in as_given])
-        names, weights, targets, usage, asked, held, _, _, _, _, reclaims = siblings.columns
+        sorted_siblings = siblings.by_name()
+        if sorted_siblings is not siblings:
+            result = self(sorted_siblings, memory)
+            by_name, order = result.weights, siblings.columns.names
+            return replace(result, names=order, wanted=[by_name[name] for name in order])
+        names, weights, targets, usage, requested, allocated, _, _, _, _, reclaims = siblings.columns
         pool, settings, now_ms = siblings.pool, self.settings, siblings.now_ms
         if pool <= 0:  # if their parent has nothing, no queue has too much or too little
-            kept = DeficitState.of(memory, siblings)
-            return LawResult(names, list(weights), {}, dict.fromkeys(names, "there is nothing to divide here"), kept)
+            notes = dict.fromkeys(names, "there is nothing to divide here")
+            return LawResult(names, list(weights), {}, notes, DeficitState.of(memory, siblings))
         gain, price, knee = settings.gain, settings.reclaim_price, settings.price_knee
         repay_h, horizon_h = settings.repay / 3600, settings.horizon / 3600
         most_credit = horizon_h * pool
-        fair = fill(pool, asked, targets)
-        owed = _owed(usage, asked, held, targets, siblings, horizon_h)
-        bounds, zones = _sized(tuple(targets), pool, settings.rate, settings.quiet)
+        shares = fill(pool, requested, targets)
+        debts = _debts(usage, requested, allocated, targets, siblings, horizon_h)
+        bounds, zones = _bounds_and_zones(tuple(targets), pool, settings.rate, settings.quiet)
         before = DeficitState.of(memory, siblings)
         turning = under_way(memory, now_ms, names) if before is not memory else None
-        at_ms, seen_ms, hours, fades, nearer = float(now_ms), None, 0.0, 1.0, 0.0
+        at_ms, previous_ms, hours, fade, smoothing = float(now_ms), None, 0.0, 1.0, 0.0
         rows: list[Row] = []
         pressures: list[float] = []
         costs: list[tuple[float, float]] = []
-        for (x_then, caused, had, lacked, then_ms), due, mine, ask, has, evicted, (most, scale) in zip(
-            before.rows, fair, owed, asked, held, reclaims, bounds, strict=True
+        for state, share, debt, request, held, evicted, (most, scale) in zip(
+            before.rows, shares, debts, requested, allocated, reclaims, bounds, strict=True
         ):
-            if then_ms != seen_ms:  # usually the same for all queues
-                seen_ms, hours = then_ms, _elapsed_h(then_ms, now_ms)
-                fades, nearer = max(0.0, 1.0 - hours / _PRICE_MEMORY_H), min(1.0, hours * 3600 / settings.smoothing)
-            rate = mine / repay_h
+            x, evictions, used, credit, last_ms = state
+            if last_ms != previous_ms:  # usually the same for all queues
+                previous_ms, hours = last_ms, _elapsed_h(last_ms, now_ms)
+                fade, smoothing = max(0.0, 1.0 - hours / _PRICE_MEMORY_H), min(1.0, hours * 3600 / settings.smoothing)
+            rate = debt / repay_h
             if rate > 0.0:
-                lacks = ask - due
+                missing = request - share
                 if rate > most:
                     rate = most
-                if rate > lacks:
-                    rate = max(0.0, lacks)
+                if rate > missing:
+                    rate = max(0.0, missing)
             elif rate < -most:
                 rate = -most
-            x = x_then + (due + rate - has - x_then) * nearer if turning is None else x_then
-            integral = lacked + (due - has) * hours
-            if not -most_credit <= integral <= most_credit:
-                integral = _clip(integral, most_credit)
-            evictions = caused * fades + evicted
-            used = had * fades + has * hours
+            if turning is None:
+                x += (share + rate - held - x) * smoothing
+            credit += (share - held) * hours
+            if not -most_credit <= credit <= most_credit:
+                credit = _clip(credit, most_credit)
+            evictions = evictions * fade + evicted
+            used = used * fade + held * hours
             q = evictions / max(used, 1.0) / knee
-            pays = price * q / (q + 1.0)
-            v = gain * x / scale - pays
-            pressures.append(v if -_MOST <= v <= _MOST else _clip(v, _MOST))
-            rows.append((x, evictions, used, integral, at_ms))
+            cost = price * q / (q + 1.0)
+            v = gain * x / scale - cost
+            pressures.append(v if -_MOST_PRESSURE <= v <= _MOST_PRESSURE else _clip(v, _MOST_PRESSURE))
+            rows.append((x, evictions, used, credit, at_ms))
             if siblings.explain:
-                costs.append((rate, pays))
+                costs.append((rate, cost))
         common = _common(weights, pressures)
         logs = before.logs
-        if turning is None and fsum(asked) > pool:
-            logs = _moved(logs, pressures, common, zones)
+        if turning is None and fsum(requested) > pool:
+            logs = _to_quiet_zones(logs, pressures, common, zones)
         wanted = list(map(mul, weights, map(exp, logs)))
-        kept = DeficitState(names, rows, logs)
+        after = DeficitState(names, rows, logs)
         traces: dict[str, dict[str, float]] = {}
-        notes: dict[str, str] = {}
+        notes = {}
         if siblings.explain:
-            traces = _traces(siblings, fair, owed, rows, pressures, costs, common)
-            notes = {name: _note(mine, rate) for name, mine, (rate, _) in zip(names, owed, costs, strict=True)}
+            traces = _traces(siblings, shares, debts, rows, pressures, costs, common)
+            notes = {name: _note(debt, rate) for name, debt, (rate, _) in zip(names, debts, costs, strict=True)}
         if turning is None and not gang_lumps(siblings, self.turns):
-            return LawResult(names, wanted, traces, notes, kept)
-        credits = {name: mine + row[3] for name, mine, row in zip(names, owed, rows, strict=True)}
+            return LawResult(names, wanted, traces, notes, after)
+        credits = {name: debt + row[3] for name, debt, row in zip(names, debts, rows, strict=True)}
         turn = turn_now(siblings, dict(zip(names, wanted, strict=True)), credits, memory, self.turns, turning)
         if turn is None:
-            return LawResult(names, wanted, traces, notes, kept)
+            return LawResult(names, wanted, traces, notes, after)
         for name in names:
-            at = {"turn_until_ms": float(turn.until_ms), "share_gpus": turn.shares[name]}
-            traces[name] = {**traces.get(name, {}), **at}
-        recalled = {name: {**kept[name], **turn.kept.get(name, {})} for name in names}
-        return LawResult(names, [turn.weights[name] for name in names], traces, turn.notes, recalled, turn.queue)
+            turn_trace = {"turn_until_ms": float(turn.until_ms), "share_gpus": turn.shares[name]}
+            traces[name] = {**traces.get(name, {}), **turn_trace}
+        turn_state = {name: {**after[name], **turn.kept.get(name, {})} for name in names}
+        return LawResult(names, [turn.weights[name] for name in names], traces, turn.notes, turn_state, turn.queue)
 
 
-def _moved(logs: Sequence[float], pressures: Sequence[float], common: float, zones: Sequence[float]) -> list[float]:
-    """Return the logs of the multipliers, each moved only to the edge of its quiet zone."""
-    moved = []
+def _to_quiet_zones(
+    logs: Sequence[float], pressures: Sequence[float], common: float, zones: Sequence[float]
+) -> list[float]:
+    """Return the logs of the multipliers. One outside its quiet zone moves to the edge of the zone."""
+    result = []
     for y, v, zone in zip(logs, pressures, zones, strict=True):
-        aim = _clip(v - common, _MOST)
+        aim = _clip(v - common, _MOST_PRESSURE)
         low, high = aim - zone, aim + zone
-        moved.append(low if y < low else min(y, high))
-    return moved
+        result.append(low if y < low else min(y, high))
+    return result
 
 
 @lru_cache(256)
-def _sized(
+def _bounds_and_zones(
     targets: tuple[float, ...], pool: float, rate: float, quiet: float
 ) -> tuple[list[tuple[float, float]], list[float]]:
-    """Return the values that depend only on targets, pool and settings. They stay the same for weeks, so they are
-    cached.
+    """Return the values that depend only on targets, pool and settings. They are cached, because these inputs stay the
+    same for weeks.
 
     The first list contains for each queue the largest catch-up in GPUs, and the GPUs by which its error is divided. The
     second contains the width of each queue's quiet zone."""
     mean = max(fsum(targets) / max(len(targets), 1), _LEAST_TARGET)
-    usual = pool * sqrt(mean)
+    average_bound = pool * sqrt(mean)
     bounds, zones = [], []
     for target in targets:
         floor = max(target, _LEAST_TARGET)
-        size = (max(target, 0.0) / mean) ** _SIZE
-        bounds.append((rate * (usual * size), floor * pool))
-        zones.append(quiet / floor * (mean / floor) ** _SIZE)
+        size = (max(target, 0.0) / mean) ** _SIZE_EXPONENT
+        bounds.append((rate * (average_bound * size), floor * pool))
+        zones.append(quiet / floor * (mean / floor) ** _SIZE_EXPONENT)
     return bounds, zones
 
 
-def ledger(siblings: LawQueues, horizon_h: float) -> dict[str, float]:
+def owed_gpu_hours(siblings: LawQueues, horizon_h: float) -> dict[str, float]:
     """Return the GPU-hours that every queue is owed; a negative number means that it used more than its part.
 
-    A queue's part is its part by target of the usage of all. It is limited to what the queue used and could still use
-    in the next `horizon_h` hours."""
+    A queue's part is its part by target of the usage of all. It is limited to the GPU-hours that the queue used, plus
+    those that its pending requests could use in the next `horizon_h` hours."""
     siblings = siblings.by_name()
-    names, _, targets, usage, asked, held, *_ = siblings.columns
-    owed = _owed(usage, asked, held, targets, siblings, horizon_h)
-    return dict(zip(names, owed, strict=True))
+    names, _, targets, usage, requested, allocated, *_ = siblings.columns
+    return dict(zip(names, _debts(usage, requested, allocated, targets, siblings, horizon_h), strict=True))
 
 
-def _owed(
+def _debts(
     usage: Sequence[float],
-    asked: Sequence[float],
-    held: Sequence[float],
+    requested: Sequence[float],
+    allocated: Sequence[float],
     targets: Sequence[float],
     siblings: LawQueues,
     horizon_h: float,
 ) -> list[float]:
-    pool, whole = siblings.pool, siblings.window_s / 3600
-    used = [part * pool * whole for part in usage]
-    able = [
-        had + horizon_h * (ask - has) if ask > has else had for had, ask, has in zip(used, asked, held, strict=True)
+    pool, window_h = siblings.pool, siblings.window_s / 3600
+    used = [part * pool * window_h for part in usage]
+    usable = [
+        past + horizon_h * (request - held) if request > held else past
+        for past, request, held in zip(used, requested, allocated, strict=True)
     ]
-    return list(map(sub, fill(fsum(used), able, targets), used))
+    return list(map(sub, fill(fsum(used), usable, targets), used))
 
 
 def _traces(
     siblings: LawQueues,
-    fair: Sequence[float],
-    owed: Sequence[float],
-    kept: Sequence[Row],
+    shares: Sequence[float],
+    debts: Sequence[float],
+    states: Sequence[Row],
     pressures: Sequence[float],
     costs: Sequence[tuple[float, float]],
     common: float,
 ) -> dict[str, dict[str, float]]:
     """Return the intermediate numbers by queue. Each of `costs` is a pair of catch-up rate and price."""
     columns = siblings.columns
-    rows = zip(columns.names, columns.allocated, fair, owed, kept, pressures, costs, strict=True)
+    rows = zip(columns.names, columns.allocated, shares, debts, states, pressures, costs, strict=True)
     return {
         name: {
-            "owed_gpu_h": mine, "rate_gpus": rate, "fair_gpus": due, "held_gpus": has, "x_gpus": x,
-            "price": pays, "credit_gpu_h": mine + credit, "v": v, "common": common,
-            "aim": _clip(v - common, _MOST),
+            "owed_gpu_h": debt, "rate_gpus": rate, "fair_gpus": share, "held_gpus": held, "x_gpus": x,
+            "price": cost, "credit_gpu_h": debt + credit, "v": v, "common": common,
+            "aim": _clip(v - common, _MOST_PRESSURE),
         }
-        for name, has, due, mine, (x, _, _, credit, _), v, (rate, pays) in rows
+        for name, held, share, debt, (x, _, _, credit, _), v, (rate, cost) in rows
     }  # fmt: skip
 
 
 def _clip(value: float, most: float) -> float:
-    if -most <= value <= most:
-        return value
-    return most if value > most else -most
+    return max(-most, min(value, most))
 
 
 def _common(weights: Sequence[float], pressures: Sequence[float]) -> float:
-    """Return the log of the change that these pressures would make to the sum of the weights."""
-    whole = fsum(weights)
-    if whole <= 0:
+    """Return the log of the factor by which these pressures would change the sum of the weights."""
+    total = fsum(weights)
+    if total <= 0:
         return 0.0
-    return log(fsum(map(mul, weights, map(exp, pressures))) / whole)
+    return log(fsum(map(mul, weights, map(exp, pressures))) / total)
 
 
-def _elapsed_h(then_ms: float | None, now_ms: int) -> float:
+def _elapsed_h(last_ms: float | None, now_ms: int) -> float:
     """Return the hours since a queue's last update, at most one, so that an outage makes no large step."""
-    return min(1.0, max(0.0, now_ms - then_ms) / 3_600_000) if then_ms is not None else 0.0
+    return min(1.0, max(0.0, now_ms - last_ms) / 3_600_000) if last_ms is not None else 0.0
 
 
 def _note(owed: float, rate: float) -> str:

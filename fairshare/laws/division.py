@@ -12,7 +12,7 @@ priority after the other. Within a priority it is divided in proportion to
 Example: two queues of equal weight have n = 0.5. With k = 1, the one that used everything (U = 1) has P = 0, and the
 other (U = 0) has P = 1.
 
-Each round gives whole units. Fractions are given out afterwards, the largest first.
+Each round gives whole units. After the rounds the units that are left go to the queues with the largest fractions.
 
 `kai_compat=True` gives the same result as KAI's scheduler, including its rounding. The exception are cases in which the
 scheduler's own result depends on the iteration order of a Go map. In this mode sums and differences are computed one by
@@ -28,7 +28,7 @@ priority is finished before the next. Sums are `math.fsum`, which is exact and t
 In both modes the result depends only on the claims, not on their order, because ties are broken by creation and name.
 Neither mode scales down quotas that exceed the total.
 
-Use `kai_compat` to predict KAI. Entitlements and the built-in simulated schedulers use the default.
+Use `kai_compat` to predict KAI. Entitlements and the simulator's own schedulers use the default.
 
 Source: KAI-Scheduler pkg/scheduler/plugins/proportion/resource_division, commit d5bc503a."""
 
@@ -129,7 +129,7 @@ def history(weights: Floats, usage: Floats, k: float, total: float) -> Floats:
 
 
 def _levels(priorities: Ints) -> list[tuple[int, int, int]]:
-    """Return (priority, start, end) of every run of equal priorities."""
+    """Return (priority, start, end) for every range of equal priorities."""
     bounds = [0, *(np.diff(priorities).nonzero()[0] + 1).tolist(), len(priorities)]
     return [(int(priorities[start]), start, end) for start, end in pairwise(bounds)]
 
@@ -143,7 +143,7 @@ class Siblings:
     def __init__(
         self, claims: list[Claim], parent: str | None, steps: Steps | None, *, kai_compat: bool = False
     ) -> None:
-        """`claims`: sorted by name."""
+        """claims: sorted by name. steps: a list to which the division appends its steps; None to record none."""
         size = len(claims)
         request = _column([claim.request for claim in claims])
         deserved = _column([claim.deserved for claim in claims])
@@ -175,13 +175,13 @@ class Siblings:
             share[self._order] = self.share
         return dict(zip(self._by_name, share.tolist(), strict=True))
 
-    def begin_with(self, held: Sequence[float]) -> None:
-        """Set the shares with which the second phase starts; `held` is sorted by name."""
-        share = np.array(held, float)
+    def begin_with(self, shares: Sequence[float]) -> None:
+        """Set the shares with which the second phase starts, in the order of the names."""
+        share = np.array(shares, float)
         self.share = share if self._order is None else share.take(self._order)
 
     def give_deserved(self, total: float) -> float:
-        """Run phase one and return the rest, which may be negative.
+        """Run phase one and return the rest of the total, which may be negative.
 
         Every queue gets its quota up to its cap. Priority, usage and total have no influence."""
         quota = np.where(self.deserved == UNLIMITED, total, self.deserved)
@@ -189,20 +189,20 @@ class Siblings:
         return self._less(total, self.share)
 
     def divide_over_quota(self, pool: float, k: float) -> float:
-        """Run phase two and return the rest.
+        """Run phase two and return the rest of the pool.
 
         The priorities follow each other from high to low: the rounds of one, then its fractions. In KAI's mode the
         fractions of all priorities come after all rounds."""
-        owed: list[tuple[int, Ints, Floats]] = []
+        fractions: list[tuple[int, Ints, Floats]] = []
         for level, start, end in self._levels:
             if not pool > 0:
                 break
             pool, index, fraction = self._rounds(pool, k, level, start, end)
             if self.kai_compat:
-                owed.append((level, index, fraction))
+                fractions.append((level, index, fraction))
             else:
                 pool = self._remainders(pool, level, index, fraction)
-        for level, index, fraction in owed:
+        for level, index, fraction in fractions:
             pool = self._kai_remainders(pool, level, index, fraction)
         return pool
 
@@ -219,7 +219,7 @@ class Siblings:
         return total
 
     def _weightless(self, wanting: Ints, k: float) -> Floats:
-        """Return the positive P of queues with weight 0. KAI counts these in the sum but gives the queues nothing."""
+        """Return the positive P of queues with weight 0. KAI adds these to the sum S but gives the queues nothing."""
         if k == 0 or not self.kai_compat:
             return np.zeros(0)
         p = self.usage[wanting[~(self.weight[wanting] > 0)]] * -k
@@ -228,8 +228,8 @@ class Siblings:
     def _rounds(self, pool: float, k: float, level: int, start: int, end: int) -> tuple[float, Ints, Floats]:
         """Give out whole units until a round leaves no surplus.
 
-        Returns the rest of the pool, the places of the queues that still want more, and the fraction that each is owed.
-        """
+        Returns the rest of the pool, the indexes of the queues that still want more, and the fraction of a unit that
+        each of them has not got."""
         wanting = (self.share[start:end] < self.cap[start:end]).nonzero()[0] + start
         weighty = self.weight[wanting] > 0
         index = wanting[weighty]
@@ -281,9 +281,9 @@ class Siblings:
         return pool, index, fraction
 
     def _remainders(self, pool: float, level: int, index: Ints, fraction: Floats) -> float:
-        """Give one unit each by largest fraction; the last queue gets what is left of the last unit.
+        """Give one unit to each queue in the order of the largest fraction, and what is left of the pool to the last.
 
-        Ties go to the older queue, then by name."""
+        Of equal fractions the older queue comes first, then the first by name."""
         if not len(index):
             return pool
         order = np.argsort(-fraction, kind="stable")
@@ -303,21 +303,21 @@ class Siblings:
         unit."""
         order = np.argsort(-fraction, kind="stable")
         order = order[: np.count_nonzero(fraction > 0)]
-        for place, part in zip(index[order].tolist(), fraction[order].tolist(), strict=True):
+        for queue, part in zip(index[order].tolist(), fraction[order].tolist(), strict=True):
             if not pool > 0:
                 break
             unit = min(1.0, pool)
-            self.share[place] += unit
+            self.share[queue] += unit
             pool -= unit
             if self.steps is not None:
-                self.steps.append(Remainder(self.parent, level, self.names[place], part, unit))
+                self.steps.append(Remainder(self.parent, level, self.names[queue], part, unit))
         return pool
 
 
 def divide(case: DivisionProblem, *, explain: bool = False, kai_compat: bool = False) -> Division:
     """Divide `case.total` among `case.claims`.
 
-    With `explain` every round is kept in `Division.steps`. With `kai_compat` the result is that of KAI's scheduler.
+    With `explain`, `Division.steps` contains every round. With `kai_compat` the result is that of KAI's scheduler.
 
     Raises DivisionError for a duplicate name, an unknown parent or a cycle."""
     claims = list(case.claims)
@@ -377,32 +377,32 @@ def _tree(claims: Sequence[Claim]) -> dict[str | None, list[Claim]]:
 
 
 _AMPLE = 1 - 1e-9
-"""Largest part of the total that the requests may reach without rounding leaving a queue short."""
+"""If the requests reach at most this part of the total, rounding cannot leave a queue with less than its request."""
 
 
 def fill(total: float, caps: Sequence[float], weights: Sequence[float]) -> list[float]:
     """Divide `total` by weight, up to the cap of each queue; a queue with weight 0 gets nothing.
 
     The units that a queue leaves because of its cap go to the others."""
-    got = [0.0] * len(caps)
+    parts = [0.0] * len(caps)
     open_ = [i for i, cap in enumerate(caps) if cap > 0.0 and weights[i] > 0.0]
     while open_ and total > 0.0:
         level = total / sum([weights[i] for i in open_])
-        above: list[int] = []
+        uncapped: list[int] = []
         for i in open_:
             cap, part = caps[i], level * weights[i]
             if cap <= part:
-                got[i] = cap
+                parts[i] = cap
                 total -= cap
             else:
-                got[i] = part
-                above.append(i)
-        if len(above) == len(open_):
-            return got
-        open_ = above
+                parts[i] = part
+                uncapped.append(i)
+        if len(uncapped) == len(open_):
+            return parts
+        open_ = uncapped
     for i in open_:
-        got[i] = 0.0
-    return got
+        parts[i] = 0.0
+    return parts
 
 
 def fill_from(total: float, caps: Sequence[float], weights: Sequence[float], starts: Sequence[float]) -> list[float]:
@@ -410,11 +410,12 @@ def fill_from(total: float, caps: Sequence[float], weights: Sequence[float], sta
 
     Queue i gets weight · (level - start), limited to 0 and its cap. All queues have the same level, at which the sum is
     `total`. If the caps add up to no more than `total`, each queue gets its cap."""
-    some = [i for i, cap in enumerate(caps) if cap > 0 and weights[i] > 0]
-    if sum([caps[i] for i in some]) <= total:
+    competing = [i for i, cap in enumerate(caps) if cap > 0 and weights[i] > 0]
+    if sum([caps[i] for i in competing]) <= total:
         return [cap if weight > 0 else 0.0 for cap, weight in zip(caps, weights, strict=True)]
     turns = sorted(
-        [(starts[i], weights[i]) for i in some] + [(starts[i] + caps[i] / weights[i], -weights[i]) for i in some]
+        [(starts[i], weights[i]) for i in competing]
+        + [(starts[i] + caps[i] / weights[i], -weights[i]) for i in competing]
     )
     level, slope, given = turns[0][0], 0.0, 0.0
     for at, change in turns:
@@ -423,22 +424,22 @@ def fill_from(total: float, caps: Sequence[float], weights: Sequence[float], sta
             break
         given += slope * (at - level)
         level, slope = at, slope + change
-    got = [0.0] * len(caps)
-    for i in some:
-        got[i] = min(caps[i], max(0.0, weights[i] * (level - starts[i])))
-    return got
+    parts = [0.0] * len(caps)
+    for i in competing:
+        parts[i] = min(caps[i], max(0.0, weights[i] * (level - starts[i])))
+    return parts
 
 
 def fair_shares(
-    total: float, asked: Sequence[float], deserved: Sequence[float], weights: Sequence[float]
+    total: float, requested: Sequence[float], deserved: Sequence[float], weights: Sequence[float]
 ) -> list[float]:
     """Give deserved quotas first, then the rest by weight to queues that request more. This is KAI's division without
     rounding."""
-    if sum(asked) < total * _AMPLE and min(weights) > 0:
-        return list(map(float, asked))
-    base = list(map(min, deserved, asked))
+    if sum(requested) < total * _AMPLE and min(weights) > 0:
+        return list(map(float, requested))
+    base = list(map(min, deserved, requested))
     pool = total - sum(base)
     if pool <= 0:
         return base
-    more = fill(pool, list(map(sub, asked, base)), weights)
+    more = fill(pool, list(map(sub, requested, base)), weights)
     return list(map(add, base, more))

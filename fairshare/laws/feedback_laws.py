@@ -1,11 +1,11 @@
 """Defines the signature of a feedback law, and the laws static, KAI, Fair Tree and multifactor.
 
 A law gets one set of siblings, which are the queues of one parent and one priority. It returns the weights by which the
-scheduler divides, in place of the configured ones. `weight_calculation` walks the tree of queues, keeps the result
-within the policy's bounds and paces it.
+scheduler divides, in place of the configured ones. `weight_calculation` walks the tree of queues, keeps the weights
+within the policy's bounds and paces them.
 
 A law therefore knows neither the tree nor the cluster. It works the same at every level, because usage, pool and
-targets of siblings are relative to their parent's.
+targets of siblings are relative to those of their parent.
 
 Outside turns, every law keeps these invariants (tests/properties/test_laws.py):
 
@@ -32,21 +32,21 @@ from operator import itemgetter, lt, mul
 from typing import Any, NamedTuple, Protocol, Self
 
 Memory = Mapping[str, Mapping[str, float]]
-"""The state a law keeps between cycles, per queue. It is empty at first. If it is lost, the law starts again from the
+"""A law's state between cycles, by queue and name. It is empty at first. If it is lost, the law starts again from the
 usage in the ledger."""
 
 
 class LawQueue(NamedTuple):
-    """One queue as a law sees it. All amounts are GPUs unless stated otherwise.
+    """The figures of one queue from which a law computes its weight. Amounts are GPUs unless stated otherwise.
 
     weight: the configured weight, >= 0.
-    target: its part (0..1) of the pool by quota and weight if all queues requested everything.
+    target: the queue's part (0..1) of the pool by quota and weight if all queues requested everything.
     usage: U, its usage in the policy's window over the capacity that the siblings had in it. As GPU time this
         is usage * pool * window.
     requested: includes `allocated`. Both include the children's.
-    gang: its smallest pending gang, 0 without one.
+    gang: the GPUs of its smallest pending gang, 0 without one.
     weight_now: the weight in force, None if unset.
-    reclaims: evictions made for it since the last cycle, as far as known."""
+    reclaims: known evictions since the last cycle that were made for this queue."""
 
     name: str
     weight: float
@@ -64,8 +64,7 @@ class LawQueue(NamedTuple):
 class LawColumns(NamedTuple):
     """Queues as columns, one for each field of `LawQueue`.
 
-    Laws read one field of all queues at a time, and a replay stores the fields like this. No row objects are created.
-    """
+    Laws read one field of all queues at a time, and a replay has the fields as columns already."""
 
     names: Sequence[str]
     weights: Sequence[float]
@@ -81,27 +80,28 @@ class LawColumns(NamedTuple):
 
     @classmethod
     def of(cls, members: Sequence[LawQueue]) -> Self:
-        """From at least one queue."""
+        """Return the columns of at least one queue."""
         return cls(*zip(*members, strict=True))
 
 
 @lru_cache(256)
-def _picking(which: tuple[bool, ...]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Return a function that selects these places of a column. It is cached, because the competing queues rarely
+def _column_selector(selected: tuple[bool, ...]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Return a function that picks the selected entries of a column. It is cached, because the competing queues rarely
     change."""
-    places = [place for place, one in enumerate(which) if one]
-    if len(places) > 1:
-        return itemgetter(*places)
-    return lambda column: tuple(column[place] for place in places)
+    indexes = [index for index, chosen in enumerate(selected) if chosen]
+    if len(indexes) > 1:
+        return itemgetter(*indexes)
+    return lambda column: tuple(column[index] for index in indexes)
 
 
 @dataclass(frozen=True, slots=True)
 class LawQueues:
-    """Queues that are divided together.
+    """The queues of one parent and one priority, which divide a pool.
 
-    pool: the GPUs for them.
+    pool: the GPUs that they divide.
     window_s: the effective length of the usage window. This is its size, or with a half-life the integral of the decay.
-    explain: False if traces and notes are not read. Replays set this, because they call the law thousands of times."""
+    explain: whether the law writes traces and notes. Replays switch this off, because they call the law thousands of
+        times."""
 
     columns: LawColumns
     pool: float
@@ -113,9 +113,9 @@ class LawQueues:
     def members(self) -> tuple[LawQueue, ...]:
         return tuple(map(LawQueue._make, zip(*self.columns, strict=True)))
 
-    def only(self, which: Sequence[bool]) -> LawQueues:
+    def only(self, selected: Sequence[bool]) -> LawQueues:
         """Return only the selected queues, in the same order."""
-        columns = LawColumns._make(map(_picking(tuple(which)), self.columns))
+        columns = LawColumns._make(map(_column_selector(tuple(selected)), self.columns))
         return LawQueues(columns, self.pool, self.window_s, self.now_ms, self.explain)
 
     def by_name(self) -> LawQueues:
@@ -135,6 +135,7 @@ class LawResult:
     wanted: a weight >= 0 for each name.
     traces: the intermediate numbers by queue and name, in the order of computation.
     notes: a clause for people, by queue.
+    memory: the state for the next cycle.
     turn: the queue that has its turn now. The weights are then published without step limit and bounds."""
 
     names: Sequence[str]
@@ -157,15 +158,15 @@ class Law(Protocol):
     def relative(self) -> bool:
         """Whether only the proportions of the weights matter, and only among queues that request more than their quota.
 
-        Such a law has no state and gets only these competing queues. The weights of any other law are published as they
-        are, and the law considers demand itself."""
+        Such a law has no state and gets only these competing queues. Any other law gets all siblings and considers
+        their demand itself, and its weights are not rescaled."""
         ...
 
     def __call__(self, siblings: LawQueues, memory: Memory, /) -> LawResult: ...
 
 
 def normalised(siblings: LawQueues) -> list[float]:
-    """Return n: each queue's configured weight over the sum of all; all 0 if there is none."""
+    """Return n for each queue: its configured weight over the sum of all weights; 0 if that sum is 0."""
     weights = siblings.columns.weights
     total = fsum(weights)
     return [weight / total for weight in weights] if total > 0 else [0.0] * len(weights)
@@ -175,8 +176,7 @@ def normalised(siblings: LawQueues) -> list[float]:
 class Kai:
     """KAI's own rule as weights: P = max(0, n + k (n - U)).
 
-    The scheduler runs with its own k at 0 and these weights. Its first round then gives the same result as with its own
-    history.
+    With these weights and its own k at 0, the scheduler's first round gives the same result as with its own history.
 
     Source: KAI-Scheduler resource_division.go, commit d5bc503a."""
 
@@ -210,36 +210,33 @@ class FairTree:
     def __call__(self, siblings: LawQueues, _memory: Memory, /) -> LawResult:
         names, usage, n = siblings.columns.names, siblings.columns.usage, normalised(siblings)
         levels = [part / u if u > 0 else inf if part > 0 else 0.0 for part, u in zip(n, usage, strict=True)]
-        ordered = sorted(zip([-level for level in levels], names, range(len(names)), strict=True))
+        ordered = [
+            index for _, _, index in sorted(zip([-level for level in levels], names, range(len(names)), strict=True))
+        ]
         fairshare = [1.0] * len(ordered)
-        rank, above = len(ordered), inf
-        for at, (_, _, q) in enumerate(ordered):
-            if at and not _same(above, levels[q]):
-                rank = len(ordered) - at
-            above = levels[q]
-            fairshare[q] = rank / len(ordered)
+        rank, previous = len(ordered), inf
+        for position, index in enumerate(ordered):
+            if position and not isclose(previous, levels[index], rel_tol=_TIED):
+                rank = len(ordered) - position
+            previous = levels[index]
+            fairshare[index] = rank / len(ordered)
         wanted = list(map(mul, n, fairshare))
         if not siblings.explain:
             return LawResult(names, wanted, {})
         traces = {
-            names[q]: {"n": n[q], "U": usage[q], "LF": min(levels[q], 1e9), "fairshare": fairshare[q]}
-            for _, _, q in ordered
+            names[i]: {"n": n[i], "U": usage[i], "LF": min(levels[i], 1e9), "fairshare": fairshare[i]} for i in ordered
         }
         return LawResult(names, wanted, traces)
 
 
-def _same(one: float, other: float) -> bool:
-    return one == other or isclose(one, other, rel_tol=_TIED)
-
-
 def fair_share_factor(usage: float, shares: float, dampening: float = 1.0) -> float:
-    """Return F = 2^(-(U/S)/d); 0 if there are no shares."""
+    """Return Slurm's factor F = 2^(-(U/S)/d), with the usage U, the shares S and the dampening d; 0 if S is 0."""
     return exp2(-usage / shares / dampening) if shares > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Multifactor:
-    """The classic factor as weights: the configured share times 2^(-U/n), never zero."""
+    """Slurm's multifactor fair share as weights: the configured share n times 2^(-U / n / dampening)."""
 
     dampening: float = 1.0
     relative = True

@@ -5,10 +5,10 @@ gain of the law helps. The scheduler lets a queue reclaim GPUs only while it sta
 happens to run first stays.
 
 A turn concentrates the weights on one queue for at least `min_turn`. The weights of the others shrink by as little as
-admits the gang, and never by more than `ratio`. The GPU-hours that queues are owed decide whose turn is next. Deserved
-quotas of the other queues are not weights and do not change.
+admits the gang, and never by more than `ratio`. The next turn goes to the queue that is owed the most GPU-hours.
+Deserved quotas of the other queues are not weights and do not change.
 
-A turn is checked with the scheduler's own division in whole GPUs (`division.py`).
+The scheduler's own division in whole GPUs (`division.py`) shows whether a turn admits the gang.
 
 History alone can raise a share only by a limited amount. Take a queue with the normalised weight n that used nothing
 while the others used everything. With k its over-quota share is about n (1 + k) of the pool C. A gang of g GPUs
@@ -23,24 +23,24 @@ from dataclasses import dataclass
 from math import inf
 
 from accountant.wire.policy_models import Policy, QueuePolicy, TurnPolicy
-from fairshare.core.queue_tree import PolicyTree
-from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem
+from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem, PolicyTree
 from fairshare.laws.division import divide, fair_shares
 from fairshare.laws.feedback_laws import LawQueue, LawQueues, Memory
 
 Shares = Callable[[LawQueues, Mapping[str, float]], dict[str, float]]
 _TURN_HALVINGS = 12
 _LEAD = 0.25
-"""A queue must be owed this part of a gang's GPU-hours in one turn more than the queue that would make room."""
+"""Minimum lead for a turn, as a part of the GPU-hours that the gang uses in one turn: the queue must be owed this much
+more than the queue that makes room."""
 
 
 @dataclass(frozen=True, slots=True)
 class GangTurn:
     """The queue that has its turn, and until when.
 
-    weights: the weights of all siblings.
+    weights: weights of all siblings.
     shares: the resulting GPUs by queue.
-    kept: state to store, by queue."""
+    kept: the state of the turn, by queue, as a part of the law's `Memory`."""
 
     queue: str
     until_ms: int
@@ -60,7 +60,7 @@ def turn_now(
 ) -> GangTurn | None:
     """Return the present turn, or one that begins now. None means that the smooth `weights` apply.
 
-    owed: GPU-hours by queue, which decide whose turn it is.
+    owed: GPU-hours that each queue is owed. The queue that is owed most gets the next turn.
     name: the queue whose turn is in progress according to `memory`."""
     if name is not None and name in weights:
         before = memory[name]
@@ -68,14 +68,14 @@ def turn_now(
     waiting = gang_lumps(siblings, policy)
     if not waiting:
         return None
-    smooth = shares_under(siblings, weights)
+    shares = shares_under(siblings, weights)
     for member in sorted(waiting, key=lambda m: (-owed[m.name], m.name)):
         wanted = member.allocated + member.gang
-        if wanted <= smooth[member.name]:
+        if wanted <= shares[member.name]:
             continue
-        holders = [owed[m.name] for m in siblings.members if m.name != member.name and m.allocated > 0]
+        owed_to_holders = [owed[m.name] for m in siblings.members if m.name != member.name and m.allocated > 0]
         lead = _LEAD * member.gang * policy.min_turn / 3600
-        if owed[member.name] <= 0 or (holders and owed[member.name] <= min(holders) + lead):
+        if owed[member.name] <= 0 or (owed_to_holders and owed[member.name] <= min(owed_to_holders) + lead):
             return None  # a queue that is owed less has no better claim
         others = _boost(siblings, weights, member.name, wanted, policy.ratio)
         if others is not None:
@@ -86,37 +86,39 @@ def turn_now(
 
 def gang_lumps(siblings: LawQueues, policy: TurnPolicy) -> list[LawQueue]:
     """Return the queues whose smallest pending gang may need a turn because of its size."""
-    least = policy.lump * siblings.pool
-    if max(siblings.columns.gangs) <= least or policy.ratio <= 0:
+    threshold = policy.lump * siblings.pool
+    if max(siblings.columns.gangs) <= threshold or policy.ratio <= 0:
         return []
-    return [m for m in siblings.members if m.gang > least and _may_take_turns(m, siblings.pool)]
+    return [m for m in siblings.members if m.gang > threshold and _may_take_turns(m, siblings.pool)]
 
 
 def under_way(memory: Memory, now_ms: int, siblings: Collection[str]) -> str | None:
-    """Return the sibling that has its turn, or None. `memory` is that of the whole tree, in which other siblings may
-    have turns of their own."""
-    turning = [name for name, kept in memory.items() if kept.get("turn_until_ms", 0.0) > now_ms]
+    """Return the sibling that has its turn, or None.
+
+    memory: the law's state for the whole tree, in which other siblings may have turns of their own."""
+    turning = [name for name, state in memory.items() if state.get("turn_until_ms", 0.0) > now_ms]
     return min([name for name in turning if name in siblings], default=None)
 
 
 def shares_under(siblings: LawQueues, weights: Mapping[str, float]) -> dict[str, float]:
-    """Return fair shares in whole GPUs under these weights, as the scheduler divides."""
+    """Return the shares in whole GPUs that the scheduler's division gives with these weights."""
     claims = tuple(Claim(m.name, m.requested, m.deserved, m.limit, weights[m.name]) for m in siblings.members)
     return dict(divide(DivisionProblem("turn", siblings.pool, 0.0, claims), kai_compat=True).shares)
 
 
 def fluid_shares(siblings: LawQueues, weights: Mapping[str, float]) -> dict[str, float]:
-    """Return fair shares without rounding; a gang that fits into these fits safely."""
+    """Return the shares without rounding. A gang that fits into them also fits after rounding."""
     members = siblings.members
-    asked = [m.requested if m.limit < 0 else min(m.requested, m.limit) for m in members]
+    requested = [m.requested if m.limit < 0 else min(m.requested, m.limit) for m in members]
     quotas = [inf if m.deserved < 0 else m.deserved for m in members]
-    shares = fair_shares(siblings.pool, asked, quotas, [weights[m.name] for m in members])
+    shares = fair_shares(siblings.pool, requested, quotas, [weights[m.name] for m in members])
     return {m.name: share for m, share in zip(members, shares, strict=True)}
 
 
 def turn_weights(weights: Mapping[str, float], queue: str, others: float, ratio: float) -> dict[str, float]:
-    """Return weights in which `queue` has the largest and each other keeps the part `others` of its own, at least 1 /
-    ratio."""
+    """Return the weights of a turn: `queue` gets the largest weight, each other queue the part `others` of its own.
+
+    No positive weight is below 1 / ratio of the largest."""
     top = max(weights.values())
     return {
         name: top if name == queue else max(weight * others, top / ratio) if weight > 0 else 0.0
@@ -125,16 +127,16 @@ def turn_weights(weights: Mapping[str, float], queue: str, others: float, ratio:
 
 
 def _may_take_turns(member: LawQueue, pool: float) -> bool:
-    """Return whether weights could ever admit the queue's smallest pending gang."""
+    """Return whether the queue's smallest pending gang fits into the pool and the queue's limit at all."""
     most = pool if member.limit < 0 else min(pool, member.limit)
     return member.weight > 0 and member.allocated + member.gang <= most
 
 
 def _boost(siblings: LawQueues, weights: Mapping[str, float], queue: str, wanted: float, ratio: float) -> float | None:
-    """Return the largest part of their weights that the others may keep if `queue` is to get `wanted` GPUs.
+    """Return the largest part of their weights that the others may keep so that `queue` gets `wanted` GPUs.
 
-    The share is computed before rounding if possible, otherwise after it. Returns None if even the full ratio is not
-    enough."""
+    Shares before rounding decide if they can reach `wanted`, otherwise those after rounding. Returns None if even the
+    full ratio is not enough."""
     for shares in (fluid_shares, shares_under):
 
         def admits(others: float, shares: Shares = shares) -> bool:
@@ -152,14 +154,15 @@ def _boost(siblings: LawQueues, weights: Mapping[str, float], queue: str, wanted
 def _turn(
     siblings: LawQueues, weights: Mapping[str, float], queue: str, others: float, until_ms: int, ratio: float
 ) -> GangTurn:
-    out = turn_weights(weights, queue, others, ratio)
+    """Return the turn of `queue`; the others keep the part `others` of their weights."""
+    boosted = turn_weights(weights, queue, others, ratio)
     left_min = max(0, until_ms - siblings.now_ms) // 60_000
     notes = {
         name: f"its turn for {left_min} more min" if name == queue else f"{queue} has its turn for {left_min} more min"
-        for name in out
+        for name in boosted
     }
-    kept = {queue: {"turn_until_ms": float(until_ms), "others": others}}
-    return GangTurn(queue, until_ms, out, shares_under(siblings, out), notes, kept)
+    state = {queue: {"turn_until_ms": float(until_ms), "others": others}}
+    return GangTurn(queue, until_ms, boosted, shares_under(siblings, boosted), notes, state)
 
 
 MOST_K = 1000.0
@@ -168,11 +171,11 @@ _REACH_HALVINGS = 40
 
 @dataclass(frozen=True, slots=True)
 class GangReach:
-    """The largest share of a queue for one gang.
+    """The largest share that a queue can reach for one gang, in GPUs.
 
-    static: GPUs without history.
-    best: the most that the configured law can give.
-    needed_k: the smallest k that admits the gang, None if none does."""
+    static: its share without history.
+    best: the largest share that the configured law can give.
+    needed_k: the smallest k with which the law KAI admits the gang, None if no k does."""
 
     queue: str
     gang: float
@@ -186,7 +189,7 @@ class GangReach:
         return self.best >= self.gang
 
     def sentence(self, held: float = 0.0) -> str:
-        """Describe the reach in a sentence. `held` is the part of `gang` that the queue already has for other jobs."""
+        """Describe the reach in a sentence. held: the part of `gang` that the queue already has for other jobs."""
         head = f"a gang of {self.gang - held:g} GPUs in {self.queue!r}"
         if held > 0:
             head = f"{head}, beside the {held:g} that it holds,"
@@ -196,10 +199,10 @@ class GangReach:
             return f"{head} is larger than its share of {self.static:g}; history can lift it to {self.best:g}"
         if self.needed_k is None:
             return f"{head} can never be admitted: no history lifts its share of {self.static:g} above {self.best:g}"
-        cure = f"k >= {self.needed_k:.3f} would do"
+        remedy = f"k >= {self.needed_k:.3f} would do"
         if self.law != "kai":
-            cure = f"law `deficit` gives turns within its ratio, law `kai` would need k >= {self.needed_k:.3f}"
-        return f"{head} is never admitted by the configured law: its share reaches at most {self.best:g}; {cure}"
+            remedy = f"law `deficit` gives turns within its ratio, law `kai` would need k >= {self.needed_k:.3f}"
+        return f"{head} is never admitted by the configured law: its share reaches at most {self.best:g}; {remedy}"
 
 
 def gang_reach(policy: Policy, gpus: float, queue: str, gang: float) -> GangReach:
@@ -229,20 +232,23 @@ def _least_k(policy: Policy, gpus: float, own: QueuePolicy, gang: float) -> floa
 
 
 def _share(policy: Policy, gpus: float, own: QueuePolicy, gang: float, k: float, ratio: float | None = None) -> float:
-    """Return the share of `own` if it used nothing and its siblings used everything, divided by their weights."""
+    """Return the share of `own` if it used nothing, and if its siblings used everything in proportion to their
+    weights.
+
+    ratio: limits the weights of the siblings to the queue's own weight over this ratio."""
     above = {queue.name for queue in PolicyTree(policy).upwards(own.name)}
     claims = []
     for each in policy.queues:
         siblings = [other for other in policy.queues if other.parent == each.parent and other.name not in above]
-        whole = sum(other.weight for other in siblings)
-        used = 0.0 if each.name in above or whole == 0 else each.weight / whole
-        asks = gang if each.name == own.name else inf if each.name not in above else gpus
+        total_weight = sum(other.weight for other in siblings)
+        usage = 0.0 if each.name in above or total_weight == 0 else each.weight / total_weight
+        request = gang if each.name == own.name else inf if each.name not in above else gpus
         weight = each.weight
         if ratio is not None and each.name not in above and each.parent == own.parent:
             weight = min(weight, own.weight / ratio)
         claims.append(
             Claim(
-                each.name, min(asks, 1e12), each.deserved, each.limit, weight, used, each.priority,
+                each.name, min(request, 1e12), each.deserved, each.limit, weight, usage, each.priority,
                 parent=each.parent,
             )
         )  # fmt: skip
@@ -250,7 +256,7 @@ def _share(policy: Policy, gpus: float, own: QueuePolicy, gang: float, k: float,
 
 
 def _in_turn(policy: Policy, gpus: float, own: QueuePolicy, gang: float) -> float:
-    """Return the share in a turn in which its siblings' weights are at the lowest that the ratio allows."""
+    """Return the queue's share in a turn that reduces its siblings' weights as far as the ratio allows."""
     if policy.turns.ratio <= 0 or gang <= policy.turns.lump * gpus or UNLIMITED < own.limit < gang:
         return 0.0
     return _share(policy, gpus, own, gang, 0.0, policy.turns.ratio)

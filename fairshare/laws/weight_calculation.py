@@ -1,8 +1,8 @@
 """Computes entitlements and weights for the whole queue tree, and applies budgets that are used up.
 
-The policy's law returns the weights for every set of siblings. They are then limited by the policy's bounds:
-multipliers of the configured weight, largest step, hold-down and deadband. Only a turn may exceed the bounds. Every
-intermediate value is kept in `Explanation`. Equal inputs give equal weights, in any order.
+The policy's law returns the weights for every set of siblings. The policy's bounds then limit them: multipliers of the
+configured weight, largest step, hold-down and deadband. Only a turn may exceed the bounds. `Explanation` holds every
+intermediate value. Equal inputs give equal weights, in any order.
 
 KAI's arithmetic is corrected deliberately in two places:
 
@@ -15,9 +15,9 @@ KAI's arithmetic is corrected deliberately in two places:
 A used-up budget removes only the over-quota weight. The deserved quota is a guarantee and stays. A budget whose spend
 is unknown, because some of its time has no price, has no effect.
 
-`weigh_pools` computes weights separately for each part of a cluster that its scheduler keeps apart. With KAI these are
-scheduling shards. The queues of a shard divide only the GPUs of its nodes, minus those that pods of other schedulers
-hold. Their history is relative to the shard's part of the cluster's capacity."""
+A scheduler may divide parts of a cluster separately. With KAI these are scheduling shards. The queues of a shard divide
+only the GPUs of its nodes, minus those that pods of other schedulers hold. Their history is relative to the shard's
+part of the cluster's capacity."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from fairshare.core.queues_and_weights import (
     Shard,
     Standing,
     Weight,
-    scaled,
+    scale_capacity,
 )
 from fairshare.laws.deficit_law import Deficit
 from fairshare.laws.division import divide
@@ -72,57 +72,51 @@ class UsageRatio:
     u: float
 
 
-def effective_s(length_s: float, half_life_s: float | None) -> float:
-    """Return how many seconds of full use a window of this length represents: its length, or ∫ 2^(-age / half-life)
-    over it."""
+def effective_length_s(length_s: float, half_life_s: float | None) -> float:
+    """Return the seconds of full use that a window of this length represents: its length, or the integral of
+    2^(-age / half-life) over it."""
     if half_life_s is None:
         return float(length_s)
     return half_life_s / log(2) * (1 - exp2(-length_s / half_life_s))
 
 
 def usage_ratios(policy: Policy, window: UsageWindow, gpus: float) -> dict[str, UsageRatio]:
-    """Return U of every queue: its usage over its part of the capacity.
-
-    The divisor is its parent's part of the capacity, or what the siblings used if that is more."""
+    """Return U of every queue: its usage over its parent's part of the capacity, or over the usage of all its siblings
+    if that is more."""
     queues = {queue.name: queue for queue in policy.queues}
     usage = {name: window.usage.get(name, 0) for name in queues}
-    together: dict[str | None, int] = {}
+    siblings_usage: dict[str | None, int] = {}
     for name, queue in queues.items():
-        together[queue.parent] = together.get(queue.parent, 0) + usage[name]
+        siblings_usage[queue.parent] = siblings_usage.get(queue.parent, 0) + usage[name]
     part = static_parts(policy, gpus)
     ratios = {}
     for name, queue in queues.items():
-        own = window.capacity * (part[queue.parent] if queue.parent is not None else 1.0)
-        capacity = max(own, float(together[queue.parent]))
+        of_parent = window.capacity * (part[queue.parent] if queue.parent is not None else 1.0)
+        capacity = max(of_parent, float(siblings_usage[queue.parent]))
         ratios[name] = UsageRatio(usage[name], capacity, usage[name] / capacity if capacity > 0 else 0.0)
     return ratios
 
 
 def static_parts(policy: Policy, gpus: float) -> dict[str, float]:
     """Return the part of the cluster (0..1) of each queue by quota and weight, if every queue requested everything."""
+
+    def thousandths(quantity: float) -> float:
+        return UNLIMITED if quantity == UNLIMITED else quantity * _THOUSANDTHS
+
     claims = tuple(
         Claim(
-            queue.name,
-            inf,
-            _scaled(queue.deserved),
-            _scaled(queue.limit),
-            queue.weight,
-            0.0,
-            queue.priority,
+            queue.name, inf, thousandths(queue.deserved), thousandths(queue.limit), queue.weight, 0.0, queue.priority,
             parent=queue.parent,
         )
         for queue in policy.queues
-    )
+    )  # fmt: skip
     shares = divide(DivisionProblem("parts", gpus * _THOUSANDTHS, 0.0, claims)).shares
     return {name: min(1.0, share / (gpus * _THOUSANDTHS)) for name, share in shares.items()}
 
 
-def _scaled(quantity: float) -> float:
-    return UNLIMITED if quantity == UNLIMITED else quantity * _THOUSANDTHS
-
-
 def requests(queues: Mapping[str, QueuePolicy], standings: Mapping[str, Standing]) -> dict[str, float]:
-    """Return the request of each queue. A queue that the target does not know requests the sum of its children."""
+    """Return the requested GPUs of each queue. A queue without an object in the target requests the sum of its
+    children's requests."""
     children: dict[str, list[str]] = {}
     for name, queue in queues.items():
         if queue.parent is not None:
@@ -140,8 +134,8 @@ def requests(queues: Mapping[str, QueuePolicy], standings: Mapping[str, Standing
 class WeightResult:
     """The result of one cycle, sorted by queue.
 
-    entitlements: the entitlement of every queue of the policy.
-    weights: the weights of the queues that exist in the target.
+    entitlements: of every queue of the policy.
+    weights: of the queues that exist in the target.
     memory: the law's state for the next cycle."""
 
     entitlements: tuple[Entitlement, ...]
@@ -162,92 +156,185 @@ class WantedWeight:
     turn: bool
 
 
-def calculate_weights(
-    policy: Policy,
-    window: UsageWindow,
-    standings: Mapping[str, Standing],
-    gpus: float,
-    now_ms: int,
-    memory: Memory | None = None,
-    exhausted: frozenset[str] = frozenset(),
-    devices: float | None = None,
-) -> WeightResult:
-    """Compute the entitlements and weights of one cycle.
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The GPUs that the queues of one shard divide.
+
+    queues: the policy's queues of this shard.
+    part: its part of the cluster's capacity, 0..1."""
+
+    queues: tuple[str, ...]
+    gpus: float
+    part: float
+
+
+def pools(shards: Sequence[Shard], nodes: Sequence[Object], gpus: float) -> tuple[Pool, ...]:
+    """Return the GPUs of each shard; empty if the cluster is divided as one.
+
+    nodes: the nodes that accept work, without lost GPUs.
+    gpus: the total of these nodes."""
+    result = []
+    for shard in shards:
+        listed = gpus
+        if shard.nodes is not None:
+            listed = gpus_of_nodes([node for node in nodes if node["metadata"]["name"] in shard.nodes])
+        result.append(Pool(shard.queues, max(0.0, listed - shard.taken), listed / gpus if gpus > 0 else 0.0))
+    return tuple(result)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightInputs:
+    """All inputs of `calculate_weights`.
 
     window: the usage of a queue in it includes that of its descendants.
     standings: by policy queue, of queues that have an object in the target.
     gpus: the GPUs to divide, > 0.
-    memory: what the law stored in the previous cycle; None or empty at first.
+    memory: the law's state from the previous cycle; empty at first.
     exhausted: queues whose budget is used up; they get their quota only.
     devices: physical GPUs behind `gpus`. It differs from `gpus` if shared GPUs are listed once per replica. None means
-        equal."""
+        equal.
+    pools: the parts of the cluster that are divided separately; empty if `gpus` are divided as one."""
+
+    policy: Policy
+    window: UsageWindow
+    standings: Mapping[str, Standing]
+    gpus: float
+    now_ms: int
+    memory: Memory = field(default_factory=dict)
+    exhausted: frozenset[str] = frozenset()
+    devices: float | None = None
+    pools: tuple[Pool, ...] = ()
+
+
+def calculate_weights(inputs: WeightInputs) -> WeightResult:
+    """Compute the entitlements and weights of one cycle, pool by pool.
+
+    A queue that belongs to no pool gets the sum of what its children get."""
+    if not inputs.pools:
+        return _undivided(inputs)
+    policy, standings = inputs.policy, inputs.standings
+    entitlements: dict[str, Entitlement] = {}
+    memory: dict[str, Mapping[str, float]] = {}
+    weights: list[Weight] = []
+    for pool in inputs.pools:
+        pool_policy = _policy_of(policy, pool)
+        if not pool_policy.queues:
+            continue
+        if pool.gpus <= 0:
+            entitlements |= {queue.name: _no_entitlement(queue, standings) for queue in pool_policy.queues}
+            continue
+        result = _undivided(
+            replace(
+                inputs,
+                policy=pool_policy,
+                window=scale_capacity(inputs.window, pool.part),
+                standings={name: standing for name, standing in standings.items() if name in pool.queues},
+                gpus=pool.gpus,
+                devices=None if inputs.devices is None else inputs.devices * pool.gpus / inputs.gpus,
+            )
+        )
+        entitlements |= {each.queue: each for each in result.entitlements}
+        memory |= result.memory
+        weights += result.weights
+    for queue in policy.queues:
+        if queue.name not in entitlements:
+            entitlements[queue.name] = _sum_of_children(policy, queue, entitlements, standings)
+    weights.sort(key=lambda weight: weight.queue)
+    return WeightResult(tuple(entitlements[name] for name in sorted(entitlements)), tuple(weights), memory)
+
+
+def _policy_of(policy: Policy, pool: Pool) -> Policy:
+    """Return the policy with only the pool's queues; a queue whose parent is not in this pool is a root."""
+    names = set(pool.queues)
+    queues = tuple(
+        queue if queue.parent in names else queue.model_copy(update={"parent": None})
+        for queue in policy.queues
+        if queue.name in names
+    )
+    return policy.model_copy(update={"queues": queues})
+
+
+def _no_entitlement(queue: QueuePolicy, standings: Mapping[str, Standing]) -> Entitlement:
+    standing = standings.get(queue.name, Standing(0.0, 0.0))
+    return Entitlement(queue.name, queue.parent, 0.0, 0.0, 0.0, standing.requested, standing.allocated, queue.deserved)
+
+
+def _sum_of_children(
+    policy: Policy, queue: QueuePolicy, entitlements: Mapping[str, Entitlement], standings: Mapping[str, Standing]
+) -> Entitlement:
+    """Return the entitlement of a queue that groups queues of several pools."""
+    children = [
+        entitlements[child.name] for child in policy.queues if child.parent == queue.name and child.name in entitlements
+    ]
+    empty = _no_entitlement(queue, standings)
+    return replace(
+        empty,
+        gpus=fsum(child.gpus for child in children),
+        without_history=fsum(child.without_history for child in children),
+        requested=max(empty.requested, fsum(child.requested for child in children)),
+        allocated=max(empty.allocated, fsum(child.allocated for child in children)),
+    )
+
+
+def _undivided(inputs: WeightInputs) -> WeightResult:
+    """Compute entitlements and weights for GPUs that are divided as one, without regard to `inputs.pools`."""
+    policy, standings, gpus, exhausted = inputs.policy, inputs.standings, inputs.gpus, inputs.exhausted
     queues = {
-        queue.name: _as_it_stands(queue, standings.get(queue.name), exhausted)
+        queue.name: _with_limits(queue, standings.get(queue.name), exhausted)
         for queue in sorted(policy.queues, key=lambda queue: queue.name)
     }
-    ratios = usage_ratios(policy, window, gpus)
-    asked = requests(queues, standings)
+    ratios = usage_ratios(policy, inputs.window, gpus)
+    requested = requests(queues, standings)
     parts = static_parts(policy, gpus)
     law = law_of(policy)
-    listed = gpus / devices if devices else 1.0
+    replicas = gpus / inputs.devices if inputs.devices else 1.0
     weights: list[Weight] = []
-    kept: dict[str, Mapping[str, float]] = {}
+    memory: dict[str, Mapping[str, float]] = {}
     for (parent, _), group in _sibling_sets(queues, standings).items():
-        room = parts[parent] if parent is not None else 1.0
+        parent_part = parts[parent] if parent is not None else 1.0
         members = [
             LawQueue(
-                queue.name, queue.weight, parts[queue.name] / room if room > 0 else 0.0, ratios[queue.name].u,
-                asked[queue.name], standings[queue.name].allocated, queue.deserved, queue.limit,
-                standings[queue.name].gang, standings[queue.name].weight, standings[queue.name].reclaims,
+                queue.name, queue.weight, parts[queue.name] / parent_part if parent_part > 0 else 0.0,
+                ratios[queue.name].u, requested[queue.name], standings[queue.name].allocated, queue.deserved,
+                queue.limit, standings[queue.name].gang, standings[queue.name].weight, standings[queue.name].reclaims,
             )
             for queue in group
         ]  # fmt: skip
-        span_s = _span_s(policy.window, window, ratios[members[0].name], gpus * room / listed)
-        siblings = LawQueues(LawColumns.of(members), gpus * room, span_s, now_ms)
-        wishes, remembered = wanted_weight(law, siblings, policy, memory or {})
-        kept |= remembered
-        weights += [
-            _explain(
-                queue,
-                policy,
-                ratios[queue.name],
-                wishes[queue.name],
-                standings[queue.name],
-                now_ms,
-                exhausted=queue.name in exhausted,
-            )
-            for queue in group
-        ]
+        span_s = _span_s(policy.window, inputs.window, ratios[members[0].name], gpus * parent_part / replicas)
+        siblings = LawQueues(LawColumns.of(members), gpus * parent_part, span_s, inputs.now_ms)
+        wanted, siblings_memory = wanted_weights(law, siblings, policy, inputs.memory)
+        memory |= siblings_memory
+        weights += [_pace_weight(queue, inputs, ratios[queue.name], wanted[queue.name]) for queue in group]
     weights.sort(key=lambda weight: weight.queue)
-    claims = _claims(queues, asked, ratios)
-    due = _due(law, claims, gpus, weights)
-    without = divide(DivisionProblem("static", gpus, 0.0, claims)).shares
-    entitlements = tuple(
-        Entitlement(
-            name,
-            queue.parent,
-            due[name],
-            without[name],
-            ratios[name].u,
-            asked[name],
-            standings[name].allocated if name in standings else 0.0,
-            queue.deserved,
+    claims = tuple(
+        Claim(
+            name, requested[name], queue.deserved, queue.limit, queue.weight, ratios[name].u, queue.priority,
+            parent=queue.parent,
         )
         for name, queue in queues.items()
-    )
-    return WeightResult(entitlements, tuple(weights), kept)
+    )  # fmt: skip
+    with_history = _with_history(law, claims, gpus, weights)
+    without_history = divide(DivisionProblem("static", gpus, 0.0, claims)).shares
+    entitlements = tuple(
+        Entitlement(
+            name, queue.parent, with_history[name], without_history[name], ratios[name].u, requested[name],
+            standings[name].allocated if name in standings else 0.0, queue.deserved,
+        )
+        for name, queue in queues.items()
+    )  # fmt: skip
+    return WeightResult(entitlements, tuple(weights), memory)
 
 
-def _as_it_stands(queue: QueuePolicy, standing: Standing | None, exhausted: frozenset[str]) -> QueuePolicy:
+def _with_limits(queue: QueuePolicy, standing: Standing | None, exhausted: frozenset[str]) -> QueuePolicy:
     """Return the queue with the limits from its budget and from the quota that its scheduler has for it."""
-    changed: dict[str, float] = {"weight": 0.0} if queue.name in exhausted else {}
+    update: dict[str, float] = {"weight": 0.0} if queue.name in exhausted else {}
     if (
         standing is not None
         and standing.most != UNLIMITED
         and (queue.limit == UNLIMITED or standing.most < queue.limit)
     ):
-        changed["limit"] = standing.most
-    return queue.model_copy(update=changed) if changed else queue
+        update["limit"] = standing.most
+    return queue.model_copy(update=update) if update else queue
 
 
 def law_of(policy: Policy) -> Law:
@@ -262,91 +349,91 @@ def law_of(policy: Policy) -> Law:
 
 
 def _span_s(spec: WindowSpec, window: UsageWindow, ratio: UsageRatio, gpus: float) -> float:
-    """Return the number of seconds for which U of `gpus` GPUs equals the used GPU time.
+    """Return the seconds of the window, so that U times `gpus` times these seconds is the used GPU time.
 
-    It is derived from the window's capacity, because a window reaches back only to the first record, and the cluster
-    may have had another size. If the window is not in GPU time, the present size and the full window are assumed.
+    The window's capacity determines them, because a window reaches back only to the first record, and the cluster may
+    have had another size. For a window that is not in GPU time, the present size and the full window are assumed.
 
     A window may contain the usage of several clusters. This cluster then repays its part of a debt, which is its part
     of their capacity. Together the clusters repay the debt once."""
     if window.unit != "gpu_us" or gpus <= 0:
-        return effective_s(spec.size, spec.half_life)
+        return effective_length_s(spec.size, spec.half_life)
     part = window.own.capacity / window.capacity if isinstance(window, FleetWindow) else 1.0
     return ratio.capacity * part / (gpus * US_PER_MS * MS_PER_SECOND)
 
 
-def wanted_weight(
+def wanted_weights(
     law: Law, siblings: LawQueues, policy: Policy, memory: Memory
 ) -> tuple[dict[str, WantedWeight], Memory]:
-    """Return the weight that the law wants for every sibling, within the policy's multipliers and before pace; and its
-    memory.
+    """Return the weight that the law wants for every sibling, within the policy's multipliers and before pace, and the
+    law's state for the next cycle.
 
     With a relative law, a queue that does not compete gets the weight that it would have if all competed. The scheduler
     may need this weight before the next cycle."""
-    wants_more = dict(zip(siblings.columns.names, competing(siblings), strict=True))
-    wishes: dict[str, WantedWeight] = {}
-    kept: dict[str, Mapping[str, float]] = {}
-    for some, verdict, names, values in law_results(law, siblings, policy, memory):
-        kept |= verdict.memory
-        weights, n = verdict.weights, dict(zip(some.columns.names, normalised(some), strict=True))
+    competes = dict(zip(siblings.columns.names, competing(siblings), strict=True))
+    wanted: dict[str, WantedWeight] = {}
+    new_memory: dict[str, Mapping[str, float]] = {}
+    for compared, result, names, values in law_results(law, siblings, policy, memory):
+        new_memory |= result.memory
+        weights, n = result.weights, dict(zip(compared.columns.names, normalised(compared), strict=True))
         for name, value in zip(names, values, strict=True):
-            wishes[name] = WantedWeight(
-                value, weights[name], n[name], wants_more[name], verdict.traces.get(name, {}),
-                verdict.notes.get(name, ""), verdict.turn is not None,
+            wanted[name] = WantedWeight(
+                value, weights[name], n[name], competes[name], result.traces.get(name, {}),
+                result.notes.get(name, ""), result.turn is not None,
             )  # fmt: skip
-    return wishes, kept
+    return wanted, new_memory
 
 
-Ruling = tuple[LawQueues, LawResult, Sequence[str], Sequence[float]]
-"""The result of a law among some siblings: the siblings, the result, and the weights within the multipliers."""
+BoundedResult = tuple[LawQueues, LawResult, Sequence[str], Sequence[float]]
+"""One call of a law: the siblings that it compared, its result, and names with weights within the multipliers."""
 
 
-def law_results(law: Law, siblings: LawQueues, policy: Policy, memory: Memory) -> Iterator[Ruling]:
-    """Yield the result of each call of the law. Every sibling is in one of the results."""
+def law_results(law: Law, siblings: LawQueues, policy: Policy, memory: Memory) -> Iterator[BoundedResult]:
+    """Yield each call of the law with its result. Exactly one of the results contains the weight of a sibling."""
     bounds, columns = policy.bounds, siblings.columns
     if not law.relative:
-        verdict = law(siblings, memory)
-        yield siblings, verdict, columns.names, _clamped(verdict, columns.weights, bounds)
+        result = law(siblings, memory)
+        yield siblings, result, columns.names, _clamped(result, columns.weights, bounds)
         return
-    which = competing(siblings)
-    if any(which):
-        some = siblings if all(which) else siblings.only(which)
-        verdict = law(some, memory)
-        weights = some.columns.weights
-        values = rescale(weights, verdict.wanted, bounds)
-        yield some, verdict, some.columns.names, list(map(rounded_to_configured, values, weights))
-    if not all(which):
-        verdict = law(siblings, memory)
-        others = [not wants_more for wants_more in which]
-        values = rescale(columns.weights, verdict.wanted, bounds)
-        mine = map(rounded_to_configured, compress(values, others), compress(columns.weights, others))
-        yield siblings, verdict, list(compress(columns.names, others)), list(mine)
+    competes = competing(siblings)
+    if any(competes):
+        competitors = siblings if all(competes) else siblings.only(competes)
+        result = law(competitors, memory)
+        weights = competitors.columns.weights
+        values = rescale(weights, result.wanted, bounds)
+        yield competitors, result, competitors.columns.names, list(map(rounded_to_configured, values, weights))
+    if not all(competes):
+        result = law(siblings, memory)
+        others = [not each for each in competes]
+        values = rescale(columns.weights, result.wanted, bounds)
+        rounded = map(rounded_to_configured, compress(values, others), compress(columns.weights, others))
+        yield siblings, result, list(compress(columns.names, others)), list(rounded)
 
 
 def competing(siblings: LawQueues) -> list[bool]:
     """Return for each sibling whether it requests more than its quota and its limit allows more."""
     columns = siblings.columns
     return [
-        weight > 0 and deserved != UNLIMITED and asked > deserved and (limit == UNLIMITED or limit > deserved)
-        for weight, deserved, asked, limit in zip(
+        weight > 0 and deserved != UNLIMITED and requested > deserved and (limit == UNLIMITED or limit > deserved)
+        for weight, deserved, requested, limit in zip(
             columns.weights, columns.deserved, columns.requested, columns.limits, strict=True
         )
     ]
 
 
-def _clamped(verdict: LawResult, configured: Sequence[float], bounds: Bounds) -> Sequence[float]:
-    """Return the law's weights within the multipliers of the configured weights; a turn is not clamped."""
-    if verdict.turn is not None:
-        return verdict.wanted
+def _clamped(result: LawResult, configured: Sequence[float], bounds: Bounds) -> Sequence[float]:
+    """Return the law's weights within the multipliers of the configured weights; those of a turn are not limited."""
+    if result.turn is not None:
+        return result.wanted
     least, most = bounds.min_multiplier, bounds.max_multiplier
-    return [_within(wanted, weight, least, most) for wanted, weight in zip(verdict.wanted, configured, strict=True)]
+    return [_within(wanted, weight, least, most) for wanted, weight in zip(result.wanted, configured, strict=True)]
 
 
 @lru_cache(1024)
 def _within(wanted: float, configured: float, least: float, most: float) -> float:
-    """Return a wanted weight within the multipliers of the configured one.
+    """Return the wanted weight, limited to the multipliers of the configured one.
 
-    It is cached, because a law with a quiet zone repeats its result."""
+    The result is cached, because a law with a quiet zone often returns the weights of the previous cycle."""
     return rounded_to_configured(min(max(wanted, configured * least), configured * most), configured)
 
 
@@ -361,56 +448,32 @@ def _sibling_sets(
     return sets
 
 
-def _due(law: Law, claims: tuple[Claim, ...], gpus: float, weights: Sequence[Weight]) -> Mapping[str, float]:
+def _with_history(law: Law, claims: tuple[Claim, ...], gpus: float, weights: Sequence[Weight]) -> Mapping[str, float]:
     """Return the entitlements with history.
 
     With the law KAI they come from KAI's own division with its k. With any other law they come from a division by the
     published weights."""
     if isinstance(law, Kai):
         return divide(DivisionProblem("entitled", gpus, law.k, claims)).shares
-    out = {weight.queue: weight.value for weight in weights}
-    ours = tuple(replace(claim, weight=out.get(claim.name, claim.weight)) for claim in claims)
-    return divide(DivisionProblem("entitled", gpus, 0.0, ours)).shares
+    published = {weight.queue: weight.value for weight in weights}
+    claims = tuple(replace(claim, weight=published.get(claim.name, claim.weight)) for claim in claims)
+    return divide(DivisionProblem("entitled", gpus, 0.0, claims)).shares
 
 
-def _claims(
-    queues: Mapping[str, QueuePolicy], asked: Mapping[str, float], ratios: Mapping[str, UsageRatio]
-) -> tuple[Claim, ...]:
-    return tuple(
-        Claim(
-            name,
-            asked[name],
-            queue.deserved,
-            queue.limit,
-            queue.weight,
-            ratios[name].u,
-            queue.priority,
-            parent=queue.parent,
-        )
-        for name, queue in queues.items()
-    )
-
-
-def _explain(
-    queue: QueuePolicy,
-    policy: Policy,
-    ratio: UsageRatio,
-    wanted: WantedWeight,
-    standing: Standing,
-    now_ms: int,
-    *,
-    exhausted: bool,
-) -> Weight:
+def _pace_weight(queue: QueuePolicy, inputs: WeightInputs, ratio: UsageRatio, wanted: WantedWeight) -> Weight:
     """Return the weight after pacing, with every reason for it."""
+    policy, standing = inputs.policy, inputs.standings[queue.name]
     bounds = policy.bounds
     lower, upper = queue.weight * bounds.min_multiplier, queue.weight * bounds.max_multiplier
     notes: list[str] = []
-    zero = "its budget is exhausted: nothing over its quota" if exhausted else "weight 0 in the policy stays 0"
+    zero = "weight 0 in the policy stays 0"
+    if queue.name in inputs.exhausted:
+        zero = "its budget is exhausted: nothing over its quota"
     move = PacedWeight(0.0, 0.0, (zero,))
     if queue.weight > 0:
         move = PacedWeight(wanted.weight, wanted.weight)  # a turn applies at once: half of it would not admit the gang
         if not wanted.turn:
-            move = pace(wanted.weight, standing, bounds, now_ms)
+            move = pace(wanted.weight, standing, bounds, inputs.now_ms)
         if wanted.n == 1:
             notes.append("alone among its siblings of this priority: there is no history to compare it with")
         elif not wanted.competes:
@@ -452,131 +515,21 @@ def _why(u: float, n: float, notes: Sequence[str]) -> str:
     return "; ".join([f"used {u:.1%} for a share of {n:.1%}, {verdict}", *notes])
 
 
-def acts(policy: Policy) -> bool:
-    """Return whether any budget of the policy changes weights."""
+def budgets_limit_weights(policy: Policy) -> bool:
+    """Return whether the policy has a budget that removes over-quota weights once it is used up."""
     return any(budget.exhausted == "no-over-quota" for budget in policy.budgets)
 
 
-def exhausted(policy: Policy, states: Iterable[BudgetState]) -> frozenset[str]:
+def exhausted_queues(policy: Policy, states: Iterable[BudgetState]) -> frozenset[str]:
     """Return the queues that a used-up budget limits: the budget's own queue, or every queue of its team."""
-    acting = {budget.name: budget for budget in policy.budgets if budget.exhausted == "no-over-quota"}
-    found: set[str] = set()
+    limiting = {budget.name: budget for budget in policy.budgets if budget.exhausted == "no-over-quota"}
+    limited: set[str] = set()
     for state in states:
-        budget = acting.get(state.name)
+        budget = limiting.get(state.name)
         if budget is None or state.spent is None or state.spent < budget.limit:
             continue
         if budget.queue is not None:
-            found.add(budget.queue)
+            limited.add(budget.queue)
         else:
-            found |= {queue.name for queue in policy.queues if queue.team == budget.team}
-    return frozenset(found)
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """The GPUs that the queues of one shard divide.
-
-    queues: the policy's queues of this shard.
-    part: a part of the cluster's capacity, 0..1."""
-
-    queues: tuple[str, ...]
-    gpus: float
-    part: float
-
-
-def pools(shards: Sequence[Shard], nodes: Sequence[Object], gpus: float) -> tuple[Pool, ...]:
-    """Return the GPUs of each shard. The result is empty if the cluster is divided as one.
-
-    nodes: those that accept work, without lost GPUs.
-    gpus: the total of these nodes."""
-    found = []
-    for shard in shards:
-        own = (
-            gpus
-            if shard.nodes is None
-            else gpus_of_nodes([node for node in nodes if node["metadata"]["name"] in shard.nodes])
-        )
-        found.append(Pool(shard.queues, max(0.0, own - shard.taken), own / gpus if gpus > 0 else 0.0))
-    return tuple(found)
-
-
-@dataclass(frozen=True, slots=True)
-class WeightInputs:
-    """All inputs of `calculate_weights`.
-
-    pools: the parts of the cluster that are divided separately. If empty, `gpus` are divided as one."""
-
-    policy: Policy
-    window: UsageWindow
-    standings: Mapping[str, Standing]
-    gpus: float
-    now_ms: int
-    memory: Memory = field(default_factory=dict)
-    exhausted: frozenset[str] = frozenset()
-    devices: float | None = None
-    pools: tuple[Pool, ...] = ()
-
-
-def weigh_pools(of: WeightInputs) -> WeightResult:
-    """Calculate the weights pool by pool. A queue that belongs to no pool gets the sum of what its children get."""
-    policy, standings, gpus = of.policy, of.standings, of.gpus
-    common = (of.now_ms, of.memory, of.exhausted)
-    if not of.pools:
-        return calculate_weights(policy, of.window, standings, gpus, *common, of.devices)
-    due: dict[str, Entitlement] = {}
-    kept: dict[str, Mapping[str, float]] = {}
-    weights: list[Weight] = []
-    for pool in of.pools:
-        own = _policy_of(policy, pool)
-        if not own.queues:
-            continue
-        if pool.gpus <= 0:
-            due |= {queue.name: _nothing(queue.name, queue.parent, queue.deserved, standings) for queue in own.queues}
-            continue
-        seen = scaled(of.window, pool.part)
-        known = {name: standing for name, standing in standings.items() if name in pool.queues}
-        behind = None if of.devices is None else of.devices * pool.gpus / gpus
-        weighing = calculate_weights(own, seen, known, pool.gpus, *common, behind)
-        due |= {each.queue: each for each in weighing.entitlements}
-        kept |= weighing.memory
-        weights += weighing.weights
-    for queue in policy.queues:
-        if queue.name not in due:
-            due[queue.name] = _together(policy, queue.name, due, standings)
-    weights.sort(key=lambda weight: weight.queue)
-    return WeightResult(tuple(due[name] for name in sorted(due)), tuple(weights), kept)
-
-
-def _policy_of(policy: Policy, pool: Pool) -> Policy:
-    """Return the policy with only the pool's queues; a queue whose parent is not in this pool is a root."""
-    names = set(pool.queues)
-    queues = tuple(
-        queue if queue.parent in names else queue.model_copy(update={"parent": None})
-        for queue in policy.queues
-        if queue.name in names
-    )
-    return policy.model_copy(update={"queues": queues})
-
-
-def _nothing(name: str, parent: str | None, deserved: float, standings: Mapping[str, Standing]) -> Entitlement:
-    standing = standings.get(name, Standing(0.0, 0.0))
-    return Entitlement(name, parent, 0.0, 0.0, 0.0, standing.requested, standing.allocated, deserved)
-
-
-def _together(
-    policy: Policy, name: str, due: Mapping[str, Entitlement], standings: Mapping[str, Standing]
-) -> Entitlement:
-    """Return the entitlement of a queue that groups queues of several pools."""
-    queue = next(each for each in policy.queues if each.name == name)
-    children = [due[each.name] for each in policy.queues if each.parent == name and each.name in due]
-    empty = _nothing(name, queue.parent, queue.deserved, standings)
-    return Entitlement(
-        name,
-        queue.parent,
-        fsum(each.gpus for each in children),
-        fsum(each.without_history for each in children),
-        0.0,
-        max(empty.requested, fsum(each.requested for each in children)),
-        max(empty.allocated, fsum(each.allocated for each in children)),
-        queue.deserved,
-    )
+            limited |= {queue.name for queue in policy.queues if queue.team == budget.team}
+    return frozenset(limited)

@@ -1,7 +1,7 @@
-"""Limits how far a published weight moves: multipliers of the configured weight, largest step, hold-down, deadband.
+"""Limits how far a published weight moves in one cycle: largest step, hold-down, deadband, multipliers.
 
-Step, deadband and hold-down determine how far a weight moves in one cycle from the weight in force. Without them a
-scheduler that preempts at every change would thrash."""
+Step, deadband and hold-down limit the distance from the weight in force. Without them a scheduler that preempts at
+every change would thrash. The multipliers limit the distance from the configured weight."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _FORM = f".{DIGITS}g"
 class PacedWeight(NamedTuple):
     """The result of pacing one weight.
 
-    stepped: the furthest point that one cycle may move to.
+    stepped: the weight after the step bound.
     value: the weight to publish.
-    notes: the bounds that limited it."""
+    notes: the bounds that limited it, in words."""
 
     stepped: float
     value: float
@@ -30,15 +30,15 @@ class PacedWeight(NamedTuple):
 
 
 def rounded_weight(value: float) -> float:
-    """Round to six significant digits, which people can read and which never decide a share."""
+    """Round to six significant digits. People can read them, and further digits never decide a share."""
     return float(format(value, _FORM))
 
 
 def pace(target: float, standing: Standing, bounds: Bounds, now_ms: int) -> PacedWeight:
-    """Move for one cycle towards `target` (> 0). A weight that is unset or zero has no step bound and moves there at
+    """Move the weight in force for one cycle towards `target` (> 0). A weight that is unset or zero moves there at
     once."""
-    held = standing.weight
-    stepped, value, left_ms = strides(target, held, standing.changed_ms, standing.direction, bounds, now_ms)
+    current = standing.weight
+    stepped, value, left_ms = paced_values(target, current, standing.changed_ms, standing.direction, bounds, now_ms)
     notes: tuple[str, ...] = ()
     if stepped != target:
         notes = (f"on the way to {target:g}, at most {bounds.max_step:.0%} a cycle",)
@@ -50,7 +50,7 @@ def pace(target: float, standing: Standing, bounds: Bounds, now_ms: int) -> Pace
 
 
 def unpaced(bounds: Bounds) -> bool:
-    """Return whether every weight within the multipliers can be reached in one cycle. `strides` then has no effect."""
+    """Return whether one cycle can reach every weight within the multipliers, so that `paced_values` has no effect."""
     return (
         not bounds.deadband
         and not bounds.hold_down
@@ -58,25 +58,25 @@ def unpaced(bounds: Bounds) -> bool:
     )
 
 
-def strides(
-    target: float, held: float | None, changed_ms: int | None, direction: int, bounds: Bounds, now_ms: int
+def paced_values(
+    target: float, current: float | None, changed_ms: int | None, direction: int, bounds: Bounds, now_ms: int
 ) -> tuple[float, float, int]:
-    """Compute `pace` in numbers, without notes.
+    """Return the weight after the step bound, the weight to publish, and the milliseconds for which the weight may not
+    reverse.
 
-    Returns the furthest point that one cycle may move to, the weight to publish, and for how many milliseconds the
-    weight may not reverse. For held, changed_ms and direction see `Standing`."""
-    if held is None or held <= 0:
+    current: the weight in force. For changed_ms and direction see `Standing`."""
+    if current is None or current <= 0:
         return target, target, 0
     step = bounds.max_step
-    least, most = held * (1 - step) if step < 1 else 0.0, held * (1 + step)
+    least, most = current * (1 - step) if step < 1 else 0.0, current * (1 + step)
     stepped = target if least <= target <= most else rounded_weight(min(max(target, least), most))
-    change = stepped - held
-    if not change or abs(change) <= bounds.deadband * held:
-        return stepped, held, 0
+    change = stepped - current
+    if not change or abs(change) <= bounds.deadband * current:
+        return stepped, current, 0
     if changed_ms is not None and direction == (-1 if change > 0 else 1):
         left_ms = changed_ms + bounds.hold_down * 1000 - now_ms
         if left_ms > 0:
-            return stepped, held, left_ms
+            return stepped, current, left_ms
     return stepped, stepped, 0
 
 
@@ -85,13 +85,13 @@ def rescale(configured: Sequence[float], wanted: Sequence[float], bounds: Bounds
 
     A queue for which the law wants less never gets more. If all wanted weights are zero, the result is the configured
     weights."""
-    asked = fsum(wanted)
-    if asked == 0:
+    wanted_total = fsum(wanted)
+    if wanted_total == 0:
         return list(configured)
     least, most = bounds.min_multiplier, bounds.max_multiplier
     total = fsum(configured)
-    free = total / asked
-    scaled = [free * part for part in wanted]
+    unbounded = total / wanted_total
+    scaled = [unbounded * part for part in wanted]
     for weight, value in zip(configured, scaled, strict=True):
         if not weight * least <= value <= weight * most:
             break
@@ -99,7 +99,7 @@ def rescale(configured: Sequence[float], wanted: Sequence[float], bounds: Bounds
         return scaled
     rows = [(part, weight * least, weight * most) for part, weight in zip(wanted, configured, strict=True)]
 
-    def summed(c: float) -> float:
+    def clamped_sum(c: float) -> float:
         return fsum([min(max(c * part, low), high) for part, low, high in rows])
 
     # The sum grows with c, linearly between the points where a queue reaches a bound.
@@ -107,15 +107,15 @@ def rescale(configured: Sequence[float], wanted: Sequence[float], bounds: Bounds
     first, last = 0, len(corners) - 1
     while first < last:
         middle = (first + last) // 2
-        if summed(corners[middle]) >= total:
+        if clamped_sum(corners[middle]) >= total:
             last = middle
         else:
             first = middle + 1
     c = corners[first]
-    if first > 0 and summed(c) > total:
+    if first > 0 and clamped_sum(c) > total:
         start = corners[first - 1]
-        rise, run = summed(c) - summed(start), c - start
-        c = start + (total - summed(start)) * run / rise
+        rise, run = clamped_sum(c) - clamped_sum(start), c - start
+        c = start + (total - clamped_sum(start)) * run / rise
     return [min(max(c * part, low), high) for part, low, high in rows]
 
 

@@ -1,13 +1,13 @@
-"""Carries out a preemption in the way the workload's scheduler supports.
+"""Stops a victim in the way that its scheduler supports.
 
-Before acting, `EvictionCheck` makes only reads and dry runs. It checks that the object is still the one that was
-decided about, and that its owner has not opted out. It also checks that every disruption budget allows all of its pods
-to be evicted, not only the first.
+Before that, `EvictionCheck` makes only reads and dry runs. It checks that the object is still the one for which the
+decision was made, and that its owner has not opted out. It also checks that every disruption budget allows the eviction
+of all its pods, not only of the first.
 
 Victims are stopped as follows:
 
-- Kueue: `spec.active: false` on the Workload, with the intent in the same patch. `unfinished_preemptions` switches it
-  on again. Its pods are not evicted, because their Job would create new ones while the quota is still held.
+- Kueue: `spec.active: false` on the Workload, with the intent in the same patch. `unfinished_preemptions` activates it
+  again. Its pods are not evicted, because their Job would create new ones while it still has the quota.
 - Volcano: a Command RestartJob. The controller deletes the Command before it acts, so a Command can be lost.
   `unfinished_preemptions` sends it again.
 - Everything else: the Eviction API for each pod, with its uid as precondition.
@@ -28,13 +28,13 @@ from gputally.kubernetes.objects import BUDGET, POD, Cluster, Event, Object, sel
 
 OPT_OUT = "gputally.dev/preempt"
 """Annotation on a pod or Workload: `never` prevents gputally from preempting it."""
-Done = Literal["stopped", "would-stop", "gone", "another", "blocked", "refused", "partly", "unavailable"]
+StopResult = Literal["stopped", "would-stop", "gone", "another", "blocked", "refused", "partly", "unavailable"]
 """The outcome for one victim.
 
 gone: it had already ended.
 another: its name now belongs to another object.
 partly: some of its pods were stopped and some could not be."""
-STOPPED: frozenset[Done] = frozenset({"stopped", "partly"})
+STOPPED: frozenset[StopResult] = frozenset({"stopped", "partly"})
 _ORDINARY = {"Pending", "Running"}
 
 
@@ -45,9 +45,9 @@ class EvictionResult:
     detail: the cluster's message if it failed.
     cause: for `partly`, the outcome of the first pod that stayed."""
 
-    result: Done
+    result: StopResult
     detail: str = ""
-    cause: Done | None = None
+    cause: StopResult | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ class EvictionVeto:
 
 
 class EvictionCheck:
-    """One round of checks before stopping victims.
+    """Checks whether the cluster allows victims to be stopped, for one round of decisions.
 
-    Budgets are read once. The disruptions of earlier victims in the round count."""
+    It reads disruption budgets once, and counts the disruptions of earlier victims in the round."""
 
     def __init__(self, cluster: Cluster, *, try_evictions: bool = True) -> None:
-        """try_evictions: also use the Eviction API in its dry run, which needs the right to evict."""
+        """try_evictions: also make dry runs of the Eviction API, which need the right to evict."""
         self._cluster = cluster
         self._try_evictions = try_evictions
         self._budgets = list_if_served(cluster, BUDGET)
@@ -79,7 +79,7 @@ class EvictionCheck:
 
         Raises ClusterError if the cluster does not answer."""
         if is_whole_object(victim):
-            reason = self._object(victim)
+            reason = self._object_change(victim)
             return EvictionVeto("changed", reason) if reason is not None else None
         spent: dict[tuple[str, str], int] = {}
         for pod in victim.pods:
@@ -87,10 +87,12 @@ class EvictionCheck:
                 obj = self._cluster.get(POD, pod.name, pod.namespace)
             except NotFound:
                 return EvictionVeto("changed", f"its pod {pod.name} is gone already")
-            changed = _changed(obj, pod.uid)
-            held = self._budget(obj, spent) if changed is None else None
-            if changed is not None or held is not None:
-                return EvictionVeto("changed" if held is None else "budget", f"its pod {pod.name} {changed or held}")
+            change = _pod_change(obj, pod.uid)
+            if change is not None:
+                return EvictionVeto("changed", f"its pod {pod.name} {change}")
+            protection = self._budget_protection(obj, spent)
+            if protection is not None:
+                return EvictionVeto("budget", f"its pod {pod.name} {protection}")
             if not self._try_evictions:
                 continue
             try:
@@ -104,7 +106,8 @@ class EvictionCheck:
             self._spent[budget] = self._spent.get(budget, 0) + count
         return None
 
-    def _object(self, victim: Victim) -> str | None:
+    def _object_change(self, victim: Victim) -> str | None:
+        """Return what has changed about the victim's object since the decision; None if nothing that matters."""
         gang = victim.gang
         try:
             obj = self._cluster.get(gang.kind, gang.name, gang.namespace)
@@ -122,7 +125,9 @@ class EvictionCheck:
             return f"it is {phase} already"
         return None
 
-    def _budget(self, pod: Object, spent: dict[tuple[str, str], int]) -> str | None:
+    def _budget_protection(self, pod: Object, spent: dict[tuple[str, str], int]) -> str | None:
+        """Return which disruption budget protects the pod; None if none does. spent: disruptions by this victim, which
+        the pod is added to."""
         if value_at(pod, ("status", "phase")) != "Running":
             return None  # the API server ignores the budget of such a pod too
         metadata = pod["metadata"]
@@ -139,21 +144,20 @@ class EvictionCheck:
         return None
 
 
-def act(cluster: Cluster, victim: Victim, decision: str, now_ms: int) -> EvictionResult:
+def stop_victim(cluster: Cluster, victim: Victim, decision: str, now_ms: int) -> EvictionResult:
     """Stop one victim. decision: the id under which it is recorded."""
-    intent = PreemptionIntent(decision, now_ms)
     if is_whole_object(victim):
-        return _act_on_object(cluster, victim, intent)
-    return _evict(cluster, victim, decision)
+        return _stop_object(cluster, victim, PreemptionIntent(decision, now_ms))
+    return _evict_pods(cluster, victim, decision)
 
 
 def is_whole_object(victim: Victim) -> bool:
-    """Return whether the object of its scheduler is changed instead of its pods."""
+    """Return whether the victim is stopped through its scheduler's object, not by evicting its pods."""
     return victim.gang.kind.kind == "Workload" or victim.gang.kind.api_version.startswith("batch.volcano.sh/")
 
 
 def events(victim: Victim, now_ms: int, *, dry_run: bool) -> Iterator[Event]:
-    """Yield events for the owner: on the workload's object if it has one, and on the stopped pods."""
+    """Yield events for the owner: one on the workload's object if it has one, and one on each stopped pod."""
     reason = "WouldBePreempted" if dry_run else "Preempted"
     kind: Literal["Normal", "Warning"] = "Normal" if dry_run else "Warning"
     gang = victim.gang
@@ -163,10 +167,10 @@ def events(victim: Victim, now_ms: int, *, dry_run: bool) -> Iterator[Event]:
         yield Event(POD, pod.name, pod.namespace, pod.uid, kind, reason, victim.reason, now_ms)
 
 
-def _act_on_object(cluster: Cluster, victim: Victim, intent: PreemptionIntent) -> EvictionResult:
+def _stop_object(cluster: Cluster, victim: Victim, intent: PreemptionIntent) -> EvictionResult:
     gang = victim.gang
-    noted = {PREEMPTION: intent.text(), REASON: victim.reason}
-    change: dict[str, object] = {"metadata": {"uid": gang.uid, "annotations": noted}}
+    annotations = {PREEMPTION: intent.text(), REASON: victim.reason}
+    change: dict[str, object] = {"metadata": {"uid": gang.uid, "annotations": annotations}}
     restarts = gang.kind.kind == "Job"
     if not restarts:
         change["spec"] = {"active": False}
@@ -179,12 +183,12 @@ def _act_on_object(cluster: Cluster, victim: Victim, intent: PreemptionIntent) -
     return EvictionResult("stopped")
 
 
-def _evict(cluster: Cluster, victim: Victim, decision: str) -> EvictionResult:
-    """Evict every pod. If the first one is refused, no further pod is evicted, so that nothing is lost."""
+def _evict_pods(cluster: Cluster, victim: Victim, decision: str) -> EvictionResult:
+    """Evict every pod. If the eviction of the first one fails, no further pod is evicted, so that no work is lost."""
     gone, faults = 0, []
     for pod in victim.pods:
-        noted = {PREEMPTION: decision, REASON: victim.reason}
-        change = {"metadata": {"uid": pod.uid, "annotations": noted}}
+        annotations = {PREEMPTION: decision, REASON: victim.reason}
+        change = {"metadata": {"uid": pod.uid, "annotations": annotations}}
         try:
             cluster.patch(POD, pod.name, pod.namespace, change, field_manager=FIELD_MANAGER)
             cluster.evict(pod.name, pod.namespace, pod.uid)
@@ -203,7 +207,8 @@ def _evict(cluster: Cluster, victim: Victim, decision: str) -> EvictionResult:
     return EvictionResult("stopped") if gone else EvictionResult("gone", "every pod had ended before")
 
 
-def _changed(pod: Object, uid: str) -> str | None:
+def _pod_change(pod: Object, uid: str) -> str | None:
+    """Return what has changed about a pod since the decision; None if nothing that matters."""
     metadata = pod["metadata"]
     if metadata.get("uid", "") != uid:
         return "is another one by now"
@@ -217,7 +222,7 @@ def _changed(pod: Object, uid: str) -> str | None:
 
 
 def _failed(error: ClusterError) -> EvictionResult:
-    results: Sequence[tuple[type[ClusterError], Done]] = (
+    results: Sequence[tuple[type[ClusterError], StopResult]] = (
         (NotFound, "gone"),
         (Conflict, "another"),
         (Blocked, "blocked"),

@@ -1,4 +1,4 @@
-"""Finds idle GPU holders, warns their owners, and selects those whose grace period is over.
+"""Finds pods that do not use their GPUs, warns their owners, and selects those whose grace period is over.
 
 A pod is idle if its GPUs were busy for less than the part `below` of the time, over `sustained` and again over `grace`.
 Unknown and unmetered time counts as busy, so the rule never applies without measured utilisation. A pod that works
@@ -8,9 +8,9 @@ A gang is stopped as a whole if each of its pods is idle. Otherwise only idle su
 average over pods, because one of them may work. Victims count against the limits of all preemptions.
 
 The accountant returns how busy every pod was recently. The owner of each newly idle pod gets an annotation and an
-Event. The time of the warning is kept in memory and, over restarts, in the status ConfigMap. If a pod is no longer
-idle, the warning is withdrawn and its owner informed. While the accountant does not answer, no workload counts as idle,
-and no warning is withdrawn.
+Event. The time of the warning is in memory and, for restarts, in the status ConfigMap. If a pod is no longer idle, the
+warning is withdrawn and its owner gets an Event. While the accountant does not answer, no workload counts as idle, and
+no warning is withdrawn.
 
 A warning that could not be written does not count, so its grace period does not begin. A warning of a dry run says so,
 and does not count once the rule is enforced. This module stops no workload."""
@@ -50,8 +50,7 @@ CLAIMANT = "Idle/"
 
 
 def most_busy(pod: Pod, use: PodUse | None, span_ms: int) -> float:
-    """Return the largest part of the span in which its GPUs can have been busy, 0..1. It is 1 if nothing was
-    measured."""
+    """Return the part of the span (0..1) in which the pod's GPUs were busy at most; 1 if nothing was measured."""
     if use is None:
         return 1.0
     held_us = max(pod.gpus * span_ms * US_PER_MS, use.busy_us + use.idle_us + use.unknown_us)
@@ -59,7 +58,7 @@ def most_busy(pod: Pod, use: PodUse | None, span_ms: int) -> float:
 
 
 def is_idle(rule: IdleReclaimPolicy, pod: Pod, idleness: Idleness) -> bool:
-    """Return whether a pod was ready for all of `sustained` and provably idle, over all of it and lately."""
+    """Return whether the pod was ready and idle for all of the rule's `sustained`, and idle over its `grace` too."""
     lasting_ms, recent_ms = rule.sustained * MS_PER_SECOND, rule.grace * MS_PER_SECOND
     return (
         pod.held
@@ -75,16 +74,16 @@ def idle_parts(rule: IdleReclaimPolicy, gangs: Iterable[Gang], idleness: Idlenes
     for gang in gangs:
         if gang.waits > 0 or _is_exempt(rule.exempt, gang):
             continue
-        found = bundles(gang, now_ms)
-        quiet = [
+        parts = bundles(gang, now_ms)
+        idle = [
             part
-            for part in found
+            for part in parts
             if part.pods and all(is_idle(rule, pod, idleness) and pod.uid not in idleness.exempt for pod in part.pods)
         ]
-        if quiet and len(quiet) == len(found):
-            yield quiet[-1].with_rest(quiet[:-1])  # the core comes last
+        if idle and len(idle) == len(parts):
+            yield idle[-1].with_rest(idle[:-1])  # the core comes last
         else:
-            yield from (part for part in quiet if not part.whole)
+            yield from (part for part in idle if not part.whole)
 
 
 def grace_is_over(rule: IdleReclaimPolicy, part: Bundle, warned: Mapping[str, int], now_ms: int) -> bool:
@@ -106,21 +105,24 @@ def exemption(exempt: IdleExemptions, pod: Object) -> str | None:
 def verdicts(policy: Policy, situation: PreemptionInputs, budget: Budget, taken: set[str]) -> tuple[Verdict, ...]:
     """Return a verdict per gang whose idle parts may be stopped now, in the order of their warnings.
 
-    budget: reduced by each of them.
-    taken: pods and whole gangs that other claims have already selected."""
+    budget: the limits, which each verdict reduces.
+    taken: uids of pods and keys of whole gangs that other claims have already selected."""
     rule, idleness = policy.preemption.idle, situation.idle
     if rule is None or idleness is None or situation.calls_only:
         return ()
     parts: dict[str, list[Bundle]] = {}
     for part in idle_parts(rule, situation.gangs, idleness, situation.now_ms):
-        mine = part.key in taken or any(pod.uid in taken for pod in part.pods)
-        if not mine and grace_is_over(rule, part, idleness.warned, situation.now_ms):
+        selected = part.key in taken or any(pod.uid in taken for pod in part.pods)
+        if not selected and grace_is_over(rule, part, idleness.warned, situation.now_ms):
             parts.setdefault(part.key, []).append(part)
-    since = {key: min(idleness.warned[pod.uid] for part in here for pod in part.pods) for key, here in parts.items()}
-    payers = teams(policy)
+    first_warning = {
+        key: min(idleness.warned[pod.uid] for part in gang_parts for pod in part.pods)
+        for key, gang_parts in parts.items()
+    }
+    team_of = teams(policy)
     return tuple(
-        _verdict(policy, rule, situation, idleness, parts[key], budget, payers)
-        for key in sorted(parts, key=lambda key: (since[key], key))
+        _verdict(policy, rule, situation, idleness, parts[key], budget, team_of)
+        for key in sorted(parts, key=lambda key: (first_warning[key], key))
     )
 
 
@@ -131,31 +133,33 @@ def _verdict(
     idleness: Idleness,
     parts: list[Bundle],
     budget: Budget,
-    payers: Mapping[str, str],
+    team_of: Mapping[str, str],
 ) -> Verdict:
+    """Return the verdict for the idle parts of one gang, and reduce the budget by its victims."""
     gang, key = parts[0].gang, parts[0].key
-    team = payers.get(gang.queue, gang.queue)
+    team = team_of.get(gang.queue, gang.queue)
     victims: list[Victim] = []
-    kept: SparedWorkload | None = None
-    for found in sorted(parts, key=lambda part: tuple(pod.uid for pod in part.pods)):
-        part = replace(found, lost_gpu_hours=_lost(found, idleness))
+    spared: SparedWorkload | None = None
+    for idle_part in sorted(parts, key=lambda part: tuple(pod.uid for pod in part.pods)):
+        part = replace(idle_part, lost_gpu_hours=_lost(idle_part, idleness))
         reason, limit = protected(policy, situation, part), None
         if reason is None:
             denial = budget.refusal(key, team, part.lost_gpu_hours)
             if denial is not None:
                 reason, limit = denial.reason, denial.limit
         if reason is not None:
-            kept = SparedWorkload(key, gang.queue, reason, limit)
+            spared = SparedWorkload(key, gang.queue, reason, limit)
             continue
         budget.spend(past_of(team, part, situation.now_ms))
         victims.append(_victim(team, rule, part, idleness, situation.now_ms))
     gpus = fsum(part.gpus for part in parts)
-    does = f"does not use {gpus:g} GPUs"
     freed = fsum(victim.gpus for victim in victims)
-    reason = f"{does}: {freed:g} are reclaimed" if victims else f"{does}, but {kept.reason if kept else ''}"
-    spared = (kept,) if kept is not None else ()
+    reason = f"does not use {gpus:g} GPUs"
+    reason += f": {freed:g} are reclaimed" if victims else f", but {spared.reason if spared else ''}"
     outcome: Outcome = "preempts" if victims else "denied"
-    return Verdict(CLAIMANT + key, gang.queue, gpus, "idle", outcome, reason, tuple(victims), spared)
+    return Verdict(
+        CLAIMANT + key, gang.queue, gpus, "idle", outcome, reason, tuple(victims), (spared,) if spared else ()
+    )
 
 
 def _victim(team: str, rule: IdleReclaimPolicy, part: Bundle, idleness: Idleness, now_ms: int) -> Victim:
@@ -167,14 +171,14 @@ def _victim(team: str, rule: IdleReclaimPolicy, part: Bundle, idleness: Idleness
 
 
 def idleness_text(rule: IdleReclaimPolicy, part: Bundle, idleness: Idleness) -> str:
-    """Format a text such as `busy at most 1.2 % of the last 120 min, below the 5 % allowed`."""
+    """Describe how idle a part is, for example `busy at most 1.2% of the last 120 min, less than 5 %`."""
     span_ms = rule.sustained * MS_PER_SECOND
     busy = max(most_busy(pod, idleness.lasting.get(pod.uid), span_ms) for pod in part.pods)
     return f"busy at most {busy:.1%} of the last {rule.sustained / 60:g} min, less than {rule.below * 100:g} %"
 
 
 def work_since(part: Bundle) -> int | None:
-    """Return the instant since which its work is not saved; None if unknown."""
+    """Return the time since which the part's work is not saved; None if unknown."""
     starts = [pod.started_ms for pod in part.pods if pod.started_ms is not None]
     since = min(starts, default=part.gang.started_ms)
     saved = part.gang.checkpoint_ms
@@ -182,16 +186,15 @@ def work_since(part: Bundle) -> int | None:
 
 
 def gpu_hours_worked(pod: Pod, use: PodUse | None, since_ms: int, end_ms: int) -> float:
-    """Return the GPU-hours that the pod held in [start_ms, end_ms) and that were not measured idle."""
+    """Return the GPU-hours that the pod held in [since_ms, end_ms) and that were not measured idle."""
     held_us = pod.gpus * max(0, end_ms - since_ms) * US_PER_MS
     return max(0.0, held_us - (use.idle_us if use is not None else 0)) / US_PER_HOUR
 
 
 def _lost(part: Bundle, idleness: Idleness) -> float:
-    """Return the lost work. It is at most that of any victim, and less if the ledger shows that the pod hardly
-    worked."""
-    known = [idleness.worked[pod.uid] for pod in part.pods if pod.uid in idleness.worked]
-    return min(part.lost_gpu_hours, fsum(known)) if len(known) == len(part.pods) else part.lost_gpu_hours
+    """Return the GPU-hours of work that a preemption loses: without idle time if the ledger knows it for every pod."""
+    worked = [idleness.worked[pod.uid] for pod in part.pods if pod.uid in idleness.worked]
+    return min(part.lost_gpu_hours, fsum(worked)) if len(worked) == len(part.pods) else part.lost_gpu_hours
 
 
 def _is_exempt(exempt: IdleExemptions, gang: Gang) -> bool:
@@ -201,17 +204,17 @@ def _is_exempt(exempt: IdleExemptions, gang: Gang) -> bool:
 
 
 WARNING = "gputally.dev/idle-warning"
-"""Annotation on a pod: why, and from when on, it may be reclaimed."""
+"""Annotation on a pod: the reason of the warning, and the time after which its GPUs may be reclaimed."""
 MOST_WARNED = 500
-"""Largest number of pods of a target that are warned at a time."""
-LOOKS = 6
+"""Largest number of pods of a target whose owners are warned at a time."""
+CHECKS_PER_GRACE = 6
 """Number of checks during one grace period. Each queries the accountant for the usage of every pod."""
-MOST_RIPE = 20
-"""Largest number of workloads whose work is looked up in one cycle. The others wait for the next."""
-AGAIN_MS = 10 * MS_PER_MINUTE
+MOST_DUE = 20
+"""Largest number of workloads in one check whose work is queried. The others wait for the next check."""
+EXEMPT_MS = 10 * MS_PER_MINUTE
 """Time after which an exempt pod is checked again."""
 LONGEST_MS = 90 * MS_PER_DAY
-"""How far back work is looked up. Older time counts as work."""
+"""Longest span for which work is queried. Older time counts as work."""
 PodUsage = Callable[[int, int, Sequence[tuple[str, str]]], Mapping[tuple[str, str], Accounts]]
 """Returns GPU time over [start_ms, end_ms) by (namespace, name), of these pods (none given: of all). Raises
 AccountantUnavailable."""
@@ -221,7 +224,7 @@ AccountantUnavailable."""
 class IdleReport:
     """The result of a check.
 
-    idleness: the idleness of pods that may be idle.
+    idleness: the idleness of the pods whose grace period is over; None if nothing was checked.
     events: events for the owners.
     faults: warnings that could not be written."""
 
@@ -231,13 +234,13 @@ class IdleReport:
 
 
 class IdleWatch:
-    """The idle rule of one controller. Not thread-safe."""
+    """Checks pods for idle GPUs, and remembers whose owners were warned. Not thread-safe."""
 
     def __init__(self, usage: PodUsage) -> None:
         self._usage = usage
         self._warned: dict[str, dict[str, tuple[int, Mode]]] = {}
         self._exempt: dict[str, int] = {}
-        self._looked_ms: dict[str, int] = {}
+        self._checked_ms: dict[str, int] = {}
 
     def restore(self, text: str) -> None:
         """Continue from the text that `state` wrote. An invalid text is ignored, and every grace period begins
@@ -253,13 +256,13 @@ class IdleWatch:
     def state(self) -> str:
         """Return the state to keep; empty if no pod is warned."""
         rows: list[Any] = [
-            (target, uid, *noted)
-            for target, here in sorted(self._warned.items())
-            for uid, noted in sorted(here.items())
+            (target, uid, *warning)
+            for target, warnings in sorted(self._warned.items())
+            for uid, warning in sorted(warnings.items())
         ]
         return json.dumps(rows, separators=(",", ":")) if rows else ""
 
-    def look(
+    def check(
         self,
         rule: IdleReclaimPolicy | None,
         mode: Mode,
@@ -269,57 +272,59 @@ class IdleWatch:
         end_ms: int,
         now_ms: int,
     ) -> IdleReport:
-        """Check a target. Between two checks no workload is warned, forgiven or reclaimed.
+        """Check a target. Between two checks no warning is written or withdrawn, and no workload is reclaimed.
 
         mode: the mode of the rule at this target.
-        end_ms: the instant up to which usage is metered."""
+        end_ms: the time up to which usage is metered."""
         if rule is None or mode == "off":
             self._warned.pop(target, None)
             return IdleReport()
-        if now_ms - self._looked_ms.get(target, -rule.grace * MS_PER_SECOND) < rule.grace * MS_PER_SECOND // LOOKS:
+        grace_ms = rule.grace * MS_PER_SECOND
+        if now_ms - self._checked_ms.get(target, -grace_ms) < grace_ms // CHECKS_PER_GRACE:
             return IdleReport()
-        before = {uid: at for uid, (at, noted) in self._warned.get(target, {}).items() if noted == mode}
-        self._exempt = {uid: at for uid, at in self._exempt.items() if now_ms - at < AGAIN_MS}
+        before = {uid: at for uid, (at, warned_in) in self._warned.get(target, {}).items() if warned_in == mode}
+        self._exempt = {uid: at for uid, at in self._exempt.items() if now_ms - at < EXEMPT_MS}
         try:
             measured = self._measured(rule, gangs, end_ms)
         except AccountantUnavailable:
             return IdleReport()
-        self._looked_ms[target] = now_ms
+        self._checked_ms[target] = now_ms
         parts = tuple(idle_parts(rule, gangs, measured, now_ms))
-        still = {pod.uid for part in parts for pod in part.pods}
-        round_ = _Round(rule, mode, cluster, measured, now_ms)
+        idle_uids = {pod.uid for part in parts for pod in part.pods}
+        warnings = _Warnings(rule, mode, cluster, measured, now_ms)
         pods = {pod.uid: pod for gang in gangs for pod in gang.pods if pod.held}
-        for uid in sorted(before.keys() - still):
+        for uid in sorted(before.keys() - idle_uids):
             if uid in pods:
-                round_.forgive(pods[uid])
-        warned = {uid: at for uid, at in before.items() if uid in still}
+                warnings.withdraw(pods[uid])
+        warned = {uid: at for uid, at in before.items() if uid in idle_uids}
         for part in sorted(parts, key=lambda part: (min(warned.get(p.uid, now_ms) for p in part.pods), part.key)):
             for pod in part.pods:
                 new = pod.uid not in warned and pod.uid not in self._exempt and len(warned) < MOST_WARNED
-                if new and round_.warn(part, pod):
+                if new and warnings.warn(part, pod):
                     warned[pod.uid] = now_ms
-        due = [part for part in parts if grace_is_over(rule, part, warned, now_ms)][:MOST_RIPE]
+        due = [part for part in parts if grace_is_over(rule, part, warned, now_ms)][:MOST_DUE]
+        due_uids = {pod.uid for part in due for pod in part.pods}
         for part in due:
-            round_.look_again(part)
-        self._exempt |= dict.fromkeys(round_.exempt, now_ms)
-        self._warned[target] = {uid: (at, mode) for uid, at in warned.items() if uid not in round_.exempt}
-        known = {uid for part in due for uid in (pod.uid for pod in part.pods)}
+            for pod in part.pods:
+                warnings.may_be_warned(pod)  # its owner may have exempted it during the grace period
+        self._exempt |= dict.fromkeys(warnings.exempt, now_ms)
+        self._warned[target] = {uid: (at, mode) for uid, at in warned.items() if uid not in warnings.exempt}
         idleness = Idleness(
             end_ms,
-            {uid: use for uid, use in measured.lasting.items() if uid in known},
-            {uid: use for uid, use in measured.recent.items() if uid in known},
-            {uid: at for uid, at in warned.items() if uid in known},
-            {uid: why for uid, why in round_.exempt.items() if uid in known},
+            {uid: use for uid, use in measured.lasting.items() if uid in due_uids},
+            {uid: use for uid, use in measured.recent.items() if uid in due_uids},
+            {uid: at for uid, at in warned.items() if uid in due_uids},
+            {uid: reason for uid, reason in warnings.exempt.items() if uid in due_uids},
             self._work(due, end_ms),
         )
-        return IdleReport(idleness, tuple(round_.events), tuple(round_.faults))
+        return IdleReport(idleness, tuple(warnings.events), tuple(warnings.faults))
 
     def warned(self, target: str) -> int:
-        """Return the number of pods whose grace period is running."""
+        """Return the number of pods whose owners are warned."""
         return len(self._warned.get(target, {}))
 
     def _measured(self, rule: IdleReclaimPolicy, gangs: Sequence[Gang], end_ms: int) -> Idleness:
-        """Return the idleness of pods that have been ready for long enough. If there is no such pod, the accountant is
+        """Return the idleness of the pods that have been ready for long enough. Without such a pod the accountant is
         not queried."""
         longest_ms = max(rule.sustained, rule.grace) * MS_PER_SECOND
         pods = {
@@ -335,8 +340,8 @@ class IdleWatch:
         return Idleness(end_ms, lasting, recent)
 
     def _work(self, due: Sequence[Bundle], end_ms: int) -> dict[str, float]:
-        """Return the known work that each would lose; empty if the accountant does not answer."""
-        found: dict[str, float] = {}
+        """Return by pod the GPU-hours of work that a preemption would lose; empty if the accountant does not answer."""
+        worked: dict[str, float] = {}
         for part in due:
             since = work_since(part)
             if since is None or since >= end_ms:
@@ -347,13 +352,14 @@ class IdleWatch:
             except AccountantUnavailable:
                 continue
             for pod in part.pods:
-                held = usage.get((pod.namespace, pod.name))
-                found[pod.uid] = gpu_hours_worked(pod, _use(held) if held is not None else None, since, end_ms)
-        return found
+                accounts = usage.get((pod.namespace, pod.name))
+                use = _use(accounts) if accounts is not None else None
+                worked[pod.uid] = gpu_hours_worked(pod, use, since, end_ms)
+        return worked
 
 
-class _Round:
-    """One target in one cycle: annotations and events."""
+class _Warnings:
+    """Writes and withdraws warnings in one check of one target, and collects the events for their owners."""
 
     def __init__(self, rule: IdleReclaimPolicy, mode: Mode, cluster: Cluster, measured: Idleness, now_ms: int) -> None:
         self._rule = rule
@@ -366,28 +372,27 @@ class _Round:
         self.exempt: dict[str, str] = {}
 
     def warn(self, part: Bundle, pod: Pod) -> bool:
-        """Return whether its owner was warned. False means that the pod is exempt, gone, or could not be written."""
-        if not self._may_be_warned(pod):
+        """Return whether the pod's owner was warned. False means that the pod is exempt or gone, or that its annotation
+        could not be written."""
+        if not self.may_be_warned(pod):
             return False
         until = instant(self._now_ms + self._rule.grace * MS_PER_SECOND)
-        does = "its GPUs are reclaimed" if self._enforce else "its GPUs would be reclaimed (dry run)"
-        text = f"it was {idleness_text(self._rule, part, self._measured)}: {does} after {until} unless they are used"
-        if self._enforce and not self._note(pod, text):
+        effect = "its GPUs are reclaimed" if self._enforce else "its GPUs would be reclaimed (dry run)"
+        text = f"it was {idleness_text(self._rule, part, self._measured)}: {effect} after {until} unless they are used"
+        if self._enforce and not self._annotate(pod, text):
             return False
-        self._tell(pod, "Warning", "Idle" if self._enforce else "WouldBeIdle", text)
+        self._add_event(pod, "Warning", "Idle" if self._enforce else "WouldBeIdle", text)
         return True
 
-    def forgive(self, pod: Pod) -> None:
+    def withdraw(self, pod: Pod) -> None:
+        """Withdraw the warning of a pod that is no longer idle."""
         if self._enforce:
-            self._note(pod, None)
-        self._tell(pod, "Normal", "IdleNoMore", "its GPUs are used again, or it is not known: nothing is reclaimed")
+            self._annotate(pod, None)
+        text = "its GPUs are used again, or their use is unknown: nothing is reclaimed"
+        self._add_event(pod, "Normal", "IdleNoMore", text)
 
-    def look_again(self, part: Bundle) -> None:
-        """Check whether an owner has exempted a pod during its grace period."""
-        for pod in part.pods:
-            self._may_be_warned(pod)
-
-    def _may_be_warned(self, pod: Pod) -> bool:
+    def may_be_warned(self, pod: Pod) -> bool:
+        """Return whether the pod still exists and is not exempt. The reason of an exemption is recorded."""
         try:
             obj = self._cluster.get(POD, pod.name, pod.namespace)
         except NotFound:
@@ -404,7 +409,8 @@ class _Round:
             self.exempt[pod.uid] = reason
         return reason is None
 
-    def _note(self, pod: Pod, text: str | None) -> bool:
+    def _annotate(self, pod: Pod, text: str | None) -> bool:
+        """Write the warning on the pod (None: remove it), and return whether this succeeded."""
         change = {"metadata": {"uid": pod.uid, "annotations": {WARNING: text}}}
         try:
             self._cluster.patch(POD, pod.name, pod.namespace, change, field_manager=FIELD_MANAGER)
@@ -415,9 +421,9 @@ class _Round:
             return False
         return True
 
-    def _tell(self, pod: Pod, kind: Literal["Normal", "Warning"], reason: str, text: str) -> None:
+    def _add_event(self, pod: Pod, kind: Literal["Normal", "Warning"], reason: str, text: str) -> None:
         self.events.append(Event(POD, pod.name, pod.namespace, pod.uid, kind, reason, text, self._now_ms))
 
 
-def _use(found: Accounts) -> PodUse:
-    return PodUse(found.busy, found.allocated_idle, found.allocated_unknown)
+def _use(accounts: Accounts) -> PodUse:
+    return PodUse(accounts.busy, accounts.allocated_idle, accounts.allocated_unknown)

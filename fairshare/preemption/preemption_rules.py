@@ -1,4 +1,4 @@
-"""Defines which queue may reclaim from which, and how much preemption is allowed.
+"""Decides which queue may reclaim GPUs from which other queue, and limits how much is preempted.
 
 A queue may reclaim up to its fair share. It takes from queues that hold more than they may. While it is within its own
 deserved quota, it also takes from queues that hold more than their quota.
@@ -10,7 +10,7 @@ quota.
 Source: kai-scheduler/KAI-Scheduler d5bc503a, pkg/scheduler/plugins/proportion/reclaimable.
 
 Three limits apply at once: workloads of one team in an hour, workloads of the cluster in an hour, and GPU-hours of work
-lost in a day. In addition, a workload that was preempted is protected for some time. A dry run does not count."""
+lost in a day. In addition, a workload that was preempted is protected for some time. Dry runs do not count."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EPSILON: Final = 1e-9
 
 
 def allocatable(deserved: float, share: float, limit: float = UNLIMITED) -> float:
-    """Return what a queue may hold before others may take it back. -1 or infinite: unlimited."""
+    """Return the GPUs that a queue may hold before others may reclaim them; infinite for unlimited."""
     if deserved in (UNLIMITED, inf):
         return _open(limit)
     return min(_open(limit), max(deserved, _open(share)))
@@ -43,7 +43,7 @@ class QueueResource:
     """One resource of one queue.
 
     deserved, share, limit: -1 for unlimited.
-    fixed: the part of `allocated` that cannot be preempted."""
+    fixed: the part of `allocated` that belongs to workloads that may not be preempted."""
 
     deserved: float
     share: float
@@ -53,13 +53,13 @@ class QueueResource:
 
     @property
     def allocatable(self) -> float:
-        """The amount that it may hold before others may take it back."""
+        """The amount that the queue may hold before others may reclaim it."""
         return allocatable(self.deserved, self.share, self.limit)
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A queue in its tree. parent: "" for a root."""
+    """A queue's amounts of each resource, and its parent in the tree ("" for a root)."""
 
     queue: str
     parent: str
@@ -68,9 +68,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """A workload of a leaf queue that wants `required`.
-
-    preemptible: whether it may be preempted itself."""
+    """A workload of a leaf queue that needs `required`. preemptible: whether it may be preempted itself."""
 
     queue: str
     required: Amounts
@@ -80,41 +78,43 @@ class Claimant:
 Accounts = Mapping[str, Account]
 
 
-def may_reclaim(asker: Claimant, accounts: Accounts) -> bool:
+def may_reclaim(claimant: Claimant, accounts: Accounts) -> bool:
     """Return whether the claimant's queue stays within its fair share.
 
-    For a claimant that is not preemptible, the quota counts instead of the share."""
+    The fixed part of a queue must stay within its quota if the claimant is not preemptible."""
     return all(
-        _sum(stock.allocated, asker.required, name) <= _open(stock.share) + EPSILON
-        and (asker.preemptible or _sum(stock.fixed, asker.required, name) <= _open(stock.deserved) + EPSILON)
-        for name, stock in accounts[asker.queue].stocks.items()
+        _sum(stock.allocated, claimant.required, name) <= _open(stock.share) + EPSILON
+        and (claimant.preemptible or _sum(stock.fixed, claimant.required, name) <= _open(stock.deserved) + EPSILON)
+        for name, stock in accounts[claimant.queue].stocks.items()
     )
 
 
-def right_to_take(asker: Claimant, mine: Account, theirs: Account, remaining: Amounts) -> Right | None:
-    """Return the rule by which the next bundle may be taken from `theirs`, which still holds `remaining`.
+def right_to_take(claimant: Claimant, own: Account, other: Account, remaining: Amounts) -> Right | None:
+    """Return the rule by which the claimant may take the next bundle from the queue `other`; None without such a rule.
 
-    None if there is no such rule."""
-    held = {name: remaining.get(name, 0.0) for name in theirs.stocks}
-    if within_quota(asker, mine) and any(
-        held[name] > _open(stock.deserved) + EPSILON for name, stock in theirs.stocks.items()
+    own: the claimant's queue at the level where the two are compared.
+    remaining: what `other` still holds."""
+    held = {name: remaining.get(name, 0.0) for name in other.stocks}
+    if within_quota(claimant, own) and any(
+        held[name] > _open(stock.deserved) + EPSILON for name, stock in other.stocks.items()
     ):
         return "within quota"
-    if above_share(theirs, held):
+    if above_share(other, held):
         return "above share"
     return None
 
 
-def above_share(theirs: Account, remaining: Amounts) -> bool:
-    """Apply KAI's MaintainFairShare: the queue holds more than it may in some resource."""
-    return any(remaining.get(name, 0.0) > stock.allocatable + EPSILON for name, stock in theirs.stocks.items())
+def above_share(account: Account, remaining: Amounts) -> bool:
+    """Return whether a queue that still holds `remaining` holds more than it may of some resource. This is KAI's rule
+    MaintainFairShare."""
+    return any(remaining.get(name, 0.0) > stock.allocatable + EPSILON for name, stock in account.stocks.items())
 
 
-def within_quota(asker: Claimant, mine: Account) -> bool:
+def within_quota(claimant: Claimant, account: Account) -> bool:
     """Return whether the request stays within the queue's deserved quota in every resource."""
     return all(
-        _sum(stock.allocated, asker.required, name) <= _open(stock.deserved) + EPSILON
-        for name, stock in mine.stocks.items()
+        _sum(stock.allocated, claimant.required, name) <= _open(stock.deserved) + EPSILON
+        for name, stock in account.stocks.items()
     )
 
 
@@ -125,20 +125,20 @@ def queues_to_compare(one: str, other: str, accounts: Accounts) -> tuple[str, st
 
 
 def path(queue: str, accounts: Accounts) -> tuple[str, ...]:
-    """Return the queues from the root to this one."""
-    found = [queue]
-    while accounts[found[-1]].parent:
-        found.append(accounts[found[-1]].parent)
-    return tuple(reversed(found))
+    """Return the names of the queues from the root to this one."""
+    names = [queue]
+    while accounts[names[-1]].parent:
+        names.append(accounts[names[-1]].parent)
+    return tuple(reversed(names))
 
 
 class TakenBundles:
-    """Bundles taken one by one from queues, and whether the result is fair. Not thread-safe."""
+    """Takes bundles one by one from queues, and decides whether the result is fair. Not thread-safe."""
 
-    def __init__(self, asker: Claimant, accounts: Accounts) -> None:
-        self._asker = asker
+    def __init__(self, claimant: Claimant, accounts: Accounts) -> None:
+        self._claimant = claimant
         self._accounts = accounts
-        self._levelled: dict[str, tuple[str, str]] = {}
+        self._compared: dict[str, tuple[str, str]] = {}
         self._paths: dict[str, tuple[str, ...]] = {}
         self._remaining: dict[str, dict[str, float]] = {}
         self._involved: dict[str, set[str]] = {}
@@ -148,26 +148,26 @@ class TakenBundles:
         stocks = self._accounts[queue].stocks
         return self._remaining.get(queue) or {name: stock.allocated for name, stock in stocks.items()}
 
-    def levelled(self, queue: str) -> tuple[str, str]:
-        """Return the claimant's queue and this one at the level where they are compared."""
-        known = self._levelled.get(queue)
+    def compared(self, queue: str) -> tuple[str, str]:
+        """Return the claimant's queue and this one, or the ancestors of both at which they are compared."""
+        known = self._compared.get(queue)
         if known is None:
-            known = self._levelled[queue] = queues_to_compare(self._asker.queue, queue, self._accounts)
+            known = self._compared[queue] = queues_to_compare(self._claimant.queue, queue, self._accounts)
         return known
 
     def path(self, queue: str) -> tuple[str, ...]:
-        """Return the queues from the root to this one."""
+        """Return the names of the queues from the root to this one."""
         known = self._paths.get(queue)
         if known is None:
             known = self._paths[queue] = path(queue, self._accounts)
         return known
 
     def right(self, queue: str) -> Right | None:
-        """Return whether the next bundle may come from this leaf queue."""
-        mine, theirs = self.levelled(queue)
-        if mine == theirs:
+        """Return the rule by which the next bundle may come from this leaf queue; None without such a rule."""
+        own, other = self.compared(queue)
+        if own == other:
             return None
-        return right_to_take(self._asker, self._accounts[mine], self._accounts[theirs], self.held(theirs))
+        return right_to_take(self._claimant, self._accounts[own], self._accounts[other], self.held(other))
 
     def take(self, queue: str, bundle: Amounts) -> None:
         """Subtract the bundle from the queue and its ancestors."""
@@ -179,46 +179,48 @@ class TakenBundles:
                     self._involved.setdefault(name, set()).add(resource)
 
     def fair(self, saturation: float = 1.0) -> bool:
-        """Return whether the claimant ends up no more saturated than the queues it takes from, at every level.
+        """Return whether the claimant's queue ends up no more saturated than the queues it takes from, at every level.
 
-        saturation: >= 1. The queues it takes from must stay this much more saturated before it may go above its
-        share."""
-        asked = {name for name, amount in self._asker.required.items() if amount > 0}
-        for name in reversed(path(self._asker.queue, self._accounts)):
+        saturation: >= 1. The queues from which the claimant takes must stay more saturated than its own queue by this
+            factor if its queue goes above its share."""
+        requested = {name for name, amount in self._claimant.required.items() if amount > 0}
+        for name in reversed(path(self._claimant.queue, self._accounts)):
             account = self._accounts[name]
-            mine = {r: _sum(amount, self._asker.required, r) for r, amount in self.held(name).items()}
+            amounts = {r: _sum(amount, self._claimant.required, r) for r, amount in self.held(name).items()}
             if name in self._remaining:
-                self._remaining[name] = mine
+                self._remaining[name] = amounts
             for sibling in sorted(self._remaining):
                 other = self._accounts[sibling]
                 if sibling == name or other.parent != account.parent:
                     continue
-                for resource in sorted(self._involved.get(sibling, set()) | asked):
-                    if self._unfair(account, other, mine, resource, saturation):
+                for resource in sorted(self._involved.get(sibling, set()) | requested):
+                    if self._is_unfair(account, other, amounts, resource, saturation):
                         return False
-            if not self._asker.preemptible and any(
-                _sum(stock.fixed, self._asker.required, r) > _open(stock.deserved) + EPSILON
+            if not self._claimant.preemptible and any(
+                _sum(stock.fixed, self._claimant.required, r) > _open(stock.deserved) + EPSILON
                 for r, stock in account.stocks.items()
             ):
                 return False
         return True
 
-    def _unfair(self, account: Account, other: Account, mine: Amounts, resource: str, saturation: float) -> bool:
+    def _is_unfair(self, account: Account, other: Account, amounts: Amounts, resource: str, saturation: float) -> bool:
         if resource not in account.stocks or resource not in other.stocks:
             return False
-        ours, theirs = account.stocks[resource].share, other.stocks[resource].share
-        if ours == UNLIMITED and theirs == UNLIMITED:
+        own_share, other_share = account.stocks[resource].share, other.stocks[resource].share
+        if own_share == UNLIMITED and other_share == UNLIMITED:
             return False
-        own = ratio(mine[resource], ours)
+        own_ratio = ratio(amounts[resource], own_share)
         return (
-            own > 1 + EPSILON
-            and theirs > 0
-            and own * saturation >= ratio(self._remaining[other.queue][resource], theirs)
+            own_ratio > 1 + EPSILON
+            and other_share > 0
+            and own_ratio * saturation >= ratio(self._remaining[other.queue][resource], other_share)
         )
 
 
 def ratio(allocated: float, share: float) -> float:
-    """Return how saturated a queue is; 0 if its share is unlimited, infinite if it has no share and holds something."""
+    """Return the saturation of a queue, which is allocated / share.
+
+    The result is 0 for an unlimited share, and infinite for a queue that has no share and holds something."""
     if share == UNLIMITED:
         return 0.0
     if share == 0:
@@ -227,6 +229,7 @@ def ratio(allocated: float, share: float) -> float:
 
 
 def _open(amount: float) -> float:
+    """Return the amount with infinity for unlimited."""
     return inf if amount == UNLIMITED else amount
 
 
@@ -244,7 +247,7 @@ Limit = Literal["cool-down", "per-team", "per-cluster", "lost-hours"]
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """Why a workload may not be stopped. reason: in words."""
+    """The limit because of which a workload may not be stopped, and the reason in words."""
 
     limit: Limit
     reason: str
@@ -254,8 +257,9 @@ class Denial:
 class PastPreemption:
     """One preempted workload (or a part of it).
 
-    team: the team that pays for it, or its queue if it has no team.
-    decision: the id of the decision."""
+    key: the workload (`Gang.key`).
+    team: the team of its queue, or the queue itself if it has no team.
+    decision: the id of the decision record."""
 
     at_ms: int
     key: str
@@ -273,10 +277,10 @@ def still_limiting(past: Sequence[PastPreemption], now_ms: int, cool_down_s: int
 
 
 class Budget:
-    """The number of workloads and the lost work that may still be stopped now.
+    """The workloads and the work that the limits still allow to be stopped now.
 
-    Each `spend` reduces it. A copy is independent. It is checked for every candidate, thousands of times a cycle. All
-    figures that a limit compares are therefore kept as sums, the lost work exactly."""
+    Each `spend` reduces it. A cycle checks it thousands of times, once for every candidate. It therefore keeps sums of
+    everything that a limit compares, and the sum of lost work exactly."""
 
     def __init__(self, rules: PreemptionPolicy, past: Sequence[PastPreemption], now_ms: int) -> None:
         self._rules = rules
@@ -297,14 +301,14 @@ class Budget:
         return other
 
     def spend(self, past: PastPreemption) -> None:
-        act = (past.key, past.at_ms)
+        stop = (past.key, past.at_ms)
         if past.at_ms < self.now_ms:
             self._last_ms[past.key] = max(past.at_ms, self._last_ms.get(past.key, past.at_ms))
         elif past.at_ms == self.now_ms:
             self._going.add(past.key)
         if past.at_ms > self.now_ms - HOUR_MS:
-            self._hour.add(act)
-            self._by_team.setdefault(past.team, set()).add(act)
+            self._hour.add(stop)
+            self._by_team.setdefault(past.team, set()).add(stop)
         if past.at_ms > self.now_ms - DAY_MS:
             self._lost += Fraction(past.lost_gpu_hours)
 
@@ -319,13 +323,13 @@ class Budget:
             text = f"it was preempted {ago} min ago, and is left alone for {rules.cool_down / 60:g} min"
             return Denial("cool-down", text)
         if key not in self._going:
-            theirs = len(self._by_team.get(team, ()))
-            if theirs >= rules.per_team:
-                text = f"{theirs} workloads of team {team} were stopped within the hour, and no more may be"
+            of_team = len(self._by_team.get(team, ()))
+            if of_team >= rules.per_team:
+                text = f"{of_team} workloads of team {team} were stopped within the hour, and no more may be"
                 return Denial("per-team", text)
-            everyone = len(self._hour)
-            if everyone >= rules.per_cluster:
-                text = f"{everyone} workloads of the cluster were stopped within the hour, and no more may be"
+            of_cluster = len(self._hour)
+            if of_cluster >= rules.per_cluster:
+                text = f"{of_cluster} workloads of the cluster were stopped within the hour, and no more may be"
                 return Denial("per-cluster", text)
         lost = float(self._lost)
         if lost + lost_gpu_hours > rules.lost_gpu_hours:

@@ -29,8 +29,8 @@ class PreemptionCall:
     """A request of a latency objective or a person to make room without the usual wait.
 
     workload: namespace/name, or "" for the whole queue. A workload determines its queue.
-    gpus: number of GPUs to free if no pod of it waits.
-    why: one sentence."""
+    why: the reason in one sentence.
+    gpus: the GPUs to free if no pod of the workload waits."""
 
     queue: str
     workload: str
@@ -41,7 +41,7 @@ class PreemptionCall:
 
 @dataclass(frozen=True, slots=True)
 class PodUse:
-    """GPU-microseconds that a pod held in some span. unknown_us: time with unknown use."""
+    """The GPU-microseconds of a pod in some span by use. unknown_us: time in which the use was not measured."""
 
     busy_us: int
     idle_us: int
@@ -50,11 +50,11 @@ class PodUse:
 
 @dataclass(frozen=True, slots=True)
 class Idleness:
-    """Idle time of pods up to `end_ms` as the ledger measured it, by uid, and their warnings.
+    """Idle time of pods up to `end_ms` from the ledger, and the warnings of their owners, by uid of the pod.
 
-    lasting, recent: the use of each pod over the rule's `sustained` and over its `grace`.
-    warned: the instants at which their owners were warned.
-    exempt: why the rule exempts them.
+    lasting, recent: the use over the rule's `sustained` and over its `grace`.
+    warned: the times of the warnings.
+    exempt: the reason for each exempt pod.
     worked: GPU-hours since the last checkpoint, or the start, that were not measured idle."""
 
     end_ms: int
@@ -67,13 +67,13 @@ class Idleness:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionInputs:
-    """All inputs of a decision, besides the policy.
+    """All inputs of a preemption decision besides the policy.
 
-    accounts: the GPU account of each queue.
-    free: GPUs by node, including those of pods that are being deleted.
-    usable: for each workload that cannot run on all nodes, its nodes.
+    accounts: the GPUs of each queue.
+    free: free GPUs by node, including those of pods that are being deleted.
+    usable: the nodes of each workload that cannot run on all nodes.
     vetoed: by workload, the reason why the cluster does not allow it to be stopped.
-    calls_only: whether only capacity calls may take GPUs.
+    calls_only: whether only `calls` may take GPUs.
     idle: pods that may not be using their GPUs; None if this was not queried.
     quotas: the target's quotas by the pools that gangs name; empty if it counts only nodes."""
 
@@ -93,7 +93,11 @@ class PreemptionInputs:
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A workload, or some of its pods, to be stopped. reason: one sentence for its owner."""
+    """A workload, or some of its pods, that is to be stopped.
+
+    whole: whether the workload stops. Otherwise it continues with fewer pods.
+    team: the team against whose limits it counts.
+    reason: one sentence for its owner."""
 
     gang: Gang
     pods: tuple[Pod, ...]
@@ -121,7 +125,8 @@ class SparedWorkload:
 class Verdict:
     """The result for one claim.
 
-    outcome: there is room already, or victims are stopped, or nothing can be done."""
+    outcome: `room` if it fits without preemption, `preempts` if victims make room, `denied` otherwise.
+    spared: running workloads that were considered and stay."""
 
     claimant: str
     queue: str
@@ -138,17 +143,17 @@ _VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
 
 
 def write(value: PreemptionInputs) -> dict[str, Any]:
-    """Return the value as complete JSON. `read` gives the same value back."""
+    """Return the inputs as JSON, from which `read` restores them."""
     plain: dict[str, Any] = _SITUATION.dump_python(value, mode="json")
     return plain
 
 
 def read(plain: Mapping[str, Any]) -> PreemptionInputs:
-    """Read a value. Raises ValueError for anything that `write` did not write."""
+    """Restore the inputs from JSON. Raises ValueError for anything that `write` did not write."""
     return _SITUATION.validate_python(plain)
 
 
 def show(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict as JSON, for the record."""
+    """Return a verdict as JSON for its decision record."""
     plain: dict[str, Any] = _VERDICT.dump_python(verdict, mode="json")
     return plain

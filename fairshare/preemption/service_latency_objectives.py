@@ -1,7 +1,7 @@
-"""Reads service latencies from Prometheus and decides when a service may preempt others because of its latency.
+"""Reads service latencies from Prometheus and requests room for services whose latency is too high.
 
 A latency that cannot be read, or has no value, is unknown. It never triggers a preemption, and the time for which it
-must be too high starts again. This module does not choose victims."""
+must be too high starts again."""
 
 from __future__ import annotations
 
@@ -49,29 +49,29 @@ def prometheus_latency(
 
 
 class Alarms:
-    """Since when each SLO of a policy is violated. It is called once or more per cycle. Not thread-safe."""
+    """Watches the SLOs of a policy, and calls for room for each that is violated long enough. Not thread-safe."""
 
     def __init__(self, latency: Latency) -> None:
         self._latency = latency
         self._since: dict[str, int] = {}
-        self._asked: tuple[str, int] | None = None
+        self._evaluated: tuple[str, int] | None = None
         self._calls: tuple[PreemptionCall, ...] = ()
         self.readings: dict[str, float] = {}
-        """Seconds by SLO, as last read. Unknown ones are left out."""
+        """Latest latency in seconds by SLO. Unknown ones are left out."""
         self.faults: dict[str, str] = {}
         """Why an SLO could not be read, by name."""
 
     def __call__(self, policy: Policy, now_ms: int) -> Sequence[PreemptionCall]:
-        """Return the queues for which to make room now."""
-        if self._asked != (policy.version(), now_ms):
-            self._asked = (policy.version(), now_ms)
+        """Return the requests for room at this time. All targets of a cycle get the same result from one reading."""
+        if self._evaluated != (policy.version(), now_ms):
+            self._evaluated = (policy.version(), now_ms)
             self.readings, self.faults = {}, {}
-            calls = [self._look(slo, now_ms) for slo in policy.preemption.slos]
+            calls = [self._evaluate(slo, now_ms) for slo in policy.preemption.slos]
             self._since = {slo.name: self._since[slo.name] for slo in policy.preemption.slos if slo.name in self._since}
             self._calls = tuple(call for call in calls if call is not None)
         return self._calls
 
-    def _look(self, slo: SloPolicy, now_ms: int) -> PreemptionCall | None:
+    def _evaluate(self, slo: SloPolicy, now_ms: int) -> PreemptionCall | None:
         try:
             value = self._latency(slo.query, now_ms)
         except LatencyUnknown as error:
@@ -89,12 +89,12 @@ class Alarms:
 
 
 def call_for(slo: SloPolicy, value: float, lasted_ms: int) -> PreemptionCall:
-    """Return the request for room of a violated SLO, with its sentence."""
+    """Return the request for room of a violated SLO, with the sentence that explains it."""
     lasted = f" for {lasted_ms / MS_PER_SECOND / 60:.0f} min" if lasted_ms else ""
-    why = f"the latency of {slo.name} is {shown(value)}, above {shown(slo.above)}{lasted}"
+    why = f"the latency of {slo.name} is {seconds_text(value)}, above {seconds_text(slo.above)}{lasted}"
     return PreemptionCall(slo.queue or "", slo.workload or "", why, slo.gpus)
 
 
-def shown(seconds: float) -> str:
-    """Format a duration such as 50 ms or 1.2 s."""
+def seconds_text(seconds: float) -> str:
+    """Format a duration, for example as `50 ms` or `1.2 s`."""
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -1,11 +1,11 @@
 """Finishes preemptions that an earlier cycle began.
 
-The intent is an annotation on the object itself, written in the patch that acts. A Workload that was deactivated is
+The patch that stops a workload writes the intent as an annotation on the same object. A deactivated Workload is
 activated again after Kueue has taken its quota back; earlier would be a race. A Volcano Job whose Command was lost gets
-another one. Every cycle checks every object, so nothing is forgotten after a crash.
+another one. Every cycle checks every object, so a crash loses no intent.
 
-This does not depend on usage, or on preemption still being enabled. A deactivated Workload must run again even if the
-accountant does not answer, or preemption or the target have been switched off since. This module stops no workload."""
+Preemptions are finished even if usage is unknown, or if preemption or the target has been switched off since, because a
+deactivated Workload must run again. This module stops no workload."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from fairshare.core.pods import millis
-from fairshare.core.queue_annotations import say
+from fairshare.core.queue_annotations import join_texts
 from fairshare.core.queues_and_weights import Condition
 from fairshare.targets.kueue import WORKLOADS
 from fairshare.targets.volcano import COMMAND, JOB
@@ -32,10 +32,10 @@ MOST_ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class PreemptionIntent:
-    """An intent on an object.
+    """The annotation of a workload that gputally is stopping.
 
-    decision: the id under which it is recorded.
-    attempts: number of Commands issued so far."""
+    decision: the id under which the preemption is recorded.
+    attempts: the number of Commands issued so far."""
 
     decision: str
     at_ms: int
@@ -46,11 +46,11 @@ class PreemptionIntent:
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
-    """The result for one intent.
+class FinishedStep:
+    """The result of one step towards finishing a preemption.
 
-    name: namespace/name.
-    detail: the cluster's message if it failed."""
+    name: namespace/name of the workload.
+    detail: the cluster's message if the step failed."""
 
     name: str
     action: str
@@ -59,7 +59,7 @@ class Resumed:
 
 
 def read(obj: Object) -> PreemptionIntent | None:
-    """Return the intent that gputally wrote on an object; None if there is none."""
+    """Return the intent that gputally wrote on an object; None without one."""
     text = (obj["metadata"].get("annotations") or {}).get(PREEMPTION)
     try:
         plain: Any = json.loads(text or "")
@@ -89,8 +89,8 @@ def command(name: str, namespace: str, uid: str, reason: str) -> Object:
 
 def resume(
     cluster: Cluster, kind: Kind, objects: Sequence[Object], commands: Sequence[Object], now_ms: int
-) -> Iterator[Resumed]:
-    """Continue with every intent among `objects`, while the result is iterated."""
+) -> Iterator[FinishedStep]:
+    """Take the next step for every intent among `objects`, one at a time while the result is iterated."""
     for obj in objects:
         intent = read(obj)
         if intent is None:
@@ -100,20 +100,21 @@ def resume(
             continue
         name, namespace = obj["metadata"]["name"], obj["metadata"].get("namespace", "")
         uid = str(obj["metadata"].get("uid", ""))
-        action, change, order = step
+        action, change, new_command = step
         try:
             change = {**change, "metadata": {"uid": obj["metadata"].get("uid"), **change["metadata"]}}
             cluster.patch(kind, name, namespace, change, field_manager=FIELD_MANAGER)
-            if order is not None:
-                cluster.create(order, field_manager=FIELD_MANAGER)
+            if new_command is not None:
+                cluster.create(new_command, field_manager=FIELD_MANAGER)
         except ClusterError as error:
-            yield Resumed(f"{namespace}/{name}", action, str(error), uid)
+            yield FinishedStep(f"{namespace}/{name}", action, str(error), uid)
         else:
-            yield Resumed(f"{namespace}/{name}", action, uid=uid)
+            yield FinishedStep(f"{namespace}/{name}", action, uid=uid)
 
 
 _Step = tuple[str, dict[str, Any], Object | None]
-_DONE = {"metadata": {"annotations": {PREEMPTION: None}}}
+"""Name of the action, patch of the object, and a Command to create."""
+_REMOVE_INTENT = {"metadata": {"annotations": {PREEMPTION: None}}}
 
 
 def _workload(obj: Object) -> _Step | None:
@@ -122,40 +123,34 @@ def _workload(obj: Object) -> _Step | None:
         for c in value_at(obj, ("status", "conditions")) or ()
     )
     if value_at(obj, ("spec", "active")) is not False:
-        return "switched on by another client", dict(_DONE), None
+        return "switched on by another client", dict(_REMOVE_INTENT), None
     if reserved:
         return None
-    return "switched on again", {**_DONE, "spec": {"active": True}}, None
+    return "switched on again", {**_REMOVE_INTENT, "spec": {"active": True}}, None
 
 
 def _job(obj: Object, intent: PreemptionIntent, commands: Sequence[Object], now_ms: int) -> _Step | None:
     uid = obj["metadata"].get("uid")
     if any(value_at(each, ("target", "uid")) == uid for each in commands):
         return None
-    if value_at(obj, ("status", "state", "phase")) != "Running":
-        return "restarted", dict(_DONE), None
-    since = value_at(obj, ("status", "state", "lastTransitionTime"))
-    if isinstance(since, str) and _later(since, intent.at_ms):
-        return "restarted", dict(_DONE), None
+    since_ms = millis(value_at(obj, ("status", "state", "lastTransitionTime")))
+    running = value_at(obj, ("status", "state", "phase")) == "Running"
+    if not running or (since_ms is not None and since_ms > intent.at_ms):
+        return "restarted", dict(_REMOVE_INTENT), None
     if now_ms - intent.at_ms < REISSUE_MS * intent.attempts:
         return None
     if intent.attempts >= MOST_ATTEMPTS:
-        return "given up", dict(_DONE), None
+        return "given up", dict(_REMOVE_INTENT), None
     again = replace(intent, attempts=intent.attempts + 1)
     name, namespace = obj["metadata"]["name"], obj["metadata"].get("namespace", "")
     reason = (obj["metadata"].get("annotations") or {}).get(REASON, "")
-    order = command(name, namespace, str(uid), reason)
-    return "asked again", {"metadata": {"annotations": {PREEMPTION: again.text()}}}, order
-
-
-def _later(text: str, at_ms: int) -> bool:
-    found = millis(text)
-    return found is not None and found > at_ms
+    change = {"metadata": {"annotations": {PREEMPTION: again.text()}}}
+    return "asked again", change, command(name, namespace, str(uid), reason)
 
 
 SELDOM_MS: Final = 5 * MS_PER_MINUTE
-"""How often objects are checked if the controller itself stops no workload. A person may still stop some (`gputally
-fairshare preempt`)."""
+"""Time between two checks of all objects if the controller itself stops no workload. A person may still stop some
+(`gputally fairshare preempt`)."""
 _KINDS: Final[Mapping[str, tuple[Kind, ...]]] = {"kueue": WORKLOADS, "volcano": (JOB,)}
 """Objects with intents, by target. All versions of one kind show the same objects."""
 NOT_RESUMED = "NotResumed"
@@ -163,7 +158,7 @@ NOT_RESUMED = "NotResumed"
 
 @dataclass(frozen=True, slots=True)
 class FinishedPreemptions:
-    """Workloads by namespace/name, and the faults.
+    """The result of finishing preemptions. Workloads are named by namespace/name.
 
     resumed: workloads that may run again.
     left: workloads that are still being stopped.
@@ -175,11 +170,11 @@ class FinishedPreemptions:
     faults: tuple[str, ...] = ()
 
     def condition(self) -> Condition | None:
-        """Return the condition; None if nothing is left to finish."""
-        return Condition("Resumed", "False", NOT_RESUMED, say(self.faults)) if self.faults else None
+        """Return the condition `Resumed`, which is False; None without faults."""
+        return Condition("Resumed", "False", NOT_RESUMED, join_texts(self.faults)) if self.faults else None
 
-    def told(self) -> tuple[str, ...]:
-        """Return one line each, for a person."""
+    def lines(self) -> tuple[str, ...]:
+        """Return one line for each workload and fault, for a person."""
         return (
             *(f"{name} had given way and may run again" for name in self.resumed),
             *(f"{name} is still giving way: release again in a minute" for name in self.left),
@@ -187,54 +182,56 @@ class FinishedPreemptions:
         )
 
 
-def end_all(cluster: Cluster, now_ms: int) -> FinishedPreemptions:
-    """Finish the preemptions of every target once, because a person switches everything off. Raises ClusterError."""
-    each = [_end(cluster, kinds, now_ms, lambda: True)[1] for kinds in _KINDS.values()]
+def finish_all(cluster: Cluster, now_ms: int) -> FinishedPreemptions:
+    """Finish the preemptions of every target once, before a person switches the controller off.
+
+    Raises ClusterError."""
+    results = [_finish(cluster, kinds, now_ms, lambda: True)[1] for kinds in _KINDS.values()]
     return FinishedPreemptions(
-        tuple(name for ended in each for name in ended.resumed),
-        tuple(name for ended in each for name in ended.left),
-        tuple(event for ended in each for event in ended.events),
-        tuple(fault for ended in each for fault in ended.faults),
+        tuple(name for result in results for name in result.resumed),
+        tuple(name for result in results for name in result.left),
+        tuple(event for result in results for event in result.events),
+        tuple(fault for result in results for fault in result.faults),
     )
 
 
 class PreemptionFinisher:
-    """The unfinished preemptions of one controller. Not thread-safe."""
+    """Finishes the preemptions of one controller. Not thread-safe."""
 
     def __init__(self) -> None:
         self._next_ms: dict[str, int] = {}
 
-    def go_on(
+    def finish(
         self, cluster: Cluster, target: str, now_ms: int, *, enforces: bool, leading: Callable[[], bool]
     ) -> FinishedPreemptions:
         """Finish the preemptions of one target.
 
         enforces: whether the target's preemption stops workloads now, so that new intents are possible in every
-        cycle."""
+            cycle."""
         kinds = _KINDS.get(target, ())
         if not kinds or (not enforces and now_ms < self._next_ms.get(target, now_ms)):
             return FinishedPreemptions()
         try:
-            found, ended = _end(cluster, kinds, now_ms, leading)
+            unfinished, result = _finish(cluster, kinds, now_ms, leading)
         except ClusterError as error:
             return FinishedPreemptions(faults=(str(error),))
-        self._next_ms[target] = now_ms + (0 if found else SELDOM_MS)
-        return ended
+        self._next_ms[target] = now_ms + (0 if unfinished else SELDOM_MS)
+        return result
 
 
-def _end(
+def _finish(
     cluster: Cluster, kinds: Sequence[Kind], now_ms: int, leading: Callable[[], bool]
 ) -> tuple[bool, FinishedPreemptions]:
     """Return whether there was anything to finish, and the result."""
     for kind in kinds:
-        begun = [obj for obj in list_if_served(cluster, kind) if read(obj) is not None]
-        if not begun:
+        unfinished = [obj for obj in list_if_served(cluster, kind) if read(obj) is not None]
+        if not unfinished:
             continue
         commands = list_if_served(cluster, COMMAND) if kind == JOB else ()
         resumed: list[str] = []
         events: list[Event] = []
         faults: list[str] = []
-        steps = resume(cluster, kind, begun, commands, now_ms)
+        steps = resume(cluster, kind, unfinished, commands, now_ms)
         while leading() and (step := next(steps, None)) is not None:
             if step.detail:
                 faults.append(f"{step.name}: {step.detail}")
@@ -244,7 +241,7 @@ def _end(
                 text = f"it was asked to restart {MOST_ATTEMPTS} times for another workload, and goes on as it was"
                 namespace, _, name = step.name.partition("/")
                 events.append(Event(kind, name, namespace, step.uid, "Warning", "NotRestarted", text, now_ms))
-        names = {f"{obj['metadata'].get('namespace', '')}/{obj['metadata']['name']}" for obj in begun}
+        names = {f"{obj['metadata'].get('namespace', '')}/{obj['metadata']['name']}" for obj in unfinished}
         return True, FinishedPreemptions(
             tuple(resumed), tuple(sorted(names.difference(resumed))), tuple(events), tuple(faults)
         )

@@ -1,4 +1,4 @@
-"""Lists which workloads could be preempted, which are protected, and the order of least loss.
+"""Lists the parts of workloads that could be preempted, which of them are protected, and the order of least loss.
 
 An elastic workload gives up its surplus pod by pod. Its core is the part without which it does not run. The core is
 stopped as a whole, together with the rest of the surplus. Kueue's Workloads and Volcano's Jobs are always stopped
@@ -14,8 +14,7 @@ from functools import cached_property
 from math import fsum
 
 from accountant.wire.policy_models import Policy
-from fairshare.core.queue_tree import PolicyTree
-from fairshare.core.queues_and_weights import Gang, Pod
+from fairshare.core.queues_and_weights import Gang, Pod, PolicyTree
 from fairshare.preemption.preemption_rules import EPSILON, PastPreemption
 from fairshare.preemption.preemption_types import Ground, PreemptionInputs, Victim
 from gputally.base.units import MS_PER_SECOND
@@ -29,7 +28,7 @@ class Bundle:
     """A part of one gang that can be stopped separately.
 
     pods: empty if only the gang's own object is known.
-    whole: whether the gang stops. Otherwise it continues with less."""
+    whole: whether the gang stops with it. Otherwise the gang continues with fewer pods."""
 
     gang: Gang
     pods: tuple[Pod, ...]
@@ -39,11 +38,11 @@ class Bundle:
 
     @cached_property
     def key(self) -> str:
-        return key_of(self.gang)
+        return self.gang.key
 
     @cached_property
     def spot(self) -> bool:
-        """Return whether all of its pods are declared spot, so that they may be interrupted at any time."""
+        """Whether all of its pods are declared spot, so that they may be interrupted at any time."""
         return bool(self.pods) and all(pod.spot for pod in self.pods)
 
     @cached_property
@@ -54,9 +53,9 @@ class Bundle:
         return {node: fsum(parts) for node, parts in sorted(amounts.items())}
 
     def with_rest(self, others: Sequence[Bundle]) -> Bundle:
-        """Return the core together with the surplus of the same gang that still runs."""
+        """Return this core together with the surplus of the same gang that still runs."""
         if not others:
-            return self  # keeps the values that are already set
+            return self  # keeps the cached values
         return Bundle(
             self.gang,
             (*self.pods, *(pod for other in others for pod in other.pods)),
@@ -66,14 +65,9 @@ class Bundle:
         )
 
 
-def key_of(gang: Gang) -> str:
-    """Return a gang's name in decisions: kind/namespace/name."""
-    return f"{gang.kind.kind}/{gang.namespace}/{gang.name}"
-
-
 def bundles(gang: Gang, now_ms: int) -> tuple[Bundle, ...]:
-    """Return the surplus pod by pod (spot pods first, then the newest), then the core. Empty for a gang that holds
-    nothing."""
+    """Return the surplus of a gang pod by pod (spot pods first, then the newest), then its core. Empty for a gang that
+    holds nothing."""
     if gang.allocated <= 0:
         return ()
     held = tuple(
@@ -81,18 +75,18 @@ def bundles(gang: Gang, now_ms: int) -> tuple[Bundle, ...]:
     )
     if not held:
         return (Bundle(gang, (), gang.allocated, lost(gang, gang.allocated, gang.started_ms, now_ms), whole=True),)
-    shed: list[Pod] = []
+    surplus: list[Pod] = []
     core: list[Pod] = []
     left = fsum(pod.gpus for pod in held)
-    whole = gang.kind.api_version.startswith(_INDIVISIBLE)
+    indivisible = gang.kind.api_version.startswith(_INDIVISIBLE)
     for pod in held:
-        if not whole and pod.uid not in gang.core and left - pod.gpus >= gang.minimum - EPSILON:
-            shed.append(pod)
+        if not indivisible and pod.uid not in gang.core and left - pod.gpus >= gang.minimum - EPSILON:
+            surplus.append(pod)
             left -= pod.gpus
         else:
             core.append(pod)
     return (
-        *(Bundle(gang, (pod,), pod.gpus, _lost_by(gang, (pod,), now_ms), whole=False) for pod in shed),
+        *(Bundle(gang, (pod,), pod.gpus, _lost_by(gang, (pod,), now_ms), whole=False) for pod in surplus),
         Bundle(gang, tuple(core), fsum(pod.gpus for pod in core), _lost_by(gang, core, now_ms), whole=True),
     )
 
@@ -106,7 +100,7 @@ def lost(gang: Gang, gpus: float, started_ms: int | None, now_ms: int) -> float:
 
 
 def _saved(gang: Gang, since_ms: int, now_ms: int) -> int | None:
-    """Return its last checkpoint since this start, if there is one. A checkpoint in the future is ignored."""
+    """Return the gang's last checkpoint since this start, if it has one. A checkpoint in the future is ignored."""
     at = gang.checkpoint_ms
     return at if at is not None and since_ms < at <= now_ms else None
 
@@ -116,15 +110,15 @@ def _lost_by(gang: Gang, pods: Sequence[Pod], now_ms: int) -> float:
 
 
 def loss_text(bundle: Bundle, now_ms: int) -> str:
-    """Describe what its owner loses, and that bare pods are not recreated."""
+    """Describe the work that a preemption of the bundle loses, and whether no controller recreates its pods."""
     starts = [pod.started_ms or bundle.gang.started_ms for pod in bundle.pods] or [bundle.gang.started_ms]
     known = [start if start is not None else bundle.gang.created_ms for start in starts]
     saved = any(start is not None and _saved(bundle.gang, start, now_ms) for start in known)
     since = "the last checkpoint" if saved else "the start"
     bare = sum(not pod.owner for pod in bundle.pods)
     which = "it" if len(bundle.pods) == 1 else f"{bare} of its pods"
-    for_good = f"; no controller will start {which} again" if bare else ""
-    return f"{bundle.lost_gpu_hours:.1f} GPU-hours of work since {since} are lost{for_good}"
+    not_recreated = f"; no controller will start {which} again" if bare else ""
+    return f"{bundle.lost_gpu_hours:.1f} GPU-hours of work since {since} are lost{not_recreated}"
 
 
 def victim_of(bundle: Bundle, ground: Ground, team: str, reason: str) -> Victim:
@@ -138,7 +132,7 @@ def by_preference(saturation: Mapping[str, float]) -> Callable[[Bundle], tuple[o
     The keys are: spot, then surplus, then the lower priority, then the least lost work, then the queue most above its
     share, then the newest.
 
-    saturation: by queue, the GPUs that it holds over those that it is due."""
+    saturation: by queue, the GPUs that the queue holds over those that it is due."""
 
     def key(bundle: Bundle) -> tuple[object, ...]:
         return (
@@ -156,7 +150,7 @@ def by_preference(saturation: Mapping[str, float]) -> Callable[[Bundle], tuple[o
 
 
 def by_node(candidates: Sequence[Bundle], prefer: Callable[[Bundle], tuple[object, ...]]) -> tuple[Bundle, ...]:
-    """Return the candidates node by node, the nodes with the least loss first, for gangs that need whole nodes."""
+    """Return the candidates node by node, the node with the least loss first, for gangs that need whole nodes."""
     loss: dict[str, list[float]] = {}
     for bundle in candidates:
         for node in bundle.by_node:
@@ -166,8 +160,11 @@ def by_node(candidates: Sequence[Bundle], prefer: Callable[[Bundle], tuple[objec
     return tuple(sorted(candidates, key=lambda b: (min((rank[node] for node in b.by_node), default=last), *prefer(b))))
 
 
-_STAYS = {"DaemonSet": "a DaemonSet, which starts it again at once on the same node", "Node": "the kubelet itself"}
-"""Outcomes after which pods free no room."""
+_RESTARTING_OWNERS = {
+    "DaemonSet": "a DaemonSet, which starts it again at once on the same node",
+    "Node": "the kubelet itself",
+}
+"""Owners, by kind, whose pods free no room because they start again on the same node."""
 
 
 def protected(policy: Policy, situation: PreemptionInputs, bundle: Bundle) -> str | None:
@@ -178,9 +175,9 @@ def protected(policy: Policy, situation: PreemptionInputs, bundle: Bundle) -> st
     if not gang.preemptible:
         return "it may not be preempted"
     for pod in bundle.pods:
-        whose = _STAYS.get(pod.owner.partition("/")[0])
-        if whose is not None:
-            return f"its pod {pod.name} belongs to {whose}"
+        owner = _RESTARTING_OWNERS.get(pod.owner.partition("/")[0])
+        if owner is not None:
+            return f"its pod {pod.name} belongs to {owner}"
     runtime = policy.preemption.min_runtime
     started_ms = gang.started_ms
     if started_ms is None and bundle.pods:
@@ -193,19 +190,19 @@ def protected(policy: Policy, situation: PreemptionInputs, bundle: Bundle) -> st
 
 
 def teams(policy: Policy) -> Mapping[str, str]:
-    """Return the name under which a queue's victims count against the limits per team.
+    """Return for each queue the name under which its victims count against the limits per team.
 
-    This is the queue's team, that of its nearest ancestor with one, or the queue itself."""
+    This is the queue's team, that of its nearest ancestor with a team, or the queue's own name."""
     tree = PolicyTree(policy)
     return {name: tree.team(name) or name for name in tree.queues}
 
 
 def past_of(team: str, bundle: Bundle, now_ms: int) -> PastPreemption:
-    """Return the record of stopping it now. team: the team whose limit it counts against."""
+    """Return the record of stopping the bundle now. team: the team against whose limits it counts."""
     return PastPreemption(now_ms, bundle.key, bundle.gang.queue, team, bundle.gpus, bundle.lost_gpu_hours)
 
 
 def class_name(policy: Policy, priority: int) -> str:
-    """Return a priority in words: the name of its class and its value, or the value alone."""
-    found = next((each.name for each in policy.preemption.classes if each.value == priority), None)
-    return f"{found} ({priority})" if found else str(priority)
+    """Return the name of a priority class with its value, or only the value if the policy names no such class."""
+    name = next((each.name for each in policy.preemption.classes if each.value == priority), None)
+    return f"{name} ({priority})" if name else str(priority)

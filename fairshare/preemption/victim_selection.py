@@ -1,12 +1,12 @@
-"""Chooses the victims for each claim and gives a reason for each.
+"""Chooses the victims for each claim, with a reason for each victim and each spared workload.
 
 For a claim without room, parts of running workloads are taken as KAI's rules allow. Three conditions are stricter than
 KAI's rules. Neither the victim's queue nor a queue above it, up to the level below the common ancestor, goes below its
 deserved quota. Only a claim within its queue's deserved quota takes from a workload of higher priority. The policy's
 limits apply.
 
-Claims are decided one after the other. Each claim sees the cluster as the earlier ones have left it. The same inputs
-and policy give the same verdicts, in whatever order gangs are listed.
+Claims are decided one after the other. Each decision starts from the state of the cluster after the earlier ones. The
+same inputs and policy give the same verdicts, in whatever order gangs are listed.
 
 For one claim, parts are taken in the order of least loss (`victim_candidates`) until the claim's pods fit on nodes.
 Parts that are then not needed are spared. Of several orders, the one that loses least work is used. The search does not
@@ -20,7 +20,7 @@ from itertools import islice
 from math import fsum
 
 from accountant.wire.policy_models import Policy
-from fairshare.core.admission_quota_tree import Quotas
+from fairshare.core.admission_quota_tree import QuotaTree
 from fairshare.core.queues_and_weights import UNLIMITED
 from fairshare.preemption import idle_reclaim
 from fairshare.preemption.preemption_claims import (
@@ -68,16 +68,16 @@ class State:
 
     accounts: dict[str, Account]
     expected: dict[str, Account]
-    """The accounts together with the claims that fit without preemption. They are used for the claimant's queue and
-    those above it, not for the queues that may lose GPUs."""
+    """The accounts with the claims that find room without preemption. They apply to the claimant's queue, not to the
+    queues that may lose GPUs."""
     room: FreeGpus
     budget: Budget
     taken: set[str]
-    """Pods and whole gangs that are already selected."""
-    quotas: Quotas
-    """Quotas by which the target admits work. Without quotas only nodes count."""
+    """Uids of pods and keys of whole gangs that are already selected."""
+    quotas: QuotaTree
+    """The tree of quotas by which the target admits work; empty if it admits work by nodes alone."""
 
-    def books(self, queue: str) -> Accounts:
+    def accounts_for(self, queue: str) -> Accounts:
         """Return the accounts to use for a claim of this queue: `expected` for the queue and those above it, `accounts`
         for all others."""
         return {**self.accounts, **{name: self.expected[name] for name in path(queue, self.accounts)}}
@@ -92,17 +92,17 @@ class PickedBundle:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class Candidates:
     """The candidates for every claim: the unprotected parts in two orders, and why the others are protected.
 
     parts: the unprotected parts of every gang.
-    named: the keys of all running gangs, sorted; spared workloads are reported in this order.
+    workloads: keys of all running gangs, in the order in which they are reported.
     quotas, teams: by queue."""
 
     orders: tuple[BundleOrder, ...]
     parts: Mapping[str, Sequence[Bundle]]
     protected: Mapping[str, SparedWorkload]
-    named: Sequence[str]
+    workloads: Sequence[str]
     quotas: Mapping[str, float]
     teams: Mapping[str, str]
 
@@ -115,7 +115,7 @@ class Field:
 class BundleOrder:
     """One order of the unprotected parts.
 
-    surplus: by gang, the parts that can be stopped while the gang continues."""
+    surplus: by gang, the parts without which the gang still runs."""
 
     bundles: Sequence[Bundle]
     surplus: Mapping[str, Sequence[Bundle]]
@@ -124,25 +124,26 @@ class BundleOrder:
 class Search:
     """The search for one claim: the parts that suffice, and why the others stay."""
 
-    def __init__(self, policy: Policy, claim: Claim, field: Field, state: State) -> None:
+    def __init__(self, policy: Policy, claim: Claim, candidates: Candidates, state: State) -> None:
         self._policy = policy
         self._claim = claim
-        self._field = field
+        self._candidates = candidates
         self._state = state
-        self._accounts = state.books(claim.queue)
+        self._accounts = state.accounts_for(claim.queue)
         self._reasons: dict[str, SparedWorkload] = {}
         self._unfair = False
 
     def cheapest(self) -> tuple[PickedBundle, ...] | None:
         """Return the selection that loses least work, where spot parts do not count, and among equal ones the fewest
         GPUs; None if none suffices."""
-        found = [picks for order in self._field.orders if (picks := self._gather(order)) is not None]
-        return min(found, key=_cost, default=None)
+        selections = [picks for order in self._candidates.orders if (picks := self._gather(order)) is not None]
+        return min(selections, key=_cost, default=None)
 
     def why_not(self) -> str:
+        """Return why no selection suffices, after `cheapest` has returned None."""
         if self._unfair:
             return f"queue {self._claim.queue} would then be above its share more than those it takes from"
-        if not any(map(self._open, self._field.orders[0].bundles)):
+        if not any(map(self._open, self._candidates.orders[0].bundles)):
             return "no workload runs that could give way"
         free = self._state.quotas.free(self._claim.pool)
         if free < self._claim.gpus - EPSILON:
@@ -154,17 +155,18 @@ class Search:
 
     def spared(self, picks: Sequence[PickedBundle], claimant: str) -> tuple[SparedWorkload, ...]:
         """Return the running workloads that were not selected, up to a limit."""
-        silent = {claimant, *(pick.bundle.key for pick in picks)}
-        told = (self._spared(key, bool(picks)) for key in self._field.named if key not in silent)
-        return tuple(islice((each for each in told if each is not None), MOST_SPARED))
+        left_out = {claimant, *(pick.bundle.key for pick in picks)}
+        spared = (self._spared(key, bool(picks)) for key in self._candidates.workloads if key not in left_out)
+        return tuple(islice((workload for workload in spared if workload is not None), MOST_SPARED))
 
     def _spared(self, key: str, enough: bool) -> SparedWorkload | None:
-        known = self._reasons.get(key) or self._field.protected.get(key)
+        """Return why a workload stays; None if it could not be considered. enough: whether others were selected."""
+        known = self._reasons.get(key) or self._candidates.protected.get(key)
         if known is not None:
             return known
-        found = next(filter(self._open, self._field.parts[key]), None)
+        part = next(filter(self._open, self._candidates.parts[key]), None)
         text = "others give way who lose less, and that is enough" if enough else "it alone would not make room"
-        return SparedWorkload(key, found.gang.queue, text) if found is not None else None
+        return SparedWorkload(key, part.gang.queue, text) if part is not None else None
 
     def _open(self, bundle: Bundle) -> bool:
         """Return whether a part can be considered: of another workload, in a known queue, and still running."""
@@ -178,12 +180,12 @@ class Search:
     def _gather(self, order: BundleOrder) -> tuple[PickedBundle, ...] | None:
         """Take parts until the claim fits, then return those that were needed.
 
-        None means that it never fits, or only unfairly."""
+        None means that the claim does not fit, or only unfairly."""
         claim, state = self._claim, self._state
-        taking, budget = TakenBundles(claim.asker, self._accounts), state.budget.copy()
+        taking, budget = TakenBundles(claim.claimant, self._accounts), state.budget.copy()
         trial = _ClaimPlacement(claim, state.room.trial(claim.sizes, claim.gpus, claim.nodes), state.quotas.copy())
         picks: list[PickedBundle] = []
-        missing = claim.gpus - state.room.free(claim.nodes)
+        missing = claim.gpus - state.room.total(claim.nodes)
         left: dict[str, list[Bundle]] = {}
         gone: set[str] = set()
         for part in order.bundles:
@@ -195,7 +197,7 @@ class Search:
             ground = self._ground(bundle, taking, budget)
             if ground is None:
                 continue
-            trial.give(len(picks), bundle)
+            trial.add(len(picks), bundle)
             picks.append(PickedBundle(bundle, ground))
             if part.whole:
                 gone.add(part.key)
@@ -215,41 +217,40 @@ class Search:
         return needed
 
     def _team(self, bundle: Bundle) -> str:
-        return self._field.team(bundle.gang.queue)
+        return self._candidates.team(bundle.gang.queue)
 
     def _fair(self, picks: Sequence[PickedBundle]) -> bool:
-        taking = TakenBundles(self._claim.asker, self._accounts)
+        taking = TakenBundles(self._claim.claimant, self._accounts)
         for pick in picks:
             taking.take(pick.bundle.gang.queue, {GPU: pick.bundle.gpus})
         return taking.fair(self._policy.preemption.saturation)
 
-    def _ground(self, bundle: Bundle, taking: TakenBundles, budget: Budget, *, note: bool = True) -> Ground | None:
-        """Return the rule by which this part may be taken now; None after the reason was noted."""
-        found = self._right(bundle, taking)
-        reason = found[1] if found[0] is None else None
+    def _ground(self, bundle: Bundle, taking: TakenBundles, budget: Budget) -> Ground | None:
+        """Return the rule by which this part may be taken now. If it may not, record the reason and return None."""
+        ground, reason = self._right(bundle, taking)
         limit: Limit | None = None
-        if reason is None:
+        if ground is not None:
             denial = budget.refusal(bundle.key, self._team(bundle), bundle.lost_gpu_hours)
-            if denial is not None:
-                reason, limit = denial.reason, denial.limit
-        if reason is not None:
-            if note:
-                self._reasons[bundle.key] = SparedWorkload(bundle.key, bundle.gang.queue, reason, limit)
-            return None
-        return found[0]
+            if denial is None:
+                return ground
+            reason, limit = denial.reason, denial.limit
+        self._reasons[bundle.key] = SparedWorkload(bundle.key, bundle.gang.queue, reason, limit)
+        return None
 
     def _right(self, bundle: Bundle, taking: TakenBundles) -> tuple[Ground | None, str]:
+        """Return the rule by which this part may be taken, or None and the reason why there is none."""
         claim, rules, queue = self._claim, self._policy.preemption, bundle.gang.queue
         accounts = self._accounts
         if queue == claim.queue:
             if claim.called and bundle.gang.priority < claim.priority:
                 return "lower class", ""
             return None, "it is of the same queue, where the scheduler itself decides by priority"
-        mine, theirs = taking.levelled(queue)
-        if mine == theirs:
+        own, other = taking.compared(queue)
+        if own == other:
             return None, f"queue {queue} is above or below queue {claim.queue} in the tree"
-        for name in _below(theirs, taking.path(queue)):
-            held, quota = taking.held(name)[GPU], self._field.quotas[name]
+        path_names = taking.path(queue)
+        for name in path_names[path_names.index(other) :]:
+            held, quota = taking.held(name)[GPU], self._candidates.quotas[name]
             if quota == UNLIMITED or held <= quota + EPSILON:
                 return None, f"queue {name} holds {held:g} GPUs, no more than its quota"
             if held - bundle.gpus < quota - EPSILON:
@@ -258,43 +259,45 @@ class Search:
         right = taking.right(queue)
         if right == "within quota" and rules.quota:
             return right, ""
-        lower = bundle.gang.priority > claim.priority
-        if right is not None and rules.over_share and above_share(accounts[theirs], taking.held(theirs)) and not lower:
+        higher_priority = bundle.gang.priority > claim.priority
+        exceeds_share = above_share(accounts[other], taking.held(other))
+        if right is not None and rules.over_share and exceeds_share and not higher_priority:
             return "above share", ""
-        if claim.called and not lower:
+        if claim.called and not higher_priority:
             return "latency", ""
-        if lower:
+        if higher_priority:
             return None, f"its priority {bundle.gang.priority} is above {claim.priority}, and no quota is at stake"
-        return None, f"queue {theirs} is not above its fair share of {accounts[theirs].stocks[GPU].share:g} GPUs"
+        return None, f"queue {other} is not above its fair share of {accounts[other].stocks[GPU].share:g} GPUs"
 
 
 class _ClaimPlacement:
     """Tests whether a claim's pods fit on the nodes, and in the quota by which its target admits work."""
 
-    def __init__(self, claim: Claim, trial: PlacementTrial, quotas: Quotas) -> None:
-        """trial, quotas: this object changes them in place."""
+    def __init__(self, claim: Claim, trial: PlacementTrial, quotas: QuotaTree) -> None:
+        """This object changes `trial` and `quotas` in place."""
         self._claim = claim
         self._trial = trial
         self._quotas = quotas
         self._parts: dict[int, Bundle] = {}
 
     def helped_by(self, part: Bundle) -> bool:
-        """Return False if nodes have room and the part's quota is in another tree."""
+        """Return whether stopping the part can help: nodes lack room, or its quota is in the claim's tree."""
         pool = self._claim.pool
         if pool not in self._quotas or self._quotas.root(part.gang.pool) == self._quotas.root(pool):
             return True
         return not self._trial.fits()
 
-    def give(self, number: int, bundle: Bundle) -> None:
+    def add(self, number: int, bundle: Bundle) -> None:
+        """Add a part that would be stopped."""
         self._parts[number] = bundle
-        self._trial.give(number, bundle.by_node, 0.0 if bundle.pods else bundle.gpus)
-        self._quotas.book(bundle.gang.pool, -bundle.gpus)
+        self._trial.add(number, bundle.by_node, 0.0 if bundle.pods else bundle.gpus)
+        self._quotas.add_use(bundle.gang.pool, -bundle.gpus)
 
     def take_out(self, number: int) -> None:
         """Remove a part again, as if it had never been added."""
         bundle = self._parts.pop(number)
         self._trial.take_out(number)
-        self._quotas.book(bundle.gang.pool, bundle.gpus)
+        self._quotas.add_use(bundle.gang.pool, bundle.gpus)
 
     def fits(self, without: int | None = None) -> bool:
         """Return whether the claim fits. without: the number of a part that is left out."""
@@ -304,9 +307,9 @@ class _ClaimPlacement:
         if without is None:
             return self._quotas.free(self._claim.pool) >= self._claim.gpus - EPSILON
         left_out = self._parts[without]
-        self._quotas.book(left_out.gang.pool, left_out.gpus)
+        self._quotas.add_use(left_out.gang.pool, left_out.gpus)
         admitted = self._quotas.free(self._claim.pool) >= self._claim.gpus - EPSILON
-        self._quotas.book(left_out.gang.pool, -left_out.gpus)
+        self._quotas.add_use(left_out.gang.pool, -left_out.gpus)
         return admitted
 
 
@@ -333,93 +336,91 @@ def _most_lost(bundle: Bundle) -> tuple[float, float, str]:
     return -bundle.lost_gpu_hours, -bundle.gpus, bundle.key
 
 
-def field_of(policy: Policy, situation: PreemptionInputs) -> Field:
+def candidates_of(policy: Policy, situation: PreemptionInputs) -> Candidates:
     """Return the candidates for the claims of a cycle."""
-    allowed: list[Bundle] = []
-    left_alone: dict[str, SparedWorkload] = {}
+    unprotected: list[Bundle] = []
+    protected_workloads: dict[str, SparedWorkload] = {}
     for gang in situation.gangs:
         for bundle in bundles(gang, situation.now_ms):
             reason = protected(policy, situation, bundle)
             if reason is None:
-                allowed.append(bundle)
+                unprotected.append(bundle)
             elif bundle.whole:
-                left_alone[bundle.key] = SparedWorkload(bundle.key, gang.queue, reason)
+                protected_workloads[bundle.key] = SparedWorkload(bundle.key, gang.queue, reason)
     prefer = by_preference(saturations(situation.accounts))
-    preferred = sorted(allowed, key=prefer)
+    preferred = sorted(unprotected, key=prefer)
     parts = _by_gang(preferred)
-    return Field(
+    return Candidates(
         tuple(
             BundleOrder(order, _by_gang([bundle for bundle in order if not bundle.whole]))
             for order in (preferred, by_node(preferred, prefer))
         ),
         parts,
-        left_alone,
-        sorted(parts.keys() | left_alone.keys()),
+        protected_workloads,
+        sorted(parts.keys() | protected_workloads.keys()),
         {queue.name: queue.deserved for queue in policy.queues},
         teams(policy),
     )
 
 
-def _by_gang(some: Sequence[Bundle]) -> Mapping[str, Sequence[Bundle]]:
-    found: dict[str, list[Bundle]] = {}
-    for bundle in some:
-        found.setdefault(bundle.key, []).append(bundle)
-    return found
-
-
-def _below(top: str, way: Sequence[str]) -> Sequence[str]:
-    return way[way.index(top) :]
+def _by_gang(parts: Sequence[Bundle]) -> Mapping[str, Sequence[Bundle]]:
+    result: dict[str, list[Bundle]] = {}
+    for bundle in parts:
+        result.setdefault(bundle.key, []).append(bundle)
+    return result
 
 
 def _cost(picks: Sequence[PickedBundle]) -> tuple[object, ...]:
-    hard = fsum(pick.bundle.lost_gpu_hours for pick in picks if not pick.bundle.spot)
+    lost = fsum(pick.bundle.lost_gpu_hours for pick in picks if not pick.bundle.spot)
     gpus = fsum(pick.bundle.gpus for pick in picks)
-    return round(hard, 6), gpus, len(picks), tuple(sorted(pick.bundle.key for pick in picks))
+    return round(lost, 6), gpus, len(picks), tuple(sorted(pick.bundle.key for pick in picks))
 
 
 def decide(policy: Policy, situation: PreemptionInputs) -> tuple[Verdict, ...]:
-    """Return a verdict per claim, in the order in which they were served."""
+    """Return a verdict per claim in the order of service, then the verdicts of the idle rule."""
     state = State(
         dict(situation.accounts),
         dict(situation.accounts),
         FreeGpus(situation.free),
         Budget(policy.preemption, situation.past, situation.now_ms),
         set(),
-        Quotas(situation.quotas),
+        QuotaTree(situation.quotas),
     )
-    asked = claims(policy, situation)
-    verdicts = _ClaimDecisions(policy, situation, field_of(policy, situation), state).judge(asked) if asked else []
+    in_order = claims(policy, situation)
+    verdicts: list[Verdict] = []
+    if in_order:
+        verdicts = _ClaimDecisions(policy, situation, candidates_of(policy, situation), state).decide(in_order)
     return (*verdicts, *idle_reclaim.verdicts(policy, situation, state.budget, state.taken))
 
 
 class _ClaimDecisions:
-    """The claims of one cycle, decided one after the other.
+    """Decides the claims of one cycle, one after the other.
 
-    It searches for victims at most `MOST_CLAIMS` times. Some claims need no search, because they may not preempt or
-    equal a claim without victims. These do not delay the following ones."""
+    It searches for victims at most `MOST_CLAIMS` times. A claim that may not preempt, or that equals an earlier claim
+    without victims, needs no search and does not delay the following ones."""
 
-    def __init__(self, policy: Policy, situation: PreemptionInputs, field: Field, state: State) -> None:
+    def __init__(self, policy: Policy, situation: PreemptionInputs, candidates: Candidates, state: State) -> None:
         self._policy = policy
         self._situation = situation
-        self._field = field
+        self._candidates = candidates
         self._state = state
-        self._full: set[Hashable] = set()
-        self._vain: dict[Hashable, Search] = {}
+        self._unplaceable: set[Hashable] = set()
+        self._failed_searches: dict[Hashable, Search] = {}
 
-    def judge(self, asked: Sequence[Claim]) -> list[Verdict]:
+    def decide(self, in_order: Sequence[Claim]) -> list[Verdict]:
         verdicts: list[Verdict] = []
         searched = refused = 0
-        for claim in asked:
-            verdict, looked = self._judge(claim)
-            searched += looked
-            refused += verdict.outcome == "denied" and not looked
-            if verdict.outcome != "denied" or looked or refused <= MOST_CLAIMS:
+        for claim in in_order:
+            verdict, needed_search = self._decide(claim)
+            searched += needed_search
+            refused += verdict.outcome == "denied" and not needed_search
+            if verdict.outcome != "denied" or needed_search or refused <= MOST_CLAIMS:
                 verdicts.append(verdict)
             if searched == MOST_CLAIMS:
                 break
         return verdicts
 
-    def _judge(self, claim: Claim) -> tuple[Verdict, bool]:
+    def _decide(self, claim: Claim) -> tuple[Verdict, bool]:
         """Return the verdict, and whether it needed a search."""
         state, now = self._state, self._situation.accounts
         needs = f"needs {claim.gpus:g} GPUs"
@@ -429,40 +430,41 @@ class _ClaimDecisions:
                 f"all of them within one {claim.topology}, which is not checked here: its scheduler makes room itself"
             )
         if denial is None and self._placed(claim):
-            _book(state.expected, claim.queue, claim.gpus, fixed=0.0 if claim.preemptible else claim.gpus)
-            state.quotas.book(claim.pool, claim.gpus)
-            self._vain.clear()
+            _add_allocation(state.expected, claim.queue, claim.gpus, fixed=0.0 if claim.preemptible else claim.gpus)
+            state.quotas.add_use(claim.pool, claim.gpus)
+            self._failed_searches.clear()
             return _verdict(claim, "room", f"{needs}, and there is room for it already: its scheduler places it"), False
         denial = denial or refusal(claim, now, state.expected)
         if denial is not None:
             return _verdict(claim, "denied", f"{needs}, but {denial}"), False
-        known = self._vain.get(claim.like) if claim.key not in self._field.parts else None
-        search = known or Search(self._policy, claim, self._field, state)
+        known = self._failed_searches.get(claim.requirements) if claim.key not in self._candidates.parts else None
+        search = known or Search(self._policy, claim, self._candidates, state)
         picks = search.cheapest() if known is None else None
         if picks is None:
-            self._vain[claim.like] = search
+            self._failed_searches[claim.requirements] = search
             reason = f"{needs}, but {search.why_not()}"
             return _verdict(claim, "denied", reason, spared=search.spared((), claim.key)), known is None
         return self._granted(claim, needs, search, picks), True
 
     def _placed(self, claim: Claim) -> bool:
-        """Return whether it fits without preemption. If it does not, an equal claim does not fit either until a
-        workload is stopped."""
-        wanted = (claim.sizes, claim.gpus, claim.nodes)
-        if (claim.pool, *wanted) in self._full:
+        """Return whether the claim fits without preemption, and reserve its room.
+
+        If it does not fit, an equal claim does not fit either until a workload is stopped."""
+        room = (claim.sizes, claim.gpus, claim.nodes)
+        if (claim.pool, *room) in self._unplaceable:
             return False
-        placed = self._state.quotas.free(claim.pool) >= claim.gpus - EPSILON and self._state.room.place(*wanted)
+        placed = self._state.quotas.free(claim.pool) >= claim.gpus - EPSILON and self._state.room.place(*room)
         if not placed:
-            self._full.add((claim.pool, *wanted))
+            self._unplaceable.add((claim.pool, *room))
         return placed
 
     def _granted(self, claim: Claim, needs: str, search: Search, picks: Sequence[PickedBundle]) -> Verdict:
         state, now_ms = self._state, self._situation.now_ms
-        victims = tuple(_victim(self._policy, claim, pick, self._field, state.accounts, now_ms) for pick in picks)
+        victims = tuple(_victim(self._policy, claim, pick, self._candidates, state.accounts, now_ms) for pick in picks)
         spared = search.spared(picks, claim.key)
-        _settle(self._field, self._situation, claim, picks, state)
-        self._full.clear()
-        self._vain.clear()
+        _settle(self._candidates, self._situation, claim, picks, state)
+        self._unplaceable.clear()
+        self._failed_searches.clear()
         lost = fsum(victim.lost_gpu_hours for victim in victims)
         count = len({pick.bundle.key for pick in picks})
         who = f"{count} workloads give way" if count > 1 else "1 workload gives way"
@@ -473,8 +475,14 @@ class _ClaimDecisions:
 
 
 def _victim(
-    policy: Policy, claim: Claim, pick: PickedBundle, field: Field, accounts: Mapping[str, Account], now_ms: int
+    policy: Policy,
+    claim: Claim,
+    pick: PickedBundle,
+    candidates: Candidates,
+    accounts: Mapping[str, Account],
+    now_ms: int,
 ) -> Victim:
+    """Return the victim with the reason for its owner."""
     bundle, queue = pick.bundle, pick.bundle.gang.queue
     stock = accounts[queue].stocks[GPU]
     what = f"its {bundle.gpus:g} GPUs" if bundle.whole else f"{bundle.gpus:g} of its GPUs, which it can run without,"
@@ -489,11 +497,11 @@ def _victim(
     }
     loss = loss_text(bundle, now_ms)
     reason = f"{what} go to {claim.key} of queue {claim.queue}: {grounds[pick.ground]}; {loss}"
-    return victim_of(bundle, pick.ground, field.team(queue), reason)
+    return victim_of(bundle, pick.ground, candidates.team(queue), reason)
 
 
 def _settle(
-    field: Field, situation: PreemptionInputs, claim: Claim, picks: Sequence[PickedBundle], state: State
+    candidates: Candidates, situation: PreemptionInputs, claim: Claim, picks: Sequence[PickedBundle], state: State
 ) -> None:
     """Update the accounts after the claim has its victims."""
     for pick in picks:
@@ -501,19 +509,20 @@ def _settle(
         state.taken.update(pod.uid for pod in bundle.pods)
         if bundle.whole:
             state.taken.add(bundle.key)
-        state.room.give(bundle.by_node)
-        state.quotas.book(bundle.gang.pool, -bundle.gpus)
-        state.budget.spend(past_of(field.team(bundle.gang.queue), bundle, situation.now_ms))
-        for books in (state.accounts, state.expected):
-            _book(books, bundle.gang.queue, -bundle.gpus, fixed=0.0)
+        state.room.add(bundle.by_node)
+        state.quotas.add_use(bundle.gang.pool, -bundle.gpus)
+        state.budget.spend(past_of(candidates.team(bundle.gang.queue), bundle, situation.now_ms))
+        for accounts in (state.accounts, state.expected):
+            _add_allocation(accounts, bundle.gang.queue, -bundle.gpus, fixed=0.0)
     if not state.room.place(claim.sizes, claim.gpus, claim.nodes):
-        state.room.place((), min(claim.gpus, state.room.free(claim.nodes)), claim.nodes)
-    state.quotas.book(claim.pool, claim.gpus)
-    for books in (state.accounts, state.expected):
-        _book(books, claim.queue, claim.gpus, fixed=0.0 if claim.preemptible else claim.gpus)
+        state.room.place((), min(claim.gpus, state.room.total(claim.nodes)), claim.nodes)
+    state.quotas.add_use(claim.pool, claim.gpus)
+    for accounts in (state.accounts, state.expected):
+        _add_allocation(accounts, claim.queue, claim.gpus, fixed=0.0 if claim.preemptible else claim.gpus)
 
 
-def _book(accounts: dict[str, Account], queue: str, gpus: float, *, fixed: float) -> None:
+def _add_allocation(accounts: dict[str, Account], queue: str, gpus: float, *, fixed: float) -> None:
+    """Add allocated GPUs to the queue and its ancestors."""
     for name in path(queue, accounts):
         stock = accounts[name].stocks[GPU]
         changed = replace(stock, allocated=stock.allocated + gpus, fixed=stock.fixed + fixed)

@@ -33,7 +33,7 @@ from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePo
 from fairshare.laws.division import fill, fill_from
 from fairshare.laws.feedback_laws import LawColumns, LawQueues, Memory, fair_share_factor
 from fairshare.laws.weight_calculation import law_of, law_results
-from fairshare.laws.weight_pacing import strides, unpaced
+from fairshare.laws.weight_pacing import paced_values, unpaced
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.simulation_model import (
     CONTROL_S,
@@ -264,7 +264,9 @@ class Feedback:
             weight = in_force[q]
             # A weight of 0 stays 0.
             if wanted != weight and weight:
-                value = wanted if at_once else strides(wanted, weight, changed_ms[q], direction[q], bounds, now_ms)[1]
+                value = (
+                    wanted if at_once else paced_values(wanted, weight, changed_ms[q], direction[q], bounds, now_ms)[1]
+                )
                 if value != weight:
                     in_force[q], changed_ms[q], direction[q] = value, now_ms, 1 if value > weight else -1
 

@@ -18,9 +18,8 @@ from math import fsum, isfinite
 from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
-from fairshare.core.pods import CHECKPOINT, by_gang, in_order, millis, named, with_pods
+from fairshare.core.pods import CHECKPOINT, gang_key, millis, pods_by_gang, sorted_gangs, with_pods
 from fairshare.core.queue_annotations import differences, in_sync, match, owners, read_queues, target_queue
-from fairshare.core.queue_tree import PolicyTree
 from fairshare.core.queues_and_weights import (
     Condition,
     Eviction,
@@ -28,6 +27,7 @@ from fairshare.core.queues_and_weights import (
     Issue,
     Observation,
     Pod,
+    PolicyTree,
     Shard,
     Standing,
     TargetQueue,
@@ -110,16 +110,16 @@ class KaiAdapter(Adapter):
     def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
         owner = owners(policy, PREFIX)
         found = match(seen.get(QUEUE, ()), owner, lambda obj: f"{PREFIX}:{obj['metadata']['name']}", "KAI queue")
-        queues = read_queues(found, lambda _name, obj: read_queue(obj))
+        observation = read_queues(found, lambda _name, obj: read_queue(obj))
         differing: list[str] = []
         for queue in sorted(policy.queues, key=lambda queue: queue.name):
-            if queue.name in queues.held:
+            if queue.name in observation.queues:
                 differing += _differences(queue, found.found[queue.name], owner)
         shards = seen.get(SHARD, ())
         endpoint, config = policy.targets.kai.endpoint, next(iter(seen.get(CONFIG, ())), None)
         history = effective(shards) if self.publishes(policy) else usage_read(shards, endpoint, config)
         pods = _with_gpu_parts(pods, seen.get(NODE, ()))
-        standings = _with_memory_requests(policy, owner, queues.standings, pods)
+        standings = _with_memory_requests(policy, owner, observation.standings, pods)
         label = str(value_at(config or {}, ("spec", "global", "nodePoolLabelKey")) or POOL_LABEL)
         pool_of_queue = {name: _label_of(obj, label) for name, obj in found.found.items()}
         pools = [_pool_of_shard(shard) for shard in shards] or None
@@ -128,9 +128,17 @@ class KaiAdapter(Adapter):
             pods = _bound_to_pools(pods, label, owner, pool_of_queue)
         gangs = _gangs(owner, seen.get(POD_GROUP, ()), pods, seen.get(PRIORITY_CLASS))
         evictions = tuple(_evictions(owner, seen.get(POD_GROUP, ()), seen.get(EVENT, ())))
-        issues = (*queues.issues, *unscheduled)
+        issues = (*observation.issues, *unscheduled)
         conditions = (history, in_sync(differing))
-        return Observation(queues.held, standings, issues, conditions, gangs, evictions, queues.left, shards=divided)
+        return replace(
+            observation,
+            standings=standings,
+            issues=issues,
+            conditions=conditions,
+            gangs=gangs,
+            evictions=evictions,
+            shards=divided,
+        )
 
     def spec(self, _queue: TargetQueue, value: Value) -> Object:
         return {"resources": {"gpu": {"overQuotaWeight": value}}}
@@ -540,7 +548,7 @@ def _gangs(
     classes: Sequence[Object] | None,
 ) -> tuple[Gang, ...]:
     """Return the PodGroups of the policy's queues as gangs. A group with an empty status has the size of its pods."""
-    members = by_gang(pods)
+    members = pods_by_gang(pods)
     gangs = []
     for obj in groups:
         metadata, spec = obj["metadata"], obj.get("spec") or {}
@@ -551,7 +559,7 @@ def _gangs(
         amounts = value_at(obj, ("status", "resourcesStatus")) or {}
         allocated = _gpus(amounts.get("allocated"))
         requested = max(allocated, _gpus(amounts.get("requested")))
-        own_pods = members.get(named(obj))
+        own_pods = members.get(gang_key(obj))
         if own_pods is not None and not own_pods:
             continue  # all its pods are being deleted
         priority = _priority(spec, classes, own_pods or ())
@@ -578,7 +586,7 @@ def _gangs(
             gang = with_pods(gang, own_pods or (), int(spec.get("minMember") or 1))
         if gang.requested > 0:
             gangs.append(gang)
-    return in_order(gangs)
+    return sorted_gangs(gangs)
 
 
 def _required_level(spec: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from accountant.wire.policy_models import Policy
-from fairshare.core.pods import LABELLED, amounts, labelled, queue_namer
+from fairshare.core.pods import LABELLED, gangs_by_label, queue_lookup, standings_of
 from fairshare.core.queue_annotations import owners
 from fairshare.core.queues_and_weights import Condition, Eviction, Observation, Pod, Standing, TargetQueue, Value
 from fairshare.targets.weight_plan import Adapter, Mode, ObjectQuery, Seen
@@ -33,8 +33,8 @@ class KubeSchedulerAdapter(Adapter):
         return False
 
     def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
-        gangs = labelled(policy, pods)
-        demand = amounts(policy, gangs)
+        gangs = gangs_by_label(policy, pods)
+        demand = standings_of(policy, gangs)
         names = {queue.name for queue in owners(policy, LABELLED).values()}
         standings = {name: demand.get(name, Standing(0.0, 0.0)) for name in sorted(names | demand.keys())}
         text = (
@@ -52,7 +52,7 @@ def _evictions(policy: Policy, events: Sequence[Object], pods: Sequence[Pod]) ->
     """Yield evictions from the scheduler's Events on its victims, which name the pod that gets the GPUs.
 
     Events of gputally have the same reason, but name no such pod."""
-    queue_of, by_uid = queue_namer(policy), {pod.uid: pod for pod in pods}
+    queue_of, by_uid = queue_lookup(policy), {pod.uid: pod for pod in pods}
     for event in events:
         related, regarding = event.get("related") or {}, event.get("regarding") or {}
         claimant, victim = by_uid.get(related.get("uid", "")), by_uid.get(regarding.get("uid", ""))

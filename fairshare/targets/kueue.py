@@ -38,15 +38,24 @@ from math import fsum, inf
 from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
-from fairshare.core.admission_quota_tree import Quotas, capacity
-from fairshare.core.pods import CHECKPOINT, amounts, by_gang, in_order, millis, named, request, with_pods
+from fairshare.core.admission_quota_tree import QuotaTree, total_quota
+from fairshare.core.pods import (
+    CHECKPOINT,
+    gang_key,
+    millis,
+    pods_by_gang,
+    requested_gpus,
+    sorted_gangs,
+    standings_of,
+    with_pods,
+)
 from fairshare.core.queue_annotations import (
     differences,
     in_sync,
+    join_texts,
     match,
     owners,
     read_queues,
-    say,
     target_queue,
 )
 from fairshare.core.queues_and_weights import (
@@ -195,9 +204,9 @@ class KueueAdapter(Adapter):
         found = match([*cohorts.values(), *queues.values(), *locals_.values()], weighted_owner, _ref, "Kueue queue")
         configuration = read_configuration(seen.get(CONFIG_MAP, ()))
         nodes = _quotas(queues, cohorts, workloads if any(kind in seen for kind in WORKLOADS) else None)
-        quotas = Quotas(nodes)
+        quotas = QuotaTree(nodes)
         gangs, stopped = _gangs(owner, workloads, locals_, queues, nodes, pods)
-        demand_of = amounts(policy, gangs)
+        demand_of = standings_of(policy, gangs)
 
         def read(name: str, obj: Object) -> tuple[TargetQueue, Standing] | Issue:
             weight = value_at(obj, ("spec", "fairSharing", "weight"))
@@ -208,7 +217,7 @@ class KueueAdapter(Adapter):
             static = _counts_history(obj, kind, queues, configuration)
             queue = target_queue(obj, kind, number, static=static, unset=UNSET)
             demand = demand_of.get(name, Standing(_reserved(obj), _reserved(obj)))
-            most = quotas.most(_pool(obj))
+            most = quotas.maximum(_pool(obj))
             return queue, Standing(
                 demand.requested,
                 demand.allocated,
@@ -219,15 +228,15 @@ class KueueAdapter(Adapter):
             )
 
         known = read_queues(found, read)
-        weighted = {name: found.found[name] for name in known.held}
+        weighted = {name: found.found[name] for name in known.queues}
         conditions = (
             _effective(policy, configuration, weighted, queues),
             _in_sync(policy, owner, weighted, quotas, stopped),
         )
         evictions = tuple(_evictions(gangs, owner, workloads))
-        gpus_by_quota = capacity(quotas, map(_pool, weighted.values()))
-        return Observation(
-            known.held, known.standings, known.issues, conditions, gangs, evictions, known.left, nodes, gpus_by_quota
+        gpus_by_quota = total_quota(quotas, map(_pool, weighted.values()))
+        return replace(
+            known, conditions=conditions, gangs=gangs, evictions=evictions, quotas=nodes, capacity=gpus_by_quota
         )
 
     def express(
@@ -238,7 +247,7 @@ class KueueAdapter(Adapter):
         A LocalQueue under AFS gets the configured weight."""
         values: dict[str, Value] = {}
         for weight in weights:
-            queue = observation.held.get(weight.queue)
+            queue = observation.queues.get(weight.queue)
             if queue is None:
                 continue
             wanted = weight.configured if queue.static else weight.value
@@ -410,7 +419,7 @@ def _gangs(
     """Return the Workloads that request GPUs and are neither finished nor deactivated, and sentences on stopped queues.
 
     A Workload that waits in a stopped queue is left out; the sentence states how many GPUs wait there."""
-    members = by_gang(pods)
+    members = pods_by_gang(pods)
     live = {_full_name(obj): obj for obj in workloads if not _finished(obj)}
     replaced = {
         value_at(obj, ("metadata", "annotations", REPLACES))
@@ -435,14 +444,14 @@ def _gangs(
             waiting_gpus[halt] = waiting_gpus.get(halt, 0.0) + gang.requested
             continue
         requested, allocated = gang.requested, gang.allocated
-        gang = with_pods(gang, members.get(named(obj), ()))
+        gang = with_pods(gang, members.get(gang_key(obj), ()))
         if admitted:
             # An admitted Workload holds its GPUs even before its pods exist: Kueue gives them to no other Workload.
             minimum = min(gang.minimum, requested)
             gang = replace(gang, requested=requested, allocated=allocated, minimum=minimum)
         gangs.append(gang)
     stopped = (f"{halt}: {amount:g} GPUs that wait there are not counted" for halt, amount in waiting_gpus.items())
-    return in_order(gangs), tuple(sorted(stopped))
+    return sorted_gangs(gangs), tuple(sorted(stopped))
 
 
 def _gang(obj: Object, queue: str, pool: str, live: Mapping[str, Object]) -> Gang:
@@ -505,7 +514,7 @@ def _count(pod_set: Mapping[str, Any], which: str = "count") -> int:
 def _pod_set(pod_set: Mapping[str, Any], count: int, done: PodCounts) -> float:
     """Return the GPUs of `count` pods of a pod set, at most of the pods that are not done."""
     left = max(0, _count(pod_set) - done.get(pod_set.get("name"), 0))
-    return min(count, left) * request(value_at(pod_set, ("template", "spec")) or {})
+    return min(count, left) * requested_gpus(value_at(pod_set, ("template", "spec")) or {})
 
 
 def _admitted(workload: Object) -> float:
@@ -520,7 +529,7 @@ def _admitted(workload: Object) -> float:
         pod_set = sets.get(assignment.get("name"), {})
         pods = _count(assignment) if assignment.get("count") is not None else _count(pod_set)
         left = max(0, pods - done.get(assignment.get("name"), 0))
-        held.append(left * request(value_at(pod_set, ("template", "spec")) or {}))
+        held.append(left * requested_gpus(value_at(pod_set, ("template", "spec")) or {}))
     return fsum(held)
 
 
@@ -561,7 +570,7 @@ def _in_sync(
     policy: Policy,
     owner: Mapping[str, QueuePolicy],
     weighted: Mapping[str, Object],
-    quotas: Quotas,
+    quotas: QuotaTree,
     stopped: Sequence[str],
 ) -> Condition:
     """Return the condition `InSync`: whether quotas, limits and Cohorts of Kueue match the policy.
@@ -578,8 +587,8 @@ def _in_sync(
         parent = owner.get(f"{COHORT_PREFIX}:{cohort}") if cohort else None
         pairs: list[tuple[str, object, object]] = []
         if pool in quotas:
-            most, quota = quotas.most(pool), _quota(obj, 0.0)
-            pairs.append(("quota", quotas.total(pool), queue.deserved))
+            most, quota = quotas.maximum(pool), _quota(obj, 0.0)
+            pairs.append(("quota", quotas.subtree_quota(pool), queue.deserved))
             limit = most if not cohort or quota.borrows != UNLIMITED else UNLIMITED
             if cohort or queue.limit != UNLIMITED:
                 pairs.append(("limit", limit, queue.limit))
@@ -594,7 +603,7 @@ def _in_sync(
         if len(cohorts) > 1:
             text = "; ".join(f"{', '.join(names)} in Cohort {cohort}" for cohort, names in sorted(cohorts.items()))
             differing.append(f"siblings in the policy share no Cohort: {text}")
-    text = f"{say(unknown)} has no quota of {GPU}: the GPUs that it can get are unknown" if unknown else ""
+    text = f"{join_texts(unknown)} has no quota of {GPU}: the GPUs that it can get are unknown" if unknown else ""
     return in_sync(differing, stopped, what="quota, limit and parent", unknown=text)
 
 
@@ -617,7 +626,7 @@ def _effective(
         conditions.append(_shares_effective(configuration, queues.values(), where))
         alone = _without_cohort(policy, shared)
         if alone and conditions[-1].status != "False":
-            conditions[-1] = Condition("Effective", "False", "NothingToShare", say(alone))
+            conditions[-1] = Condition("Effective", "False", "NothingToShare", join_texts(alone))
     worst = min(conditions, key=lambda condition: ("False", "Unknown", "True").index(condition.status))
     messages = dict.fromkeys(each.message for each in conditions if each.status == worst.status)
     return replace(worst, message="; ".join(messages))
@@ -698,7 +707,7 @@ def _admission_effective(
         faults = [f"ConfigMap {where} has no {missing}: Kueue counts no usage of LocalQueues"]
         remedy = _remedy(where, ADMISSION_LINES, configuration)
     if faults:
-        return Condition("Effective", "False", "AdmissionFairSharingOff", say(faults), remedy)
+        return Condition("Effective", "False", "AdmissionFairSharingOff", join_texts(faults), remedy)
     if configuration is None:
         text = f"Kueue's configuration cannot be read from ConfigMap {where}: does it have admissionFairSharing?"
         return Condition("Effective", "Unknown", "ConfigurationUnread", text)
@@ -706,7 +715,7 @@ def _admission_effective(
         obj for obj in with_afs if value_at(obj, ("status", "fairSharing", "admissionFairSharingStatus")) is None
     ]
     if no_usage:
-        text = f"Kueue shows no usage yet of {say([_title(obj) for obj in no_usage])}: does its manager run?"
+        text = f"Kueue shows no usage yet of {join_texts([_title(obj) for obj in no_usage])}: does its manager run?"
         return Condition("Effective", "Unknown", "UsageUnseen", text)
     text = "Kueue admits work in the order of each LocalQueue's usage over its weight"
     return Condition("Effective", "True", "AdmissionFairSharing", text)

@@ -32,6 +32,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -263,10 +264,10 @@ class RunaiAdapter(Adapter):
             requested = max(allocated, quantity(value_at(obj, ("status", "requested"))) or 0.0)
             return queue, Standing(requested, allocated, weight, queue.changed_ms, queue.direction)
 
-        queues = read_queues(found, read)
+        observation = read_queues(found, read)
         pools = {str(value_at(obj, ("spec", "nodePool"))) for obj in found.found.values()}
         conditions = (effective(seen.get(NODE_POOL, ()), pools),)
-        return Observation(queues.held, queues.standings, queues.issues, conditions, left=queues.left)
+        return replace(observation, conditions=conditions)
 
     def spec(self, _queue: TargetQueue, value: Value) -> Object:
         return {"gpu": {"overQuotaWeight": value}}

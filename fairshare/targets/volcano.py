@@ -20,7 +20,16 @@ from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.core import queue_annotations
-from fairshare.core.pods import CHECKPOINT, amounts, by_gang, in_order, millis, named, request, with_pods
+from fairshare.core.pods import (
+    CHECKPOINT,
+    gang_key,
+    millis,
+    pods_by_gang,
+    requested_gpus,
+    sorted_gangs,
+    standings_of,
+    with_pods,
+)
 from fairshare.core.queue_annotations import match, owners, read_queues, target_queue
 from fairshare.core.queues_and_weights import (
     UNLIMITED,
@@ -86,7 +95,7 @@ class VolcanoAdapter(Adapter):
         found = match(objects, owner, lambda o: f"{PREFIX}:{o['metadata']['name']}", "Volcano queue")
         parents = {obj["metadata"]["name"]: value_at(obj, ("spec", "parent")) for obj in objects}
         gangs = _gangs(owner, seen.get(POD_GROUP, ()), seen.get(JOB, ()), pods)
-        demand_of = amounts(policy, gangs)
+        demand_of = standings_of(policy, gangs)
 
         def read(name: str, obj: Object) -> tuple[TargetQueue, Standing] | Issue:
             result = _target_queue(obj, mode, parents)
@@ -98,10 +107,10 @@ class VolcanoAdapter(Adapter):
             requested, allocated = max(demand.requested, in_status), max(demand.allocated, in_status)
             return queue, Standing(requested, allocated, weight, queue.changed_ms, queue.direction)
 
-        queues = read_queues(found, read)
+        observation = read_queues(found, read)
         config = policy.targets.volcano.config
         conditions = (_effective(mode, config, seen.get(CONFIG_MAP, ()), found.strangers),)
-        return Observation(queues.held, queues.standings, queues.issues, conditions, gangs, left=queues.left)
+        return replace(observation, conditions=conditions, gangs=gangs)
 
     def express(
         self, policy: Policy, weights: Sequence[Weight], observation: Observation, gpus: float
@@ -111,17 +120,17 @@ class VolcanoAdapter(Adapter):
         if mode == "hierarchy":
             owner = owners(policy, PREFIX)
             return {
-                weight.queue: _path_weights(observation.held[weight.queue], weight.queue, wanted, owner)
+                weight.queue: _path_weights(observation.queues[weight.queue], weight.queue, wanted, owner)
                 for weight in weights
-                if weight.queue in observation.held
+                if weight.queue in observation.queues
             }
         if mode == "deserved":
             shares = _full_demand_shares(policy, wanted, gpus, 1.0)
-            return {name: shares[name] for name in observation.held if name in shares}
+            return {name: shares[name] for name in observation.queues if name in shares}
         shares = _full_demand_shares(policy, wanted, gpus, _UNITS_PER_GPU)
         return {
             name: float(min(MOST_WEIGHT, max(1, round(shares[name] / (gpus * _UNITS_PER_GPU) * SCALE))))
-            for name in observation.held
+            for name in observation.queues
             if name in shares
         }
 
@@ -220,7 +229,7 @@ def _gangs(
     """Return the PodGroups of the policy's queues as gangs.
 
     The request of a group without pods is the larger of its Job's request and its `minResources`."""
-    members = by_gang(pods)
+    members = pods_by_gang(pods)
     jobs_by_name = {(job["metadata"].get("namespace", ""), job["metadata"]["name"]): job for job in jobs}
     gangs = []
     for obj in groups:
@@ -239,7 +248,9 @@ def _gangs(
             None,
         )
         tasks = value_at(job or {}, ("spec", "tasks")) or ()
-        of_job = fsum(int(t.get("replicas") or 1) * request(value_at(t, ("template", "spec")) or {}) for t in tasks)
+        of_job = fsum(
+            int(t.get("replicas") or 1) * requested_gpus(value_at(t, ("template", "spec")) or {}) for t in tasks
+        )
         least = gpus(spec.get("minResources"))
         requested = max(of_job, least)
         target = job or obj
@@ -258,8 +269,8 @@ def _gangs(
             None,
             millis(annotations.get(CHECKPOINT)),
         )
-        own_pods = members.get(named(obj), ())
-        if not own_pods and named(obj) in members:
+        own_pods = members.get(gang_key(obj), ())
+        if not own_pods and gang_key(obj) in members:
             continue  # all its pods are being deleted
         # The controller of a PodGroup creates all pods at once, so the pods that are left are its whole request.
         gang = with_pods(
@@ -273,7 +284,7 @@ def _gangs(
         )
         if gang.requested > 0:
             gangs.append(gang)
-    return in_order(gangs)
+    return sorted_gangs(gangs)
 
 
 def _effective(mode: str, name: str, configuration: Sequence[Object], strangers: Sequence[Object]) -> Condition:

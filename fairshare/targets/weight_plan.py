@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.pods import smallest_waiting
-from fairshare.core.queue_annotations import WeightAnnotations, say
+from fairshare.core.queue_annotations import WeightAnnotations, join_texts
 from fairshare.core.queues_and_weights import Condition, Observation, Pod, TargetQueue, Value, Weight
 from gputally.base.errors import ClusterError, NotFound, Refused
 from gputally.kubernetes.objects import Event, Kind, Object, ObjectReader
@@ -132,7 +132,7 @@ def plan(
     The applies are in the order of the queue names, or in `write_order` where the scheduler checks sums in a tree."""
     planned: list[tuple[tuple[int, int], list[Action]]] = []
     for weight in sorted(weights, key=lambda weight: weight.queue):
-        queue = observation.held.get(weight.queue)
+        queue = observation.queues.get(weight.queue)
         if queue is not None and weight.queue in values:
             steps = _plan_queue(adapter, weight, values[weight.queue], queue, policy_version, now_ms)
             planned.append((write_order(queue, values[weight.queue]), steps))
@@ -143,12 +143,14 @@ def plan(
         f"{name} has the controller's weight {show(queue.weight)} (its base: {show(_base(queue))}), and no queue of the"
         " policy refers to it: restore the base with `gputally fairshare release --left-behind` (name the other"
         " policies of this cluster with `--other FILE`)"
-        for name, queue in sorted(observation.left.items())
+        for name, queue in sorted(observation.left_behind.items())
         if queue.published is not None
     ]
     if issues or orphans:
         reason = "QueuesLeftOut" if issues else "WeightsLeftBehind"
-        actions.append(Condition("Mapped", "False", reason, "; ".join(map(say, filter(None, (issues, orphans))))))
+        actions.append(
+            Condition("Mapped", "False", reason, "; ".join(map(join_texts, filter(None, (issues, orphans)))))
+        )
     else:
         actions.append(Condition("Mapped", "True", "AllFound", "every queue of the policy that has a ref was found"))
     return tuple(actions)
@@ -169,7 +171,7 @@ def release(
 
     left_behind: restore the objects that no queue of the policy refers to, instead of the policy's objects.
     theirs: objects of another policy, which stay as they are."""
-    queues = observation.left if left_behind else observation.held
+    queues = observation.left_behind if left_behind else observation.queues
     applies = (
         Apply(
             adapter.name,
@@ -296,7 +298,7 @@ def look_at(adapter: Adapter, policy: Policy, cluster: ObjectReader, pods: Seque
         queue: replace(standing, gang=waiting.get(queue, standing.gang))
         for queue, standing in observation.standings.items()
     }
-    readable = [Condition("Readable", "False", "ReadRefused", say(refusals), _RIGHTS)] if refusals else []
+    readable = [Condition("Readable", "False", "ReadRefused", join_texts(refusals), _RIGHTS)] if refusals else []
     return replace(observation, standings=standings, conditions=(*observation.conditions, *readable))
 
 

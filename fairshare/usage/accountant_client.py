@@ -1,11 +1,10 @@
-"""Calls the accountant: announces the policy, reads windows, posts decisions.
+"""Calls the accountant: announces the policy, reads usage windows, posts decisions.
 
-Any failure to get a valid answer raises AccountantUnavailable with a one-line message. The caller holds the weights and
-tries again.
+Any failure to get a valid answer raises AccountantUnavailable with a one-line message.
 
-An accountant counts by one policy at a time. If it counts by another one, the controller announces its own again. Each
-time it waits twice as long, so that two controllers with one accountant do not replace each other's policy all the
-time. This module does not decide whether usage is good enough."""
+An accountant assigns usage to the queues of one policy at a time. If this is not the controller's policy, the
+controller announces its policy again. Each time it waits twice as long, so that two controllers with one accountant do
+not replace each other's policy in every cycle."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ from accountant.wire.policy_models import ClusterName, Decision, Measure, Policy
 from accountant.wire.usage_models import Accounts, BudgetState, Dimension, UsageAnswer, UsageLine
 from fairshare.core.queue_annotations import instant
 from fairshare.laws import weight_calculation
-from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
-from fairshare.usage.stale_usage_hold import UsageHold, usage_gate
+from fairshare.usage.usage_windows import NO_OTHER_CLUSTERS, OtherClusters, UsageHold, usage_hold
 from gputally.base.accountant_connection import Query, Unanswered
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantRefused, AccountantUnavailable
@@ -35,25 +33,26 @@ from gputally.server.config_loading import Model, load_yaml
 
 
 class AccountantPort(Protocol):
-    """The accountant's HTTP interface. Every method raises AccountantUnavailable."""
+    """The calls of the controller to the accountant. Every method raises AccountantUnavailable."""
 
     def window(self, spec: WindowSpec, measure: Measure, at_ms: int, min_coverage: float) -> UsageWindow:
-        """Usage per queue over the window that ends (or is current) at `at_ms`."""
+        """Return the usage per queue over the window that ends (or is current) at `at_ms`."""
         ...
 
     def put_policy(self, policy: Policy) -> PolicyVersion:
-        """Announce the policy; the same content again changes nothing."""
+        """Announce the policy. The same content again changes nothing."""
         ...
 
     def budgets(self) -> Sequence[BudgetState]:
-        """Return the budgets of the policy in force, and what this month has used of them."""
+        """Return the budgets of the policy in force, with this month's spend."""
         ...
 
     def pod_usage(
         self, start_ms: int, end_ms: int, pods: Sequence[tuple[str, str]] = ()
     ) -> Mapping[tuple[str, str], Accounts]:
-        """Return GPU time by (namespace, name) over the span, of these pods (empty: of all). A name that exists in
-        several clusters is left out."""
+        """Return GPU time by (namespace, name) over the span. A name that exists in several clusters is left out.
+
+        pods: the pods to query; empty for all."""
         ...
 
     def lost_gpus(self, start_ms: int, end_ms: int) -> Mapping[str, int]:
@@ -62,21 +61,23 @@ class AccountantPort(Protocol):
         ...
 
     def metered_nodes(self, start_ms: int, end_ms: int) -> Collection[str]:
-        """Return the names of nodes whose GPUs the ledger knows in the span, of any cluster if none is named."""
+        """Return the names of the nodes with GPU records in the span."""
         ...
 
     def post_decisions(self, decisions: Sequence[Decision]) -> None:
-        """Store decisions. Idempotent by `Decision.id`."""
+        """Store decisions. A decision with a stored id changes nothing."""
         ...
 
 
 MOST_DECISIONS_PER_POST = 1_000
 MOST_BYTES_PER_POST = 8 * 1024 * 1024
-"""Before compression; a larger decision is sent alone."""
+"""Size before compression; a larger decision is sent alone."""
 _FINAL = frozenset({400, 413, 422})
+"""HTTP status codes of requests that the accountant will never accept."""
 DECISIONS_PER_GET = 1_000
 MOST_NAMES = 100
-"""Pods and nodes that are queried by name; with more pods their namespaces are queried, with more nodes all."""
+"""Largest number of pods or nodes in one query by name. With more pods their namespaces are queried, with more nodes
+all nodes."""
 T = TypeVar("T")
 _DECISIONS = TypeAdapter(list[Decision])
 _POLICIES = TypeAdapter(list[PolicyVersion])
@@ -88,7 +89,7 @@ _WAITS = TypeAdapter(list[dict[str, Any]])
 
 
 class AccountantApi:
-    """A controller's client of one accountant. As a context manager it reuses connections."""
+    """The client of one accountant. As a context manager it reuses connections."""
 
     def __init__(
         self,
@@ -102,9 +103,9 @@ class AccountantApi:
     ) -> None:
         """Raises AccountantUnavailable for an invalid address, or a file without a certificate.
 
-        ca_file: authorities (PEM) trusted instead of the system's.
-        cluster: the cluster to query and to record decisions for; "": everything in the ledger.
-        transport: instead of the network."""
+        ca_file: PEM file of the CAs to trust instead of the system's.
+        cluster: the cluster to query and to record decisions for; "" for everything in the ledger.
+        transport: used instead of the network."""
         with _translated():
             self._remote = AccountantClient(
                 url, ca_file=ca_file, token_file=token_file, timeout_s=timeout_s, proxies=True, transport=transport
@@ -142,9 +143,9 @@ class AccountantApi:
             query |= {"decay": spec.decay, "calc_period": f"{spec.calc_period}s"}
         if spec.gpu_weights:
             query["gpu_weight"] = [f"{model}:{weight}" for model, weight in sorted(spec.gpu_weights.items())]
-        return self._read("/v1/windows", _WINDOW, {**query, **self._mine()})
+        return self._read("/v1/windows", _WINDOW, {**query, **self._cluster_query()})
 
-    def _mine(self) -> dict[str, str]:
+    def _cluster_query(self) -> dict[str, str]:
         return {"cluster": self._cluster} if self._cluster else {}
 
     def put_policy(self, policy: Policy) -> PolicyVersion:
@@ -152,50 +153,49 @@ class AccountantApi:
         try:
             return PolicyVersion.model_validate_json(answer)
         except ValidationError as error:
-            raise self._foreign("/v1/policy") from error
+            raise self._invalid("/v1/policy") from error
 
     def post_decisions(self, decisions: Sequence[Decision]) -> None:
-        part: list[bytes] = []
+        batch: list[bytes] = []
         size = 0
         for decision in decisions:
             text = decision.model_copy(update={"cluster": self._cluster}).model_dump_json().encode()
-            if part and (len(part) == MOST_DECISIONS_PER_POST or size + len(text) > MOST_BYTES_PER_POST):
-                self._post_decisions(part)
-                part, size = [], 0
-            part.append(text)
+            if batch and (len(batch) == MOST_DECISIONS_PER_POST or size + len(text) > MOST_BYTES_PER_POST):
+                self._post_batch(batch)
+                batch, size = [], 0
+            batch.append(text)
             size += len(text)
-        if part:
-            self._post_decisions(part)
+        if batch:
+            self._post_batch(batch)
 
-    def _post_decisions(self, part: Sequence[bytes]) -> None:
+    def _post_batch(self, batch: Sequence[bytes]) -> None:
         """Send decisions, compressed because the record of a preemption contains every pod of the cluster."""
-        content = gzip.compress(b"[" + b",".join(part) + b"]", compresslevel=1, mtime=0)
+        content = gzip.compress(b"[" + b",".join(batch) + b"]", compresslevel=1, mtime=0)
         self._send("POST", "/v1/decisions", content, "gzip")
 
     def decisions(self, start_ms: int, end_ms: int) -> Iterator[Decision]:
-        """Yield the decisions in [start_ms, end_ms), newest first, fetched while iterating."""
-        last: set[str] = set()
+        """Yield the decisions in [start_ms, end_ms), newest first. Pages are fetched while iterating."""
+        yielded: set[str] = set()
         while end_ms > start_ms:
             query = {"start": str(start_ms), "end": str(end_ms), "limit": str(DECISIONS_PER_GET)}
-            found = self._read("/v1/decisions", _DECISIONS, {**query, **self._mine()})
-            fresh = [decision for decision in found if decision.id not in last]
-            yield from fresh
-            if len(found) < DECISIONS_PER_GET or not fresh:
+            page = self._read("/v1/decisions", _DECISIONS, {**query, **self._cluster_query()})
+            new = [decision for decision in page if decision.id not in yielded]
+            yield from new
+            if len(page) < DECISIONS_PER_GET or not new:
                 return
-            # The page may have ended within a millisecond, so the next query includes it again.
-            end_ms = found[-1].at_ms + 1
-            last = {decision.id for decision in found if decision.at_ms == found[-1].at_ms}
+            # A page may end between two decisions of one millisecond, so the next query includes that millisecond.
+            end_ms = page[-1].at_ms + 1
+            yielded = {decision.id for decision in page if decision.at_ms == page[-1].at_ms}
 
     def policies(self) -> list[PolicyVersion]:
         """Return every policy that was ever in force, oldest first."""
         return self._read("/v1/policy/versions", _POLICIES)
 
     def policy(self) -> Policy:
-        """Return the budgets of the policy in force, this month."""
+        """Return the policy in force."""
         return self._read("/v1/policy", _POLICY).policy
 
     def budgets(self) -> list[BudgetState]:
-        """Budgets of the policy in force, this month."""
         return self._read("/v1/budgets", _BUDGETS)
 
     def pod_usage(
@@ -203,13 +203,15 @@ class AccountantApi:
     ) -> dict[tuple[str, str], Accounts]:
         where: dict[Dimension, Sequence[str]] = {}
         if pods:
-            where["namespace"] = sorted({space for space, _ in pods})
+            where["namespace"] = sorted({namespace for namespace, _ in pods})
             if len(pods) <= MOST_NAMES:
                 where["pod"] = sorted({name for _, name in pods})
-        found: dict[tuple[str, str], list[Accounts]] = {}
+        by_cluster: dict[tuple[str, str], list[Accounts]] = {}
         for line in self.usage(start_ms, end_ms, ("cluster", "namespace", "pod"), where):
-            found.setdefault((line.key["namespace"], line.key["pod"]), []).append(line.accounts_gpu_us)
-        return {key: here[0] for key, here in found.items() if len(here) == 1 and (not pods or key in pods)}
+            by_cluster.setdefault((line.key["namespace"], line.key["pod"]), []).append(line.accounts_gpu_us)
+        return {
+            pod: accounts[0] for pod, accounts in by_cluster.items() if len(accounts) == 1 and (not pods or pod in pods)
+        }
 
     def lost_gpus(self, start_ms: int, end_ms: int) -> dict[str, int]:
         # Query nodes first: a large cluster has far fewer nodes than GPUs, and usually none has lost a GPU.
@@ -238,8 +240,9 @@ class AccountantApi:
         by: Sequence[Dimension],
         where: Mapping[Dimension, Sequence[str]] | None = None,
     ) -> Iterator[UsageLine]:
-        """GPU time by account and group, page by page. An hour is named by its beginning in UTC. where: only these
-        values of a dimension."""
+        """Yield GPU time by account and group, page by page. An hour is named by its beginning in UTC.
+
+        where: by dimension, the values to which the query is limited."""
         query: dict[str, str | Sequence[str]] = {
             "start": str(start_ms), "end": str(end_ms), "by": ",".join(by), "timezone": "UTC", "limit": "10000",
         }  # fmt: skip
@@ -256,11 +259,11 @@ class AccountantApi:
     def median_waits_s(self, start_ms: int, end_ms: int) -> dict[str, float]:
         """Return the median time from creation to a node, by queue, of the pods that existed in the span."""
         query = {"start": str(start_ms), "end": str(end_ms), "by": "queue"}
-        found = self._read("/v1/waits", _WAITS, {**query, **self._mine()})
+        lines = self._read("/v1/waits", _WAITS, {**query, **self._cluster_query()})
         try:
-            return {str(line["key"]): float(line["queued"]["median"]) for line in found}
+            return {str(line["key"]): float(line["queued"]["median"]) for line in lines}
         except (KeyError, TypeError, ValueError) as error:
-            raise self._foreign("/v1/waits") from error
+            raise self._invalid("/v1/waits") from error
 
     def _read(self, path: str, shape: TypeAdapter[T], params: Query | None = None) -> T:
         with _translated():
@@ -268,20 +271,21 @@ class AccountantApi:
         try:
             return shape.validate_json(answer)
         except ValidationError as error:
-            raise self._foreign(path) from error
+            raise self._invalid(path) from error
 
     def _send(self, method: str, path: str, content: bytes, encoding: str = "") -> bytes:
         with _translated(sent=True):
             return self._remote.send_body(method, path, content, "application/json", encoding=encoding)
 
-    def _foreign(self, path: str) -> AccountantUnavailable:
+    def _invalid(self, path: str) -> AccountantUnavailable:
         return AccountantUnavailable(f"{self._remote.url}{path}: not the answer of an accountant of this release")
 
 
 @contextlib.contextmanager
 def _translated(*, sent: bool = False) -> Iterator[None]:
-    """Convert HTTP failures to the exceptions of this module. sent: the request has a body, which the
-    accountant may refuse."""
+    """Convert HTTP failures to AccountantUnavailable or AccountantRefused.
+
+    sent: whether the request has a body. Only a body can be refused for good."""
     try:
         yield
     except Unanswered as error:
@@ -290,12 +294,12 @@ def _translated(*, sent: bool = False) -> Iterator[None]:
 
 
 def _lost(line: UsageLine) -> int:
-    """Return the GPU-microseconds that the agent reported as lost; 0 from an accountant that does not separate them."""
+    """Return the GPU-microseconds of lost GPUs in service; 0 from an accountant that does not separate them."""
     return 0 if line.node_down_us is None else line.accounts_gpu_us.down - line.node_down_us
 
 
 class OtherAccountant(Model):
-    """The address of another cluster's accountant. token_file, ca_file: as the settings of the same names."""
+    """The address of another cluster's accountant. token_file and ca_file are like the settings of these names."""
 
     url: str = Field(pattern=r"^https?://[^\s?#]+$")
     token_file: Path | None = None
@@ -309,41 +313,42 @@ class AccountantsFile(Model):
 
 
 def other_clusters(path: Path | None, own: str) -> OtherClusters:
-    """The clusters of an accountants file. own: name of the controller's own cluster. Raises FileFault, and
-    AccountantUnavailable for a `ca_file` without a certificate."""
-    listed = load_yaml(path, AccountantsFile).clusters if path is not None else {}
+    """Return the clusters of an accountants file. own: the name of the controller's own cluster.
+
+    Raises FileFault, and AccountantUnavailable for a `ca_file` without a certificate."""
+    addresses = load_yaml(path, AccountantsFile).clusters if path is not None else {}
     return OtherClusters(
         own,
         {
-            name: AccountantApi(each.url, token_file=each.token_file, ca_file=each.ca_file, cluster=name)
-            for name, each in sorted(listed.items())
+            name: AccountantApi(address.url, token_file=address.token_file, ca_file=address.ca_file, cluster=name)
+            for name, address in sorted(addresses.items())
             if name != own
         },
     )
 
 
 LONGEST_MS = 6 * MS_PER_HOUR
-"""Longest time between two announcements of a policy that another policy replaces every time."""
+"""Longest time between two announcements of a policy that another controller replaces each time."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageReading:
-    """One answer of the accountant.
+    """The usage of one cycle.
 
-    window: None without an answer.
-    hold: why it must not be used.
-    spent: queues whose budget is used up."""
+    window: None if the accountant did not answer.
+    hold: why the window must not change weights; None if it may.
+    exhausted: queues whose budget is used up."""
 
     window: UsageWindow | None
     hold: UsageHold | None
-    spent: frozenset[str] = frozenset()
+    exhausted: frozenset[str] = frozenset()
 
 
-class Usage:
-    """The usage for one controller. Not thread-safe."""
+class UsageReader:
+    """Announces one controller's policy and reads the usage that the policy needs. Not thread-safe."""
 
     def __init__(self, accountant: AccountantPort, clock: Clock, others: OtherClusters = NO_OTHER_CLUSTERS) -> None:
-        """others: accountants of the clusters that a policy may count besides its own."""
+        """others: the accountants of other clusters that a policy may count."""
         self._accountant = accountant
         self._clock = clock
         self._others = others
@@ -352,13 +357,13 @@ class Usage:
         self._effective_ms = 0
         self._contests = 0
 
-    def ask(self, policy: Policy, version: str, *, quiet: bool) -> UsageReading:
-        """Ask the accountant for the usage that the policy needs; first announce a policy that is new.
+    def read(self, policy: Policy, version: str, *, announce: bool) -> UsageReading:
+        """Return the usage that the policy needs. If the accountant does not answer, the reading has a hold.
 
-        version: the version of the policy.
-        quiet: announce nothing. Answers of the accountant never raise."""
+        version: the policy's version.
+        announce: whether to announce a new policy first."""
         try:
-            if self._announced != version and not quiet:
+            if self._announced != version and announce:
                 self._effective_ms = self._accountant.put_policy(policy).effective_ms
                 self._announced, self._announced_ms = version, self._clock.wall_ms()
             now_ms = self._clock.wall_ms()
@@ -369,30 +374,28 @@ class Usage:
             if at_ms < self._effective_ms <= now_ms + MS_PER_MINUTE:  # by the accountant's clock, which may be ahead
                 at_ms = self._effective_ms
             window = self._accountant.window(policy.window, policy.measure, at_ms, policy.min_coverage)
-            spent = (
-                weight_calculation.exhausted(policy, self._accountant.budgets())
-                if weight_calculation.acts(policy)
-                else frozenset()
-            )
+            exhausted = frozenset[str]()
+            if weight_calculation.budgets_limit_weights(policy):
+                exhausted = weight_calculation.exhausted_queues(policy, self._accountant.budgets())
         except AccountantUnavailable as error:
             return UsageReading(None, UsageHold("AccountantUnavailable", str(error)))
-        counted_alike = window.policy_version == version or window.policy_counting == policy.counting()
-        if not counted_alike and not quiet:
-            return UsageReading(window, self._counted_otherwise(window, version, now_ms))
+        same_counting = window.policy_version == version or window.policy_counting == policy.counting()
+        if not same_counting and announce:
+            return UsageReading(window, self._policy_not_in_force(window, version, now_ms))
         if now_ms - self._announced_ms > 2 * LONGEST_MS:
             self._contests = 0
-        hold = usage_gate(policy, window, now_ms)
+        hold = usage_hold(policy, window, now_ms)
         if hold is None:
-            window, hold = self._others.add(policy, window, at_ms, now_ms, counted_alike=not quiet)
-        return UsageReading(window, hold, spent)
+            window, hold = self._others.add(policy, window, at_ms, now_ms, same_counting=announce)
+        return UsageReading(window, hold, exhausted)
 
-    def _counted_otherwise(self, window: UsageWindow, version: str, now_ms: int) -> UsageHold:
-        """Return the hold for a window with other queues, from another controller or a restored ledger. The policy is
-        announced again when it is time."""
+    def _policy_not_in_force(self, window: UsageWindow, version: str, now_ms: int) -> UsageHold:
+        """Return the hold for a window with the queues of another policy, from another controller or a restored ledger.
+
+        The next reading announces the policy again if enough time has passed since the last announcement."""
         if now_ms < self._effective_ms:  # the controller announced it itself; announcing it again would change nothing
-            return UsageHold("PolicyNotInForce", _behind(self._effective_ms, now_ms))
-        told = window.policy_version or "none"
-        text = f"usage was counted by policy {told}, ours is {version}"
+            return UsageHold("PolicyNotInForce", _clock_behind(self._effective_ms, now_ms))
+        text = f"usage was counted by policy {window.policy_version or 'none'}, ours is {version}"
         if self._contests > 1:
             text = f"{text}, announced {self._contests} times: another controller tells this accountant of its own"
         if now_ms >= self._announced_ms + min(MS_PER_MINUTE << self._contests, LONGEST_MS):
@@ -400,7 +403,7 @@ class Usage:
         return UsageHold("PolicyNotInForce", text)
 
 
-def _behind(effective_ms: int, now_ms: int) -> str:
+def _clock_behind(effective_ms: int, now_ms: int) -> str:
     return (
         f"the accountant has ours in force from {instant(effective_ms)} on, and our clock shows {instant(now_ms)}:"
         f" it is {(effective_ms - now_ms) / MS_PER_SECOND:.0f} s or more behind the accountant's"

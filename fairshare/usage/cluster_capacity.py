@@ -3,10 +3,10 @@
 A node lists a lost GPU as allocatable until its device plugin notices the loss. The ledger has the agent's report: a
 GPU counts as lost if it was lost, on a node in service, for the whole of the last metered quarter of an hour. Lost GPUs
 can only reduce a node's listed GPUs, to 0 at the least. A GPU that its device plugin has already removed, or that is on
-a node out of service, is not subtracted again. Missing data of the accountant changes nothing.
+a node out of service, is not subtracted again. If the accountant does not answer, no GPU counts as lost.
 
-The rest of the cycle sees a node as if it had stopped listing the GPU, so that shares, room for preemption and the
-extender's answers agree.
+The rest of the cycle gets the nodes without their lost GPUs, so that shares, room for preemption and the extender's
+answers agree.
 
 The ledger knows a GPU from its first record on, so its coverage does not include GPUs without one. Their usage would
 count as zero, and the queues that run there would seem to be owed GPU-hours. While too many GPUs are on such nodes, the
@@ -16,9 +16,9 @@ is not a fault. A node that was metered and is silent now lowers the coverage it
 Coverage is computed by nodes: the GPUs that metered nodes list, over the GPUs that all nodes list. Metered GPUs cannot
 be counted instead, because a node lists a time-sliced GPU several times.
 
-Schedulers count the GPUs that a node lists, and so do quotas, demand and shares here: a GPU in four replicas counts as
-four. The ledger counts it once. Where both are needed (a lost GPU, the length of a window), the nodes' labels give the
-number of replicas. If nodes have different numbers, GPU counts have no common meaning, which is reported.
+Schedulers, quotas, demand and shares count the GPUs that a node lists: a GPU in four replicas counts as four. The
+ledger counts it once. Where both are needed (a lost GPU, the length of a window), the nodes' labels give the number of
+replicas. If nodes have different numbers, GPU counts have no common meaning, and a condition reports this.
 
 Sources: NVIDIA/gpu-feature-discovery (`nvidia.com/gpu.replicas`, `nvidia.com/mig-….replicas`), NVIDIA/k8s-device-plugin
 (`renameByDefault`: `nvidia.com/gpu.shared`), GKE (`cloud.google.com/gke-max-shared-clients-per-gpu`)."""
@@ -32,54 +32,62 @@ from typing import Final
 
 from accountant.wire.policy_models import UsageWindow
 from fairshare.core.pods import millis
-from fairshare.core.queue_annotations import say
-from fairshare.core.queues_and_weights import Condition, Shard
-from fairshare.laws.weight_calculation import Pool, pools
-from fairshare.usage.stale_usage_hold import gpus_of_window, within
+from fairshare.core.queue_annotations import join_texts
+from fairshare.core.queues_and_weights import Condition, Shard, own_window
+from fairshare.laws.weight_calculation import Pool, effective_length_s, pools
+from fairshare.usage.usage_windows import UsageHold
 from gputally.base.errors import AccountantUnavailable, FairshareError
-from gputally.base.units import BUCKET_MS, MS_PER_HOUR
+from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND, US_PER_MS
 from gputally.kubernetes.objects import GPU, Object, gpus, gpus_of_nodes, quantity, value_at
 
 UNIT = "OneUnit"
-"""The type of the condition about nodes on which a GPU counts differently."""
+"""Type of the condition about nodes on which a GPU counts differently."""
 SHARED = f"{GPU}.shared"
-_GKE = "cloud.google.com/gke-max-shared-clients-per-gpu"
+_GKE_REPLICAS = "cloud.google.com/gke-max-shared-clients-per-gpu"
+NOTHING_IN_SERVICE = "NothingInService"
+"""Reason of the hold while no node offers a GPU. It is not a fault."""
+_NO_CAPACITY_REASONS = frozenset({"NoCapacity", "NoUsage"})
 
 
 def devices(node: Object) -> float:
-    """Physical GPUs behind what a node lists as allocatable (gputally.kubernetes.objects.gpus)."""
+    """Return the physical GPUs behind those that a node lists as allocatable (`gputally.kubernetes.objects.gpus`)."""
     labels = value_at(node, ("metadata", "labels")) or {}
     listed = value_at(node, ("status", "allocatable")) or {}
     return fsum(gpus({name: text}) / _replicas(labels, str(name)) for name, text in listed.items())
 
 
 def one_unit(nodes: Sequence[Object]) -> tuple[Condition, ...]:
-    """Return a condition if GPUs count differently on different nodes, or not at all; empty otherwise. nodes: those
-    that accept work."""
-    said: list[str] = []
+    """Return a condition if GPUs count differently on different nodes, or not at all; empty otherwise.
+
+    nodes: the nodes that accept work."""
+    texts: list[str] = []
     renamed = {_name(node): count for node in nodes if (count := _renamed(node)) > 0}
     if renamed:
-        said.append(
-            f"{fsum(renamed.values()):g} {SHARED} ({say(sorted(renamed), most=4)}) are in no share, quota or demand"
-            " here, while their use is in the history"
+        names = join_texts(sorted(renamed), most=4)
+        texts.append(
+            f"{fsum(renamed.values()):g} {SHARED} ({names}) are in no share, quota or demand here, while their use is"
+            " in the history"
         )
-    often: dict[float, list[str]] = {}
+    nodes_by_replicas: dict[float, list[str]] = {}
     for node in nodes:
         listed = gpus(value_at(node, ("status", "allocatable")))
         if listed > 0:
-            often.setdefault(round(listed / devices(node), 3), []).append(_name(node))
-    if len(often) > 1:
-        each = "; ".join(f"{times:g} on {say(sorted(names), most=4)}" for times, names in sorted(often.items()))
-        said.append(
-            f"a GPU counts as {each}: schedulers, quotas and shares count replicas (time-slicing, MPS), the history"
+            nodes_by_replicas.setdefault(round(listed / devices(node), 3), []).append(_name(node))
+    if len(nodes_by_replicas) > 1:
+        counts = "; ".join(
+            f"{replicas:g} on {join_texts(sorted(names), most=4)}"
+            for replicas, names in sorted(nodes_by_replicas.items())
+        )
+        texts.append(
+            f"a GPU counts as {counts}: schedulers, quotas and shares count replicas (time-slicing, MPS), the history"
             " counts GPUs"
         )
-    reason = "ReplicasDiffer" if len(often) > 1 else "NotCounted"
-    return (Condition(UNIT, "False", reason, "; ".join(said)),) if said else ()
+    reason = "ReplicasDiffer" if len(nodes_by_replicas) > 1 else "NotCounted"
+    return (Condition(UNIT, "False", reason, "; ".join(texts)),) if texts else ()
 
 
 def _replicas(labels: dict[str, str], resource: str) -> float:
-    for key in (f"{resource.removesuffix('.shared')}.replicas", *((_GKE,) if resource == GPU else ())):
+    for key in (f"{resource.removesuffix('.shared')}.replicas", *((_GKE_REPLICAS,) if resource == GPU else ())):
         count = quantity(labels.get(key))
         if count is not None and count > 1:
             return count
@@ -94,28 +102,59 @@ def _name(node: Object) -> str:
     return str(value_at(node, ("metadata", "name")))
 
 
-AskLostGpus = Callable[[int, int], Mapping[str, int]]
+LostGpusQuery = Callable[[int, int], Mapping[str, int]]
 """Lost GPUs by node over a span of UTC milliseconds: fairshare.usage.accountant_client.AccountantPort.lost_gpus."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingNodes:
-    """Nodes that accept work, with only working GPUs. lost: GPUs that were left out, by node; only nodes that listed
-    them."""
+    """Nodes that accept work, with only working GPUs.
+
+    lost: GPUs that were left out, by node; only nodes that listed them."""
 
     nodes: tuple[Object, ...] = ()
     lost: Mapping[str, float] = field(default_factory=dict)
 
     def capacity(self, window: UsageWindow) -> float:
-        """Return the GPUs to divide: the nodes' own, or the window's average if no node ever listed any; 0 if
-        unknown."""
+        """Return the GPUs to divide: those that the nodes list, or the window's average if no node ever listed any; 0
+        if unknown."""
         listed = gpus_of_nodes(self.nodes)
         return listed if listed > 0 or self.lost else gpus_of_window(window) or 0.0
 
     @property
     def devices(self) -> float | None:
-        """Return the physical GPUs behind the capacity; None if the nodes list none."""
+        """The physical GPUs behind the capacity; None if the nodes list none."""
         return fsum(map(devices, self.nodes)) or None
+
+
+def gpus_of_window(window: UsageWindow) -> float | None:
+    """Return the average GPUs of the controller's own cluster over the recorded part of the window, weighted like its
+    usage; None if it is not measured in GPU time."""
+    window = own_window(window)
+    if window.unit != "gpu_us":
+        return None
+    since_ms = window.start_ms if window.since_ms is None else max(window.start_ms, window.since_ms)
+    span_s = effective_length_s((window.end_ms - since_ms) / MS_PER_SECOND, window.half_life_s)
+    return window.capacity / (span_s * MS_PER_SECOND * US_PER_MS) if span_s > 0 else None
+
+
+def with_capacity_reason(hold: UsageHold | None, nodes: Sequence[Object]) -> UsageHold | None:
+    """Return the hold, or a hold with the reason that the cluster offers no GPU now, for example because it was scaled
+    to zero or drained.
+
+    That reason replaces only a hold for missing capacity. Without a hold it applies if nodes list GPUs and accept no
+    work, because the window's average would be divided as if it were available.
+
+    nodes: all nodes of the cluster; empty if they cannot be read."""
+    if (hold is not None and hold.reason not in _NO_CAPACITY_REASONS) or not nodes or gpus_of_nodes(nodes) > 0:
+        return hold
+    if hold is None and not any(map(_lists_gpus, nodes)):
+        return None  # these nodes list no GPUs at all, so the GPUs are elsewhere
+    return UsageHold(NOTHING_IN_SERVICE, "no node lists a GPU that may be given work: there is nothing to divide")
+
+
+def _lists_gpus(node: Object) -> bool:
+    return any(gpus(value_at(node, ("status", key))) > 0 for key in ("allocatable", "capacity"))
 
 
 class NothingToDivide(FairshareError):
@@ -137,11 +176,12 @@ class TargetCapacity:
 def target_capacity(
     serving: ServingNodes, window: UsageWindow, quota_gpus: float | None, shards: Sequence[Shard]
 ) -> TargetCapacity:
-    """Return how many GPUs a target has to divide. quota_gpus: the limit that the target's own quotas set; None: no
-    limit. Raises NothingToDivide."""
-    there = serving.capacity(window)
-    gpus = within(there, quota_gpus)
-    if there <= 0:
+    """Return how many GPUs a target has to divide.
+
+    quota_gpus: the limit that the target's own quotas set; None for no limit. Raises NothingToDivide."""
+    available = serving.capacity(window)
+    gpus = available if quota_gpus is None else min(available, quota_gpus)
+    if available <= 0:
         raise NothingToDivide("no node shows GPUs, and the measure does not tell their number")
     if gpus <= 0:
         raise NothingToDivide("the quotas of its queues hold no GPU: there is nothing to divide")
@@ -149,11 +189,11 @@ def target_capacity(
     divided = fsum(pool.gpus for pool in parts) if parts else gpus
     if divided <= 0:
         raise NothingToDivide("no node of its shards has a GPU that pods of other schedulers leave: nothing to divide")
-    behind = serving.devices
-    return TargetCapacity(divided, None if behind is None else behind * (divided / there), parts)
+    physical = serving.devices
+    return TargetCapacity(divided, None if physical is None else physical * (divided / available), parts)
 
 
-def quarter(window: UsageWindow, now_ms: int) -> tuple[int, int] | None:
+def last_metered_quarter(window: UsageWindow, now_ms: int) -> tuple[int, int] | None:
     """Return the last whole quarter of an hour that the ledger has settled; None if it has none."""
     if window.watermark_ms is None:
         return None
@@ -167,96 +207,93 @@ def none_lost(window: UsageWindow, start_ms: int, end_ms: int) -> bool:
     return covered and window.lost_ms is not None and window.lost_ms <= start_ms
 
 
-def leave_out(nodes: Sequence[Object], lost: Mapping[str, int]) -> ServingNodes:
+def without_lost_gpus(nodes: Sequence[Object], lost: Mapping[str, int]) -> ServingNodes:
     """Return the nodes without their lost GPUs. lost: by name of the node.
 
     A node with `capacity` c that lists a as allocatable and has lost n keeps min(a, c - n), so a GPU that its device
     plugin has already removed is not subtracted twice. All replicas of a lost GPU are removed."""
-    shown: list[Object] = []
-    out: dict[str, float] = {}
+    serving: list[Object] = []
+    removed: dict[str, float] = {}
     for node in nodes:
-        name = str(value_at(node, ("metadata", "name")))
+        name = _name(node)
         resources = value_at(node, ("status", "allocatable"))
         listed = gpus(resources)
-        each = listed / devices(node) if listed > 0 else 1.0
-        most = max(listed, gpus(value_at(node, ("status", "capacity"))))
-        left = min(listed, max(0.0, most - lost.get(name, 0) * each))
+        replicas = listed / devices(node) if listed > 0 else 1.0
+        capacity = max(listed, gpus(value_at(node, ("status", "capacity"))))
+        left = min(listed, max(0.0, capacity - lost.get(name, 0) * replicas))
         if left >= listed:
-            shown.append(node)
+            serving.append(node)
             continue
-        out[name] = listed - left
-        fewer = {
+        removed[name] = listed - left
+        allocatable = {
             key: (quantity(text) or 0.0) * left / listed if gpus({key: text}) > 0 else text
             for key, text in resources.items()
         }
-        shown.append({**node, "status": {**node["status"], "allocatable": fewer}})
-    return ServingNodes(tuple(shown), out)
+        serving.append({**node, "status": {**node["status"], "allocatable": allocatable}})
+    return ServingNodes(tuple(serving), removed)
 
 
 class LostGpus:
-    """Asks the accountant for lost GPUs, at most once per watermark and quarter of an hour, and not if the window shows
-    that no GPU was lost. A failed query is repeated. For one controller; not thread-safe."""
+    """Queries the accountant for lost GPUs, at most once per watermark and quarter of an hour, and not if the window
+    shows that no GPU was lost. A failed query is repeated. For one controller; not thread-safe."""
 
-    def __init__(self, ask: AskLostGpus) -> None:
-        self._ask = ask
-        self._asked: tuple[int, int] | None = None
-        self._found: Mapping[str, int] = {}
+    def __init__(self, query: LostGpusQuery) -> None:
+        self._query = query
+        self._queried: tuple[int, int] | None = None
+        self._lost: Mapping[str, int] = {}
 
     def serving(self, nodes: Sequence[Object], window: UsageWindow | None, now_ms: int) -> ServingNodes:
-        """Return the nodes whose GPUs can be used. window: a window that is good enough to act on; None: nothing is
-        known."""
-        span = quarter(window, now_ms) if window is not None else None
+        """Return the nodes with only working GPUs.
+
+        window: a window that may change weights; with None no GPU counts as lost."""
+        span = last_metered_quarter(window, now_ms) if window is not None else None
         if window is None or window.watermark_ms is None or span is None:
             return ServingNodes(tuple(nodes))
         state = (window.watermark_ms, span[1])
-        if self._asked != state:
+        if self._queried != state:
             try:
-                self._found = {} if none_lost(window, *span) else self._ask(*span)
+                self._lost = {} if none_lost(window, *span) else self._query(*span)
             except AccountantUnavailable:
                 return ServingNodes(tuple(nodes))
-            self._asked = state
-        return leave_out(nodes, self._found)
+            self._queried = state
+        return without_lost_gpus(nodes, self._lost)
 
 
-AskMeteredNodes = Callable[[int, int], Collection[str]]
+MeteredNodesQuery = Callable[[int, int], Collection[str]]
 """Nodes with a record in a span of UTC milliseconds: fairshare.usage.accountant_client.AccountantPort.metered_nodes."""
 SETTLED_MS: Final = MS_PER_HOUR
 """How long a new node may take until its agent reports."""
 
 
 class UnmeteredNodes:
-    """Queries the accountant only while there is a node that it has not reported. For one controller; not
-    thread-safe."""
+    """Finds nodes that no agent has metered. It queries the accountant only while there is a node of which the ledger
+    has shown no record yet. For one controller; not thread-safe."""
 
-    def __init__(self, ask: AskMeteredNodes) -> None:
-        self._ask = ask
-        self._asked: int | None = None
-        self._heard: frozenset[str] = frozenset()
+    def __init__(self, query: MeteredNodesQuery) -> None:
+        self._query = query
+        self._queried_ms: int | None = None
+        self._metered: frozenset[str] = frozenset()
 
-    def fault(self, nodes: Sequence[Object], window: UsageWindow, now_ms: int, least: float) -> str | None:
+    def fault(self, nodes: Sequence[Object], window: UsageWindow, now_ms: int, min_coverage: float) -> str | None:
         """Return why usage does not cover the GPUs to divide; None if it does.
 
-        nodes: those that accept work.
-        least: part of their GPUs that must be metered.
+        nodes: the nodes that accept work.
+        min_coverage: part of their GPUs that must be metered.
 
         Raises AccountantUnavailable."""
-        span = quarter(window, now_ms)
+        span = last_metered_quarter(window, now_ms)
         if span is None:
             return None
-        settled = {_unmetered_name(node): gpus_of_nodes([node]) for node in nodes if _settled(node, now_ms)}
-        silent = sorted(name for name, gpus in settled.items() if gpus > 0 and name not in self._heard)
-        if silent and self._asked != window.watermark_ms:
-            self._heard |= frozenset(self._ask(span[0], span[1] + BUCKET_MS))
-            self._asked = window.watermark_ms
-            silent = [name for name in silent if name not in self._heard]
-        listed, missing = gpus_of_nodes(nodes), sum(settled[name] for name in silent)
-        if not silent or missing <= (1 - least) * listed:
+        settled = {_name(node): gpus_of_nodes([node]) for node in nodes if _settled(node, now_ms)}
+        unmetered = sorted(name for name, gpus in settled.items() if gpus > 0 and name not in self._metered)
+        if unmetered and self._queried_ms != window.watermark_ms:
+            self._metered |= frozenset(self._query(span[0], span[1] + BUCKET_MS))
+            self._queried_ms = window.watermark_ms
+            unmetered = [name for name in unmetered if name not in self._metered]
+        listed, missing = gpus_of_nodes(nodes), sum(settled[name] for name in unmetered)
+        if not unmetered or missing <= (1 - min_coverage) * listed:
             return None
-        return f"{missing:g} of {listed:g} GPUs stand on nodes that no agent has metered: {say(silent)}"
-
-
-def _unmetered_name(node: Object) -> str:
-    return str(value_at(node, ("metadata", "name")))
+        return f"{missing:g} of {listed:g} GPUs stand on nodes that no agent has metered: {join_texts(unmetered)}"
 
 
 def _settled(node: Object, now_ms: int) -> bool:

@@ -14,7 +14,7 @@ from cachetools import TTLCache
 from accountant.wire.policy_models import Decision, Policy
 from accountant.wire.usage_models import Dimension
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.core.queue_tree import PolicyTree
+from fairshare.core.queues_and_weights import PolicyTree
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR

@@ -12,8 +12,7 @@ from fairshare.controller.kube_scheduler_extender import REMEDY
 from fairshare.controller.policy_file import advice
 from fairshare.core.pods import read_pod
 from fairshare.core.queue_annotations import has_ref
-from fairshare.core.queue_tree import PolicyTree
-from fairshare.core.queues_and_weights import UNLIMITED, Condition, Gang, Issue, Pod
+from fairshare.core.queues_and_weights import UNLIMITED, Condition, Gang, Issue, Pod, PolicyTree
 from fairshare.laws.gang_turns import gang_reach
 from fairshare.targets import ADAPTERS, kai, kueue, volcano
 from fairshare.targets.kube_scheduler import NAME as KUBE_SCHEDULER

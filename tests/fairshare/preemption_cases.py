@@ -7,8 +7,7 @@ from math import fsum
 from typing import Any
 
 from accountant.wire.policy_models import Policy
-from fairshare.core.queue_tree import PolicyTree
-from fairshare.core.queues_and_weights import Gang, Pod
+from fairshare.core.queues_and_weights import Gang, Pod, PolicyTree
 from fairshare.preemption.preemption_rules import Account, QueueResource
 from fairshare.preemption.preemption_types import PreemptionInputs
 from gputally.kubernetes.objects import Kind

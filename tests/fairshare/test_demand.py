@@ -13,13 +13,13 @@ from fairshare.core.pods import (
     QUEUE_LABEL,
     SPOT_LABEL,
     BoundPods,
-    amounts,
-    checkpoint,
-    fraction,
-    labelled,
+    gangs_by_label,
+    last_checkpoint,
     read_pod,
-    request,
+    requested_gpus,
+    shared_gpus,
     smallest_waiting,
+    standings_of,
 )
 from fairshare.core.queues_and_weights import Pod
 from fairshare.preemption.preemption_claims import free_by_node
@@ -73,7 +73,7 @@ def _container(amount: int, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_a_pods_request_is_what_its_node_must_have(spec: dict[str, Any], amount: float) -> None:
-    assert request(spec) == amount
+    assert requested_gpus(spec) == amount
 
 
 def test_mig_instances_count_by_their_slices() -> None:
@@ -83,8 +83,8 @@ def test_mig_instances_count_by_their_slices() -> None:
 
 
 def test_shared_gpus_of_kai_count_by_their_fraction() -> None:
-    assert fraction({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2"}) == 1.0
-    assert fraction({}) == 0
+    assert shared_gpus({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2"}) == 1.0
+    assert shared_gpus({}) == 0
     shares = {"gpu-fraction": "0.25"}
     assert _read(_pod(gpu=None, annotations=shares, scheduler="kai-scheduler")).gpus == 0.25
     assert _read(_pod(annotations=shares)).gpus == 2  # no scheduler reads it there: its whole GPUs are its own
@@ -192,10 +192,10 @@ def test_a_checkpoint_counts_only_as_far_as_every_pod_has_come() -> None:
     def at(instant: int | None) -> Pod:
         return Pod("u", "ns", "p", 1.0, checkpoint_ms=instant)
 
-    assert checkpoint([at(5), at(3)]) == 3
-    assert checkpoint([at(5), at(None)]) == 5  # one worker writes for all
-    assert checkpoint([at(None)]) is None
-    assert checkpoint([at(5)], "2026-10-01T00:00:00Z") == 1_790_812_800_000
+    assert last_checkpoint([at(5), at(3)]) == 3
+    assert last_checkpoint([at(5), at(None)]) == 5  # one worker writes for all
+    assert last_checkpoint([at(None)]) is None
+    assert last_checkpoint([at(5)], "2026-10-01T00:00:00Z") == 1_790_812_800_000
 
 
 def test_plain_pods_belong_by_label_and_start_together_only_where_they_say_so() -> None:
@@ -210,10 +210,10 @@ def test_plain_pods_belong_by_label_and_start_together_only_where_they_say_so() 
         _read(_pod("none")),
     ]
     policy = policy_of([{"name": "a"}, {"name": "b", "refs": ["policy:bee"]}])
-    found = {(g.queue, g.name): (g.requested, g.allocated, g.minimum) for g in labelled(policy, pods)}
+    found = {(g.queue, g.name): (g.requested, g.allocated, g.minimum) for g in gangs_by_label(policy, pods)}
     assert found == {("a", "alone"): (2, 0, 2), ("a", "train"): (4, 2, 4), ("b", "web"): (4, 2, 2)}
-    gangs = labelled(policy, pods)
-    assert {q: (s.requested, s.allocated) for q, s in amounts(policy, gangs).items()} == {"a": (6, 2), "b": (4, 2)}
+    gangs = gangs_by_label(policy, pods)
+    assert {q: (s.requested, s.allocated) for q, s in standings_of(policy, gangs).items()} == {"a": (6, 2), "b": (4, 2)}
     assert smallest_waiting(gangs) == {"a": 2.0}
 
 
@@ -225,8 +225,8 @@ def test_a_terminating_pod_asks_for_nothing() -> None:
     again = [_read(_pod(f"old{i}", **plain, **gone)) for i in range(2)] + [
         _read(_pod(f"new{i}", **plain)) for i in range(2)
     ]
-    assert [(g.requested, g.minimum, g.waits) for g in labelled(policy, again)] == [(4, 4, 4)]
-    assert labelled(policy, again[:2]) == ()
+    assert [(g.requested, g.minimum, g.waits) for g in gangs_by_label(policy, again)] == [(4, 4, 4)]
+    assert gangs_by_label(policy, again[:2]) == ()
 
 
 @pytest.mark.parametrize(("number", "asks"), [(0, []), (2, [(4, 4, 4)])])

@@ -10,7 +10,7 @@ import pytest
 
 from fairshare.core.queues_and_weights import Gang, Pod
 from fairshare.preemption import unfinished_preemptions
-from fairshare.preemption.eviction import OPT_OUT, EvictionCheck, EvictionResult, EvictionVeto, act
+from fairshare.preemption.eviction import OPT_OUT, EvictionCheck, EvictionResult, EvictionVeto, stop_victim
 from fairshare.preemption.preemption_types import Victim
 from fairshare.preemption.unfinished_preemptions import MOST_ATTEMPTS, PREEMPTION, REASON, REISSUE_MS
 from fairshare.targets.kueue import WORKLOADS
@@ -54,7 +54,7 @@ def _victim(*names: str, kind: Kind = POD, uid: str = "uid-x") -> Victim:
 def test_every_recorded_answer_of_an_eviction(case: str, result: str) -> None:
     cluster = cluster_with(pod_object("p"))
     cluster.answer = json.loads(shared("vectors/eviction_responses.json").read_text())[case]
-    effect = act(cluster, _victim("p"), "d1", NOW_MS)
+    effect = stop_victim(cluster, _victim("p"), "d1", NOW_MS)
     assert effect.result == result
     assert (effect.detail == "") == (result == "stopped")
 
@@ -62,7 +62,7 @@ def test_every_recorded_answer_of_an_eviction(case: str, result: str) -> None:
 def test_an_evicted_pod_carries_the_reason() -> None:
     cluster = cluster_with(pod_object("p"))
     cluster.answer = json.loads(shared("vectors/eviction_responses.json").read_text())["pdb_zero"]
-    act(cluster, _victim("p"), "d1", NOW_MS)
+    stop_victim(cluster, _victim("p"), "d1", NOW_MS)
     noted = cluster.get(POD, "p", "ns")["metadata"]["annotations"]
     assert (noted[REASON], noted[PREEMPTION]) == ("because", "d1")
 
@@ -70,7 +70,7 @@ def test_an_evicted_pod_carries_the_reason() -> None:
 def test_another_pod_of_the_same_name_is_never_touched() -> None:
     cluster = cluster_with(pod_object("p", uid="uid-new"))
     assert _kept(EvictionCheck(cluster), _victim("p")) == "its pod p is another one by now"
-    assert act(cluster, _victim("p"), "d1", NOW_MS).result == "another"
+    assert stop_victim(cluster, _victim("p"), "d1", NOW_MS).result == "another"
     assert "annotations" not in cluster.get(POD, "p", "ns")["metadata"]
 
 
@@ -101,7 +101,7 @@ def test_a_changed_pod_cancels_its_eviction(change: dict[str, Any], reason: str)
 
 def test_a_gang_with_ended_pods_is_still_evicted() -> None:
     cluster = cluster_with(pod_object("q"))
-    assert act(cluster, _victim("p", "q"), "d1", NOW_MS) == EvictionResult("stopped")
+    assert stop_victim(cluster, _victim("p", "q"), "d1", NOW_MS) == EvictionResult("stopped")
     with pytest.raises(NotFound):
         cluster.get(POD, "q", "ns")
 
@@ -128,7 +128,7 @@ def test_a_workload_is_switched_off_and_on_again_after_its_quota_is_back(either_
     cluster = either_of([_workload()])
     victim = _victim(kind=WORKLOAD, uid=_uid(cluster, WORKLOAD))
     assert EvictionCheck(cluster).refusal(victim) is None
-    assert act(cluster, victim, "d1", NOW_MS).result == "stopped"
+    assert stop_victim(cluster, victim, "d1", NOW_MS).result == "stopped"
     off = cluster.get(WORKLOAD, "x", "ns")
     assert off["spec"]["active"] is False
     assert unfinished_preemptions.read(off) == unfinished_preemptions.PreemptionIntent("d1", NOW_MS)
@@ -154,7 +154,7 @@ def test_a_lost_command_is_issued_again_a_few_times(either_of: Make, others_of: 
     job = object_of(JOB, "x", {}, {"state": state}, uid="uid-x")
     cluster = either_of([job])
     victim = _victim(kind=JOB, uid=_uid(cluster, JOB))
-    assert act(cluster, victim, "d1", NOW_MS).result == "stopped"
+    assert stop_victim(cluster, victim, "d1", NOW_MS).result == "stopped"
     (order,) = cluster.list(COMMAND)
     assert (order["action"], order["target"]["uid"]) == ("RestartJob", _uid(cluster, JOB))
 

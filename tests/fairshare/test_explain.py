@@ -188,9 +188,9 @@ def test_what_others_hold_is_not_free_and_who_leaves_does_not_wait(scene: Report
     assert scene.ask("train", "--format", "json") == 0
     answer = said()
     assert answer["queue"]["free"] == 1.0
-    assert any("the scheduler may take 3 GPUs back from who has more" in text for text in answer["sentences"])
+    assert any("the scheduler may take 3 GPUs back from queues that have more" in text for text in answer["sentences"])
     assert scene.ask("leaves", "--format", "json") == 0
-    assert said()["sentences"] == ["it is on its way out of n2: it waits for nothing"]
+    assert said()["sentences"] == ["it is being deleted on n2: it waits for nothing"]
 
 
 def test_fragmented_free_gpus_are_reported(scene: ReportCache, said: Read) -> None:

@@ -53,7 +53,7 @@ def test_the_first_question_of_a_queue_counts_its_own_demand(
     cluster, view = seen
     if watched:  # the watch may have shown the pod already
         cluster.load([pod_object("b0", "b", node="")])
-    room = view.room()
+    room = view.view()
     assert room is not None
     assert {name: share.entitled for name, share in room.shares.items()} == {"a": 8.0, "b": 0.0}
     assert fair_nodes(_asking("b0"), {"n0": ["uid-a0"]}, room) == ("n0",)
@@ -61,7 +61,7 @@ def test_the_first_question_of_a_queue_counts_its_own_demand(
 
 def test_what_is_above_its_share_stays_refused(seen: tuple[MemoryCluster, ExtenderViews]) -> None:
     _, view = seen
-    room = view.room()
+    room = view.view()
     assert room is not None
     assert fair_nodes(_asking("b0", gpus=8), {"n0": ["uid-a0", "uid-a1"]}, room) == ()
 
@@ -70,7 +70,7 @@ def test_whether_the_scheduler_asks_is_heard(
     accountant: Any, clock: VirtualClock, seen: tuple[MemoryCluster, ExtenderViews]
 ) -> None:
     cluster, view = seen
-    extender = Extender(view.room, clock)
+    extender = Extender(view.view, clock)
     loop = Controller(policy_of(QUEUES), accountant, cluster, clock, acts={"kube-scheduler": extender.acts})
 
     def said() -> tuple[str, str]:

@@ -12,7 +12,7 @@ import pytest
 from accountant.wire.usage_models import Accounts
 from fairshare.controller.control_loop import Controller
 from fairshare.core.pods import QUEUE_LABEL, read_pod
-from fairshare.preemption.idle_reclaim import LOOKS, WARNING
+from fairshare.preemption.idle_reclaim import CHECKS_PER_GRACE, WARNING
 from fairshare.preemption.target_preemption import replay_verdicts
 from fairshare.targets import KINDS
 from fairshare.targets.status_config_map import StatusObject
@@ -182,7 +182,7 @@ def test_the_ledger_is_asked_a_few_times_in_a_grace_and_again_at_once_where_it_d
     for _ in range(30):
         loop.cycle()
         clock.advance(60_000)
-    assert len(asked) == 1 + 2 * LOOKS  # no answer at first; then two spans every five minutes of thirty
+    assert len(asked) == 1 + 2 * CHECKS_PER_GRACE  # no answer at first; then two spans every five minutes of thirty
 
 
 def test_a_dry_run_reports_but_stops_no_pod_and_its_warning_does_not_count(

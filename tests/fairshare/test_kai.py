@@ -97,8 +97,8 @@ def test_queues_find_their_objects_and_the_rest_is_left_alone(seen_of: Make) -> 
     objects = [queue_object(name) for name in ("one", "two", "three", "stranger")]
     objects.append(queue_object("broken", -2))
     seen = seen_of(KaiAdapter(), policy, objects)
-    assert (set(seen.held), set(seen.standings)) == ({"a"}, {"a"})
-    assert seen.held["a"].name == "one"
+    assert (set(seen.queues), set(seen.standings)) == ({"a"}, {"a"})
+    assert seen.queues["a"].name == "one"
     assert [(issue.subject, issue.reason) for issue in seen.issues] == [
         ("b", "several KAI queues (three, two) for one queue of the policy: none is touched"),
         ("c", "KAI has no queue four"),

@@ -97,7 +97,7 @@ def test_queues_are_found_at_their_highest_level(seen_of: Make, policy: Any) -> 
         _queue("a", "750m"), _queue("b"), _queue("stranger"), _local("a", "a"),
     ]  # fmt: skip
     observation = seen_of(KueueAdapter(), policy, objects)
-    assert {name: (held.kind.kind, held.weight) for name, held in observation.held.items() if held.kind} == {
+    assert {name: (held.kind.kind, held.weight) for name, held in observation.queues.items() if held.kind} == {
         "dept": ("Cohort", 2.0),
         "a": ("ClusterQueue", 0.75),
         "b": ("ClusterQueue", None),
@@ -262,7 +262,7 @@ def test_an_older_kueue_is_written_in_its_own_version(accountant: Any, clock: An
     assert {o.apply.name for o in settled.targets[0].outcomes} == {"a", "b"}  # still on the way, one step a cycle
     release_weights(policy, cluster)
     assert {obj["spec"]["fairSharing"]["weight"] for obj in cluster.list(old)} == {"1"}
-    assert look_at(KueueAdapter(), policy, cluster).held["a"].published is None
+    assert look_at(KueueAdapter(), policy, cluster).queues["a"].published is None
 
 
 def test_pods_that_are_done_hold_nothing() -> None:

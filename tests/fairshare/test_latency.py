@@ -7,7 +7,13 @@ import pytest
 
 from accountant.wire.policy_models import Policy
 from fairshare.preemption.preemption_types import PreemptionCall
-from fairshare.preemption.service_latency_objectives import Alarms, Latency, LatencyUnknown, prometheus_latency, shown
+from fairshare.preemption.service_latency_objectives import (
+    Alarms,
+    Latency,
+    LatencyUnknown,
+    prometheus_latency,
+    seconds_text,
+)
 
 SLO = {"name": "chat", "queue": "serving", "query": "p99", "above": "50ms", "sustained": "5m", "gpus": 2}
 MINUTE_MS = 60_000
@@ -75,4 +81,4 @@ def test_what_is_no_number_is_unknown(status: int, body: str, words: str) -> Non
 def test_the_largest_value_counts() -> None:
     body = '{"status":"success","data":{"resultType":"vector","result":[{"value":[1,"0.02"]},{"value":[1,"0.7"]}]}}'
     assert _answer(200, body)("q", 0) == 0.7
-    assert (shown(0.0501), shown(1.25)) == ("50.1 ms", "1.25 s")
+    assert (seconds_text(0.0501), seconds_text(1.25)) == ("50.1 ms", "1.25 s")

@@ -46,7 +46,7 @@ def test_what_a_policy_lets_go_of_is_said_and_given_back_alone(
     )
     controller.cycle()
     policies.append(policy_of([{"name": name, "refs": (f"kai:{name}",)} for name in "bc"]))
-    controller._take_policy()
+    controller._reload_policy()
     clock.advance(60_000)
     report = controller.cycle()
     said = {c.type: (c.status, c.reason, c.message) for c in report.targets[0].conditions}

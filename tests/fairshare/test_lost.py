@@ -13,9 +13,9 @@ from accountant.wire.policy_models import UsageWindow
 from fairshare.controller import cycle_report
 from fairshare.core.queues_and_weights import Standing
 from fairshare.explain.plan_tables import lost_words
-from fairshare.laws.weight_calculation import calculate_weights
+from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
 from fairshare.targets import kai, kueue, volcano
-from fairshare.usage.cluster_capacity import LostGpus, devices, leave_out, one_unit, quarter
+from fairshare.usage.cluster_capacity import LostGpus, devices, last_metered_quarter, one_unit, without_lost_gpus
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable
 from gputally.kubernetes.objects import GPU, NODE, gpus_of_nodes
@@ -46,7 +46,7 @@ def _node(name: str, allocatable: Mapping[str, object], capacity: Mapping[str, o
 )
 def test_a_lost_gpu_is_left_out_once(listed: int, capacity: int | None, lost: int, left: int) -> None:
     node = _node("n", {GPU: str(listed), "cpu": "96"}, None if capacity is None else {GPU: str(capacity)})
-    serving = leave_out([node], {"n": lost, "elsewhere": 5})
+    serving = without_lost_gpus([node], {"n": lost, "elsewhere": 5})
     assert gpus_of_nodes(serving.nodes) == left
     assert serving.lost == ({"n": listed - left} if left < listed else {})
     assert serving.nodes[0]["status"]["allocatable"]["cpu"] == "96"
@@ -55,7 +55,7 @@ def test_a_lost_gpu_is_left_out_once(listed: int, capacity: int | None, lost: in
 
 def test_a_gpu_that_mig_divides_takes_its_instances_along() -> None:
     node = _node("n", {"nvidia.com/mig-1g.10gb": "7", GPU: "1"})
-    assert gpus_of_nodes(leave_out([node], {"n": 1}).nodes) == pytest.approx(1.0)
+    assert gpus_of_nodes(without_lost_gpus([node], {"n": 1}).nodes) == pytest.approx(1.0)
 
 
 @given(
@@ -65,14 +65,14 @@ def test_a_gpu_that_mig_divides_takes_its_instances_along() -> None:
 def test_capacity_only_shrinks_and_by_no_more_than_is_lost(nodes: list[tuple[int, int]], lost: list[int]) -> None:
     listed = [_node(f"n{i}", {GPU: a}, {GPU: max(a, c)}) for i, (a, c) in enumerate(nodes)]
     gone = {f"n{i}": count for i, count in enumerate(lost)}
-    serving = leave_out(listed, gone)
+    serving = without_lost_gpus(listed, gone)
     for before, after in zip(listed, serving.nodes, strict=True):
         had, has, n = gpus_of_nodes([before]), gpus_of_nodes([after]), gone[before["metadata"]["name"]]
         assert 0 <= has <= had
         assert had - has <= n
         assert has <= max(0, before["status"]["capacity"][GPU] - n)
     assert gpus_of_nodes(serving.nodes) + sum(serving.lost.values()) == gpus_of_nodes(listed)
-    assert leave_out(serving.nodes, gone).nodes == serving.nodes  # capacity stands: never twice
+    assert without_lost_gpus(serving.nodes, gone).nodes == serving.nodes  # capacity stands: never twice
 
 
 def test_only_a_whole_settled_quarter_is_asked_for(accountant: Any, clock: VirtualClock) -> None:
@@ -80,10 +80,10 @@ def test_only_a_whole_settled_quarter_is_asked_for(accountant: Any, clock: Virtu
     policy = policy_of()
     now = clock.wall_ms()
     window = accountant.window(policy.window, policy.measure, now, policy.min_coverage)
-    begin, end = quarter(window, now) or (0, 0)
+    begin, end = last_metered_quarter(window, now) or (0, 0)
     assert (end - begin, end % QUARTER_MS) == (QUARTER_MS, 0)
     assert window.watermark_ms - QUARTER_MS < end <= window.watermark_ms
-    assert quarter(window.model_copy(update={"watermark_ms": None}), now) is None
+    assert last_metered_quarter(window.model_copy(update={"watermark_ms": None}), now) is None
 
 
 def test_what_the_accountant_does_not_say_changes_nothing(accountant: Any, clock: VirtualClock) -> None:
@@ -114,7 +114,7 @@ def test_lost_gpus_are_not_queried_where_the_window_reports_none(
 ) -> None:
     policy = policy_of()
     window = accountant.window(policy.window, policy.measure, clock.wall_ms(), policy.min_coverage)
-    begin, end = quarter(window, clock.wall_ms()) or (0, 0)
+    begin, end = last_metered_quarter(window, clock.wall_ms()) or (0, 0)
     at_ms = {"begin": begin, "inside": begin + 1, "end": end, "later": end + QUARTER_MS}
     window = window.model_copy(update={"lost_ms": at_ms[told] if isinstance(told, str) else told})
     lost = LostGpus(lambda *_: {"n": 2})
@@ -128,8 +128,8 @@ def test_lost_gpus_are_not_queried_where_the_window_reports_none(
 def test_where_all_is_lost_the_past_does_not_stand_in(accountant: Any, clock: VirtualClock) -> None:
     policy = policy_of()
     window = accountant.window(policy.window, policy.measure, clock.wall_ms(), policy.min_coverage)
-    assert leave_out([_node("n", {GPU: "8"})], {"n": 8}).capacity(window) == 0
-    assert leave_out([], {"n": 8}).capacity(window) == 16
+    assert without_lost_gpus([_node("n", {GPU: "8"})], {"n": 8}).capacity(window) == 0
+    assert without_lost_gpus([], {"n": 8}).capacity(window) == 16
 
 
 @pytest.mark.parametrize("target", ["kai", "kueue", "volcano"])
@@ -172,7 +172,7 @@ def _sliced(name: str, listed: Mapping[str, object], **replicas: int) -> dict[st
 
 def test_a_lost_gpu_takes_its_replicas_along() -> None:
     """Eight GPUs in four replicas each: a node lists 32."""
-    serving = leave_out([_sliced("n", {GPU: "32"}, gpu=4)], {"n": 1})
+    serving = without_lost_gpus([_sliced("n", {GPU: "32"}, gpu=4)], {"n": 1})
     assert gpus_of_nodes(serving.nodes) == 28
     assert serving.devices == 7
 
@@ -217,7 +217,9 @@ def test_what_is_owed_is_the_same_however_often_gpus_are_listed() -> None:
             capacity=1000 * hours, watermark_ms=604_800_000, coverage=1.0, policy_version=None,
         )  # fmt: skip
         standings = {queue: Standing(8.0 * times, 2.0 * times, 1.0) for queue in usage}
-        weighing = calculate_weights(policy, window, standings, 8.0 * times, 604_800_000, {}, devices=devices)
+        weighing = calculate_weights(
+            WeightInputs(policy, window, standings, 8.0 * times, 604_800_000, {}, devices=devices)
+        )
         return [(weight.value, weight.explanation.trace["owed_gpu_h"]) for weight in weighing.weights]
 
     once, often = owed(1, None), owed(4, 8.0)

@@ -19,13 +19,13 @@ from fairshare.controller.cycle_report import CycleReport, replay_weights
 from fairshare.controller.policy_file import PolicyFile
 from fairshare.core.queues_and_weights import FleetWindow
 from fairshare.explain.what_if_replay import of_books
-from fairshare.laws.weight_calculation import calculate_weights
+from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
 from fairshare.preemption.preemption_cycle import NotPossible, by_hand
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.targets import ADAPTERS
 from fairshare.targets.kai import QUEUE
 from fairshare.usage.accountant_client import AccountantApi, other_clusters
-from fairshare.usage.multi_cluster_windows import OtherClusters, sum_of
+from fairshare.usage.usage_windows import OtherClusters, sum_of_windows
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.memory_cluster import MemoryCluster
@@ -177,9 +177,9 @@ def test_clusters_that_are_alike_repay_a_debt_once_together(accountant: Accounta
     policy, _, found = _cycle(accountant, clock, law="deficit")
     assert isinstance(found.window, FleetWindow)
     own = found.window.own
-    twice = sum_of("prod", own, {"west": own})
+    twice = sum_of_windows("prod", own, {"west": own})
     standings = found.targets[0].standings
-    alone, both = (calculate_weights(policy, window, standings, 16.0, NOW_MS) for window in (own, twice))
+    alone, both = (calculate_weights(WeightInputs(policy, window, standings, 16.0, NOW_MS)) for window in (own, twice))
     assert own.usage["b"] > 0
     assert both.memory == alone.memory
     told = [[(each.queue, each.value, each.why) for each in found.weights] for found in (alone, both)]

@@ -221,9 +221,9 @@ def test_what_waits_to_be_recorded_is_bounded_by_whole_cycles(accountant: Accoun
     accountant.takes_decisions = False
     for cycle in range(MOST_CYCLES + 20):
         inputs, *others = (decision(cycle, subject, of=str(cycle)) for subject in ("*", "a", "b"))
-        recorder.deliver([inputs, *others], away=False)
+        recorder.deliver([inputs, *others], accountant_away=False)
     accountant.takes_decisions = True
-    recorder.deliver([], away=False)
+    recorder.deliver([], accountant_away=False)
     kept = [decision.id for decision in accountant.decisions]
     assert kept[:3] == ["20/*", "20/a", "20/b"]
     assert len(kept) == 3 * MOST_CYCLES
@@ -251,12 +251,12 @@ def test_the_log_says_what_turned_and_not_what_stays(kai: Make, accountant: Acco
     with capture_logs() as lines:
         told = CycleLog(get_logger("fairshare"))
         for _ in range(5):
-            told.tell(controller.cycle())
+            told.log(controller.cycle())
             clock.advance(60_000)
         accountant.down = True
-        told.tell(controller.cycle())
+        told.log(controller.cycle())
         accountant.down = False
-        told.tell(controller.cycle())
+        told.log(controller.cycle())
     said = [(line["event"], line.get("queue") or line.get("reason")) for line in lines if line["event"] != "cycle"]
     first = [
         ("weight", "a"),

@@ -15,7 +15,7 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.core.pods import read_pod
 from fairshare.core.queues_and_weights import Pod
-from fairshare.preemption.preemption_cycle import NotPossible, by_hand, measured
+from fairshare.preemption.preemption_cycle import NotPossible, by_hand, latency_reason
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.service_latency_objectives import Alarms
 from fairshare.targets import ADAPTERS, KINDS
@@ -50,11 +50,13 @@ def rules() -> Policy:
 
 
 def test_a_threshold_is_compared_with_what_is_measured(rules: Policy) -> None:
-    assert measured(rules, "ns/chat", None, "", None, 0) == "asked for by hand"
-    assert measured(rules, "ns/chat", 0.05, "", lambda *_: 0.05, 0) is None
-    assert measured(rules, "ns/chat", 0.05, "", lambda *_: 0.08, 0) == "the latency of ns/chat is 80 ms, above 50 ms"
-    with pytest.raises(NotPossible, match="what is the latency of ns/other"):
-        measured(rules, "ns/other", 0.05, "", lambda *_: 0.08, 0)
+    assert latency_reason(rules, "ns/chat", None, "", None, 0) == "asked for by hand"
+    assert latency_reason(rules, "ns/chat", 0.05, "", lambda *_: 0.05, 0) is None
+    assert (
+        latency_reason(rules, "ns/chat", 0.05, "", lambda *_: 0.08, 0) == "the latency of ns/chat is 80 ms, above 50 ms"
+    )
+    with pytest.raises(NotPossible, match="the latency of ns/other is not known"):
+        latency_reason(rules, "ns/other", 0.05, "", lambda *_: 0.08, 0)
 
 
 def _ask(
@@ -154,6 +156,6 @@ def test_the_command_says_what_is_missing(tmp_path: Any, capsys: pytest.CaptureF
     path = tmp_path / "policy.yaml"
     path.write_text("queues: [{name: a, refs: ['policy:a']}]")
     assert main(["preempt", "--policy", str(path), "--for", "ns/chat", "--threshold", "50ms", "--dry-run"]) == 1
-    assert "Give --query and --prometheus" in capsys.readouterr().err
+    assert "give --query and --prometheus" in capsys.readouterr().err
     assert main(["preempt", "--policy", str(path), "--for", "ns/chat", "--threshold", "fast", "--dry-run"]) == 1
     assert capsys.readouterr().err.startswith("gputally fairshare: --threshold: not a duration: 'fast'")

@@ -11,7 +11,7 @@ import pytest
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.core.pods import CHECKPOINT, read_pod
-from fairshare.preemption.preemption_cycle import FORGOTTEN_MS
+from fairshare.preemption.preemption_cycle import VETO_VALID_MS
 from fairshare.preemption.target_preemption import replay_verdicts
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
@@ -185,6 +185,6 @@ def test_many_victims_held_by_budgets_only_delay_the_one_that_may_be_evicted(
     cluster.put(open_now, field_manager="x", subresource="status")
     cluster.load([pod_object("b1", "b", node="", gpus=1)])
     for _ in range(3):
-        clock.advance(FORGOTTEN_MS // 2)
+        clock.advance(VETO_VALID_MS // 2)
         loop.cycle()
     assert "k3" not in {pod["metadata"]["name"] for pod in cluster.list(POD)}

@@ -152,12 +152,12 @@ def test_what_is_new_counts_once_per_workload_and_for_every_queue_above() -> Non
     tally, policy = PreemptionCounts(), _policy()
     standings = {name: Standing(8.0, 4.0) for name in ("org", "a", "b")}
     old = (Eviction("e0", "b", "ns/x"),)
-    assert tally.count(policy, "kai", old, standings)["b"].reclaims == 0.0  # of unknown age
+    assert tally.add_to(standings, policy, "kai", old)["b"].reclaims == 0.0  # of unknown age
     new = (*old, Eviction("e1", "b", "ns/y"), Eviction("e2", "b", "ns/y"), Eviction("e3", "a", "ns/z"))
-    counted = tally.count(policy, "kai", new, standings)
+    counted = tally.add_to(standings, policy, "kai", new)
     assert {name: each.reclaims for name, each in counted.items()} == {"org": 2.0, "a": 1.0, "b": 1.0}
-    assert {each.reclaims for each in tally.count(policy, "kai", new, standings).values()} == {0.0}
-    assert {each.reclaims for each in tally.count(policy, "kueue", new, standings).values()} == {0.0}
+    assert {each.reclaims for each in tally.add_to(standings, policy, "kai", new).values()} == {0.0}
+    assert {each.reclaims for each in tally.add_to(standings, policy, "kueue", new).values()} == {0.0}
 
 
 @pytest.fixture

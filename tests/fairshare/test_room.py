@@ -37,20 +37,20 @@ def test_a_trial_answers_as_the_room_would(
     room = FreeGpus(free)
     trial = room.trial(sizes, total, nodes)
     for number, part in enumerate(parts):
-        trial.give(number, part)
+        trial.add(number, part)
     kept = dict(enumerate(parts))
     for number in sorted(out & kept.keys()):
         given = FreeGpus(free)
         del kept[number]
         for part in kept.values():
-            given.give(part)
+            given.add(part)
         assert trial.fits(without=number) == given.place(sizes, total, nodes)
         trial.take_out(number)
         assert trial.fits() == trial.fits(without=None)
     assert room.place((), 0.0)
     given = FreeGpus(free)
     for part in kept.values():
-        given.give(part)
+        given.add(part)
     assert trial.fits() == given.place(sizes, total, nodes)
 
 

@@ -21,13 +21,13 @@ from accountant.wire.policy_models import UsageWindow
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.controller.policy_file import PolicyFile, only_try
+from fairshare.controller.policy_file import PolicyFile, in_dry_run
 from fairshare.core.queues_and_weights import Condition
 from fairshare.core.settings import SettingsFault, load
 from fairshare.http_server import Health, serve
 from fairshare.targets.kai import QUEUE
 from fairshare.targets.status_config_map import StatusObject, changed_conditions, render
-from fairshare.usage.stale_usage_hold import gpus_of_window
+from fairshare.usage.cluster_capacity import gpus_of_window
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import CannotStart
 from gputally.base.yaml_file import FileFault
@@ -248,7 +248,7 @@ def test_a_mounted_policy_is_read_again_when_its_folder_is_swapped(
 
 def test_a_dry_run_policy_differs_in_apply_alone() -> None:
     policy = policy_of(apply="enforce")
-    assert only_try(policy) == policy_of(apply="dry-run")
+    assert in_dry_run(policy) == policy_of(apply="dry-run")
 
 
 def test_settings_come_from_file_environment_and_flags_in_this_order(tmp_path: Path) -> None:

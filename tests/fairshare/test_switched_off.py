@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fairshare.controller.control_loop import Controller
-from fairshare.preemption.unfinished_preemptions import PREEMPTION, PreemptionIntent, end_all
+from fairshare.preemption.unfinished_preemptions import PREEMPTION, PreemptionIntent, finish_all
 from fairshare.targets import KINDS
 from fairshare.targets.kueue import CLUSTER_QUEUES, WORKLOADS
 from fairshare.targets.status_config_map import StatusObject
@@ -129,9 +129,9 @@ def test_release_lets_run_again_who_gave_way(kueue: Make) -> None:
     holds = {**_switched_off(), "metadata": {**_switched_off()["metadata"], "name": "y"}}
     reserved = {"type": "QuotaReserved", "status": "True", "lastTransitionTime": SINCE}
     cluster.load([{**holds, "status": {"conditions": [reserved]}}])
-    ended = end_all(cluster, NOW_MS)
+    ended = finish_all(cluster, NOW_MS)
     assert (ended.resumed, ended.left) == (("ns/x",), ("ns/y",))
-    assert ended.told()[1] == "ns/y is still giving way: release again in a minute"
+    assert ended.lines()[1] == "ns/y is still giving way: release again in a minute"
     assert _active(cluster)
 
 

@@ -13,7 +13,7 @@ import yaml
 
 import fairshare
 from fairshare.controller.control_loop import Controller
-from fairshare.controller.weight_writer import adopt, advice, carry_out, release_weights
+from fairshare.controller.weight_writer import adopt, advice, release_weights, write_weights
 from fairshare.core import queue_annotations
 from fairshare.core.pods import read_pod
 from fairshare.core.queues_and_weights import TargetQueue
@@ -242,7 +242,7 @@ def test_what_is_deferred_is_what_others_do_not_build_on() -> None:
         Apply("volcano", held.name, held.name, held.weight, value, "", {}, order=write_order(held, value))
         for held, value in ((grown, 2.0), (child, 9.0))
     ]
-    results = [each.result for each in carry_out(MemoryCluster(KINDS), applies, dry_run=True, most=1)]
+    results = [each.result for each in write_weights(MemoryCluster(KINDS), applies, dry_run=True, most=1)]
     assert results[1] == "deferred" != results[0]
 
 

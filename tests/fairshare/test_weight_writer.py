@@ -10,7 +10,7 @@ import pytest
 
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.controller.weight_writer import available, carry_out
+from fairshare.controller.weight_writer import available, write_weights
 from fairshare.core import queue_annotations
 from fairshare.targets.kai import QUEUE, shard_advice, usage_read
 from fairshare.targets.status_config_map import StatusObject
@@ -33,7 +33,7 @@ INSTALLED = object_of(CONFIG_MAP, "settings", namespace="gputally")
 
 def test_of_too_many_writes_the_largest_changes_go_first(either_of: Make) -> None:
     applies = [_apply("a", 1, 1.1), _apply("b", 1, 3), _apply("c", None, 1), _apply("d", 1, 0.5)]
-    outcomes = carry_out(either_of(), applies, dry_run=False, most=2)
+    outcomes = write_weights(either_of(), applies, dry_run=False, most=2)
     assert [(o.apply.name, o.result) for o in outcomes] == [
         ("a", "deferred"), ("b", "applied"), ("c", "applied"), ("d", "deferred"),
     ]  # fmt: skip
@@ -43,7 +43,7 @@ def test_of_too_many_writes_the_largest_changes_go_first(either_of: Make) -> Non
 def test_a_lost_lease_ends_the_writing(either_of: Make) -> None:
     terms = iter([True, False, False])
     cluster = either_of()
-    outcomes = carry_out(cluster, [_apply(n, 1, 2) for n in "abc"], dry_run=False, leading=lambda: next(terms))
+    outcomes = write_weights(cluster, [_apply(n, 1, 2) for n in "abc"], dry_run=False, leading=lambda: next(terms))
     assert [o.result for o in outcomes] == ["applied", "deferred", "deferred"]
     assert [obj["metadata"]["name"] for obj in cluster.list(QUEUE)] == ["a"]
 

@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from accountant.wire.policy_models import Bounds, Policy, UsageWindow
-from fairshare.core.queues_and_weights import Claim, DivisionProblem, Standing
+from fairshare.core.queues_and_weights import Claim, DivisionProblem, Standing, Weight
 from fairshare.laws.division import divide
-from fairshare.laws.weight_calculation import calculate_weights, static_parts, usage_ratios
+from fairshare.laws.weight_calculation import WeightInputs, calculate_weights, static_parts, usage_ratios
 from fairshare.laws.weight_pacing import pace, unpaced
 from tests.fairshare.builders import policy_of
 
@@ -30,10 +30,17 @@ def _all_ask(policy: Policy, **weights: float | None) -> dict[str, Standing]:
     return {queue.name: Standing(1000.0, 0.0, weights.get(queue.name)) for queue in policy.queues}
 
 
+def _weights(policy: Policy, window: UsageWindow, standings: dict[str, Standing]) -> dict[str, Weight]:
+    """Weights of a first cycle on 16 GPUs, by queue."""
+    return {
+        weight.queue: weight for weight in calculate_weights(WeightInputs(policy, window, standings, 16, 0)).weights
+    }
+
+
 def test_the_scheduler_without_history_divides_by_our_weights_as_with_its_own() -> None:
     policy = policy_of(bounds=FREE, k=1.0)
     used = {"a": 0.5, "b": 0.3, "c": 0.2}
-    weights = {w.queue: w.value for w in calculate_weights(policy, _window(**used), _all_ask(policy), 16, 0).weights}
+    weights = {name: w.value for name, w in _weights(policy, _window(**used), _all_ask(policy)).items()}
     own = divide(DivisionProblem("own", 64, 1.0, tuple(Claim(q, 1000, usage=u) for q, u in used.items()))).shares
     ours = divide(DivisionProblem("ours", 64, 0.0, tuple(Claim(q, 1000, weight=weights[q]) for q in used))).shares
     assert ours == own
@@ -42,7 +49,7 @@ def test_the_scheduler_without_history_divides_by_our_weights_as_with_its_own() 
 
 def test_every_number_is_in_the_explanation() -> None:
     policy = policy_of(bounds={"max_step": 0.25}, k=1.0)
-    weight = calculate_weights(policy, _window(a=0.5, b=0.3, c=0.2), _all_ask(policy, a=1.0), 16, 0).weights[0]
+    weight = _weights(policy, _window(a=0.5, b=0.3, c=0.2), _all_ask(policy, a=1.0))["a"]
     numbers = weight.explanation
     assert (numbers.usage, numbers.capacity, numbers.u, numbers.k) == (500_000, 1_000_000, 0.5, 1.0)
     assert (numbers.n, numbers.p) == (pytest.approx(1 / 3), pytest.approx(1 / 3 + (1 / 3 - 0.5)))
@@ -64,9 +71,9 @@ def test_history_corrects_inside_a_small_department_as_much_as_outside() -> None
     ratios = usage_ratios(policy, window, 16)
     assert static_parts(policy, 16) == pytest.approx({"big": 0.875, "small": 0.125, "sa": 0.0625, "sb": 0.0625})
     assert (ratios["sa"].u, ratios["sb"].u) == (pytest.approx(1.0), 0.0)
-    weights = {w.queue: w.value for w in calculate_weights(policy, window, _all_ask(policy), 16, 0).weights}
-    assert weights["sb"] > 50 * weights["sa"]
-    assert weights["big"] == 7.0
+    weights = _weights(policy, window, _all_ask(policy))
+    assert weights["sb"].value > 50 * weights["sa"].value
+    assert weights["big"].value == 7.0
 
 
 @pytest.mark.parametrize("half_life", [None, "6h"])
@@ -78,7 +85,7 @@ def test_what_is_owed_is_of_the_time_there_are_books_for(half_life: str | None) 
     window = _window().model_copy(
         update={"usage": {"a": 24 * gpu_hour, "b": 6 * gpu_hour, "c": 0}, "capacity": 32 * gpu_hour}
     )
-    weights = {weight.queue: weight for weight in calculate_weights(policy, window, _all_ask(policy), 16, 0).weights}
+    weights = _weights(policy, window, _all_ask(policy))
     owed = {name: weight.explanation.trace["owed_gpu_h"] for name, weight in weights.items()}
     assert owed == pytest.approx({"a": -14, "b": 4, "c": 10}, rel=1e-3)
     assert "owed 10 GPU-hours" in weights["c"].why
@@ -86,22 +93,23 @@ def test_what_is_owed_is_of_the_time_there_are_books_for(half_life: str | None) 
 
 def test_usage_beyond_the_capacity_still_divides_the_whole_pool() -> None:
     policy = policy_of(bounds=FREE, k=5.0)
-    weights = calculate_weights(policy, _window(a=1.5, b=1.5, c=1.0), _all_ask(policy), 16, 0).weights
-    values = {w.queue: w.value for w in weights}
-    assert values["c"] > values["a"] == values["b"]
+    weights = _weights(policy, _window(a=1.5, b=1.5, c=1.0), _all_ask(policy))
+    assert weights["c"].value > weights["a"].value == weights["b"].value
 
 
 def test_all_weights_zero_stay_zero() -> None:
     policy = policy_of([{"name": "a", "weight": 0}, {"name": "b", "weight": 0}])
-    weights = calculate_weights(policy, _window(a=0.5), _all_ask(policy, a=3.0), 16, 0).weights
-    assert [(w.value, w.explanation.notes) for w in weights] == [(0.0, ("weight 0 in the policy stays 0",))] * 2
+    weights = _weights(policy, _window(a=0.5), _all_ask(policy, a=3.0))
+    assert [(w.value, w.explanation.notes) for w in weights.values()] == [
+        (0.0, ("weight 0 in the policy stays 0",))
+    ] * 2
 
 
 def test_only_who_asks_for_more_than_his_quota_competes() -> None:
     queues = [{"name": "a"}, {"name": "b"}, {"name": "idle"}, {"name": "content", "deserved": 4}]
     policy = policy_of(queues, bounds=FREE, k=1.0)
     standings = _all_ask(policy) | {"idle": Standing(0, 0), "content": Standing(4, 4)}
-    weights = {w.queue: w for w in calculate_weights(policy, _window(a=0.75, b=0.25), standings, 16, 0).weights}
+    weights = _weights(policy, _window(a=0.75, b=0.25), standings)
     competing = {name: weight.explanation.competes for name, weight in weights.items()}
     assert competing == {"a": True, "b": True, "idle": False, "content": False}
     assert weights["a"].explanation.n == 0.5
@@ -112,16 +120,14 @@ def test_only_who_asks_for_more_than_his_quota_competes() -> None:
 
 def test_priorities_are_weighed_apart() -> None:
     policy = policy_of([{"name": "a"}, {"name": "b", "priority": 200}, {"name": "c"}], bounds=FREE, k=1.0)
-    weights = {
-        w.queue: w for w in calculate_weights(policy, _window(a=0.1, b=0.8, c=0.1), _all_ask(policy), 16, 0).weights
-    }
+    weights = _weights(policy, _window(a=0.1, b=0.8, c=0.1), _all_ask(policy))
     assert weights["b"].explanation.n == 1.0
     assert weights["b"].value == 1.0
 
 
 def test_queues_the_target_does_not_know_get_no_weight_but_an_entitlement() -> None:
     policy = policy_of([{"name": "dept"}, {"name": "x", "parent": "dept"}, {"name": "y", "parent": "dept"}])
-    weighing = calculate_weights(policy, _window(), {"x": Standing(6, 2), "y": Standing(3, 1)}, 16, 0)
+    weighing = calculate_weights(WeightInputs(policy, _window(), {"x": Standing(6, 2), "y": Standing(3, 1)}, 16, 0))
     assert [weight.queue for weight in weighing.weights] == ["x", "y"]
     due = {entitlement.queue: entitlement for entitlement in weighing.entitlements}
     assert (due["dept"].requested, due["dept"].gpus) == (9, 9)
@@ -130,13 +136,13 @@ def test_queues_the_target_does_not_know_get_no_weight_but_an_entitlement() -> N
 
 def test_bounds_hold_the_weight_and_the_rest_of_the_total_goes_to_the_others() -> None:
     policy = policy_of(bounds={**FREE, "min_multiplier": 0.5}, k=5.0)
-    weights = calculate_weights(policy, _window(a=0.9, b=0.05, c=0.05), _all_ask(policy), 16, 0).weights
-    assert [w.value for w in weights] == [0.5, 1.25, 1.25]
-    assert "at the lower bound, 0.5 x configured" in weights[0].why
+    weights = _weights(policy, _window(a=0.9, b=0.05, c=0.05), _all_ask(policy))
+    assert [w.value for w in weights.values()] == [0.5, 1.25, 1.25]
+    assert "at the lower bound, 0.5 x configured" in weights["a"].why
     capped = policy_of(bounds={**FREE, "max_multiplier": 1.5}, k=5.0)
-    weights = calculate_weights(capped, _window(a=0.5, b=0.5, c=0.0), _all_ask(capped), 16, 0).weights
-    assert weights[2].value == 1.5
-    assert "at the upper bound, 1.5 x configured" in weights[2].why
+    highest = _weights(capped, _window(a=0.5, b=0.5, c=0.0), _all_ask(capped))["c"]
+    assert highest.value == 1.5
+    assert "at the upper bound, 1.5 x configured" in highest.why
 
 
 STEADY = Bounds(max_step=0.5, deadband=0.02, hold_down=600)
@@ -219,7 +225,7 @@ def test_every_department_has_its_own_turns() -> None:
         window = _window(**used, c1=0.25, c2=0.08)
         usage = {queue: used * WEEK for queue, used in window.usage.items()}
         window = window.model_copy(update={"usage": usage, "capacity": CAPACITY * WEEK})
-        weighing = calculate_weights(policy, window, standings, 48, 604_800_000 + minute * 60_000, memory)
+        weighing = calculate_weights(WeightInputs(policy, window, standings, 48, 604_800_000 + minute * 60_000, memory))
         memory = weighing.memory
         ends = {name: kept["turn_until_ms"] for name, kept in memory.items() if "turn_until_ms" in kept}
         whose.append(ends)
@@ -238,7 +244,7 @@ def test_a_department_without_entitlement_does_not_block_the_others(law: str, ab
     standings = {queue.name: Standing(8, 0, 1.0) for queue in policy.queues}
     memory: Any = {}
     for minute in range(3):
-        weighing = calculate_weights(policy, _window(open=0.9), standings, 16, minute * 60_000, memory)
+        weighing = calculate_weights(WeightInputs(policy, _window(open=0.9), standings, 16, minute * 60_000, memory))
         memory = weighing.memory
     weights = {weight.queue: weight.value for weight in weighing.weights}
     assert (weights["a"], weights["b"]) == (1, 1)

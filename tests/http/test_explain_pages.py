@@ -20,12 +20,12 @@ from accountant.wire.policy_models import Decision, Policy
 from agent.wire import Holder, PodFacts, UsageInterval
 from fairshare.controller.cycle_report import Outcome, TargetReport, hold_decision, weight_decisions
 from fairshare.core.queues_and_weights import Standing
-from fairshare.laws.weight_calculation import calculate_weights
+from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
 from fairshare.preemption.eviction import EvictionResult
 from fairshare.preemption.target_preemption import PreemptionReport, VictimStop, decisions
 from fairshare.preemption.victim_selection import decide
 from fairshare.targets.weight_plan import Apply
-from fairshare.usage.stale_usage_hold import UsageHold
+from fairshare.usage.usage_windows import UsageHold
 from gputally.base.clock import VirtualClock
 from tests.effort import examples
 from tests.fairshare.preemption_cases import HOUR_MS, gang, situation
@@ -46,7 +46,7 @@ def weights() -> list[Decision]:
     usage = {"vision": 20 * HOUR_US, "language": 70 * HOUR_US}
     window = usage_window(usage, 100 * HOUR_US, end_ms=NOW_MS, start_ms=NOW_MS - 86_400_000, coverage=0.997)
     standings = {"vision": Standing(24.0, 4.0, 2.0), "language": Standing(30.0, 12.0, 1.0)}
-    made = calculate_weights(policy, window, standings, 16.0, NOW_MS - 5_000)
+    made = calculate_weights(WeightInputs(policy, window, standings, 16.0, NOW_MS - 5_000))
     target = TargetReport("kai", "dry-run", standings, made.weights, made.entitlements, 16.0)
     news = tuple(
         Outcome(Apply("kai", w.queue, f"queue/{w.queue}", w.previous, w.value, w.why, {}), "would-apply")

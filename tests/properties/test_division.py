@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, UsageWindow
 from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem, DivisionRound, Remainder, Standing
 from fairshare.laws.division import divide
-from fairshare.laws.weight_calculation import calculate_weights, usage_ratios
+from fairshare.laws.weight_calculation import WeightInputs, calculate_weights, usage_ratios
 from tests.effort import examples
 from tests.usage_windows import usage_window
 
@@ -179,14 +179,17 @@ def test_weights_stay_within_bounds_and_do_not_depend_on_order(
     situation: tuple[Policy, dict[str, int], dict[str, Standing]], random: Random
 ) -> None:
     policy, usage, standings = situation
-    weighing = calculate_weights(policy, _window(usage), standings, 16.0, 0)
+    weighing = calculate_weights(WeightInputs(policy, _window(usage), standings, 16.0, 0))
     for weight in weighing.weights:
         assert 0.1 * weight.configured * (1 - 1e-5) <= weight.value <= 4.0 * weight.configured * (1 + 1e-5)
     queues = list(policy.queues)
     random.shuffle(queues)
     shuffled = policy.model_copy(update={"queues": tuple(queues)})
     backwards = dict(reversed(standings.items()))
-    assert calculate_weights(shuffled, _window(dict(reversed(usage.items()))), backwards, 16.0, 0) == weighing
+    assert (
+        calculate_weights(WeightInputs(shuffled, _window(dict(reversed(usage.items()))), backwards, 16.0, 0))
+        == weighing
+    )
 
 
 @given(situations())
@@ -194,7 +197,7 @@ def test_weights_stay_within_bounds_and_do_not_depend_on_order(
 def test_without_k_the_configured_weights_stand(situation: tuple[Policy, dict[str, int], dict[str, Standing]]) -> None:
     policy, usage, standings = situation
     static = policy.model_copy(update={"k": 0.0})
-    for weight in calculate_weights(static, _window(usage), standings, 16.0, 0).weights:
+    for weight in calculate_weights(WeightInputs(static, _window(usage), standings, 16.0, 0)).weights:
         assert weight.value == weight.configured
 
 
@@ -207,6 +210,10 @@ def test_who_used_more_gets_no_more_weight(
     roots = [queue.name for queue in policy.queues if queue.parent is None]
     name = data.draw(st.sampled_from(roots))
     more = usage | {name: usage[name] + data.draw(st.integers(1, 8 * HOUR_US))}
-    before = {w.queue: w.value for w in calculate_weights(policy, _window(usage), standings, 16.0, 0).weights}
-    after = {w.queue: w.value for w in calculate_weights(policy, _window(more), standings, 16.0, 0).weights}
+    before = {
+        w.queue: w.value for w in calculate_weights(WeightInputs(policy, _window(usage), standings, 16.0, 0)).weights
+    }
+    after = {
+        w.queue: w.value for w in calculate_weights(WeightInputs(policy, _window(more), standings, 16.0, 0)).weights
+    }
     assert after[name] <= before[name] * (1 + 1e-5)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy
 from fairshare.core.queues_and_weights import Standing
-from fairshare.laws.deficit_law import Deficit, ledger
+from fairshare.laws.deficit_law import Deficit, owed_gpu_hours
 from fairshare.laws.feedback_laws import (
     FairTree,
     Kai,
@@ -26,7 +26,7 @@ from fairshare.laws.feedback_laws import (
     Multifactor,
 )
 from fairshare.laws.gang_turns import shares_under, turn_weights
-from fairshare.laws.weight_calculation import calculate_weights, wanted_weight
+from fairshare.laws.weight_calculation import WeightInputs, calculate_weights, wanted_weights
 from tests.effort import examples
 from tests.usage_windows import usage_window
 
@@ -114,7 +114,7 @@ def test_without_history_or_gain_the_configured_weights_stand(siblings: LawQueue
 @given(siblings=groups())
 @settings(max_examples=examples(13, 80), deadline=None)
 def test_debts_are_only_against_real_work_and_never_exceed_what_was_used(siblings: LawQueues) -> None:
-    owed = ledger(siblings, 24.0)
+    owed = owed_gpu_hours(siblings, 24.0)
     for member in siblings.members:
         if member.requested <= member.allocated:
             assert owed[member.name] <= 1e-6
@@ -152,7 +152,7 @@ def test_a_memory_that_was_written_down_is_the_same_memory(siblings: LawQueues) 
 @given(siblings=groups())
 @settings(max_examples=25, deadline=None)
 def test_what_a_law_wants_is_kept_within_the_multipliers(law: Law, siblings: LawQueues) -> None:
-    wishes, _ = wanted_weight(law, siblings, _policy(siblings, min_multiplier=0.5, max_multiplier=2.0), {})
+    wishes, _ = wanted_weights(law, siblings, _policy(siblings, min_multiplier=0.5, max_multiplier=2.0), {})
     for member in siblings.members:
         assert 0.5 * member.weight * (1 - 1e-5) <= wishes[member.name].weight <= 2.0 * member.weight * (1 + 1e-5)
 
@@ -181,7 +181,7 @@ def test_the_turn_goes_to_who_is_owed_most_and_admits_its_gang(owed_to: str) -> 
     assert verdict.turn == owed_to
     assert shares_under(siblings, verdict.weights)[owed_to] == 16.0
     assert max(verdict.weights.values()) / min(verdict.weights.values()) <= TurnPolicy().ratio * (1 + 1e-9)
-    wishes, kept = wanted_weight(law, siblings, _policy(siblings), {})
+    wishes, kept = wanted_weights(law, siblings, _policy(siblings), {})
     assert wishes[owed_to].turn
     assert "its turn for 240 more min" in wishes[owed_to].note
     later = law(replace(siblings, now_ms=4 * 3_600_000 - 1), kept)
@@ -263,7 +263,7 @@ def test_in_a_tree_no_cycle_goes_further_than_a_step_nor_past_the_multipliers(la
         usage = {name: chance.randrange(40) for name in "abc"}
         window = usage_window({**usage, "dept": usage["a"] + usage["b"]}, 120, end_ms=cycle * 600_000, start_ms=0)
         standings = {name: Standing(asked[name], held[name], weights[name]) for name in parents}
-        weighing = calculate_weights(policy, window, standings, 64.0, cycle * 600_000, memory)
+        weighing = calculate_weights(WeightInputs(policy, window, standings, 64.0, cycle * 600_000, memory))
         memory = weighing.memory
         for weight in weighing.weights:
             before = weights[weight.queue]

@@ -15,7 +15,13 @@ from accountant.wire.usage_models import BudgetState
 from fairshare.cli.replay_command import recount
 from fairshare.controller.cycle_report import Outcome, TargetReport, replay_weights, weight_decisions
 from fairshare.core.queues_and_weights import Standing
-from fairshare.laws.weight_calculation import WeightResult, acts, calculate_weights, exhausted
+from fairshare.laws.weight_calculation import (
+    WeightInputs,
+    WeightResult,
+    budgets_limit_weights,
+    calculate_weights,
+    exhausted_queues,
+)
 from fairshare.targets.weight_plan import Apply
 from tests.usage_windows import usage_window
 
@@ -73,7 +79,7 @@ def test_what_was_recorded_comes_to_the_same_bit_for_bit(
     last = WeightResult((), ())
     for window, standings, spent in several:
         before = last.memory
-        last = calculate_weights(policy, window, standings, 24.5, window.end_ms, before, spent)
+        last = calculate_weights(WeightInputs(policy, window, standings, 24.5, window.end_ms, before, spent))
         target = TargetReport(
             "kai", "enforce", standings, last.weights, last.entitlements, 24.5, memory=before, exhausted=spent
         )
@@ -89,7 +95,7 @@ def _one(law: str = "deficit") -> tuple[Policy, list[Decision]]:
     usage = {"a": 5 * HOUR_US, "a1": 5 * HOUR_US}
     window = usage_window(usage, 24 * HOUR_US, end_ms=600_000, start_ms=0, watermark_ms=1)
     standings = {name: Standing(30.0, 5.0, 1.0) for name in NAMES}
-    weighing = calculate_weights(policy, window, standings, 24.0, 600_000, {})
+    weighing = calculate_weights(WeightInputs(policy, window, standings, 24.0, 600_000, {}))
     target = TargetReport("kai", "enforce", standings, weighing.weights, weighing.entitlements, 24.0)
     return policy, _recorded(target, window, policy, 600_000)
 
@@ -145,9 +151,10 @@ def test_an_exhausted_budget_leaves_the_quota_and_nothing_over_it(
     policy = _policy(law)
     window, standings, _ = several[0]
     some, none = frozenset(spent), frozenset[str]()
-    with_it = calculate_weights(policy, window, standings, 24.0, window.end_ms, {}, some)
+    with_it = calculate_weights(WeightInputs(policy, window, standings, 24.0, window.end_ms, {}, some))
     without = {
-        e.queue: e for e in calculate_weights(policy, window, standings, 24.0, window.end_ms, {}, none).entitlements
+        e.queue: e
+        for e in calculate_weights(WeightInputs(policy, window, standings, 24.0, window.end_ms, {}, none)).entitlements
     }
     deserved = {queue.name: queue.deserved for queue in policy.queues}
     for weight in with_it.weights:
@@ -163,24 +170,26 @@ def test_an_exhausted_budget_leaves_the_quota_and_nothing_over_it(
 
 def test_only_a_budget_that_says_so_acts_and_only_once_it_is_known_to_be_spent() -> None:
     policy = _policy("kai")
-    assert not acts(policy)
+    assert not budgets_limit_weights(policy)
     told = Budget(name="t", queue="a", limit=100)
     acting = Budget(name="q", queue="c", limit=100, exhausted="no-over-quota")
     team = Budget(name="x", team="blue", limit=100, exhausted="no-over-quota")
     queues = tuple(q.model_copy(update={"team": "blue"}) if q.name in ("a1", "b") else q for q in policy.queues)
     policy = policy.model_copy(update={"budgets": (told, acting, team), "queues": queues})
-    assert acts(policy)
-    assert exhausted(policy, [_state("t", "500"), _state("q", "99.99"), _state("x", None)]) == set()
-    assert exhausted(policy, [_state("q", "100"), _state("gone", "500")]) == {"c"}
-    assert exhausted(policy, [_state("x", "100.01")]) == {"a1", "b"}
+    assert budgets_limit_weights(policy)
+    assert exhausted_queues(policy, [_state("t", "500"), _state("q", "99.99"), _state("x", None)]) == set()
+    assert exhausted_queues(policy, [_state("q", "100"), _state("gone", "500")]) == {"c"}
+    assert exhausted_queues(policy, [_state("x", "100.01")]) == {"a1", "b"}
 
 
 def test_the_weight_comes_back_at_once_when_the_month_turns() -> None:
     policy, records = _one("kai")
     window = UsageWindow.model_validate(records[0].inputs["window"])
     standings = {name: Standing(30.0, 5.0, 0.0 if name == "c" else 1.0) for name in NAMES}
-    weights = {w.queue: w.value for w in calculate_weights(policy, window, standings, 24.0, 0).weights}
+    weights = {w.queue: w.value for w in calculate_weights(WeightInputs(policy, window, standings, 24.0, 0)).weights}
     usual = {n: replace(s, weight=1.0) for n, s in standings.items()}
     assert (
-        weights["c"] >= {w.queue: w.value for w in calculate_weights(policy, window, usual, 24.0, 0).weights}["c"] > 0
+        weights["c"]
+        >= {w.queue: w.value for w in calculate_weights(WeightInputs(policy, window, usual, 24.0, 0)).weights}["c"]
+        > 0
     )

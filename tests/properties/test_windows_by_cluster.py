@@ -17,7 +17,7 @@ from accountant.ledger.protocols import Down, Facts, NodeFacts
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
 from agent.wire import Batch
-from fairshare.usage.multi_cluster_windows import sum_of
+from fairshare.usage.usage_windows import sum_of_windows
 from gputally.base.units import BUCKET_MS
 from tests.effort import examples
 from tests.properties.streams import POLICY, SPAN_MS, START_MS, Stream, batches, book, streams
@@ -129,7 +129,7 @@ def test_windows_of_several_ledgers_add_up_to_that_of_one_ledger_with_all_rows(
     measures: tuple[Measure, ...] = ("allocated", "busy", "energy")
     for measure in measures:
         first, *others = (apart[name].window(spec, at_ms, measure, 0.98, cluster=name) for name in names)
-        added = sum_of(names[0], first, dict(zip(names[1:], others, strict=True)))
+        added = sum_of_windows(names[0], first, dict(zip(names[1:], others, strict=True)))
         whole = together.window(spec, at_ms, measure, 0.98)
         same = ("start_ms", "end_ms", "half_life_s", "measure", "unit", "by", "lost_ms", "since_ms")
         assert [getattr(added, what) for what in same] == [getattr(whole, what) for what in same]

@@ -10,7 +10,7 @@ import pytest
 
 from accountant.wire.policy_models import Policy, TurnPolicy
 from fairshare.core.queues_and_weights import Standing
-from fairshare.laws.weight_calculation import calculate_weights
+from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
 from fairshare.simulator import fairness_measures, kai_scenario_file, policy_comparison, scheduling_policies
 from fairshare.simulator.kai_scenario_file import whole_gpus
 from fairshare.simulator.policy_comparison import parallel_replays
@@ -146,7 +146,7 @@ def _weights(policy: Policy, feedback: Feedback) -> int:
             "a": replace(standings["a"], gang=1.0),
             "b": replace(standings["b"], gang=4.0, reclaims=float(at > 0)),
         }
-        weighing = calculate_weights(policy, window, standings, 16.0, at * 1000, memory)
+        weighing = calculate_weights(WeightInputs(policy, window, standings, 16.0, at * 1000, memory))
         memory = weighing.memory
         standings = {weight.queue: replace(standings[weight.queue], weight=weight.value) for weight in weighing.weights}
         assert ours == pytest.approx([weight.value for weight in weighing.weights])

@@ -19,7 +19,7 @@ from fairshare.controller import policy_file as policies
 from fairshare.controller.control_loop import Controller
 from fairshare.core.pods import read_pod
 from fairshare.core.queues_and_weights import Gang
-from fairshare.preemption.eviction import EvictionCheck, act
+from fairshare.preemption.eviction import EvictionCheck, stop_victim
 from fairshare.preemption.preemption_types import Victim
 from fairshare.targets import KINDS, kueue, volcano
 from fairshare.targets.kai import QUEUE
@@ -105,7 +105,7 @@ def test_with_the_charts_rights_to_preempt_pods_are_noted_on_and_evicted_and_wit
         gang = Gang("a", POD, "default", name, pod.uid, 1.0, 1.0, 1.0, pods=(pod,))
         victim = Victim(gang, (pod,), 1.0, 0.0, True, "idle", "a", "because")
         veto = EvictionCheck(mine).refusal(victim)
-        results.append((veto.kind if veto is not None else None, act(mine, victim, "d", 0).result))
+        results.append((veto.kind if veto is not None else None, stop_victim(mine, victim, "d", 0).result))
     assert results == [("refused", "refused"), (None, "stopped")]
     assert [pod["metadata"]["name"] for pod in real.list(POD) if pod["metadata"]["name"].startswith("pr-")] == ["pr-a"]
     real.evict("pr-a", "default", real.get(POD, "pr-a", "default")["metadata"]["uid"], grace_s=0)

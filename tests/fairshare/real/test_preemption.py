@@ -15,7 +15,7 @@ from accountant.wire.usage_models import Accounts
 from fairshare.controller.control_loop import Controller
 from fairshare.core.pods import QUEUE_LABEL, SPOT_LABEL, read_pod
 from fairshare.core.queues_and_weights import Gang
-from fairshare.preemption.eviction import EvictionCheck, act
+from fairshare.preemption.eviction import EvictionCheck, stop_victim
 from fairshare.preemption.idle_reclaim import WARNING
 from fairshare.preemption.preemption_types import Victim
 from fairshare.preemption.unfinished_preemptions import REASON
@@ -170,9 +170,12 @@ def test_the_budget_is_asked_before_and_counts(space: str, real: KubernetesClust
         real_evict(name, namespace, uid, **options)
 
     real.evict = noting  # type: ignore[method-assign]
-    assert act(real, one, "d1", 0).result == "stopped"
+    assert stop_victim(real, one, "d1", 0).result == "stopped"
     assert seen == ["one"]
-    assert act(real, Victim(gang, pods[1:], 4.0, 0.0, False, "within quota", "a", "x"), "d2", 0).result == "blocked"
+    assert (
+        stop_victim(real, Victim(gang, pods[1:], 4.0, 0.0, False, "within quota", "a", "x"), "d2", 0).result
+        == "blocked"
+    )
 
 
 def test_an_idle_notebook_is_warned_and_reclaimed_and_who_works_stays(

@@ -14,7 +14,13 @@ import structlog
 
 from fairshare.composition import serve_pages
 from fairshare.controller.cycle_report import Outcome, TargetReport
-from fairshare.controller.policy_file import PolicyConfigMapWriter, PolicyFileChanged, PolicyNotWritten, digest, keeper
+from fairshare.controller.policy_file import (
+    PolicyConfigMapWriter,
+    PolicyFileChanged,
+    PolicyNotWritten,
+    digest,
+    policy_writer,
+)
 from fairshare.core.queues_and_weights import Standing
 from fairshare.core.settings import Settings, SettingsFault, load
 from fairshare.targets import KINDS
@@ -133,7 +139,7 @@ def test_a_configmap_is_taken_over_and_written_and_never_over_another_manager(
         "data": {"policy.yaml": "k: 1\n", "other": "kept"},
     }  # fmt: skip
     cluster = either_of([made])
-    keep = keeper("configmap:default/policy", Path("unused"), cluster)
+    keep = policy_writer("configmap:default/policy", Path("unused"), cluster)
     assert isinstance(keep, PolicyConfigMapWriter)
     keep.write("k: 2\n", digest("k: 1\n"))
     assert cluster.get(CONFIG_MAP, "policy", "default")["data"] == {"policy.yaml": "k: 2\n", "other": "kept"}

@@ -1,0 +1,180 @@
+"""Decides whether a usage window is good enough to change weights, and adds the windows of other clusters to it.
+
+While usage is missing, stale or incompletely metered, a `UsageHold` keeps the last good weights and gives the reason.
+
+A policy may count usage of several clusters (`usage.clusters`). Each accountant answers only for its cluster, and
+windows hold whole numbers. Without a half-life the sum of the windows equals, to the microsecond, the window of one
+ledger with the rows of all. With a half-life every accountant rounds the sum of each queue once, so n clusters differ
+from one ledger by at most n/2 + 1/2 units per queue.
+
+Every window must pass the same checks as the controller's own. If one fails, if its accountant does not answer, or if
+its figures cannot be added, there is no sum: the last good weights stay, and the reason names the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from accountant.wire.policy_models import Measure, Policy, UsageWindow, WindowSpec
+from fairshare.core.queue_annotations import join_texts
+from fairshare.core.queues_and_weights import Condition, FleetWindow
+from gputally.base.errors import AccountantUnavailable
+from gputally.base.units import MS_PER_SECOND
+from gputally.base.yaml_file import Document, FileFault
+
+USAGE_FRESH = "UsageFresh"
+"""Type of the condition that reports a hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageHold:
+    """Why the last good weights stay.
+
+    reason: one word, as in the conditions of Kubernetes.
+    message: a sentence with the figures."""
+
+    reason: str
+    message: str
+
+
+def usage_hold(policy: Policy, window: UsageWindow, now_ms: int) -> UsageHold | None:
+    """Return why the window must not change weights; None if it is good enough."""
+    if window.capacity <= 0:
+        of = f" of cluster {window.cluster!r}: is that what its agents call it?" if window.cluster else ""
+        return UsageHold("NoCapacity", f"the window holds no capacity{of}")
+    if window.watermark_ms is None:
+        return UsageHold("NoUsage", "the ledger knows of no GPU in service")
+    age_s = max(0, now_ms - window.watermark_ms) / MS_PER_SECOND
+    if age_s > policy.max_staleness:
+        return UsageHold("StaleUsage", f"usage is {age_s:.0f} s old, allowed are {policy.max_staleness} s")
+    if window.coverage < policy.min_coverage:
+        return UsageHold(
+            "LowCoverage", f"{window.coverage:.2%} of the window is metered, needed are {policy.min_coverage:.0%}"
+        )
+    return None
+
+
+def freshness_condition(hold: UsageHold | None) -> Condition:
+    """Return the condition `UsageFresh`, which is False during a hold."""
+    if hold is None:
+        return Condition(USAGE_FRESH, "True", "Fresh", "usage is recent and complete enough to act on")
+    return Condition(USAGE_FRESH, "False", hold.reason, f"{hold.message}: the last good weights stay")
+
+
+_EQUAL_FIELDS = ("kind", "start_ms", "end_ms", "half_life_s", "decay", "measure", "unit", "by", "gpu_weights", "shard")
+"""Fields in which windows must agree so that their figures can be added."""
+
+
+class WindowSource(Protocol):
+    """An accountant that answers for one cluster."""
+
+    def window(self, spec: WindowSpec, measure: Measure, at_ms: int, min_coverage: float) -> UsageWindow:
+        """Return the window that `fairshare.usage.accountant_client.AccountantPort.window` describes.
+
+        Raises AccountantUnavailable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OtherClusters:
+    """Clusters that a policy may count besides the controller's own.
+
+    own: the name of the controller's own cluster in its ledger, "" if it has none.
+    accountants: by cluster name."""
+
+    own: str = ""
+    accountants: Mapping[str, WindowSource] = field(default_factory=dict)
+
+    def check(self, policy: Policy, document: Document) -> None:
+        """Raises FileFault, with its place, for every cluster of the policy without an accountant."""
+        listed = policy.usage.clusters
+        if listed and not self.own:
+            place = document.place(("usage", "clusters"))
+            raise FileFault(
+                [f"{place}: usage.clusters: this cluster has no name in the ledger: set cluster_name (--cluster-name)"]
+            )
+        known = join_texts(sorted(self.accountants)) or "none"
+        faults = [
+            f"{document.place(('usage', 'clusters', i))}: usage.clusters.{i}: no accountant is known for cluster"
+            f" {name!r}: add it to the accountants file (--accountants), which names {known}"
+            for i, name in enumerate(listed)
+            if name != self.own and name not in self.accountants
+        ]
+        if faults:
+            raise FileFault(faults)
+
+    def add(
+        self, policy: Policy, own: UsageWindow, at_ms: int, now_ms: int, *, same_counting: bool = True
+    ) -> tuple[UsageWindow, UsageHold | None]:
+        """Return the window of all clusters that the policy counts, or `own` with the reason why there is none.
+
+        own: the window of the controller's own cluster at `at_ms`.
+        same_counting: whether each window must have been counted with the policy's own queues."""
+        names = [name for name in policy.usage.clusters if name != self.own]
+        windows: dict[str, UsageWindow] = {}
+        for name in names:
+            if name not in self.accountants:
+                return own, UsageHold("ClusterUnknown", f"no accountant is known for cluster {name!r} (--accountants)")
+            try:
+                window = self.accountants[name].window(policy.window, policy.measure, at_ms, policy.min_coverage)
+            except AccountantUnavailable as error:
+                return own, _of_cluster(name, UsageHold("AccountantUnavailable", str(error)))
+            hold = _differs(own, window, name)
+            if hold is None and same_counting and window.policy_counting != policy.counting():
+                version = window.policy_version or "none"
+                text = f"usage was counted by policy {version}, ours is {policy.version()}: give both the same queues"
+                hold = UsageHold("PolicyNotInForce", text)
+            hold = hold or usage_hold(policy, window, now_ms)
+            if hold is not None:
+                return own, _of_cluster(name, hold)
+            windows[name] = window
+        return (sum_of_windows(self.own, own, windows) if windows else own), None
+
+
+NO_OTHER_CLUSTERS = OtherClusters()
+
+
+def sum_of_windows(own_name: str, own: UsageWindow, others: Mapping[str, UsageWindow]) -> FleetWindow:
+    """Return the sum of windows that agree in all but their figures. others: by name of the cluster."""
+    windows = (own, *others.values())
+    usage: dict[str, int] = {}
+    for window in windows:
+        for queue, used in window.usage.items():
+            usage[queue] = usage.get(queue, 0) + used
+    price_books = {window.price_book_version for window in windows}
+    figures = {
+        "usage": usage,
+        "unassigned": sum(window.unassigned for window in windows),
+        "capacity": sum(window.capacity for window in windows),
+        "watermark_ms": _if_all_known(min, [window.watermark_ms for window in windows]),
+        "coverage": min(window.coverage for window in windows),
+        "lost_ms": _if_all_known(max, [window.lost_ms for window in windows]),
+        "since_ms": _if_all_known(min, [window.since_ms for window in windows]),
+        "price_book_version": price_books.pop() if len(price_books) == 1 else None,
+        "cluster": None,
+    }
+    return FleetWindow(**{**dict(own), **figures}, clusters=(own_name, *others), own=own)
+
+
+def _if_all_known(choose: Callable[[Sequence[int]], int], values: Sequence[int | None]) -> int | None:
+    """Return the chosen one of values that are all known; otherwise None."""
+    known = [value for value in values if value is not None]
+    return choose(known) if len(known) == len(values) else None
+
+
+def _differs(own: UsageWindow, other: UsageWindow, name: str) -> UsageHold | None:
+    """Return why the two windows cannot be added; None if they can."""
+    if other.cluster != name:
+        of = f"cluster {other.cluster!r}" if other.cluster else "every cluster in its ledger"
+        return UsageHold("WindowsDiffer", f"its accountant answered for {of}")
+    for field_name in _EQUAL_FIELDS:
+        own_value, other_value = getattr(own, field_name), getattr(other, field_name)
+        if own_value != other_value:
+            text = f"the {field_name} of its window is {other_value}, and {own_value} here"
+            return UsageHold("WindowsDiffer", f"{text}: windows that differ cannot be added")
+    return None
+
+
+def _of_cluster(name: str, hold: UsageHold) -> UsageHold:
+    return UsageHold(hold.reason, f"cluster {name}: {hold.message}")
