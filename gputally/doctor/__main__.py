@@ -1,52 +1,292 @@
-"""Runs `gputally doctor` and prints the findings.
+"""Runs `gputally doctor`: lists every check with the facts that it needs, runs the checks and prints the findings.
 
-It uses the standard library's parser, so it also runs where only the agent is installed: there it makes the checks of
-the machine, and the other checks report what is missing. Exit codes: 0 nothing wrong, 1 warnings, 2 errors, 64 wrong
-call."""
+The command also runs where only the agent is installed: there it runs the checks of the machine, and each other check
+reports which library is missing. A check therefore imports the modules of the other programs itself, and the arguments
+are parsed by the standard library.
+
+Exit codes: 0 nothing wrong, 1 warnings, 2 errors, 64 wrong call."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Column
+from rich.text import Text
+
+from agent.core.errors import AgentError
+from gputally.base import command_line
 from gputally.base.clock import SystemClock
-from gputally.base.command_line import OUTPUTS, show
-from gputally.doctor.check_inputs import Options, Sources, usual
-from gputally.doctor.check_list import CHECKS, make_all
-from gputally.doctor.findings import Result, Status, exit_code
+from gputally.base.command_line import OUTPUTS, Output, show
+from gputally.base.errors import AccountantError, FairshareError
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
+from gputally.base.yaml_file import FileFault
+from gputally.doctor.check_inputs import Options, Sources, real_sources
+from gputally.doctor.findings import CannotCheck, CheckResult, Finding, Result, Status, exit_code
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from accountant.wire.policy_models import Policy
+
+IDLE_HOURS = 4
+REPORT_DAYS = 7
+_PACKAGES = frozenset({"agent", "accountant", "fairshare", "dashboards", "gputally"})
+_UNREADABLE = (CannotCheck, AgentError, AccountantError, FairshareError, FileFault)
+"""Exceptions of a source that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check. about: its subject, for the command's help."""
+
+    name: str
+    about: str
+    run: Callable[[Sources], CheckResult]
+
+
+def run_check(check: Check, sources: Sources) -> Result:
+    """Run a check. If its facts cannot be read, `unknown` of the result has the reason."""
+    try:
+        seen = check.run(sources)
+    except _UNREADABLE as reason:
+        return Result(check.name, unknown=" ".join(str(reason).split()))
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] in _PACKAGES:
+            raise
+        return Result(check.name, unknown=f"{error.name} is not installed here: pip install gputally")
+    return Result(check.name, seen.seen, seen.findings)
+
+
+def run_checks(sources: Sources, only: Iterable[str] = ()) -> tuple[Result, ...]:
+    """Run the checks with the names in `only`, or all checks if it is empty, in the order of `CHECKS`."""
+    wanted = set(only)
+    return tuple(run_check(check, sources) for check in CHECKS.values() if not wanted or check.name in wanted)
+
+
+def _driver(sources: Sources) -> CheckResult:
+    from gputally.doctor.node_checks import driver
+
+    return driver(sources.machine())
+
+
+def _kubelet(sources: Sources) -> CheckResult:
+    answer = sources.kubelet()
+    if answer.failure:
+        what = "the kubelet does not report which pods hold GPUs"
+        remedy = "run as root, or mount /var/lib/kubelet/pod-resources as the chart's agent does"
+        return CheckResult("", (Finding("error", what, answer.failure, remedy),))
+    return CheckResult(f"{len(answer.pods)} pods, answered in {answer.took_ms} ms")
+
+
+def _processes(sources: Sources) -> CheckResult:
+    from gputally.doctor.node_checks import driver, foreign_processes
+
+    sources.kubelet()  # raises CannotCheck without a kubelet, because processes outside pods are then normal
+    machine = sources.machine()
+    driver(machine)  # raises CannotCheck without a driver
+    return foreign_processes(machine.snapshot)
+
+
+def _permissions(sources: Sources) -> CheckResult:
+    from gputally.doctor.rbac_checks import judge_rights, review_rights, scheduler_configs
+
+    policy, _ = _policy(sources)
+    preempts = policy is not None and policy.preemption.mode == "enforce"
+    configs = scheduler_configs(policy) if policy is not None else ()
+    return judge_rights(
+        *review_rights(sources.cluster(), sources.options.namespace, preempts=preempts, configs=configs)
+    )
+
+
+def _policy(sources: Sources) -> tuple[Policy | None, str]:
+    """Return the policy and "", or None and the reason why it cannot be read, for checks that also run without it."""
+    try:
+        return sources.policy(), ""
+    except _UNREADABLE as reason:
+        return None, f"; without the policy: {' '.join(str(reason).split())}"
+
+
+def _agents(sources: Sources) -> CheckResult:
+    from gputally.doctor.node_checks import DAEMON_SET, agents, is_of_agents
+    from gputally.kubernetes.objects import EVENT, POD, Object
+
+    cluster, pods = sources.cluster(), list[Object]()
+    sets = [obj for obj in cluster.list(DAEMON_SET) if is_of_agents(obj)]
+    cluster.scan(POD, lambda obj: pods.append(obj) if is_of_agents(obj) else None)
+    return agents(sets, pods, sources.nodes(), cluster.list(EVENT, fields="reason=FailedCreate"))
+
+
+def _clock(sources: Sources) -> CheckResult:
+    from gputally.doctor.accountant_and_usage_checks import ClockReading, clocks
+
+    readings: list[ClockReading] = []
+    reasons: list[str] = []
+
+    def read(machine: str, read_time: Callable[[], int | None]) -> None:
+        began = sources.clock.monotonic_ms()
+        try:
+            their_ms = read_time()
+        except _UNREADABLE as reason:
+            reasons.append(str(reason))
+            return
+        if their_ms is not None:
+            took_ms = sources.clock.monotonic_ms() - began
+            readings.append(ClockReading(machine, their_ms, sources.clock.wall_ms(), took_ms))
+
+    read("API server", lambda: sources.cluster().server_ms())
+    read("accountant", lambda: sources.accountant().probe("/livez").date_ms)
+    if not readings:
+        raise CannotCheck("; ".join(reasons) or "no source reports the time")
+    return clocks(tuple(readings))
+
+
+def _accountant(sources: Sources) -> CheckResult:
+    from gputally.base.accountant_connection import Unanswered
+    from gputally.doctor.accountant_and_usage_checks import AccountantProbe, accountant
+
+    url = sources.options.url
+    try:
+        client = sources.accountant()
+        ready, periods = client.probe("/readyz"), client.probe("/v1/periods")
+    except Unanswered as reason:
+        return accountant(AccountantProbe(url, 0, 0, str(reason).removeprefix(f"{url}: ")))
+    return accountant(AccountantProbe(url, ready.status, periods.status, periods.reason or ready.reason))
+
+
+def _weights(sources: Sources) -> CheckResult:
+    from gputally.doctor.scheduler_checks import recorded_conditions, targets, weights
+
+    policy, cluster = sources.policy(), sources.cluster()
+    return weights(policy, targets(cluster, policy), recorded_conditions(cluster, sources.options.namespace))
+
+
+def _conflicts(sources: Sources) -> CheckResult:
+    from fairshare.core.pods import read_pod
+    from gputally.base.pod_queue_labels import placed_by
+    from gputally.doctor.scheduler_checks import conflicts, own_queues
+
+    pods = []
+    for obj in sources.pods():
+        pod = read_pod(obj)
+        if pod is not None:
+            name = (obj.get("spec") or {}).get("schedulerName") or ""
+            pods.append((pod, placed_by(name) or name or "default-scheduler"))
+    policy, unknown = _policy(sources)
+    result = conflicts(policy, own_queues(sources.cluster()), pods)
+    return replace(result, seen=result.seen + unknown)
+
+
+def _guarantees(sources: Sources) -> CheckResult:
+    from gputally.doctor.scheduler_checks import gangs, guarantees, installed, own_queues
+    from gputally.kubernetes.objects import gpus_of_nodes
+
+    cluster, nodes = sources.cluster(), sources.nodes()
+    policy, unknown = _policy(sources)
+    requested = gangs(cluster, policy, sources.pods()) if policy is not None else ()
+    result = guarantees(policy, gpus_of_nodes(nodes), installed(nodes), own_queues(cluster), requested)
+    return replace(result, seen=result.seen + unknown)
+
+
+def _placement(sources: Sources) -> CheckResult:
+    from gputally.doctor.scheduler_checks import placement
+    from gputally.kubernetes.objects import EVENT
+
+    events = sources.cluster().list(EVENT, fields="reason=FailedScheduling")
+    return placement(sources.nodes(), sources.pods(), events, sources.now_ms)
+
+
+def _idle(sources: Sources) -> CheckResult:
+    from accountant.wire.usage_models import UsageAnswer
+    from gputally.doctor.accountant_and_usage_checks import idle_holders
+
+    end = sources.now_ms // MS_PER_HOUR * MS_PER_HOUR
+    query = {"by": "team,namespace,pod,hour", "start": str(end - IDLE_HOURS * MS_PER_HOUR), "end": str(end)}
+    pages = sources.accountant().pages(UsageAnswer, "/v1/usage", query)
+    return idle_holders((line for page in pages for line in page.lines), IDLE_HOURS)
+
+
+def _unowned(sources: Sources) -> CheckResult:
+    from accountant.wire.usage_models import UsageAnswer
+    from gputally.doctor.accountant_and_usage_checks import unattributed_time
+
+    query = {"by": "node", "start": str(sources.now_ms - MS_PER_DAY), "end": str(sources.now_ms)}
+    pages = sources.accountant().pages(UsageAnswer, "/v1/usage", query)
+    return unattributed_time([line for page in pages for line in page.lines], MS_PER_DAY / MS_PER_HOUR)
+
+
+def _oversized(sources: Sources) -> CheckResult:
+    from gputally.doctor.accountant_and_usage_checks import oversized
+
+    report = _report(sources)
+    return oversized(report["tables"]["hints"], REPORT_DAYS, report["summary"]["currency"])
+
+
+def _prices(sources: Sources) -> CheckResult:
+    from accountant.prices.price_book import EXAMPLE
+    from gputally.doctor.accountant_and_usage_checks import prices
+
+    report = _report(sources)
+    month = f"{datetime.fromtimestamp(sources.now_ms / 1000, UTC):%Y-%m}"
+    version, examples = report["summary"]["price_book_version"], []
+    if version:
+        rows = json.loads(sources.accountant().get("/v1/prices", {}))["rows"]
+        examples = [row["id"] for row in rows if row["source"] == EXAMPLE]
+    return prices(report["tables"]["unpriced"], REPORT_DAYS, version, month, examples)
+
+
+def _report(sources: Sources) -> dict[str, Any]:
+    """Return the accountant's report of the last `REPORT_DAYS` days."""
+    start = sources.now_ms - REPORT_DAYS * MS_PER_DAY
+    query = {"start": str(start), "end": str(sources.now_ms), "format": "json"}
+    report: dict[str, Any] = json.loads(sources.accountant().get("/v1/report", query))
+    return report
+
+
+_ALL: Sequence[Check] = (
+    Check("driver", "NVML of this machine: GPUs that are lost, readings that are refused", _driver),
+    Check("kubelet", "the kubelet's PodResources socket of this machine", _kubelet),
+    Check("processes", "holders of this machine's GPUs outside Kubernetes", _processes),
+    Check("agents", "nodes with GPUs that have no agent, and agents that do not start", _agents),
+    Check("permissions", "rights that agent, accountant and fairshare need at the API server", _permissions),
+    Check("clock", "this clock against the API server's and the accountant's", _clock),
+    Check("accountant", "whether it answers, reads its ledger and accepts the token", _accountant),
+    Check("weights", "schedulers' kinds and versions, and whether published weights can act", _weights),
+    Check("conflicts", "queues and nodes that two schedulers manage", _conflicts),
+    Check("guarantees", "quotas and gangs that the cluster can never satisfy", _guarantees),
+    Check("placement", "pods that wait although GPUs are free, and the taints that block them", _placement),
+    Check("idle", f"pods that hold GPUs and hardly use them, over {IDLE_HOURS} h", _idle),
+    Check("oversized", f"jobs that requested far more GPUs than they used, over {REPORT_DAYS} days", _oversized),
+    Check("unowned", "nodes with busy time without an owner, over 24 h", _unowned),
+    Check("prices", f"GPU models without a price, over {REPORT_DAYS} days", _prices),
+)
+CHECKS = {check.name: check for check in _ALL}
 
 _STYLE: dict[Status, str] = {"ok": "green", "warning": "yellow", "error": "bold red", "unknown": "dim"}
-_MARK: dict[Status, str] = {"ok": "ok", "warning": "warning", "error": "ERROR", "unknown": "not made"}
-"""Marks of the severities, which can be read without colours."""
+_MARK: dict[Status, str] = {"ok": "ok", "warning": "warning", "error": "ERROR", "unknown": "not run"}
+"""The text for each status, which needs no colour to be understood."""
 
 
 def table(results: Sequence[Result]) -> RenderableType:
     """Render one line per check, then every finding with its figures and remedy, the worst first."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
 
-    overview = Table(title="Checks", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("check", "result"):
-        overview.add_column(name, no_wrap=True)
-    overview.add_column("looked at", overflow="fold")
+    overview = command_line.table(
+        "Checks", [Column("check", no_wrap=True), Column("result", no_wrap=True), Column("examined", overflow="fold")]
+    )
     for result in results:
-        said = Text(_MARK[result.status], _STYLE[result.status])
-        overview.add_row(result.check, said, Text(result.unknown or result.seen, "dim" if result.unknown else ""))
+        status = Text(_MARK[result.status], _STYLE[result.status])
+        overview.add_row(result.check, status, Text(result.unknown or result.seen, "dim" if result.unknown else ""))
     parts: list[RenderableType] = [overview]
-    found = [(result.check, each) for result in results for each in result.findings]
-    for check, each in sorted(found, key=lambda one: one[1].severity != "error"):
+    findings = [(result.check, each) for result in results for each in result.findings]
+    for check, each in sorted(findings, key=lambda pair: pair[1].severity != "error"):
         mark = (f"{_MARK[each.severity]}  ", _STYLE[each.severity])
         parts.append(Text.assemble(mark, (f"{check}: ", "dim"), (each.what, "bold")))
         if each.evidence:
@@ -56,19 +296,19 @@ def table(results: Sequence[Result]) -> RenderableType:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """`2 errors, 1 warning; 12 checks made, 2 not`."""
+    """Return one line: `2 errors, 1 warning; 12 checks run, 2 not run`."""
     counts = {
         severity: sum(1 for result in results for each in result.findings if each.severity == severity)
         for severity in ("error", "warning")
     }
-    words = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items() if count)
-    missed = sum(1 for result in results if result.unknown)
-    made = f"{len(results) - missed} checks made" + (f", {missed} not" if missed else "")
-    return f"{words or 'nothing wrong found'}; {made}"
+    faults = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items() if count)
+    not_run = sum(1 for result in results if result.unknown)
+    checks = f"{len(results) - not_run} checks run" + (f", {not_run} not run" if not_run else "")
+    return f"{faults or 'nothing wrong found'}; {checks}"
 
 
 def document(results: Sequence[Result]) -> dict[str, Any]:
-    """Return all results for programs. exit_code: the command's."""
+    """Return all results and the command's exit code, for JSON."""
     return {
         "schema": 1,
         "exit_code": exit_code(results),
@@ -86,7 +326,7 @@ def document(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def records(results: Sequence[Result]) -> Iterator[dict[str, object]]:
-    """Yield one record for every finding, and one for every check without findings."""
+    """Yield one record for every finding, and one for every check without findings, for CSV."""
     for result in results:
         for each in result.findings:
             yield {"check": result.check, **asdict(each)}
@@ -96,7 +336,7 @@ def records(results: Sequence[Result]) -> Iterator[dict[str, object]]:
 
 
 CALLED_WRONGLY = 64
-"""EX_USAGE of sysexits.h; 2 already means that there are errors."""
+"""Exit code of a wrong call (EX_USAGE of sysexits.h), because 2 already means that there are errors."""
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -107,52 +347,56 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
+    """Return the parser of the command's arguments."""
     checks = "\n".join(f"  {check.name:<12} {check.about}" for check in CHECKS.values())
-    made = _Parser(
+    arguments = _Parser(
         prog="gputally doctor",
-        description="Look for what usually goes wrong; every finding with its figures and the command that mends it.",
-        epilog=f"checks:\n{checks}\n\nexit codes: 0 nothing wrong, 1 warnings, 2 errors, 64 called wrongly",
+        description="Look for common faults, and report each with its figures and the command that fixes it.",
+        epilog=f"checks:\n{checks}\n\nexit codes: 0 nothing wrong, 1 warnings, 2 errors, 64 wrong call",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument(
-        "--only", action="append", default=[], metavar="CHECK[,CHECK]", help="Only these checks (repeatable)."
+    arguments.add_argument(
+        "--only", action="append", default=[], metavar="CHECK[,CHECK]", help="Run only these checks (repeatable)."
     )
-    made.add_argument("--output", choices=OUTPUTS, default="table", help="How to print what was found.")
-    made.add_argument(
-        "--url", default=os.environ.get("GPUTALLY_URL", Options.url), help="A running accountant (GPUTALLY_URL)."
+    arguments.add_argument("--output", choices=OUTPUTS, default="table", help="Format of the findings.")
+    arguments.add_argument(
+        "--url", default=os.environ.get("GPUTALLY_URL", Options.url), help="Address of the accountant (GPUTALLY_URL)."
     )
-    made.add_argument("--token-file", type=Path, metavar="FILE", help="File with the bearer token for --url.")
-    made.add_argument(
+    arguments.add_argument("--token-file", type=Path, metavar="FILE", help="File with the bearer token for --url.")
+    arguments.add_argument(
         "--ca-file",
         type=Path,
         metavar="FILE",
         default=_path(os.environ.get("GPUTALLY_CA_FILE")),
-        help="Authorities trusted for https, PEM (GPUTALLY_CA_FILE; default: the system's).",
+        help="PEM file of the CAs trusted for https (GPUTALLY_CA_FILE; default: the system's).",
     )
-    made.add_argument("--kubeconfig", type=Path, metavar="FILE", help="Instead of the default one.")
-    made.add_argument("--policy", type=Path, metavar="FILE", help="Policy file instead of the one in force.")
-    made.add_argument(
+    arguments.add_argument("--kubeconfig", type=Path, metavar="FILE", help="Kubeconfig instead of the default one.")
+    arguments.add_argument("--policy", type=Path, metavar="FILE", help="Policy file instead of the one in force.")
+    arguments.add_argument(
         "--namespace",
         default=_own_namespace(),
         help="Namespace of the release (default: this pod's, else %(default)s).",
     )
-    made.add_argument(
-        "--kubelet-socket", type=Path, metavar="PATH", default=Options.kubelet_socket, help="Its PodResources socket."
+    arguments.add_argument(
+        "--kubelet-socket",
+        type=Path,
+        metavar="PATH",
+        default=Options.kubelet_socket,
+        help="The kubelet's PodResources socket.",
     )
-    made.add_argument("--proc", type=Path, metavar="PATH", default=Options.proc, help="The host's process table.")
-    return made
+    arguments.add_argument("--proc", type=Path, metavar="PATH", default=Options.proc, help="The host's process table.")
+    return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the checks; returns the exit code."""
-    made = parser()
+    """Run the command and return its exit code."""
+    arguments = parser()
     try:
-        given = made.parse_args(argv)
+        given = arguments.parse_args(argv)
         only = [name for names in given.only for name in names.split(",") if name]
         unknown = [name for name in only if name not in CHECKS]
         if unknown:
-            made.error(f"no check {unknown[0]!r}; one of {', '.join(CHECKS)}")
+            arguments.error(f"no check {unknown[0]!r}; one of {', '.join(CHECKS)}")
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else CALLED_WRONGLY
     logging.basicConfig(level=logging.ERROR)
@@ -166,14 +410,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         kubelet_socket=given.kubelet_socket,
         proc=given.proc,
     )
-    return examine(usual(options, SystemClock()), only, given.output)
+    return run_and_print(real_sources(options, SystemClock()), only, given.output)
 
 
-def examine(sources: Sources, only: Sequence[str], output: str) -> int:
+def run_and_print(sources: Sources, only: Sequence[str], output: Output) -> int:
     """Run the checks, print their findings, and return the exit code."""
-    results = make_all(sources, only)
-    form = next(each for each in OUTPUTS if each == output)
-    show(form, lambda: table(results), document(results), records(results))
+    results = run_checks(sources, only)
+    show(output, lambda: table(results), document(results), records(results))
     return exit_code(results)
 
 

@@ -1,6 +1,6 @@
-"""Checks clocks, the accountant's reachability, and idle, unpriced or unowned GPU time in the ledger.
+"""Checks clocks, whether the accountant can be reached, and idle, unpriced or unowned GPU time in the ledger.
 
-Idle and right-sizing are the report's own rules and thresholds (accountant.reports.savings_hints)."""
+The rules and thresholds for idle and oversized jobs are those of the report (accountant.reports.savings_hints)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from accountant.reports.savings_hints import HARDLY_USED, known_well
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Accounts, UsageLine
 from gputally.base.number_format import hours, percent
-from gputally.base.units import US_PER_HOUR
+from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR
 from gputally.doctor.findings import CheckResult, Finding, first_findings, joined_names
 
-MS = 1_000
-TOLERATED_MS = 2_000
-"""Skew below which nothing is reported."""
-REFUSED_MS = 5 * 60_000
+TOLERATED_MS = 2 * MS_PER_SECOND
+"""Skew up to which nothing is reported."""
+REFUSED_MS = 5 * MS_PER_MINUTE
 """Skew above which an accountant quarantines rows that end ahead of its clock
 (accountant.storage.write.batch_admission.SKEW_MS)."""
 
@@ -28,79 +27,83 @@ REFUSED_MS = 5 * 60_000
 class ClockReading:
     """The time that another machine reported.
 
-    own_ms: this machine's time when the answer came.
+    own_ms: this machine's time when the answer arrived.
     took_ms: the duration of the request. The `Date` header has whole seconds, so the skew is known to a second plus the
         duration."""
 
-    who: str
+    machine: str
     their_ms: int
     own_ms: int
     took_ms: int
 
     @property
     def least_skew_ms(self) -> int:
-        """Return the smallest skew that the reading allows, positive if the other clock is ahead."""
-        late = (
-            self.their_ms - self.own_ms
-        )  # the other clock read within [their, their + 1 s), this one within [own - took, own]
-        return late if late > 0 else min(0, late + MS + self.took_ms)
+        """The smallest skew that the reading allows; it is positive if the other clock is ahead."""
+        # The other clock was read within [their, their + 1 s), and this one within [own - took, own].
+        difference_ms = self.their_ms - self.own_ms
+        return difference_ms if difference_ms > 0 else min(0, difference_ms + MS_PER_SECOND + self.took_ms)
 
 
-def clocks(told: tuple[ClockReading, ...]) -> CheckResult:
-    """Compare this machine's clock with the others."""
+def clocks(readings: tuple[ClockReading, ...]) -> CheckResult:
+    """Compare this machine's clock with the clocks of other machines."""
     findings = []
-    for each in told:
+    for each in readings:
         skew = each.least_skew_ms
         if abs(skew) <= TOLERATED_MS:
             continue
-        how = "ahead of" if skew < 0 else "behind"
+        direction = "ahead of" if skew < 0 else "behind"
         effect = ": agents' records would be quarantined as future-dated" if skew < -REFUSED_MS else ""
         findings.append(
             Finding(
                 "error" if abs(skew) > REFUSED_MS else "warning",
-                f"this clock is {how} the {each.who}'s{effect}",
-                f"by at least {abs(skew) / MS:.1f} s",
+                f"this clock is {direction} the {each.machine}'s{effect}",
+                f"by at least {abs(skew) / MS_PER_SECOND:.1f} s",
                 "timedatectl set-ntp true   # on the machine whose clock is wrong",
             )
         )
-    words = ", ".join(f"{each.who} within {max(MS, abs(each.their_ms - each.own_ms)) / MS:.0f} s" for each in told)
-    return CheckResult(words, tuple(findings))
+    seen = (
+        f"{each.machine} within {max(MS_PER_SECOND, abs(each.their_ms - each.own_ms)) / MS_PER_SECOND:.0f} s"
+        for each in readings
+    )
+    return CheckResult(", ".join(seen), tuple(findings))
 
 
 @dataclass(frozen=True, slots=True)
 class AccountantProbe:
     """The accountant's answers.
 
-    ready, asked: HTTP status of /readyz and of a request that needs a token, 0 without an answer.
-    why: the reason from the answer or the network."""
+    ready: HTTP status of /readyz; 0 without an answer.
+    periods: HTTP status of /v1/periods, which needs a token; 0 without an answer.
+    reason: the message of the answer or of the network."""
 
     url: str
     ready: int
-    asked: int
-    why: str = ""
+    periods: int
+    reason: str = ""
 
 
-def accountant(knock: AccountantProbe) -> CheckResult:
+def accountant(probe: AccountantProbe) -> CheckResult:
     """Check whether the accountant runs, can read its ledger, and accepts the token."""
-    seen = f"{knock.url}: /readyz {knock.ready or 'no answer'}, a question {knock.asked or 'no answer'}"
-    if not knock.ready:
+    seen = f"{probe.url}: /readyz {probe.ready or 'no answer'}, /v1/periods {probe.periods or 'no answer'}"
+    if not probe.ready:
         remedy = "kubectl -n gputally get pods -l app.kubernetes.io/component=accountant; give --url"
         return CheckResult(
-            seen, (Finding("error", "the accountant does not answer", f"{knock.url}: {knock.why}", remedy),)
+            seen, (Finding("error", "the accountant does not answer", f"{probe.url}: {probe.reason}", remedy),)
         )
     findings = []
-    if knock.ready != 200:
+    if probe.ready != 200:
         remedy = "kubectl -n gputally logs statefulset/gputally-accountant"
-        findings.append(Finding("error", "the accountant cannot read its ledger", knock.why or seen, remedy))
-    if knock.asked == 401:
+        findings.append(Finding("error", "the accountant cannot read its ledger", probe.reason or seen, remedy))
+    if probe.periods == 401:
         remedy = "give --token-file; `gputally accountant token new --name me --scope read` makes one"
-        findings.append(Finding("error", "the accountant does not know this caller", knock.why, remedy))
-    elif knock.asked == 403:
+        findings.append(Finding("error", "the accountant does not know this caller", probe.reason, remedy))
+    elif probe.periods == 403:
         remedy = "use a token of scope read, or bind the group in callers.yaml (docs/security.md)"
-        findings.append(Finding("error", "this caller may not read the books", knock.why, remedy))
-    elif knock.asked != 200 and knock.ready == 200:
+        findings.append(Finding("error", "this caller may not read the ledger", probe.reason, remedy))
+    elif probe.periods != 200 and probe.ready == 200:
         remedy = "kubectl -n gputally logs statefulset/gputally-accountant"
-        findings.append(Finding("error", "the accountant does not answer a question", knock.why or seen, remedy))
+        what = "the accountant answers a request with an error"
+        findings.append(Finding("error", what, probe.reason or seen, remedy))
     return CheckResult(seen, tuple(findings))
 
 
@@ -109,18 +112,18 @@ FOREIGN_PART = 0.01
 Row = Mapping[str, Any]
 
 
-def idle_holders(lines: Iterable[UsageLine], hours_asked: int) -> CheckResult:
-    """Find pods that held GPUs idle. lines: usage by team, namespace, pod and hour, over that many whole hours. A pod
-    counts if it held GPUs in every one of them."""
+def idle_holders(lines: Iterable[UsageLine], window_hours: int) -> CheckResult:
+    """Find pods that held GPUs in every hour of a window and hardly used them. lines: usage by team, namespace, pod and
+    hour, over the window's whole hours."""
     pods: dict[tuple[str, str, str], list[UsageLine]] = {}
     for line in lines:
         key = line.key
         if key["team"] != IDLE and key["pod"] and line.accounts_gpu_us.allocated:
             pods.setdefault((key["team"], key["namespace"], key["pod"]), []).append(line)
-    whole = {key: summed(found) for key, found in pods.items() if len(found) >= hours_asked}
+    whole = {key: summed(of_pod) for key, of_pod in pods.items() if len(of_pod) >= window_hours}
     idle = sorted((key for key, sums in whole.items() if _idle(sums)), key=lambda key: (-whole[key].allocated, key))
-    found = first_findings((_idle_finding(*key, whole[key], hours_asked) for key in idle), "pods that hold GPUs idle")
-    return CheckResult(f"{len(whole)} pods held GPUs all of the last {hours_asked} h, {len(idle)} of them idle", found)
+    found = first_findings((_idle_finding(*key, whole[key], window_hours) for key in idle), "pods that hold GPUs idle")
+    return CheckResult(f"{len(whole)} pods held GPUs all of the last {window_hours} h, {len(idle)} of them idle", found)
 
 
 def summed(lines: Iterable[UsageLine]) -> Accounts:
@@ -133,22 +136,21 @@ def _idle(accounts: Accounts) -> bool:
     return known_well(accounts) and accounts.busy < HARDLY_USED * (accounts.busy + accounts.allocated_idle)
 
 
-def _idle_finding(team: str, namespace: str, pod: str, accounts: Accounts, hours_asked: int) -> Finding:
-    gpus = accounts.allocated / US_PER_HOUR / hours_asked
+def _idle_finding(team: str, namespace: str, pod: str, accounts: Accounts, window_hours: int) -> Finding:
+    gpus = accounts.allocated / US_PER_HOUR / window_hours
     used = accounts.busy / (accounts.busy + accounts.allocated_idle)
     return Finding(
         "warning",
         f"pod {namespace}/{pod} of {team} holds {gpus:.1f} GPUs and hardly uses them",
-        f"{hours(accounts.allocated)} GPU-hours in {hours_asked} h, {percent(used)} busy",
+        f"{hours(accounts.allocated)} GPU-hours in {window_hours} h, {percent(used)} busy",
         f"kubectl -n {namespace} delete pod {pod}   # ask {team} first; or let preemption.idle reclaim",
     )
 
 
 def oversized(rows: Sequence[Row], days: int, currency: str | None) -> CheckResult:
-    """Find jobs that requested far more GPUs than they used. rows: the rows of the report's table `hints`."""
-    asked = [row for row in rows if row["kind"] in ("fewer", "slice")]
-    found = tuple(_oversized(row, currency) for row in asked)
-    return CheckResult(f"{len(asked)} jobs of the last {days} days asked far more than they used", found)
+    """Find jobs that requested far more GPUs than they used. rows: the report's table `hints`."""
+    found = tuple(_oversized(row, currency) for row in rows if row["kind"] in ("fewer", "slice"))
+    return CheckResult(f"{len(found)} jobs of the last {days} days requested far more than they used", found)
 
 
 def _oversized(row: Row, currency: str | None) -> Finding:
@@ -172,12 +174,12 @@ def _oversized(row: Row, currency: str | None) -> Finding:
 def prices(
     rows: Sequence[Row], days: int, version: str | None, month: str, examples: Sequence[str] = ()
 ) -> CheckResult:
-    """Check prices.
+    """Check whether there is a price book with a price for every GPU model in use, and no example prices.
 
     rows: the report's table `unpriced`.
-    version: the version of the price book, None without one.
-    month: the month to price again.
-    examples: ids of the rows that are examples."""
+    version: of the price book; None without one.
+    month: the month to price again, for the remedy.
+    examples: ids of the price book's rows that are examples."""
     if not version:
         remedy = "gputally accountant serve --prices FILE (docs/prices.md)"
         return CheckResult(
@@ -211,7 +213,7 @@ def _unpriced(model: str, rows: Sequence[Row], month: str) -> Finding:
 
 
 def unattributed_time(lines: Iterable[UsageLine], span_hours: float) -> CheckResult:
-    """Report busy time without a holder, by node: programs outside Kubernetes, as the agents saw them."""
+    """Find nodes with busy time that no holder owns, such as that of programs outside Kubernetes."""
     nodes = [line for line in lines if line.accounts_gpu_us.total]
     bad = [line for line in nodes if line.unattributed_busy_us > FOREIGN_PART * line.accounts_gpu_us.total]
     found = first_findings(

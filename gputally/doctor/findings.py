@@ -14,16 +14,16 @@ MOST_SHOWN = 10
 
 
 class CannotCheck(Exception):
-    """A check's facts are not available here; `str()` gives the reason in one line."""
+    """The facts of a check cannot be read here. The message is the reason in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault.
+    """A fault that a check found.
 
     what: the fault in one sentence, with the name of the object.
-    evidence: the figures behind it.
-    remedy: the command that fixes it or, if there is none, what to do."""
+    evidence: the figures that show the fault.
+    remedy: the command that fixes the fault or, if there is none, what to do."""
 
     severity: Severity
     what: str
@@ -35,8 +35,8 @@ class Finding:
 class Result:
     """The result of a check.
 
-    seen: what was examined, with figures.
-    unknown: why the check could not run, "" if it ran."""
+    seen: what the check examined, with figures.
+    unknown: why the check could not run; "" if it ran."""
 
     check: str
     seen: str = ""
@@ -47,14 +47,12 @@ class Result:
     def status(self) -> Status:
         if self.unknown:
             return "unknown"
-        return (
-            "error" if any(one.severity == "error" for one in self.findings) else "warning" if self.findings else "ok"
-        )
+        return max((finding.severity for finding in self.findings), key=EXIT_CODE.__getitem__, default="ok")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The result of a check before it gets the check's name."""
+    """The result that a check returns, without the check's name."""
 
     seen: str
     findings: tuple[Finding, ...] = ()
@@ -67,17 +65,18 @@ def exit_code(results: Sequence[Result]) -> int:
 
 
 def first_findings(findings: Iterable[Finding], what: str) -> tuple[Finding, ...]:
-    """Return the first findings and, as the last one, how many more of `what` there are."""
-    found = list(findings)
-    if len(found) <= MOST_SHOWN:
-        return tuple(found)
-    shown, rest = found[: MOST_SHOWN - 1], found[MOST_SHOWN - 1 :]
-    worst: Severity = "error" if any(one.severity == "error" for one in rest) else "warning"
+    """Return at most `MOST_SHOWN` findings. If there are more, the last one counts the rest ("5 more pods"). what: the
+    plural noun for the count."""
+    all_findings = list(findings)
+    if len(all_findings) <= MOST_SHOWN:
+        return tuple(all_findings)
+    shown, rest = all_findings[: MOST_SHOWN - 1], all_findings[MOST_SHOWN - 1 :]
+    worst: Severity = "error" if any(finding.severity == "error" for finding in rest) else "warning"
     return (*shown, Finding(worst, f"{len(rest)} more {what}", rest[0].what, rest[0].remedy))
 
 
 def joined_names(names: Iterable[str], shown: int = 4) -> str:
-    """`a, b, c, d and 3 more`."""
-    found = list(names)
-    rest = len(found) - shown
-    return ", ".join(found[:shown]) + (f" and {rest} more" if rest > 0 else "")
+    """Return a list of names as text: `a, b, c, d and 3 more`."""
+    all_names = list(names)
+    rest = len(all_names) - shown
+    return ", ".join(all_names[:shown]) + (f" and {rest} more" if rest > 0 else "")

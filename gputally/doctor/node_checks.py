@@ -18,10 +18,10 @@ _RESET = "nvidia-smi -r, or drain and reboot the node"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """This machine.
+    """The GPUs of this machine and their holders.
 
-    counted: the number of GPUs that the driver reports; a GPU that was lost earlier is counted and not opened.
-    agents_pod: this is the container of an agent, so the node has GPUs."""
+    counted: the number of GPUs that the driver reports. A GPU that was lost before is counted and cannot be opened.
+    agents_pod: True in the container of an agent, whose node has GPUs."""
 
     snapshot: Snapshot
     counted: int
@@ -29,8 +29,8 @@ class Machine:
 
 
 def driver(machine: Machine) -> CheckResult:
-    """Check for GPUs that do not answer, and for missing readings that usage depends on. Raises CannotCheck if there is
-    no driver."""
+    """Find GPUs that do not answer, and readings that are missing and on which usage depends. Raises CannotCheck if no
+    driver answers."""
     snapshot = machine.snapshot
     failure = dict(snapshot.sources).get("nvml", "")
     if failure and not snapshot.devices and not machine.counted:
@@ -44,58 +44,54 @@ def driver(machine: Machine) -> CheckResult:
         )
     devices = snapshot.devices
     findings = [
-        Finding(
-            "error",
-            f"GPU {one.gpu.index} ({one.gpu.model}) is lost",
-            one.gpu.uuid,
-            _RESET,
-        )
-        for one in devices
-        if one.health == "lost"
+        Finding("error", f"GPU {device.gpu.index} ({device.gpu.model}) is lost", device.gpu.uuid, _RESET)
+        for device in devices
+        if device.health == "lost"
     ]
     if missing := machine.counted - len(devices):
         evidence = f"{machine.counted} counted, {len(devices)} opened"
         findings.append(Finding("error", f"the driver does not open {missing} of its GPUs", evidence, _RESET))
-    healthy = [one for one in devices if one.health != "lost"]
+    healthy = [device for device in devices if device.health != "lost"]
     for name in _READINGS:
-        findings += _unread(name, healthy)
-    models = sorted({one.gpu.model for one in devices})
-    version = next((one.gpu.driver_version for one in devices if one.gpu.driver_version), "unknown")
+        findings += _missing_reading(name, healthy)
+    models = sorted({device.gpu.model for device in devices})
+    version = next((device.gpu.driver_version for device in devices if device.gpu.driver_version), "unknown")
     return CheckResult(f"driver {version}, {len(devices)} GPUs: {joined_names(models)}", tuple(findings))
 
 
-def _unread(name: str, devices: Sequence[DeviceReading]) -> Iterable[Finding]:
+def _missing_reading(name: str, devices: Sequence[DeviceReading]) -> Iterable[Finding]:
     reasons: dict[str, list[str]] = {}
-    for one in devices:
-        value = getattr(one, name)
-        # With MIG the whole device has no busy time, and a first reading has no earlier samples to compare with.
-        if isinstance(value, Unavailable) and not one.instances:
-            reasons.setdefault(value.reason, []).append(str(one.gpu.index))
+    for device in devices:
+        value = getattr(device, name)
+        # The driver has no busy time for a whole GPU that MIG divides.
+        if isinstance(value, Unavailable) and not device.instances:
+            reasons.setdefault(value.reason, []).append(str(device.gpu.index))
     for reason, indices in reasons.items():
         remedy = (
             "run the agent at privilege process (docs/agent.md)"
             if reason.startswith(_REFUSED)
-            else "nothing to mend where the GPU has no such counter: that time is booked as unknown, never as idle"
+            else "nothing to do if the GPU has no such counter: the ledger books the time as unknown, never as idle"
         )
         text = f"{name} cannot be read: {reason}"
         yield Finding("warning", text, f"GPU {joined_names(indices, 8)}", remedy)
 
 
 def foreign_processes(snapshot: Snapshot) -> CheckResult:
-    """Processes that hold a GPU of a Kubernetes node and belong to no pod."""
+    """Find processes that hold a GPU of a Kubernetes node and belong to no pod. Raises CannotCheck if the processes
+    cannot be read."""
     if isinstance(snapshot.allocations, Unavailable):
-        raise CannotCheck(f"processes on the GPUs cannot be seen: {snapshot.allocations.reason}")
-    devices = {one.gpu.uuid: one for one in snapshot.devices}
+        raise CannotCheck(f"the processes on the GPUs cannot be read: {snapshot.allocations.reason}")
+    devices = {device.gpu.uuid: device for device in snapshot.devices}
     foreign = [each for each in snapshot.allocations if each.holder.kind in _FOREIGN]
     inside = len(snapshot.allocations) - len(foreign)
     found = first_findings(
-        (_outsider(each, devices) for each in foreign if each.gpu_uuid in devices), "holders outside Kubernetes"
+        (_foreign_holder(each, devices) for each in foreign if each.gpu_uuid in devices), "holders outside Kubernetes"
     )
     return CheckResult(f"{len(snapshot.allocations)} holders, {inside} of them pods", found)
 
 
-def _outsider(each: Allocation, devices: dict[str, DeviceReading]) -> Finding:
-    holder, device = each.holder, devices[each.gpu_uuid]
+def _foreign_holder(allocation: Allocation, devices: dict[str, DeviceReading]) -> Finding:
+    holder, device = allocation.holder, devices[allocation.gpu_uuid]
     reading = next((r.memory_mib for r in device.holders if r.holder.uid == holder.uid), None)
     memory = f", {reading:,} MiB" if isinstance(reading, int) else ""
     pid = holder.uid.partition(":")[0]
@@ -104,11 +100,11 @@ def _outsider(each: Allocation, devices: dict[str, DeviceReading]) -> Finding:
         "container": f"{holder.namespace or 'docker'} stop {holder.name}, or run it as a pod",
         "slurm": f"scancel {holder.uid}, or keep the node out of one of the two schedulers",
     }[holder.kind]
-    whose = f" of {holder.namespace}" if holder.kind == "process" and holder.namespace else ""
+    user = f" of {holder.namespace}" if holder.kind == "process" and holder.namespace else ""
     return Finding(
         "warning",
-        f"{holder.kind} {holder.name or holder.uid}{whose} holds GPU {device.gpu.index} outside Kubernetes",
-        f"{device.gpu.uuid}{memory}; Kubernetes believes the GPU to be free",
+        f"{holder.kind} {holder.name or holder.uid}{user} holds GPU {device.gpu.index} outside Kubernetes",
+        f"{device.gpu.uuid}{memory}; Kubernetes counts the GPU as free",
         remedy,
     )
 
@@ -126,11 +122,11 @@ _REMEDIES = (
     ("ErrImage", "set image.registry to the registry that holds the images, and imagePullSecrets"),
     ("path", "set the host path of the message to the folder that the node has (agent.podResourcesHostPath)"),
 )
-"""Remedies by a word of the cluster's own message."""
+"""Remedies by a word that the message of the API server or the kubelet contains."""
 
 
-def ours(obj: Object) -> bool:
-    """Return whether an object is a DaemonSet or a pod of agents."""
+def is_of_agents(obj: Object) -> bool:
+    """Return True for a DaemonSet or a pod of gputally's agents."""
     labels = obj["metadata"].get("labels") or {}
     return bool(
         labels.get("app.kubernetes.io/component") == "agent" and labels.get("app.kubernetes.io/part-of") == "gputally"
@@ -140,47 +136,48 @@ def ours(obj: Object) -> bool:
 def agents(
     sets: Sequence[Object], pods: Sequence[Object], nodes: Sequence[Object], events: Sequence[Object]
 ) -> CheckResult:
-    """Check the agents.
+    """Check whether every node with GPUs has an agent, and whether the agents run.
 
-    sets, pods: only those of agents.
+    sets, pods: the DaemonSets and pods of agents.
     events: of DaemonSets that could not create a pod.
 
-    Raises CannotCheck if none is installed."""
+    Raises CannotCheck if there is no DaemonSet of agents."""
     if not sets:
-        raise CannotCheck("no DaemonSet of agents: none is installed, or its part-of label is another")
+        raise CannotCheck("there is no DaemonSet with the labels of gputally's agents")
     with_gpus = {node["metadata"]["name"] for node in nodes if gpus(value_at(node, ("status", "allocatable")))}
     placed = {value_at(pod, ("spec", "nodeName")) for pod in pods}
     missing = sorted(with_gpus - placed)
-    found = [*_not_made(sets, events), *_not_ready(pods)]
+    found = [*_not_created(sets, events), *_not_started(pods)]
     if missing and not any(finding.severity == "error" for finding in found):
         evidence = f"{len(missing)} of {len(with_gpus)} nodes with GPUs: {joined_names(missing)}"
         found.append(Finding("error", "nodes that offer GPUs have no agent: their time is unmetered", evidence, _LABEL))
-    wanted = sum(int(value_at(one, ("status", "desiredNumberScheduled")) or 0) for one in sets)
+    wanted = sum(int(value_at(obj, ("status", "desiredNumberScheduled")) or 0) for obj in sets)
     if not wanted and not missing:
         what, evidence = "no node gets an agent", "0 nodes are selected, and none offers nvidia.com/gpu"
         found.append(Finding("warning", what, evidence, f"install the device plugin, then {_LABEL}"))
-    ready = sum(int(value_at(one, ("status", "numberReady")) or 0) for one in sets)
+    ready = sum(int(value_at(obj, ("status", "numberReady")) or 0) for obj in sets)
     seen = f"{ready} of {wanted} agents ready, {len(with_gpus)} nodes offer GPUs"
     return CheckResult(seen, first_findings(found, "agents"))
 
 
-def _not_made(sets: Sequence[Object], events: Iterable[Object]) -> Iterator[Finding]:
-    """Find DaemonSets whose pods the API server refuses, each with its newest event."""
+def _not_created(sets: Sequence[Object], events: Iterable[Object]) -> Iterator[Finding]:
+    """Find DaemonSets whose pods the API server refuses to create, each with its newest event."""
     newest = {
         (value_at(e, ("regarding", "namespace")), value_at(e, ("regarding", "name"))): str(e.get("note") or "")
         for e in sorted(events, key=lambda e: str(e.get("eventTime") or e.get("deprecatedLastTimestamp") or ""))
         if value_at(e, ("regarding", "kind")) == "DaemonSet"
     }
-    for one in sets:
-        meta, status = one["metadata"], one.get("status") or {}
-        wanted, made = (int(status.get(key) or 0) for key in ("desiredNumberScheduled", "currentNumberScheduled"))
+    for obj in sets:
+        meta, status = obj["metadata"], obj.get("status") or {}
+        wanted, created = (int(status.get(key) or 0) for key in ("desiredNumberScheduled", "currentNumberScheduled"))
         note = newest.get((meta.get("namespace"), meta["name"]), "")
-        if wanted > made and note:
-            what = f"DaemonSet {meta.get('namespace')}/{meta['name']} cannot make {wanted - made} of {wanted} agents"
+        if wanted > created and note:
+            missing = f"{wanted - created} of {wanted} agents"
+            what = f"DaemonSet {meta.get('namespace')}/{meta['name']} cannot create {missing}"
             yield Finding("error", what, note, _remedy(note))
 
 
-def _not_ready(pods: Iterable[Object]) -> Iterator[Finding]:
+def _not_started(pods: Iterable[Object]) -> Iterator[Finding]:
     """Find agents whose container does not start, with the kubelet's reason."""
     for pod in pods:
         for status in value_at(pod, ("status", "containerStatuses")) or ():
@@ -194,5 +191,5 @@ def _not_ready(pods: Iterable[Object]) -> Iterator[Finding]:
                 yield Finding("error", what, message or "the kubelet gives no message", known)
 
 
-def _remedy(message: str, otherwise: str = "mend what the message names") -> str:
-    return next((what for word, what in _REMEDIES if word in message), otherwise)
+def _remedy(message: str, default: str = "fix the cause that the message names") -> str:
+    return next((remedy for word, remedy in _REMEDIES if word in message), default)

@@ -1,7 +1,7 @@
-"""Checks which RBAC rights each program has and needs.
+"""Checks whether each program has the RBAC rights that it needs.
 
-The rights are those of the chart's roles (a test compares them). Rights on kinds that the server does not serve are not
-needed."""
+The needed rights are those of the chart's roles, which a test compares. No program needs a right on a kind that the API
+server does not serve."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from gputally.kubernetes.objects import Kind
 
 PROGRAMS = ("agent", "accountant", "fairshare")
 OWN = "gputally-fairshare"
-"""The controller's account, ConfigMap and Lease, as in a release with the name gputally."""
+"""Name of the controller's service account, ConfigMap and Lease, in a release with the name gputally."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccessRight:
     """A right that a program needs.
 
-    resource: the resource, with its subresource if there is one (`pods/eviction`).
-    name: name of a single object, "" for all objects.
-    local: whether the right is needed only in the release's own namespace."""
+    resource: the resource, with its subresource if it has one (`pods/eviction`).
+    name: the name of one object; "" for all objects.
+    local: True if the right is for the release's own namespace only."""
 
     group: str
     resource: str
@@ -41,6 +41,7 @@ class AccessRight:
 def _every(
     groups: str, resources: str, verbs: str, names: Iterable[str] = ("",), *, local: bool = False
 ) -> Iterator[AccessRight]:
+    """Yield the rights for every combination of the words in groups, resources and verbs, and of the names."""
     for group in groups.split():
         for resource in resources.split():
             for verb in verbs.split():
@@ -71,7 +72,8 @@ OWNERS = (
     *_every("serving.knative.dev", "revisions configurations services", "get list"),
     *_every("sparkoperator.k8s.io", "sparkapplications scheduledsparkapplications", "get list"),
 )
-"""Kinds whose objects own pods. Without the right to read one of them, the name of a job ends below it."""
+"""Rights to read the kinds whose objects own pods. Without one of them, the accountant names a job after the owner
+below that kind."""
 _ACCOUNTANT = (
     *_every("core", "pods namespaces nodes", "list watch"),
     *OWNERS,
@@ -82,7 +84,7 @@ _ACCOUNTANT = (
     *_every("authorization.k8s.io", "subjectaccessreviews", "create"),
 )
 SCHEDULER_CONFIGS = ("kueue-manager-config", "volcano-scheduler-configmap")
-"""Names of the schedulers' own ConfigMaps, if the policy gives no others."""
+"""Names of the ConfigMaps with the schedulers' configuration, if the policy names no others."""
 _FAIRSHARE = (
     *_every("scheduling.run.ai scheduling.volcano.sh", "queues", "list patch"),
     *_every("kueue.x-k8s.io", "clusterqueues cohorts localqueues", "list patch"),
@@ -109,7 +111,7 @@ PREEMPTING = (
     *_every("batch.volcano.sh", "jobs", "patch"),
     *_every("bus.volcano.sh", "commands", "create list"),
 )
-"""Additional rights of the controller if the policy enforces preemption."""
+"""Additional rights of the controller, which it needs if the policy enforces preemption."""
 NEEDS: Mapping[str, tuple[AccessRight, ...]] = {"agent": _AGENT, "accountant": _ACCOUNTANT, "fairshare": _FAIRSHARE}
 
 
@@ -117,9 +119,9 @@ def scheduler_configs(policy: Policy) -> tuple[str, ...]:
     """Return the names of the ConfigMaps with the configuration of the policy's schedulers."""
     prefixes = {ref.partition(":")[0] for queue in policy.queues for ref in queue.refs}
     targets = policy.targets
-    found = [targets.kueue.config] if prefixes & {"kueue", "kueue-cohort"} else []
-    found += [targets.volcano.config] if "volcano" in prefixes else []
-    return tuple(config.partition("/")[2] for config in found)
+    configs = [targets.kueue.config] if prefixes & {"kueue", "kueue-cohort"} else []
+    configs += [targets.volcano.config] if "volcano" in prefixes else []
+    return tuple(config.partition("/")[2] for config in configs)
 
 
 def needed_rights(
@@ -127,90 +129,94 @@ def needed_rights(
 ) -> tuple[AccessRight, ...]:
     """Return the rights that the program needs.
 
-    served: kinds, as (group, resource).
-    preempts: the policy in force stops running work.
-    configs: ConfigMaps of schedulers that it names."""
-    wanted = NEEDS[program]
+    served: the kinds that the API server serves, as (group, resource).
+    preempts: True if the policy in force preempts running work.
+    configs: names of the schedulers' ConfigMaps (`scheduler_configs`)."""
+    needed = NEEDS[program]
     if program == "fairshare":
         others = [name for name in configs if name not in SCHEDULER_CONFIGS]
-        wanted += (*_every("core", "configmaps", "get", others), *(PREEMPTING if preempts else ()))
-    return tuple(right for right in wanted if (right.group, right.resource.partition("/")[0]) in served)
+        needed += (*_every("core", "configmaps", "get", others), *(PREEMPTING if preempts else ()))
+    return tuple(right for right in needed if (right.group, right.resource.partition("/")[0]) in served)
 
 
 def judge_rights(answers: Mapping[str, Mapping[AccessRight, bool]], users: Mapping[str, str]) -> CheckResult:
     """Report missing rights.
 
-    answers: by program, the rights it has.
-    users: by program, the user that was checked."""
+    answers: for each program, its needed rights, and True for those that it has.
+    users: for each program, the user whose rights were reviewed."""
     findings = [each for program in answers for each in _of_program(program, answers[program], users[program])]
-    asked = sum(len(rights) for rights in answers.values())
+    reviewed = sum(len(rights) for rights in answers.values())
     names = joined_names(dict.fromkeys(users[program] for program in answers))
-    return CheckResult(f"{asked} rights of {', '.join(answers)}, asked for {names}", tuple(findings))
+    return CheckResult(f"{reviewed} rights of {', '.join(answers)}, reviewed for {names}", tuple(findings))
 
 
 def _of_program(program: str, answers: Mapping[AccessRight, bool], user: str) -> Iterator[Finding]:
     owners = frozenset(OWNERS) if program == "accountant" else frozenset[AccessRight]()
-    refused = [right for right, allowed in answers.items() if not allowed]
-    hard, soft = [r for r in refused if r not in owners], [r for r in refused if r in owners]
-    create = f"helm upgrade gputally … --set {program}.rbac.create=true"
-    if hard:
-        text = f"{program} is not allowed what it has to do: {joined_names(map(str, hard))}"
-        yield Finding("error", text, f"{len(hard)} of {len(answers)} rights refused to {user}", create)
-    if soft:
-        text = f"{program} may not read kinds that own pods: their jobs stay without a name"
-        yield Finding("warning", text, f"{joined_names(map(str, soft))}; asked for {user}", create)
+    missing = [right for right, allowed in answers.items() if not allowed]
+    required, optional = [r for r in missing if r not in owners], [r for r in missing if r in owners]
+    remedy = f"helm upgrade gputally … --set {program}.rbac.create=true"
+    if required:
+        text = f"{program} lacks rights that it needs: {joined_names(map(str, required))}"
+        yield Finding("error", text, f"{user} lacks {len(required)} of {len(answers)} rights", remedy)
+    if optional:
+        text = f"{program} may not read kinds that own pods: it cannot name the jobs of these kinds"
+        yield Finding("warning", text, f"{user} lacks {joined_names(map(str, optional))}", remedy)
 
 
 SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts", namespaced=True, status=False)
 _NAME, _COMPONENT = "app.kubernetes.io/name", "app.kubernetes.io/component"
-_OTHERS = {"group": "authorization.k8s.io", "resource": "subjectaccessreviews", "verb": "create"}
+_REVIEW_OF_OTHERS = {"group": "authorization.k8s.io", "resource": "subjectaccessreviews", "verb": "create"}
 
 
-def ask(
-    ground: ClusterView, namespace: str, *, preempts: bool = False, configs: Collection[str] = ()
+def review_rights(
+    cluster: ClusterView, namespace: str, *, preempts: bool = False, configs: Collection[str] = ()
 ) -> tuple[dict[str, dict[AccessRight, bool]], dict[str, str]]:
-    """Return the rights of each program, and the users that were checked.
+    """Review the needed rights of each program. Return the arguments `answers` and `users` of `judge_rights`.
 
-    namespace: the namespace of the release, if no account states it.
-    configs: ConfigMaps of schedulers that the policy names."""
-    served = ground.served({right.group for rights in (*NEEDS.values(), PREEMPTING) for right in rights})
-    accounts = _accounts(ground)
+    The function reviews the rights of the programs' service accounts. If it cannot list or review them, it reviews the
+    caller's own rights.
+
+    namespace: of the release, if the programs' service accounts cannot be listed.
+    preempts, configs: see `needed_rights`."""
+    served = cluster.served({right.group for rights in (*NEEDS.values(), PREEMPTING) for right in rights})
+    accounts = _accounts(cluster)
     answers: dict[str, dict[AccessRight, bool]] = {}
     users: dict[str, str] = {}
     if not accounts:
-        caller = ground.caller() or "this caller"
+        caller = cluster.caller() or "this caller"
         accounts = dict.fromkeys(PROGRAMS, ("", namespace))
         users = dict.fromkeys(PROGRAMS, caller)
     for program, (user, home) in accounts.items():
         groups = ("system:serviceaccounts", f"system:serviceaccounts:{home}", "system:authenticated") if user else ()
         answers[program] = {
-            right: ground.may(_attributes(right, home, user.rpartition(":")[2]), user, groups)
+            right: cluster.may(_attributes(right, home, user.rpartition(":")[2]), user, groups)
             for right in needed_rights(program, served, preempts=preempts, configs=configs)
         }
         users.setdefault(program, user)
     return answers, users
 
 
-def _accounts(ground: ClusterView) -> dict[str, tuple[str, str]]:
-    """Return (user, namespace) by program from the labels of the chart; empty if the accounts may not be listed or
-    checked."""
-    found: dict[str, tuple[str, str]] = {}
+def _accounts(cluster: ClusterView) -> dict[str, tuple[str, str]]:
+    """Return each program's service account as (user, namespace); empty if the caller may not list the accounts or
+    review their rights. The labels of the chart identify the accounts."""
+    accounts: dict[str, tuple[str, str]] = {}
     try:
-        if not ground.may(_OTHERS):
+        if not cluster.may(_REVIEW_OF_OTHERS):
             return {}
-        for obj in ground.list(SERVICE_ACCOUNT):
+        for obj in cluster.list(SERVICE_ACCOUNT):
             labels: Mapping[str, str] = obj["metadata"].get("labels") or {}
             program = labels.get(_COMPONENT, "")
             if labels.get(_NAME) == "gputally" and program in PROGRAMS:
                 home = obj["metadata"].get("namespace", "")
-                found[program] = (f"system:serviceaccount:{home}:{obj['metadata']['name']}", home)
+                accounts[program] = (f"system:serviceaccount:{home}:{obj['metadata']['name']}", home)
     except ClusterError:
         return {}
-    return {program: found[program] for program in PROGRAMS if program in found}
+    return {program: accounts[program] for program in PROGRAMS if program in accounts}
 
 
 def _attributes(right: AccessRight, namespace: str, account: str) -> dict[str, str]:
-    """Return the attributes of an access review. account: the controller's own objects have its name."""
+    """Return the resourceAttributes of an access review. account: the service account; the controller's own objects
+    have its name."""
     resource, _, subresource = right.resource.partition("/")
     name = right.name.replace(OWN, account) if right.local and account else right.name
     return {

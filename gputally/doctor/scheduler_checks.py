@@ -1,16 +1,19 @@
-"""Reads schedulers through the controller's adapters, and checks served kinds, weights, conflicts and quotas that can
-never be met."""
+"""Checks the schedulers: served API versions, published weights, conflicts, quotas that the cluster can never satisfy,
+and pods that wait although GPUs are free.
+
+The controller's adapters (`fairshare.targets`) read the schedulers' objects."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
+from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.controller.kube_scheduler_extender import REMEDY
 from fairshare.controller.policy_file import advice
-from fairshare.core.pods import read_pod
+from fairshare.core.pods import millis, read_pod
 from fairshare.core.queue_annotations import has_ref
 from fairshare.core.queues_and_weights import UNLIMITED, Condition, Gang, Issue, Pod, PolicyTree
 from fairshare.laws.gang_turns import gang_reach
@@ -19,16 +22,17 @@ from fairshare.targets.kube_scheduler import NAME as KUBE_SCHEDULER
 from fairshare.targets.status_config_map import StatusObject, conditions
 from fairshare.targets.weight_plan import look_at
 from gputally.base.errors import ClusterError, NotFound
+from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE
 from gputally.doctor.check_inputs import ClusterView
 from gputally.doctor.findings import CheckResult, Finding, Severity, first_findings, joined_names
-from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, gpus, value_at
+from gputally.kubernetes.objects import CLOSING_TAINTS, CONFIG_MAP, GPU, Kind, Object, gpus, node_up, value_at
 
 KNOWN: Mapping[str, Sequence[Sequence[Kind]]] = {
     "kai": ((kai.QUEUE,), (kai.POD_GROUP,), (kai.SHARD,)),
     "kueue": (kueue.CLUSTER_QUEUES, kueue.COHORTS, kueue.LOCAL_QUEUES, kueue.WORKLOADS),
     "volcano": tuple((kind,) for kind in volcano.KINDS),
 }
-"""Kinds of each scheduler with the supported versions; the first kind is required."""
+"""The kinds of each scheduler, each with its supported versions. The first kind must be served."""
 _PREFIXES = {"kai": ("kai",), "kueue": ("kueue", "kueue-cohort"), "volcano": ("volcano",)}
 _SCHEDULER_OF = {prefix: name for name, prefixes in _PREFIXES.items() for prefix in prefixes} | {
     "policy": "kube-scheduler", "slurm": "slurm", "runai": "runai", "runai-department": "runai",
@@ -39,7 +43,7 @@ _REMEDIES = {
 _ABOUT: Mapping[tuple[str, str], tuple[Severity, str]] = {
     ("Effective", "False"): ("error", "weights published to {target} cannot act"),
     ("Effective", "Unknown"): ("warning", "it is unknown whether weights published to {target} act"),
-    ("Readable", "False"): ("warning", "some answers of {target} cannot be read"),
+    ("Readable", "False"): ("warning", "some objects of {target} cannot be read"),
     ("InSync", "False"): ("warning", "{target} is not set up as the policy says"),
     ("InSync", "Unknown"): ("warning", "it is unknown whether {target} is set up as the policy says"),
 }
@@ -50,10 +54,10 @@ _ABOUT: Mapping[tuple[str, str], tuple[Severity, str]] = {
 class Target:
     """One scheduler's state.
 
-    versions: served, by (group, plural).
-    conditions, issues: what its adapter reports, if the policy refers to the scheduler.
+    versions: the versions that the API server serves, by (group, plural).
     mode: off, dry-run or enforce.
-    fault: why it could not be read."""
+    conditions, issues: from the scheduler's adapter, if the policy refers to the scheduler.
+    fault: why the scheduler's objects cannot be read; "" if they can."""
 
     name: str
     versions: Mapping[tuple[str, str], Sequence[str]]
@@ -65,10 +69,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class QueueObject:
-    """A scheduler's own queue.
+    """A queue in a scheduler's own object.
 
-    quota: its guaranteed GPUs, None if it states none.
-    nested: below another queue."""
+    quota: its guaranteed GPUs; None if the object states none.
+    nested: True if it is below another queue.
+    refs: the references with which a policy can name the queue."""
 
     scheduler: str
     name: str
@@ -78,30 +83,31 @@ class QueueObject:
 
 
 def queues_of(policy: Policy | None, scheduler: str) -> list[QueuePolicy]:
-    """Queues of the policy with a ref of the scheduler."""
+    """Return the queues of the policy that refer to the scheduler."""
     queues = policy.queues if policy is not None else ()
     return [queue for queue in queues if scheduler in schedulers_of(queue)]
 
 
 def schedulers_of(queue: QueuePolicy) -> list[str]:
-    """Return the names of the schedulers in a queue's refs, without duplicates."""
+    """Return the names of the schedulers to which a queue's refs refer, without duplicates."""
     return list(dict.fromkeys(_SCHEDULER_OF.get(ref.partition(":")[0], "") for ref in queue.refs))
 
 
 def weights(
-    policy: Policy | None, targets: Sequence[Target], told: Sequence[tuple[str, Condition]] = ()
+    policy: Policy | None, targets: Sequence[Target], recorded: Sequence[tuple[str, Condition]] = ()
 ) -> CheckResult:
-    """Check whether every scheduler in the policy is installed in a supported version and reads the weights. told: the
-    controller's conditions in its status ConfigMap, by target."""
+    """Check whether every scheduler in the policy is installed in a supported version and reads the weights. recorded:
+    the conditions in the controller's status ConfigMap, each with its target."""
     findings = [each for target in targets for each in _of_target(policy, target)]
-    findings += extender(policy, told)
-    there = [f"{target.name} ({target.mode})" for target in targets if _first(target)]
+    findings += extender(policy, recorded)
+    installed_targets = [f"{target.name} ({target.mode})" for target in targets if _queue_versions(target)]
     if policy is None:
-        there.append("no policy in force")
-    return CheckResult(", ".join(there) or "no scheduler with queues is installed", tuple(findings))
+        installed_targets.append("no policy in force")
+    return CheckResult(", ".join(installed_targets) or "no scheduler with queues is installed", tuple(findings))
 
 
-def _first(target: Target) -> Sequence[str]:
+def _queue_versions(target: Target) -> Sequence[str]:
+    """Return the served versions of the scheduler's queues; empty if the scheduler is not installed."""
     kind = KNOWN[target.name][0][0]
     return target.versions.get((kind.api_version.partition("/")[0], kind.plural), ())
 
@@ -111,7 +117,7 @@ def _of_target(policy: Policy | None, target: Target) -> Iterator[Finding]:
     if not queues:
         return
     names = joined_names(queue.name for queue in queues)
-    if not _first(target):
+    if not _queue_versions(target):
         kind = KNOWN[target.name][0][0]
         text = f"the policy publishes to {target.name}, which is not installed: no {kind.kind} is served"
         yield Finding(
@@ -131,44 +137,45 @@ def _of_target(policy: Policy | None, target: Target) -> Iterator[Finding]:
                 "upgrade gputally, or its CRDs",
             )
     if target.fault:
-        yield Finding("error", f"{target.name} cannot be looked at", target.fault, "gputally doctor --only permissions")
+        yield Finding("error", f"{target.name} cannot be read", target.fault, "gputally doctor --only permissions")
     yield from _of_conditions(target.name, target.conditions)
     issues = (
         Finding(
             "warning",
-            f"queue {issue.subject} has no place at {target.name}",
+            f"queue {issue.subject} has no object at {target.name}",
             issue.reason,
-            "mend its refs in the policy",
+            "correct its refs in the policy",
         )
         for issue in target.issues
     )
-    yield from first_findings(issues, "queues without a place")
+    yield from first_findings(issues, "queues without an object")
 
 
 def _of_conditions(target: str, conditions: Iterable[Condition]) -> Iterator[Finding]:
-    """Find settings of a target that make weights ineffective, and conditions that are unknown."""
+    """Yield a finding for each condition that shows ineffective weights or is unknown."""
     for condition in conditions:
         about = _ABOUT.get((condition.type, condition.status))
         if about is not None:
             severity, text = about
             remedy = condition.remedy or _REMEDIES.get(
-                condition.reason, "gputally fairshare plan --policy FILE shows what it would do"
+                condition.reason, "gputally fairshare plan --policy FILE shows what the controller would do"
             )
             what = f"{text.format(target=target)} ({condition.reason})"
             yield Finding(severity, what, condition.message, remedy)
 
 
 def extender(policy: Policy | None, conditions: Sequence[tuple[str, Condition]]) -> Iterator[Finding]:
-    """Find out whether the kube-scheduler calls the extender. conditions: by target, from the status ConfigMap."""
+    """Check whether the kube-scheduler calls the extender. conditions: each with its target, from the status
+    ConfigMap."""
     if queues_of(policy, KUBE_SCHEDULER):
-        told = [each for target, each in conditions if target == KUBE_SCHEDULER and each.type == "Effective"]
-        for finding in _of_conditions(KUBE_SCHEDULER, told):
+        effective = [each for target, each in conditions if target == KUBE_SCHEDULER and each.type == "Effective"]
+        for finding in _of_conditions(KUBE_SCHEDULER, effective):
             yield replace(finding, remedy=REMEDY)
 
 
 def conflicts(policy: Policy | None, objects: Sequence[QueueObject], pods: Sequence[tuple[Pod, str]]) -> CheckResult:
-    """Find GPUs or queues that two schedulers manage. pods: those that hold GPUs, with the scheduler that placed
-    them."""
+    """Find nodes and queues that two schedulers manage. pods: those that hold GPUs, each with the scheduler that placed
+    it."""
     findings = [*_twice(policy), *_same_names(policy, objects), *_shared_nodes(pods)]
     count = len({each.scheduler for each in objects})
     queues = len(policy.queues) if policy is not None else 0
@@ -176,7 +183,7 @@ def conflicts(policy: Policy | None, objects: Sequence[QueueObject], pods: Seque
 
 
 def _twice(policy: Policy | None) -> Iterator[Finding]:
-    """Find teams with queues at two schedulers, each of which ignores the GPUs that the other gave."""
+    """Find queues and teams at two schedulers, each of which ignores the GPUs that the other allocates."""
     by_team: dict[str, dict[str, list[QueuePolicy]]] = {}
     for queue in policy.queues if policy is not None else ():
         several = schedulers_of(queue)
@@ -184,9 +191,9 @@ def _twice(policy: Policy | None) -> Iterator[Finding]:
             deserved = "unlimited" if queue.deserved == UNLIMITED else f"{queue.deserved:g}"
             yield Finding(
                 "warning",
-                f"queue {queue.name} is a queue of {' and '.join(several)}: each gives out its quota by itself",
+                f"queue {queue.name} is a queue of {' and '.join(several)}: each allocates the whole quota",
                 f"{deserved} GPUs deserved, promised {len(several)} times; refs {', '.join(queue.refs)}",
-                "one queue of the policy per scheduler, with its part of the quota",
+                "give the policy one queue per scheduler, each with a part of the quota",
             )
         for scheduler in several:
             by_team.setdefault(queue.team or queue.name, {}).setdefault(scheduler, []).append(queue)
@@ -200,7 +207,7 @@ def _twice(policy: Policy | None) -> Iterator[Finding]:
             )
             yield Finding(
                 "warning",
-                f"team {team} has queues of {len(places)} schedulers, and takes its share from each",
+                f"team {team} has queues of {len(places)} schedulers, and gets its share from each",
                 "; ".join(parts),
                 "keep a team's queues at one scheduler, or give them node pools of their own",
             )
@@ -241,15 +248,15 @@ def _shared_nodes(pods: Sequence[tuple[Pod, str]]) -> Iterator[Finding]:
     held_by = ", ".join(f"{name} {held:g} GPUs" for name, held in sorted(totals.items()))
     yield Finding(
         "warning",
-        f"{len(shared)} nodes are given out by several schedulers: neither reclaims what the other placed",
+        f"several schedulers place pods on {len(shared)} nodes: none reclaims GPUs that another allocated",
         f"{held_by} on {joined_names(sorted(shared))}",
         "taint the nodes of one of them, or give all GPU pods the same schedulerName",
     )
 
 
 def queue_objects(found: Mapping[str, Sequence[Object]]) -> list[QueueObject]:
-    """Return the queues of `kai`, `kueue` and `volcano`, with their guaranteed GPUs."""
-    made = [
+    """Return the queues with their guaranteed GPUs. found: the queues' objects by scheduler."""
+    queues = [
         QueueObject(
             "kai",
             obj["metadata"]["name"],
@@ -259,7 +266,7 @@ def queue_objects(found: Mapping[str, Sequence[Object]]) -> list[QueueObject]:
         )
         for obj in found.get("kai", ())
     ]
-    made += [
+    queues += [
         QueueObject("kueue", obj["metadata"]["name"], _nominal(obj), refs=(f"kueue:{obj['metadata']['name']}",))
         for obj in found.get("kueue", ())
     ]
@@ -269,8 +276,8 @@ def queue_objects(found: Mapping[str, Sequence[Object]]) -> list[QueueObject]:
             quota = gpus_or_none(
                 value_at(obj, ("spec", "guarantee", "resource")) or value_at(obj, ("spec", "deserved"))
             )
-            made.append(QueueObject("volcano", name, quota, refs=(f"volcano:{name}",)))
-    return made
+            queues.append(QueueObject("volcano", name, quota, refs=(f"volcano:{name}",)))
+    return queues
 
 
 def _nominal(obj: Object) -> float | None:
@@ -285,7 +292,7 @@ def _nominal(obj: Object) -> float | None:
 
 
 def gpus_or_none(resources: object) -> float | None:
-    """Return the GPUs in a list of resources; None if it names none."""
+    """Return the number of GPUs in a list of resources; None if the list has no GPU resource."""
     if not isinstance(resources, Mapping) or not any(
         str(name).startswith(("nvidia.com/mig-", GPU)) for name in resources
     ):
@@ -300,68 +307,69 @@ def _number(value: object) -> float | None:
 _QUEUES = {"kai": (kai.QUEUE,), "kueue": kueue.CLUSTER_QUEUES, "volcano": (volcano.QUEUE,)}
 
 
-def targets(ground: ClusterView, policy: Policy | None) -> tuple[Target, ...]:
-    """Return KAI, Kueue and Volcano with their served versions and, for those in the policy, the adapter's
-    conditions."""
+def targets(cluster: ClusterView, policy: Policy | None) -> tuple[Target, ...]:
+    """Return the states of KAI, Kueue and Volcano. Those to which the policy refers have the conditions of their
+    adapters."""
     groups = {kinds[0].api_version.partition("/")[0] for several in KNOWN.values() for kinds in several}
-    served = ground.served(groups)
-    return tuple(_target(name, ground, policy, served) for name in KNOWN)
+    served = cluster.served(groups)
+    return tuple(_target(name, cluster, policy, served) for name in KNOWN)
 
 
 def _target(
-    name: str, ground: ClusterView, policy: Policy | None, served: Mapping[tuple[str, str], Sequence[str]]
+    name: str, cluster: ClusterView, policy: Policy | None, served: Mapping[tuple[str, str], Sequence[str]]
 ) -> Target:
     adapter = next(each for each in ADAPTERS if each.name == name)
     if policy is None or not queues_of(policy, name):
         return Target(name, served)
     mode = adapter.mode(policy)
     try:
-        seen = look_at(adapter, policy, ground)
+        observed = look_at(adapter, policy, cluster)
     except NotFound:
         return Target(name, served, mode)
     except ClusterError as fault:
         return Target(name, served, mode, fault=str(fault))
-    return Target(name, served, mode, seen.conditions, seen.issues)
+    return Target(name, served, mode, observed.conditions, observed.issues)
 
 
-def noted_conditions(ground: ClusterView, namespace: str) -> tuple[tuple[str, Condition], ...]:
-    """Return the controller's last recorded conditions of its targets; empty if they cannot be read."""
-    where = StatusObject(namespace)
+def recorded_conditions(cluster: ClusterView, namespace: str) -> tuple[tuple[str, Condition], ...]:
+    """Return the conditions in the controller's status ConfigMap, each with its target; empty if the ConfigMap cannot
+    be read."""
+    status = StatusObject(namespace)
     try:
-        return conditions(ground.get(CONFIG_MAP, where.name, where.namespace))
+        return conditions(cluster.get(CONFIG_MAP, status.name, status.namespace))
     except ClusterError:
         return ()
 
 
-def own_queues(ground: ClusterView) -> list[QueueObject]:
+def own_queues(cluster: ClusterView) -> list[QueueObject]:
     """Return the queues of all installed schedulers."""
     found: dict[str, Sequence[Object]] = {}
     for name, kinds in _QUEUES.items():
         for kind in kinds:
             try:
-                found[name] = ground.list(kind)
+                found[name] = cluster.list(kind)
                 break
             except NotFound:
                 continue
     return queue_objects(found)
 
 
-def gangs(ground: ClusterView, policy: Policy, pods: Sequence[Object]) -> tuple[Gang, ...]:
-    """Return the gangs that request GPUs in the policy's queues, at every scheduler that can be read."""
-    read: list[Pod] = [pod for obj in pods if (pod := read_pod(obj)) is not None]
+def gangs(cluster: ClusterView, policy: Policy, pods: Sequence[Object]) -> tuple[Gang, ...]:
+    """Return the gangs that request GPUs in the policy's queues, of every scheduler that can be read."""
+    gpu_pods: list[Pod] = [pod for obj in pods if (pod := read_pod(obj)) is not None]
     found: list[Gang] = []
     for adapter in ADAPTERS:
         if adapter.name == "runai" or not has_ref(policy, *adapter.prefixes):
             continue
         try:
-            found += look_at(adapter, policy, ground, read).gangs
+            found += look_at(adapter, policy, cluster, gpu_pods).gangs
         except ClusterError:
-            continue  # reported by the check `weights`
+            continue  # the check `weights` reports it
     return tuple(found)
 
 
 def installed(nodes: Sequence[Object]) -> float:
-    """Return the GPUs of all nodes, in any state."""
+    """Return the number of GPUs of all nodes, in any state."""
     return fsum(gpus(value_at(node, ("status", "allocatable"))) for node in nodes)
 
 
@@ -371,11 +379,12 @@ _CHECK = "gputally fairshare check POLICY.yaml --capacity {capacity:g}"
 def guarantees(
     policy: Policy | None, capacity: float, installed: float, objects: Sequence[QueueObject], gangs: Sequence[Gang]
 ) -> CheckResult:
-    """Check guarantees.
+    """Check whether the cluster can satisfy the deserved quotas and the waiting gangs.
 
     capacity: GPUs on nodes that are up.
     installed: GPUs on all nodes.
-    gangs: present requests in the policy's queues."""
+    objects: the schedulers' own queues.
+    gangs: the gangs in the policy's queues."""
     findings = [*_quotas(policy, capacity, installed), *_native(objects, installed)]
     if policy is not None:
         findings += first_findings(_gangs(policy, capacity, gangs), "workloads that can never start")
@@ -392,7 +401,7 @@ def _quotas(policy: Policy | None, capacity: float, installed: float) -> Iterato
         return
     promised = fsum(max(0.0, queue.deserved) for queue in _roots(policy))
     if promised > installed:
-        text = "deserved quotas add up to more GPUs than the cluster has: they can never all be kept"
+        text = "deserved quotas add up to more GPUs than the cluster has: it can never satisfy all of them"
     elif promised > capacity:
         text = "deserved quotas add up to more GPUs than are up now"
     else:
@@ -426,7 +435,7 @@ def _native(objects: Sequence[QueueObject], installed: float) -> Iterator[Findin
                 "error",
                 f"{scheduler}'s own queues are guaranteed more GPUs than the cluster has",
                 f"{promised:g} guaranteed, {installed:g} installed: {joined_names(parts, 6)}",
-                "lower the quotas of those queues until they fit",
+                "lower the quotas of those queues to the installed GPUs",
             )
 
 
@@ -435,14 +444,13 @@ def _gangs(policy: Policy, capacity: float, gangs: Sequence[Gang]) -> Iterator[F
     shares: dict[tuple[str, float], str] = {}
     for gang in sorted((each for each in gangs if each.waits > 0), key=lambda each: -each.minimum):
         name = f"{gang.namespace}/{gang.name}"
-        barred = next(((at, at.limit) for at in tree.upwards(gang.queue) if UNLIMITED < at.limit < gang.minimum), None)
-        if barred is not None:
-            at, limit = barred
+        limited = next((queue for queue in tree.upwards(gang.queue) if UNLIMITED < queue.limit < gang.minimum), None)
+        if limited is not None:
             yield Finding(
                 "error",
-                f"{name} needs {gang.minimum:g} GPUs at once, above the limit of queue {at.name}: it never starts",
-                f"limit {limit:g}; it asks {gang.requested:g}, has {gang.allocated:g}",
-                f"raise the limit of {at.name} in the policy, or make the gang smaller",
+                f"{name} needs {gang.minimum:g} GPUs at once, above the limit of queue {limited.name}: it never starts",
+                f"limit {limited.limit:g}; it requests {gang.requested:g}, has {gang.allocated:g}",
+                f"raise the limit of {limited.name} in the policy, or make the gang smaller",
             )
         elif gang.minimum > capacity:
             yield Finding(
@@ -459,7 +467,7 @@ def _gangs(policy: Policy, capacity: float, gangs: Sequence[Gang]) -> Iterator[F
             if shares[key]:
                 yield Finding(
                     "warning",
-                    f"{name} waits for more than the largest share of its queue {gang.queue} while others have demand",
+                    f"{name} needs more than the largest share of its queue {gang.queue} while others have demand",
                     shares[key],
                     f"{_CHECK.format(capacity=capacity)} --gang {gang.queue}={gang.minimum:.0f}",
                 )
@@ -467,3 +475,188 @@ def _gangs(policy: Policy, capacity: float, gangs: Sequence[Gang]) -> Iterator[F
 
 def _limit(limit: float) -> str:
     return "none" if limit == UNLIMITED else f"{limit:g}"
+
+
+# From Kubernetes 1.34.2 the scheduler's message no longer names the taint that blocks a pod
+# (kubernetes/kubernetes#134740), so the check `placement` derives it. Source: kubernetes.io, "Taints and Tolerations".
+# For a pod with required node affinity, only its event is used.
+
+WAITS_MS = 5 * MS_PER_MINUTE
+"""Time that a pod has to wait before it is reported."""
+_CLOSING = ("NoSchedule", "NoExecute")
+_EPSILON = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingPod:
+    """A pod that requests GPUs and has no node.
+
+    requested: number of GPUs.
+    since_ms: the time of its creation."""
+
+    namespace: str
+    name: str
+    requested: float
+    since_ms: int
+    spec: Mapping[str, Any]
+    uid: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def placement(nodes: Sequence[Object], pods: Sequence[Object], events: Sequence[Object], now_ms: int) -> CheckResult:
+    """Report each taint that blocks pods, and each pod that waits for another reason, with the scheduler's message."""
+    free = free_gpus(nodes, pods)
+    waiting = [pod for pod in _waiting_pods(pods) if now_ms - pod.since_ms >= WAITS_MS]
+    notes = messages(events)
+    by_taint: dict[tuple[str, str, str], list[tuple[WaitingPod, list[str]]]] = {}
+    others: list[Finding] = []
+    for pod in waiting:
+        blocking = _blocking_taints(pod, nodes, free)
+        for taint, names in blocking.items():
+            by_taint.setdefault(taint, []).append((pod, names))
+        if not blocking:
+            others.append(_otherwise_waiting(pod, notes.get(pod.uid, ""), free, now_ms))
+    found = [_blocked_by_taint(taint, cases, free, notes) for taint, cases in sorted(by_taint.items())]
+    total = fsum(gpus(value_at(node, ("status", "allocatable"))) for node in nodes if node_up(node))
+    seen = f"{len(waiting)} pods wait; {fsum(free.values()):g} of {total:g} GPUs are free"
+    return CheckResult(seen, (*first_findings(found, "taints that block"), *first_findings(others, "pods that wait")))
+
+
+def free_gpus(nodes: Sequence[Object], pods: Sequence[Object]) -> dict[str, float]:
+    """Return the free GPUs of each node that is up: its allocatable GPUs less the requests of its pods."""
+    free = {
+        node["metadata"]["name"]: gpus(value_at(node, ("status", "allocatable"))) for node in nodes if node_up(node)
+    }
+    for obj in pods:
+        pod = read_pod(obj)
+        if pod is not None and pod.node in free:
+            free[pod.node] -= pod.gpus
+    return {name: count for name, count in free.items() if count > _EPSILON}
+
+
+def messages(events: Iterable[Object]) -> dict[str, str]:
+    """Return the newest FailedScheduling message by pod uid, from events.k8s.io or core events."""
+    newest: dict[str, tuple[int, str]] = {}
+    for event in events:
+        regarding = event.get("regarding") or event.get("involvedObject") or {}
+        if event.get("reason") != "FailedScheduling":
+            continue
+        at = max(
+            millis(text) or 0
+            for text in (
+                value_at(event, ("series", "lastObservedTime")), event.get("eventTime"),
+                event.get("deprecatedLastTimestamp"), event.get("lastTimestamp"),
+            )
+        )  # fmt: skip
+        note = str(event.get("note") or event.get("message") or "")
+        uid = regarding.get("uid", "")
+        if note and (uid not in newest or at >= newest[uid][0]):
+            newest[uid] = (at, note)
+    return {uid: note for uid, (_, note) in newest.items()}
+
+
+def tolerates(tolerations: Iterable[Mapping[str, Any]], taint: Mapping[str, Any]) -> bool:
+    """Return True if a toleration matches the taint. A toleration without an effect matches every effect, and `Exists`
+    without a key every key."""
+    for each in tolerations:
+        if each.get("effect") and each["effect"] != taint.get("effect"):
+            continue
+        exists = each.get("operator", "Equal") == "Exists"
+        if not each.get("key"):
+            if exists:
+                return True
+        elif each["key"] == taint.get("key") and (exists or (each.get("value") or "") == (taint.get("value") or "")):
+            return True
+    return False
+
+
+def _waiting_pods(pods: Iterable[Object]) -> Iterator[WaitingPod]:
+    for obj in pods:
+        pod = read_pod(obj)
+        if pod is None or pod.node or pod.gated or obj["metadata"].get("deletionTimestamp"):
+            continue
+        yield WaitingPod(pod.namespace, pod.name, pod.gpus, pod.created_ms or 0, obj.get("spec") or {}, pod.uid)
+
+
+def _blocking_taints(
+    pod: WaitingPod, nodes: Sequence[Object], free: Mapping[str, float]
+) -> dict[tuple[str, str, str], list[str]]:
+    """Return the taints, as (key, value, effect), that keep the pod from nodes with enough free GPUs, each with these
+    nodes; empty if a node accepts the pod."""
+    if value_at(pod.spec, ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")):
+        return {}
+    selector = pod.spec.get("nodeSelector") or {}
+    blocking: dict[tuple[str, str, str], list[str]] = {}
+    for node in nodes:
+        name = node["metadata"]["name"]
+        labels = node["metadata"].get("labels") or {}
+        if free.get(name, 0.0) + _EPSILON < pod.requested or any(labels.get(k) != v for k, v in selector.items()):
+            continue
+        not_tolerated = [
+            taint
+            for taint in value_at(node, ("spec", "taints")) or ()
+            if taint.get("effect") in _CLOSING
+            and taint.get("key") not in CLOSING_TAINTS
+            and not tolerates(pod.spec.get("tolerations") or (), taint)
+        ]
+        if not not_tolerated:
+            return {}
+        for taint in not_tolerated:
+            key = (taint["key"], taint.get("value") or "", taint["effect"])
+            blocking.setdefault(key, []).append(name)
+    return blocking
+
+
+def _blocked_by_taint(
+    taint: tuple[str, str, str],
+    cases: Sequence[tuple[WaitingPod, Sequence[str]]],
+    free: Mapping[str, float],
+    notes: Mapping[str, str],
+) -> Finding:
+    """Report a taint. cases: the pods that it blocks, each with the nodes. notes: the scheduler's messages by pod
+    uid."""
+    key, value, effect = taint
+    nodes = sorted({name for _, names in cases for name in names})
+    shown = f"{key}={value}:{effect}" if value else f"{key}:{effect}"
+    operator = f"operator: Equal, value: {value}" if value else "operator: Exists"
+    note = next((notes[pod.uid] for pod, _ in cases if pod.uid in notes), "")
+    return Finding(
+        "error",
+        f"taint {shown} keeps {len(cases)} pods from free GPUs: {joined_names(pod.label for pod, _ in cases)}",
+        f"{fsum(free[name] for name in nodes):g} GPUs free on {joined_names(nodes)}; "
+        f"requested: {fsum(pod.requested for pod, _ in cases):g}"
+        + (f'; the scheduler: "{_short(note)}"' if note else ""),
+        f"kubectl taint nodes {' '.join(nodes[:4])} {key}:{effect}-   # or tolerate it: "
+        f"{{key: {key}, {operator}, effect: {effect}}}",
+    )
+
+
+def _otherwise_waiting(pod: WaitingPod, note: str, free: Mapping[str, float], now_ms: int) -> Finding:
+    """Report a pod that no taint blocks. note: the scheduler's message; "" if there is none."""
+    hours = (now_ms - pod.since_ms) / MS_PER_HOUR
+    most_free = max(free.values(), default=0.0)
+    fits = most_free + _EPSILON >= pod.requested
+    if fits:
+        what = f"{pod.label} waits although a node has room for its {pod.requested:g} GPUs"
+    elif fsum(free.values()) + _EPSILON >= pod.requested:
+        what = f"{pod.label} waits: {pod.requested:g} GPUs are free, but not on one node"
+    else:
+        what = f"{pod.label} waits: {pod.requested:g} GPUs are not free"
+    message = (
+        f'the scheduler: "{_short(note)}"' if note else "no FailedScheduling event: its scheduler has not tried the pod"
+    )
+    evidence = f"for {hours:.1f} h; most free on one node {most_free:g}; {message}"
+    remedy = (
+        f"kubectl -n {pod.namespace} describe pod {pod.name}"
+        if fits or not note
+        else f"gputally fairshare explain {pod.label}"
+    )
+    return Finding("error" if fits else "warning", what, evidence, remedy)
+
+
+def _short(note: str, most_chars: int = 240) -> str:
+    text = " ".join(note.split())
+    return text if len(text) <= most_chars else f"{text[: most_chars - 1]}…"

@@ -30,7 +30,7 @@ NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
 CORE = ("pods", "nodes", "namespaces", "configmaps", "events")
 
 
-class MemoryGround(MemoryCluster):
+class MemoryInspector(MemoryCluster):
     """gputally.kubernetes.api_client.Inspector in memory. refused: (group, resource, verb) that nobody may. now_ms:
     what its clock says."""
 
@@ -110,8 +110,8 @@ def sources_of(clock: VirtualClock) -> Callable[..., Sources]:
     """Sources over what is given; what is not cannot be had."""
 
     def make(
-        ground: ClusterView | None = None,
-        remote: AccountantClient | None = None,
+        cluster: ClusterView | None = None,
+        accountant: AccountantClient | None = None,
         machine: Snapshot | None = None,
         kubelet: KubeletAnswer | None = None,
         at: Clock = clock,
@@ -122,8 +122,8 @@ def sources_of(clock: VirtualClock) -> Callable[..., Sources]:
             Options(**options),
             machine=(lambda: Machine(machine, len(machine.devices))) if machine is not None else nowhere("driver"),
             kubelet=(lambda: kubelet) if kubelet is not None else nowhere("kubelet"),
-            ground=(lambda: ground) if ground is not None else unavailable,
-            remote=(lambda: remote) if remote is not None else nowhere("accountant"),
+            cluster=(lambda: cluster) if cluster is not None else unavailable,
+            accountant=(lambda: accountant) if accountant is not None else nowhere("accountant"),
         )
 
     return make

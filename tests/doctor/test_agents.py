@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from gputally.doctor.__main__ import run_checks
 from gputally.doctor.check_inputs import Sources
-from gputally.doctor.check_list import make_all
 from gputally.doctor.findings import Result
 from gputally.doctor.node_checks import DAEMON_SET
 from gputally.kubernetes.objects import POD
-from tests.doctor.conftest import MemoryGround, event, node
+from tests.doctor.conftest import MemoryInspector, event, node
 from tests.fairshare.builders import object_of
 
 LABELS = {"app.kubernetes.io/part-of": "gputally", "app.kubernetes.io/component": "agent"}
@@ -41,7 +41,7 @@ def checked(sources_of: Callable[..., Sources]) -> Callable[..., Result]:
     """The check over objects of a cluster."""
 
     def check(*objects: dict[str, Any]) -> Result:
-        (found,) = make_all(sources_of(MemoryGround(objects)), ["agents"])
+        (found,) = run_checks(sources_of(MemoryInspector(objects)), ["agents"])
         return found
 
     return check
@@ -74,7 +74,7 @@ def test_where_no_node_offers_gpus_the_device_plugin_is_missing(checked: Callabl
             "insufficient quota to match these scopes: [{PriorityClass In [system-node-critical]}]",
             "agent.resourceQuota",
         ),
-        ("something else", "mend what the message names"),
+        ("something else", "fix the cause that the message names"),
     ],
 )
 def test_pods_that_cannot_be_made_have_the_servers_reason_and_a_remedy(
@@ -82,7 +82,7 @@ def test_pods_that_cannot_be_made_have_the_servers_reason_and_a_remedy(
 ) -> None:
     older = refused("an older word", "2026-11-01T11:00:00.000000Z")
     (found,) = checked(daemon_set(2, 0, 0), node("a"), node("b"), refused(note), older).findings
-    assert found.what == "DaemonSet gputally/gputally-agent cannot make 2 of 2 agents"
+    assert found.what == "DaemonSet gputally/gputally-agent cannot create 2 of 2 agents"
     assert found.evidence == note
     assert remedy in found.remedy
 
@@ -106,4 +106,4 @@ def test_an_agent_that_does_not_start_has_the_kubelets_reason(
 
 
 def test_where_none_is_installed_nothing_is_wrong(checked: Callable[..., Result]) -> None:
-    assert checked(node("a")).unknown.startswith("no DaemonSet of agents")
+    assert checked(node("a")).unknown.startswith("there is no DaemonSet")

@@ -19,12 +19,11 @@ from agent.wire import Batch, Holder
 from fairshare.targets.kai import QUEUE
 from gputally.base.accountant_connection import Unanswered
 from gputally.base.clock import VirtualClock
-from gputally.doctor.__main__ import CALLED_WRONGLY, examine, main
+from gputally.doctor.__main__ import CALLED_WRONGLY, CHECKS, main, run_and_print, run_checks
 from gputally.doctor.check_inputs import Sources
-from gputally.doctor.check_list import CHECKS, make_all
 from gputally.doctor.findings import Result
-from gputally.doctor.rbac_checks import SERVICE_ACCOUNT, AccessRight, ask
-from tests.doctor.conftest import NOW_MS, MemoryGround, failed, node, pod
+from gputally.doctor.rbac_checks import SERVICE_ACCOUNT, AccessRight, review_rights
+from tests.doctor.conftest import NOW_MS, MemoryInspector, failed, node, pod
 from tests.fairshare.builders import object_of, shard_object
 from tests.fakes.nvml.library import FakeNvml
 from tests.usage_records import QUARTER_MS, batch, deliver, interval, pod_facts, pod_holder
@@ -79,10 +78,10 @@ def queue(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def ground() -> MemoryGround:
+def cluster() -> MemoryInspector:
     """16 GPUs: eight behind a taint, two pods that wait, a KAI that keeps history itself."""
     shard = shard_object(kValue=1.0, usageDBConfig={"clientType": "prometheus"})
-    return MemoryGround(
+    return MemoryInspector(
         [
             node("a", taints=[TAINT]), node("b"), pod("full", 8, on="b"), pod("train", 4), queue("vision"), shard,
             failed("train", "0/2 nodes are available"),
@@ -95,9 +94,11 @@ def by_name(results: tuple[Result, ...]) -> dict[str, Result]:
 
 
 def test_what_is_wrong_in_the_cluster_and_the_books_is_found(
-    sources_of: Callable[..., Sources], ground: MemoryGround, running: str
+    sources_of: Callable[..., Sources], cluster: MemoryInspector, running: str
 ) -> None:
-    found = by_name(make_all(sources_of(ground, AccountantClient(running), kubelet=KubeletAnswer(at_ms=0, failure=""))))
+    found = by_name(
+        run_checks(sources_of(cluster, AccountantClient(running), kubelet=KubeletAnswer(at_ms=0, failure="")))
+    )
     status = {name: result.status for name, result in found.items()}
     assert status == {
         "driver": "unknown", "kubelet": "ok", "processes": "unknown", "agents": "unknown",
@@ -108,7 +109,8 @@ def test_what_is_wrong_in_the_cluster_and_the_books_is_found(
     what = {name: [each.what for each in result.findings] for name, result in found.items()}
     assert what["weights"] == ["weights published to kai cannot act (HistoryCountedTwice)"]
     assert (
-        what["guarantees"][0] == "deserved quotas add up to more GPUs than the cluster has: they can never all be kept"
+        what["guarantees"][0]
+        == "deserved quotas add up to more GPUs than the cluster has: it can never satisfy all of them"
     )
     assert what["placement"] == ["taint dedicated=infra:NoSchedule keeps 1 pods from free GPUs: work/train"]
     assert what["idle"] == ["pod work/notebook of vision holds 1.0 GPUs and hardly uses them"]
@@ -119,38 +121,38 @@ def test_what_is_wrong_in_the_cluster_and_the_books_is_found(
 
 
 def test_a_check_that_cannot_be_made_says_why_and_leaves_the_others_alone(
-    sources_of: Callable[..., Sources], ground: MemoryGround
+    sources_of: Callable[..., Sources], cluster: MemoryInspector
 ) -> None:
-    found = by_name(make_all(sources_of(ground)))
+    found = by_name(run_checks(sources_of(cluster)))
     assert found["driver"].unknown == "no driver"
     assert found["idle"].unknown == "no accountant"
     assert found["placement"].status == "error"
     assert found["conflicts"].seen == "1 queues of 1 schedulers, 0 in the policy; without the policy: no accountant"
     assert found["guarantees"].findings[0].what.startswith("kai's own queues are guaranteed more")
-    found = by_name(make_all(sources_of()))
+    found = by_name(run_checks(sources_of()))
     assert {result.status for result in found.values()} == {"unknown"}
     assert found["placement"].unknown == "no cluster: nothing listens"
 
 
-def test_a_source_is_asked_once(sources_of: Callable[..., Sources], ground: MemoryGround) -> None:
-    sources = sources_of(ground)
-    assert sources.ground() is sources.ground()
+def test_a_source_is_asked_once(sources_of: Callable[..., Sources], cluster: MemoryInspector) -> None:
+    sources = sources_of(cluster)
+    assert sources.cluster() is sources.cluster()
     assert sources.pods() is sources.pods()
     broken = sources_of()
     faults = []
     for _ in range(2):
         with pytest.raises(Exception, match="nothing listens") as caught:
-            broken.ground()
+            broken.cluster()
         faults.append(caught.value)
     assert faults[0] is faults[1]
 
 
-def test_accounts_of_the_release_are_asked_about_where_there_are_any(ground: MemoryGround) -> None:
-    answers, users = ask(ground, "here")
+def test_accounts_of_the_release_are_asked_about_where_there_are_any(cluster: MemoryInspector) -> None:
+    answers, users = review_rights(cluster, "here")
     assert set(users.values()) == {"somebody"}
-    assert {user for user, _ in ground.asked} == {""}
+    assert {user for user, _ in cluster.asked} == {""}
     labels = {"app.kubernetes.io/name": "gputally", "app.kubernetes.io/component": "fairshare"}
-    ground.load(
+    cluster.load(
         [
             {
                 "apiVersion": "v1",
@@ -159,27 +161,27 @@ def test_accounts_of_the_release_are_asked_about_where_there_are_any(ground: Mem
             }
         ]
     )
-    ground.refused.add(("scheduling.run.ai", "queues", "patch"))
-    answers, users = ask(ground, "here")
+    cluster.refused.add(("scheduling.run.ai", "queues", "patch"))
+    answers, users = review_rights(cluster, "here")
     assert users == {"fairshare": "system:serviceaccount:metering:tally-fairshare"}
     assert [str(right) for right, allowed in answers["fairshare"].items() if not allowed] == [
         "patch queues.scheduling.run.ai"
     ]
-    named = [asked for user, asked in ground.asked if user and asked.get("namespace")]
+    named = [asked for user, asked in cluster.asked if user and asked.get("namespace")]
     assert {asked["namespace"] for asked in named} == {"metering"}
     assert {"tally-fairshare", "tally-fairshare-runai"} <= {asked.get("name") for asked in named}
     assert AccessRight("", "pods", "list") in answers["fairshare"]
 
 
 def test_the_door_is_told_from_the_ledger(sources_of: Callable[..., Sources]) -> None:
-    sources = sources_of(remote=AccountantClient("http://127.0.0.1:1"))
-    (door,) = make_all(sources, ["accountant"])
+    sources = sources_of(accountant=AccountantClient("http://127.0.0.1:1"))
+    (door,) = run_checks(sources, ["accountant"])
     assert door.findings[0].what == "the accountant does not answer"
     with pytest.raises(Unanswered, match="refused"):
         AccountantClient("http://127.0.0.1:1").probe("/livez")
 
 
-def test_knocking(running: str) -> None:
+def test_a_probe_returns_every_status(running: str) -> None:
     assert AccountantClient(running).probe("/readyz").status == 200
     refused = AccountantClient(running).probe("/v1/nothing")
     assert (refused.status, refused.reason != "") == (404, True)
@@ -187,19 +189,19 @@ def test_knocking(running: str) -> None:
 
 
 def test_forms_and_codes(
-    sources_of: Callable[..., Sources], ground: MemoryGround, capsys: pytest.CaptureFixture[str]
+    sources_of: Callable[..., Sources], cluster: MemoryInspector, capsys: pytest.CaptureFixture[str]
 ) -> None:
     only = ["placement", "conflicts"]
-    assert examine(sources_of(ground), only, "table") == 2
+    assert run_and_print(sources_of(cluster), only, "table") == 2
     table = capsys.readouterr().out
     assert "ERROR  placement: taint dedicated=infra:NoSchedule" in table
     assert "    → kubectl taint nodes a" in table
-    assert table.rstrip().endswith("1 error; 2 checks made")
-    assert examine(sources_of(ground), only, "json") == 2
+    assert table.rstrip().endswith("1 error; 2 checks run")
+    assert run_and_print(sources_of(cluster), only, "json") == 2
     document = json.loads(capsys.readouterr().out)
     assert (document["exit_code"], [check["status"] for check in document["checks"]]) == (2, ["ok", "error"])
     assert document["checks"][1]["findings"][0]["severity"] == "error"
-    assert examine(sources_of(ground), ["driver", *only], "csv") == 2
+    assert run_and_print(sources_of(cluster), ["driver", *only], "csv") == 2
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [(row["check"], row["severity"]) for row in rows] == [
         ("driver", "unknown"), ("conflicts", "ok"), ("placement", "error")
@@ -213,9 +215,9 @@ def test_a_machine_without_anything_is_no_fault(
     socket = tmp_path / "kubelet.sock"
     call = ["--only", "driver,kubelet,processes", "--kubelet-socket", str(socket)]
     assert main([*call, "--output", "csv"]) == 0
-    assert f"no kubelet here ({socket})" in capsys.readouterr().out
+    assert f"this machine has no kubelet ({socket})" in capsys.readouterr().out
     assert main(call) == 0
-    assert "nothing wrong found; 0 checks made, 3 not" in capsys.readouterr().out
+    assert "nothing wrong found; 0 checks run, 3 not run" in capsys.readouterr().out
 
 
 def test_wrong_calls_have_a_code_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:

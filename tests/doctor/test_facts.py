@@ -67,7 +67,7 @@ def test_holders_outside_kubernetes() -> None:
     assert seen.seen == "4 holders, 1 of them pods"
     process, container, job = seen.findings
     assert process.what == "process python of alice holds GPU 0 outside Kubernetes"
-    assert process.evidence == "GPU-0, 2,048 MiB; Kubernetes believes the GPU to be free"
+    assert process.evidence == "GPU-0, 2,048 MiB; Kubernetes counts the GPU as free"
     assert process.remedy == "kill 4711, or run it as a pod"
     assert container.remedy == "docker stop cccccccccccc, or run it as a pod"
     assert job.remedy.startswith("scancel 12")
@@ -108,9 +108,9 @@ def test_refused_rights() -> None:
         {"agent": {pods: True}, "accountant": {pods: False, jobs: False}}, {"agent": "me", "accountant": "me"}
     )
     hard, soft = seen.findings
-    assert seen.seen == "3 rights of agent, accountant, asked for me"
-    assert (hard.severity, hard.what) == ("error", "accountant is not allowed what it has to do: list pods")
-    assert hard.evidence == "1 of 2 rights refused to me"
+    assert seen.seen == "3 rights of agent, accountant, reviewed for me"
+    assert (hard.severity, hard.what) == ("error", "accountant lacks rights that it needs: list pods")
+    assert hard.evidence == "me lacks 1 of 2 rights"
     assert (soft.severity, "get jobs.batch" in soft.evidence) == ("warning", True)
 
 
@@ -130,19 +130,19 @@ def test_clocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("knock", "what"),
+    ("probe", "what"),
     [
         (AccountantProbe("http://a", 0, 0, "Connection refused"), "the accountant does not answer"),
         (AccountantProbe("http://a", 503, 503, "disk full"), "the accountant cannot read its ledger"),
         (AccountantProbe("http://a", 200, 401, "Unauthenticated"), "the accountant does not know this caller"),
-        (AccountantProbe("http://a", 200, 403, "Forbidden"), "this caller may not read the books"),
-        (AccountantProbe("http://a", 200, 500, "Internal"), "the accountant does not answer a question"),
+        (AccountantProbe("http://a", 200, 403, "Forbidden"), "this caller may not read the ledger"),
+        (AccountantProbe("http://a", 200, 500, "Internal"), "the accountant answers a request with an error"),
     ],
 )
-def test_the_accountants_door(knock: AccountantProbe, what: str) -> None:
-    (found,) = accountant(knock).findings
+def test_what_the_accountant_answers(probe: AccountantProbe, what: str) -> None:
+    (found,) = accountant(probe).findings
     assert (found.severity, found.what) == ("error", what)
-    assert knock.why in found.evidence
+    assert probe.reason in found.evidence
     assert accountant(AccountantProbe("http://a", 200, 200)).findings == ()
 
 

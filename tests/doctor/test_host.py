@@ -10,9 +10,8 @@ import grpc
 import pytest
 
 from gputally.base.clock import VirtualClock
-from gputally.doctor.__main__ import examine
-from gputally.doctor.check_inputs import Options, usual
-from gputally.doctor.check_list import make_all
+from gputally.doctor.__main__ import run_and_print, run_checks
+from gputally.doctor.check_inputs import Options, real_sources
 from gputally.doctor.findings import Result
 from tests.fakes.kubelet.server import FakeKubelet, compile_messages
 from tests.fakes.nvml.library import FakeNvml
@@ -37,8 +36,8 @@ def proc(tmp_path: Path) -> Path:
 
 def looked(socket: Path, proc: Path) -> dict[str, Result]:
     """The three checks as `gputally doctor` makes them, but for the clock."""
-    sources = usual(Options(kubelet_socket=socket, proc=proc), VirtualClock(0))
-    return {result.check: result for result in make_all(sources, ONLY)}
+    sources = real_sources(Options(kubelet_socket=socket, proc=proc), VirtualClock(0))
+    return {result.check: result for result in run_checks(sources, ONLY)}
 
 
 def test_a_healthy_node(fake_nvml: FakeNvml, kubelet: FakeKubelet, proc: Path) -> None:
@@ -77,20 +76,23 @@ def test_a_kubelet_that_refuses_and_one_that_is_not_there(
         (refused,) = looked(kubelet.path, proc)["kubelet"].findings
     finally:
         kubelet.fail = None
-    assert (refused.severity, refused.what) == ("error", "the kubelet does not say who holds GPUs")
+    assert (refused.severity, refused.what) == ("error", "the kubelet does not report which pods hold GPUs")
     assert "rejected by rate limit" in refused.evidence
     absent = looked(tmp_path / "no.sock", proc)
     assert absent["driver"].status == "ok"
     for name in ("kubelet", "processes"):
-        assert absent[name].unknown == f"no kubelet here ({tmp_path}/no.sock); on a node of the cluster there is one"
+        assert (
+            absent[name].unknown
+            == f"this machine has no kubelet ({tmp_path}/no.sock); run the check on a node of the cluster"
+        )
 
 
 def test_a_driver_that_does_not_start(
     fake_nvml: FakeNvml, kubelet: FakeKubelet, proc: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake_nvml.show("initerr 9")
-    sources = usual(Options(kubelet_socket=kubelet.path, proc=proc), VirtualClock(0))
-    assert examine(sources, ["driver"], "json") == 0
+    sources = real_sources(Options(kubelet_socket=kubelet.path, proc=proc), VirtualClock(0))
+    assert run_and_print(sources, ["driver"], "json") == 0
     (told,) = json.loads(capsys.readouterr().out)["checks"]
     assert "no NVIDIA driver answers on this machine (driver not loaded (nvmlInit, 9))" in told["unknown"]
 

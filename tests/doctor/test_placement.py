@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gputally.doctor.pending_pod_checks import free_gpus, messages, placement, tolerates
+from gputally.doctor.scheduler_checks import free_gpus, messages, placement, tolerates
 from tests.doctor.conftest import NOW_MS, failed, node, pod
 
 INFRA = {"key": "dedicated", "value": "infra", "effect": "NoSchedule"}
@@ -19,7 +19,7 @@ def test_a_taint_that_blocks_is_named_with_its_nodes_and_the_schedulers_words() 
     (found,) = placement(nodes, pods, [failed("train", NOTE)], NOW_MS).findings
     assert found.severity == "error"
     assert found.what == "taint dedicated=infra:NoSchedule keeps 2 pods from free GPUs: work/train, work/eval"
-    assert found.evidence == f'8 GPUs free on a; asked for: 6; the scheduler: "{NOTE}"'
+    assert found.evidence == f'8 GPUs free on a; requested: 6; the scheduler: "{NOTE}"'
     assert found.remedy.startswith("kubectl taint nodes a dedicated:NoSchedule-")
     assert "{key: dedicated, operator: Equal, value: infra, effect: NoSchedule}" in found.remedy
 
@@ -38,7 +38,7 @@ def test_a_pod_with_a_toleration_is_not_kept_by_that_taint() -> None:
     tolerations = [{"key": "dedicated", "operator": "Exists"}]
     seen = placement([node("a", taints=[INFRA])], [pod("train", 4, tolerations=tolerations)], [], NOW_MS)
     assert "waits although a node has room" in seen.findings[0].what
-    assert "its scheduler has not looked at it" in seen.findings[0].evidence
+    assert "its scheduler has not tried the pod" in seen.findings[0].evidence
 
 
 def test_other_reasons_are_told_apart() -> None:

@@ -18,13 +18,13 @@ from gputally.doctor.scheduler_checks import (
     Target,
     conflicts,
     guarantees,
-    noted_conditions,
     queue_objects,
+    recorded_conditions,
     targets,
     weights,
 )
 from gputally.kubernetes.objects import CONFIG_MAP, POD
-from tests.doctor.conftest import NOW_MS, MemoryGround
+from tests.doctor.conftest import NOW_MS, MemoryInspector
 from tests.fairshare.builders import object_of, shard_object
 from tests.fairshare.scheduler_objects import (
     ARGUMENTS,
@@ -93,7 +93,7 @@ def test_without_a_policy_nothing_is_published() -> None:
 def test_a_queue_of_two_schedulers_is_promised_twice() -> None:
     both = policy({"name": "a", "deserved": 8, "refs": ("kai:a", "kueue:a")})
     (found,) = conflicts(both, [], []).findings
-    assert found.what == "queue a is a queue of kai and kueue: each gives out its quota by itself"
+    assert found.what == "queue a is a queue of kai and kueue: each allocates the whole quota"
     assert found.evidence == "8 GPUs deserved, promised 2 times; refs kai:a, kueue:a"
 
 
@@ -103,7 +103,7 @@ def test_a_team_of_two_schedulers_takes_from_each() -> None:
         {"name": "b", "team": "vision", "deserved": 4, "refs": ("volcano:b",)},
     )
     (found,) = conflicts(apart, [], []).findings
-    assert found.what == "team vision has queues of 2 schedulers, and takes its share from each"
+    assert found.what == "team vision has queues of 2 schedulers, and gets its share from each"
     assert found.evidence == "kai: a (8 GPUs deserved); volcano: b (4 GPUs deserved)"
     one = policy({"name": "a", "refs": ("kueue:a",)}, {"name": "b", "refs": ("kueue-cohort:b",)})
     assert conflicts(one, [], []).findings == ()
@@ -126,7 +126,7 @@ def test_nodes_that_two_schedulers_give_out() -> None:
         (Pod("4", "n", "s", 2), "default-scheduler"),
     ]
     (found,) = conflicts(None, [], pods).findings
-    assert found.what.startswith("1 nodes are given out by several schedulers")
+    assert found.what.startswith("several schedulers place pods on 1 nodes")
     assert found.evidence == "default-scheduler 2 GPUs, kai 4 GPUs on a"
 
 
@@ -214,7 +214,7 @@ def test_what_is_wrong_with_kueue_is_found_with_the_lines_to_write(
     objects: list[dict[str, Any]], ref: str, reason: str, lines: str
 ) -> None:
     given = policy({"name": "a", "deserved": 8, "refs": (ref,)})
-    (found,) = weights(given, targets(MemoryGround(objects), given)).findings
+    (found,) = weights(given, targets(MemoryInspector(objects), given)).findings
     assert f"({reason})" in found.what
     assert lines in found.remedy
 
@@ -250,10 +250,10 @@ def test_what_is_wrong_with_kai_and_volcano_is_found_with_the_lines_to_write(
     target = {"mode": how, **({"endpoint": "http://usage:9091"} if name == "kai" else {})} if how else {}
     given = policy({"name": "a", "deserved": 8, "refs": (f"{name}:a",)}, targets={name: target})
     queue = KAI_QUEUE if name == "kai" else VOLCANO_QUEUE
-    (found,) = weights(given, targets(MemoryGround([queue, wrong]), given)).findings
+    (found,) = weights(given, targets(MemoryInspector([queue, wrong]), given)).findings
     assert (found.severity, f"({reason})" in found.what) == ("error", True)
     assert lines in found.remedy
-    assert weights(given, targets(MemoryGround([queue, right]), given)).findings == (), "the lines mend it"
+    assert weights(given, targets(MemoryInspector([queue, right]), given)).findings == (), "the lines mend it"
 
 
 def test_a_stopped_queue_and_a_quota_that_differs_are_warnings() -> None:
@@ -263,7 +263,7 @@ def test_a_stopped_queue_and_a_quota_that_differs_are_warnings() -> None:
     waits = object_of(WORKLOADS[0], "w", {"queueName": "x", "podSets": sets})
     stopped = cluster_queue(**SHOWN, spec={"stopPolicy": "Hold"})
     objects = [stopped, local_queue(), waits, configured(ON)]
-    (found,) = weights(given, targets(MemoryGround(objects), given)).findings
+    (found,) = weights(given, targets(MemoryInspector(objects), given)).findings
     assert (found.severity, found.what) == ("warning", "kueue is not set up as the policy says (PolicyDiffers)")
     assert found.evidence == (
         "ClusterQueue a admits nothing (stopPolicy Hold): 8 GPUs that wait there are not counted; a: quota 8, policy 16"
@@ -274,12 +274,12 @@ def test_a_scheduler_that_asks_nothing_is_found_by_what_the_controller_notes() -
     given = policy({"name": "a", "refs": ("policy:a",)})
     where = StatusObject("gputally")
     silent = Condition("Effective", "Unknown", "NoRequests", "no scheduler has asked")
-    ground = MemoryGround([render(where, [("kube-scheduler", silent)], None, NOW_MS)])
-    assert ground.get(CONFIG_MAP, where.name, where.namespace)
-    (found,) = weights(given, (), noted_conditions(ground, "gputally")).findings
+    cluster = MemoryInspector([render(where, [("kube-scheduler", silent)], None, NOW_MS)])
+    assert cluster.get(CONFIG_MAP, where.name, where.namespace)
+    (found,) = weights(given, (), recorded_conditions(cluster, "gputally")).findings
     assert found.what == "it is unknown whether weights published to kube-scheduler act (NoRequests)"
     assert "tlsConfig: {caFile: " in found.remedy
-    assert weights(given, (), noted_conditions(ground, "elsewhere")).findings == ()
+    assert weights(given, (), recorded_conditions(cluster, "elsewhere")).findings == ()
     asks = Condition("Effective", "True", "Asked", "the scheduler asks the extender")
     assert weights(given, (), (("kube-scheduler", asks),)).findings == ()
 

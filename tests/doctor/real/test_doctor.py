@@ -12,10 +12,10 @@ from fairshare.targets import KINDS
 from fairshare.targets.kai import QUEUE, SHARD
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.base.errors import Unavailable
+from gputally.doctor.__main__ import run_checks
 from gputally.doctor.check_inputs import Sources
-from gputally.doctor.check_list import make_all
 from gputally.doctor.findings import Result
-from gputally.doctor.pending_pod_checks import messages
+from gputally.doctor.scheduler_checks import messages
 from gputally.kubernetes.api_client import Inspector
 from gputally.kubernetes.objects import EVENT, GPU
 from tests.fairshare.realserver import MERGE, served
@@ -40,12 +40,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 
 @pytest.fixture(scope="module")
-def ground(server: ApiServer) -> Inspector:
+def inspector(server: ApiServer) -> Inspector:
     return Inspector.connect(KINDS, server.kubeconfig)
 
 
 @pytest.fixture(scope="module")
-def cluster(server: ApiServer, ground: Inspector, tmp_path_factory: pytest.TempPathFactory) -> None:
+def cluster(server: ApiServer, inspector: Inspector, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A tainted node with eight free GPUs, a full one, what waits for them, and a KAI that keeps history itself."""
     server.request("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
     for name, taints in (("tainted", [TAINT]), ("full", [])):
@@ -66,7 +66,7 @@ def cluster(server: ApiServer, ground: Inspector, tmp_path_factory: pytest.TempP
         until(lambda: bound(server, "filler"), "the filler is not bound")
         run(server, "train", 4)
         run(server, "huge", 32)
-        until(lambda: len(messages(ground.list(EVENT, fields="reason=FailedScheduling"))) == 2, "no events")
+        until(lambda: len(messages(inspector.list(EVENT, fields="reason=FailedScheduling"))) == 2, "no events")
 
 
 def run(server: ApiServer, name: str, gpus: int) -> None:
@@ -84,17 +84,17 @@ def examine(tmp_path: Path, sources_of: Callable[..., Sources]) -> Callable[...,
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)
 
-    def make(ground: Inspector, *only: str, **options: Any) -> dict[str, Result]:
-        sources = sources_of(ground, policy=policy, **options)
-        return {result.check: result for result in make_all(sources, only)}
+    def make(inspector: Inspector, *only: str, **options: Any) -> dict[str, Result]:
+        sources = sources_of(inspector, policy=policy, **options)
+        return {result.check: result for result in run_checks(sources, only)}
 
     return make
 
 
 @pytest.mark.usefixtures("cluster")
-def test_what_is_wrong_is_found(ground: Inspector, examine: Callable[..., dict[str, Result]]) -> None:
+def test_what_is_wrong_is_found(inspector: Inspector, examine: Callable[..., dict[str, Result]]) -> None:
     later = VirtualClock(SystemClock().wall_ms() + 600_000)  # ten minutes on, when nobody is new any more
-    found = examine(ground, "placement", "weights", "guarantees", "conflicts", at=later)
+    found = examine(inspector, "placement", "weights", "guarantees", "conflicts", at=later)
     taint, huge = found["placement"].findings
     assert taint.what == "taint dedicated=infra:NoSchedule keeps 1 pods from free GPUs: work/train"
     assert "8 GPUs free on tainted; asked for: 4" in taint.evidence
@@ -113,23 +113,23 @@ def test_what_is_wrong_is_found(ground: Inspector, examine: Callable[..., dict[s
 
 @pytest.mark.usefixtures("cluster")
 def test_the_taint_is_gone_once_the_remedy_is_done(
-    server: ApiServer, ground: Inspector, examine: Callable[..., dict[str, Result]]
+    server: ApiServer, inspector: Inspector, examine: Callable[..., dict[str, Result]]
 ) -> None:
     later = VirtualClock(SystemClock().wall_ms() + 600_000)
-    (before, _) = examine(ground, "placement", at=later)["placement"].findings
+    (before, _) = examine(inspector, "placement", at=later)["placement"].findings
     assert before.remedy.startswith("kubectl taint nodes tainted dedicated:NoSchedule-")
     server.request("PATCH", "/api/v1/nodes/tainted", {"spec": {"taints": []}}, MERGE)
     try:
-        after = examine(ground, "placement", at=later)["placement"].findings
+        after = examine(inspector, "placement", at=later)["placement"].findings
         assert not any("taint" in each.what for each in after)
     finally:
         server.request("PATCH", "/api/v1/nodes/tainted", {"spec": {"taints": [TAINT]}}, MERGE)
 
 
 def test_rights_of_a_caller_and_of_an_account(
-    server: ApiServer, ground: Inspector, examine: Callable[..., dict[str, Result]], tmp_path: Path
+    server: ApiServer, inspector: Inspector, examine: Callable[..., dict[str, Result]], tmp_path: Path
 ) -> None:
-    assert examine(ground, "permissions")["permissions"].status == "ok"
+    assert examine(inspector, "permissions")["permissions"].status == "ok"
     plain = Inspector.connect(KINDS, server.kubeconfig_for(PLAIN_TOKEN, tmp_path))
     refused = examine(plain, "permissions")["permissions"]
     assert [each.severity for each in refused.findings] == ["error", "error", "warning", "error"]
@@ -138,10 +138,10 @@ def test_rights_of_a_caller_and_of_an_account(
     space = "/api/v1/namespaces/default/serviceaccounts"
     server.request("POST", space, {"metadata": {"name": "gputally-agent", "labels": labels}})
     try:
-        (found,) = examine(ground, "permissions")["permissions"].findings
+        (found,) = examine(inspector, "permissions")["permissions"].findings
         assert found.evidence == "7 of 7 rights refused to system:serviceaccount:default:gputally-agent"
         bind(server, "gputally-agent")
-        allowed = examine(ground, "permissions")["permissions"]
+        allowed = examine(inspector, "permissions")["permissions"]
         assert (allowed.status, "7 rights of agent" in allowed.seen) == ("ok", True)
     finally:
         server.request("DELETE", f"{space}/gputally-agent")
@@ -176,16 +176,16 @@ def test_what_cannot_be_read_is_said(
     plain = Inspector.connect(KINDS, server.kubeconfig_for(PLAIN_TOKEN, tmp_path))
     found = examine(plain, "placement", "weights", "clock", at=SystemClock())
     assert "events.events.k8s.io is forbidden" in found["placement"].unknown
-    assert found["weights"].findings[0].what == "kai cannot be looked at"
+    assert found["weights"].findings[0].what == "kai cannot be read"
     assert found["clock"].status == "ok"
 
 
-def test_who_we_are_and_what_is_served(ground: Inspector) -> None:
-    assert ground.caller() == "admin"
-    served_ = ground.served(["", "kueue.x-k8s.io", "no.such.group"])
+def test_who_we_are_and_what_is_served(inspector: Inspector) -> None:
+    assert inspector.caller() == "admin"
+    served_ = inspector.served(["", "kueue.x-k8s.io", "no.such.group"])
     assert served_["", "pods"] == ("v1",)
     assert set(served_["kueue.x-k8s.io", "clusterqueues"]) == {"v1beta1", "v1beta2"}
-    assert abs(ground.server_ms() - SystemClock().wall_ms()) < 5_000
+    assert abs(inspector.server_ms() - SystemClock().wall_ms()) < 5_000
 
 
 def test_nobody_there(tmp_path: Path, server: ApiServer) -> None:
