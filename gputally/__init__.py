@@ -1,4 +1,4 @@
-"""The `gputally` command and the Python client, which import the other packages only when they are used."""
+"""Contains the `gputally` command and the Python client, which import the other packages only when they are used."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["__version__", "connect"]
 
 
 def connect(url: str, token: str | None = None) -> Client:
-    """Returns a client that gives the figures of the accountant at `url` as pandas DataFrames; see gputally.client.
+    """Return a client that returns the figures of the accountant at `url` as pandas DataFrames; see gputally.client.
 
-    It imports only gputally, pandas and an HTTP client, so it does not shadow a module named `agent` beside your
-    notebook."""
+    The client imports only gputally, pandas and an HTTP client, so a module of your own named `agent` beside your
+    notebook does not break it."""
     client: Client = import_module("gputally.client").connect(url, token)
     return client

@@ -1,7 +1,7 @@
-"""Runs the `gputally` command and imports a program only when it is called.
+"""Runs the `gputally` command, and imports a program only when the user calls it.
 
-It uses only the standard library, because the agent's image contains no command line framework. Every program is a
-function `main(argv) -> exit code` that parses its own arguments."""
+The module uses only the standard library, because the agent's image contains no command line framework. Every program
+is a function `main(argv) -> exit code` that parses its own arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ Main = Callable[[Sequence[str]], int]
 
 @dataclass(frozen=True)
 class Command:
-    """A program: its module, and the arguments that are put before the user's."""
+    """A subcommand of `gputally`.
+
+    module: the module of its program.
+    prefix: arguments that precede the user's.
+    entry: the name of the program's function."""
 
     module: str
     help: str
@@ -31,25 +35,25 @@ INTERRUPTED = 130
 COMPLETION = ("--install-completion", "--show-completion")
 TREE = Command("gputally.command_tree", "shell completion", entry="run")
 COMMANDS = {
-    "agent": Command("agent.__main__", "meter the GPUs of this machine and ship what they did"),
+    "agent": Command("agent.__main__", "meter the GPUs of this machine and send their usage"),
     "accountant": Command("accountant.__main__", "keep the ledger; serve usage, cost and windows"),
-    "jobs": Command("accountant.__main__", "what jobs cost, so far and per epoch", prefix=("jobs",)),
-    "import": Command("accountant.__main__", "history out of a Prometheus or Slurm's accounting", prefix=("import",)),
-    "report": Command("accountant.__main__", "a month's report, as page or file", prefix=("report",)),
-    "backup": Command("accountant.__main__", "copy the ledger, verified", prefix=("backup",)),
+    "jobs": Command("accountant.__main__", "show the cost of jobs, so far and per epoch", prefix=("jobs",)),
+    "import": Command("accountant.__main__", "import history from Prometheus or Slurm accounting", prefix=("import",)),
+    "report": Command("accountant.__main__", "write a month's report as a page or a file", prefix=("report",)),
+    "backup": Command("accountant.__main__", "copy the ledger, and verify the copy", prefix=("backup",)),
     "restore": Command("accountant.__main__", "rebuild a lost ledger and check it", prefix=("restore",)),
     "install": Command("accountant.__main__", "make the Secrets with bearer tokens for a cluster", prefix=("install",)),
     "fleet": Command("accountant.__main__", "usage, cost and reports of several clusters", prefix=("fleet",)),
     "fairshare": Command("fairshare.__main__", "turn history into queue weights; divide; plan"),
     "dashboards": Command("dashboards.__main__", "build, check and push Grafana dashboards and alerts"),
-    "doctor": Command("gputally.doctor.__main__", "look for what usually goes wrong, and say what mends it"),
-    "advise": Command("gputally.advise.__main__", "nodes, spot capacity, shared GPUs: what would save"),
+    "doctor": Command("gputally.doctor.__main__", "look for common faults, and report how to fix them"),
+    "advise": Command("gputally.advise.__main__", "recommend node counts, spot capacity and shared GPUs"),
     "demo": Command("gputally.demo.__main__", "simulate a cluster for a month, from GPU to bill and weight"),
 }
 
 
 def description() -> str:
-    """The program's description in one sentence."""
+    """Return the program's description in one sentence."""
     return "Every GPU-second accounted for exactly once; every team its fair share over time."
 
 
@@ -66,14 +70,14 @@ def usage() -> str:
             *lines,
             "",
             "`gputally COMMAND --help` explains a command; `gputally --version` prints the version.",
-            "`gputally --install-completion` teaches your shell to complete all of this (bash, zsh, fish, PowerShell).",
+            "`gputally --install-completion` installs completion of all commands in bash, zsh, fish or PowerShell.",
         ]
     )
 
 
 def run(command: Command, arguments: Sequence[str]) -> int:
-    """Import the program and run it. Raises SystemExit with a one-line message if a library is missing, as it is in the
-    image of another program. A missing library may show only when the program imports the called part."""
+    """Import the program, run it, and return its exit code. Raises SystemExit with a one-line message if a library is
+    missing, as it is in the image of another program. Some libraries are imported only while the program runs."""
     try:
         program = cast(Main, getattr(importlib.import_module(command.module), command.entry))
         return program(arguments)
@@ -85,7 +89,7 @@ def run(command: Command, arguments: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code (2 for a wrong call)."""
+    """Run one command and return its exit code (2 for a wrong call)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if "_GPUTALLY_COMPLETE" in os.environ or (arguments and arguments[0] in COMPLETION):
         return run(TREE, arguments)

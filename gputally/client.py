@@ -1,9 +1,8 @@
-"""Returns the accountant's answers as pandas DataFrames (`gputally.connect()`). It needs only pandas and
-`gputally.base`.
+"""Returns the accountant's answers as pandas DataFrames (`gputally.connect()`).
 
 Times are UTC timestamps. GPU time and energy are integers with the unit in the column's name. Money is
-`decimal.Decimal` with a currency. An unknown value is missing, never zero. The client fetches all pages: a result is
-complete, or an exception is raised."""
+`decimal.Decimal` with a currency. An unknown value is missing, never zero. The client fetches all pages, so a result is
+complete; otherwise the client raises an exception. The module needs only pandas and `gputally.base`."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ import pandas as pd
 from gputally.base.accountant_connection import AccountantConnection, Query, Unanswered
 
 Instant = str | int | date | datetime | pd.Timestamp
-"""RFC 3339 text, UTC milliseconds (numpy's integers too), an aware datetime, or a date, which means its local
-midnight."""
+"""A point in time: RFC 3339 text, UTC milliseconds (numpy's integers too), a datetime with a time zone, or a date,
+which means its local midnight."""
 
 _ACCOUNTS = {
     name: f"{name}_gpu_us"
@@ -50,9 +49,9 @@ _OF_DECISION = (
 
 
 def connect(url: str, token: str | None = None, *, ca_file: str | Path | None = None) -> Client:
-    """Return a client of the accountant at `url`. Sends no request yet. Raises Unanswered for an invalid address.
+    """Return a client of the accountant at `url`, and send no request yet. Raises Unanswered for an invalid address.
 
-    ca_file: PEM file of the authorities for https, instead of the system's."""
+    ca_file: PEM file of the CAs to trust for https, instead of the system's."""
     return Client(AccountantConnection(url, token, Path(ca_file) if ca_file is not None else None))
 
 
@@ -60,8 +59,8 @@ class Client:
     """A client of the accountant. Every method raises Unanswered (gputally.base.accountant_connection) with a one-line
     message if there is no valid answer."""
 
-    def __init__(self, remote: AccountantConnection) -> None:
-        self._remote = remote
+    def __init__(self, accountant: AccountantConnection) -> None:
+        self._accountant = accountant
 
     def usage(
         self,
@@ -75,14 +74,18 @@ class Client:
     ) -> pd.DataFrame:
         """Return GPU-microseconds per group and account. The six accounts of all rows add up to the capacity.
 
-        start defaults to the beginning of the month, end to now. One column per dimension of `by`, then
-        `<account>_gpu_us`, then the other figures (`memory_mib_s` is missing if unknown); with breakdown also
-        `starting_us`, `gang_waiting_us`, `running_idle_us` (adding up to allocated_idle) and `reserved_unused_us`.
-        `attrs["coverage"]`: metered share, 0..1."""
+        The columns are the dimensions of `by`, then `<account>_gpu_us` for each account, then the other figures
+        (`memory_mib_s` is missing if unknown).
+
+        start, end: default to the beginning of the month and to now.
+        breakdown: True for further columns: `starting_us`, `gang_waiting_us` and `running_idle_us`, which add up to
+            allocated_idle, and `reserved_unused_us`.
+
+        attrs: coverage (the metered share, 0 to 1)."""
         query = _grouped(start, end, by, where, timezone) | ({"breakdown": "true"} if breakdown else {})
         memos = (*_MEMOS, *(_BREAKDOWN if breakdown else ()))
         types = dict.fromkeys([*_ACCOUNTS.values(), *memos], "int64") | {"memory_mib_s": "Int64"}  # may be unknown
-        with _understood("/v1/usage"):
+        with _valid_answer("/v1/usage"):
             pages = self._pages("/v1/usage", query)
             rows = (
                 line["key"]
@@ -103,35 +106,37 @@ class Client:
         where: Mapping[str, str | Sequence[str]] | None = None,
         timezone: str | None = None,
     ) -> pd.DataFrame:
-        """Billed GPU time and its exact cost per group, as Decimal; None if some of it has no price.
+        """Return billed GPU time and its exact cost per group. The cost is Decimal, or None if some of the time has no
+        price.
 
-        `attrs["total"]` (None while any time is unpriced) and `attrs["price_book_version"]` accompany the rows."""
-        with _understood("/v1/cost"):
+        attrs: total (None if any time has no price), price_book_version."""
+        with _valid_answer("/v1/cost"):
             pages = self._pages("/v1/cost", _grouped(start, end, by, where, timezone))
-            rows = (_exact(line["key"] | line, ["cost"]) for page in pages for line in page["lines"])
+            rows = (_with_decimals(line["key"] | line, ["cost"]) for page in pages for line in page["lines"])
             frame = _frame(rows, by, {"gpu_us": "int64", "cost": "object", "unpriced_gpu_us": "int64"})
-            last = _exact(pages[-1], ["total"])
+            last = _with_decimals(pages[-1], ["total"])
             frame["currency"] = pd.Series([last["currency"]] * len(frame), dtype="str")
             frame.attrs.update({name: last[name] for name in ("total", "price_book_version")})
         return frame
 
     def statement(self, month: str, team: str | None = None) -> pd.DataFrame:
-        """The lines of a calendar month (`2026-10`), for the whole cluster or one team; a closed month as it was
-        closed.
+        """Return the statement's lines of a calendar month (`2026-10`), for the whole cluster or one team. A closed
+        month is returned as it was closed.
 
-        `gpu_us` is integer, `gpu_hours`, `unit_price` and `cost` are Decimal (None: no price). The gpu_us of the lines
-        add up to the capacity, their costs to attrs["cost"]; attrs["due"] is what each team owes, rounded to the
-        currency's minor unit (Decimal 12.34, not 1234), with commitments, corrections and credits. attrs: cost, due,
-        due_total, currency, status, hash, coverage, unpriced_gpu_us, price_book_version."""
-        with _understood("/v1/statement"):
-            content = self._remote.get("/v1/statement", {"month": month, "team": team})
-            found = {**json.loads(content), "hash": hashlib.sha256(content).hexdigest()}
-            rows = (_exact(line, _DECIMALS_OF_LINE) for line in found["lines"])
+        `gpu_us` is an integer; `gpu_hours`, `unit_price` and `cost` are Decimal (None without a price). The gpu_us of
+        the lines add up to the capacity, and their costs to attrs["cost"]. attrs["due"] is the amount that each team
+        owes, in whole minor units, with commitments, corrections and credits.
+
+        attrs: cost, due, due_total, currency, status, hash, coverage, unpriced_gpu_us, price_book_version."""
+        with _valid_answer("/v1/statement"):
+            content = self._accountant.get("/v1/statement", {"month": month, "team": team})
+            statement = {**json.loads(content), "hash": hashlib.sha256(content).hexdigest()}
+            rows = (_with_decimals(line, _DECIMALS_OF_LINE) for line in statement["lines"])
             frame = _frame(rows, (), _LINE_TYPES, columns=(*_OF_LINE, *_LINE_TYPES))
             frame.insert(0, "month", pd.Series([month] * len(frame), dtype="str"))
-            due = {"due": {team: Decimal(amount) for team, amount in found["due"].items()}}
-            stated = _exact(found, ["cost", "due_total"]) | due
-            frame.attrs.update({name: stated[name] for name in _OF_STATEMENT})
+            due = {"due": {team: Decimal(amount) for team, amount in statement["due"].items()}}
+            totals = _with_decimals(statement, ["cost", "due_total"]) | due
+            frame.attrs.update({name: totals[name] for name in _OF_STATEMENT})
         return frame
 
     def jobs(
@@ -142,23 +147,27 @@ class Client:
         state: Literal["waiting", "running", "ended"] | None = None,
         timezone: str | None = None,
     ) -> pd.DataFrame:
-        """Jobs with their usage in the span, one per row: names (several joined by `;`), `state`, `pods`, `epochs`,
-        held GPU time by account in microseconds, `waited_ms`, and `gpus`, `cost`, `burn_per_hour` as Decimal (costs are
-        None if some of the time has no price). attrs: currency, total_cost, price_book_version."""
+        """Return the jobs with their usage in the span, one per row.
+
+        The columns are names (several joined by `;`), `state`, `pods`, `epochs`, held GPU time by account in
+        microseconds, `waited_ms`, and `gpus`, `cost` and `burn_per_hour` as Decimal. The costs are None if some of the
+        time has no price.
+
+        attrs: currency, total_cost, price_book_version."""
         query: Query = {
             "start": _instant(start), "end": _instant(end), "team": list(team), "state": state, "timezone": timezone,
         }  # fmt: skip
-        with _understood("/v1/jobs"):
+        with _valid_answer("/v1/jobs"):
             pages = self._pages("/v1/jobs", query)
             rows = (
-                _exact(job, _DECIMALS_OF_JOB)
+                _with_decimals(job, _DECIMALS_OF_JOB)
                 | {name: ";".join(job[name]) for name in ("teams", "queues", "users", "gpu_models")}
                 | {column: job["accounts_gpu_us"][name] for name, column in _HELD.items()}
                 for page in pages
                 for job in page["jobs"]
             )
             frame = _frame(rows, _OF_JOB, {**_JOB_TYPES, **dict.fromkeys(_HELD.values(), "int64")})
-            last = _exact(pages[-1], ["total_cost"])
+            last = _with_decimals(pages[-1], ["total_cost"])
             frame.attrs.update({name: last[name] for name in ("currency", "total_cost", "price_book_version")})
         return frame
 
@@ -174,18 +183,22 @@ class Client:
         gpu_weights: Mapping[str, Decimal | int] | None = None,
         cluster: str | None = None,
     ) -> pd.DataFrame:
-        """Usage of every queue over the window that ends at `at`: `queue`, `usage` in `attrs["unit"]`, and `share` of
-        the window's capacity. Kinds as in the policy: sliding, tumbling (`start`), cron, calendar.
+        """Return the usage of every queue over the window that ends at `at`.
 
+        The columns are `queue`, `usage` in the unit of attrs["unit"], and `share` of the window's capacity.
+
+        kind: as in the policy; `tumbling` needs `start`, and `cron` needs `cron`.
         gpu_weights: the weight of GPU time by model.
-        cluster: count only its GPUs. attrs: start, capacity, unassigned, coverage, watermark."""
+        cluster: the cluster whose GPUs count; None for all.
+
+        attrs: unit, start, capacity, unassigned, coverage, watermark."""
         query: Query = {
             "kind": kind, "size": size, "half_life": half_life, "measure": measure, "at": _instant(at),
             "start": _instant(start), "cron": cron, "cluster": cluster,
             "gpu_weight": [f"{model}:{weight}" for model, weight in (gpu_weights or {}).items()],
         }  # fmt: skip
-        with _understood("/v1/windows"):
-            answer = json.loads(self._remote.get("/v1/windows", query))
+        with _valid_answer("/v1/windows"):
+            answer = json.loads(self._accountant.get("/v1/windows", query))
             rows = ({"queue": queue, "usage": usage} for queue, usage in sorted(answer["usage"].items()))
             frame = _frame(rows, ("queue",), {"usage": "int64"})
             frame["share"] = frame.usage / answer["capacity"] if answer["capacity"] else float("nan")
@@ -198,36 +211,37 @@ class Client:
         return frame
 
     def decisions(self, start: Instant | None = None, end: Instant | None = None, limit: int = 1000) -> pd.DataFrame:
-        """Published weights, holds and preemptions, newest first, with `at` as UTC timestamps."""
+        """Return published weights, holds and preemptions, the newest first. `at` is a UTC timestamp."""
         query = {"start": _instant(start), "end": _instant(end), "limit": str(limit)}
-        with _understood("/v1/decisions"):
-            found = [{"cluster": "", **decision} for decision in json.loads(self._remote.get("/v1/decisions", query))]
-            frame = _frame(found, (), {"value": "float64", "previous": "float64"}, columns=_OF_DECISION)
-            instants = [decision["at_ms"] for decision in found]
+        with _valid_answer("/v1/decisions"):
+            answer = json.loads(self._accountant.get("/v1/decisions", query))
+            rows = [{"cluster": "", **decision} for decision in answer]
+            frame = _frame(rows, (), {"value": "float64", "previous": "float64"}, columns=_OF_DECISION)
+            instants = [decision["at_ms"] for decision in rows]
             frame.insert(1, "at", pd.to_datetime(instants, unit="ms", utc=True))
         return frame
 
     def _pages(self, path: str, query: Query) -> list[dict[str, Any]]:
-        """All pages of an answer; there is at least one."""
+        """Return all pages of an answer, which are at least one."""
         pages: list[dict[str, Any]] = []
         while not pages or pages[-1]["next_page"] is not None:
             following = {"page": pages[-1]["next_page"]} if pages else {}
-            pages.append(json.loads(self._remote.get(path, {**query, **following})))
+            pages.append(json.loads(self._accountant.get(path, {**query, **following})))
         return pages
 
 
 @contextlib.contextmanager
-def _understood(path: str) -> Iterator[None]:
-    """Raise Unanswered if the answer that is read inside the context does not have the form that this release knows."""
+def _valid_answer(path: str) -> Iterator[None]:
+    """Raise Unanswered if the block fails because the answer does not have the form that this release knows."""
     try:
         yield
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise Unanswered(f"{path}: not the answer of an accountant of this release") from error
 
 
-def _exact(found: Mapping[str, Any], amounts: Iterable[str]) -> dict[str, Any]:
-    """Return the fields of an object, with the named ones as decimals; a null amount stays None."""
-    return {**found} | {name: None if found[name] is None else Decimal(found[name]) for name in amounts}
+def _with_decimals(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return a record in which the fields with these names are Decimal; null stays None."""
+    return {**record} | {name: None if record[name] is None else Decimal(record[name]) for name in names}
 
 
 def _grouped(
@@ -242,7 +256,7 @@ def _grouped(
 
 
 def _instant(value: Instant | None) -> str | None:
-    """Convert an instant to the API's form. Raises ValueError for a datetime without a time zone."""
+    """Convert a point in time to the API's form. Raises ValueError for a datetime without a time zone."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, datetime):
@@ -258,7 +272,10 @@ def _frame(
     types: Mapping[str, str],
     columns: Sequence[str] | None = None,
 ) -> pd.DataFrame:
-    """Return rows as typed columns, which exist even without rows."""
+    """Return a frame with typed columns, which has them even without rows.
+
+    by: text columns, before those of `types`.
+    columns: the names and the order of all columns; None for those of `by` and `types`."""
     names = [*by, *types] if columns is None else list(columns)
     frame = pd.DataFrame.from_records([[row[name] for name in names] for row in rows], columns=names)
     return frame.astype({**dict.fromkeys(by, "str"), **types})

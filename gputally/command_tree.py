@@ -1,7 +1,7 @@
-"""Describes all commands as one tree, for shell completion and the command reference.
+"""Describes all commands as one tree of typer commands, for shell completion and the command reference.
 
-A program is imported only if a completion goes beyond its name or a caller needs the whole tree. Programs that parse
-with the standard library (the agent's image has no other parser) are converted to typer commands."""
+The tree imports a program only if a completion goes beyond the program's name. It converts programs that parse with
+argparse, such as the agent, to typer commands."""
 
 from __future__ import annotations
 
@@ -23,18 +23,14 @@ _UNDETECTED = "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"
 
 
 class Program(TyperGroup):
-    """One of COMMANDS, with its name and help; its subcommands are imported on first use."""
+    """One of COMMANDS, with its name and help. It imports its program on first use."""
 
     def __init__(self, name: str, command: Command) -> None:
         super().__init__(name=name, help=command.help, add_help_option=False)
         self._command = command
 
-    def loaded(self) -> TyperCommand | TyperGroup:
-        """Import the program."""
-        return described(self.name or "", self._command)
-
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
-        return self.loaded().make_context(info_name, args, *more, **extra)
+        return typer_command(self.name or "", self._command).make_context(info_name, args, *more, **extra)
 
 
 class Programs(TyperGroup):
@@ -52,11 +48,11 @@ root = typer.Typer(cls=Programs, name="gputally", help=description(), rich_marku
 
 @root.callback()
 def _root() -> None:
-    """The root command, which does nothing itself."""
+    """Do nothing; typer needs a callback for a root without commands of its own."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Answer a shell that completes, or print or install its completion; the exit code."""
+    """Answer a shell's request for completions, or print or install the completion script. Return the exit code."""
     given = list(arguments)
     if given and given[0] in COMPLETION and len(given) > 1:
         os.environ[_UNDETECTED] = "1"
@@ -67,30 +63,31 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def described(name: str, command: Command) -> TyperCommand | TyperGroup:
-    """Return a program as a typer command, whichever library parses for it. Raises ModuleNotFoundError."""
+def typer_command(name: str, command: Command) -> TyperCommand | TyperGroup:
+    """Import a program and return it as a typer command. Raises ModuleNotFoundError."""
     module = importlib.import_module(command.module)
     app = getattr(module, "app", None) or _of_parser(module.parser())
-    found: Any = typer.main.get_command(app)
+    converted: Any = typer.main.get_command(app)
     for part in command.prefix:
-        found = found.commands[part]
-    found.name = name
-    return found  # type: ignore[no-any-return]
+        converted = converted.commands[part]
+    converted.name = name
+    return converted  # type: ignore[no-any-return]
 
 
 def all_commands() -> Iterator[tuple[str, TyperCommand | TyperGroup]]:
     """Yield the full name and the command of every program and its subcommands, in the order of their help."""
     for name, command in COMMANDS.items():
-        yield from _below(f"gputally {name}", described(name, command))
+        yield from _with_subcommands(f"gputally {name}", typer_command(name, command))
 
 
-def _below(path: str, command: Any) -> Iterator[tuple[str, TyperCommand | TyperGroup]]:
+def _with_subcommands(path: str, command: Any) -> Iterator[tuple[str, TyperCommand | TyperGroup]]:
     yield path, command
     for name, inner in getattr(command, "commands", {}).items():
-        yield from _below(f"{path} {name}", inner)
+        yield from _with_subcommands(f"{path} {name}", inner)
 
 
 def _of_parser(parser: argparse.ArgumentParser) -> typer.Typer:
+    """Convert an argparse parser to a typer application with the same options and subcommands."""
     app = typer.Typer(help=parser.description, add_completion=False, rich_markup_mode=None)
     inner = next((each for each in _actions(parser) if isinstance(each, argparse._SubParsersAction)), None)
     if inner is None:
@@ -104,12 +101,12 @@ def _of_parser(parser: argparse.ArgumentParser) -> typer.Typer:
 
 
 def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Return the actions of a parser, which argparse keeps private."""
+    """Return the actions of a parser, which argparse has no public attribute for."""
     return parser._actions
 
 
 def _function(parser: argparse.ArgumentParser) -> Callable[..., None]:
-    """Return a function with the parameters of the parser that does nothing."""
+    """Return a function that does nothing and whose parameters are the parser's options, as typer reads them."""
 
     def nothing(**_: Any) -> None: ...
 
@@ -126,7 +123,7 @@ def _function(parser: argparse.ArgumentParser) -> Callable[..., None]:
 
 
 def _parameter(action: argparse.Action) -> tuple[Any, Any]:
-    """Return the annotation and the default of an action, as typer reads them."""
+    """Return the annotation and the default value of a parameter for an argparse action, as typer reads them."""
     kind: Any = str
     if action.nargs == 0:
         kind = bool

@@ -1,4 +1,5 @@
-"""Implements `gputally advise`: how many nodes are needed, what could run on spot capacity, what could share a GPU.
+"""Implements `gputally advise`, which tells how many nodes are needed, and which jobs could run on spot capacity or
+share a GPU.
 
-The figures come from the accountant's HTTP API. Pure modules compute each piece of advice and state what it is based on
-and what is unknown. Nothing is changed."""
+The figures come from the accountant's HTTP API. Each recommendation states its assumptions and what is unknown. The
+command changes nothing."""

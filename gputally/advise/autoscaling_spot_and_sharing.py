@@ -1,11 +1,11 @@
 """Computes node counts by hour of the week, spot savings and GPU sharing candidates, and writes them as autoscaler
 files.
 
-A node is needed for every `threshold` × GPUs-per-node GPUs that are held on average over an hour. Held GPUs count, not
-busy ones, because a held GPU cannot be given back. The need of an hour of the week is the largest need of that hour in
-any week of the window. The pool's smallest and largest node counts are the minimum and maximum of these needs. Held
-time does not show demand that waited because no GPU was free, so the output counts the hours in which (nearly) all GPUs
-were held.
+An hour needs one node for every `threshold` × GPUs-per-node GPUs that were held on average in the hour. Held GPUs
+count, not busy ones, because a held GPU cannot be given back. The need of an hour of the week is the largest need of
+that hour in any week of the window. The pool's smallest and largest node counts are the minimum and maximum of these
+needs. Held time does not show demand that waited because no GPU was free. `PoolAdvice.full_hours` therefore counts the
+hours in which nearly all GPUs were held.
 
 Sources: Terraform, "Variable definitions (.tfvars) files" (JSON); Karpenter, NodePool karpenter.sh/v1: `spec.limits`
 maps a resource to a quantity.
@@ -23,9 +23,9 @@ Sources: J. T. Daly, "A higher order estimate of the optimum checkpoint interval
 Computer Systems 22 (2006) 303-312; J. W. Young, "A first order approximation to the optimum checkpoint interval",
 Communications of the ACM 17 (1974) 530-531.
 
-The report lists the candidates for sharing (hints of kind `slice` in `accountant.reports.savings_hints`). These are
-jobs on one GPU that were never more than half busy in any hour. Memory is the mean over the held time. The ledger does
-not know the peak, so check it before you follow the advice.
+The candidates for sharing are the report's hints of the kind `slice` (`accountant.reports.savings_hints`). These are
+jobs on one GPU that were at most half busy in every hour. Memory is the mean over the held time. The ledger does not
+know the peak, so check it before you follow the advice.
 
 Source of models and profiles: NVIDIA Multi-Instance GPU User Guide, "Supported GPUs" and "Supported MIG Profiles"."""
 
@@ -50,15 +50,15 @@ from gputally.base.units import US_PER_HOUR, US_PER_MS
 THRESHOLD = 0.75
 """Part of a node's GPUs that may be held before another node is due."""
 FULL = 0.98
-"""Part of a pool's GPUs that must be held for an hour to count as full. Demand that waited in a full hour does not
-show."""
+"""Part of a pool's GPUs that must be held for an hour to count as full."""
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 HOURS = 24
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Pool:
-    """A node pool. name: the inventory's name, or the GPU model if the inventory knows no pool (`named` is False)."""
+    """A node pool. name: the pool's name in the inventory; if `named` is False, the inventory has no pool, and the name
+    is the GPU model."""
 
     cluster: str
     name: str
@@ -69,14 +69,16 @@ class Pool:
 
     @property
     def key(self) -> str:
-        """The pool's name in variables: letters, digits and underscores."""
+        """The pool's name for Terraform and Ansible: letters, digits and underscores."""
         return "".join(c if c.isalnum() else "_" for c in self.name.lower()).strip("_") or "gpus"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeHour:
-    """One node in one local hour (`2026-10-05T14`). up_us: GPU-µs in which its GPUs were not down. held_us: the part of
-    it in which they were held."""
+    """One node in one local hour (`2026-10-05T14`).
+
+    up_us: GPU-µs of capacity that was up.
+    held_us: GPU-µs of this capacity that were held."""
 
     pool: Pool
     node: str
@@ -89,13 +91,17 @@ class NodeHour:
 class PoolAdvice:
     """The advice for one pool.
 
-    weekly: nodes by hour of the week from Monday 00:00, None if the window has no such hour.
+    gpus_per_node: the largest of `shapes`.
+    weekly: needed nodes by hour of the week from Monday 00:00; None if the window has no such hour.
+    hours: hours of the window in which the ledger has the pool.
     node_hours: hours of nodes that were up.
     idle_node_hours: the node hours in which no GPU was held.
-    surplus_node_hours: node hours that were up beyond the weekly plan.
-    saving: the cost of the surplus at `unit_price` per GPU-hour, None without a price.
-    full_hours: see the module.
-    shapes: the different numbers of GPUs per node, ascending; `gpus_per_node` is the largest."""
+    surplus_node_hours: node hours beyond the need of their hour of the week.
+    full_hours: hours in which at least `FULL` of the GPUs were held.
+    peak_gpus, mean_gpus: GPUs held in the busiest hour, and on average.
+    shapes: the different numbers of GPUs per node.
+    unit_price: of a GPU-hour; None without a price.
+    saving: the cost of the surplus; None without a price."""
 
     pool: Pool
     gpus_per_node: int
@@ -115,7 +121,7 @@ class PoolAdvice:
     saving: Decimal | None
 
 
-def pools(
+def pool_advice(
     rows: Iterable[NodeHour],
     lengths: Mapping[str, int],
     prices: Mapping[Pool, Decimal | None],
@@ -123,21 +129,23 @@ def pools(
 ) -> tuple[PoolAdvice, ...]:
     """Compute the advice for each pool.
 
-    lengths: length in ms of each local hour of the window; partial hours are ignored.
-    prices: price of a GPU-hour by pool.
+    lengths: the length of each local hour of the window in milliseconds; partial hours are ignored.
+    prices: the price of a GPU-hour of each pool.
 
     Raises ValueError for a threshold outside (0, 1]."""
     if not 0 < threshold <= 1:
-        raise ValueError(f"a threshold is above 0 and at most 1, and not {threshold}")
+        raise ValueError(f"the threshold must be above 0 and at most 1, not {threshold}")
     whole = {hour: ms for hour, ms in lengths.items() if ms >= US_PER_HOUR // US_PER_MS}
     by_pool: dict[Pool, list[NodeHour]] = {}
     for row in rows:
         if row.hour in whole and row.up_us > 0:
             by_pool.setdefault(row.pool, []).append(row)
-    return tuple(_pool(pool, found, whole, prices.get(pool), threshold) for pool, found in sorted(by_pool.items()))
+    return tuple(
+        _advice_for_pool(pool, of_pool, whole, prices.get(pool), threshold) for pool, of_pool in sorted(by_pool.items())
+    )
 
 
-def _pool(
+def _advice_for_pool(
     pool: Pool, rows: Sequence[NodeHour], lengths: Mapping[str, int], price: Decimal | None, threshold: float
 ) -> PoolAdvice:
     shapes = _shapes(rows, lengths)
@@ -180,13 +188,13 @@ def _pool(
 
 
 def slot_of(hour: str) -> int:
-    """Hour of the week of a local hour: 0 is Monday 00:00."""
+    """Return the hour of the week of a local hour; 0 is Monday 00:00."""
     at = datetime.strptime(hour, "%Y-%m-%dT%H")  # noqa: DTZ007 - a local hour has no offset
     return at.weekday() * HOURS + at.hour
 
 
 def _shapes(rows: Sequence[NodeHour], lengths: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the different numbers of GPUs per node in the pool, counting each node by its fullest hour."""
+    """Return the different numbers of GPUs per node in the pool, ascending. A node counts by its largest hour."""
     most: dict[str, int] = {}
     for row in rows:
         count = max(1, round(row.up_us / (lengths[row.hour] * US_PER_MS)))
@@ -194,25 +202,25 @@ def _shapes(rows: Sequence[NodeHour], lengths: Mapping[str, int]) -> tuple[int, 
     return tuple(sorted(set(most.values())))
 
 
-Form = Literal["tfvars", "ansible", "karpenter"]
+FileFormat = Literal["tfvars", "ansible", "karpenter"]
 GPU = "nvidia.com/gpu"
 VARIABLE = "gpu_node_pools"
 
 
-def rendered(form: Form, advised: Sequence[PoolAdvice], threshold: float, span: str) -> str:
-    """Return the text of the file. span: of the window, for the comment."""
-    return _FORMS[form](advised, threshold, span)
+def autoscaler_file(file_format: FileFormat, advised: Sequence[PoolAdvice], threshold: float, span: str) -> str:
+    """Return the node counts as a file for an autoscaler. span: the window as text, for the comment."""
+    return _FORMATS[file_format](advised, threshold, span)
 
 
 def variables(advised: Sequence[PoolAdvice], threshold: float) -> dict[str, dict[str, Any]]:
-    """Variables by pool: min_nodes, max_nodes, gpus_per_node, utilisation_threshold, and weekly_nodes as 24 counts a
-    weekday (an hour the window has not seen has the largest count)."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the variables of each pool for Terraform and Ansible. weekly_nodes has 24 counts per weekday; an hour that
+    the window does not contain has the largest count."""
+    by_key: dict[str, dict[str, Any]] = {}
     for one in advised:
         key = one.pool.key
-        if key in found:
+        if key in by_key:
             key = "_".join(filter(None, (one.pool.cluster, key, one.pool.capacity_type, one.pool.region)))
-        found[key] = {
+        by_key[key] = {
             "pool": one.pool.name,
             "gpu_model": one.pool.gpu_model,
             "gpus_per_node": one.gpus_per_node,
@@ -224,7 +232,7 @@ def variables(advised: Sequence[PoolAdvice], threshold: float) -> dict[str, dict
                 for at, day in enumerate(DAYS)
             },
         }
-    return found
+    return by_key
 
 
 def _tfvars(advised: Sequence[PoolAdvice], threshold: float, _span: str) -> str:
@@ -239,15 +247,15 @@ def _ansible(advised: Sequence[PoolAdvice], threshold: float, span: str) -> str:
 
 
 def _karpenter(advised: Sequence[PoolAdvice], threshold: float, span: str) -> str:
-    """Return one YAML document for each named pool. Karpenter has neither a smallest size nor a schedule, so only the
-    limit is set."""
+    """Return one YAML document for each named pool. It sets only the limit, because a Karpenter NodePool has neither a
+    smallest size nor a schedule."""
     parts = [
         f"# gputally advise autoscaler, {span}, at most {threshold:.0%} of a node's GPUs held\n",
         "# kubectl apply --server-side --field-manager=gputally-advise -f FILE   # NodePools that exist\n",
     ]
     for one in advised:
         if not one.pool.named:
-            parts.append(f"# {one.pool.name}: no node pool is known of these nodes\n")
+            parts.append(f"# {one.pool.name}: the inventory knows no node pool of these nodes\n")
             continue
         document = {
             "apiVersion": "karpenter.sh/v1",
@@ -259,19 +267,19 @@ def _karpenter(advised: Sequence[PoolAdvice], threshold: float, span: str) -> st
     return "".join(parts)
 
 
-_FORMS: dict[Form, Callable[[Sequence[PoolAdvice], float, str], str]] = {
+_FORMATS: dict[FileFormat, Callable[[Sequence[PoolAdvice], float, str], str]] = {
     "tfvars": _tfvars,
     "ansible": _ansible,
     "karpenter": _karpenter,
 }
 
 _MOST_EXPONENT = 50.0
-"""Largest exponent that is computed; a run beyond it would never end."""
+"""Largest exponent in Daly's model that is computed. A run with a larger one would practically never end."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartAssumptions:
-    """Assumptions about what the ledger does not know, in seconds.
+    """Assumptions about facts that the ledger does not have, in seconds.
 
     checkpoint_s: time to write a checkpoint.
     restart_s: time from an interruption until the job works again.
@@ -284,16 +292,15 @@ class RestartAssumptions:
 
 @dataclass(frozen=True, slots=True)
 class SpotAdvice:
-    """The advice for one job.
+    """The advice to run one job on spot capacity.
 
-    gpu_hours: hours that it held on capacity other than spot.
+    gpu_hours: GPU-hours that the job held on other capacity than spot.
     cost: the cost of these hours.
     spot_cost: the cost of as many hours at the price book's spot price.
-    nodes: the most nodes that the job had at once.
-    interval_s: time between checkpoints.
-    stretch: factor by which the run becomes longer, None if it would never end.
-    saving: cost - spot_cost × stretch, what spot saves after the longer run is paid; None if stretch is None; may be
-        negative."""
+    nodes: the largest number of nodes that the job had at once.
+    interval_s: the best interval between checkpoints.
+    stretch: the factor by which checkpoints and interruptions lengthen the run; None if the run would never end.
+    saving: cost - spot_cost × stretch, which can be negative; None if stretch is None."""
 
     team: str
     cluster: str
@@ -309,14 +316,15 @@ class SpotAdvice:
 
 
 def young_interval(checkpoint_s: float, between_s: float) -> float:
-    """Return the best interval between checkpoints to first order, √(2δM), in seconds."""
+    """Return Young's estimate of the best interval between checkpoints, √(2δM), in seconds."""
     return sqrt(2 * checkpoint_s * between_s)
 
 
-def daly(checkpoint_s: float, between_s: float) -> float:
-    """Return the best interval to higher order, in seconds. Raises ValueError for values that are not above 0."""
+def daly_interval(checkpoint_s: float, between_s: float) -> float:
+    """Return Daly's estimate of the best interval between checkpoints, in seconds. Raises ValueError for values that
+    are not above 0."""
     if checkpoint_s <= 0 or between_s <= 0:
-        raise ValueError("a checkpoint takes time, and interruptions are apart: both are above 0")
+        raise ValueError("the checkpoint time and the time between interruptions must be above 0")
     if checkpoint_s >= 2 * between_s:
         return between_s
     part = checkpoint_s / (2 * between_s)
@@ -324,8 +332,8 @@ def daly(checkpoint_s: float, between_s: float) -> float:
 
 
 def run_overhead(interval_s: float, checkpoint_s: float, restart_s: float, between_s: float) -> float | None:
-    """Return the factor by which checkpoints and interruptions lengthen a run (1.1: by a tenth); None if the run would
-    never end."""
+    """Return the factor by which checkpoints and interruptions lengthen a run (1.1 is a tenth longer), by Daly's
+    complete model; None if the run would never end."""
     segment, restart = (interval_s + checkpoint_s) / between_s, restart_s / between_s
     if segment + restart > _MOST_EXPONENT:
         return None
@@ -333,7 +341,7 @@ def run_overhead(interval_s: float, checkpoint_s: float, restart_s: float, betwe
 
 
 def job_of(row: Mapping[str, Any]) -> JobKey:
-    """The job of a row of the report's tables."""
+    """Return the key of the job in a row of the report's tables."""
     return JobKey(row["cluster"], row["namespace"], row["job"])
 
 
@@ -343,15 +351,15 @@ def spot_advice(
     """Return the jobs that could run on spot capacity, the largest saving first.
 
     rows: the report's table `spot`.
-    nodes_of: the most nodes that a job had at once; an interruption of any of them interrupts the job."""
-    found = [_spot_advice_of(row, max(1, nodes_of.get(job_of(row), 1)), assumed) for row in rows]
-    return tuple(sorted(found, key=lambda one: (-(one.saving or 0), one.team, one.cluster, one.namespace, one.job)))
+    nodes_of: the largest number of nodes that a job had at once. An interruption of any of them interrupts the job."""
+    advised = [_spot_advice_for_job(row, max(1, nodes_of.get(job_of(row), 1)), assumed) for row in rows]
+    return tuple(sorted(advised, key=lambda one: (-(one.saving or 0), one.team, one.cluster, one.namespace, one.job)))
 
 
-def _spot_advice_of(row: Mapping[str, Any], nodes: int, assumed: RestartAssumptions) -> SpotAdvice:
+def _spot_advice_for_job(row: Mapping[str, Any], nodes: int, assumed: RestartAssumptions) -> SpotAdvice:
     cost, gross = Decimal(str(row["cost"])), Decimal(str(row["saving_at_most"]))
     between_s = assumed.between_s / nodes
-    interval_s = daly(assumed.checkpoint_s, between_s)
+    interval_s = daly_interval(assumed.checkpoint_s, between_s)
     stretch = run_overhead(interval_s, assumed.checkpoint_s, assumed.restart_s, between_s)
     spot_cost = exact_sum([cost, -gross])
     saving = None if stretch is None else exact_sum([cost, -exact_product(spot_cost, Decimal(str(round(stretch, 6))))])
@@ -365,7 +373,7 @@ _MIG_FAMILIES = {
     "A30": 4, "A100": 7, "H100": 7, "H800": 7, "H20": 7, "H200": 7, "GH200": 7, "B200": 7, "GB200": 7, "B300": 7,
     "GB300": 7,
 }  # fmt: skip
-"""Compute slices by family."""
+"""Compute slices of each GPU family with MIG."""
 _PROFILES: Mapping[tuple[int, int | None], tuple[tuple[int, int, int], ...]] = {
     (4, None): ((1, 2, 6), (2, 4, 12)),
     (7, 40): ((1, 1, 5), (1, 2, 10), (2, 2, 10), (3, 4, 20), (4, 4, 20)),
@@ -374,18 +382,19 @@ _PROFILES: Mapping[tuple[int, int | None], tuple[tuple[int, int, int], ...]] = {
 }
 """MIG profiles by compute slices and GB of the GPU: (compute slices, eighths of the memory, GB of an instance),
 smallest first."""
-_OTHER = ((1, 1, 0), (1, 2, 0), (2, 2, 0), (3, 4, 0), (4, 4, 0))
+_UNKNOWN_MEMORY = ((1, 1, 0), (1, 2, 0), (2, 2, 0), (3, 4, 0), (4, 4, 0))
+"""Profiles of a GPU with 7 compute slices whose memory has no entry in `_PROFILES`."""
 _EIGHTHS = 8
 _MIB_PER_GB = 954
-"""A vendor's GB is 10^9 bytes."""
+"""MiB per GB in the name of a GPU model, which has 10^9 bytes."""
 _MOST_REPLICAS = 4
-"""Replicas of time-slicing: beyond them, waits for the turn grow faster than what is saved."""
+"""Largest number of time-slicing replicas. With more, the waits for a turn grow faster than the saving."""
 Way = Literal["mig", "time-slicing", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """The use of one GPU model by a job. memory_mib: mean while the job held it, None if unknown."""
+    """The use of one GPU model by a job. memory_mib: the mean over the held time; None if unknown."""
 
     gpu_model: str
     memory_mib: float | None
@@ -393,14 +402,15 @@ class ModelUse:
 
 @dataclass(frozen=True, slots=True)
 class SharingAdvice:
-    """The advice for one job.
+    """The advice to run one job on a part of a GPU.
 
     way: the kind of sharing.
-    profile: of MIG (`1g.10gb`, or `1g` if the model's memory is unknown).
-    replicas: number of time-slicing replicas.
-    peak: busy part of the GPU in the busiest hour.
-    saving: the most that sharing can save, None without a price.
-    reason: why the job cannot share, or what to check before it does."""
+    profile: the MIG profile (`1g.10gb`, or `1g` if the memory of the model is unknown); "" without MIG.
+    replicas: the number of time-slicing replicas; 0 without time-slicing.
+    peak: the busy part of the GPU in the busiest hour.
+    memory_mib: the mean memory use; None if unknown.
+    saving: the largest possible saving; None without a price.
+    reason: why the job cannot share a GPU, or what to check before."""
 
     team: str
     cluster: str
@@ -417,43 +427,45 @@ class SharingAdvice:
 
 
 def sharing_advice(rows: Iterable[Mapping[str, Any]], uses: Mapping[JobKey, ModelUse]) -> tuple[SharingAdvice, ...]:
-    """Return the jobs that could share GPUs, the largest saving first. rows: the report's table `hints`."""
-    found = [_sharing_advice_of(row, uses.get(job_of(row))) for row in rows if row["kind"] == "slice"]
-    return tuple(sorted(found, key=lambda one: (-(one.saving or 0), one.team, one.cluster, one.namespace, one.job)))
+    """Return the advice for the jobs that need only a part of a GPU, the largest saving first. rows: the report's table
+    `hints`."""
+    advised = [_sharing_advice_for_job(row, uses.get(job_of(row))) for row in rows if row["kind"] == "slice"]
+    return tuple(sorted(advised, key=lambda one: (-(one.saving or 0), one.team, one.cluster, one.namespace, one.job)))
 
 
-def _sharing_advice_of(row: Mapping[str, Any], use: ModelUse | None) -> SharingAdvice:
+def _sharing_advice_for_job(row: Mapping[str, Any], use: ModelUse | None) -> SharingAdvice:
     peak = float(row["peak_busy_gpus"])
     saving = None if row.get("saving_at_most") is None else Decimal(str(row["saving_at_most"]))
     model, memory = (use.gpu_model, use.memory_mib) if use is not None else ("", None)
-    way, profile, replicas, reason = _way(model, memory, peak)
+    way, profile, replicas, reason = _sharing_way(model, memory, peak)
     return SharingAdvice(
         row["team"], *job_of(row), model, way, profile, replicas, peak, memory,
         saving if way != "none" else None, reason,
     )  # fmt: skip
 
 
-def _way(model: str, memory: float | None, peak: float) -> tuple[Way, str, int, str]:
+def _sharing_way(model: str, memory: float | None, peak: float) -> tuple[Way, str, int, str]:
+    """Return the way, the MIG profile, the number of replicas and the reason of a SharingAdvice."""
     gpu = parse_gpu_model(model)
     slices = _MIG_FAMILIES.get(gpu.family)
     if not model:
-        return "none", "", 0, "it ran on several models, or on none that is known"
+        return "none", "", 0, "the job ran on several GPU models, or on an unknown one"
     whole_mib = gpu.memory_gb * _MIB_PER_GB if gpu.memory_gb else None
     if slices is not None:
-        sizes = _PROFILES.get((slices, gpu.memory_gb)) or _PROFILES.get((slices, None)) or _OTHER
+        sizes = _PROFILES.get((slices, gpu.memory_gb)) or _PROFILES.get((slices, None)) or _UNKNOWN_MEMORY
         for compute, eighths, gigabytes in sizes:
             room = None if whole_mib is None else whole_mib * eighths / _EIGHTHS
             if compute >= ceil(round(peak * slices, 6)) and (memory is None or room is None or memory <= room):
                 name = f"{compute}g.{gigabytes}gb" if gigabytes else f"{compute}g"
-                return "mig", name, 0, _look(memory)
+                return "mig", name, 0, _memory_note(memory)
         return "none", "", 0, "its memory needs the whole GPU"
     by_time = floor(1 / peak) if peak > 0 else _MOST_REPLICAS
     by_memory = floor(whole_mib / memory) if whole_mib and memory else by_time
     replicas = min(by_time, by_memory, _MOST_REPLICAS)
     if replicas < 2:
         return "none", "", 0, "its memory needs the whole GPU"
-    return "time-slicing", "", replicas, f"{_look(memory)}; time-slicing isolates neither memory nor faults"
+    return "time-slicing", "", replicas, f"{_memory_note(memory)}; time-slicing isolates neither memory nor faults"
 
 
-def _look(memory: float | None) -> str:
-    return "memory is not known: look before" if memory is None else "memory is a mean: look at its peak before"
+def _memory_note(memory: float | None) -> str:
+    return "memory is unknown: check it before" if memory is None else "memory is a mean: check its peak before"

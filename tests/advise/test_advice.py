@@ -16,27 +16,26 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from accountant.ledger.protocols import JobKey
-from gputally.advise import advice_output
-from gputally.advise.advice_output import Window
+from gputally.advise.__main__ import Window, spots_table
 from gputally.advise.autoscaling_spot_and_sharing import (
     GPU,
     VARIABLE,
-    Form,
+    FileFormat,
     ModelUse,
     NodeHour,
     Pool,
     PoolAdvice,
     RestartAssumptions,
-    daly,
-    pools,
-    rendered,
+    autoscaler_file,
+    daly_interval,
+    pool_advice,
     run_overhead,
+    sharing_advice,
     slot_of,
+    spot_advice,
     variables,
     young_interval,
 )
-from gputally.advise.autoscaling_spot_and_sharing import sharing_advice as shares
-from gputally.advise.autoscaling_spot_and_sharing import spot_advice as spots
 from tests.effort import examples
 
 HOUR_US, HOUR_MS = 3_600_000_000, 3_600_000
@@ -59,7 +58,7 @@ def hours(*held: float, nodes: int = 4, gpus: int = 8, pool: Pool = H100, day: i
 
 
 def one(rows: list[NodeHour], price: Decimal | None = Decimal("2.50"), threshold: float = 0.75) -> PoolAdvice:
-    (found,) = pools(rows, {row.hour: HOUR_MS for row in rows}, {H100: price}, threshold)
+    (found,) = pool_advice(rows, {row.hour: HOUR_MS for row in rows}, {H100: price}, threshold)
     return found
 
 
@@ -92,11 +91,11 @@ def test_what_is_full_differs_or_has_no_price_is_said() -> None:
 
 def test_half_hours_and_nodes_that_were_down_do_not_count() -> None:
     rows = [*hours(8), NodeHour(H100, "n9", "2026-10-05T00", 0, 0), NodeHour(H100, "n0", "2026-10-05T01", 99, 99)]
-    (found,) = pools(rows, {"2026-10-05T00": HOUR_MS, "2026-10-05T01": HOUR_MS // 2}, {})
+    (found,) = pool_advice(rows, {"2026-10-05T00": HOUR_MS, "2026-10-05T01": HOUR_MS // 2}, {})
     assert (found.hours, found.node_hours) == (1, 4)
-    assert pools([], {}, {}) == ()
+    assert pool_advice([], {}, {}) == ()
     with pytest.raises(ValueError, match="threshold"):
-        pools(rows, {}, {}, 0)
+        pool_advice(rows, {}, {}, 0)
 
 
 def test_hours_of_the_week() -> None:
@@ -116,8 +115,8 @@ def test_the_advised_nodes_always_hold_what_was_held(held: list[int], threshold:
 
 
 @pytest.mark.parametrize("form", ["tfvars", "ansible"])
-def test_variables_for_terraform_and_ansible(form: Form) -> None:
-    text = rendered(form, [one(hours(0, 6, 24))], 0.75, "a span")
+def test_variables_for_terraform_and_ansible(form: FileFormat) -> None:
+    text = autoscaler_file(form, [one(hours(0, 6, 24))], 0.75, "a span")
     document = json.loads(text) if form == "tfvars" else yaml.safe_load(text)
     pool = document[VARIABLE]["h100"]
     assert (pool["min_nodes"], pool["max_nodes"], pool["gpus_per_node"]) == (0, 4, 8)
@@ -129,37 +128,37 @@ def test_variables_for_terraform_and_ansible(form: Form) -> None:
 def test_pools_of_one_name_stay_apart() -> None:
     other = Pool("other", "h100", "NVIDIA H100", "us", "spot")
     rows = [*hours(6), *hours(6, pool=other)]
-    found = pools(rows, {"2026-10-05T00": HOUR_MS}, {})
+    found = pool_advice(rows, {"2026-10-05T00": HOUR_MS}, {})
     assert list(variables(found, 0.75)) == ["h100", "prod_h100_on-demand_eu"]
 
 
 def test_a_karpenter_limit_has_the_shape_of_a_node_pool() -> None:
     nameless = Pool("prod", "NVIDIA L4", "NVIDIA L4", "", "", named=False)
     rows = [*hours(6, 24), *hours(1, pool=nameless)]
-    text = rendered("karpenter", pools(rows, {row.hour: HOUR_MS for row in rows}, {}), 0.75, "a span")
+    text = autoscaler_file("karpenter", pool_advice(rows, {row.hour: HOUR_MS for row in rows}, {}), 0.75, "a span")
     (document,) = [each for each in yaml.safe_load_all(text) if each]
     assert set(document) == {"apiVersion", "kind", "metadata", "spec"}
     assert (document["apiVersion"], document["kind"]) == ("karpenter.sh/v1", "NodePool")
     assert document["metadata"] == {"name": "h100"}
     assert document["spec"] == {"limits": {GPU: "32"}}
     assert all(QUANTITY.match(value) for value in document["spec"]["limits"].values())
-    assert "# NVIDIA L4: no node pool is known" in text
+    assert "# NVIDIA L4: the inventory knows no node pool" in text
 
 
 def test_dalys_interval() -> None:
     # δ 120 s, M 24 h: Young 4553.7 s; Daly's further terms and − δ.
     assert young_interval(120, 86_400) == pytest.approx(sqrt(2 * 120 * 86_400))
     part = 120 / (2 * 86_400)
-    assert daly(120, 86_400) == pytest.approx(4553.68 * (1 + sqrt(part) / 3 + part / 9) - 120, rel=1e-5)
-    assert daly(300, 100) == 100
+    assert daly_interval(120, 86_400) == pytest.approx(4553.68 * (1 + sqrt(part) / 3 + part / 9) - 120, rel=1e-5)
+    assert daly_interval(300, 100) == 100
     with pytest.raises(ValueError, match="above 0"):
-        daly(0, 1)
+        daly_interval(0, 1)
 
 
 @settings(max_examples=examples(20, 120))
 @given(st.floats(1, 600), st.floats(1_800, 400_000), st.floats(0.4, 2.5))
 def test_no_other_interval_is_much_better(checkpoint_s: float, between_s: float, factor: float) -> None:
-    best = daly(checkpoint_s, between_s)
+    best = daly_interval(checkpoint_s, between_s)
     ours, other = (run_overhead(each, checkpoint_s, 60, between_s) for each in (best, best * factor))
     assert ours is not None
     assert other is None or ours <= other * 1.01
@@ -171,7 +170,7 @@ def test_savings_on_spot_pay_for_what_is_lost() -> None:
            "cost": "300.00", "saving_at_most": "150.00"}  # fmt: skip
     rows = [row, {**row, "job": "PyTorchJob/wide"}]
     assumed = RestartAssumptions(120, 600, 86_400)
-    narrow, wide = spots(rows, {JobKey("prod", "llm", "PyTorchJob/wide"): 64}, assumed)
+    narrow, wide = spot_advice(rows, {JobKey("prod", "llm", "PyTorchJob/wide"): 64}, assumed)
     assert (narrow.job, narrow.nodes, wide.nodes) == ("PyTorchJob/a", 1, 64)
     stretch = run_overhead(narrow.interval_s, 120, 600, 86_400)
     assert stretch is not None
@@ -181,21 +180,21 @@ def test_savings_on_spot_pay_for_what_is_lost() -> None:
     assert wide.interval_s < narrow.interval_s
     assert wide.saving is not None
     assert wide.saving < narrow.saving
-    (never,) = spots([row], {}, RestartAssumptions(120, 100_000, 60))
+    (never,) = spot_advice([row], {}, RestartAssumptions(120, 100_000, 60))
     assert (never.stretch, never.saving) == (None, None)
 
 
 def test_jobs_of_one_name_in_two_clusters_are_two_jobs() -> None:
     row = {"team": "llm", "cluster": "a", "namespace": "llm", "job": "PyTorchJob/a", "gpu_hours": "100",
            "cost": "300.00", "saving_at_most": "150.00"}  # fmt: skip
-    found = spots(
+    found = spot_advice(
         [row, {**row, "cluster": "b"}], {JobKey("b", "llm", "PyTorchJob/a"): 8}, RestartAssumptions(120, 600, 86_400)
     )
     assert [(one.cluster, one.nodes) for one in found] == [("a", 1), ("b", 8)]
     window = Window.before(0, 7, "UTC")
     for several, shown in ((found, "b/llm/PyTorchJob/a"), (found[1:], " llm/PyTorchJob/a")):
         console = Console(width=150, record=True, file=StringIO())
-        console.print(advice_output.spots(several, window, RestartAssumptions(120, 600, 86_400), "USD"))
+        console.print(spots_table(several, window, RestartAssumptions(120, 600, 86_400), "USD"))
         assert shown in console.export_text()
 
 
@@ -229,13 +228,13 @@ def hint(job: str, peak: float, kind: str = "slice", saving: str | None = "70") 
     ],
 )
 def test_a_part_of_a_gpu(model: str, memory: float | None, peak: float, how: str) -> None:
-    (found,) = shares([hint("Job/a", peak)], {JobKey("prod", "nlp", "Job/a"): ModelUse(model, memory)})
+    (found,) = sharing_advice([hint("Job/a", peak)], {JobKey("prod", "nlp", "Job/a"): ModelUse(model, memory)})
     assert {"mig": found.profile, "time-slicing": str(found.replicas), "none": "none"}[found.way] == how
     assert (found.saving is None) == (found.way == "none")
     assert found.reason
 
 
 def test_what_is_not_known_is_no_advice() -> None:
-    first, second = shares([hint("Job/a", 0.1), hint("Job/b", 0.1, saving=None), hint("Job/c", 3, "fewer")], {})
+    first, second = sharing_advice([hint("Job/a", 0.1), hint("Job/b", 0.1, saving=None), hint("Job/c", 3, "fewer")], {})
     assert (first.way, second.way) == ("none", "none")
-    assert "none that is known" in first.reason
+    assert "on an unknown one" in first.reason

@@ -185,7 +185,7 @@ def test_modules_of_the_users_own_with_our_names_break_nothing(client: Client, t
     for name in ("agent.py", "dashboards.py"):
         (tmp_path / name).write_text("MINE = 42\n")
     (tmp_path / "notebook.py").write_text(NOTEBOOK.format(start=START_MS, end=START_MS + HOUR_MS))
-    url = client._remote.url
+    url = client._accountant.url
     command = [sys.executable, "notebook.py", url, when]
     done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")

@@ -13,7 +13,7 @@ import trustme
 
 from fairshare.targets import KINDS
 from fairshare.targets.kai import POD_GROUP
-from gputally.advise.autoscaling_spot_and_sharing import Pool, PoolAdvice, rendered
+from gputally.advise.autoscaling_spot_and_sharing import Pool, PoolAdvice, autoscaler_file
 from gputally.kubernetes.objects import GPU, Object
 from tests.docs import site
 from tests.fairshare.realserver import MERGE, standing
@@ -90,7 +90,7 @@ def stage(folder: Path) -> None:
     """The files that the pages name and leave to the reader, or to a command of theirs that `make test` runs."""
     pool = Pool("prod", "h100", "NVIDIA H100 80GB HBM3", "", "")
     advised = PoolAdvice(pool, 8, 2, 1, 2, (), 0, 0.0, 0, 0.0, 0, 0.0, 0.0, (8,), None, None)
-    (folder / "limits.yaml").write_text(rendered("karpenter", [advised], 0.75, "two weeks"), "utf-8")
+    (folder / "limits.yaml").write_text(autoscaler_file("karpenter", [advised], 0.75, "two weeks"), "utf-8")
     authority = trustme.CA()
     pair = authority.issue_cert(f"{RELEASE}-accountant.{RELEASE}.svc")
     authority.cert_pem.write_to_path(folder / "ca.crt")
