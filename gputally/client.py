@@ -125,7 +125,7 @@ class Client:
 
         `gpu_us` is an integer; `gpu_hours`, `unit_price` and `cost` are Decimal (None without a price). The gpu_us of
         the lines add up to the capacity, and their costs to attrs["cost"]. attrs["due"] is the amount that each team
-        owes, in whole minor units, with commitments, corrections and credits.
+        owes, rounded to the currency's minor unit (Decimal 12.34, not 1234), with commitments, corrections and credits.
 
         attrs: cost, due, due_total, currency, status, hash, coverage, unpriced_gpu_us, price_book_version."""
         with _valid_answer("/v1/statement"):

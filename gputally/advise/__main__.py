@@ -61,7 +61,8 @@ _UP = (*_HELD, "unallocated_gpu_us")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The span of whole hours on which the advice is based, in UTC milliseconds. timezone: of the hours of the week."""
+    """The span of whole hours on which the advice is based, in UTC milliseconds. timezone: the time zone of the hours
+    of the week."""
 
     start_ms: int
     end_ms: int
@@ -422,7 +423,7 @@ def autoscaler(
 ) -> None:
     """Print the needed nodes of every pool by hour of the week, their smallest and largest number, and unused
     node-hours."""
-    with at.asking() as accountant:
+    with at.connection() as accountant:
         queries = AdviceQueries(accountant, _window(days, until, timezone))
         rows, coverage = queries.node_hours()
         prices = queries.prices(sorted({row.pool for row in rows}))
@@ -454,7 +455,7 @@ def spot(
     """List batch jobs that would be cheaper on spot capacity, the best interval between their checkpoints, and the
     saving."""
     assumed = RestartAssumptions(_seconds(checkpoint), _seconds(restart), _seconds(interruption_every))
-    with at.asking() as accountant:
+    with at.connection() as accountant:
         queries = AdviceQueries(accountant, _window(days, until, timezone))
         report = queries.report()
         rows = report["tables"]["spot"]
@@ -469,7 +470,7 @@ def sharing(
     days: Days = 28, until: Until = None, timezone: Zone = "UTC", output: OutputOption = "table", *, at: Server
 ) -> None:
     """List jobs for which a MIG instance or a part of a time-sliced GPU would be enough, with what they used."""
-    with at.asking() as accountant:
+    with at.connection() as accountant:
         queries = AdviceQueries(accountant, _window(days, until, timezone))
         report = queries.report()
         rows = report["tables"]["hints"]

@@ -100,7 +100,7 @@ class PoolAdvice:
     full_hours: hours in which at least `FULL` of the GPUs were held.
     peak_gpus, mean_gpus: GPUs held in the busiest hour, and on average.
     shapes: the different numbers of GPUs per node.
-    unit_price: of a GPU-hour; None without a price.
+    unit_price: the price of a GPU-hour; None without one.
     saving: the cost of the surplus; None without a price."""
 
     pool: Pool

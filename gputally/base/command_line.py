@@ -146,7 +146,7 @@ def table(
 
 
 def figures(*headings: str, **style: Any) -> list[Column]:
-    """Return right-aligned columns with these headings. style: of each column, as in rich."""
+    """Return right-aligned columns with these headings. style: the style of each column, as in rich."""
     return [Column(heading.strip(), justify="right", **style) for heading in headings]
 
 

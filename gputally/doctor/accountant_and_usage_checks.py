@@ -177,7 +177,7 @@ def prices(
     """Check whether there is a price book with a price for every GPU model in use, and no example prices.
 
     rows: the report's table `unpriced`.
-    version: of the price book; None without one.
+    version: the version of the price book; None without one.
     month: the month to price again, for the remedy.
     examples: ids of the price book's rows that are examples."""
     if not version:

@@ -72,7 +72,7 @@ class LazySource(Generic[T]):
 class Options:
     """The options of the command.
 
-    namespace: of the release.
+    namespace: the namespace of the release.
     policy: a policy file to use instead of the policy in force at the accountant."""
 
     url: str = "http://127.0.0.1:8080"

@@ -139,7 +139,7 @@ def agents(
     """Check whether every node with GPUs has an agent, and whether the agents run.
 
     sets, pods: the DaemonSets and pods of agents.
-    events: of DaemonSets that could not create a pod.
+    events: the events of DaemonSets that could not create a pod.
 
     Raises CannotCheck if there is no DaemonSet of agents."""
     if not sets:

@@ -142,8 +142,8 @@ def needed_rights(
 def judge_rights(answers: Mapping[str, Mapping[AccessRight, bool]], users: Mapping[str, str]) -> CheckResult:
     """Report missing rights.
 
-    answers: for each program, its needed rights, and True for those that it has.
-    users: for each program, the user whose rights were reviewed."""
+    answers: the needed rights of each program, with True for those that it has.
+    users: the user of each program whose rights were reviewed."""
     findings = [each for program in answers for each in _of_program(program, answers[program], users[program])]
     reviewed = sum(len(rights) for rights in answers.values())
     names = joined_names(dict.fromkeys(users[program] for program in answers))
@@ -176,7 +176,7 @@ def review_rights(
     The function reviews the rights of the programs' service accounts. If it cannot list or review them, it reviews the
     caller's own rights.
 
-    namespace: of the release, if the programs' service accounts cannot be listed.
+    namespace: the namespace of the release, used if the programs' service accounts cannot be listed.
     preempts, configs: see `needed_rights`."""
     served = cluster.served({right.group for rights in (*NEEDS.values(), PREEMPTING) for right in rights})
     accounts = _accounts(cluster)

@@ -56,7 +56,7 @@ class Target:
 
     versions: the versions that the API server serves, by (group, plural).
     mode: off, dry-run or enforce.
-    conditions, issues: from the scheduler's adapter, if the policy refers to the scheduler.
+    conditions, issues: the reports of the scheduler's adapter, if the policy refers to the scheduler.
     fault: why the scheduler's objects cannot be read; "" if they can."""
 
     name: str

@@ -109,7 +109,7 @@ class Reflector(Generic[O, V]):
 
     decode: the type of a decoded object.
     keep: returns the value of an object; None to store none.
-    changed: is called with the uid and the value of every changed object; None if the object has no value any more.
+    changed: the function that gets the uid and the value of every changed object; None if the object has no value.
     others: further paths of the kind, for servers that do not serve it at `path`.
     optional: True if a server without the kind is not a failure.
     now_ms: the clock of `heard_ms` and `behind`."""

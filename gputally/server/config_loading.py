@@ -91,7 +91,8 @@ def _from_flags(flags: Mapping[str, object]) -> list[_Override]:
 
 
 def _line(document: Document, places: Mapping[tuple[Key, ...], str], fault: Any) -> str:
-    """Return the message for one of pydantic's faults. places: of values that do not come from the document."""
+    """Return the message for one of pydantic's faults. places: the places of values that do not come from the
+    document."""
     cause = fault.get("ctx", {}).get("error")
     path: tuple[Key, ...] = getattr(cause, "path", None) or fault["loc"]
     where = ".".join(str(part) for part in path)
@@ -308,7 +309,7 @@ class _FileNotInForce(FileFault):
 class WatchedFile(ReloadedFile[T]):
     """A reloaded file that reports faults instead of raising them.
 
-    report: is called with the faults (`file:line: reason`) of a version that is not put in force."""
+    report: the function that gets the faults (`file:line: reason`) of a version that is not put in force."""
 
     def __init__(
         self,

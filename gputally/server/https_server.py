@@ -97,7 +97,7 @@ def common_name(certificate: Any) -> str:
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol of one connection, with time and size limits.
 
-    closed: is called when the connection has ended, if it was established."""
+    closed: the function to call when the connection has ended, if it was established."""
 
     def __init__(
         self,

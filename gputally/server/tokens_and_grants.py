@@ -226,7 +226,7 @@ class TokenList(Model):
 class TokenFile:
     """Accepts the bearer tokens of a token file. Raises FileFault if the first version of the file is invalid.
 
-    report: is called with the faults of a later version that is not put in force."""
+    report: the function that gets the faults of a later version that is not put in force."""
 
     def __init__(self, path: Path, clock: Clock, report: Callable[[str], None]) -> None:
         self._file = WatchedFile(path, lambda p: config_loading.load_yaml(p, TokenList).tokens, report)
