@@ -417,7 +417,7 @@ class Service:
         path = str(self.settings.prices)
         try:
             if self._trial:
-                self.books.prices.try_out(self.books.made(book).book, self._clock.wall_ms())
+                self.books.prices.try_out(self.books.composed(book).book, self._clock.wall_ms())
                 return
             version = self.books.take_file(book, path)
         except CannotClose as refused:

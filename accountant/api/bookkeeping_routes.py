@@ -572,7 +572,7 @@ def accept_proposal(
 ) -> list[BookedCorrection]:
     """Books the proposal as corrections in the first open month. Refused if more records have arrived since it was
     shown."""
-    booked = deps.books.take(Month.parse(month), proposal, principal.name, request.reason)
+    booked = deps.books.accept(Month.parse(month), proposal, principal.name, request.reason)
     return [correction_line(correction) for correction in booked]
 
 

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Protocol, cast
 
 from fastapi import Depends, Request
 
@@ -26,7 +26,6 @@ from accountant.notifications.dispatcher import Dispatcher
 from accountant.prices.price_book import PriceBook
 from accountant.reports.report_builder import ReportQuestions
 from accountant.reports.report_text import silence_note
-from accountant.runtime.background_tasks import LakePublisher
 from accountant.runtime.clock_step_guard import GuardedClock
 from accountant.runtime.job_and_task_metrics import Metrics
 from accountant.storage.backups import KeptBackups
@@ -38,6 +37,9 @@ from gputally.base.clock import Clock
 from gputally.server.rate_and_connection_limits import RateLimit
 from gputally.server.sign_in import SignInService
 from gputally.server.tokens_and_grants import Authenticator, Principal
+
+if TYPE_CHECKING:  # an accountant without a lake does not load its libraries
+    from accountant.lake.publisher import Publisher
 
 
 class BatchIngest(Protocol):
@@ -160,7 +162,7 @@ class Deps:
     tasks: BackgroundTasks | None = None
     spent: Callable[[], float] = time.thread_time
     guard: GuardedClock | None = None
-    lake: LakePublisher | None = None
+    lake: Publisher | None = None
     bound: RateLimit | None = None
     picker: Callable[[], ClusterPicker | None] = lambda: None
 

@@ -158,23 +158,13 @@ def of_nodes(nodes: Iterable[NodeFacts], now_ms: int) -> Metric:
 
 def of_queues(policy: Policy | None) -> Metric:
     """Queues of the policy in force."""
-    queues = [] if policy is None else [(q.name, q.parent or "", team_of(policy, q.name)) for q in policy.queues]
+    queues = [] if policy is None else [(q.name, q.parent or "", policy.team_of(q.name)) for q in policy.queues]
     return gauge(
         "gputally_queue_info",
         "A queue of the policy, above it its parent, and the team that pays for it; always 1.",
         ((labels, 1) for labels in sorted(queues)),
         labels=["queue", "parent", "team"],
     )
-
-
-def team_of(policy: Policy, name: str | None) -> str:
-    """The team of a queue or its nearest ancestor with a team; "" if there is none."""
-    queues = {queue.name: queue for queue in policy.queues}
-    while name is not None and name in queues:
-        if queues[name].team is not None:
-            return str(queues[name].team)
-        name = queues[name].parent
-    return ""
 
 
 def of_namespaces(lines: Iterable[UsageLine]) -> Iterator[tuple[tuple[str, str], int]]:
@@ -290,7 +280,7 @@ class LedgerCollector(Collector):
         if policy is not None:
             zone = self._settings.timezone
             for state in states(self._ledger, self._book(), policy, month, settled_ms, zone):
-                team = state.team or team_of(policy, state.queue)
+                team = state.team or policy.team_of(state.queue)
                 budgets.append(((state.name, team, state.queue or ""), state))
         yield gauge(
             "gputally_budget_spent_ratio",

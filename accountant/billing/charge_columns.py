@@ -23,9 +23,9 @@ from accountant.billing.usage_pricing import (
     charges,
     pieces,
 )
-from accountant.core.gpu_time_accounts import merged
+from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.ledger.protocols import Questions
-from accountant.ledger.usage_columns import Place, UsageColumns, Whole
+from accountant.ledger.usage_columns import Int64Array, Place, UsageColumns
 from accountant.prices.price_book import Price, PriceBook
 from accountant.wire.usage_models import Dimension
 
@@ -44,16 +44,16 @@ class Groups:
     """GPU-µs by line and key.
 
     keys: sorted.
-    of: for each line two int64 arrays of equal length: indices into `keys`, ascending, and the GPU-µs of each of these
-        keys."""
+    by_line: for each line two int64 arrays of equal length: indices into `keys`, ascending, and the GPU-µs of each of
+        these keys."""
 
     keys: Sequence[tuple[str, ...]] = ()
-    of: Mapping[LineKey, tuple[Whole, Whole]] = field(default_factory=dict)
+    by_line: Mapping[LineKey, tuple[Int64Array, Int64Array]] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """Approximate memory in bytes."""
-        return _KEY_BYTES * len(self.keys) + sum(key.nbytes + gpu_us.nbytes for key, gpu_us in self.of.values())
+        return _KEY_BYTES * len(self.keys) + sum(key.nbytes + gpu_us.nbytes for key, gpu_us in self.by_line.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +66,20 @@ class BilledLines:
 
 @dataclass(frozen=True, slots=True)
 class ChargeColumns:
-    """Charges of a span. keys, places and prices: sorted, unique values (prices by id, None first).
+    """Charges of a span.
 
+    keys, places, prices: sorted, unique values (prices by id, None first).
     table: int64, shape (rows, 6): indices of key, place, account (in LINE_ACCOUNTS), detail (in DETAILS) and price, and
-    GPU-µs. Several rows may differ only in their time."""
+        GPU-µs. Some rows differ only in their time."""
 
     keys: Sequence[tuple[str, ...]]
     places: Sequence[Place]
     prices: Sequence[Price | None]
-    table: Whole
+    table: Int64Array
 
     def charges(self) -> list[Charge]:
         """One charge per distinct row, sorted by key, place, account, detail and price."""
-        numbers, gpu_us = merged(self.table[:, :TIME], self.table[:, TIME:])
+        numbers, gpu_us = sum_by_key(self.table[:, :TIME], self.table[:, TIME:])
         return [
             Charge(
                 self.keys[key], self.places[place], LINE_ACCOUNTS[account], time, self.prices[price], DETAILS[detail]
@@ -86,40 +87,41 @@ class ChargeColumns:
             for (key, place, account, detail, price), (time,) in zip(numbers.tolist(), gpu_us.tolist(), strict=True)
         ]
 
-    def only(self, rows: Whole) -> ChargeColumns:
+    def only(self, rows: Int64Array) -> ChargeColumns:
         """A selection of rows. rows: their indices, or a mask."""
         return replace(self, table=self.table[rows])
 
     def regrouped(self, dimensions: Sequence[int]) -> ChargeColumns:
-        """Return the charges grouped by some dimensions of the keys only. dimensions: their indices in the key."""
+        """The charges grouped by some of the dimensions. dimensions: their indices in the key."""
         keys, number = numbered([tuple([key[at] for at in dimensions]) for key in self.keys])
         table = self.table.copy()
         table[:, KEY] = number[table[:, KEY]]
         return replace(self, keys=keys, table=table)
 
-    def paid_by(self, rows: Whole, payers: Mapping[int, tuple[str, ...]]) -> ChargeColumns:
-        """Return the charges with other keys for these rows. payers: the new key by the index of the old one."""
-        given = [payers.get(number, key) for number, key in enumerate(self.keys)]
-        keys, number = numbered([*self.keys, *given])
+    def paid_by(self, rows: Int64Array, payers: Mapping[int, tuple[str, ...]]) -> ChargeColumns:
+        """The charges with other keys for these rows. payers: the new key by the index of the old one."""
+        new_keys = [payers.get(number, key) for number, key in enumerate(self.keys)]
+        keys, number = numbered([*self.keys, *new_keys])
         table = self.table.copy()
         table[:, KEY] = number[table[:, KEY]]
         table[rows, KEY] = number[len(self.keys) + self.table[rows, KEY]]
         return replace(self, keys=keys, table=table)
 
-    def replaced(self, rows: Whole, instead: Sequence[Charge]) -> ChargeColumns:
-        """Return the charges with `instead` in place of these rows. Its places and prices must already be in the
-        lists."""
-        keys, number = numbered([*self.keys, *(charge.key for charge in instead)])
-        kept = np.delete(self.table, rows, axis=0)
-        kept[:, KEY] = number[kept[:, KEY]]
-        place = {place: at for at, place in enumerate(self.places)}
-        price = {_price_id(price): at for at, price in enumerate(self.prices)}
+    def replaced(self, rows: Int64Array, substitutes: Sequence[Charge]) -> ChargeColumns:
+        """The charges with `substitutes` in place of these rows. The places and prices of the substitutes must be
+        among `places` and `prices`."""
+        keys, number = numbered([*self.keys, *(charge.key for charge in substitutes)])
+        others = np.delete(self.table, rows, axis=0)
+        others[:, KEY] = number[others[:, KEY]]
+        place = {place: index for index, place in enumerate(self.places)}
+        price = {_price_id(price): index for index, price in enumerate(self.prices)}
         added = [
-            (at, place[charge.place], LINE_ACCOUNTS.index(charge.account), DETAILS.index(charge.detail),
+            (key, place[charge.place], LINE_ACCOUNTS.index(charge.account), DETAILS.index(charge.detail),
              price[_price_id(charge.row)], charge.gpu_us)
-            for at, charge in zip(number[len(self.keys) :].tolist(), instead, strict=True)
+            for key, charge in zip(number[len(self.keys) :].tolist(), substitutes, strict=True)
         ]  # fmt: skip
-        return replace(self, keys=keys, table=np.concatenate([kept, _rows(added, 6)]))
+        new_rows = np.array(added, dtype=np.int64).reshape(-1, others.shape[1])
+        return replace(self, keys=keys, table=np.concatenate([others, new_rows]))
 
     def by_line(self) -> BilledLines:
         """The charges grouped by line of a statement; a key begins with the paying team."""
@@ -127,54 +129,54 @@ class ChargeColumns:
         kinds, kind = numbered([(place.gpu_model, place.capacity_type) for place in self.places])
         key, place, account, detail, price, _ = self.table.T
         columns = np.stack([team[key], kind[place], account, detail, price, key], axis=1)
-        rows, gpu_us = merged(columns, self.table[:, TIME])
+        rows, gpu_us = sum_by_key(columns, self.table[:, TIME])
         first = np.flatnonzero((rows[1:, :5] != rows[:-1, :5]).any(axis=1)) + 1
-        found, groups = [], {}
+        lines, groups = [], {}
         for begin, end in pairwise([0, *first.tolist(), len(rows)] if len(rows) else []):
-            of_team, of_kind, of_account, of_detail, of_price, _ = rows[begin].tolist()
-            (model, capacity), row = kinds[of_kind], self.prices[of_price]
+            team_index, kind_index, account_index, detail_index, price_index, _ = rows[begin].tolist()
+            (model, capacity), row = kinds[kind_index], self.prices[price_index]
             charge = Charge(
-                teams[of_team], Place(model, "", "", capacity), LINE_ACCOUNTS[of_account],
-                int(gpu_us[begin:end].sum()), row, DETAILS[of_detail],
+                teams[team_index], Place(model, "", "", capacity), LINE_ACCOUNTS[account_index],
+                int(gpu_us[begin:end].sum()), row, DETAILS[detail_index],
             )  # fmt: skip
-            found.append(charge)
+            lines.append(charge)
             line = (*charge.key, charge.account, charge.detail, model, capacity, row.id if row else None)
             groups[line] = rows[begin:end, 5], gpu_us[begin:end]
-        return BilledLines(found, Groups(self.keys, groups))
+        return BilledLines(lines, Groups(self.keys, groups))
 
 
-def charges_by_cuts(
+def charges_by_grouping(
     ledger: Questions,
     book: PriceBook | None,
     start_ms: int,
     end_ms: int,
-    cuts: Sequence[Sequence[Dimension]],
+    groupings: Sequence[Sequence[Dimension]],
     timezone: str = "UTC",
     where: Mapping[Dimension, Collection[str]] | None = None,
 ) -> list[ChargeColumns]:
-    """Return the charges of [start_ms, end_ms) by each of the groupings, with allocated_idle divided into its details.
+    """The charges of [start_ms, end_ms) by each of the groupings, with allocated_idle divided into its details.
 
     Each span without a price change is priced separately, so start-up time has the price of its own hours.
 
     where: a filter by dimensions that every grouping has."""
     spans = pieces(book, start_ms, end_ms)
-    usage = ledger.usage_columns((start_ms, *(end for _, end in spans)), cuts, timezone)
+    usage = ledger.usage_columns((start_ms, *(end for _, end in spans)), groupings, timezone)
     if book is None or book.by_place(start_ms, end_ms):
-        found = [_priced_by_place(columns, book, [start for start, _ in spans]) for columns in usage]
+        priced = [_priced_by_place(columns, book, [start for start, _ in spans]) for columns in usage]
     else:
-        found = [
+        priced = [
             _of_charges([charges(ledger, book, *span, by, where, timezone) for span in spans], columns)
-            for by, columns in zip(cuts, usage, strict=True)
+            for by, columns in zip(groupings, usage, strict=True)
         ]
-    return [_chosen(columns, by, where) for by, columns in zip(cuts, found, strict=True)] if where else found
+    return [_filtered(columns, by, where) for by, columns in zip(groupings, priced, strict=True)] if where else priced
 
 
-def _chosen(
+def _filtered(
     columns: ChargeColumns, by: Sequence[Dimension], where: Mapping[Dimension, Collection[str]]
 ) -> ChargeColumns:
-    wanted = [(by.index(name), frozenset(values)) for name, values in where.items()]
-    keys = [all(key[at] in values for at, values in wanted) for key in columns.keys]
-    return columns.only(np.array(keys, dtype=bool)[columns.table[:, KEY]])
+    conditions = [(by.index(name), frozenset(values)) for name, values in where.items()]
+    matches = [all(key[index] in values for index, values in conditions) for key in columns.keys]
+    return columns.only(np.array(matches, dtype=bool)[columns.table[:, KEY]])
 
 
 def _priced_by_place(usage: UsageColumns, book: PriceBook | None, starts: Sequence[int]) -> ChargeColumns:
@@ -193,14 +195,14 @@ def _priced_by_place(usage: UsageColumns, book: PriceBook | None, starts: Sequen
 
 
 def _of_charges(by_stretch: Sequence[Sequence[Charge]], usage: UsageColumns) -> ChargeColumns:
-    """Return charges for prices that depend on more than place and instant.
+    """Converts charges to columns, for prices that depend on more than place and instant.
 
     by_stretch: charges of each span.
-    usage: provides their start-up time."""
-    found = [(stretch, charge) for stretch, several in enumerate(by_stretch) for charge in several]
-    keys, key = numbered([charge.key for _, charge in found])
-    places, place = numbered([charge.place for _, charge in found])
-    prices, price = _numbered_prices([charge.row for _, charge in found])
+    usage: has the start-up time of the charges."""
+    numbered_charges = [(stretch, charge) for stretch, several in enumerate(by_stretch) for charge in several]
+    keys, key = numbered([charge.key for _, charge in numbered_charges])
+    places, place = numbered([charge.place for _, charge in numbered_charges])
+    prices, price = _numbered_prices([charge.row for _, charge in numbered_charges])
     row_of = {
         (stretch, usage.keys[key], usage.places[place]): row
         for row, (stretch, key, place) in enumerate(
@@ -209,15 +211,16 @@ def _of_charges(by_stretch: Sequence[Sequence[Charge]], usage: UsageColumns) -> 
     }
     start_up = np.concatenate([usage.gpu_us[:, len(ACCOUNTS) :], np.zeros((1, 2), dtype=np.int64)])
     none = len(start_up) - 1
-    group = np.array([row_of.get((at, charge.key, charge.place), none) for at, charge in found], dtype=np.int64)
-    accounts = np.array([LINE_ACCOUNTS.index(charge.account) for _, charge in found], dtype=np.int64)
-    gpu_us = np.array([charge.gpu_us for _, charge in found], dtype=np.int64)
+    groups = [row_of.get((stretch, charge.key, charge.place), none) for stretch, charge in numbered_charges]
+    group = np.array(groups, dtype=np.int64)
+    accounts = np.array([LINE_ACCOUNTS.index(charge.account) for _, charge in numbered_charges], dtype=np.int64)
+    gpu_us = np.array([charge.gpu_us for _, charge in numbered_charges], dtype=np.int64)
     numbers = np.stack([key, place, accounts, price], axis=1)
     return ChargeColumns(keys, places, prices, _with_details(numbers, gpu_us, start_up[group], group))
 
 
-def _with_details(numbers: Whole, gpu_us: Whole, start_up_us: Whole, group: Whole) -> Whole:
-    """Return `ChargeColumns.table` with allocated_idle divided into details.
+def _with_details(numbers: Int64Array, gpu_us: Int64Array, start_up_us: Int64Array, group: Int64Array) -> Int64Array:
+    """`ChargeColumns.table` with allocated_idle divided into details.
 
     numbers: key, place, account and price, shape (rows, 4).
     gpu_us, group: shape (rows,). The idle rows of a group are adjacent.
@@ -234,12 +237,12 @@ def _with_details(numbers: Whole, gpu_us: Whole, start_up_us: Whole, group: Whol
     return table[time > 0]
 
 
-def split_in_order(group: Whole, gpu_us: Whole, limits: Whole) -> Whole:
-    """Cut the time of each group, row after row, into consecutive parts: the first `limits[0]` are the first part, the
-    next `limits[1]` the second, and the remainder the last.
+def split_in_order(group: Int64Array, gpu_us: Int64Array, limits: Int64Array) -> Int64Array:
+    """Divides each group's time into parts and a rest. The first rows of a group fill the first part up to its limit,
+    the next rows the second part, and so on.
 
-    group, gpu_us: shape (rows,). Adjacent equal values form one group.
-    limits: the limits of a row's whole group, shape (rows, parts).
+    group, gpu_us: shape (rows,). Adjacent equal values of `group` form one group.
+    limits: of a row's whole group, shape (rows, parts).
 
     Returns shape (rows, parts + 1). Each row adds up to its gpu_us."""
     if not len(group):
@@ -252,14 +255,14 @@ def split_in_order(group: Whole, gpu_us: Whole, limits: Whole) -> Whole:
     return np.diff(np.column_stack([np.zeros_like(gpu_us), before_edge, gpu_us]), axis=1)
 
 
-def numbered(values: Sequence[T]) -> tuple[list[T], Whole]:
+def numbered(values: Sequence[T]) -> tuple[list[T], Int64Array]:
     """The distinct values, sorted, and for each value its index among them, shape (len(values),)."""
-    listed = sorted(set(values))
-    number = {value: at for at, value in enumerate(listed)}
-    return listed, np.array([number[value] for value in values], dtype=np.int64)
+    distinct = sorted(set(values))
+    number = {value: index for index, value in enumerate(distinct)}
+    return distinct, np.array([number[value] for value in values], dtype=np.int64)
 
 
-def _numbered_prices(prices: Sequence[Price | None]) -> tuple[list[Price | None], Whole]:
+def _numbered_prices(prices: Sequence[Price | None]) -> tuple[list[Price | None], Int64Array]:
     """The distinct prices by id, None first, and for each price its index among them."""
     by_id: dict[str, Price | None] = {"": None, **{_price_id(price): price for price in prices}}
     ids, number = numbered([("",), *((_price_id(price),) for price in prices)])
@@ -268,7 +271,3 @@ def _numbered_prices(prices: Sequence[Price | None]) -> tuple[list[Price | None]
 
 def _price_id(price: Price | None) -> str:
     return price.id if price is not None else ""
-
-
-def _rows(rows: Sequence[tuple[int, ...]], columns: int) -> Whole:
-    return np.array(rows, dtype=np.int64).reshape(-1, columns)

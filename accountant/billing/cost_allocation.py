@@ -12,6 +12,7 @@ module queries the ledger. The rules are in `unallocated_borrowed_and_mig_time` 
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -19,15 +20,32 @@ from typing import Final
 
 import numpy as np
 
-from accountant.billing.charge_columns import ACCOUNT, DETAIL, KEY, PLACE, BilledLines, ChargeColumns, charges_by_cuts
+from accountant.billing.charge_columns import (
+    ACCOUNT,
+    DETAIL,
+    KEY,
+    PLACE,
+    BilledLines,
+    ChargeColumns,
+    charges_by_grouping,
+)
 from accountant.billing.quota_usage import reserve, unused_by_team
 from accountant.billing.statements import Statement, build, for_teams
 from accountant.billing.unallocated_borrowed_and_mig_time import spread_shares, whole_weights
-from accountant.billing.usage_pricing import ALLOCATED, DETAILS, LINE_ACCOUNTS, Charge, Detail, charges, merged, pieces
+from accountant.billing.usage_pricing import (
+    ALLOCATED,
+    DETAILS,
+    LINE_ACCOUNTS,
+    Charge,
+    Detail,
+    add_equal_charges,
+    charges,
+    pieces,
+)
 from accountant.core.periods import hours, zone
 from accountant.ledger.protocols import OF_HOLDERS, Questions
 from accountant.ledger.usage_columns import Place
-from accountant.prices.price_book import Billing, PriceBook, settle
+from accountant.prices.price_book import Billing, PriceBook, commitment_use
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Dimension
 from gputally.base.money import exact_product, exact_sum
@@ -46,20 +64,20 @@ def bills(
     timezone: str = "UTC",
 ) -> list[Charge]:
     """Charges by payer; `by` begins with the team. Sorted by key, place, account, detail and price row."""
-    (found,) = billed_columns(ledger, book, start_ms, end_ms, (by,), timezone)
-    return found.charges()
+    (columns,) = billed_columns(ledger, book, start_ms, end_ms, (by,), timezone)
+    return columns.charges()
 
 
-def bills_by_cuts(
+def bills_by_grouping(
     ledger: Questions,
     book: PriceBook | None,
     start_ms: int,
     end_ms: int,
-    cuts: Sequence[Sequence[Dimension]],
+    groupings: Sequence[Sequence[Dimension]],
     timezone: str = "UTC",
 ) -> list[BilledLines]:
-    """The lines of a statement of [start_ms, end_ms), grouped by each of the `cuts`, which all begin with the team."""
-    return [found.by_line() for found in billed_columns(ledger, book, start_ms, end_ms, cuts, timezone)]
+    """The lines of a statement of [start_ms, end_ms) by each of the groupings, which all begin with the team."""
+    return [columns.by_line() for columns in billed_columns(ledger, book, start_ms, end_ms, groupings, timezone)]
 
 
 def billed_columns(
@@ -67,35 +85,36 @@ def billed_columns(
     book: PriceBook | None,
     start_ms: int,
     end_ms: int,
-    cuts: Sequence[Sequence[Dimension]],
+    groupings: Sequence[Sequence[Dimension]],
     timezone: str = "UTC",
 ) -> list[ChargeColumns]:
-    """Like `bills_by_cuts`, but returns one ChargeColumns per grouping.
+    """Like `bills_by_grouping`, but returns one ChargeColumns per grouping.
 
     Idle time of one cluster is not spread over teams of another, so the computation keeps clusters separate."""
     billing = book.billing if book is not None else Billing()
     guaranteed, spread = billing.any("guaranteed", "owner"), billing.any("unallocated", "spread")
-    fine = [(*by, _CLUSTER) if spread and _CLUSTER not in by else tuple(by) for by in cuts]
-    found = []
-    priced = charges_by_cuts(ledger, book, start_ms, end_ms, fine, timezone)
-    for by, of_cut, columns in zip(cuts, fine, priced, strict=True):
-        moved = bill_start_up(columns, billing, of_cut)
+    with_cluster = [(*by, _CLUSTER) if spread and _CLUSTER not in by else tuple(by) for by in groupings]
+    billed = []
+    priced = charges_by_grouping(ledger, book, start_ms, end_ms, with_cluster, timezone)
+    for wanted, by, of_holders in zip(groupings, with_cluster, priced, strict=True):
+        columns = bill_start_up(of_holders, billing, by)
         if guaranteed or spread:
-            free = np.flatnonzero(moved.table[:, ACCOUNT] == LINE_ACCOUNTS.index("unallocated"))
-            unallocated = moved.only(free).charges()
+            rows = np.flatnonzero(columns.table[:, ACCOUNT] == LINE_ACCOUNTS.index("unallocated"))
+            unallocated = columns.only(rows).charges()
             if guaranteed:
-                unallocated = bill_guarantees(ledger, book, unallocated, billing, start_ms, end_ms, of_cut, timezone)
+                unallocated = bill_guarantees(ledger, book, unallocated, billing, start_ms, end_ms, by, timezone)
             if spread:
-                named: list[Dimension] = ["team", _CLUSTER]
-                held = moved.regrouped([of_cut.index(name) for name in named]).charges()
-                unallocated = spread_idle(unallocated, billing, of_cut, weights(held, named))
-            moved = moved.replaced(free, unallocated)
-        found.append(moved if len(of_cut) == len(by) else moved.regrouped(range(len(by))))
-    return found
+                team_and_cluster: list[Dimension] = ["team", _CLUSTER]
+                held = columns.regrouped([by.index(name) for name in team_and_cluster]).charges()
+                unallocated = spread_idle(unallocated, billing, by, weights(held, team_and_cluster))
+            columns = columns.replaced(rows, unallocated)
+        billed.append(columns if len(by) == len(wanted) else columns.regrouped(range(len(wanted))))
+    return billed
 
 
 def bill_start_up(columns: ChargeColumns, billing: Billing, by: Sequence[Dimension]) -> ChargeColumns:
-    """Moves start-up time to the cluster's idle time, in pools whose policy says so."""
+    """Moves start-up time to the cluster's idle time, in pools whose policy has `starting: cluster` or `gang_waiting:
+    cluster`."""
     moved = np.zeros(len(columns.table), dtype=bool)
     for detail in _START_UP:
         pools = [getattr(billing.of_pool(place.pool), detail) == "cluster" for place in columns.places]
@@ -108,100 +127,95 @@ def bill_start_up(columns: ChargeColumns, billing: Billing, by: Sequence[Dimensi
 def unused_commitments(
     ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str = "UTC"
 ) -> list[Charge]:
-    """Return GPU time that was paid for in advance and not used, by its owner. It is in no account of the capacity.
+    """GPU time that was paid for in advance and not used, by its owner. It is in no account of the capacity.
 
     It is computed hour by hour. GPUs that were down or not metered do not use commitments, because they are never
     billed."""
     if book is None or not book.commits(start_ms, end_ms):
         return []
-    found: list[Charge] = []
+    unused_charges: list[Charge] = []
     for start, end in pieces(book, start_ms, end_ms):
-        used: dict[tuple[str, str], int] = {}
+        used: Counter[tuple[str, str]] = Counter()
         for charge in charges(ledger, book, start, end, ("hour",), None, timezone):
             if charge.row is not None and charge.billed:
-                at = charge.row.id, charge.key[0]
-                used[at] = used.get(at, 0) + charge.gpu_us
+                used[charge.row.id, charge.key[0]] += charge.gpu_us
         lengths = hours(start, end, zone(timezone))
         for one in book.committed(start):
             row = one.price.row
             place = Place(row.model, row.pool or "", row.region or "", row.capacity_type or "")
             unused = sum(
-                settle(one.commitment.gpus * length_ms * US_PER_MS, used.get((one.price.id, hour), 0)).unused
+                commitment_use(one.commitment.gpus * length_ms * US_PER_MS, used[one.price.id, hour]).unused
                 for hour, length_ms in lengths.items()
             )
             if unused:
-                found.append(Charge((one.commitment.owner,), place, "unused_commitment", unused, one.price))
-    return merged(found)
+                unused_charges.append(Charge((one.commitment.owner,), place, "unused_commitment", unused, one.price))
+    return add_equal_charges(unused_charges)
 
 
 def spread_idle(
-    found: Sequence[Charge],
+    unallocated: Sequence[Charge],
     billing: Billing,
     by: Sequence[Dimension],
     of_pool: Mapping[tuple[str, str], Mapping[str, int]],
 ) -> list[Charge]:
-    """Divide unallocated time among the teams of its pool, if the policy spreads it and some GPU was held there.
+    """Divides unallocated time among the teams of its pool, if the policy spreads it and some GPU was held there.
 
     If `by` contains the cluster, each cluster's pool is separate.
 
-    of_pool: `weights` of everything that was held."""
+    of_pool: `weights` of all held time."""
     cluster = by.index(_CLUSTER) if _CLUSTER in by else None
-    idle: dict[int, Charge] = {}
-    kept: list[Charge] = []
-    for at, charge in enumerate(found):
-        free = charge.account == "unallocated" and not charge.detail
-        if free and billing.of_pool(charge.place.pool).unallocated == "spread":
-            idle[at] = charge
+    spread: dict[int, Charge] = {}
+    after: list[Charge] = []
+    for number, charge in enumerate(unallocated):
+        if not charge.detail and billing.of_pool(charge.place.pool).unallocated == "spread":
+            spread[number] = charge
         else:
-            kept.append(charge)
+            after.append(charge)
     shares, left = spread_shares(
-        {at: charge.gpu_us for at, charge in idle.items()},
-        {at: of_pool.get(_pool(charge, cluster), {}) for at, charge in idle.items()},
+        {number: charge.gpu_us for number, charge in spread.items()},
+        {number: of_pool.get(_pool(charge, cluster), {}) for number, charge in spread.items()},
     )
-    for at, charge in idle.items():
-        for team, gpu_us in shares.get(at, {}).items():
+    for number, charge in spread.items():
+        for team, gpu_us in shares.get(number, {}).items():
             if gpu_us:
-                kept.append(replace(charge, key=paid_by(team, charge.key, by), gpu_us=gpu_us, detail="spread"))
-        if at in left:
-            kept.append(charge)
-    return kept
+                after.append(replace(charge, key=paid_by(team, charge.key, by), gpu_us=gpu_us, detail="spread"))
+        if number in left:
+            after.append(charge)
+    return after
 
 
 def _pool(charge: Charge, cluster: int | None) -> tuple[str, str]:
-    """Return the cluster (at the given index of the key) and the pool."""
+    """The cluster and the pool of a charge. cluster: the index of the cluster in the key; None if it has none."""
     return charge.key[cluster] if cluster is not None else "", charge.place.pool
 
 
-def weights(found: Iterable[Charge], by: Sequence[Dimension]) -> dict[tuple[str, str], dict[str, int]]:
-    """Return for each pool and team, sorted by team, the cost of what the team held in the pool.
-
-    If some of that has no price, GPU time is returned instead. by: begins with the team."""
+def weights(held: Iterable[Charge], by: Sequence[Dimension]) -> dict[tuple[str, str], dict[str, int]]:
+    """The weights of the teams of each pool, sorted by team: the cost of the time that the team held there, or this
+    time itself if some of the pool's held time has no price. by: begins with the team."""
     cluster = by.index(_CLUSTER) if _CLUSTER in by else None
-    costs: dict[tuple[str, str], dict[str, Decimal]] = {}
-    time: dict[tuple[str, str], dict[str, int]] = {}
+    costs: dict[tuple[str, str], dict[str, Decimal]] = defaultdict(dict)
+    time: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     unpriced: set[tuple[str, str]] = set()
-    for charge in found:
+    for charge in held:
         pool, team = _pool(charge, cluster), charge.key[0]
         if charge.account not in ALLOCATED or team == IDLE:
             continue
-        of_time = time.setdefault(pool, {})
-        of_time[team] = of_time.get(team, 0) + charge.gpu_us
+        time[pool][team] += charge.gpu_us
         if charge.row is None:
             unpriced.add(pool)
             continue
-        of_cost = costs.setdefault(pool, {})
         cost = exact_product(charge.row.price, Decimal(charge.gpu_us))
-        of_cost[team] = exact_sum((of_cost.get(team, Decimal(0)), cost))
+        costs[pool][team] = exact_sum((costs[pool].get(team, Decimal(0)), cost))
     return {
-        pool: dict(sorted((of_time if pool in unpriced else whole_weights(costs[pool])).items()))
-        for pool, of_time in time.items()
+        pool: dict(sorted((by_team if pool in unpriced else whole_weights(costs[pool])).items()))
+        for pool, by_team in time.items()
     }
 
 
 def bill_guarantees(
     ledger: Questions,
     book: PriceBook | None,
-    found: Sequence[Charge],
+    unallocated: Sequence[Charge],
     billing: Billing,
     start_ms: int,
     end_ms: int,
@@ -213,33 +227,29 @@ def bill_guarantees(
     policies = ledger.policies(start_ms, end_ms)
     hourly = ledger.usage(start_ms, end_ms, ("queue", "hour"), None, timezone)
     unused = unused_by_team(policies, hourly, start_ms, end_ms, zone(timezone))
-    free: dict[str, dict[int, int]] = {}
-    kinds: dict[tuple[Place, str], int] = {}
+    free: dict[str, Counter[tuple[Place, str]]] = defaultdict(Counter)
     for charge in charges(ledger, book, start_ms, end_ms, ("hour",), None, timezone):
         if charge.account == "unallocated" and billing.of_pool(charge.place.pool).guaranteed == "owner":
-            kind = kinds.setdefault((charge.place, charge.row.id if charge.row else ""), len(kinds))
-            of_hour = free.setdefault(charge.key[0], {})
-            of_hour[kind] = of_hour.get(kind, 0) + charge.gpu_us
-    moved: dict[int, dict[str, int]] = {}
+            free[charge.key[0]][_place_and_price(charge)] += charge.gpu_us
+    reserved: dict[tuple[Place, str], Counter[str]] = defaultdict(Counter)
     for hour in sorted(free):
         for (kind, team), gpu_us in reserve(free[hour], dict(sorted(unused.get(hour, {}).items()))).items():
-            of_kind = moved.setdefault(kind, {})
-            of_kind[team] = of_kind.get(team, 0) + gpu_us
-    return _moved(found, {at: moved.get(kind, {}) for at, kind in kinds.items()}, by)
+            reserved[kind][team] += gpu_us
+    return _with_reserved(unallocated, reserved, by)
 
 
-def _moved(
-    found: Iterable[Charge], taken: Mapping[tuple[Place, str], Mapping[str, int]], by: Sequence[Dimension]
+def _place_and_price(charge: Charge) -> tuple[Place, str]:
+    return charge.place, charge.row.id if charge.row else ""
+
+
+def _with_reserved(
+    unallocated: Iterable[Charge], reserved: Mapping[tuple[Place, str], Counter[str]], by: Sequence[Dimension]
 ) -> list[Charge]:
-    """Return the charges, in which the time that each team takes from the unallocated time is a separate charge."""
-    left = {at: dict(teams) for at, teams in taken.items()}
+    """The unallocated time, from which each team's reserved time is split off as a separate charge."""
     parts: list[Charge] = []
-    for charge in found:
-        if charge.account != "unallocated":
-            parts.append(charge)
-            continue
+    for charge in unallocated:
         rest = charge.gpu_us
-        teams = left.get((charge.place, charge.row.id if charge.row else ""), {})
+        teams = reserved.get(_place_and_price(charge), Counter())
         for team in teams:
             gpu_us = min(rest, teams[team])
             teams[team] -= gpu_us
@@ -252,9 +262,9 @@ def _moved(
 
 
 def paid_by(team: str, key: tuple[str, ...], by: Sequence[Dimension]) -> tuple[str, ...]:
-    """The key of time that a team pays for without having held it."""
-    unheld = {"team": team, "queue": IDLE}
-    return tuple(unheld.get(name, "") if name in OF_HOLDERS else value for name, value in zip(by, key, strict=True))
+    """The key of time that a team pays for although it did not hold it: without the names of a holder."""
+    payer = {"team": team, "queue": IDLE}
+    return tuple(payer.get(name, "") if name in OF_HOLDERS else value for name, value in zip(by, key, strict=True))
 
 
 def statement(
@@ -266,10 +276,10 @@ def statement(
     *,
     teams: Collection[str] | None = None,
 ) -> Statement:
-    """Return the statement of a span from the present state of the ledger.
+    """The statement of a span from the present state of the ledger.
 
     teams: None for the whole cluster. The coverage is always that of the whole cluster."""
-    found = bills(ledger, book, start_ms, end_ms, ("team",), timezone)
+    billed = bills(ledger, book, start_ms, end_ms, ("team",), timezone)
     unused = unused_commitments(ledger, book, start_ms, end_ms, timezone)
-    whole = build(found, book, ledger.policies(start_ms, end_ms), start_ms, end_ms, timezone, unused=unused)
+    whole = build(billed, book, ledger.policies(start_ms, end_ms), start_ms, end_ms, timezone, unused=unused)
     return whole if teams is None else for_teams(whole, teams)

@@ -5,20 +5,21 @@ A pod holds its GPU from the moment it is bound. Three figures add up to a line'
 - `starting`: idle time before the pod's first container runs.
 - `gang_waiting`: idle time while the pod runs and at least one other pod of its gang, created before this one started,
   has not started yet. A pod that replaces another one later does not make the others wait.
-- `running_idle`: its later idle time.
+- `running_idle`: the pod's idle time after these two.
 
-Unreported instants are not guessed. A pod without a start counts as `starting` only as long as it was seen bound and
-not running.
+Unreported instants are not guessed. A pod without a reported start counts as `starting` until the last report that
+shows it bound and not running.
 
-`reserved_unused_us` is an additional figure on the line of the queue (or team) that owns the guarantee. It is the part
-of an hour's unallocated time that its unused guarantee reserved, by the policy in force. All lines together reserve at
-most the unallocated time of the hour.
+`reserved_unused_us` is a further figure on the line of the queue (or team) that owns the guarantee. It is the part of
+an hour's unallocated time that this queue's unused guarantee reserved, by the policy in force. All lines together
+reserve at most the unallocated time of the hour.
 
 The breakdown is computed only on request, because it needs more than the hourly sums. This module queries the ledger.
 The rule for start-up is `phase_spans` below, and the rule for guarantees is in `quota_usage`."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Literal, NamedTuple
@@ -41,45 +42,39 @@ def broken_down(
     where: Where,
     timezone: str,
 ) -> list[UsageLine]:
-    """Return the lines of `ledger.usage` for the same query with their breakdown, sorted by key.
+    """The lines of `ledger.usage` for the same query with their breakdown, sorted by key.
 
-    Further lines are added for queues that had a guarantee and held nothing."""
+    Queues that had a guarantee and held nothing have lines of their own."""
     known = {_key(by, line.key): line for line in lines}
-    starting: dict[Key, int] = {}
-    gang_waiting: dict[Key, int] = {}
+    starting: Counter[Key] = Counter()
+    gang_waiting: Counter[Key] = Counter()
     dimensions = tuple(dict.fromkeys((*by, *where)))
     for phase in ledger.idle_phases(start_ms, end_ms, dimensions, timezone):
         if _matches(phase.key, where):
-            key = _key(by, phase.key)
-            starting[key] = starting.get(key, 0) + phase.starting_us
-            gang_waiting[key] = gang_waiting.get(key, 0) + phase.gang_waiting_us
-    reserved: dict[Key, int] = {}
+            starting[_key(by, phase.key)] += phase.starting_us
+            gang_waiting[_key(by, phase.key)] += phase.gang_waiting_us
+    reserved: Counter[Key] = Counter()
     for names, gpu_us in _reserved(ledger, start_ms, end_ms, dimensions, timezone):
         if _matches(names, where):
-            key = _key(by, names)
-            reserved[key] = reserved.get(key, 0) + gpu_us
-    found = []
+            reserved[_key(by, names)] += gpu_us
+    broken_down_lines = []
     for key in sorted(known.keys() | reserved.keys()):
         line = known.get(key) or UsageLine(key=dict(zip(by, key, strict=True)))
-        early, waiting = starting.get(key, 0), gang_waiting.get(key, 0)
-        found.append(
-            line.model_copy(
-                update={
-                    "starting_us": early,
-                    "gang_waiting_us": waiting,
-                    "running_idle_us": line.accounts_gpu_us.allocated_idle - early - waiting,
-                    "reserved_unused_us": reserved.get(key, 0),
-                }
-            )
-        )
-    return found
+        breakdown = {
+            "starting_us": starting[key],
+            "gang_waiting_us": gang_waiting[key],
+            "running_idle_us": line.accounts_gpu_us.allocated_idle - starting[key] - gang_waiting[key],
+            "reserved_unused_us": reserved[key],
+        }
+        broken_down_lines.append(line.model_copy(update=breakdown))
+    return broken_down_lines
 
 
 def _reserved(
     ledger: Questions, start_ms: int, end_ms: int, dimensions: Sequence[Dimension], timezone: str
 ) -> Iterable[tuple[dict[str, str], int]]:
-    """Yield the dimension values and GPU-µs of reserved time: the queue's own values, and those of the unallocated
-    GPUs."""
+    """Yields GPU-µs of reserved time with their dimension values: queue and team are those of the guarantee, the others
+    those of the unallocated GPUs."""
     policies = ledger.policies(start_ms, end_ms)
     if not any(queue.deserved > 0 for version in policies for queue in version.policy.queues):
         return
@@ -88,11 +83,10 @@ def _reserved(
     of_gpus: tuple[Dimension, ...] = tuple(
         dict.fromkeys(("hour", *(name for name in dimensions if name not in OF_HOLDERS)))
     )
-    free: dict[str, dict[Key, int]] = {}
+    free: dict[str, dict[Key, int]] = defaultdict(dict)
     for line in ledger.usage(start_ms, end_ms, of_gpus, None, timezone):
         if line.accounts_gpu_us.unallocated:
-            kind = _key(of_gpus, line.key)
-            free.setdefault(line.key["hour"], {})[kind] = line.accounts_gpu_us.unallocated
+            free[line.key["hour"]][_key(of_gpus, line.key)] = line.accounts_gpu_us.unallocated
     for hour in sorted(free):
         for (kind, queue), gpu_us in reserve(free[hour], dict(sorted(unused.get(hour, {}).items()))).items():
             names: dict[str, str] = dict.fromkeys(dimensions, "")
@@ -119,9 +113,10 @@ _BEGINNING = 0
 
 
 class Launch(NamedTuple):
-    """When a holder's pod started. gang: the key that its members share, "" for a single pod.
+    """The instants of a holder's pod; None if unreported.
 
-    observed_ms: time of the newest report. Unreported instants are None."""
+    gang: a key that all members of the pod's gang share, "" for a pod without a gang.
+    observed_ms: time of the newest report."""
 
     holder: int
     gang: str
@@ -145,35 +140,35 @@ def in_gangs(workload: str) -> bool:
     return workload.partition("/")[0] in GANGS
 
 
-def gang(workload: str, place: str) -> str:
-    """The gang of a pod, from its workload (`Kind/name`) and the workload's place; "" for kinds without gangs."""
-    return f"{place}/{workload}" if in_gangs(workload) else ""
+def gang(workload: str, scope: str) -> str:
+    """The key of a pod's gang, from its workload (`Kind/name`) and the cluster and namespace (`scope`); "" for kinds
+    without gangs."""
+    return f"{scope}/{workload}" if in_gangs(workload) else ""
 
 
 def phase_spans(launches: Iterable[Launch]) -> list[PhaseSpan]:
-    """Return the start-up spans of all holders, by holder and time. Those of one holder do not overlap."""
+    """The start-up spans of all holders, by holder and time. Those of one holder do not overlap."""
     ordered = sorted(launches, key=attrgetter("holder"))
-    members: dict[str, list[Launch]] = {}
+    members: dict[str, list[Launch]] = defaultdict(list)
     for launch in ordered:
-        if launch.gang:
-            members.setdefault(launch.gang, []).append(launch)
-    found = []
+        members[launch.gang].append(launch)
+    spans = []
     for launch in ordered:
         running = launch.started_ms
         if running is None:
             if launch.scheduled_ms is not None:
-                found.append(PhaseSpan(launch.holder, "starting", _BEGINNING, launch.observed_ms))
+                spans.append(PhaseSpan(launch.holder, "starting", _BEGINNING, launch.observed_ms))
             continue
-        found.append(PhaseSpan(launch.holder, "starting", _BEGINNING, running))
+        spans.append(PhaseSpan(launch.holder, "starting", _BEGINNING, running))
         if launch.gang:
-            until = max(_there(other, running) for other in members[launch.gang])
+            until = max(_waits_until(other, running) for other in members[launch.gang])
             if until > running:
-                found.append(PhaseSpan(launch.holder, "gang_waiting", running, until))
-    return found
+                spans.append(PhaseSpan(launch.holder, "gang_waiting", running, until))
+    return spans
 
 
-def _there(other: Launch, running_ms: int) -> int:
-    """Return the instant until which a member that runs since `running_ms` waits for the other one."""
+def _waits_until(other: Launch, running_ms: int) -> int:
+    """The instant until which a member that runs since `running_ms` waits for the other one."""
     if other.created_ms is None or other.created_ms > running_ms:
         return running_ms
     return other.started_ms if other.started_ms is not None else other.observed_ms

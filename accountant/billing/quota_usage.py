@@ -9,6 +9,7 @@ was free, the free time is divided among them in proportion."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -30,7 +31,7 @@ _MILLI = 1_000
 class QuotaRow:
     """GPU-µs of one queue. guaranteed_us and unused_us are None if its quota was unlimited at some time.
 
-    within_us + borrowed_us is the time it held. within_us + unused_us is its guarantee."""
+    within_us + borrowed_us is the time that the queue held. within_us + unused_us is its guarantee."""
 
     queue: str
     team: str
@@ -46,8 +47,7 @@ class QuotaRow:
 def quotas(
     policies: Sequence[PolicyVersion], hourly: Hours, start_ms: int, end_ms: int, tz: ZoneInfo
 ) -> tuple[QuotaRow, ...]:
-    """Return one row per leaf queue of the policies in force in the span, by name. Empty if no queue has a deserved
-    quota."""
+    """One row per leaf queue of the policies in force in the span, by name. Empty if no queue has a deserved quota."""
     quota_of = [
         (name, milli)
         for version, _, _ in _in_force(policies, start_ms, end_ms)
@@ -58,45 +58,43 @@ def quotas(
         return ()
     unlimited = {name for name, milli in quota_of if milli < 0}
     deserved, teams = leaf_quotas(policies, start_ms, end_ms, tz)
-    held = {name: dict.fromkeys(hours, 0) for name, hours in deserved.items()}
+    held: dict[str, Counter[str]] = {name: Counter() for name in deserved}
     allocated = hourly.busy_us + hourly.idle_us + hourly.unknown_us
     for owner, number, gpu_us in zip(hourly.owner.tolist(), hourly.hour.tolist(), allocated.tolist(), strict=True):
         queue, hour = hourly.owners[owner][1], hourly.hours[number]
         if queue in held:
-            held[queue][hour] = held[queue].get(hour, 0) + gpu_us
+            held[queue][hour] += gpu_us
     return tuple(_row(name, teams[name], deserved[name], held[name], name in unlimited) for name in sorted(deserved))
 
 
 def leaf_quotas(
     policies: Sequence[PolicyVersion], start_ms: int, end_ms: int, tz: ZoneInfo
-) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
-    """Return guaranteed GPU-µs by leaf queue and local hour, and the team by leaf queue, of the policies in force in
-    the span."""
-    deserved: dict[str, dict[str, int]] = {}
+) -> tuple[dict[str, Counter[str]], dict[str, str]]:
+    """Guaranteed GPU-µs by leaf queue and local hour, and the team by leaf queue, of the policies in force in the
+    span."""
+    deserved: dict[str, Counter[str]] = defaultdict(Counter)
     teams: dict[str, str] = {}
     for version, since, until in _in_force(policies, start_ms, end_ms):
         lengths = hours(since, until, tz)
         for name, team, milli in _leaves(version.policy):
             teams[name] = team
-            of_queue = deserved.setdefault(name, {})
             for hour, length_ms in lengths.items():
-                of_queue[hour] = of_queue.get(hour, 0) + max(0, milli) * length_ms * US_PER_MS // _MILLI
+                deserved[name][hour] += max(0, milli) * length_ms * US_PER_MS // _MILLI
     return deserved, teams
 
 
-def _row(queue: str, team: str, deserved: dict[str, int], held: dict[str, int], unlimited: bool) -> QuotaRow:
-    total = sum(held.values())
+def _row(queue: str, team: str, deserved: Counter[str], held: Counter[str], unlimited: bool) -> QuotaRow:
     if unlimited:
-        return QuotaRow(queue, team, None, total, 0)
-    within = sum(min(gpu_us, deserved.get(hour, 0)) for hour, gpu_us in held.items())
-    return QuotaRow(queue, team, sum(deserved.values()), within, total - within)
+        return QuotaRow(queue, team, None, held.total(), 0)
+    within = sum(min(gpu_us, deserved[hour]) for hour, gpu_us in held.items())
+    return QuotaRow(queue, team, deserved.total(), within, held.total() - within)
 
 
 def _in_force(
     policies: Sequence[PolicyVersion], start_ms: int, end_ms: int
 ) -> Iterable[tuple[PolicyVersion, int, int]]:
-    """Yield each version with the part of the span in which it was in force. The first one also applies before its
-    start."""
+    """Yields each version with the part of the span in which it was in force. The first version also applies before
+    its start."""
     for i, version in enumerate(policies):
         since = start_ms if i == 0 else max(start_ms, version.effective_ms)
         until = min(end_ms, policies[i + 1].effective_ms) if i + 1 < len(policies) else end_ms
@@ -105,17 +103,11 @@ def _in_force(
 
 
 def _leaves(policy: Policy) -> Iterable[tuple[str, str, int]]:
-    """Yield queue, team, and deserved quota in thousandths of a GPU. The team is the queue's or its nearest
-    ancestor's."""
-    by_name = {queue.name: queue for queue in policy.queues}
+    """Yields the name, the team and the deserved quota in thousandths of a GPU of each queue without children."""
     parents = {queue.parent for queue in policy.queues}
     for queue in policy.queues:
-        if queue.name in parents:
-            continue
-        above = queue
-        while not above.team and above.parent is not None:
-            above = by_name[above.parent]
-        yield queue.name, above.team or "", round(queue.deserved * _MILLI)
+        if queue.name not in parents:
+            yield queue.name, policy.team_of(queue.name), round(queue.deserved * _MILLI)
 
 
 K = TypeVar("K", bound=Hashable)
@@ -124,44 +116,41 @@ K = TypeVar("K", bound=Hashable)
 def unused_by_queue(
     policies: Sequence[PolicyVersion], hourly: Iterable[UsageLine], start_ms: int, end_ms: int, tz: ZoneInfo
 ) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
-    """Return unused guaranteed GPU-µs by local hour and queue, and the team by queue. hourly: usage by queue and
-    hour."""
+    """Unused guaranteed GPU-µs by local hour and queue, and the team by queue. hourly: usage by queue and hour."""
     deserved, teams = leaf_quotas(policies, start_ms, end_ms, tz)
-    held: dict[tuple[str, str], int] = {}
+    held: Counter[tuple[str, str]] = Counter()
     for line in hourly:
-        at = (line.key["queue"], line.key["hour"])
-        held[at] = held.get(at, 0) + line.accounts_gpu_us.allocated
-    found: dict[str, dict[str, int]] = {}
-    for queue, lengths in deserved.items():
-        for hour, gpu_us in lengths.items():
-            unused = gpu_us - held.get((queue, hour), 0)
-            if unused > 0:
-                found.setdefault(hour, {})[queue] = unused
-    return found, teams
+        held[line.key["queue"], line.key["hour"]] += line.accounts_gpu_us.allocated
+    unused: dict[str, dict[str, int]] = defaultdict(dict)
+    for queue, by_hour in deserved.items():
+        for hour, gpu_us in by_hour.items():
+            if gpu_us > held[queue, hour]:
+                unused[hour][queue] = gpu_us - held[queue, hour]
+    return unused, teams
 
 
 def unused_by_team(
     policies: Sequence[PolicyVersion], hourly: Iterable[UsageLine], start_ms: int, end_ms: int, tz: ZoneInfo
-) -> dict[str, dict[str, int]]:
-    """Return unused guaranteed GPU-µs by local hour and team, for queues that belong to a team."""
+) -> Mapping[str, Counter[str]]:
+    """Unused guaranteed GPU-µs by local hour and team, for queues that belong to a team."""
     by_queue, teams = unused_by_queue(policies, hourly, start_ms, end_ms, tz)
-    found: dict[str, dict[str, int]] = {}
+    by_team: dict[str, Counter[str]] = defaultdict(Counter)
     for hour, queues in by_queue.items():
-        for queue, unused in queues.items():
+        for queue, unused_us in queues.items():
             if teams[queue]:
-                of_hour = found.setdefault(hour, {})
-                of_hour[teams[queue]] = of_hour.get(teams[queue], 0) + unused
-    return found
+                by_team[hour][teams[queue]] += unused_us
+    return by_team
 
 
 def reserve(free: Mapping[K, int], unused: Mapping[str, int]) -> dict[tuple[K, str], int]:
-    """Divide the unallocated time of each kind of GPU in one hour among the unused guarantees."""
-    taken = min(sum(free.values()), sum(unused.values()))
-    if not taken:
+    """Divides the unallocated time of each kind of GPU in one hour among the unused guarantees. The keys of the result
+    are pairs of a key of `free` and a key of `unused`."""
+    total = min(sum(free.values()), sum(unused.values()))
+    if not total:
         return {}
-    found: dict[tuple[K, str], int] = {}
-    for kind, part in zip(free, apportion(taken, list(free.values())), strict=True):
-        for team, gpu_us in zip(unused, apportion(part, list(unused.values())), strict=True):
-            if gpu_us:
-                found[kind, team] = gpu_us
-    return found
+    return {
+        (kind, owner): gpu_us
+        for kind, part in zip(free, apportion(total, list(free.values())), strict=True)
+        for owner, gpu_us in zip(unused, apportion(part, list(unused.values())), strict=True)
+        if gpu_us
+    }

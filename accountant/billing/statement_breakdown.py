@@ -21,7 +21,7 @@ import numpy as np
 from accountant.billing.charge_columns import Groups, LineKey
 from accountant.billing.statements import Statement, StatementLine, payable_lines
 from accountant.billing.usage_pricing import ALLOCATED, Account
-from accountant.ledger.usage_columns import Whole
+from accountant.ledger.usage_columns import Int64Array
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_models import Dimension
 from gputally.base.money import HOUR_PLACES, exact_product, exact_sum, minor_places, nano_gpu_hours
@@ -33,7 +33,7 @@ _NANO, _US = 5, 18
 assert _US * 10**HOUR_PLACES == _NANO * US_PER_HOUR
 
 
-def nano_hours(total: int, gpu_us: Whole) -> Whole:
+def nano_hours(total: int, gpu_us: Int64Array) -> Int64Array:
     """Return `total` billionths of an hour divided in proportion to GPU-µs, as `gputally.base.units.apportion` does.
 
     The total differs from the exact sum by rounding only. Each part therefore differs little from its own hours, and
@@ -45,11 +45,11 @@ def nano_hours(total: int, gpu_us: Whole) -> Whole:
     # total × w / whole = (5 × whole + off) × w / (18 × whole)
     units, rest = np.divmod(_NANO * gpu_us, _US)
     more, left = np.divmod(rest * whole + off * gpu_us, _US * whole)
-    parts: Whole = units + more
+    parts: Int64Array = units + more
     return _with_missing(parts, left, total - int(parts.sum()))
 
 
-def minor_units(price: Decimal, nano: Whole, total: int, places: int) -> Whole:
+def minor_units(price: Decimal, nano: Int64Array, total: int, places: int) -> Int64Array:
     """Return the cost of each of these quantities, in units with so many decimals that add up to `total`.
 
     The result equals that of `gputally.base.money.payable`. Raises ValueError for a total that no rounding of the parts
@@ -67,7 +67,7 @@ def minor_units(price: Decimal, nano: Whole, total: int, places: int) -> Whole:
     return _with_missing(parts.astype(np.int64), left, missing)
 
 
-def _with_missing(parts: Whole, left: Whole, missing: int) -> Whole:
+def _with_missing(parts: Int64Array, left: Int64Array, missing: int) -> Int64Array:
     """Add one to the parts with the largest remainders. Of equal remainders the earlier part comes first."""
     if missing:
         parts[np.argsort(-left, kind="stable")[:missing]] += 1
@@ -91,7 +91,7 @@ LATE: Final[tuple[str, ...]] = ()
 
 _LATE: Final = -1
 """The index of the key LATE."""
-_NONE: Final[Whole] = np.zeros(0, dtype=np.int64)
+_NONE: Final[Int64Array] = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +159,10 @@ class _DividedLine:
     amounts: None if the line has none."""
 
     line: StatementLine
-    key: Whole
-    gpu_us: Whole
-    nano: Whole
-    amounts: Whole | None
+    key: Int64Array
+    gpu_us: Int64Array
+    nano: Int64Array
+    amounts: Int64Array | None
 
     def items(self, chosen: Iterable[int], keys: Sequence[tuple[str, ...]], places: int) -> Iterator[Item]:
         for at in chosen:
@@ -214,7 +214,7 @@ class Itemised:
         at = np.flatnonzero(np.isin(cut.key, list(chosen)))
         return list(cut.items(at.tolist(), self.keys, self.places)), cut.key[at].tolist()
 
-    def _ranked(self) -> tuple[Whole, Whole]:
+    def _ranked(self) -> tuple[Int64Array, Int64Array]:
         """The indices of the keys that have items, ascending, and their order by cost."""
         if not self.cuts:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
@@ -225,7 +225,7 @@ class Itemised:
         np.add.at(sums, row.reshape(-1), np.stack([np.concatenate(amounts), time], axis=1))
         return numbers, np.lexsort((numbers, -sums[:, 1], -sums[:, 0]))
 
-    def _rest(self, shown: Sequence[Row], others: Whole) -> Row:
+    def _rest(self, shown: Sequence[Row], others: Int64Array) -> Row:
         """The difference between the whole and the displayed rows."""
         known = [cut for cut in self.cuts if np.isin(cut.key, others).any()]
         left = total([self.whole, *(_negative(row.part) for row in shown)])
@@ -255,7 +255,7 @@ def itemise(stated: Statement, figure: LineFilter, groups: Groups) -> Itemised:
             continue
         whole = ItemAmount(line.gpu_us, line.gpu_hours, line.cost, amount if stated.currency is not None else None)
         lines.append((line, whole))
-        cuts.append(_cut(line, whole, *groups.of.get(_stated(line), (_NONE, _NONE)), places))
+        cuts.append(_cut(line, whole, *groups.by_line.get(_stated(line), (_NONE, _NONE)), places))
     return Itemised(tuple(lines), total(part for _, part in lines), groups.keys, tuple(cuts), places)
 
 
@@ -272,7 +272,7 @@ def total(parts: Iterable[ItemAmount]) -> ItemAmount:
     )
 
 
-def _cut(line: StatementLine, whole: ItemAmount, key: Whole, gpu_us: Whole, places: int) -> _DividedLine:
+def _cut(line: StatementLine, whole: ItemAmount, key: Int64Array, gpu_us: Int64Array, places: int) -> _DividedLine:
     """Divide a line. Hours and amounts are divided by largest remainder, with ties to the earlier key."""
     hours = int(line.gpu_hours.scaleb(HOUR_PLACES))
     off = abs(int(gpu_us.sum()) - line.gpu_us)

@@ -13,6 +13,7 @@ Amounts are not rounded here. `gputally.base.money` rounds them once."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -83,7 +84,7 @@ class Charge:
 
 
 def pieces(book: PriceBook | None, start_ms: int, end_ms: int) -> list[Span]:
-    """Return the span, split where a price changes, in order."""
+    """The span, split where a price changes, in order."""
     return list(pairwise((start_ms, *(book.cuts(start_ms, end_ms) if book is not None else ()), end_ms)))
 
 
@@ -96,7 +97,7 @@ def charges(
     where: Mapping[Dimension, Collection[str]] | None = None,
     timezone: str = "UTC",
 ) -> list[Charge]:
-    """Return every account of every group with its price, over [start_ms, end_ms), sorted, without empty charges.
+    """Every account of every group with its price, over [start_ms, end_ms), sorted, without empty charges.
 
     Their gpu_us add up to the capacity of the span. Without a price book everything is unpriced.
 
@@ -104,44 +105,46 @@ def charges(
     hour, for any grouping."""
     if book is None or not book.commits(start_ms, end_ms):
         return _at_rows(ledger, book, start_ms, end_ms, by, where, timezone)
-    fine: tuple[Dimension, ...] = tuple(dict.fromkeys((*by, *(where or {}), "team", "hour")))
-    wanted = [(fine.index(name), frozenset(values)) for name, values in (where or {}).items()]
-    found: list[Charge] = []
+    dimensions: tuple[Dimension, ...] = tuple(dict.fromkeys((*by, *(where or {}), "team", "hour")))
+    conditions = [(dimensions.index(name), frozenset(values)) for name, values in (where or {}).items()]
+    priced: list[Charge] = []
     for start, end in pieces(book, start_ms, end_ms):
-        of_piece = _at_rows(ledger, book, start, end, fine, None, timezone)
+        of_piece = _at_rows(ledger, book, start, end, dimensions, None, timezone)
         lengths = hours(start, end, zone(timezone))
-        found += _at_commitments(of_piece, book.committed(start), lengths, fine.index("hour"), fine.index("team"))
-    return _summed(
+        hour, team = dimensions.index("hour"), dimensions.index("team")
+        priced += _at_commitments(of_piece, book.committed(start), lengths, hour, team)
+    return _add_by_key(
         (charge.key[: len(by)], charge)
-        for charge in found
-        if all(charge.key[place] in values for place, values in wanted)
+        for charge in priced
+        if all(charge.key[index] in values for index, values in conditions)
     )
 
 
 def _at_commitments(
-    found: Sequence[Charge], commitments: Sequence[Committed], lengths: Mapping[str, int], hour: int, team: int
+    at_rows: Sequence[Charge], commitments: Sequence[Committed], lengths: Mapping[str, int], hour: int, team: int
 ) -> list[Charge]:
-    """Return the charges, in which the parts that commitments cover are separate charges.
+    """The charges, from which the parts that commitments cover are split off as charges at the commitments' rates.
 
+    lengths: of the hours, in ms.
     hour, team: their indices in the keys."""
-    left = list(found)
-    done: list[Charge] = []
+    uncovered = list(at_rows)
+    at_rates: list[Charge] = []
     for one in commitments:
-        by_hour: dict[str, list[Charge]] = {}
+        by_hour: dict[str, list[Charge]] = defaultdict(list)
         rest: list[Charge] = []
-        for charge in left:
-            takes = charge.billed and one.takes(*charge.place)
-            (by_hour.setdefault(charge.key[hour], []) if takes else rest).append(charge)
+        for charge in uncovered:
+            eligible = charge.billed and one.covers(*charge.place)
+            (by_hour[charge.key[hour]] if eligible else rest).append(charge)
         for name, several in by_hour.items():
-            paid_us = one.commitment.gpus * lengths[name] * US_PER_MS
+            committed_us = one.commitment.gpus * lengths[name] * US_PER_MS
             groups = [((c.key[team], c.place, c.account, c.bucket), c.gpu_us) for c in several]
-            for charge, covered in zip(several, commitment_cover(paid_us, groups), strict=True):
-                if covered:
-                    done.append(replace(charge, gpu_us=covered, row=one.price))
-                if covered < charge.gpu_us:
-                    rest.append(replace(charge, gpu_us=charge.gpu_us - covered))
-        left = rest
-    return [*done, *left]
+            for charge, covered_us in zip(several, commitment_cover(committed_us, groups), strict=True):
+                if covered_us:
+                    at_rates.append(replace(charge, gpu_us=covered_us, row=one.price))
+                if covered_us < charge.gpu_us:
+                    rest.append(replace(charge, gpu_us=charge.gpu_us - covered_us))
+        uncovered = rest
+    return [*at_rates, *uncovered]
 
 
 def _at_rows(
@@ -154,20 +157,20 @@ def _at_rows(
     timezone: str,
 ) -> list[Charge]:
     """The charges at the prices of the book's rows, without commitments."""
-    by_slices = book is not None and book.mig_basis == "memory"
-    dimensions = tuple(dict.fromkeys((*by, *PRICED_BY, *_MIG[:by_slices])))
+    by_mig_memory = book is not None and book.mig_basis == "memory"
+    dimensions = tuple(dict.fromkeys((*by, *PRICED_BY, *(_MIG if by_mig_memory else ()))))
     with_unheld = not set(where or ()) & OF_HOLDERS
     rows: dict[str, Price | None] = {"": None}
-    sums: dict[tuple[tuple[str, ...], Place, int, str], int] = {}
+    sums: Counter[tuple[tuple[str, ...], Place, int, str]] = Counter()
     for start, end in pieces(book, start_ms, end_ms):
         lines = ledger.usage(start, end, dimensions, where, timezone)
         prices: dict[Place, Price | None] = {}
-        for line in by_memory(lines, PRICED_BY, with_unheld=with_unheld) if by_slices else lines:
+        for line in by_memory(lines, PRICED_BY, with_unheld=with_unheld) if by_mig_memory else lines:
             place = Place(*(line.key[name] for name in PRICED_BY))
             if place not in prices:
                 prices[place] = book.unit_price(place.gpu_model, start, *place[1:]) if book else None
             row = prices[place]
-            if by_slices and memory_to_compute(line.key["mig_profile"], place.gpu_model) is None:
+            if by_mig_memory and memory_to_compute(line.key["mig_profile"], place.gpu_model) is None:
                 row = None  # it is unknown which part of the GPU this instance has
             row_id = row.id if row else ""
             rows[row_id] = row
@@ -175,17 +178,15 @@ def _at_rows(
             for order, account in enumerate(ACCOUNTS):
                 gpu_us = getattr(line.accounts_gpu_us, account)
                 if gpu_us:
-                    group = (key, place, order, row_id if account in BILLED else "")
-                    sums[group] = sums.get(group, 0) + gpu_us
+                    sums[key, place, order, row_id if account in BILLED else ""] += gpu_us
         if book is not None and book.billing.shared_gpus == "busy":
-            for moved in ledger.lent(start, end, tuple(dict.fromkeys((*dimensions, *(where or {})))), timezone):
-                if any(moved.key[name] not in values for name, values in (where or {}).items()):
+            for lent in ledger.lent(start, end, tuple(dict.fromkeys((*dimensions, *(where or {})))), timezone):
+                if any(lent.key[name] not in values for name, values in (where or {}).items()):
                     continue
-                place = Place(*(moved.key[name] for name in PRICED_BY))
+                place = Place(*(lent.key[name] for name in PRICED_BY))
                 row = book.unit_price(place.gpu_model, start, *place[1:])
-                order = ACCOUNTS.index(cast(Capacity, moved.account))
-                group = (tuple(moved.key[name] for name in by), place, order, row.id if row else "")
-                sums[group] = sums.get(group, 0) + moved.gpu_us
+                order = ACCOUNTS.index(cast(Capacity, lent.account))
+                sums[tuple(lent.key[name] for name in by), place, order, row.id if row else ""] += lent.gpu_us
     return [
         Charge(key, place, ACCOUNTS[order], sums[key, place, order, row_id], rows[row_id])
         for key, place, order, row_id in sorted(sums)
@@ -193,26 +194,30 @@ def _at_rows(
     ]
 
 
-def merged(found: Iterable[Charge]) -> list[Charge]:
-    """Equal charges added up, sorted by key, place, account, detail and price row."""
-    return _summed((charge.key, charge) for charge in found)
+def add_equal_charges(charges: Iterable[Charge]) -> list[Charge]:
+    """The charges, in which those that differ only in their time are added up, sorted by key, place, account, detail
+    and price row."""
+    return _add_by_key((charge.key, charge) for charge in charges)
 
 
-def _summed(found: Iterable[tuple[tuple[str, ...], Charge]]) -> list[Charge]:
-    """Like `merged`, with the keys given separately."""
-    sums: dict[tuple[tuple[str, ...], Place, int, int, str], int] = {}
-    rows: dict[tuple[tuple[str, ...], Place, int, int, str], Price | None] = {}
-    for key, charge in found:
-        row = charge.row.id if charge.row else ""
-        at = key, charge.place, LINE_ACCOUNTS.index(charge.account), DETAILS.index(charge.detail), row
-        sums[at] = sums.get(at, 0) + charge.gpu_us
-        rows[at] = charge.row
-    return [Charge(at[0], at[1], LINE_ACCOUNTS[at[2]], sums[at], rows[at], DETAILS[at[3]]) for at in sorted(sums)]
+def _add_by_key(keyed: Iterable[tuple[tuple[str, ...], Charge]]) -> list[Charge]:
+    """Like `add_equal_charges`, with the given keys instead of the charges' own."""
+    sums: Counter[tuple[tuple[str, ...], Place, int, int, str]] = Counter()
+    rows: dict[str, Price | None] = {}
+    for key, charge in keyed:
+        row_id = charge.row.id if charge.row else ""
+        rows[row_id] = charge.row
+        account, detail = LINE_ACCOUNTS.index(charge.account), DETAILS.index(charge.detail)
+        sums[key, charge.place, account, detail, row_id] += charge.gpu_us
+    return [
+        Charge(key, place, LINE_ACCOUNTS[account], gpu_us, rows[row_id], DETAILS[detail])
+        for (key, place, account, detail, row_id), gpu_us in sorted(sums.items())
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class PricedTime:
-    """The time of one group at one price. unit_price: None if unpriced or not billed."""
+    """The time of one group at one price. unit_price: None if the time has no price or is not billed."""
 
     gpu_us: int
     gpu_hours: Decimal
@@ -221,23 +226,22 @@ class PricedTime:
 
     @property
     def cost(self) -> Decimal | None:
-        """unit_price × gpu_hours, exactly; 0 if not billed, None if unpriced."""
+        """unit_price × gpu_hours, exactly; 0 for time that is not billed, None for billed time without a price."""
         if not self.billed:
             return Decimal(0)
         return None if self.unit_price is None else exact_product(self.unit_price, self.gpu_hours)
 
 
 def quantify(items: Iterable[tuple[K, Charge]]) -> dict[K, list[PricedTime]]:
-    """Return GPU-hours with nine decimals per group and price, groups in order. An item is a pair of group and charge.
+    """GPU-hours with nine decimals per group and price, groups in order. An item is a pair of group and charge.
 
     All quantities add up to the total, which is rounded once. The total is apportioned to the price rows first, and
     then within each row to the groups. For one set of charges, the cost of a row and the total cost are therefore the
     same for every grouping."""
-    buckets: dict[str, dict[K, int]] = {}
+    buckets: dict[str, Counter[K]] = defaultdict(Counter)
     prices: dict[str, Decimal | None] = {}
     for group, charge in items:
-        lines = buckets.setdefault(charge.bucket, {})
-        lines[group] = lines.get(group, 0) + charge.gpu_us
+        buckets[charge.bucket][group] += charge.gpu_us
         prices[charge.bucket] = charge.row.price if charge.billed and charge.row else None
     ordered = {bucket: dict(sorted(lines.items())) for bucket, lines in sorted(buckets.items())}
     parts: dict[K, list[PricedTime]] = {group: [] for group in sorted({g for lines in ordered.values() for g in lines})}
@@ -245,6 +249,11 @@ def quantify(items: Iterable[tuple[K, Charge]]) -> dict[K, list[PricedTime]]:
         for group, quantity in shares.items():
             parts[group].append(PricedTime(ordered[bucket][group], quantity, prices[bucket], bucket != NOT_BILLED))
     return parts
+
+
+def quantify_together(charges: Iterable[Charge]) -> list[PricedTime]:
+    """GPU-hours with nine decimals per price, of all charges as one group."""
+    return quantify(((), charge) for charge in charges).get((), [])
 
 
 def total_cost(parts: Collection[PricedTime]) -> Decimal | None:
@@ -255,12 +264,12 @@ def total_cost(parts: Collection[PricedTime]) -> Decimal | None:
 
 
 def coverage(items: Iterable[Charge]) -> float:
-    """Return the metered share of the capacity without down time, see `Ledger.coverage`."""
-    sums: dict[Account, int] = {}
+    """The metered share of the capacity without down time, see `Ledger.coverage`."""
+    sums: Counter[Account] = Counter()
     for charge in items:
-        sums[charge.account] = sums.get(charge.account, 0) + charge.gpu_us
-    capacity = sum(sums.values()) - sums.get("down", 0)
-    return (capacity - sums.get("unmetered", 0)) / capacity if capacity else 1.0
+        sums[charge.account] += charge.gpu_us
+    capacity = sums.total() - sums["down"]
+    return (capacity - sums["unmetered"]) / capacity if capacity else 1.0
 
 
 def unpriced_us(parts: Iterable[PricedTime]) -> int:
@@ -277,23 +286,19 @@ def cost(
     where: Mapping[Dimension, Collection[str]] | None = None,
     timezone: str = "UTC",
 ) -> CostAnswer:
-    """Return billed time and its exact cost per group over [start_ms, end_ms): all groups, sorted by key.
+    """Billed time and its exact cost per group over [start_ms, end_ms): all groups, sorted by key.
 
-    Lines add up to `total`, which does not depend on `by`."""
-    found = charges(ledger, book, start_ms, end_ms, by, where, timezone)
-    groups = {
-        key: billed
-        for key, parts in quantify((charge.key, charge) for charge in found).items()
-        if (billed := [part for part in parts if part.billed])
-    }
+    The lines add up to `total`, which does not depend on `by`."""
+    priced = quantify((charge.key, charge) for charge in charges(ledger, book, start_ms, end_ms, by, where, timezone))
     lines = tuple(
         CostLine(
             key=dict(zip(by, key, strict=True)),
-            gpu_us=sum(part.gpu_us for part in parts),
-            cost=total_cost(parts),
-            unpriced_gpu_us=unpriced_us(parts),
+            gpu_us=sum(part.gpu_us for part in billed),
+            cost=total_cost(billed),
+            unpriced_gpu_us=unpriced_us(billed),
         )
-        for key, parts in groups.items()
+        for key, parts in priced.items()
+        if (billed := [part for part in parts if part.billed])
     )
     known = [line.cost for line in lines if line.cost is not None]
     return CostAnswer(

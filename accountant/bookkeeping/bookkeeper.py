@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, replace
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from pydantic import TypeAdapter
 
@@ -46,7 +46,6 @@ from accountant.bookkeeping.corrections_and_adjustments import (
     repriced_refusals,
 )
 from accountant.bookkeeping.invoice_reconciliation import (
-    CannotTrueUp,
     Invoice,
     KeptInvoice,
     Reconciliation,
@@ -107,10 +106,7 @@ class Invoices(_Books):
     def reconcile(self, month: Month, invoice: Invoice) -> Reconciliation:
         """Compares the invoice with the month's bills from the present records. Raises CannotClose."""
         book = self._of(month).book
-        try:
-            return reconcile(str(month), invoice, self._bills(month, book), book.currency)
-        except ValueError as error:
-            raise CannotClose(str(error)) from error
+        return reconcile(str(month), invoice, self._bills(month, book), book.currency)
 
     def newest(self, month: Month) -> KeptInvoice | None:
         """Return the newest stored invoice of that month."""
@@ -137,55 +133,53 @@ class Invoices(_Books):
         For an open month, both are the same."""
         self.reconcile(month, invoice)  # raises if the invoice is refused
         own = self._of(month)
-        try:
-            found = true_up(invoice, self._bills(month, own.book), str(month))
-        except CannotTrueUp as error:
-            raise CannotClose(str(error)) from error
-        now = self._prices.latest
-        assert now is not None, "the month has a book"
-        in_force = self.made(now.base, _with(self.standing(), found))
+        new = true_up(invoice, self._bills(month, own.book), str(month))
+        latest = self._prices.latest
+        assert latest is not None, "the month has a book"
+        in_force = self.composed(latest.base, _with(self.standing(), new))
         if self._books().of(str(month)) is None:
             return in_force, in_force
-        return self.made(own.base, _with(own.true_ups, found)), in_force
+        return self.composed(own.base, _with(own.true_ups, new)), in_force
 
     def standing(self, without: Month | None = None) -> list[TrueUp]:
-        """Return the true-ups that apply to the price book in force: those of months that are not published."""
+        """The true-ups that apply to the price book in force: those of months that are not published. without: a month
+        whose true-up is left out."""
         latest, books = self._prices.latest, self._books()
-        found = []
+        applying = []
         for one in latest.true_ups if latest is not None else ():
             closed = books.of(one.month)
             if one.month != str(without) and (closed is None or not closed.published):
-                found.append(one)
-        return found
+                applying.append(one)
+        return applying
 
-    def made(self, base: PriceBook, true_ups: Iterable[TrueUp]) -> ComposedPriceBook:
-        """Return the price book with these true-ups. Raises CannotClose if one cannot be applied."""
+    def composed(self, base: PriceBook, true_ups: Iterable[TrueUp]) -> ComposedPriceBook:
+        """The price book with these true-ups. Raises CannotClose if one cannot be applied."""
         book, ordered = base, tuple(sorted(true_ups, key=lambda one: one.month))
         for one in ordered:
             month = Month.parse(one.month)
             try:
                 book = trued_up(book, one, self._bills(month, book), month.span(self._zone))
-            except ValueError as error:
-                raise CannotClose(f"{month} by its invoice: {error}") from error
+            except (ValueError, CannotClose) as error:
+                raise CannotClose(f"the invoice of {month}: {error}") from error
         return ComposedPriceBook(book, base, ordered)
 
     def _of(self, month: Month) -> ComposedPriceBook:
         """The price book of the month. Raises CannotClose."""
         closed = self._books().of(str(month))
-        found = self._prices.version(closed.priced_by) if closed is not None else self._prices.latest
-        if found is None:
-            raise CannotClose("without a price book there is nothing to compare an invoice with")
-        return found
+        version = self._prices.version(closed.priced_by) if closed is not None else self._prices.latest
+        if version is None:
+            raise CannotClose("there is no price book, so the month has no costs to compare with an invoice")
+        return version
 
     def _bills(self, month: Month, book: PriceBook) -> list[Charge]:
         start, end = month.span(self._zone)
         end = max(start, min(end, self._clock.wall_ms()))
-        found = bills(self._ledger, book, start, end, ("team",), self._timezone)
-        return [*found, *unused_commitments(self._ledger, book, start, end, self._timezone)]
+        billed = bills(self._ledger, book, start, end, ("team",), self._timezone)
+        return [*billed, *unused_commitments(self._ledger, book, start, end, self._timezone)]
 
 
 def _with(true_ups: Iterable[TrueUp], new: TrueUp) -> list[TrueUp]:
-    """Return the true-ups with the rates of one more invoice."""
+    """The true-ups with the rates of one more invoice."""
     of_month = {one.month: one for one in true_ups}
     return list((of_month | {new.month: new.after(of_month.get(new.month))}).values())
 
@@ -201,7 +195,7 @@ _ADJUSTMENT = TypeAdapter(Adjustment)
 
 
 def fold_acts(acts: Iterable[Act], seen: int) -> ClosedMonths:
-    """Return the state after acts of the kinds in `ENTRIES`, in the order of recording.
+    """The state after acts of the kinds in `ENTRIES`, in the order of recording.
 
     seen: the number of the last act of any kind."""
     closed: dict[str, ClosedMonth] = {}
@@ -246,7 +240,7 @@ def credited_spans(acts: Iterable[Act]) -> list[NodeSpan]:
     return [NodeSpan.model_validate(content[_CREDITED]) for content in contents if _CREDITED in content]
 
 
-def closing(final: Statement) -> NewAct:
+def closing_act(final: Statement) -> NewAct:
     """The act that closes a month with this statement."""
     assert final.month is not None
     assert final.closing is not None
@@ -259,24 +253,14 @@ def closing(final: Statement) -> NewAct:
     return NewAct(by.at_ms, "closed", final.month, by.who, by.reason, json.dumps(content))
 
 
-def repricing(month: str, version: str, who: str, reason: str, at_ms: int) -> NewAct:
-    """Return the act that corrects the closed month by that version of the price book."""
-    return NewAct(at_ms, "repriced", month, who, reason, json.dumps({"priced_by": version}))
+def corrections_act(
+    kind: Literal["corrected", "refused"], month: str, lines: Sequence[Correction], who: str, reason: str, at_ms: int
+) -> NewAct:
+    """The act that books or refuses corrections of one closed month."""
+    return NewAct(at_ms, kind, month, who, reason, json.dumps([asdict(line) for line in lines], default=as_text))
 
 
-def correcting(month: str, corrections: Sequence[Correction], who: str, reason: str, at_ms: int) -> NewAct:
-    """The act that books corrections of one closed month."""
-    content = json.dumps([asdict(correction) for correction in corrections], default=as_text)
-    return NewAct(at_ms, "corrected", month, who, reason, content)
-
-
-def refusal_act(month: str, lines: Sequence[Correction], who: str, reason: str, at_ms: int) -> NewAct:
-    """The act that refuses late changes of a closed month."""
-    content = json.dumps([asdict(line) for line in lines], default=as_text)
-    return NewAct(at_ms, "refused", month, who, reason, content)
-
-
-def adjusting(adjustment: Adjustment, span: NodeSpan | None = None) -> NewAct:
+def adjustment_act(adjustment: Adjustment, span: NodeSpan | None = None) -> NewAct:
     """The act that books an adjustment. span: the node and time of a node's credit."""
     content = asdict(adjustment)
     if span is not None:
@@ -292,41 +276,39 @@ class Credits(_Books):
 
     @retry_when_books_moved
     def adjust(self, new: NewAdjustment, who: str) -> Adjustment:
-        """Book an approved credit or charge in the open month. Raises CannotClose."""
+        """Books an approved credit or charge in the open month. Raises CannotClose."""
         book = self._prices.current
         if book is None:
-            raise CannotClose("without a price book there is no currency to adjust in")
+            raise CannotClose("there is no price book, so the currency of the adjustment is unknown")
         books = self._books()
         now, booked_in = self._clock.wall_ms(), self._booked_in(books, new.month)
-        adjustment = _booked(new, books.seen + 1, booked_in, book.currency, who, now)
-        self._ledger.record([adjusting(adjustment)], books.seen)
+        adjustment = booked(new, number=books.seen + 1, booked_in=booked_in, currency=book.currency, who=who, at_ms=now)
+        self._ledger.record([adjustment_act(adjustment)], books.seen)
         return adjustment
 
     def preview(self, span: NodeSpan) -> list[CreditLine]:
-        """Return the credit for a node, by team, without booking it. Raises CannotClose."""
+        """The credit for a node, by team, without booking it. Raises CannotClose."""
         month = Month.of(span.start_ms, self._zone)
         if span.end_ms > month.span(self._zone)[1]:
             raise CannotClose(f"a credit is about one month: end it with {month}, and book the rest separately")
         closed = self._books().of(str(month))
         book = self._prices.of(closed.priced_by) if closed is not None else self._prices.current
         if book is None:
-            raise CannotClose("without a price book nothing was billed")
-        try:
-            refuse_twice(span, credited_spans(self._ledger.acts("adjusted")))
-            return credit_lines(self._ledger, book, span, self._timezone)
-        except ValueError as error:
-            raise CannotClose(str(error)) from error
+            raise CannotClose("there is no price book, so nothing was billed")
+        refuse_twice(span, credited_spans(self._ledger.acts("adjusted")))
+        return credit_lines(self._ledger, book, span, self._timezone)
 
     @retry_when_books_moved
     def credit(self, span: NodeSpan, who: str, reason: str, approved_by: str) -> list[Adjustment]:
-        """Book the credit for a node: one per team that was billed for it, all or none. Raises CannotClose."""
+        """Books the credit for a node: one adjustment per team that was billed for the node, all or none. Raises
+        CannotClose."""
         books = self._books()
         lines = [line for line in self.preview(span) if line.amount]
         book, month = self._prices.current, str(Month.of(span.start_ms, self._zone))
         if book is None or not lines:
             raise CannotClose(f"no team was billed for {span.text}")
         now, booked_in = self._clock.wall_ms(), self._booked_in(books, month)
-        found = []
+        adjustments = []
         for number, line in enumerate(lines, books.seen + 1):
             try:
                 new = NewAdjustment(
@@ -335,21 +317,15 @@ class Credits(_Books):
                 )  # fmt: skip
             except ValueError as error:
                 raise CannotClose(str(error)) from error
-            found.append(_booked(new, number, booked_in, book.currency, who, now))
-        self._ledger.record([adjusting(adjustment, span) for adjustment in found], books.seen)
-        return found
+            adjustments.append(
+                booked(new, number=number, booked_in=booked_in, currency=book.currency, who=who, at_ms=now)
+            )
+        self._ledger.record([adjustment_act(adjustment, span) for adjustment in adjustments], books.seen)
+        return adjustments
 
     def _booked_in(self, books: ClosedMonths, month: str) -> str:
         first, current = (str(Month.of(at, self._zone)) for at in (self._ledger.extent()[0], self._clock.wall_ms()))
         return books.booked_in(month, first, current)
-
-
-def _booked(new: NewAdjustment, number: int, booked_in: str, currency: str, who: str, at_ms: int) -> Adjustment:
-    """Return the adjustment to book, see `corrections_and_adjustments.booked`. Raises CannotClose."""
-    try:
-        return booked(new, number=number, booked_in=booked_in, currency=currency, who=who, at_ms=at_ms)
-    except ValueError as error:
-        raise CannotClose(str(error)) from error
 
 
 MOST_QUARANTINED = 10_000
@@ -381,7 +357,8 @@ class Bookkeeper:
         self.invoices = Invoices(ledger, self.prices, clock, timezone, self.books)
         self.credits = Credits(ledger, self.prices, clock, timezone, self.books)
         self._books: ClosedMonths | None = None
-        self._waiting: tuple[Proposal, ...] = ()
+        self.waiting: tuple[Proposal, ...] = ()
+        """The proposals found at the last check."""
 
     def books(self) -> ClosedMonths:
         """The present state after all acts."""
@@ -435,22 +412,22 @@ class Bookkeeper:
         return self.prices.current if kept is None else self.prices.of(kept.price_book_version)
 
     def standing(self, month: Month) -> list[Objection]:
-        """Return the objections that someone has to acknowledge to close this month."""
+        """The objections that have to be acknowledged to close this month."""
         books = self.books()
         if books.of(str(month)) is not None:
             return []
         return self._objections(self._open(month, books, self.prices.current), month, books)
 
     def preview(self, month: Month, book: PriceBook) -> tuple[Statement, Statement]:
-        """Return the month's lines at the present prices, and at the prices of `book`.
+        """The month's statement at the present prices, and at the prices of `book`.
 
         For a closed month both are computed from the present records, with all corrections."""
         books = self.books()
         closed = books.of(str(month))
         if closed is not None:
             return self._open(month, books, self.prices.of(closed.priced_by)), self._open(month, books, book)
-        taken = self.invoices.made(book, self.invoices.standing(without=month)).book
-        return self._open(month, books, self.prices.current), self._open(month, books, taken)
+        composed = self.invoices.composed(book, self.invoices.standing(without=month)).book
+        return self._open(month, books, self.prices.current), self._open(month, books, composed)
 
     def reconcile(self, month: Month, invoice: Invoice) -> Reconciliation:
         """Compares the invoice with the month's bills from the present records. Raises CannotClose."""
@@ -475,7 +452,7 @@ class Bookkeeper:
             closing=Closing(now, who, reason, tuple(objection.text for objection in standing)),
             previous_hash=books.latest.hash if books.latest is not None else None,
         )
-        record(self._ledger, [closing(final)], books.seen)
+        record(self._ledger, [closing_act(final)], books.seen)
         return self._closed(month)
 
     def reopen(self, month: Month, who: str, reason: str) -> None:
@@ -500,103 +477,96 @@ class Bookkeeper:
         after, acts = self._corrected(books, who, books.closed)
         if acts:
             record(self._ledger, acts, books.seen)
-            self._noted(books.closed, [])
+            self._remember(books.closed, [])
         return list(after.corrections[len(books.corrections) :])
 
     def proposals(self, month: Month | None = None) -> list[Proposal]:
-        """Return the late changes that wait for a decision.
+        """The late changes that wait for a decision.
 
-        With `month` these are the changes of this closed month. Without it they are those of the newest closed month,
+        With `month` these are the changes of this closed month. Without it they are those of the newest closed months,
         and of the months with a proposal at the last check."""
         books = self.books()
         known = {one.month for one in self.waiting} | {one.month for one in books.closed[-self._look_back :]}
-        asked = [one for one in books.closed if one.month == str(month) or (month is None and one.month in known)]
-        found = self._proposals(books, asked)
-        self._noted(asked, found)
-        return found
+        checked = [one for one in books.closed if one.month == str(month) or (month is None and one.month in known)]
+        proposals = self._proposals(books, checked)
+        self._remember(checked, proposals)
+        return proposals
 
-    def look_lately(self) -> list[Proposal]:
-        """Return new proposals of the newest closed months and of one older month, in rotation.
+    def new_proposals(self) -> list[Proposal]:
+        """Checks the newest closed months, and one older month in rotation; returns the proposals that the last check
+        did not have.
 
         The check is exact, and its cost does not grow with the number of closed months."""
         books = self.books()
         older, newest = books.closed[: -self._look_back], books.closed[-self._look_back :]
         self._turn += 1
-        asked = (*older[self._turn % len(older) :][:1], *newest) if older else newest
+        checked = (*older[self._turn % len(older) :][:1], *newest) if older else newest
         known = {one.id for one in self.waiting}
-        found = self._proposals(books, asked)
-        self._noted(asked, found)
-        return [one for one in found if one.id not in known]
+        proposals = self._proposals(books, checked)
+        self._remember(checked, proposals)
+        return [one for one in proposals if one.id not in known]
 
-    @property
-    def waiting(self) -> tuple[Proposal, ...]:
-        """The proposals found at the last check."""
-        return self._waiting
-
-    def take(self, month: Month, proposal_id: str, who: str, reason: str = "") -> list[Correction]:
+    def accept(self, month: Month, proposal_id: str, who: str, reason: str = "") -> list[Correction]:
         """Accepts a proposal: books it as corrections in the first open month. Raises CannotClose."""
-        found, books = self._chosen(month, proposal_id)
-        act = correcting(found.month, found.lines, who, reason or "late facts", self._clock.wall_ms())
-        record(self._ledger, [act], books.seen)
-        self._decided(found)
-        return list(found.lines)
+        return list(self._decide("corrected", month, proposal_id, who, reason or "late facts").lines)
 
     def refuse(self, month: Month, proposal_id: str, who: str, reason: str) -> Proposal:
         """Refuses a proposal: the month stays as stated. Raises CannotClose."""
         if not reason.strip():
-            raise CannotClose("refusing what arrived late needs a reason")
-        found, books = self._chosen(month, proposal_id)
-        act = refusal_act(found.month, found.lines, who, reason, self._clock.wall_ms())
-        record(self._ledger, [act], books.seen)
-        self._decided(found)
-        return found
+            raise CannotClose("the refusal of a proposal needs a reason")
+        return self._decide("refused", month, proposal_id, who, reason)
 
-    def _chosen(self, month: Month, proposal_id: str) -> tuple[Proposal, ClosedMonths]:
+    def _decide(
+        self, kind: Literal["corrected", "refused"], month: Month, proposal_id: str, who: str, reason: str
+    ) -> Proposal:
+        """Records the decision on a proposal. Raises CannotClose."""
         books = self.books()
         closed = books.of(str(month))
         if closed is None:
-            raise CannotClose(f"{month} is not closed: late records count without an act")
-        waiting = self._proposals(books, [closed])
-        return chosen_proposal(waiting[0] if waiting else None, str(month), proposal_id), books
+            raise CannotClose(f"{month} is not closed: its late records count without a decision")
+        proposals = self._proposals(books, [closed])
+        chosen = chosen_proposal(proposals[0] if proposals else None, str(month), proposal_id)
+        act = corrections_act(kind, chosen.month, chosen.lines, who, reason, self._clock.wall_ms())
+        record(self._ledger, [act], books.seen)
+        self._remember([closed], [])
+        return chosen
 
     def _proposals(self, books: ClosedMonths, months: Sequence[ClosedMonth]) -> list[Proposal]:
         before = len(books.corrections)
-        found = []
+        proposals = []
         for closed in months:
             lines = self._corrected(books, "", [closed])[0].corrections[before:]
             if lines:
-                found.append(proposal(closed.month, lines[0].booked_in, lines))
-        return found
+                proposals.append(proposal(closed.month, lines[0].booked_in, lines))
+        return proposals
 
-    def _noted(self, asked: Sequence[ClosedMonth], found: Sequence[Proposal]) -> None:
-        months = {one.month for one in asked}
-        rest = [one for one in self._waiting if one.month not in months]
-        self._waiting = tuple(sorted([*rest, *found], key=lambda one: one.month))
-
-    def _decided(self, done: Proposal) -> None:
-        self._waiting = tuple(one for one in self._waiting if one.month != done.month)
+    def _remember(self, checked: Sequence[ClosedMonth], proposals: Sequence[Proposal]) -> None:
+        """Replaces the proposals of these months in `waiting`."""
+        months = {one.month for one in checked}
+        others = [one for one in self.waiting if one.month not in months]
+        self.waiting = tuple(sorted([*others, *proposals], key=lambda one: one.month))
 
     def take_file(self, book: PriceBook, path: str) -> BookVersion | None:
-        """Put the price book's file in force if it has changed. Months with invoice rates keep these. Raises
+        """Puts the price book's file in force if it has changed. Months with invoice rates keep these. Raises
         CannotClose."""
         with self.prices.deciding:
             if self.prices.filed(book):
                 return None
-            return self.prices.enter([self.made(book)], "file", path, "", self._clock.wall_ms())
+            return self.prices.enter([self.composed(book)], "file", path, "", self._clock.wall_ms())
 
-    def made(self, book: PriceBook) -> ComposedPriceBook:
+    def composed(self, book: PriceBook) -> ComposedPriceBook:
         """The book with the invoice rates of past months. Raises CannotClose."""
-        return self.invoices.made(book, self.invoices.standing())
+        return self.invoices.composed(book, self.invoices.standing())
 
     def reprice(self, month: Month, book: PriceBook, who: str, reason: str) -> list[Correction]:
-        """Put a book in force and return the new corrections. Raises CannotClose.
+        """Puts a book in force and returns the new corrections. Raises CannotClose.
 
         If the month is closed, it is corrected by this book and no longer uses invoice rates."""
         if not reason.strip():
             raise CannotClose("a re-pricing needs a reason")
         with self.prices.deciding:
-            made = self.invoices.made(book, self.invoices.standing(without=month))
-            return self._priced(month, ComposedPriceBook(book, book), made, who, reason)
+            in_force = self.invoices.composed(book, self.invoices.standing(without=month))
+            return self._priced(month, ComposedPriceBook(book, book), in_force, who, reason)
 
     def true_up(self, month: Month, invoice: Invoice, who: str, reason: str) -> tuple[PriceBook, list[Correction]]:
         """Price the month by the invoice's rates. Raises CannotClose.
@@ -606,8 +576,8 @@ class Bookkeeper:
             raise CannotClose("a true-up needs a reason")
         with self.prices.deciding:
             own, in_force = self.invoices.true_up(month, invoice)
-            kept = self.invoices.act(month, invoice, who, reason)
-            return own.book, self._priced(month, own, in_force, who, reason, [kept])
+            invoice_act = self.invoices.act(month, invoice, who, reason)
+            return own.book, self._priced(month, own, in_force, who, reason, [invoice_act])
 
     def _priced(
         self,
@@ -627,12 +597,13 @@ class Bookkeeper:
             return []
         if self._proposals(books, [closed]):
             raise CannotClose(
-                f"what arrived late for {month} waits: take it up or refuse it, then price the month again"
+                f"{month} has a proposal from late records: accept or refuse it, then price the month again"
             )
         repriced = replace(closed, priced_by=own.book.version)
         months = tuple(repriced if one.month == closed.month else one for one in books.closed)
         after, corrected = self._corrected(replace(books, closed=months), who, [repriced], own.book)
-        acts = [repricing(closed.month, own.book.version, who, reason, now), *corrected]
+        repricing = NewAct(now, "repriced", closed.month, who, reason, json.dumps({"priced_by": own.book.version}))
+        acts = [repricing, *corrected]
         self.prices.enter([own, in_force], "put", who, reason, now, before=before, after=acts, seen=books.seen)
         return list(after.corrections[len(books.corrections) :])
 
@@ -671,8 +642,8 @@ class Bookkeeper:
             refused = of_month(books.refused, closed.month)
             elsewhere = repriced_refusals(refused, present) if entering else []
             if elsewhere:
-                acts.append(refusal_act(closed.month, elsewhere, who, reason, self._clock.wall_ms()))
-            found = differences(
+                acts.append(corrections_act("refused", closed.month, elsewhere, who, reason, self._clock.wall_ms()))
+            new_corrections = differences(
                 kept.every_line,
                 [*of_month(corrections, closed.month), *refused, *elsewhere],
                 present,
@@ -681,9 +652,11 @@ class Bookkeeper:
                 reason=reason,
                 currency=book.currency if book else None,
             )
-            if found:
-                corrections += found
-                acts.append(correcting(closed.month, found, who, reason, self._clock.wall_ms()))
+            if new_corrections:
+                corrections += new_corrections
+                acts.append(
+                    corrections_act("corrected", closed.month, new_corrections, who, reason, self._clock.wall_ms())
+                )
         return replace(books, corrections=tuple(corrections)), acts
 
     def _objections(self, statement: Statement, month: Month, books: ClosedMonths) -> list[Objection]:

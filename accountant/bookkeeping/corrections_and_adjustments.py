@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
@@ -28,7 +29,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from accountant.billing.charge_columns import charges_by_cuts
+from accountant.billing.charge_columns import charges_by_grouping
 from accountant.billing.cost_allocation import bill_start_up
 from accountant.billing.statements import Adjustment, Correction, StatementLine, as_text
 from accountant.billing.usage_pricing import ALLOCATED, BILLED, DETAILS, LINE_ACCOUNTS, quantify, total_cost
@@ -84,39 +85,41 @@ def proposal(month: str, booked_in: str, lines: Sequence[Correction]) -> Proposa
     return Proposal(month, booked_in, hashlib.sha256(content.encode()).hexdigest()[:16], tuple(lines))
 
 
-def chosen_proposal(waiting: Proposal | None, month: str, asked: str) -> Proposal:
-    """Return the proposal to decide on. Raises CannotClose if there is none, or if it has changed since."""
+def chosen_proposal(waiting: Proposal | None, month: str, proposal_id: str) -> Proposal:
+    """The proposal with this id. Raises CannotClose if there is none, or if it has changed since."""
     if waiting is None:
-        raise CannotClose(f"nothing that arrived late waits for {month}")
-    if waiting.id != asked:
-        raise CannotClose(f"more has arrived for {month}: proposal {asked} is now {waiting.id}; check it and try again")
+        raise CannotClose(f"{month} has no proposal: no late records wait for a decision")
+    if waiting.id != proposal_id:
+        raise CannotClose(
+            f"more records have arrived for {month}: proposal {proposal_id} is now {waiting.id}; check it and try again"
+        )
     return waiting
 
 
 def repriced_refusals(refused: Iterable[Correction], present: Iterable[StatementLine]) -> list[Correction]:
-    """Return the bookings, with amount 0, that move refused time to a price that the month still has.
+    """The bookings, with amount 0, that move refused time to a price that the month still has.
 
     A month may have been priced again after a proposal was refused. Time of a price row that the month no longer has
     moves to the line of the same team, account, detail, GPU model and capacity type with the most GPU time. Without
     this, the refused difference would be proposed again after every new pricing."""
-    most: dict[tuple[str, ...], StatementLine] = {}
+    longest: dict[tuple[str, ...], StatementLine] = {}
     prices = set()
     for line in present:
-        prices.add((_like(line), line.price_row, line.unit_price))
-        if _like(line) not in most or line.gpu_us > most[_like(line)].gpu_us:
-            most[_like(line)] = line
-    found: list[Correction] = []
+        prices.add((_without_price(line), line.price_row, line.unit_price))
+        if _without_price(line) not in longest or line.gpu_us > longest[_without_price(line)].gpu_us:
+            longest[_without_price(line)] = line
+    corrections: list[Correction] = []
     for one in refused:
-        like = _like(one.line)
-        if like not in most or (like, one.line.price_row, one.line.unit_price) in prices:
+        key = _without_price(one.line)
+        if key not in longest or (key, one.line.price_row, one.line.unit_price) in prices:
             continue
-        there = replace(most[like], gpu_us=one.line.gpu_us, gpu_hours=one.line.gpu_hours)
-        back = replace(one.line, gpu_us=-one.line.gpu_us, gpu_hours=-one.line.gpu_hours)
-        found += [replace(one, line=back, amount=Decimal(0)), replace(one, line=there, amount=Decimal(0))]
-    return found
+        at_new_price = replace(longest[key], gpu_us=one.line.gpu_us, gpu_hours=one.line.gpu_hours)
+        reversal = replace(one.line, gpu_us=-one.line.gpu_us, gpu_hours=-one.line.gpu_hours)
+        corrections += [replace(one, line=line, amount=Decimal(0)) for line in (reversal, at_new_price)]
+    return corrections
 
 
-def _like(line: StatementLine) -> tuple[str, ...]:
+def _without_price(line: StatementLine) -> tuple[str, ...]:
     return line.team, line.account, line.detail, line.gpu_model, line.capacity_type
 
 
@@ -133,21 +136,17 @@ def differences(
     reason: str,
     currency: str | None,
 ) -> tuple[Correction, ...]:
-    """Return the corrections to book in `booked_in` so that `month` adds up again; empty if it does.
+    """The corrections to book in `booked_in` after which the stated lines and all corrections equal the present lines;
+    empty if they are equal already.
 
     The hours of a line are those of its own GPU-µs. Its cost is hours × price; None if unpriced, 0 for an account that
     is not billed."""
-    time: dict[_Key, int] = {}
+    time: Counter[_Key] = Counter()
     sample: dict[_Key, StatementLine] = {}
-    for sign, lines in (
-        (-1, stated),
-        (-1, (correction.line for correction in booked)),
-        (1, present),
-    ):
+    for sign, lines in ((-1, stated), (-1, (correction.line for correction in booked)), (1, present)):
         for line in lines:
-            key = _key(line)
-            time[key] = time.get(key, 0) + sign * line.gpu_us
-            sample[key] = line
+            time[_key(line)] += sign * line.gpu_us
+            sample[_key(line)] = line
     changed = [_line(sample[key], time[key]) for key in sorted(time) if time[key]]
     amounts = [Money(line.cost or Decimal(0), currency) if currency else None for line in changed]
     rounded = payable({i: money for i, money in enumerate(amounts) if money is not None}, currency) if currency else {}
@@ -178,7 +177,7 @@ def _line(sample: StatementLine, gpu_us: int) -> StatementLine:
 
 
 def of_month(corrections: Sequence[Correction], month: str) -> list[Correction]:
-    """Return the corrections of that month, in whichever month they are booked."""
+    """The corrections of that month, in whichever month they are booked."""
     return [correction for correction in corrections if correction.month == month]
 
 
@@ -209,16 +208,17 @@ class NewAdjustment(Model):
 
 
 def booked(new: NewAdjustment, *, number: int, booked_in: str, currency: str, who: str, at_ms: int) -> Adjustment:
-    """Return the adjustment to book.
+    """The adjustment to book.
 
-    Raises ValueError for a fraction of a minor unit, or if the author is also the approver."""
+    Raises CannotClose for a fraction of a minor unit, for a later month than `booked_in`, or if the author is also the
+    approver."""
     places = minor_places(currency)
     if new.amount != round(new.amount, places):
-        raise ValueError(f"{new.amount} {currency} is not a whole number of minor units ({places} decimals)")
+        raise CannotClose(f"{new.amount} {currency} is not a whole number of minor units ({places} decimals)")
     if new.approved_by == who:
-        raise ValueError(f"{who!r} books it, so another person has to approve it")
+        raise CannotClose(f"{who!r} books the adjustment, so another person has to approve it")
     if new.month > booked_in:
-        raise ValueError(f"{new.month} is after {booked_in}, the month in which it would be booked")
+        raise CannotClose(f"{new.month} is after {booked_in}, the month in which the adjustment would be booked")
     return Adjustment(
         id=f"adjustment-{number}",
         month=new.month,
@@ -262,7 +262,7 @@ class NodeSpan(Model):
 
     @property
     def text(self) -> str:
-        """Return the node and span as text, for the reason of an act."""
+        """The node and span as text, for the reason of an act."""
         return f"node {self.node}, {utc(self.start_ms)} to {utc(self.end_ms)}"
 
 
@@ -278,17 +278,16 @@ class CreditLine:
 
 
 def credit_lines(ledger: Ledger, book: PriceBook, span: NodeSpan, timezone: str) -> list[CreditLine]:
-    """Return one line per team, and one without a payer if nothing was held. Raises ValueError if held time has no
-    price."""
+    """One line per team that held GPUs of the node. Raises CannotClose if held time has no price."""
     where: Mapping[Dimension, Collection[str]] = {"cluster": (span.cluster,), "node": (span.node,)}
-    (found,) = charges_by_cuts(ledger, book, span.start_ms, span.end_ms, (_BY,), timezone, where)
-    paid = bill_start_up(found, book.billing, _BY).charges()
+    (columns,) = charges_by_grouping(ledger, book, span.start_ms, span.end_ms, (_BY,), timezone, where)
+    paid = bill_start_up(columns, book.billing, _BY).charges()
     held = [charge for charge in paid if charge.account in ALLOCATED and charge.key[0] != IDLE]
     billed: dict[str, tuple[int, Decimal]] = {}
     for (team,), parts in quantify(((charge.key[0],), charge) for charge in held).items():
         cost = total_cost(parts)
         if cost is None:
-            raise ValueError(f"time of {team!r} on {span.node} has no price: nothing was billed for it")
+            raise CannotClose(f"time of {team!r} on {span.node} has no price, so it was not billed")
         billed[team] = sum(part.gpu_us for part in parts), cost
     exact = {team: Money(exact_product(cost, -span.share), book.currency) for team, (_, cost) in billed.items()}
     amounts = payable(exact, book.currency) if exact else {}
@@ -296,19 +295,17 @@ def credit_lines(ledger: Ledger, book: PriceBook, span: NodeSpan, timezone: str)
 
 
 def cluster_of(ledger: Ledger, node: str, start_ms: int, end_ms: int) -> str:
-    """Return the cluster with a node of that name in the span. Raises ValueError if there is none, or several."""
-    found = [line.key["cluster"] for line in ledger.usage(start_ms, end_ms, ("cluster",), {"node": (node,)})]
-    if len(found) != 1:
-        raise ValueError(
-            f"{node!r} is in {len(found)} clusters ({', '.join(found)}): say which"
-            if found
-            else f"no GPU of a node {node!r} was there in that span"
-        )
-    return found[0]
+    """The cluster with a node of that name in the span. Raises ValueError if there is none, or several."""
+    clusters = [line.key["cluster"] for line in ledger.usage(start_ms, end_ms, ("cluster",), {"node": (node,)})]
+    if not clusters:
+        raise ValueError(f"no node {node!r} had a GPU in that span: check its name and the span")
+    if len(clusters) > 1:
+        raise ValueError(f"{node!r} is in {len(clusters)} clusters ({', '.join(clusters)}): name one of them")
+    return clusters[0]
 
 
 def refuse_twice(span: NodeSpan, credited: Sequence[NodeSpan]) -> None:
-    """Raise ValueError if part of the span was credited before."""
+    """Raises CannotClose if part of the span was credited before."""
     before = next((other for other in credited if other.overlaps(span)), None)
     if before is not None:
-        raise ValueError(f"credited already: {before.text}")
+        raise CannotClose(f"credited already: {before.text}")

@@ -18,27 +18,24 @@ from typing import TypeAlias
 
 from pydantic import Field
 
-from accountant.billing.usage_pricing import Charge, quantify, total_cost
+from accountant.billing.usage_pricing import Charge, quantify_together, total_cost
+from accountant.bookkeeping.month_closing import CannotClose
 from accountant.core.periods import utc
 from accountant.prices.gpu_model_names import parse_gpu_model
-from accountant.prices.price_book import MAX_PLACES, Price, PriceBook, PriceRow
+from accountant.prices.price_book import MAX_DECIMALS, Price, PriceBook, PriceRow
 from accountant.wire.policy_models import IDLE
 from gputally.base.money import exact_sum
 from gputally.server.config_loading import Model
 
 _AFTER = "@after-"
 """Part of a row's id: the suffix names the month after which the row's own price applies again."""
-
-
 MOST_ITEM = 500
 """Maximum length of an item's name, in characters."""
-
-
 MOST_AMOUNT = 10**12
 """Largest amount of one line of an invoice, in its currency."""
 
 
-class CannotTrueUp(ValueError):
+class CannotTrueUp(CannotClose):
     """The invoice does not determine one rate for every price row. The message names the line and what to change."""
 
 
@@ -51,7 +48,7 @@ class InvoiceLine(Model):
     gpu_model: str = Field(default="", max_length=200)
     region: str = Field(default="", max_length=200)
     capacity_type: str = Field(default="", max_length=50)
-    amount: Decimal = Field(ge=-MOST_AMOUNT, le=MOST_AMOUNT, decimal_places=MAX_PLACES)
+    amount: Decimal = Field(ge=-MOST_AMOUNT, le=MOST_AMOUNT, decimal_places=MAX_DECIMALS)
     currency: str = Field(pattern=r"^[A-Z]{3}$")
 
 
@@ -153,11 +150,11 @@ class _Pool:
 
 
 def reconcile(month: str, invoice: Invoice, charges: Sequence[Charge], currency: str) -> Reconciliation:
-    """Compare an invoice with charges, the month's bills by team. Raises ValueError for an invoice in another
+    """Compares an invoice with charges, the month's bills by team. Raises CannotClose for an invoice in another
     currency."""
     other = sorted({line.currency for line in invoice.lines} - {currency})
     if other:
-        raise ValueError(f"the invoice is in {', '.join(other)} and the price book in {currency}")
+        raise CannotClose(f"the invoice is in {', '.join(other)} and the price book in {currency}")
     billed = [charge for charge in charges if charge.billed]
     pools, rest = _pools(invoice.lines, billed)
     lines = tuple(_line(pool) for pool in pools)
@@ -177,7 +174,7 @@ def reconcile(month: str, invoice: Invoice, charges: Sequence[Charge], currency:
 
 
 def true_up(invoice: Invoice, charges: Sequence[Charge], month: str) -> TrueUp:
-    """Return the rates of the invoice.
+    """The rates of the invoice.
 
     Raises CannotTrueUp if no line matches a GPU of the month, or one of them matches time without a price."""
     rates = []
@@ -186,19 +183,21 @@ def true_up(invoice: Invoice, charges: Sequence[Charge], month: str) -> TrueUp:
         if line.rate is None:
             continue
         if any(charge.unpriced for charge in pool.charges):
-            raise CannotTrueUp(f"{' '.join(pool.kind)}: has time without a price; give it a row first")
+            raise CannotTrueUp(
+                f"{' '.join(pool.kind)}: some of this time has no price; add a row to the price book first"
+            )
         gpu_model, region, capacity_type = pool.kind
-        found = {"gpu_model": gpu_model, "region": region, "capacity_type": capacity_type, "source": invoice.source}
-        rates.append(TrueUpRate(rate=line.rate, **found))
+        kind = {"gpu_model": gpu_model, "region": region, "capacity_type": capacity_type, "source": invoice.source}
+        rates.append(TrueUpRate(rate=line.rate, **kind))
     if not rates:
-        raise CannotTrueUp("no line of the invoice answers to a GPU of the month")
+        raise CannotTrueUp("no line of the invoice matches a GPU of the month")
     return TrueUp(month=month, rates=tuple(rates))
 
 
 def trued_up(book: PriceBook, true: TrueUp, charges: Sequence[Charge], span: tuple[int, int]) -> PriceBook:
-    """Return the book with the true-up's rates in the month's rows. Raises CannotTrueUp.
+    """The book with the true-up's rates in the month's rows. Raises CannotTrueUp.
 
-    charges: the month's bills by that book. They determine the time of each row."""
+    charges: the month's bills by that book. They determine which rates apply to each row."""
     rates: dict[str, TrueUpRate] = {}
     of_kind = {one.kind: one for one in true.rates}
     for charge in charges:
@@ -207,7 +206,7 @@ def trued_up(book: PriceBook, true: TrueUp, charges: Sequence[Charge], span: tup
             continue
         if rates.setdefault(charge.row.id, of_kind[kind]).rate != of_kind[kind].rate:
             raise CannotTrueUp(
-                f"price row {charge.row.id!r} stands for several invoice lines: give it a region or capacity type"
+                f"price row {charge.row.id!r} matches several invoice lines: give it a region or capacity type"
             )
     rows: list[PriceRow] = []
     for price in book.prices:
@@ -217,49 +216,48 @@ def trued_up(book: PriceBook, true: TrueUp, charges: Sequence[Charge], span: tup
 
 
 def _cut(price: Price, span: tuple[int, int], trued: TrueUpRate, month: str) -> list[PriceRow]:
-    """Return the row before the month, inside it at the invoice's rate, and after it, as far as the row is valid
-    there."""
+    """The row before the month, inside it at the invoice's rate, and after it, as far as the row is valid there."""
     row, begin, stop = price.row, max(price.start_ms, span[0]), min(price.end_ms, span[1])
     # After true-ups of several months in a row, the id still has only one suffix.
     own = row.id.partition(_AFTER)[0]
-    found = [row.model_copy(update={"valid_to": utc(begin)})] if price.start_ms < begin else []
+    rows = [row.model_copy(update={"valid_to": utc(begin)})] if price.start_ms < begin else []
     inside = {
         "id": f"{own}@{month}", "price": trued.rate, "instance": None, "amortised": None, "discount": Decimal(0),
         "valid_from": utc(begin), "valid_to": utc(stop), "source": f"invoice: {trued.source}"[:1000],
         "as_of": utc(stop)[:10],
     }  # fmt: skip
-    found.append(row.model_copy(update=inside))
+    rows.append(row.model_copy(update=inside))
     if stop < price.end_ms:
         after = {"id": f"{own}{_AFTER}{month}", "valid_from": utc(stop)}
-        found.append(row.model_copy(update=after))
-    return found
+        rows.append(row.model_copy(update=after))
+    return rows
 
 
 def _pools(lines: Iterable[InvoiceLine], charges: Iterable[Charge]) -> tuple[list[_Pool], list[Charge]]:
-    """Return the pools by kind, and the charges that belong to none."""
+    """The pools by kind, and the charges that belong to none."""
     kinds: dict[_Kind, list[InvoiceLine]] = {}
     for line in lines:
         # An item that is not a GPU of the cluster stays a separate line, so that items can be distinguished.
         kinds.setdefault(_kind(line) if line.gpu_model else ("", line.item, line.region), []).append(line)
-    found: dict[_Kind, list[Charge]] = {kind: [] for kind in kinds}
+    of_kind: dict[_Kind, list[Charge]] = {kind: [] for kind in kinds}
     rest: list[Charge] = []
     for charge in charges:
         best = _best(kinds, charge)
-        (rest if best is None else found[best]).append(charge)
-    return [_Pool(tuple(kinds[kind]), tuple(found[kind])) for kind in sorted(kinds)], rest
+        (rest if best is None else of_kind[best]).append(charge)
+    return [_Pool(tuple(kinds[kind]), tuple(of_kind[kind])) for kind in sorted(kinds)], rest
 
 
 def _best(kinds: Iterable[_Kind], charge: Charge) -> _Kind | None:
     """The most specific kind that matches a charge."""
-    fitting = [kind for kind in kinds if kind[0] and _fits(kind, charge)]
-    return max(fitting, key=lambda kind: (sum(map(bool, kind)), len(kind[0]), kind), default=None)
+    matching = [kind for kind in kinds if kind[0] and _matches(kind, charge)]
+    return max(matching, key=lambda kind: (sum(map(bool, kind)), len(kind[0]), kind), default=None)
 
 
 def _kind(line: InvoiceLine) -> _Kind:
     return line.gpu_model, line.region, line.capacity_type
 
 
-def _fits(kind: _Kind, charge: Charge) -> bool:
+def _matches(kind: _Kind, charge: Charge) -> bool:
     model, region, capacity_type = kind
     return (
         parse_gpu_model(model).covers(parse_gpu_model(charge.place.gpu_model))
@@ -271,11 +269,10 @@ def _fits(kind: _Kind, charge: Charge) -> bool:
 def _line(pool: _Pool) -> ReconciledLine:
     invoice = exact_sum(line.amount for line in pool.lines)
     unused = _cost([charge for charge in pool.charges if charge.account == "unused_commitment"])
-    taken = [charge for charge in pool.charges if charge.account != "unused_commitment"]
-    idle = _cost([charge for charge in taken if charge.key[0] == IDLE])
-    teams = exact_sum([_cost(taken), -idle])
-    parts = [part for several in quantify(((), charge) for charge in pool.charges).values() for part in several]
-    hours = Fraction(exact_sum(part.gpu_hours for part in parts))
+    capacity = [charge for charge in pool.charges if charge.account != "unused_commitment"]
+    idle = _cost([charge for charge in capacity if charge.key[0] == IDLE])
+    teams = exact_sum([_cost(capacity), -idle])
+    hours = Fraction(exact_sum(part.gpu_hours for part in quantify_together(pool.charges)))
     gpu_model, region, capacity_type = pool.kind
     return ReconciledLine(
         items=tuple(sorted({line.item for line in pool.lines})),
@@ -288,7 +285,7 @@ def _line(pool: _Pool) -> ReconciledLine:
         unused_commitments=unused,
         unmatched=exact_sum([invoice, -teams, -idle, -unused]),
         gpu_us=sum(charge.gpu_us for charge in pool.charges),
-        rate=Decimal(round(Fraction(invoice) / hours * 10**MAX_PLACES)).scaleb(-MAX_PLACES)
+        rate=Decimal(round(Fraction(invoice) / hours * 10**MAX_DECIMALS)).scaleb(-MAX_DECIMALS)
         if hours and invoice > 0
         else None,
     )
@@ -296,6 +293,4 @@ def _line(pool: _Pool) -> ReconciledLine:
 
 def _cost(charges: Iterable[Charge]) -> Decimal:
     """The cost of the charges with a price."""
-    priced = [charge for charge in charges if not charge.unpriced]
-    parts = [part for several in quantify(((), charge) for charge in priced).values() for part in several]
-    return total_cost(parts) or Decimal(0)
+    return total_cost(quantify_together(charge for charge in charges if not charge.unpriced)) or Decimal(0)

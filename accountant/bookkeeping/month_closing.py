@@ -148,7 +148,12 @@ def waiting_elsewhere(months: Sequence[str]) -> list[Objection]:
     """Return the objection that proposals for these closed months wait for a decision."""
     if not months:
         return []
-    return [Objection("proposals", f"what arrived late for {', '.join(months)} waits to be taken up or refused")]
+    return [
+        Objection(
+            "proposals",
+            f"a proposal from late records for {', '.join(months)} waits for a decision: accept or refuse it",
+        )
+    ]
 
 
 def refuse_unless_acknowledged(standing: Sequence[Objection], acknowledged: Sequence[str], reason: str) -> None:

@@ -35,7 +35,7 @@ from gputally.base.units import MS_PER_HOUR
 from gputally.server import config_loading, logs_and_metrics
 
 if TYPE_CHECKING:
-    from accountant.fleet.fleet_ledgers import Fleet, FleetMonth, ProgressCallback
+    from accountant.fleet.fleet_ledgers import Fleet, FleetMonth, FleetQuery, ProgressCallback
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 fleet_app = typer.Typer(help="Several clusters, from the lake in which they publish.", no_args_is_help=True)
@@ -109,7 +109,7 @@ def usage(
     zone = timezone or "UTC"
     query = _query(wanted, zone)
     with engine.opened(lake) as fleet, _progress() as progress:
-        found = fleet.usage(fleet.members(cluster or ()), *query, zone, progress)
+        found = fleet.usage(fleet.members(cluster or ()), query, progress)
     print_answer(output, found, lambda usage: terminal_tables.usage_table(usage, periods.zone(zone)), found.lines)
 
 
@@ -129,7 +129,7 @@ def cost(
     zone = timezone or "UTC"
     query = _query(wanted, zone)
     with engine.opened(lake, rates) as fleet, _progress() as progress:
-        found = fleet.cost(fleet.members(cluster or ()), *query, zone, progress)
+        found = fleet.cost(fleet.members(cluster or ()), query, progress)
     print_answer(output, found, lambda cost: terminal_tables.cost_table(cost, periods.zone(zone)), found.lines)
 
 
@@ -281,9 +281,10 @@ def _progress() -> Iterator[ProgressCallback]:
         yield lambda name, done, total: shown.update(task, description=name, completed=done, total=total)
 
 
-def _query(wanted: Grouping, timezone: str) -> tuple[int, int, tuple[Dimension, ...], dict[Dimension, list[str]]]:
-    """Start and end in milliseconds, dimensions and filters. The end defaults to now, the start to the beginning of the
-    end's month."""
+def _query(wanted: Grouping, timezone: str) -> FleetQuery:
+    """The query of the options. The end defaults to now, the start to the beginning of the end's month."""
+    from accountant.fleet.fleet_ledgers import FleetQuery
+
     zone = periods.zone(timezone)
     end_ms = SystemClock().wall_ms() if wanted.end is None else periods.parse_instant(wanted.end, zone)
     month_ms = Month.of(end_ms - 1, zone).span(zone)[0]
@@ -291,7 +292,7 @@ def _query(wanted: Grouping, timezone: str) -> tuple[int, int, tuple[Dimension, 
     if end_ms <= start_ms:
         raise CannotStart(f"the span ends at or before its start: {utc(start_ms)} to {utc(end_ms)}")
     filters = {_dimensions(name)[0]: values for name, values in wanted.filters.items()}
-    return start_ms, end_ms, _dimensions(wanted.by), filters
+    return FleetQuery(start_ms, end_ms, _dimensions(wanted.by), filters, timezone)
 
 
 def _dimensions(by: str) -> tuple[Dimension, ...]:

@@ -1,4 +1,4 @@
-"""Decides which of several overlapping claims to the same GPU keeps which time.
+"""Decides which of several overlapping claims to the same GPU keeps which time, and computes with sets of spans.
 
 A claim is one set of rows as received. Of overlapping claims, the one with the lowest `Claim.rank` keeps the time. The
 rank compares in this order:
@@ -20,10 +20,12 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, order=True)
 class ClaimRank:
-    """Precedence; lowest first. remove: distance from a measurement: 0 measured, 1 carried, 2 imported. node breaks
-    ties between outboxes with the same epoch."""
+    """The precedence of a claim, lowest first.
 
-    remove: int
+    origin: 0 measured, 1 carried over a restart, 2 imported.
+    node: breaks ties between outboxes with the same epoch."""
+
+    origin: int
     epoch: str
     seq: int
     node: str = ""
@@ -36,11 +38,11 @@ class Claim:
     end_ms: int
 
 
-def settle(claims: Iterable[Claim]) -> Mapping[ClaimRank, tuple[Span, ...]]:
+def resolve_overlaps(claims: Iterable[Claim]) -> Mapping[ClaimRank, tuple[Span, ...]]:
     """The spans that each claim keeps, ascending; () if it keeps nothing.
 
-    The result for a claim depends only on the claims that overlap it. A caller may therefore settle a neighbourhood:
-    the claims of interest together with all claims that overlap one of them."""
+    The result for a claim depends only on the claims that overlap it. To resolve some claims, it is enough to pass them
+    and all claims that overlap one of them."""
     kept: dict[ClaimRank, tuple[Span, ...]] = {}
     taken: list[Span] = []
     for claim in sorted(claims, key=lambda c: c.rank):
@@ -49,11 +51,11 @@ def settle(claims: Iterable[Claim]) -> Mapping[ClaimRank, tuple[Span, ...]]:
     return kept
 
 
-def subtract(span: Span, taken: Iterable[Span]) -> list[Span]:
-    """`span` without the `taken` spans, which are sorted and disjoint."""
+def subtract(span: Span, removed: Iterable[Span]) -> list[Span]:
+    """`span` without the `removed` spans, which are sorted and disjoint."""
     start, end = span
     rest = []
-    for begin, stop in taken:
+    for begin, stop in removed:
         if stop <= start:
             continue
         if begin >= end:

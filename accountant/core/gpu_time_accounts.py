@@ -7,8 +7,8 @@ microsecond:
 - The parts of a set over any partition of its span add up to the set.
 - A part of a full set adds up to its length.
 
-Accounts are integers. This module knows neither nodes nor when a GPU was in service, so `down` is only the time of a
-lost GPU. accountant.storage.gpu_lifetimes adds the down time of nodes."""
+Accounts are integers. Here `down` is only the time of a lost GPU. accountant.storage.gpu_lifetimes adds the time in
+which a GPU's node was down."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class AccountVector(NamedTuple):
 
 
 CELLS = AccountVector._fields
-"""The columns, in the order that files, rows and sums use."""
+"""The names of the figures, in their order in files, rows and sums."""
 ACCOUNTS = 5
 """How many of CELLS, from the first, are accounts."""
 
@@ -120,18 +120,18 @@ def part(rows: Sequence[AccountVector], span_ms: int, start_ms: int, end_ms: int
 
 def _until(rows: Sequence[AccountVector], span_ms: int, at_ms: int) -> list[list[int]]:
     """The figures of the rows in [0, at_ms)."""
-    whole = sum(sum(row[:ACCOUNTS]) for row in rows)
-    left = whole * at_ms // span_ms
-    held = []
+    undivided = sum(sum(row[:ACCOUNTS]) for row in rows)
+    undivided_until = undivided * at_ms // span_ms
+    vectors = []
     for row in rows:
-        carved = []
+        accounts = []
         for value in row[:ACCOUNTS]:
-            taken = value * left // whole if whole else 0
-            whole -= value
-            left -= taken
-            carved.append(taken)
-        held.append([*carved, *(value * at_ms // span_ms for value in row[ACCOUNTS:])])
-    return held
+            until = value * undivided_until // undivided if undivided else 0
+            undivided -= value
+            undivided_until -= until
+            accounts.append(until)
+        vectors.append([*accounts, *(value * at_ms // span_ms for value in row[ACCOUNTS:])])
+    return vectors
 
 
 def add(cells: Iterable[AccountVector]) -> AccountVector:
@@ -144,34 +144,30 @@ def full_us(span_ms: int) -> int:
     return span_ms * US_PER_MS
 
 
-Whole = npt.NDArray[np.int64]
-"""An array with rows of `AccountVector`, or with one number per row."""
+Int64Array = npt.NDArray[np.int64]
 
 
-def terms(values: Whole, weights: Sequence[float] | npt.NDArray[np.float64]) -> Whole:
-    """Returns each value multiplied by its weight and rounded, as accountant.core.window_decay.term does for one
-    value."""
-    weighted: Whole = np.floor(values * np.asarray(weights) + 0.5).astype(np.int64)
-    return weighted
+def figures(cells: Int64Array, weights: Sequence[float] | npt.NDArray[np.float64]) -> Int64Array:
+    """Returns the columns of accountant.storage.query.window_sums.Figures for each row of `cells`, an array of
+    `AccountVector`s.
 
-
-def figures(cells: Whole, weights: Sequence[float] | npt.NDArray[np.float64]) -> Whole:
-    """Returns the columns of accountant.storage.query.window_sums.Figures for each row. The first four are multiplied
-    by the row's decay weight."""
+    The first four columns are multiplied by the row's decay weight and rounded, as accountant.core.window_decay.term
+    does for one value."""
     cell = dict(zip(CELLS, cells.T, strict=True))
     allocated = cell["busy_us"] + cell["idle_us"] + cell["unknown_us"]
-    decaying = [allocated, cell["busy_us"], cell["energy_uj"], cell["down_us"]]
+    decaying = np.stack([allocated, cell["busy_us"], cell["energy_uj"], cell["down_us"]], axis=1)
     plain = [allocated, cell["unheld_us"], cell["down_us"], cell["unknown_us"], cell["energy_blind_us"]]
-    return np.stack([*(terms(value, weights) for value in decaying), *plain], axis=1)
+    decayed = np.floor(decaying * np.asarray(weights)[..., None] + 0.5).astype(np.int64)
+    return np.column_stack([decayed, *plain])
 
 
-def merged(keys: Whole, values: Whole) -> tuple[Whole, Whole]:
-    """Adds up rows of `values` with equal rows of `keys`; returns the distinct keys, ascending, and the sums of
-    each."""
+def sum_by_key(keys: Int64Array, values: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Adds up the rows of `values` that have equal rows of `keys`; returns the distinct keys, ascending, and the sums
+    of each."""
     if not len(keys):
         return keys, values
     order = np.lexsort(keys.T[::-1])
     ordered = keys[order]
     first = np.flatnonzero(np.concatenate(([True], (ordered[1:] != ordered[:-1]).any(axis=1))))
-    sums: Whole = np.add.reduceat(values[order], first, axis=0)
+    sums: Int64Array = np.add.reduceat(values[order], first, axis=0)
     return ordered[first], sums

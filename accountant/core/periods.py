@@ -10,8 +10,10 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import AfterValidator
 
 from gputally.base.units import BUCKET_MS, MS_PER_SECOND
 
@@ -25,6 +27,15 @@ def zone(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise ValueError(f"unknown time zone: {name!r}") from error
+
+
+def _known_timezone(name: str) -> str:
+    zone(name)
+    return name
+
+
+KnownTimezone = Annotated[str, AfterValidator(_known_timezone)]
+"""The name of an IANA time zone."""
 
 
 def midnight_ms(day: date, tz: ZoneInfo) -> int:
@@ -123,14 +134,14 @@ def month_with_records(now_ms: int, newest_ms: int | None, tz: ZoneInfo) -> Mont
 def hours(start_ms: int, end_ms: int, tz: ZoneInfo) -> dict[str, int]:
     """The local hours of a span by their names in the ledger (2026-10-01T13), with their length in ms. An hour that is
     repeated when clocks go back has twice the length."""
-    found: dict[str, int] = {}
+    lengths: dict[str, int] = {}
     at = start_ms
     while at < end_ms:
         until = min(end_ms, (at // BUCKET_MS + 1) * BUCKET_MS)
         hour = datetime.fromtimestamp(at // MS_PER_SECOND, tz).isoformat()[: len("2026-10-01T13")]
-        found[hour] = found.get(hour, 0) + until - at
+        lengths[hour] = lengths.get(hour, 0) + until - at
         at = until
-    return found
+    return lengths
 
 
 def whole_day(day: date, start_ms: int, end_ms: int, tz: ZoneInfo) -> bool:
@@ -153,8 +164,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Timeline(Generic[T]):
-    """A value that changes at known instants. steps: (since_ms, value), at least one, ascending, neighbours with
-    different values. The first value also applies before its instant."""
+    """A value that changes at known instants.
+
+    steps: (since_ms, value), at least one, ascending, neighbours with different values. The first value also applies
+        before its instant."""
 
     steps: tuple[tuple[int, T], ...]
 

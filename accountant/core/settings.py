@@ -11,10 +11,11 @@ from typing import Annotated, Final, Literal
 from zoneinfo import ZoneInfo
 
 import yaml
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from accountant.core import periods
 from accountant.core.errors import SecretsUnreadable
+from accountant.core.periods import KnownTimezone
 from accountant.wire.policy_models import Measure
 from gputally.base.errors import SettingsFault as SettingsFault
 from gputally.server import config_loading
@@ -36,6 +37,16 @@ class Issuer(Model):
     """HostProviderName: the cloud or data centre of the GPUs; empty: not stated."""
 
 
+def _checked_address(text: str) -> str:
+    """Returns a text of the form host:port unchanged. Raises ValueError for any other."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"not an address: {text!r} (write host:port, for example 127.0.0.1:8080 or [::]:8080)")
+    return text
+
+
+Address = Annotated[str, AfterValidator(_checked_address)]
+"""host:port; an IPv6 host in brackets."""
 ENV_PREFIX = "GPUTALLY_ACCOUNTANT_"
 MIB = 1024 * 1024
 
@@ -86,7 +97,7 @@ class Limits(Model):
     dimensions (a report counts as six). A calendar month of a statement or a report may exceed it."""
 
     def of_connections(self) -> ConnectionLimits:
-        """The limits that apply to a listener."""
+        """The limits on the connections of one listening socket."""
         return ConnectionLimits(self.connections, self.connections_by_address, self.header_seconds)
 
 
@@ -95,7 +106,7 @@ class KaiUsage(Model):
 
     KAI sends no credentials, so use a NetworkPolicy that admits only KAI's scheduler."""
 
-    listen: str
+    listen: Address
     """host:port to serve on."""
     measure: Measure = "allocated"
     """The unit of a queue's usage and of the capacity."""
@@ -106,13 +117,8 @@ class KaiUsage(Model):
     plain_after: Duration = Field(default=86_400, gt=0)
     """If the newest usage is older than this, it is left out, and every queue gets its configured weight."""
 
-    @field_validator("listen")
-    @classmethod
-    def _address(cls, text: str) -> str:
-        return address(text)
-
     @model_validator(mode="after")
-    def _ordered(self) -> KaiUsage:
+    def _check_order(self) -> KaiUsage:
         if self.plain_after < self.stale_after:
             raise config_loading.at("kai_usage.plain_after", "plain_after is smaller than stale_after")
         return self
@@ -124,13 +130,8 @@ class OpenCost(Model):
     Its clients send no credentials, and every client that reaches the port can read all costs, so use a NetworkPolicy
     that admits only those clients."""
 
-    listen: str
+    listen: Address
     """host:port to serve on."""
-
-    @field_validator("listen")
-    @classmethod
-    def _address(cls, text: str) -> str:
-        return address(text)
 
 
 class JobMetrics(Model):
@@ -144,8 +145,8 @@ class JobMetrics(Model):
     """Also export `training_job_cost_usd`, by GPU type; only with a price book in USD."""
 
 
-def _listed(value: object) -> object:
-    """Environment variables cannot be lists, so lists are comma-separated there."""
+def _parse_list(value: object) -> object:
+    """Splits a list from an environment variable, where it is comma-separated text."""
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
@@ -158,30 +159,32 @@ class Kubernetes(Model):
     """Name of that cluster in the ledger."""
     kubeconfig: Path | None = None
     """A kubeconfig file for access from outside the cluster; without one, the pod's service account is used."""
-    team_labels: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    team_labels: Annotated[tuple[str, ...], BeforeValidator(_parse_list)] = ()
     """Further namespace labels that name the team, in order of precedence, after gputally.dev/team."""
-    user_labels: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    user_labels: Annotated[tuple[str, ...], BeforeValidator(_parse_list)] = ()
     """Further pod labels or annotations that name the user, in order of precedence, after gputally.dev/user."""
 
 
-def _mapping(value: object) -> object:
-    """Parse the form that mappings have in environment variables: `name=value`, comma-separated."""
+def _parse_mapping(value: object) -> object:
+    """Parses a mapping from an environment variable, where it is `name=value`, comma-separated."""
     if not isinstance(value, str):
         return value
     pairs = [part.partition("=") for part in value.split(",") if part.strip()]
     if any(not equals for _, equals, _ in pairs):
         raise ValueError("write name=value, comma-separated")
-    return {name.strip(): of.strip() for name, _, of in pairs}
+    return {name.strip(): content.strip() for name, _, content in pairs}
 
 
+LibraryProperties = Annotated[dict[str, str], BeforeValidator(_parse_mapping), Field(max_length=100)]
+"""Properties that PyIceberg defines, by name."""
 _SCHEMES: Final = ("s3", "gs", "abfs", "abfss")
 
 
 def _store_address(value: object) -> object:
     text = str(value) if isinstance(value, Path) else value
     if isinstance(text, str) and "://" in text:
-        scheme, _, place = text.partition("://")
-        if scheme not in _SCHEMES or not place.strip("/"):
+        scheme, _, location = text.partition("://")
+        if scheme not in _SCHEMES or not location.strip("/"):
             raise ValueError(
                 "write a folder, or s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, abfs://CONTAINER@ACCOUNT/PREFIX"
             )
@@ -196,7 +199,7 @@ class ObjectStorage(Model):
     """Access to the object store of the archive or the backups. Without properties, the environment determines it
     (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, a role of the pod, and so on)."""
 
-    properties: Annotated[dict[str, str], BeforeValidator(_mapping)] = Field(default={}, max_length=100)
+    properties: LibraryProperties = {}  # noqa: RUF012 - pydantic copies a default
     """Properties of PyIceberg's file access, for example `s3.endpoint` and `s3.region`. Put secrets into the file
     `secrets` instead."""
     secrets: Path | None = None
@@ -212,12 +215,12 @@ def secret_properties(path: Path | None) -> dict[str, str]:
     if path is None:
         return {}
     try:
-        found = yaml.safe_load(path.read_text())
+        properties = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise SecretsUnreadable(f"{path}: cannot be read: {type(error).__name__}") from None
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+    if not isinstance(properties, dict) or not all(isinstance(name, str) for name in properties):
         raise SecretsUnreadable(f"{path}: write a mapping of properties, for example s3.access-key-id: …")
-    return {name: str(value) for name, value in found.items()}
+    return {name: str(value) for name, value in properties.items()}
 
 
 class Archive(Model):
@@ -257,7 +260,7 @@ class LakeCatalog(Model):
     the warehouse."""
     name: str = Field(default="gputally", min_length=1, max_length=100)
     """Name of the catalog, if one database has several."""
-    properties: Annotated[dict[str, str], BeforeValidator(_mapping)] = Field(default={}, max_length=100)
+    properties: LibraryProperties = {}  # noqa: RUF012 - pydantic copies a default
     """Further properties of PyIceberg, for example `s3.endpoint`. Put secrets into the file `secrets` instead."""
 
 
@@ -299,7 +302,7 @@ class Settings(Model):
     """Folder of the ledger; created if missing."""
     ledger: str = Field(default="ledger.duckdb", pattern=r"^[^/]+$")
     """Name of the ledger file in that folder."""
-    listen: str = "127.0.0.1:8080"
+    listen: Address = "127.0.0.1:8080"
     """host:port to serve on; port 0 uses a free port."""
     auth: Annotated[Literal["tokens", "off"], BeforeValidator(bare_off)] = "tokens"
     """`off` gives every caller all permissions and is refused unless `listen` is a loopback address."""
@@ -310,7 +313,7 @@ class Settings(Model):
     `read`."""
     metrics_token: Path | None = None
     """File with a bearer token of scope `read`, for Prometheus to read /metrics; read again when it changes."""
-    timezone: str = "UTC"
+    timezone: KnownTimezone = "UTC"
     """IANA time zone of months, days and hours."""
     prices: Path | None = None
     """Price book; read again when it changes. Without one all time is unpriced, never free."""
@@ -365,29 +368,18 @@ class Settings(Model):
     leader_election: LeaderElection | None = None
     """Off by default: a single replica."""
     lake: Lake | None = None
-    """Off by default: publish settled figures for a fleet."""
+    """The lake into which this accountant publishes settled figures. Off by default."""
     backups: Backups = Backups()
     object_storage: ObjectStorage = ObjectStorage()
     job_metrics: JobMetrics = JobMetrics()
     """Costs of jobs in /metrics."""
     kai_usage: KaiUsage | None = None
-    """Answer KAI-Scheduler's usage queries. Off by default."""
+    """The usage source for KAI-Scheduler. Off by default."""
     opencost: OpenCost | None = None
-    """Answer OpenCost clients. Off by default."""
-
-    @field_validator("timezone")
-    @classmethod
-    def _known_zone(cls, name: str) -> str:
-        periods.zone(name)
-        return name
-
-    @field_validator("listen")
-    @classmethod
-    def _address(cls, text: str) -> str:
-        return address(text)
+    """The API for OpenCost's clients. Off by default."""
 
     @model_validator(mode="after")
-    def _guarded(self) -> Settings:
+    def _check_dependencies(self) -> Settings:
         if self.auth == "off" and not is_loopback(self.host):
             raise config_loading.at(
                 "auth", f"auth: off needs a loopback address, and {self.listen} can be reached from elsewhere"
@@ -432,16 +424,8 @@ class Settings(Model):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
 
-def address(text: str) -> str:
-    """Returns the text if it has the form host:port. Raises ValueError otherwise."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise ValueError(f"not an address: {text!r} (write host:port, for example 127.0.0.1:8080 or [::]:8080)")
-    return text
-
-
 def host_and_port(listen: str) -> tuple[str, int]:
-    """The host and the port of an `address`; an IPv6 host without brackets."""
+    """The host and the port of an `Address`; an IPv6 host without its brackets."""
     host, _, port = listen.rpartition(":")
     return host.strip("[]"), int(port)
 

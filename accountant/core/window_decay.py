@@ -46,7 +46,7 @@ def bounds(spec: WindowSpec, at_ms: int, zone: ZoneInfo) -> tuple[int, int]:
             local = _local(at_ms - 1, zone)
             return _instant_ms(datetime(local.year, local.month, 1, tzinfo=zone)), at_ms
         case "cron":
-            # cron fires at whole minutes: take the last one strictly before the next whole second.
+            # A cron expression matches whole minutes: this is the last one strictly before the next whole second.
             following = (at_ms - 1) // MS_PER_SECOND * MS_PER_SECOND + MS_PER_SECOND
             return _instant_ms(croniter(spec.cron or "", _local(following, zone)).get_prev(datetime)), at_ms
 
@@ -113,12 +113,12 @@ def slurm_weights(starts_ms: Iterable[int], at_ms: int, half_life_s: int | None)
     """The weight of each slice as Slurm decays it: (1 - 0.693 / half-life) ^ seconds since its beginning.
 
     Slurm decays the usage of a period by the whole length of the period, and linearises ln 2, so it counts slightly
-    less than the integral. Used to compare with Slurm's own figures. Slices begin at a multiple of PriorityCalcPeriod,
-    or inside one. Source: Slurm's priority/multifactor plugin, _decay_thread."""
+    less than the integral. Windows with `decay: slurm` can be compared with Slurm's own figures. Slices begin at a
+    multiple of PriorityCalcPeriod, or inside one. Source: Slurm's priority/multifactor plugin, _decay_thread."""
     if half_life_s is None:
         return None
-    kept = 1.0 - SLURM_LN2 / half_life_s
-    return [math.pow(kept, (at_ms - start) / MS_PER_SECOND) for start in starts_ms]
+    kept_a_second = 1.0 - SLURM_LN2 / half_life_s
+    return [math.pow(kept_a_second, (at_ms - start) / MS_PER_SECOND) for start in starts_ms]
 
 
 def age_weight(reference_ms: int, at_ms: int, half_life_s: int) -> float:

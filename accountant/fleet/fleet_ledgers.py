@@ -6,11 +6,12 @@ if the operator gives rates."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
@@ -33,9 +34,18 @@ from gputally.base.money import exact_product, exact_sum, plain
 from gputally.server import config_loading
 from gputally.server.config_loading import Exact, Model
 
-Where = Mapping[Dimension, Collection[str]]
 ProgressCallback = Callable[[str, int, int], None]
-"""Called with progress: the ledger, the number done and the total."""
+"""Called after each ledger: its name, the number of ledgers done, and the number of all."""
+
+
+class FleetQuery(NamedTuple):
+    """The parameters of a query for usage or cost over [start_ms, end_ms). where: a filter by dimensions."""
+
+    start_ms: int
+    end_ms: int
+    by: Sequence[Dimension]
+    where: Mapping[Dimension, Collection[str]] | None = None
+    timezone: str = "UTC"
 
 
 class SeveralCurrencies(AccountantError):
@@ -53,9 +63,7 @@ class Rates(Model):
         if currency == self.to:
             return amount
         if currency not in self.rates:
-            raise SeveralCurrencies(
-                f"no rate from {currency} to {self.to}: add it under `rates` in the file of --rates"
-            )
+            raise SeveralCurrencies(f"no rate from {currency} to {self.to}: add it to `rates` in the file of --rates")
         return exact_product(amount, self.rates[currency])
 
 
@@ -74,11 +82,12 @@ class Member:
         return self.status.ledger
 
     def statement(self, month: Month) -> Statement:
-        """The statement of a month as published by its accountant, otherwise computed from the lake."""
+        """The statement of a month as published by the ledger's accountant, otherwise computed from the lake."""
         return self.ledger.statement(month) or self.books.month(month)
 
     def report(self, month: Month, team: str | None = None, issuer: Issuer | None = None) -> Report:
-        """The month's report, as its own accountant makes it. issuer: needed for formats that list every charge."""
+        """The month's report, as the ledger's accountant makes it. issuer: needed for formats that list every
+        charge."""
         tz = periods.zone(self.status.timezone)
         start_ms, end_ms = month.span(tz)
         end_ms = max(start_ms + 1, min(end_ms, self.clock.wall_ms()))
@@ -90,9 +99,9 @@ class Member:
 class LedgerMonth(Model):
     """A month of one ledger.
 
-    accounts_gpu_us: its whole capacity.
+    accounts_gpu_us: the whole capacity of the ledger.
     payable, due: None without a price book.
-    until_ms: the end of its published figures."""
+    until_ms: the end of the month's published figures."""
 
     ledger: str
     timezone: str
@@ -131,16 +140,11 @@ class FleetMonth(Model):
 
 
 class Fleet:
-    """The ledgers of one lake."""
+    """The ledgers of one lake. rates: the exchange rates that the operator gave."""
 
     def __init__(self, engine: Engine, rates: Rates | None = None) -> None:
         self._engine = engine
-        self._rates = rates
-
-    @property
-    def rates(self) -> Rates | None:
-        """The exchange rates that the operator gave."""
-        return self._rates
+        self.rates = rates
 
     def statuses(self) -> Mapping[str, LedgerStatus]:
         """The status of every ledger that publishes here, by name, ascending."""
@@ -152,37 +156,30 @@ class Fleet:
         missing = sorted(set(names) - set(known))
         if missing:
             raise LakeUnavailable(f"no ledger {missing[0]!r} publishes in this lake{nearest(missing[0], set(known))}")
-        return [self._member(status) for name, status in known.items() if not names or name in names]
-
-    def _member(self, status: LedgerStatus) -> Member:
-        ledger, clock = LakeLedger(self._engine, status), VirtualClock(status.until_ms)
-        books = Bookkeeper(ledger, clock, status.timezone, status.grace_days)  # type: ignore[arg-type]  # it only reads
-        return Member(status, ledger, books, clock)
+        chosen = []
+        for name, status in known.items():
+            if not names or name in names:
+                ledger, clock = LakeLedger(self._engine, status), VirtualClock(status.until_ms)
+                books = Bookkeeper(ledger, clock, status.timezone, status.grace_days)  # type: ignore[arg-type]  # only read
+                chosen.append(Member(status, ledger, books, clock))
+        return chosen
 
     def usage(
-        self,
-        members: Sequence[Member],
-        start_ms: int,
-        end_ms: int,
-        by: Sequence[Dimension],
-        where: Where | None = None,
-        timezone: str = "UTC",
-        told: ProgressCallback = lambda *_: None,
+        self, members: Sequence[Member], query: FleetQuery, progress: ProgressCallback = lambda *_: None
     ) -> UsageAnswer:
         """Accounts per group, added up over the members."""
-        sums: dict[tuple[str, ...], list[UsageLine]] = {}
-        for number, member in enumerate(members, 1):
-            for line in member.ledger.usage(start_ms, _until(member, end_ms), by, where, timezone):
-                sums.setdefault(tuple(line.key.values()), []).append(line)
-            told(member.name, number, len(members))
-        lines = tuple(_added(several) for _, several in sorted(sums.items()))
+        by_key: dict[tuple[str, ...], list[UsageLine]] = {}
+        for member in _each(members, progress):
+            for line in member.ledger.usage(*_limited(query, member)):
+                by_key.setdefault(tuple(line.key.values()), []).append(line)
+        lines = tuple(_added(several) for _, several in sorted(by_key.items()))
         return UsageAnswer(
-            start_ms=start_ms,
-            end_ms=end_ms,
-            by=tuple(by),
+            start_ms=query.start_ms,
+            end_ms=query.end_ms,
+            by=tuple(query.by),
             lines=lines,
             coverage=coverage(lines),
-            note=_note(members, end_ms),
+            note=_note(members, query.end_ms),
         )
 
     def window(
@@ -191,19 +188,15 @@ class Fleet:
         spec: WindowSpec,
         at_ms: int,
         measure: Measure,
-        told: ProgressCallback = lambda *_: None,
+        progress: ProgressCallback = lambda *_: None,
     ) -> UsageWindow:
         """Usage of each queue over a sliding window that ends at `at_ms`, added up over the members.
 
         coverage and watermark_ms are the lowest of all members. Raises UnsupportedQuestion."""
-        windows: list[UsageWindow] = []
-        for number, member in enumerate(members, 1):
-            windows.append(member.ledger.window(spec, at_ms, measure, 0.0))
-            told(member.name, number, len(members))
-        usage: dict[str, int] = {}
+        windows = [member.ledger.window(spec, at_ms, measure, 0.0) for member in _each(members, progress)]
+        usage: Counter[str] = Counter()
         for window in windows:
-            for queue, used in window.usage.items():
-                usage[queue] = usage.get(queue, 0) + used
+            usage.update(window.usage)
         marks = [window.watermark_ms for window in windows]
         versions = {window.policy_version for window in windows}
         return windows[0].model_copy(
@@ -219,63 +212,61 @@ class Fleet:
         )
 
     def cost(
-        self,
-        members: Sequence[Member],
-        start_ms: int,
-        end_ms: int,
-        by: Sequence[Dimension],
-        where: Where | None = None,
-        timezone: str = "UTC",
-        told: ProgressCallback = lambda *_: None,
+        self, members: Sequence[Member], query: FleetQuery, progress: ProgressCallback = lambda *_: None
     ) -> CostAnswer:
         """The exact cost per group, with each ledger's own prices. Raises SeveralCurrencies."""
-        answers = []
-        for number, member in enumerate(members, 1):
-            book = member.books.prices.current
-            answers.append(cost(member.ledger, book, start_ms, _until(member, end_ms), by, where, timezone))
-            told(member.name, number, len(members))
+        answers = [
+            cost(member.ledger, member.books.prices.current, *_limited(query, member))
+            for member in _each(members, progress)
+        ]
         currencies = {one.currency for one in answers if one.currency is not None}
-        if len(currencies) > 1 and self._rates is None:
+        if len(currencies) > 1 and self.rates is None:
             raise SeveralCurrencies(
                 f"amounts in {', '.join(sorted(currencies))} cannot be added up: ask for clusters of one currency, or "
                 "give --rates FILE"
             )
-        rates = self._rates or Rates(to=min(currencies, default="USD"))
-        sums: dict[tuple[str, ...], list[CostLine]] = {}
+        rates = self.rates or Rates(to=min(currencies, default="USD"))
+        by_key: dict[tuple[str, ...], list[CostLine]] = {}
         for one in answers:
             for line in one.lines:
                 amount = None if line.cost is None else rates.converted(line.cost, one.currency or rates.to)
-                sums.setdefault(tuple(line.key.values()), []).append(line.model_copy(update={"cost": amount}))
-        lines = tuple(_costs_added(several) for _, several in sorted(sums.items()))
-        known = [line.cost for line in lines if line.cost is not None]
+                by_key.setdefault(tuple(line.key.values()), []).append(line.model_copy(update={"cost": amount}))
+        lines = tuple(
+            CostLine(
+                key=several[0].key,
+                gpu_us=sum(line.gpu_us for line in several),
+                cost=_sum_if_known(several),
+                unpriced_gpu_us=sum(line.unpriced_gpu_us for line in several),
+            )
+            for _, several in sorted(by_key.items())
+        )
         return CostAnswer(
-            start_ms=start_ms,
-            end_ms=end_ms,
-            by=tuple(by),
+            start_ms=query.start_ms,
+            end_ms=query.end_ms,
+            by=tuple(query.by),
             currency=rates.to if currencies else None,
             price_book_version=", ".join(sorted({one.price_book_version for one in answers if one.price_book_version})),
             lines=lines,
-            total=exact_sum(known) if len(known) == len(lines) else None,
+            total=_sum_if_known(lines),
             unpriced_gpu_us=sum(line.unpriced_gpu_us for line in lines),
-            note=_note(members, end_ms),
+            note=_note(members, query.end_ms),
         )
 
     def month(
-        self, members: Sequence[Member], month: Month, told: ProgressCallback = lambda *_: None
+        self, members: Sequence[Member], month: Month, progress: ProgressCallback = lambda *_: None
     ) -> tuple[FleetMonth, Mapping[str, Statement]]:
         """The month's summary, and the statements of the members that it sums. Raises SeveralCurrencies."""
         stated: dict[str, Statement] = {}
         of_ledgers: list[LedgerMonth] = []
         teams: list[TeamMonth] = []
         totals: dict[str, Decimal] = {}
-        for number, member in enumerate(members, 1):
-            found = stated[member.name] = member.statement(month)
-            of_ledgers.append(_ledger_month(member, month, found))
-            teams += _team_months(member.name, found)
-            if found.currency is not None and found.due_total is not None:
-                totals[found.currency] = exact_sum([totals.get(found.currency, Decimal(0)), found.due_total])
-            told(member.name, number, len(members))
-        rates = self._rates
+        for member in _each(members, progress):
+            own = stated[member.name] = member.statement(month)
+            of_ledgers.append(_ledger_month(member, month, own))
+            teams += _team_months(member.name, own)
+            if own.currency is not None and own.due_total is not None:
+                totals[own.currency] = exact_sum([totals.get(own.currency, Decimal(0)), own.due_total])
+        rates = self.rates
         whole = None if rates is None else exact_sum(rates.converted(due, currency) for currency, due in totals.items())
         summary = FleetMonth(
             month=str(month),
@@ -310,12 +301,20 @@ def statement_lines(stated: Mapping[str, Statement]) -> Iterator[dict[str, objec
             }  # fmt: skip
 
 
-def _until(member: Member, end_ms: int) -> int:
-    return min(end_ms, member.clock.wall_ms())
+def _each(members: Sequence[Member], progress: ProgressCallback) -> Iterator[Member]:
+    """Yields the members, and reports progress after each of them."""
+    for number, member in enumerate(members, 1):
+        yield member
+        progress(member.name, number, len(members))
+
+
+def _limited(query: FleetQuery, member: Member) -> FleetQuery:
+    """The query, whose span ends at the latest with the member's published figures."""
+    return query._replace(end_ms=min(query.end_ms, member.clock.wall_ms()))
 
 
 def _note(members: Sequence[Member], end_ms: int) -> str:
-    """Names the ledgers whose published figures end before the span."""
+    """A text that names the ledgers whose published figures end before the span; "" if there are none."""
     behind = [
         f"{member.name} {periods.utc(member.clock.wall_ms())}" for member in members if member.clock.wall_ms() < end_ms
     ]
@@ -341,14 +340,10 @@ def _added(lines: Sequence[UsageLine]) -> UsageLine:
     )
 
 
-def _costs_added(lines: Sequence[CostLine]) -> CostLine:
+def _sum_if_known(lines: Sequence[CostLine]) -> Decimal | None:
+    """The cost of all lines; None if one of them has no known cost."""
     known = [line.cost for line in lines if line.cost is not None]
-    return CostLine(
-        key=lines[0].key,
-        gpu_us=sum(line.gpu_us for line in lines),
-        cost=exact_sum(known) if len(known) == len(lines) else None,
-        unpriced_gpu_us=sum(line.unpriced_gpu_us for line in lines),
-    )
+    return exact_sum(known) if len(known) == len(lines) else None
 
 
 def _ledger_month(member: Member, month: Month, stated: Statement) -> LedgerMonth:
@@ -370,9 +365,9 @@ def _ledger_month(member: Member, month: Month, stated: Statement) -> LedgerMont
 
 
 def _team_months(ledger: str, stated: Statement) -> Iterable[TeamMonth]:
-    held: dict[str, int] = dict.fromkeys(stated.due, 0)
+    time: Counter[str] = Counter(dict.fromkeys(stated.due, 0))
     for line in stated.lines:
-        held[line.team] = held.get(line.team, 0) + line.gpu_us
-    for team, gpu_us in held.items():
+        time[line.team] += line.gpu_us
+    for team, gpu_us in time.items():
         due = None if stated.currency is None else stated.due.get(team)
         yield TeamMonth(team=team, ledger=ledger, currency=stated.currency, gpu_us=gpu_us, due=due)

@@ -7,11 +7,11 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import SimpleNamespace
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, TypeVar, cast
 from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query, Request, Response
@@ -29,7 +29,15 @@ from accountant.core import periods
 from accountant.core.errors import UnsupportedQuestion
 from accountant.core.periods import Month
 from accountant.core.settings import Settings
-from accountant.fleet.fleet_ledgers import Fleet, FleetMonth, LedgerMonth, Member, TeamMonth, statement_lines
+from accountant.fleet.fleet_ledgers import (
+    Fleet,
+    FleetMonth,
+    FleetQuery,
+    LedgerMonth,
+    Member,
+    TeamMonth,
+    statement_lines,
+)
 from accountant.reports import html_and_pdf
 from accountant.reports.focus_export import pack
 from accountant.reports.output_formats import RENDERINGS, Form, file_name
@@ -42,6 +50,7 @@ from gputally.base.clock import Clock
 from gputally.base.money import exact_sum
 from gputally.base.units import MS_PER_SECOND
 from gputally.server.request_handling import tagged
+from gputally.server.tokens_and_grants import Principal
 
 _NAVIGATION: Final = (("/fleet", "Fleet"), ("/fleet/jobs", "Jobs"), ("/fleet/nodes", "Nodes"))
 router = APIRouter()
@@ -52,9 +61,8 @@ Chosen = Annotated[
 
 @dataclass
 class FleetState:
-    """The ledgers served at present. It offers the part of the ledger interface (extent, clusters, teams) that the
-    shared page code needs. pages: for each ledger, what its own pages are built with, including their cached
-    answers."""
+    """The ledgers served at present, with the methods of a ledger (extent, clusters, teams) that the shared page code
+    calls. pages: the dependencies of each ledger's own pages, with their cached answers."""
 
     fleet: Fleet
     settings: Settings
@@ -62,13 +70,12 @@ class FleetState:
     members: Sequence[Member] = field(default=())
     pages: Mapping[str, Deps] = field(default_factory=dict)
 
-    def take(self, members: Sequence[Member], pages: Mapping[str, Deps]) -> None:
-        """Replaces the served ledgers."""
+    def replace_members(self, members: Sequence[Member], pages: Mapping[str, Deps]) -> None:
         self.pages = pages
         self.members = tuple(members)
 
     def pages_of(self, names: Collection[str] = ()) -> list[tuple[Member, Deps]]:
-        """The ledgers with these names, each with what its own pages are built with; all without names. Raises
+        """The ledgers with these names, each with the dependencies of its own pages; all without names. Raises
         Refusal."""
         pages = self.pages
         return [(member, pages[member.name]) for member in self.chosen(names) if member.name in pages]
@@ -101,8 +108,7 @@ class FleetState:
 
 
 def _state(request: Request) -> FleetState:
-    found: FleetState = request.app.state.fleet
-    return found
+    return cast(FleetState, request.app.state.fleet)
 
 
 class FleetGrouped(GroupedParams):
@@ -153,14 +159,39 @@ async def metrics(deps: AppDeps, _: Reader) -> Response:
 async def ledgers(request: Request, principal: Reader) -> Response:
     """The ledgers by name, and the instant up to which each has published figures."""
     require_all_teams(principal)
-    found = [
+    statuses = [
         {
             "ledger": one.ledger, "timezone": one.timezone, "first_ms": one.first_ms, "newest_ms": one.newest_ms,
             "until_ms": one.until_ms, "clusters": sorted(one.clusters), "pages": f"/clusters/{quote(one.ledger)}/",
         }
         for one in (member.status for member in _state(request).members)
     ]  # fmt: skip
-    return JSONResponse(found)
+    return JSONResponse(statuses)
+
+
+A = TypeVar("A", UsageAnswer, CostAnswer)
+
+
+async def _answer(
+    request: Request,
+    asked: FleetGrouped,
+    deps: Deps,
+    principal: Principal,
+    kind: str,
+    find: Callable[[Fleet, Sequence[Member], FleetQuery], A],
+) -> A:
+    """One page of the answer to a query. kind: tells the cached pages of different kinds of answers apart."""
+    state = _state(request)
+    start, end, zone = asked.span(deps.clock.wall_ms(), "UTC", deps.settings.limits, deps.newest_ms())
+    where = dict(asked.where)
+    where |= team_filter(principal, where.get("team", ()))
+    members = state.chosen(asked.ledger)
+    question = [kind, start, end, zone, asked.by, sorted(where.items()), sorted(asked.ledger), str(state.mark())]
+    page = open_page(question, start, end, deps.clock.wall_ms(), asked.page, span_days=deps.settings.limits.span_days)
+    query = FleetQuery(page.start_ms, page.end_ms, asked.by, where, zone)
+    return await asyncio.to_thread(
+        deps.answers.page, page, deps.page_lines(asked.limit), lambda: find(state.fleet, members, query)
+    )
 
 
 @router.get("/v1/usage", summary="GPU time by account and group, added up over the ledgers")
@@ -168,18 +199,7 @@ async def usage(
     request: Request, asked: Annotated[FleetGrouped, Query()], deps: AppDeps, principal: Reader
 ) -> UsageAnswer:
     """Like the accountant's route; `note` names the ledgers whose published figures end before the span."""
-    state = _state(request)
-    start, end, zone = asked.span(deps.clock.wall_ms(), "UTC", deps.settings.limits, deps.newest_ms())
-    where = dict(asked.where)
-    where |= team_filter(principal, where.get("team", ()))
-    members = state.chosen(asked.ledger)
-    question = ["usage", start, end, zone, asked.by, sorted(where.items()), sorted(asked.ledger), str(state.mark())]
-    page = open_page(question, start, end, deps.clock.wall_ms(), asked.page, span_days=deps.settings.limits.span_days)
-
-    def compute() -> UsageAnswer:
-        return state.fleet.usage(members, page.start_ms, page.end_ms, asked.by, where, zone)
-
-    return await asyncio.to_thread(deps.answers.page, page, deps.page_lines(asked.limit), compute)
+    return await _answer(request, asked, deps, principal, "usage", Fleet.usage)
 
 
 @router.get("/v1/cost", summary="Exact cost by group, each ledger's time at its own prices")
@@ -187,18 +207,7 @@ async def costs(
     request: Request, asked: Annotated[FleetGrouped, Query()], deps: AppDeps, principal: Reader
 ) -> CostAnswer:
     """Like the accountant's route. Amounts in several currencies are refused, unless the operator configured rates."""
-    state = _state(request)
-    start, end, zone = asked.span(deps.clock.wall_ms(), "UTC", deps.settings.limits, deps.newest_ms())
-    where = dict(asked.where)
-    where |= team_filter(principal, where.get("team", ()))
-    members = state.chosen(asked.ledger)
-    question = ["cost", start, end, zone, asked.by, sorted(where.items()), sorted(asked.ledger), str(state.mark())]
-    page = open_page(question, start, end, deps.clock.wall_ms(), asked.page, span_days=deps.settings.limits.span_days)
-
-    def compute() -> CostAnswer:
-        return state.fleet.cost(members, page.start_ms, page.end_ms, asked.by, where, zone)
-
-    return await asyncio.to_thread(deps.answers.page, page, deps.page_lines(asked.limit), compute)
+    return await _answer(request, asked, deps, principal, "cost", Fleet.cost)
 
 
 @router.get("/v1/report", summary="A month of every ledger")
@@ -210,16 +219,16 @@ async def report(
     require_all_teams(principal)
     if asked.format not in ("json", "csv"):
         return await asyncio.to_thread(_reports, request, deps, asked)
-    found = (await asyncio.to_thread(_months, request, deps, asked)).value
+    month = (await asyncio.to_thread(_months, request, deps, asked)).value
     if asked.format == "json":
-        return tagged(request, found.summary.model_dump_json().encode(), "application/json")
-    written = io.StringIO()
-    rows = list(statement_lines(found.stated))
-    out = csv.DictWriter(written, rows[0] if rows else ["ledger"], lineterminator="\n")
-    out.writeheader()
-    out.writerows(rows)
-    name = f"gputally-{found.summary.month}-fleet.csv"
-    return tagged(request, written.getvalue().encode(), "text/csv; charset=utf-8", name)
+        return tagged(request, month.summary.model_dump_json().encode(), "application/json")
+    text = io.StringIO()
+    rows = list(statement_lines(month.stated))
+    writer = csv.DictWriter(text, rows[0] if rows else ["ledger"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    name = f"gputally-{month.summary.month}-fleet.csv"
+    return tagged(request, text.getvalue().encode(), "text/csv; charset=utf-8", name)
 
 
 def _reports(request: Request, deps: Deps, asked: FleetReport) -> Response:
@@ -389,7 +398,7 @@ def _page(
 
 @dataclass(frozen=True, slots=True)
 class _TeamRow:
-    """The GPU time and the debt of a team in several ledgers. owed: by currency."""
+    """The GPU time of a team in several ledgers, and the amounts that it owes (`owed`, by currency)."""
 
     team: str
     ledgers: Sequence[str]
@@ -407,11 +416,11 @@ def _teams(rows: Sequence[TeamMonth]) -> list[_TeamRow]:
     by_team: dict[str, list[TeamMonth]] = {}
     for row in rows:
         by_team.setdefault(row.team, []).append(row)
-    found = [
+    team_rows = [
         _TeamRow(team, [one.ledger for one in several], sum(one.gpu_us for one in several), _owed(several))
         for team, several in by_team.items()
     ]
-    return sorted(found, key=lambda row: (row.team in (IDLE, UNASSIGNED), -row.gpu_us, row.team))
+    return sorted(team_rows, key=lambda row: (row.team in (IDLE, UNASSIGNED), -row.gpu_us, row.team))
 
 
 def _owed(rows: Sequence[TeamMonth]) -> list[tuple[str, Any]]:

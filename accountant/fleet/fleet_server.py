@@ -119,38 +119,39 @@ class FleetService:
         self._metrics.watch(TaskMetrics(self.tasks))
         self._metrics.watch(PublishedCollector(self._state))
         self._own = self._deps(cast(ServedLedger, self._state), clock, self._state.no_books, "")
-        self.look()
+        self.read_lake()
         self.app: ASGIApp = self._composed()
 
     def start(self) -> None:
         """Starts a thread that reads the lake again until `over` is set."""
-        self.tasks.start("lake", self._keep_looking, self.over, self._failed, _PATIENCE_S)
+        self.tasks.start("lake", self._read_lake_repeatedly, self.over, self._failed, _PATIENCE_S)
 
-    def look(self) -> None:
-        """Reads what is published now. Ledgers without new figures keep their application. Raises LakeUnavailable."""
-        known, published = self._served, self._state.fleet.statuses()
-        kept = {name: one for name, one in known.items() if one.member.status == published.get(name)}
-        changed = sorted(published.keys() - kept.keys())
+    def read_lake(self) -> None:
+        """Reads which figures are published now. Ledgers without new figures keep their application. Raises
+        LakeUnavailable."""
+        before, published = self._served, self._state.fleet.statuses()
+        unchanged = {name: one for name, one in before.items() if one.member.status == published.get(name)}
+        changed = sorted(published.keys() - unchanged.keys())
         new = {member.name: self._of_ledger(member) for member in self._state.fleet.members(changed)} if changed else {}
-        self._served = dict(sorted((kept | new).items()))
+        self._served = dict(sorted((unchanged | new).items()))
         pages = {name: one.deps for name, one in self._served.items()}
-        self._state.take([one.member for one in self._served.values()], pages)
+        self._state.replace_members([one.member for one in self._served.values()], pages)
         sources = {name: one.source for name, one in self._served.items()}
         self._together = opencost_api.create_app(
             AllocationsOfLedgers(sources, self._clock, self.settings.limits, self._state.fleet.rates)
         )
-        for name in known.keys() - kept.keys():
-            known[name].deps.answers.close()
+        for name in before.keys() - unchanged.keys():
+            before[name].deps.answers.close()
 
     def names(self) -> Sequence[str]:
         """The names of the ledgers served at present."""
         return tuple(self._served)
 
-    def _keep_looking(self, stop: threading.Event, task: BackgroundTask) -> None:
+    def _read_lake_repeatedly(self, stop: threading.Event, task: BackgroundTask) -> None:
         task.succeed()
         while not self._clock.wait(self.settings.refresh_seconds, stop):
             with task.guarded(self._failed):
-                self.look()
+                self.read_lake()
                 self._callers.check()
 
     def _failed(self, error: Exception) -> None:
@@ -260,17 +261,21 @@ def run(service: FleetService) -> None:
 
 
 def _no_cluster() -> Api:
-    raise CannotStart("the fleet's pages know no cluster that could review tokens: use tokens, issuers or sign-in")
+    raise CannotStart(
+        "the fleet's pages have no cluster that reviews service account tokens: use `tokens`, or `issuers` or sign-in "
+        "in the callers file"
+    )
 
 
 def _refusal(method: str, rest: str, name: str) -> Refusal | None:
-    """Why a request is not passed to a ledger's application; None if it is. rest: the path below the ledger's path."""
+    """The reason for which a request is not passed to a ledger's application; None if it is passed. rest: the path
+    below the ledger's path."""
     if method not in ("GET", "HEAD"):
-        detail = f"the fleet's pages only read: book this at the accountant of {name}"
+        detail = f"the fleet's pages are read-only: send this request to the accountant of {name}"
         return Refusal("method-not-allowed", detail, headers={"Allow": "GET, HEAD"})
-    what, _, _ = rest.removeprefix("v1/").partition("/")
-    if what in _OF_THE_ACCOUNTANT:
-        return Refusal("not-found", f"{what} is not published in a lake: ask the accountant of {name}")
+    subject, _, _ = rest.removeprefix("v1/").partition("/")
+    if subject in _OF_THE_ACCOUNTANT:
+        return Refusal("not-found", f"{subject} is not published in a lake: ask the accountant of {name}")
     return None
 
 

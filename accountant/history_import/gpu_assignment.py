@@ -20,13 +20,12 @@ busy time is in a separate row without a holder."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from accountant.core.claim_overlap import Span, intersect, union
-from accountant.prices.gpu_model_names import parse_gpu_model
+from accountant.prices.gpu_model_names import parse_gpu_model, parse_mig_profile
 from agent.wire import UNATTRIBUTED, Gap, Holder, Sharing, Slice, UsageInterval
 from gputally.base.units import BUCKET_MS, MS_PER_SECOND, US_PER_MS, apportion
 
@@ -106,9 +105,7 @@ class FigureSeries:
         return total, gaps
 
 
-_PROFILE = re.compile(r"(?:(\d+)c\.)?(\d+)g\.(\d+)gb(?:[+.].*)?", re.IGNORECASE)
 _MIB_PER_GIB = 1024
-_COMPUTE_SLICES, _COMPUTE_SLICES_OF = 7, {"A30": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,21 +161,18 @@ class SlotHold:
 
 
 def mig_slice(profile: str, gi: int, gpu_model: str) -> Slice | None:
-    """The instance of a profile such as `1g.10gb` or `1c.3g.40gb+me`; None if it cannot be parsed.
-
-    Source of the geometry: NVIDIA MIG user guide (seven compute slices, four on an A30)."""
-    match = _PROFILE.fullmatch(profile)
-    if match is None:
+    """The instance of a profile such as `1g.10gb` or `1c.3g.40gb+me`; None if the name cannot be parsed."""
+    mig, gpu = parse_mig_profile(profile), parse_gpu_model(gpu_model)
+    if mig is None:
         return None
-    gpu = parse_gpu_model(gpu_model)
     return Slice(
         profile=profile,
         gi=gi,
         ci=0,
-        compute=int(match[1] or match[2]),
-        compute_of=_COMPUTE_SLICES_OF.get(gpu.family, _COMPUTE_SLICES),
-        memory_mib=int(match[3]) * _MIB_PER_GIB,
-        memory_of_mib=int(gpu.memory_gb or 0) * _MIB_PER_GIB,
+        compute=mig.compute_instance,
+        compute_of=gpu.compute_slices,
+        memory_mib=mig.memory_gb * _MIB_PER_GIB,
+        memory_of_mib=(gpu.memory_gb or 0) * _MIB_PER_GIB,
     )
 
 

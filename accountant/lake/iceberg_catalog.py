@@ -1,20 +1,27 @@
-"""Opens the lake's Iceberg catalog and replaces whole partitions of its tables.
+"""Opens the lake's Iceberg catalog, replaces whole partitions of its tables, and removes old versions of the tables.
 
 A commit of Iceberg replaces one pointer. Writers of other partitions can commit at the same time: the library validates
 and repeats the commit. If a commit gives no answer, `committed` looks for its id in the table's snapshots: the commit
-succeeded if and only if a snapshot has it."""
+succeeded if and only if a snapshot has it.
+
+Versions with a tag are never removed: the months as they were stated. A file is removed only if it is older than the
+remaining versions, because a newer file can belong to a commit in progress."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
 import uuid
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import pyarrow as pa
+import pyarrow.fs
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -43,6 +50,7 @@ from accountant.core.errors import LakeUnavailable
 from accountant.core.settings import Lake, secret_properties
 from accountant.lake.tables import DECIMALS, TABLES, ColumnType, LakeTable
 from gputally.base.errors import AccountantError
+from gputally.base.units import MS_PER_SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,6 +82,18 @@ _PROPERTIES: Final = {
     "write.parquet.row-group-limit": "15000",
     "write.parquet.compression-codec": "zstd",
 }
+_GRACE: Final = timedelta(days=1)
+"""A file is never removed earlier than this after it was written."""
+_MOST_FILES: Final = 10_000
+"""Maximum number of files that one run removes per table; the next run continues."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """How many versions of tables, and how many files, one run removed."""
+
+    versions: int = 0
+    files: int = 0
 
 
 class Catalogue:
@@ -107,10 +127,6 @@ class Catalogue:
         """Closes the connections; the next query opens others."""
         self._catalog.close()
 
-    def reachable(self) -> AbstractContextManager[None]:
-        """Turns exceptions of the library inside the context into LakeUnavailable."""
-        return _reachable(self.place)
-
     def create_missing(self) -> None:
         """Creates every missing table."""
         for table in TABLES:
@@ -134,15 +150,15 @@ class Catalogue:
         """Replaces the content of the partitions with these rows; idempotent. partition: by column, its value or
         values."""
         rows = rows.cast(table.arrow)
-        chosen = rows_where(partition)
+        replaced = rows_where(partition)
         batch = str(uuid.uuid4())
         failure: Exception | None = None
         for _ in range(_TRIES):
-            found = self.open(table)
-            if failure is not None and committed(found, batch):
+            opened = self.open(table)
+            if failure is not None and committed(opened, batch):
                 return
             try:
-                found.overwrite(rows, chosen, snapshot_properties={BATCH: batch})
+                opened.overwrite(rows, replaced, snapshot_properties={BATCH: batch})
             except (CommitFailedException, CommitStateUnknownException, ValidationException) as error:
                 failure = error  # another writer was faster, or the outcome is unknown: check
             except Exception as error:
@@ -156,10 +172,10 @@ class Catalogue:
     def tag(self, table: LakeTable, name: str) -> None:
         """Tags the newest version of a table permanently; an existing tag is not changed."""
         with _reachable(self.place):
-            found = self.open(table)
-            snapshot = found.current_snapshot()
-            if snapshot is not None and name not in found.refs():
-                found.manage_snapshots().create_tag(snapshot.snapshot_id, name).commit()
+            opened = self.open(table)
+            snapshot = opened.current_snapshot()
+            if snapshot is not None and name not in opened.refs():
+                opened.manage_snapshots().create_tag(snapshot.snapshot_id, name).commit()
 
     def read(self, table: LakeTable, ledger: str) -> list[dict[str, Any]]:
         """A ledger's rows of a small table."""
@@ -167,25 +183,70 @@ class Catalogue:
             rows: list[dict[str, Any]] = self.open(table).scan(rows_where({"ledger": ledger})).to_arrow().to_pylist()
             return rows
 
+    def remove_old_versions(self, now_ms: int, keep_s: int) -> Removed:
+        """Removes versions older than keep_s seconds, and then the files that no version needs."""
+        oldest = datetime.fromtimestamp(now_ms / MS_PER_SECOND, UTC) - timedelta(seconds=keep_s)
+        versions = files = 0
+        for table in TABLES:
+            with _reachable(self.place):
+                opened = self.open(table)
+                before = len(opened.snapshots())
+                try:
+                    opened.maintenance.expire_snapshots().older_than(oldest).commit()
+                except CommitFailedException:
+                    continue  # another writer was faster; the next run tries again
+                opened = self.open(table)
+                versions += before - len(opened.snapshots())
+                files += _remove_orphans(opened, oldest - _GRACE)
+        return Removed(versions, files)
+
+
+def _remove_orphans(table: Table, before: datetime) -> int:
+    """Removes files that no version needs and that were written before this time; returns how many."""
+    needed = _needed_files(table)
+    io: Any = table.io
+    scheme, netloc, folder = io.parse_location(table.location(), io.properties)
+    store = io.fs_by_scheme(scheme, netloc)
+    removed = 0
+    for entry in store.get_file_info(pyarrow.fs.FileSelector(folder, recursive=True, allow_not_found=True)):
+        old = entry.mtime is not None and entry.mtime < before
+        is_file = entry.type == pyarrow.fs.FileType.File
+        if is_file and old and entry.path not in needed and removed < _MOST_FILES:
+            with contextlib.suppress(FileNotFoundError):  # the accountant of another ledger was faster
+                store.delete_file(entry.path)
+                removed += 1
+    return removed
+
+
+def _needed_files(table: Table) -> set[str]:
+    """The paths of all files that a version of the table needs, including its metadata."""
+    io: Any = table.io
+    locations = {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
+    for snapshot in table.snapshots():
+        locations.add(snapshot.manifest_list)
+        for manifest in snapshot.manifests(table.io):
+            if manifest.manifest_path not in locations:  # versions share most of their manifests
+                locations.add(manifest.manifest_path)
+                locations |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)}
+    return {io.parse_location(location, io.properties)[2] for location in locations}
+
 
 def rows_where(
     values: Mapping[str, object | Sequence[object]], between: Mapping[str, tuple[object, object]] = {}
 ) -> BooleanExpression:
-    """A filter.
+    """The filter of rows that meet all conditions.
 
     values: by column, its value or values.
     between: by column, the first and the last value."""
     equal, among, least, most = (cast(Any, one) for one in (EqualTo, In, GreaterThanOrEqual, LessThanOrEqual))
-    found: list[BooleanExpression] = [
+    conditions: list[BooleanExpression] = [AlwaysTrue()]
+    conditions += [
         among(name, set(value)) if isinstance(value, (list, tuple)) else equal(name, value)
         for name, value in values.items()
     ]
     for name, (first, last) in between.items():
-        found += [least(name, first), most(name, last)]
-    chosen: BooleanExpression = AlwaysTrue()
-    for one in found:
-        chosen = And(chosen, one)
-    return chosen
+        conditions += [least(name, first), most(name, last)]
+    return functools.reduce(And, conditions)
 
 
 def committed(table: Table, batch: str) -> bool:
@@ -231,8 +292,9 @@ def _partitions(table: LakeTable) -> PartitionSpec:
     )
 
 
-@contextmanager
+@contextlib.contextmanager
 def _reachable(place: str) -> Iterator[None]:
+    """Raises LakeUnavailable with the place instead of the library's exceptions."""
     try:
         yield
     except AccountantError:

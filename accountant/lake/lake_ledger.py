@@ -23,7 +23,7 @@ from accountant.billing.charge_columns import numbered
 from accountant.billing.queue_waits import KnownPod
 from accountant.billing.statements import Statement, from_canonical
 from accountant.core.errors import LedgerUnavailable, UnsupportedQuestion
-from accountant.core.gpu_time_accounts import merged
+from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.core.periods import Month, local_date, utc, zone
 from accountant.core.window_decay import bounds, factor, term
 from accountant.inventory.pod_facts import ObservedPod
@@ -40,7 +40,7 @@ from accountant.ledger.protocols import (
     Quarantined,
 )
 from accountant.ledger.team_assignment import Assignment, in_force, rolled_up
-from accountant.ledger.usage_columns import PRICED_BY, Hours, JobName, Peak, Place, UsageColumns, Whole, repeated
+from accountant.ledger.usage_columns import PRICED_BY, Hours, Int64Array, JobName, Peak, Place, UsageColumns, repeated
 from accountant.prices.price_book import PriceBook
 from accountant.storage.query.group_by_dimensions import OF_TIME
 from accountant.storage.read_snapshot import Hole
@@ -132,7 +132,7 @@ class LakeLedger:
             keys, key = numbered([names[: len(by)] for names in found.keys])
             places, place = numbered([Place(*names[len(by) :]) for names in found.keys])
             figures = np.array(found.figures(), dtype=np.int64).reshape(-1, len(wanted))
-            at, sums = merged(np.stack([found.stretch, key, place], axis=1), figures)
+            at, sums = sum_by_key(np.stack([found.stretch, key, place], axis=1), figures)
             cells, beside = sums[:, : len(ACCOUNT_COLUMNS)], sums[:, len(ACCOUNT_COLUMNS) :]
             kept = cells.any(axis=1)
             answers.append(
@@ -526,7 +526,7 @@ class LakeLedger:
         return self._table(asked.group_by(*groups) if groups else asked, start_ms, end_ms)
 
     def _local_times(
-        self, start_ms: int, end_ms: int, begins: Whole, ends: Whole, timezone: str, *, whole_days: bool
+        self, start_ms: int, end_ms: int, begins: Int64Array, ends: Int64Array, timezone: str, *, whole_days: bool
     ) -> dict[str, list[str]]:
         """The local day and hour of each row."""
         hours = local_hours(start_ms, end_ms, ZoneInfo(timezone))
@@ -535,7 +535,7 @@ class LakeLedger:
         at = self._placed(np.array([*(hour.start_ms for hour in hours), end_ms], dtype=np.int64), begins, ends).tolist()
         return {"day": [hours[number].day for number in at], "hour": [hours[number].hour for number in at]}
 
-    def _placed(self, edges: Whole, begins: Whole, ends: Whole) -> Whole:
+    def _placed(self, edges: Int64Array, begins: Int64Array, ends: Int64Array) -> Int64Array:
         """For each [begin, end), the index of the span between edges that contains it. Raises UnsupportedQuestion."""
         at = np.searchsorted(edges, begins, side="right") - 1
         inside = (at >= 0) & (at < len(edges) - 1)
@@ -600,11 +600,11 @@ class _Grouped:
     """Rows of an answer: the span, the key, and the figures in the order of _FIGURES, as columns."""
 
     keys: Sequence[tuple[str, ...]]
-    stretch: Whole
+    stretch: Int64Array
     columns: Sequence[Sequence[int]]
 
     @classmethod
-    def of(cls, keys: Sequence[tuple[str, ...]], stretch: Whole, columns: Sequence[Sequence[Any]]) -> _Grouped:
+    def of(cls, keys: Sequence[tuple[str, ...]], stretch: Int64Array, columns: Sequence[Sequence[Any]]) -> _Grouped:
         """Adds up rows with equal span and key."""
         if len(set(zip(stretch.tolist(), keys, strict=True))) == len(keys):
             return cls(keys, stretch, [[int(value) for value in column] for column in columns])

@@ -1,35 +1,38 @@
-"""Writes the ledger's settled figures, day by day, and its registers to the lake.
+"""Writes the ledger's settled figures and registers to the lake, and compares the lake with the ledger.
 
 A day is written as a whole, in one commit with other days of the ledger. A second commit writes the control totals to
-the table `days`. After a crash between the two, a day's digest differs from that in `days`. The next run then writes
-the day again, which is idempotent. Data that has not changed since the last run is not read."""
+the table `days`. After a crash between the two commits, a day's digest differs from that in `days`, and the next run
+writes the day again, which is idempotent. Data that has not changed since the last run is not read.
+
+The comparison is per cluster, day and account, exact to the microsecond and the cent."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from importlib.metadata import version
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pyarrow as pa
 import structlog
+from sqlglot import exp
 
-from accountant.billing.statements import Statement, StatementLine, canonical
+from accountant.billing.statements import Statement
+from accountant.billing.usage_pricing import charges, quantify
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.month_closing import ClosedMonths, statement_hash
 from accountant.core.periods import Month, local_date
 from accountant.core.settings import Settings
-from accountant.lake import table_maintenance, tables
-from accountant.lake.focus_rows import focus_rows
-from accountant.lake.iceberg_catalog import Catalogue
-from accountant.lake.ledger_comparison import LakeComparison, compare, compare_charges
-from accountant.lake.query_engines import DuckDbEngine
-from accountant.lake.table_maintenance import Removed
-from accountant.lake.usage_rows import DayRows, day_rows, day_span
-from accountant.ledger.protocols import EpochReport
+from accountant.lake import tables
+from accountant.lake.iceberg_catalog import Catalogue, Removed
+from accountant.lake.query_engines import Bounds, DuckDbEngine, Engine
+from accountant.lake.table_rows import DayRows, day_rows, day_span, focus_rows, line_rows, statement_row
+from accountant.ledger.protocols import EpochReport, Questions
 from accountant.prices.price_book import PriceBook
 from accountant.reports import report_builder
 from accountant.storage.duckdb_ledger import DuckLedger
@@ -39,6 +42,11 @@ from gputally.base.clock import Clock
 _ROWS_A_COMMIT: Final = 400_000
 _FAR_MS: Final = 2**53
 _EVERY_DECISION: Final = 10**9
+_ACCOUNTS: Final = tables.ACCOUNT_COLUMNS[:6]
+_CENT: Final = Decimal("0.005")
+"""Costs that differ by less than this are equal when rounded to the cent."""
+ProgressCallback = Callable[[str, int, int], None]
+"""Called with what is done, the number done and the total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +58,15 @@ class Published:
     registers: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class _Seen:
-    """The marks seen by the last run; an equal mark means that nothing changed."""
+@dataclass(frozen=True, slots=True)
+class LakeComparison:
+    """The result of comparing published days with the ledger.
 
-    of: dict[Hashable, Hashable] = field(default_factory=dict)
+    days: number of compared days.
+    differences: one line of text per difference, in the order of the days."""
 
-    def changed(self, thing: Hashable, found: Hashable) -> bool:
-        return thing not in self.of or self.of[thing] != found
-
-    def note(self, thing: Hashable, found: Hashable) -> None:
-        self.of[thing] = found
+    days: int
+    differences: tuple[str, ...]
 
 
 class Publisher:
@@ -81,7 +87,9 @@ class Publisher:
         self.name = settings.lake.ledger or settings.kubernetes.cluster
         self._connect = catalogue
         self._opened: Catalogue | None = None
-        self._seen = _Seen()
+        self._marks: dict[Hashable, Hashable] = {}
+        """By day, month or table: the value of its mark when it was written. An equal mark means that nothing has
+        changed."""
         self._parts: dict[tuple[str, str], dict[str, Any]] | None = None
         """The rows of the table `registers`; None: not read yet."""
         self._turn = 0
@@ -91,26 +99,24 @@ class Publisher:
         """Result of the last comparison."""
         self._log = structlog.get_logger("accountant.lake")
 
-    def publish(self, told: Callable[[str, int, int], None] = lambda *_: None) -> Published:
-        """Writes what changed. told: called with a description, the number done, and the total. Raises
-        AccountantError."""
+    def publish(self, progress: ProgressCallback = lambda *_: None) -> Published:
+        """Writes the days, months and registers that have changed. Raises AccountantError."""
         now = self._clock.wall_ms()
-        days = self._publish_days(now, told)
+        days = self._publish_days(now, progress)
         months = self._publish_statements(now)
         registers = self._publish_registers(now)
-        found = Published(days, months, registers)
         self.published_ms = now
         if days or months or registers:
             self._log.info("published", days=len(days), months=len(months), tables=len(registers))
-        return found
+        return Published(days, months, registers)
 
-    def keep_small(self) -> Removed:
-        """Removes old versions and the files that only they need. Raises LakeUnavailable."""
-        return table_maintenance.keep_small(self._catalogue, self._clock.wall_ms(), self._lake.keep_snapshots)
+    def remove_old_versions(self) -> Removed:
+        """Removes old versions of the tables, and files that no version needs. Raises LakeUnavailable."""
+        return self._catalogue.remove_old_versions(self._clock.wall_ms(), self._lake.keep_snapshots)
 
     def compare(self) -> LakeComparison:
-        """Compares the lake with the ledger, over the last `days_back` days, as many older days, which change every
-        day, and the past months of these days. Data that changed since its publication is skipped, because the next run
+        """Compares the lake with the ledger: the last `days_back` days, as many older days (others every day), and the
+        past months of all these days. Data that has changed since its publication is skipped, because the next run
         writes it. Raises LakeUnavailable."""
         now = self._clock.wall_ms()
         engine = DuckDbEngine(self._catalogue)
@@ -118,12 +124,12 @@ class Publisher:
         differences: list[str] = []
         try:
             for days in self._days_to_compare(now):
-                settled = [(day, self._book_of(day)) for day in days if not self._day_waits(day)]
-                found = compare(self._ledger, engine, self.name, settled, self._zone)
-                compared += found.days
-                differences += found.differences
-                over = sorted({Month(day.year, day.month) for day in days} - {Month.of(now, self._zone)})
-                stated = [self._books.month(month) for month in over if not self._month_waits(month, now)]
+                unchanged = [(day, self._book_of(day)) for day in days if not self._day_changed(day)]
+                comparison = compare_days(self._ledger, engine, self.name, unchanged, self._zone)
+                compared += comparison.days
+                differences += comparison.differences
+                past = sorted({Month(day.year, day.month) for day in days} - {Month.of(now, self._zone)})
+                stated = [self._books.month(month) for month in past if not self._month_changed(month, now)]
                 differences += compare_charges(engine, self.name, stated)
         finally:
             engine.close()
@@ -132,7 +138,10 @@ class Publisher:
 
     # --- days ---------------------------------------------------------------------------------
 
-    def days_to_look_at(self, now_ms: int) -> list[date]:
+    def _changed(self, thing: Hashable, mark: Hashable) -> bool:
+        return thing not in self._marks or self._marks[thing] != mark
+
+    def days_to_check(self, now_ms: int) -> list[date]:
         """The last `days_back` days, and one of the older days, in rotation."""
         every = self._every_day(now_ms)
         older, lately = every[: -self._lake.days_back], every[-self._lake.days_back :]
@@ -150,9 +159,9 @@ class Publisher:
         """A value that changes with everything that determines the rows of a day, except how far the day has run."""
         return self._ledger.mark(*day_span(day, self._zone)), *(found.version for found in self._books.prices.versions)
 
-    def _day_waits(self, day: date) -> bool:
-        """Whether a day changed since this process published it."""
-        return day in self._seen.of and self._seen.changed(("rows", day), self._day_mark(day))
+    def _day_changed(self, day: date) -> bool:
+        """Whether a day has changed since this process published it."""
+        return day in self._marks and self._changed(("rows", day), self._day_mark(day))
 
     def _every_day(self, now_ms: int) -> list[date]:
         first_ms, _ = self._ledger.extent()
@@ -165,17 +174,17 @@ class Publisher:
         """The published control totals."""
         return {row["day"]: row for row in self._read(tables.DAYS)}
 
-    def _publish_days(self, now_ms: int, told: Callable[[str, int, int], None]) -> tuple[date, ...]:
+    def _publish_days(self, now_ms: int, progress: ProgressCallback) -> tuple[date, ...]:
         known: dict[date, dict[str, Any]] | None = None
-        asked = self.days_to_look_at(now_ms)
-        if self.published_ms is None and asked:  # days that no run has written yet, of any age
+        days = self.days_to_check(now_ms)
+        if self.published_ms is None and days:  # days that no run has written yet, of any age
             known = self._known_days()
-            asked = sorted({*asked, *(day for day in self._every_day(now_ms) if day not in known)})
+            days = sorted({*days, *(day for day in self._every_day(now_ms) if day not in known)})
         changed = []
-        for day in asked:
+        for day in days:
             rows_mark = self._day_mark(day)
             mark = rows_mark, min(now_ms, day_span(day, self._zone)[1])
-            if self._seen.changed(day, mark):
+            if self._changed(day, mark):
                 changed.append((day, mark, rows_mark))
         self._turn += 1
         if not changed:
@@ -184,12 +193,12 @@ class Publisher:
         written: list[date] = []
         pending: list[DayRows] = []
         for number, (day, mark, rows_mark) in enumerate(changed, 1):
-            found = self._day(day, now_ms)
-            told("days", number, len(changed))
-            self._seen.note(day, mark)
-            self._seen.note(("rows", day), rows_mark)
-            if known.get(day, {}).get("digest") != found.digest:
-                pending.append(found)
+            of_day = self._day(day, now_ms)
+            progress("days", number, len(changed))
+            self._marks[day] = mark
+            self._marks["rows", day] = rows_mark
+            if known.get(day, {}).get("digest") != of_day.digest:
+                pending.append(of_day)
             if sum(one.rows.num_rows for one in pending) >= _ROWS_A_COMMIT:
                 written += self._write_days(pending, known, now_ms)
                 pending = []
@@ -218,7 +227,7 @@ class Publisher:
             self._replace(tables.DAYS, list(known.values()))
         except BaseException:
             for one in days:
-                self._seen.of.pop(one.day, None)
+                self._marks.pop(one.day, None)
             raise
         return [one.day for one in days]
 
@@ -232,7 +241,7 @@ class Publisher:
             "end_ms": one.end_ms,
             "sealed": over and all(at >= one.end_ms for at in newest.values()),
             "rows": one.rows.num_rows,
-            **dict(zip(tables.ACCOUNT_COLUMNS[:6], one.accounts, strict=True)),
+            **dict(zip(_ACCOUNTS, one.accounts, strict=True)),
             "cost": one.cost,
             "unpriced_us": one.unpriced_us,
             "digest": one.digest,
@@ -257,8 +266,8 @@ class Publisher:
             stated = self._books.month(month)
             rows.append(statement_row(self.name, str(month), status, stated))
             if stored.get(str(month)) == (statement_hash(stated), status):
-                self._seen.note(("statement", month), mark)  # published by an earlier process
-            elif self._seen.changed(("statement", month), mark):
+                self._marks["statement", month] = mark  # published by an earlier process
+            elif self._changed(("statement", month), mark):
                 lines[month] = mark, line_rows(self.name, str(month), stated)
                 self._publish_focus(month, mark, now_ms)
             month = month.next
@@ -272,16 +281,12 @@ class Publisher:
         for one in lines:
             closed = books.of(str(one))
             if closed is not None:
-                for table in (
-                    tables.USAGE_HOURLY,
-                    tables.STATEMENT_LINES,
-                    tables.FOCUS,
-                ):
+                for table in (tables.USAGE_HOURLY, tables.STATEMENT_LINES, tables.FOCUS):
                     self._catalogue.tag(table, f"{self.name}-{one}-{closed.hash[:12]}")
         # Last, because this table shows what an earlier process wrote completely.
         self._replace(tables.STATEMENTS, rows)
         for one, (mark, _) in lines.items():
-            self._seen.note(("statement", one), mark)
+            self._marks["statement", one] = mark
             written.append(str(one))
         return tuple(written)
 
@@ -294,12 +299,10 @@ class Publisher:
         version_of = self._books.prices.latest.version if self._books.prices.latest else ""
         return self._ledger.mark(start_ms, end_ms), version_of, books.seen, min(now_ms, end_ms), status
 
-    def _month_waits(self, month: Month, now_ms: int) -> bool:
-        """Whether a month changed since this process published it."""
-        thing = "statement", month
-        return thing in self._seen.of and self._seen.changed(
-            thing, self._month_mark(month, now_ms, self._books.books())
-        )
+    def _month_changed(self, month: Month, now_ms: int) -> bool:
+        """Whether a month has changed since this process published it."""
+        thing, mark = ("statement", month), self._month_mark(month, now_ms, self._books.books())
+        return thing in self._marks and self._changed(thing, mark)
 
     def _publish_focus(self, month: Month, mark: Hashable, now_ms: int) -> None:
         """Publishes the charges of a month that changed; those of the current month once a day, because there are
@@ -307,7 +310,7 @@ class Publisher:
         start_ms, end_ms = month.span(self._zone)
         if now_ms < end_ms:
             mark = local_date(now_ms, self._zone)
-        if self._books.prices.current is None or not self._seen.changed(("focus", month), mark):
+        if self._books.prices.current is None or not self._changed(("focus", month), mark):
             return
         report = report_builder.report(
             self._ledger, self._books, start_ms, max(start_ms + 1, min(end_ms, now_ms)), self._timezone, month=month,
@@ -315,9 +318,9 @@ class Publisher:
         )  # fmt: skip
         if report.currency is None:
             return
-        found = focus_rows(self.name, str(month), report)
-        self._catalogue.replace(tables.FOCUS, found, {"ledger": self.name, "month": str(month)})
-        self._seen.note(("focus", month), mark)
+        rows = focus_rows(self.name, str(month), report)
+        self._catalogue.replace(tables.FOCUS, rows, {"ledger": self.name, "month": str(month)})
+        self._marks["focus", month] = mark
 
     # --- registers ----------------------------------------------------------------------------
 
@@ -326,7 +329,7 @@ class Publisher:
         this table."""
         if self._parts is None:
             self._parts = {(row["register"], row["part"]): row for row in self._read(tables.REGISTERS)}
-        known, written = self._parts, []
+        known, written_tables = self._parts, []
         self._parts = None  # read again after a failure
         for table, by, rows in self._registers():
             parts: dict[Any, list[dict[str, Any]]] = {} if by else {None: rows}
@@ -334,22 +337,22 @@ class Publisher:
                 parts.setdefault(row[by], []).append(row)
             changed = {}
             for value, of_part in parts.items():
-                found, key = table.of_rows(of_part), (table.name, "" if value is None else str(value))
-                total = tables.digest(found)
-                if key not in known or known[key]["digest"] != total:
+                part, key = table.of_rows(of_part), (table.name, "" if value is None else str(value))
+                digest = tables.digest(part)
+                if key not in known or known[key]["digest"] != digest:
                     known[key] = {
-                        "ledger": self.name, "register": table.name, "part": key[1], "rows": found.num_rows,
-                        "digest": total,
+                        "ledger": self.name, "register": table.name, "part": key[1], "rows": part.num_rows,
+                        "digest": digest,
                     }  # fmt: skip
-                    changed[value] = found
+                    changed[value] = part
             if changed:
                 partition = {by: list(changed)} if by else {}
                 self._catalogue.replace(table, pa.concat_tables(changed.values()), {"ledger": self.name, **partition})
-                written.append(table.name)
-        if written:
+                written_tables.append(table.name)
+        if written_tables:
             self._replace(tables.REGISTERS, list(known.values()))
         self._parts = known
-        return (*written, *self._publish_status(now_ms))
+        return (*written_tables, *self._publish_status(now_ms))
 
     def _publish_status(self, now_ms: int) -> tuple[str, ...]:
         """Publishes the ledger's row in the table `ledgers`; last, so that it only describes published data."""
@@ -361,11 +364,12 @@ class Publisher:
             "teams": json.dumps(sorted(self._ledger.teams())), "published": _instant(now_ms),
             "version": version("gputally"),
         }  # fmt: skip
-        if not self._seen.changed(tables.LEDGERS.name, tuple(row.values())):
+        name, mark = tables.LEDGERS.name, tuple(row.values())
+        if not self._changed(name, mark):
             return ()
         self._replace(tables.LEDGERS, [row])
-        self._seen.note(tables.LEDGERS.name, tuple(row.values()))
-        return (tables.LEDGERS.name,)
+        self._marks[name] = mark
+        return (name,)
 
     def _registers(self) -> Iterator[tuple[tables.LakeTable, str, list[dict[str, Any]]]]:
         """Each register, the column that divides it into parts ("": one part), and its rows."""
@@ -408,13 +412,13 @@ class Publisher:
             return moment.epochs_between(0, _FAR_MS)
 
     def _prices(self) -> Iterator[dict[str, Any]]:
-        for found in self._books.prices.versions:
-            for row in found.book.rows:
+        for version_of in self._books.prices.versions:
+            for row in version_of.book.rows:
                 yield {
-                    "ledger": self.name, "price_book": found.version, "taken": _instant(found.at_ms),
+                    "ledger": self.name, "price_book": version_of.version, "taken": _instant(version_of.at_ms),
                     "price_row": row.id, "gpu_model": row.model, "pool": row.pool, "region": row.region,
                     "capacity_type": row.capacity_type, "price": row.price, "per": row.per,
-                    "currency": found.book.currency, "row": row.model_dump_json(),
+                    "currency": version_of.book.currency, "row": row.model_dump_json(),
                 }  # fmt: skip
 
     def _pods(self) -> list[dict[str, Any]]:
@@ -469,43 +473,99 @@ def _instant(at_ms: int) -> datetime:
     return datetime.fromtimestamp(at_ms // 1_000, UTC).replace(microsecond=at_ms % 1_000 * 1_000)
 
 
-def statement_row(ledger: str, month: str, status: str, stated: Statement) -> dict[str, Any]:
-    return {
-        "ledger": ledger, "month": month, "status": status, "timezone": stated.timezone, "currency": stated.currency,
-        "price_book": stated.price_book_version or None, "gpu_us": stated.gpu_us, "cost": stated.cost,
-        "payable": stated.payable_total, "due": stated.due_total, "unpriced_gpu_us": stated.unpriced_gpu_us,
-        "hash": statement_hash(stated), "canonical": canonical(stated).decode(),
-    }  # fmt: skip
+def compare_days(
+    ledger: Questions,
+    engine: Engine,
+    name: str,
+    days: Sequence[tuple[date, PriceBook | None]],
+    timezone: ZoneInfo,
+) -> LakeComparison:
+    """Compares the published days of a ledger with its present records.
+
+    days: the days to compare, with the price book of each. Days that begin after the last publication are skipped.
+
+    Raises LakeUnavailable."""
+    if not days:
+        return LakeComparison(0, ())
+    dates = [day for day, _ in days]
+    bounds = Bounds((name,), (min(dates), max(dates)))
+    until_ms = max(
+        (row["until_ms"] for row in _rows(engine, exp.select("*").from_("ledgers"), name, bounds)), default=0
+    )
+    totals = {row["day"]: row for row in _rows(engine, exp.select("*").from_("days"), name, bounds)}
+    rows: dict[tuple[date, str], dict[str, Any]] = {}
+    sums = [exp.cast(exp.func("sum", exp.column(column)), "DECIMAL(38, 0)").as_(column) for column in _ACCOUNTS]
+    amount = exp.cast(exp.func("sum", exp.column("cost")), "DECIMAL(38, 9)").as_("cost")
+    query = exp.select("day", "cluster", *sums, amount).from_("usage_hourly").group_by("day", "cluster")
+    for row in _rows(engine, query, name, bounds):
+        rows[row["day"], row["cluster"]] = row
+    compared, differences = 0, []
+    for day, book in days:
+        if day not in totals:
+            if day_span(day, timezone)[0] < until_ms:
+                differences.append(f"{day}: missing in the table days, although it was published")
+            continue
+        compared += 1
+        of_day = {cluster: row for (row_day, cluster), row in rows.items() if row_day == day}
+        differences += _day_differences(ledger, book, day, totals[day], of_day, timezone)
+    return LakeComparison(compared, tuple(differences))
 
 
-def line_rows(ledger: str, month: str, stated: Statement) -> list[dict[str, Any]]:
-    kinds = [("usage", line) for line in stated.lines] + [("commitment", line) for line in stated.commitments]
-    found = [_line(kind, line, None) for kind, line in kinds]
-    found += [_line("correction", one.line, one.amount, one.month, one.reason) for one in stated.corrections]
-    found += [
-        {
-            "kind": "adjustment", "team": one.team, "cost": one.amount, "currency": one.currency,
-            "about_month": one.month, "reason": one.reason,
-        }
-        for one in stated.adjustments
-    ]  # fmt: skip
-    return [
-        {"currency": stated.currency, **row, "ledger": ledger, "month": month, "line": number}
-        for number, row in enumerate(found, 1)
-    ]
+def compare_charges(engine: Engine, name: str, stated: Sequence[Statement]) -> list[str]:
+    """Compares the amount that each team owes by the table `focus` with statements of past months. Months without
+    charges in the lake are skipped. Raises LakeUnavailable."""
+    due = exp.cast(exp.func("sum", exp.column("BilledCost")), "DECIMAL(38, 9)").as_("due")
+    query = exp.select("month", "SubAccountId", due).from_("focus").group_by("month", "SubAccountId")
+    in_lake: dict[str, dict[str, Decimal]] = {}
+    for row in _rows(engine, query, name, Bounds((name,))):
+        in_lake.setdefault(row["month"], {})[row["SubAccountId"]] = row["due"]
+    differences = []
+    for one in stated:
+        of_month = in_lake.get(str(one.month))
+        if of_month is None or one.currency is None:
+            continue
+        for team in sorted({*of_month, *one.due}):
+            owed, charged = one.due.get(team, Decimal(0)), of_month.get(team, Decimal(0))
+            if owed != charged:
+                differences.append(f"{one.month} {team}: {charged:f} is charged in the lake and {owed:f} due here")
+    return differences
 
 
-def _line(
-    kind: str, line: StatementLine, amount: Any, about: str | None = None, reason: str | None = None
-) -> dict[str, Any]:
-    names = (
-        "team", "account", "detail", "gpu_model", "capacity_type", "price_row", "unit_price", "gpu_us", "gpu_hours",
-    )  # fmt: skip
-    found = {name: getattr(line, name) for name in names}
-    return {
-        **found,
-        "kind": kind,
-        "cost": amount if kind == "correction" else line.cost,
-        "about_month": about,
-        "reason": reason,
-    }
+def _day_differences(
+    ledger: Questions,
+    book: PriceBook | None,
+    day: date,
+    total: dict[str, Any],
+    rows: dict[str, dict[str, Any]],
+    timezone: ZoneInfo,
+) -> list[str]:
+    span = total["start_ms"], total["end_ms"]
+    differences = []
+    lines = {line.key["cluster"]: line for line in ledger.usage(*span, ("cluster",), None, timezone.key)}
+    for cluster in sorted({*lines, *rows}):
+        for column in _ACCOUNTS:
+            in_lake = int(rows[cluster][column] or 0) if cluster in rows else 0
+            in_ledger = getattr(lines[cluster].accounts_gpu_us, column.removesuffix("_us")) if cluster in lines else 0
+            if in_lake != in_ledger:
+                differences.append(f"{day} {cluster}: {column} is {in_lake} in the lake and {in_ledger} in the ledger")
+    if book is None:
+        return differences
+    unpriced_us = 0
+    priced = quantify((charge.key, charge) for charge in charges(ledger, book, *span, ("cluster",), None, timezone.key))
+    for (cluster,), parts in priced.items():
+        unpriced_us += sum(part.gpu_us for part in parts if part.cost is None)
+        cost = sum((part.cost for part in parts if part.cost is not None), Decimal(0))
+        lake_cost = (rows[cluster]["cost"] if cluster in rows else None) or Decimal(0)
+        if abs(cost - lake_cost) >= _CENT:
+            differences.append(f"{day} {cluster}: cost is {lake_cost:.2f} in the lake and {cost:.2f} in the ledger")
+    if unpriced_us != total["unpriced_us"]:
+        differences.append(
+            f"{day}: {total['unpriced_us']} GPU-µs are unpriced in the lake and {unpriced_us} in the ledger"
+        )
+    return differences
+
+
+def _rows(engine: Engine, query: exp.Select, name: str, bounds: Bounds) -> list[dict[str, Any]]:
+    own = query.where(exp.column("ledger").eq(exp.Literal.string(name)))
+    rows: list[dict[str, Any]] = engine.query(own, bounds).to_pylist()
+    return rows

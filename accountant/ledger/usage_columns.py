@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # a command that prints report rows does not load numpy
     import numpy as np
     import numpy.typing as npt
 
-Whole: TypeAlias = "npt.NDArray[np.int64]"
+Int64Array: TypeAlias = "npt.NDArray[np.int64]"
 JobName: TypeAlias = tuple[str, str, str, str]
 """Team, namespace, job, cluster."""
 PRICED_BY: Final[tuple[Dimension, ...]] = ("gpu_model", "pool", "region", "capacity_type")
@@ -56,11 +56,11 @@ class UsageColumns:
 
     keys: Sequence[tuple[str, ...]]
     places: Sequence[Place]
-    stretch: Whole
-    key: Whole
-    place: Whole
-    gpu_us: Whole
-    memos: Whole | None = None
+    stretch: Int64Array
+    key: Int64Array
+    place: Int64Array
+    gpu_us: Int64Array
+    memos: Int64Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ class Hours:
     hours: Sequence[str]
     capacity_us: Sequence[int]
     owners: Sequence[tuple[str, str]]
-    owner: Whole
-    hour: Whole
-    busy_us: Whole
-    idle_us: Whole
-    unknown_us: Whole
+    owner: Int64Array
+    hour: Int64Array
+    busy_us: Int64Array
+    idle_us: Int64Array
+    unknown_us: Int64Array

@@ -1,11 +1,12 @@
-"""Normalises the names of GPU models.
+"""Normalises the names of GPU models and of MIG profiles.
 
 NVML, GPU Feature Discovery and people write the same device in many ways: `NVIDIA A100-SXM4-80GB`,
 `NVIDIA-A100-SXM4-80GB-MIG-1g.10gb`, `A100 80GB`. A price must match its GPU for each of these forms. A property that
 the name does not state is None; nothing is looked up or guessed.
 
-Source of the label forms: NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery (`nvidia.com/gpu.product` has the suffix
--SHARED with time-slicing and -MIG-<profile> with MIG strategy single)."""
+Sources: NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery (`nvidia.com/gpu.product` has the suffix -SHARED with
+time-slicing and -MIG-<profile> with MIG strategy single); NVIDIA MIG user guide (seven compute slices, four on
+an A30)."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ _SPLIT = re.compile(r"[\s_\-/]+")
 _MIG_TAIL = re.compile(r"[\s_\-]+MIG[\s_\-]+\d+g\.\d+gb\S*$", re.IGNORECASE)
 _MEMORY = re.compile(r"(\d{1,4})(?:GB|GIB|G)")
 _FORM = re.compile(r"(SXM|PCIE|NVL|OAM)\d*")
+_MIG_PROFILE = re.compile(r"(?:(\d+)c\.)?(\d+)g\.(\d+)gb(?:[+.].*)?", re.IGNORECASE)
+_COMPUTE_SLICES, _COMPUTE_SLICES_OF = 7, {"A30": 4}
 _NOISE = re.compile(r"NVIDIA|AMD|INSTINCT|TESLA|QUADRO|GEFORCE|SHARED|GENERATION|HBM\d?E?|GDDR\dX?|TENSOR|CORE|GPU")
 
 
@@ -32,12 +35,18 @@ class GpuModel:
     form: str | None = None
 
     def covers(self, other: GpuModel) -> bool:
-        """Whether `other` is such a GPU: it has the same family, and everything this name states."""
+        """Whether `other` is a GPU of this model: it has the same family, and the memory and form that this name
+        states."""
         return (
             self.family == other.family
             and (self.memory_gb is None or self.memory_gb == other.memory_gb)
             and (self.form is None or self.form == other.form)
         )
+
+    @property
+    def compute_slices(self) -> int:
+        """The number of compute slices into which MIG divides such a GPU."""
+        return _COMPUTE_SLICES_OF.get(self.family, _COMPUTE_SLICES)
 
     def __str__(self) -> str:
         memory = f"{self.memory_gb} GB" if self.memory_gb is not None else None
@@ -58,3 +67,22 @@ def parse_gpu_model(name: str) -> GpuModel:
         elif token and not _NOISE.fullmatch(token):
             family.append(token)
     return GpuModel(" ".join(family), memory, form)
+
+
+@dataclass(frozen=True, slots=True)
+class MigProfile:
+    """The sizes in the name of a MIG profile.
+
+    gpu_instance: compute slices of the GPU instance.
+    compute_instance: compute slices of the compute instance; equal to gpu_instance unless the name states it.
+    memory_gb: memory of the GPU instance."""
+
+    gpu_instance: int
+    compute_instance: int
+    memory_gb: int
+
+
+def parse_mig_profile(name: str) -> MigProfile | None:
+    """`1g.10gb` -> 1, 1, 10; `1c.3g.40gb+me` -> 3, 1, 40. None for any other form."""
+    match = _MIG_PROFILE.fullmatch(name)
+    return MigProfile(int(match[2]), int(match[1] or match[2]), int(match[3])) if match else None

@@ -22,12 +22,12 @@ every statement names its version. accountant.billing.unallocated_borrowed_and_m
       pools:
         interactive: {unallocated: keep}
 
-A commitment is a number of GPUs that is paid for in every hour, used or not. Usage counts against it at the committed
-rate, usage beyond it has the normal price, and the rest of an hour is unused. Within an hour the commitment covers all
-usage in the same proportion, so the order of groups does not matter. Unused time of one hour does not compensate for
-another hour. `usage_pricing` and `cost_allocation` apply commitments. Source: FOCUS, commitment discount examples (an
-hour's Used and Unused EffectiveCost add up to the commitment; unused has no ConsumedQuantity). FOCUS takes usage in the
-order of arrival. Its totals are the same.
+A commitment is a number of GPUs that is paid for in every hour, used or not. Usage up to it has the committed rate,
+usage beyond it has the normal price, and the rest of an hour's commitment is unused. Within an hour the commitment
+covers all usage in the same proportion, so the order of groups does not matter. Unused time of one hour does not
+compensate for another hour. `usage_pricing` and `cost_allocation` apply commitments. Source: FOCUS, commitment discount
+examples (an hour's Used and Unused EffectiveCost add up to the commitment; unused has no ConsumedQuantity). FOCUS
+covers usage in the order of arrival, with the same totals.
 
 `Instance` derives a GPU-hour price from an instance price. Either the GPUs carry the whole price (`whole-instance`), or
 each resource gets its part in proportion to weight × amount (`gpu-only`). The parts add up to the machine's price, so
@@ -49,6 +49,7 @@ queues need. Below 1, the price of used hours includes the expected idle time.""
 
 from __future__ import annotations
 
+import calendar
 import hashlib
 import json
 import re
@@ -65,7 +66,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
-from accountant.core.periods import Month, parse_instant, zone
+from accountant.core.periods import KnownTimezone, Month, parse_instant, zone
 from accountant.prices.gpu_model_names import GpuModel, parse_gpu_model
 from accountant.wire.policy_models import IDLE
 from gputally.base.money import CURRENCIES, exact_product, plain
@@ -73,13 +74,14 @@ from gputally.base.units import MS_PER_HOUR, apportion
 from gputally.server.config_loading import Model, load_yaml
 
 MAX_AMOUNT = 10**9
-MAX_PLACES = 12
+MAX_DECIMALS = 12
 _FLOAT_DIGITS = 15
 """Decimal digits that a binary float preserves (IEEE 754 double: DBL_DIG)."""
 
 
 def parse_amount(value: object) -> Decimal:
-    """Converts a YAML number or text to the decimal as written: 0 to MAX_AMOUNT. Raises ValueError."""
+    """Converts a YAML number or text to the decimal as written. Raises ValueError for an amount outside 0 to
+    MAX_AMOUNT, or with more than MAX_DECIMALS decimals."""
     try:
         amount = Decimal(str(value))
     except InvalidOperation as error:
@@ -89,45 +91,39 @@ def parse_amount(value: object) -> Decimal:
     digits, exponent = amount.as_tuple().digits, amount.as_tuple().exponent
     if isinstance(value, float) and len(digits) > _FLOAT_DIGITS:
         raise ValueError(f"{value!r} has more digits than a YAML number keeps: put the price in quotes")
-    if isinstance(exponent, int) and -exponent > MAX_PLACES:
-        raise ValueError(f"more than {MAX_PLACES} decimals: {value}")
+    if isinstance(exponent, int) and -exponent > MAX_DECIMALS:
+        raise ValueError(f"more than {MAX_DECIMALS} decimals: {value}")
     if amount < 0:
         raise ValueError(f"a price cannot be negative: {value}")
     if amount > MAX_AMOUNT:
-        raise ValueError(f"more than {MAX_AMOUNT} a GPU-hour: {value}")
+        raise ValueError(f"a price is at most {MAX_AMOUNT} per GPU-hour: {value}")
     return amount
 
 
-def _share(value: object) -> Decimal:
+def _parse_share(value: object) -> Decimal:
     share = parse_amount(value)
     if share > 1:
         raise ValueError(f"a share is 0 to 1: {value}")
     return share
 
 
-def _currency(value: str) -> str:
+def _checked_currency(value: str) -> str:
     if value not in CURRENCIES:
         raise ValueError(f"not an ISO 4217 currency: {value!r}")
     return value
 
 
-def _timezone(value: str) -> str:
-    zone(value)
-    return value
-
-
-def _day(value: str) -> str:
+def _checked_day(value: str) -> str:
     date.fromisoformat(value)
     return value
 
 
 Amount = Annotated[Decimal, BeforeValidator(parse_amount)]
 """A non-negative amount of the book's currency, or a quantity that is multiplied with one."""
-Share = Annotated[Decimal, BeforeValidator(_share)]
+Share = Annotated[Decimal, BeforeValidator(_parse_share)]
 """0 to 1."""
-CurrencyCode = Annotated[str, AfterValidator(_currency)]
-TimezoneName = Annotated[str, AfterValidator(_timezone)]
-Day = Annotated[str, AfterValidator(_day), Field(description="A date: 2026-10-01.")]
+CurrencyCode = Annotated[str, AfterValidator(_checked_currency)]
+Day = Annotated[str, AfterValidator(_checked_day), Field(description="A date: 2026-10-01.")]
 
 
 _WEIGHT = re.compile(r"([A-Za-z][A-Za-z0-9/_.-]*)=(\d+(?:\.\d+)?)([KMGTP]?)", re.IGNORECASE)
@@ -144,40 +140,39 @@ _MB_PER_GB = 1024
 
 @dataclass(frozen=True, slots=True)
 class ResourceWeights:
-    """Weight per unit of a resource, by lower-case name; memory is counted in MB."""
+    """Weight per unit of a resource, by lower-case name of the resource. The unit of memory is MB."""
 
-    of: Mapping[str, Fraction]
+    by_name: Mapping[str, Fraction]
 
     @classmethod
     def parse(cls, text: str) -> ResourceWeights:
-        """Parses `CPU=1.0,Mem=0.25G,GRES/gpu=2.0`; a suffix says that the weight is per so many units (0.25 per GB).
+        """Parses `CPU=1.0,Mem=0.25G,GRES/gpu=2.0`. The suffix G means that the weight is per GB instead of MB.
 
         Raises ValueError."""
-        of: dict[str, Fraction] = {}
+        by_name: dict[str, Fraction] = {}
         for part in text.split(","):
             match = _WEIGHT.fullmatch(part.strip())
-            if match is None or match[1].lower() in of:
+            if match is None or match[1].lower() in by_name:
                 raise ValueError(f"not a weight: {part.strip()!r} (write for example CPU=1.0,Mem=0.25G,GRES/gpu=2.0)")
-            of[match[1].lower()] = Fraction(match[2]) / _PER_MB[match[3].upper()]
-        return cls(of)
+            by_name[match[1].lower()] = Fraction(match[2]) / _PER_MB[match[3].upper()]
+        return cls(by_name)
 
     def terms(self, amounts: Mapping[str, Fraction | int]) -> dict[str, Fraction]:
         """weight × amount per resource; 0 for resources without a weight."""
-        return {name: self.of.get(name, Fraction(0)) * amount for name, amount in amounts.items()}
+        return {name: self.by_name.get(name, Fraction(0)) * amount for name, amount in amounts.items()}
 
     def units(self, amounts: Mapping[str, Fraction | int]) -> Fraction:
-        """Billing units: the sum over all resources (Slurm's default)."""
+        """Slurm's billing units of a job with these resources: the sum of `terms`."""
         return sum(self.terms(amounts).values(), Fraction(0))
 
     def divide(self, price: Decimal | Fraction, amounts: Mapping[str, Fraction | int]) -> dict[str, Fraction]:
         """The part of a machine's price for each of its resources; the parts add up exactly.
 
         Raises ValueError if no resource has a weight."""
-        terms = self.terms(amounts)
-        whole = sum(terms.values(), Fraction(0))
-        if not whole:
+        units = self.units(amounts)
+        if not units:
             raise ValueError("none of the machine's resources has a weight")
-        return {name: Fraction(price) * term / whole for name, term in terms.items()}
+        return {name: Fraction(price) * term / units for name, term in self.terms(amounts).items()}
 
 
 class Instance(Model):
@@ -194,16 +189,18 @@ class Instance(Model):
     weights: str | None = None
 
     @model_validator(mode="after")
-    def _weighable(self) -> Instance:
+    def _check_weights(self) -> Instance:
         if self.weights is None:
             if self.vcpus or self.memory_gb:
-                raise ValueError(f"say the weights by which the price is divided, for example {AWS_WEIGHTS}")
-        elif not ResourceWeights.parse(self.weights).of.get("gres/gpu"):
-            raise ValueError(f"the weights give GPUs no part (gres/gpu): {self.weights!r}")
+                raise ValueError(
+                    f"vcpus and memory_gb need weights by which the price is divided, for example {AWS_WEIGHTS}"
+                )
+        elif not ResourceWeights.parse(self.weights).by_name.get("gres/gpu"):
+            raise ValueError(f"the weights have none for GPUs (gres/gpu): {self.weights!r}")
         return self
 
     def unit_price(self) -> Decimal:
-        """Per GPU and hour, rounded half to even to MAX_PLACES decimals."""
+        """The price per GPU and hour, rounded half to even to MAX_DECIMALS decimals."""
         part = Fraction(self.price)
         if self.weights is not None:
             amounts: dict[str, Fraction | int] = {
@@ -212,7 +209,7 @@ class Instance(Model):
                 "mem": Fraction(self.memory_gb) * _MB_PER_GB,
             }
             part = ResourceWeights.parse(self.weights).divide(part, amounts)["gres/gpu"]
-        return Decimal(round(part / self.gpus * 10**MAX_PLACES)).scaleb(-MAX_PLACES)
+        return _rounded(part / self.gpus)
 
 
 class Amortised(Model):
@@ -240,11 +237,11 @@ class Amortised(Model):
     utilisation: Share = Decimal(1)
 
     @model_validator(mode="after")
-    def _possible(self) -> Amortised:
+    def _check_factors(self) -> Amortised:
         if self.pue < 1:
-            raise ValueError(f"a PUE is at least 1 (all power over the power of the machines): {self.pue}")
+            raise ValueError(f"a PUE is at least 1 (the site's power divided by the machines' power): {self.pue}")
         if not self.utilisation:
-            raise ValueError("a utilisation of 0 leaves no hours to divide by")
+            raise ValueError("a utilisation of 0 leaves no hours over which to divide the costs")
         return self
 
     @property
@@ -253,30 +250,27 @@ class Amortised(Model):
         return self.gpus * Fraction(self.gpu_price) * (1 + Fraction(self.overhead))
 
     def life_ms(self, tz: ZoneInfo) -> tuple[int, int]:
-        """[in service, end of life) in UTC milliseconds; the end has the same day of the month, or the month's last
-        day."""
+        """[in service, end of life) in UTC milliseconds. The life ends on the same day of the month as it began, or on
+        the month's last day if that is earlier."""
         start = parse_instant(self.in_service, tz)
         month = Month.parse(self.in_service[:7])
         for _ in range(self.lifetime_months):
             month = month.next
-        last = min(int(self.in_service[8:]), _days(month))
+        last = min(int(self.in_service[8:]), calendar.monthrange(month.year, month.month)[1])
         return start, parse_instant(f"{month}-{last:02d}", tz)
 
     def unit_price(self, tz: ZoneInfo) -> Decimal:
-        """Per GPU and hour, rounded half to even to MAX_PLACES decimals. There is no other rounding."""
+        """The price per GPU and hour, rounded half to even to MAX_DECIMALS decimals. There is no other rounding."""
         start, end = self.life_ms(tz)
         hours = Fraction(end - start, MS_PER_HOUR)
         monthly = Fraction(self.kw) * Fraction(self.colo_per_kw_month) + Fraction(self.ops_month + self.licences_month)
         owned = self.capex * (1 - Fraction(self.residual)) + self.lifetime_months * monthly
         power = Fraction(self.kw) * Fraction(self.pue) * Fraction(self.kwh_price)
-        price = (owned / hours + power) / (self.gpus * Fraction(self.utilisation))
-        return Decimal(round(price * 10**MAX_PLACES)).scaleb(-MAX_PLACES)
+        return _rounded((owned / hours + power) / (self.gpus * Fraction(self.utilisation)))
 
 
-def _days(month: Month) -> int:
-    utc = ZoneInfo("UTC")
-    start, end = month.span(utc)
-    return (end - start) // (24 * MS_PER_HOUR)
+def _rounded(price: Fraction) -> Decimal:
+    return Decimal(round(price * 10**MAX_DECIMALS)).scaleb(-MAX_DECIMALS)
 
 
 CapacityType = Literal["on-demand", "spot", "reserved", "on-prem"]
@@ -285,10 +279,11 @@ ID = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$"
 
 
 class PriceRow(Model):
-    """One price. A selector that the row lacks matches every GPU. One that the row has must equal the GPU's value, and
-    a GPU whose value is unknown does not match.
+    """One price. A selector (pool, region, capacity_type) that the row lacks matches every GPU. One that the row has
+    must equal the GPU's value, and a GPU whose value is unknown does not match.
 
-    price: currency units per whole physical GPU and hour (a slice pays its fraction); or instance, or amortised.
+    price: currency units per whole physical GPU and hour (a slice pays its fraction). A row has either price, instance
+        or amortised.
     discount: share of that price that is not charged.
     commitment: id of a commitment. If the book has it, the row's price is the rate of this commitment and applies to
         nothing else.
@@ -316,10 +311,10 @@ class PriceRow(Model):
 
     @model_validator(mode="after")
     def _one_price(self) -> PriceRow:
-        ways = [name for name in ("price", "instance", "amortised") if getattr(self, name) is not None]
-        if len(ways) != 1:
+        given = [name for name in ("price", "instance", "amortised") if getattr(self, name) is not None]
+        if len(given) != 1:
             raise ValueError(
-                f"a row has one of price, instance and amortised, this one has {' and '.join(ways) or 'none'}"
+                f"a row has one of price, instance and amortised, this one has {' and '.join(given) or 'none'}"
             )
         if self.instance is not None and (self.instance.weights is None) != (self.basis == "whole-instance"):
             raise ValueError(
@@ -331,14 +326,14 @@ class PriceRow(Model):
     def selectors(self) -> Selectors:
         """The row's conditions besides the GPU family; a row with more of them is more specific."""
         gpu = parse_gpu_model(self.model)
-        named = {
+        conditions = {
             "memory": gpu.memory_gb, "form": gpu.form,
             "pool": self.pool, "region": self.region, "capacity_type": self.capacity_type,
         }  # fmt: skip
-        return frozenset((key, str(value)) for key, value in named.items() if value is not None)
+        return frozenset((key, str(value)) for key, value in conditions.items() if value is not None)
 
     def list_price(self, tz: ZoneInfo) -> Decimal:
-        """Per GPU and hour, before the discount."""
+        """The price per GPU and hour before the discount."""
         if self.amortised is not None:
             return self.amortised.unit_price(tz)
         if self.instance is not None:
@@ -347,12 +342,12 @@ class PriceRow(Model):
         return self.price
 
     def unit_price(self, tz: ZoneInfo) -> Decimal:
-        """Per GPU and hour, as charged: the list price less the discount, exactly."""
+        """The price per GPU and hour as charged: the list price less the discount, exactly."""
         return exact_product(self.list_price(tz), 1 - self.discount)
 
 
 class IdlePolicy(Model):
-    """Who pays for GPU time that no job uses.
+    """Which team pays for GPU time that no job uses.
 
     unallocated: `keep` leaves it in `__idle__`; `spread` divides it over the teams of the pool, per cluster, by the
         cost of what they held there.
@@ -401,14 +396,14 @@ class Commitment(Model):
 
 @dataclass(frozen=True, slots=True)
 class CommitmentUse(Generic[N]):
-    """One hour: used + unused is the commitment, used + beyond is the usage."""
+    """The use of a commitment in one hour: used + unused is the commitment, used + beyond is the usage."""
 
     used: N
     beyond: N
     unused: N
 
 
-def settle(commitment: N, usage: N) -> CommitmentUse[N]:
+def commitment_use(commitment: N, usage: N) -> CommitmentUse[N]:
     """Compares an hour's usage (GPU time, or money at committed rates) with the commitment. Raises ValueError for
     negative numbers."""
     if commitment < 0 or usage < 0:
@@ -418,27 +413,28 @@ def settle(commitment: N, usage: N) -> CommitmentUse[N]:
 
 
 def commitment_cover(commitment: int, usages: Sequence[tuple[Hashable, int]]) -> list[int]:
-    """Returns how much of each usage (group, GPU-µs) an hour's commitment covers: in proportion, adding up exactly.
+    """Returns how many GPU-µs of each usage (group, GPU-µs) an hour's commitment covers: in proportion to the usages,
+    and in sum exactly the covered time.
 
-    The cover is first divided among the groups, then within each group. A group's part therefore does not depend on the
-    number of its entries."""
+    The covered time is first divided among the groups, then within each group. A group's part therefore does not depend
+    on the number of its entries."""
     groups: dict[Hashable, list[int]] = {}
-    for place, (group, _) in enumerate(usages):
-        groups.setdefault(group, []).append(place)
-    sums = [sum(usages[place][1] for place in places) for places in groups.values()]
+    for number, (group, _) in enumerate(usages):
+        groups.setdefault(group, []).append(number)
+    sums = [sum(usages[number][1] for number in numbers) for numbers in groups.values()]
     covered = [0] * len(usages)
-    used = settle(commitment, sum(sums)).used
+    used = commitment_use(commitment, sum(sums)).used
     if not used:
         return covered
-    for places, part in zip(groups.values(), apportion(used, sums), strict=True):
+    for numbers, part in zip(groups.values(), apportion(used, sums), strict=True):
         if part:
-            for place, gpu_us in zip(places, apportion(part, [usages[place][1] for place in places]), strict=True):
-                covered[place] = gpu_us
+            for number, gpu_us in zip(numbers, apportion(part, [usages[each][1] for each in numbers]), strict=True):
+                covered[number] = gpu_us
     return covered
 
 
 class PriceFault(ValueError):
-    """A fault of one row. `path`: its place in the document."""
+    """A fault of one row. path: its place in the document."""
 
     def __init__(self, index: int, key: str, message: str) -> None:
         super().__init__(message)
@@ -447,7 +443,10 @@ class PriceFault(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """A row's figures, per whole GPU and hour: price as charged, list_price before the discount."""
+    """The price of one row per whole GPU and hour, valid in [start_ms, end_ms).
+
+    price: as charged.
+    list_price: before the discount."""
 
     id: str
     price: Decimal
@@ -456,36 +455,38 @@ class Price:
     start_ms: int
     end_ms: int
 
-    def holds(self, at_ms: int) -> bool:
-        """Whether it is valid at that instant."""
+    def is_valid(self, at_ms: int) -> bool:
         return self.start_ms <= at_ms < self.end_ms
 
 
 class _Entry(NamedTuple):
-    """A row with derived values; `place` is its index in the file."""
+    """A row with derived values. number: its index in the file."""
 
-    place: int
+    number: int
     row: PriceRow
     price: Price
     gpu: GpuModel
     selectors: Selectors
-    start_ms: int
-    end_ms: int
+
+    def overlaps(self, start_ms: int, end_ms: int) -> bool:
+        return self.price.start_ms < end_ms and start_ms < self.price.end_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A commitment in force, with its rate at the time."""
+    """A commitment in force, with its rate at one instant and the GPU model that it covers."""
 
     commitment: Commitment
     price: Price
     gpu: GpuModel
 
-    def takes(self, model: str, pool: str, region: str, capacity_type: str) -> bool:
-        """Whether time of such a GPU counts against it."""
+    def covers(self, model: str, pool: str, region: str, capacity_type: str) -> bool:
+        """Whether time of such a GPU counts against the commitment."""
         row = self.price.row
-        asked = ((row.pool, pool), (row.region, region), (row.capacity_type, capacity_type))
-        return self.gpu.covers(parse_gpu_model(model)) and all(want in (None, has) for want, has in asked)
+        conditions = ((row.pool, pool), (row.region, region), (row.capacity_type, capacity_type))
+        return self.gpu.covers(parse_gpu_model(model)) and all(
+            wanted in (None, actual) for wanted, actual in conditions
+        )
 
 
 _FOREVER = 1 << 62
@@ -495,14 +496,14 @@ class PriceBook(Model):
     """Dated prices in one currency, and the billing policy (`billing`).
 
     timezone: the time zone of dates without a time.
-    mig_basis: a MIG instance pays for its compute slices (1g of 7 pays 1/7), which is how agents divide a GPU, or for
-        its memory slices (1g.10gb of 80 GB pays 1/8; memory without an instance is unallocated). Parts never exceed one
-        GPU.
-    commitments: GPUs paid for in advance; a row that names one is its rate and prices nothing else."""
+    mig_basis: with `compute`, a MIG instance pays for its compute slices (1g of 7 pays 1/7), which is how agents divide
+        a GPU. With `memory`, it pays for its memory slices (1g.10gb of 80 GB pays 1/8), and memory without an instance
+        is unallocated. The instances of a GPU never pay for more than the GPU.
+    commitments: GPUs paid for in advance. A row that names a commitment is its rate and prices nothing else."""
 
     schema_: Literal[1] = Field(alias="schema")
     currency: CurrencyCode
-    timezone: TimezoneName = "UTC"
+    timezone: KnownTimezone = "UTC"
     mig_basis: Literal["compute", "memory"] = "compute"
     billing: Billing = Billing()
     commitments: tuple[Commitment, ...] = Field(default=(), max_length=200)
@@ -514,7 +515,10 @@ class PriceBook(Model):
     @model_validator(mode="after")
     def _unambiguous(self) -> PriceBook:
         if self.mig_basis == "memory" and self.billing.shared_gpus == "busy":
-            raise ValueError("mig_basis memory and billing.shared_gpus busy divide a GPU in two ways: choose one")
+            raise ValueError(
+                "mig_basis: memory and billing.shared_gpus: busy cannot be combined, because each divides a GPU "
+                "differently: remove one of them"
+            )
         tz = zone(self.timezone)
         families: dict[str, list[_Entry]] = {}
         committed: dict[str, list[_Entry]] = {one.id: [] for one in self.commitments}
@@ -522,7 +526,9 @@ class PriceBook(Model):
             raise ValueError("two commitments have the same id")
         unrated = committed.keys() - {row.commitment for row in self.rows}
         if unrated:
-            raise ValueError(f"no row gives the rate of commitment {min(unrated)!r} (a row's `commitment` names it)")
+            raise ValueError(
+                f"no row has the rate of commitment {min(unrated)!r}: set `commitment` in the row with its rate"
+            )
         ids: set[str] = set()
         for index, row in enumerate(self.rows):
             if row.id in ids:
@@ -550,7 +556,7 @@ class PriceBook(Model):
         """First 16 hex digits of the SHA-256 of the canonical JSON, rows by id."""
         content = self.model_dump(mode="python", by_alias=True, exclude_defaults=True)
         content["rows"] = sorted(content["rows"], key=lambda row: row["id"])
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=_normal)
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=_decimal_text)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def unit_price(
@@ -558,38 +564,32 @@ class PriceBook(Model):
     ) -> Price | None:
         """The price of the most specific row for such a GPU at that instant; None if it has no price.
 
-        model: as NVML or a node label writes it. "" stands for an unknown place or capacity type, which matches only
+        model: as NVML or a node label writes it. An unknown pool, region or capacity type is "", which matches only
         rows without that selector."""
         gpu = parse_gpu_model(model)
         place = {"pool": pool, "region": region, "capacity_type": capacity_type}
-        best: _Entry | None = None
-        for entry in self._families.get(gpu.family, ()):
-            if not (entry.start_ms <= at_ms < entry.end_ms and entry.gpu.covers(gpu)):
-                continue
-            if any(key in place and place[key] != value for key, value in entry.selectors):
-                continue
-            if best is None or len(entry.selectors) > len(best.selectors):
-                best = entry
+        matching = [
+            entry
+            for entry in self._families.get(gpu.family, ())
+            if entry.price.is_valid(at_ms)
+            and entry.gpu.covers(gpu)
+            and all(place.get(key, value) == value for key, value in entry.selectors)
+        ]
+        best = max(matching, key=lambda entry: len(entry.selectors), default=None)
         return best.price if best else None
 
     def committed(self, at_ms: int) -> tuple[Committed, ...]:
         """The commitments in force at that instant, in the book's order, each with its rate."""
-        of = {one.id: one for one in self.commitments}
+        by_id = {one.id: one for one in self.commitments}
         return tuple(
-            Committed(of[entry.row.commitment or ""], entry.price, entry.gpu)
+            Committed(by_id[entry.row.commitment or ""], entry.price, entry.gpu)
             for entry in self._committed
-            if entry.price.holds(at_ms)
+            if entry.price.is_valid(at_ms)
         )
 
     def commits(self, start_ms: int, end_ms: int) -> bool:
         """Whether any commitment is in force in the span."""
-        return any(entry.start_ms < end_ms and start_ms < entry.end_ms for entry in self._committed)
-
-    def plain(self, start_ms: int, end_ms: int) -> bool:
-        """Whether `by_place` holds, and in addition start-up time and gang waits are billed to the holder in every
-        pool."""
-        moved = self.billing.any("starting", "cluster") or self.billing.any("gang_waiting", "cluster")
-        return not moved and self.by_place(start_ms, end_ms)
+        return any(entry.overlaps(start_ms, end_ms) for entry in self._committed)
 
     def by_place(self, start_ms: int, end_ms: int) -> bool:
         """Whether the price of held time follows from GPU, place and instant alone: MIG instances are billed by compute
@@ -604,12 +604,12 @@ class PriceBook(Model):
     @cached_property
     def prices(self) -> tuple[Price, ...]:
         """Every row's price, by model, capacity type and id."""
-        found = [entry.price for entry in self._entries]
-        return tuple(sorted(found, key=lambda price: (price.row.model, price.row.capacity_type or "", price.id)))
+        prices = [entry.price for entry in self._entries]
+        return tuple(sorted(prices, key=lambda price: (price.row.model, price.row.capacity_type or "", price.id)))
 
     def cuts(self, start_ms: int, end_ms: int) -> tuple[int, ...]:
         """Instants strictly inside the span at which a row begins or ends, in order."""
-        edges = {edge for entry in self._entries for edge in (entry.start_ms, entry.end_ms)}
+        edges = {edge for entry in self._entries for edge in (entry.price.start_ms, entry.price.end_ms)}
         return tuple(sorted(edge for edge in edges if start_ms < edge < end_ms))
 
 
@@ -630,24 +630,26 @@ def _entry(index: int, row: PriceRow, tz: ZoneInfo) -> _Entry:
             raise PriceFault(index, key, str(error)) from error
     start_ms, end_ms = instants
     if start_ms >= end_ms:
-        raise PriceFault(index, "valid_to", f"ends at or before it begins: {row.valid_from} to {row.valid_to}")
+        raise PriceFault(index, "valid_to", f"the row ends at or before its start: {row.valid_from} to {row.valid_to}")
     if row.amortised is not None:
         in_service, end_of_life = row.amortised.life_ms(tz)
         if start_ms < in_service:
-            raise PriceFault(index, "valid_from", f"before its GPUs are in service on {row.amortised.in_service}")
+            raise PriceFault(
+                index, "valid_from", f"before the GPUs of the row are in service ({row.amortised.in_service})"
+            )
         if row.valid_to is not None and end_ms > end_of_life:
-            raise PriceFault(index, "valid_to", "after the end of its GPUs' life: nothing is left to amortise")
+            raise PriceFault(index, "valid_to", "after the end of life of the row's GPUs: nothing is left to amortise")
         end_ms = min(end_ms, end_of_life)
     price = Price(row.id, row.unit_price(tz), row.list_price(tz), row, start_ms, end_ms)
-    return _Entry(index, row, price, gpu, row.selectors, start_ms, end_ms)
+    return _Entry(index, row, price, gpu, row.selectors)
 
 
 def _rates(one: Commitment, entries: list[_Entry]) -> list[_Entry]:
-    """A commitment's rows in order of time; at most one rate is valid at an instant."""
-    ordered = sorted(entries, key=lambda entry: entry.start_ms)
+    """A commitment's rows in order of time. Raises PriceFault if two rates are valid at the same time."""
+    ordered = sorted(entries, key=lambda entry: entry.price.start_ms)
     for first, second in pairwise(ordered):
-        if second.start_ms < first.end_ms:
-            raise PriceFault(second.place, "id", f"row {second.row.id!r} and row {first.row.id!r} are both the rate "
+        if second.price.start_ms < first.price.end_ms:
+            raise PriceFault(second.number, "id", f"row {second.row.id!r} and row {first.row.id!r} are both the rate "
                                                  f"of commitment {one.id!r} at the same time")  # fmt: skip
     return ordered
 
@@ -656,7 +658,8 @@ def _check_pair(first: _Entry, second: _Entry, family: list[_Entry]) -> None:
     """Refuses two rows that could both apply while neither is more specific. `pool: a` and `capacity_type: spot` are
     such a pair. They are allowed if rows with both conditions cover the time in which both are valid. The family is
     then closed under intersection, and the row with the most selectors includes all others."""
-    start, end = max(first.start_ms, second.start_ms), min(first.end_ms, second.end_ms)
+    start = max(first.price.start_ms, second.price.start_ms)
+    end = min(first.price.end_ms, second.price.end_ms)
     if start >= end or first.selectors < second.selectors or second.selectors < first.selectors:
         return
     both = first.selectors | second.selectors
@@ -667,20 +670,21 @@ def _check_pair(first: _Entry, second: _Entry, family: list[_Entry]) -> None:
     if first.selectors == second.selectors:
         message = f"valid at the same time as row {first.row.id!r} for the same GPUs"
     else:
-        needed = ", ".join(f"{key}: {value}" for key, value in sorted(both))
-        message = f"ambiguous with row {first.row.id!r}: both match {needed}, and no row asks for all of that"
-    raise PriceFault(second.place, "id", f"row {second.row.id!r} is {message}")
+        conditions = ", ".join(f"{key}: {value}" for key, value in sorted(both))
+        message = f"ambiguous with row {first.row.id!r}: both match {conditions}, and no row has all these conditions"
+    raise PriceFault(second.number, "id", f"row {second.row.id!r} is {message}")
 
 
 def _covered(start: int, end: int, entries: list[_Entry]) -> bool:
-    for entry in sorted(entries, key=lambda e: e.start_ms):
-        if entry.start_ms <= start < entry.end_ms:
-            start = entry.end_ms
+    """Whether at every instant of [start, end) one of the entries is valid."""
+    for price in sorted((entry.price for entry in entries), key=lambda price: price.start_ms):
+        if price.is_valid(start):
+            start = price.end_ms
     return start >= end
 
 
-def _normal(value: object) -> str:
-    """Equal decimals as equal text."""
+def _decimal_text(value: object) -> str:
+    """A JSON default that writes equal decimals as equal text."""
     if isinstance(value, Decimal):
         return plain(value.normalize())
     raise TypeError(f"no canonical form for {type(value).__name__}")

@@ -35,7 +35,7 @@ from openpyxl.worksheet.worksheet import Worksheet
 
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.periods import utc
-from accountant.prices.price_book import MAX_PLACES
+from accountant.prices.price_book import MAX_DECIMALS
 from accountant.reports import focus_export, report_tables
 from accountant.reports.report_builder import Report
 from accountant.reports.report_tables import Record, instant, records
@@ -198,7 +198,7 @@ def _shown(cell: Cell | MergedCell) -> int:
 
 _PRECISION = 38
 _TEXT = ("record", "team", "account", "detail", "gpu_model", "capacity_type", "price_row", "about", "reason")
-_DECIMAL = {"unit_price": MAX_PLACES, "gpu_hours": HOUR_PLACES, "cost": MAX_PLACES + HOUR_PLACES}
+_DECIMAL = {"unit_price": MAX_DECIMALS, "gpu_hours": HOUR_PLACES, "cost": MAX_DECIMALS + HOUR_PLACES}
 SCHEMA = pa.schema(
     [
         pa.field("period_start", pa.timestamp("us", tz="UTC"), nullable=False),

@@ -24,7 +24,7 @@ from accountant.billing.charge_columns import ACCOUNT, DETAIL, KEY, PLACE, PRICE
 from accountant.billing.job_costs import EpochQuestions, Where, epoch_lines, only_job
 from accountant.billing.usage_pricing import ALLOCATED, LINE_ACCOUNTS, Charge, PricedTime, total_cost
 from accountant.ledger.protocols import EpochReport, JobKey
-from accountant.ledger.usage_columns import JobName, Whole
+from accountant.ledger.usage_columns import Int64Array, JobName
 from accountant.prices.price_book import PriceBook
 from accountant.reports import report_breakdowns, savings_hints
 from accountant.reports.report_breakdowns import JobRow, UserRow
@@ -141,7 +141,7 @@ class BilledJobs:
 
     billed: ChargeColumns
     names: Sequence[JobName]
-    job: Whole
+    job: Int64Array
 
     @classmethod
     def of(cls, billed: ChargeColumns) -> BilledJobs:
@@ -185,7 +185,7 @@ def _units(prices: Sequence[Decimal | None]) -> list[int]:
     return [0 if price is None else int(price.scaleb(places)) for price in prices]
 
 
-def _summed(per_us: Sequence[int], gpu_us: Whole, starts: Sequence[int]) -> list[int]:
+def _summed(per_us: Sequence[int], gpu_us: Int64Array, starts: Sequence[int]) -> list[int]:
     """For each job, the sum of price times microseconds over its rows."""
     if not len(gpu_us):
         return []

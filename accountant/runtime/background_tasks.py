@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -28,8 +28,7 @@ from gputally.base.errors import AccountantError
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
 if TYPE_CHECKING:  # an accountant without a lake does not load its libraries
-    from accountant.lake.ledger_comparison import LakeComparison
-    from accountant.lake.table_maintenance import Removed
+    from accountant.lake.publisher import Publisher
 
 RESENDABLE: Final[frozenset[ActKind]] = frozenset({"imported", "pods"})
 """Acts whose content the sender can send again; all others exist only in the ledger."""
@@ -46,25 +45,6 @@ MOST_DIFFERENCES: Final = 20
 """Maximum number of differences between lake and ledger that are logged."""
 BACKUP_PATIENCE_S: Final = 3600.0
 """A backup copies the whole ledger and reads it back."""
-
-
-class LakePublisher(Protocol):
-    """accountant.lake.publisher.Publisher.
-
-    published_ms: start of the last successful run.
-    compared: result of the last comparison. Each method raises LakeUnavailable."""
-
-    @property
-    def published_ms(self) -> int | None: ...
-
-    @property
-    def compared(self) -> LakeComparison | None: ...
-
-    def publish(self) -> object: ...
-
-    def keep_small(self) -> Removed: ...
-
-    def compare(self) -> LakeComparison: ...
 
 
 @dataclass(frozen=True)
@@ -167,7 +147,7 @@ class Maintenance:
         settings: Settings,
         clock: Clock,
         backups: KeptBackups,
-        publisher: LakePublisher | None = None,
+        publisher: Publisher | None = None,
     ) -> None:
         self._ledger, self._books, self._settings, self._clock = ledger, books, settings, clock
         self._backups = backups
@@ -200,13 +180,13 @@ class Maintenance:
         return [
             Routine("lake", lake.every, publisher.publish, lambda: publisher.published_ms is None, LAKE_PATIENCE_S),
             Routine(
-                "lake upkeep", LAKE_UPKEEP_SECONDS, lambda: self._keep_lake(publisher),
+                "lake upkeep", LAKE_UPKEEP_SECONDS, lambda: self._maintain_lake(publisher),
                 lambda: publisher.compared is None, LAKE_PATIENCE_S,
             ),
         ]  # fmt: skip
 
     def _look(self) -> None:
-        for found in self._books.look_lately():
+        for found in self._books.new_proposals():
             self._log.warning(
                 "proposal_waits", month=found.month, id=found.id, teams=len(found.effects()),
                 act=f"gputally accountant proposals {found.month}",
@@ -242,10 +222,10 @@ class Maintenance:
         if removed:
             self._log.info("decisions_removed", decisions=removed)
 
-    def _keep_lake(self, publisher: LakePublisher) -> None:
-        removed = publisher.keep_small()
+    def _maintain_lake(self, publisher: Publisher) -> None:
+        removed = publisher.remove_old_versions()
         if removed.versions or removed.files:
-            self._log.info("lake_kept_small", versions=removed.versions, files=removed.files)
+            self._log.info("old_lake_versions_removed", versions=removed.versions, files=removed.files)
         for line in publisher.compare().differences[:MOST_DIFFERENCES]:
             self._log.error("lake_differs", difference=line, act="gputally accountant check --lake")
 

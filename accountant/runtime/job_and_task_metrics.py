@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from decimal import Decimal
 from importlib.metadata import version
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -32,7 +32,6 @@ from accountant.ledger.protocols import JobKey, Receipt
 from accountant.notifications.dispatcher import Dispatcher
 from accountant.notifications.subscriptions import Outcome
 from accountant.prices.price_book import PriceBook
-from accountant.runtime.background_tasks import LakePublisher
 from accountant.storage.backups import Backup
 from accountant.wire.usage_models import Job
 from gputally.base.background_tasks import BackgroundTasks
@@ -40,6 +39,9 @@ from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
 from gputally.base.money import exact_sum
 from gputally.base.units import MS_PER_SECOND
+
+if TYPE_CHECKING:  # an accountant without a lake does not load its libraries
+    from accountant.lake.publisher import Publisher
 
 NAMELESS = frozenset(
     {
@@ -287,7 +289,7 @@ class UpkeepCollector(Collector):
 class LakeCollector(Collector):
     """Metrics of this accountant's publications in the lake."""
 
-    def __init__(self, publisher: LakePublisher) -> None:
+    def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
 
     def collect(self) -> Iterable[Metric]:

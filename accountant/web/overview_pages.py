@@ -124,7 +124,7 @@ def prices_page(request: Request, deps: AppDeps, _: Reader) -> Response:
     book = deps.book()
     at = deps.clock.wall_ms()
     rows = () if book is None else book.prices
-    in_force = {price.id for price in rows if price.holds(at)}
+    in_force = {price.id for price in rows if price.is_valid(at)}
     return page(request, "/prices", "prices.html", deps, book=book, rows=rows, in_force=in_force)
 
 

@@ -456,6 +456,19 @@ class Policy(Model):
         """First 16 hex digits of the SHA-256 of the canonical JSON; equal content has an equal version."""
         return _digest(self.model_dump(mode="json", by_alias=True))
 
+    def lineage(self, name: str | None) -> list[QueuePolicy]:
+        """The queue of that name and its ancestors, nearest first; empty for an unknown name."""
+        by_name = {queue.name: queue for queue in self.queues}
+        queues = []
+        while name is not None and name in by_name:
+            queues.append(by_name[name])
+            name = by_name[name].parent
+        return queues
+
+    def team_of(self, name: str | None) -> str:
+        """The team of a queue or of its nearest ancestor with a team; "" if there is none."""
+        return next((queue.team for queue in self.lineage(name) if queue.team), "")
+
     def counting(self) -> str:
         """Like `version`, but only of the parts on which the accountant's answers to a controller depend: names,
         parents, teams and refs of queues, and budgets. Policies that differ only in laws, shares or targets have equal

@@ -31,7 +31,7 @@ from sqlglot import exp
 from accountant.billing.statements import for_teams
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.settings import Lake, Settings
-from accountant.fleet.fleet_ledgers import Fleet
+from accountant.fleet.fleet_ledgers import Fleet, FleetQuery
 from accountant.lake import tables
 from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.publisher import Publisher
@@ -110,12 +110,13 @@ def _bill(fleet: Fleet, names: Sequence[str]) -> None:
 def _window(fleet: Fleet, names: Sequence[str]) -> None:
     members = fleet.members(names)
     end_ms = max(member.clock.wall_ms() for member in members)
-    assert fleet.usage(members, end_ms - DAYS * MS_PER_DAY, end_ms, ("queue",)).lines
+    assert fleet.usage(members, FleetQuery(end_ms - DAYS * MS_PER_DAY, end_ms, ("queue",))).lines
 
 
 def _cost_by_job(fleet: Fleet, names: Sequence[str]) -> None:
     members = fleet.members(names)
-    assert fleet.cost(members, lake_fleet.BEGIN_MS, members[0].clock.wall_ms(), ("job",), {"team": (TEAM,)}).lines
+    query = FleetQuery(lake_fleet.BEGIN_MS, members[0].clock.wall_ms(), ("job",), {"team": (TEAM,)})
+    assert fleet.cost(members, query).lines
 
 
 _QUESTIONS: Final[dict[str, Callable[[Fleet, Sequence[str]], object]]] = {

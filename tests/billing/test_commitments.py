@@ -20,7 +20,7 @@ from accountant.bookkeeping.invoice_reconciliation import Invoice, InvoiceLine
 from accountant.bookkeeping.price_book_versions import difference
 from accountant.cli import terminal_tables
 from accountant.core.periods import Month
-from accountant.prices.price_book import PriceBook, commitment_cover, load, settle
+from accountant.prices.price_book import PriceBook, commitment_cover, commitment_use, load
 from accountant.wire.policy_models import IDLE
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault
@@ -189,7 +189,7 @@ def test_statements_without_commitments_keep_their_bytes(books) -> None:
 @pytest.mark.parametrize(
     ("commitments", "rows", "message"),
     [
-        ("- {id: other, gpus: 8}", ROWS, "no row gives the rate of commitment 'other'"),
+        ("- {id: other, gpus: 8}", ROWS, "no row has the rate of commitment 'other'"),
         ("- {id: h100-2026, gpus: 0}", ROWS, "greater than 0"),
         ("- {id: h100-2026, gpus: 8}\n  - {id: h100-2026, gpus: 8}", ROWS, "the same id"),
         (
@@ -219,4 +219,4 @@ def test_what_is_covered(commitment: int, usages: list[tuple[str, int]]) -> None
 @pytest.mark.parametrize(("commitment", "usage"), [(-1, 0), (0, -1)])
 def test_nothing_is_negative(commitment: int, usage: int) -> None:
     with pytest.raises(ValueError, match="not negative"):
-        settle(commitment, usage)
+        commitment_use(commitment, usage)

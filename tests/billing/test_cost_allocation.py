@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.billing.charge_columns import split_in_order
-from accountant.billing.cost_allocation import bills, bills_by_cuts, weights
+from accountant.billing.cost_allocation import bills, bills_by_grouping, weights
 from accountant.billing.idle_time_breakdown import Launch, PhaseSpan, gang, phase_spans
 from accountant.billing.quota_usage import reserve
 from accountant.billing.unallocated_borrowed_and_mig_time import Share, lend, spread_shares
@@ -228,12 +228,12 @@ def test_policies_move_time_and_keep_it(books, rows, free, chosen, deserved):
     ]
     assert costs[0] == costs[1]
     cuts = [("team",), ("team", "pod"), ("team", "day"), ("team", "cluster", "node")]
-    several = bills_by_cuts(ledger, book(billing), *span, cuts)
+    several = bills_by_grouping(ledger, book(billing), *span, cuts)
     for by, lines in zip(cuts, several, strict=True):
         assert sums(bills(ledger, book(billing), *span, by)) == sums(plain)
         for charge in lines.charges:
             key = charge.key[0], charge.account, charge.detail, charge.place.gpu_model, charge.place.capacity_type
-            numbers, gpu_us = lines.groups.of[*key, charge.row.id if charge.row else None]
+            numbers, gpu_us = lines.groups.by_line[*key, charge.row.id if charge.row else None]
             assert sum(gpu_us.tolist()) == charge.gpu_us
             assert {lines.groups.keys[number][0] for number in numbers.tolist()} == {charge.key[0]}
         assert sum(c.gpu_us for c in lines.charges) == sum(c.gpu_us for c in plain)
@@ -337,7 +337,7 @@ def test_phases():
 
 
 def test_two_ways_of_dividing_a_gpu_are_refused():
-    with pytest.raises(FileFault, match="choose one"):
+    with pytest.raises(FileFault, match="cannot be combined"):
         book("mig_basis: memory\nbilling: {shared_gpus: busy}\n")
     assert Decimal(book().prices[0].price) == 4
 

@@ -44,7 +44,9 @@ def test_no_credit_is_booked_where_no_statement_shows_it(books, keep):
     early = keeper.credits.adjust(NewAdjustment(month="2025-10", **credit), "ada")
     own = keeper.credits.adjust(NewAdjustment(month="2026-10", **credit), "ada")
     assert [(one.month, one.booked_in) for one in (early, own)] == [("2025-10", "2026-09"), ("2026-10", "2026-10")]
-    with pytest.raises(CannotClose, match="2027-01 is after 2026-11, the month in which it would be booked"):
+    with pytest.raises(
+        CannotClose, match="2027-01 is after 2026-11, the month in which the adjustment would be booked"
+    ):
         keeper.credits.adjust(NewAdjustment(month="2027-01", **credit), "ada")
     assert [keeper.month(month).due["vision"] - keeper.month(month).payable["vision"] for month in (SEP, OCT)] == [
         -5,

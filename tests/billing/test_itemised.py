@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 
 from accountant.billing.charge_columns import Groups
-from accountant.billing.cost_allocation import bills_by_cuts
+from accountant.billing.cost_allocation import bills_by_grouping
 from accountant.billing.statement_breakdown import DIMENSIONS, LATE, LineFilter, Row, accounts_named, itemise, total
 from accountant.billing.statements import build, payable_lines
 from accountant.prices.price_book import Billing, IdlePolicy
@@ -23,7 +23,11 @@ def october(books):
     book = books.price_book(books.sample_prices)
     ledger = books.ledger(books.busy_month("2026-09-28", "2026-10-20"))
     span = tuple(map(books.at, OCTOBER))
-    return dict(zip(DIMENSIONS, bills_by_cuts(ledger, book, *span, list(DIMENSIONS.values())), strict=True)), book, span
+    return (
+        dict(zip(DIMENSIONS, bills_by_grouping(ledger, book, *span, list(DIMENSIONS.values())), strict=True)),
+        book,
+        span,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +88,7 @@ def test_a_share_of_idle_time_is_nobodys_late_record(books, cut):
     ]
     span = tuple(map(books.at, OCTOBER))
     ledger = books.ledger(rows)
-    by_team, by_cut = bills_by_cuts(ledger, book, *span, (("team",), DIMENSIONS[cut]))
+    by_team, by_cut = bills_by_grouping(ledger, book, *span, (("team",), DIMENSIONS[cut]))
     stated = build(by_team.charges, book, (), *span, "UTC")
     found = itemise(stated, LineFilter(), by_cut.groups)
     assert {line.team for line, _ in found.lines if line.detail == "spread"} == {"vision", "language", "robotics"}
@@ -122,13 +126,13 @@ def test_a_closed_month_names_what_moved_since(october, stated, days):
     moved = 86_400_000_000 * days
     figure = LineFilter(team="language", accounts=accounts_named("busy"), gpu_model="NVIDIA H100 80GB HBM3")
     key, (line, (number, gpu_us)) = next(
-        (key, (line, groups.of[key]))
+        (key, (line, groups.by_line[key]))
         for line in stated.lines
         if figure.takes(line)
         and (key := (line.team, line.account, line.detail, line.gpu_model, line.capacity_type, line.price_row))
     )
     assert gpu_us.sum() > abs(moved)
-    later = replace(groups, of={**groups.of, key: (number, gpu_us - moved)})
+    later = replace(groups, by_line={**groups.by_line, key: (number, gpu_us - moved)})
     found = itemise(stated, replace(figure, price_row=line.price_row), later)
     (late,) = [item for item in found.items if item.key == LATE]
     assert late.part.gpu_us == moved

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from accountant.prices.price_book import AWS_WEIGHTS, Instance, ResourceWeights, settle
+from accountant.prices.price_book import AWS_WEIGHTS, Instance, ResourceWeights, commitment_use
 from accountant.reports.report_breakdowns import share
 from gputally.base.money import exact_product
 
@@ -136,7 +136,7 @@ def test_commitments(vectors, number):
     case = vectors[f"focus-commitment-usage-{number}"]
     left, found = Decimal(case["input"]["commit_per_hour"]), []
     for usage in map(Decimal, case["input"]["usage_effective"]):
-        hour = settle(left, usage)
+        hour = commitment_use(left, usage)
         found += [("Used", Decimal(0), hour.used), (None, hour.beyond, hour.beyond)]
         left = hour.unused
     found.append(("Unused", Decimal(0), left))
@@ -163,7 +163,7 @@ def test_a_spend_agreement(vectors):
     billed = [given["contracted_unit_price"] * quantity for quantity in given["monthly_quantities"]]
     listed = [given["list_unit_price"] * quantity for quantity in given["monthly_quantities"]]
     assert (billed, listed) == (expected["billed"], expected["list"])
-    assert settle(Decimal(given["commit"]), Decimal(sum(billed))).unused == expected["unused_fee"]
+    assert commitment_use(Decimal(given["commit"]), Decimal(sum(billed))).unused == expected["unused_fee"]
 
 
 def test_shares_of_the_cluster(vectors):

@@ -88,7 +88,7 @@ def test_two_rows_that_ask_for_different_things_need_a_third(books, tmp_path):
     )
     assert refusal(tmp_path, HEAD + pair) == (
         "prices.yaml:5: rows.1.id: row 'spot' is ambiguous with row 'pool': both match capacity_type: spot, pool: a, "
-        "and no row asks for all of that"
+        "and no row has all these conditions"
     )
     both = "  - {id: both, model: T4, pool: a, capacity_type: spot, price: 3, valid_from: 2026-01-01, " + REST + "}\n"
     (tmp_path / "prices.yaml").write_text(HEAD + pair + both)
@@ -107,10 +107,10 @@ def test_two_rows_that_ask_for_different_things_need_a_third(books, tmp_path):
         ("id: a, model: T4, price: .nan, valid_from: 2026-01-01", "prices.yaml:4: rows.0.price: not a price: nan"),
         ("id: a, model: T4, price: 0.1234567890123456, valid_from: 2026-01-01", "put the price in quotes"),
         ("id: a, model: T4, price: '0.1234567890123', valid_from: 2026-01-01", "more than 12 decimals"),
-        ("id: a, model: T4, price: '1e999999', valid_from: 2026-01-01", "more than 1000000000 a GPU-hour"),
+        ("id: a, model: T4, price: '1e999999', valid_from: 2026-01-01", "a price is at most 1000000000 per GPU-hour"),
         ("id: a, model: T4, price: 1, valid_from: 2026-02-30", "rows.0.valid_from: not a date: '2026-02-30'"),
         ("id: a, model: T4, price: 1, valid_from: 2026-02-01T09:00:00", "has a time of day but no offset"),
-        ("id: a, model: T4, price: 1, valid_from: 2026-02-01, valid_to: 2026-02-01", "ends at or before it begins"),
+        ("id: a, model: T4, price: 1, valid_from: 2026-02-01, valid_to: 2026-02-01", "ends at or before its start"),
         ("id: a, model: '*', price: 1, valid_from: 2026-02-01", "rows.0.model: not a GPU model: '*'"),
         ("id: a, model: NVIDIA, price: 1, valid_from: 2026-02-01", "rows.0.model: not a GPU model: 'NVIDIA'"),
         ("id: a, model: T4, price: 1, valid_from: 2026-02-01, rebate: 3", "rows.0.rebate: unknown key"),

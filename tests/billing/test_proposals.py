@@ -37,8 +37,8 @@ def test_what_arrives_late_waits_and_changes_nothing(books, keep):
     kept, acts = canonical(keeper.month(OCT)), ledger.acts()
     assert keeper.proposals() == []
     ledger.add(books.held("2026-10-07", "2026-10-07T10:00", team="late"))
-    (found,) = keeper.look_lately()
-    assert keeper.look_lately() == [], "it is told once"
+    (found,) = keeper.new_proposals()
+    assert keeper.new_proposals() == [], "it is told once"
     assert keeper.waiting == (found,)
     assert [(e.team, e.gpu_us, e.amount) for e in found.effects()] == [("late", 10 * HOUR_US, Decimal("21.00"))]
     assert found.effects(["red"]) == []
@@ -49,13 +49,13 @@ def test_what_arrives_late_waits_and_changes_nothing(books, keep):
 
 def test_taken_up_it_is_booked_once_by_whoever_took_it(late):
     ledger, keeper, found = late
-    booked = keeper.take(OCT, found.id, "ada", "an agent was cut off")
+    booked = keeper.accept(OCT, found.id, "ada", "an agent was cut off")
     assert [(one.month, one.booked_in, one.line.team) for one in booked] == [("2026-10", "2026-11", "late")]
     last = ledger.acts()[-1]
     assert (last.kind, last.subject, last.who, last.reason) == ("corrected", "2026-10", "ada", "an agent was cut off")
     assert (keeper.month(NOV).due_total, keeper.proposals(), keeper.waiting) == (Decimal("21.00"), [], ())
-    with pytest.raises(CannotClose, match="nothing that arrived late waits for 2026-10"):
-        keeper.take(OCT, found.id, "ada")
+    with pytest.raises(CannotClose, match="2026-10 has no proposal"):
+        keeper.accept(OCT, found.id, "ada")
 
 
 def test_refused_it_is_kept_and_never_proposed_again(books, late):
@@ -75,18 +75,18 @@ def test_refused_it_is_kept_and_never_proposed_again(books, late):
 def test_an_act_is_about_what_its_author_has_seen(books, late):
     ledger, keeper, found = late
     ledger.add(books.held("2026-10-08", "2026-10-08T10:00", team="late"))
-    for act in (keeper.take, keeper.refuse):
-        with pytest.raises(CannotClose, match="more has arrived for 2026-10"):
+    for act in (keeper.accept, keeper.refuse):
+        with pytest.raises(CannotClose, match="more records have arrived for 2026-10"):
             act(OCT, found.id, "ada", "why")
     with pytest.raises(CannotClose, match="2026-11 is not closed"):
-        keeper.take(NOV, found.id, "ada")
+        keeper.accept(NOV, found.id, "ada")
 
 
 def test_closing_the_next_month_names_what_waits(books, keep):
     ledger, keeper = keep([books.held("2026-10-01", "2026-12-01")], now="2026-12-20")
     keeper.close(OCT, "ada")
     ledger.add(books.held("2026-10-07", "2026-10-07T10:00", team="late"))
-    with pytest.raises(CannotClose, match="what arrived late for 2026-10 waits"):
+    with pytest.raises(CannotClose, match="a proposal from late records for 2026-10"):
         keeper.close(NOV, "ada")
     keeper.close(NOV, "ada", "decided in January", ["proposals"])
     assert keeper.month(NOV).corrections == ()
@@ -106,7 +106,7 @@ def test_a_price_takes_up_nothing_that_waits_or_was_refused(books, keep):
     ledger, keeper = closed(books, keep)
     dearer = books.price_book(BOOK.replace("2.10", "3.10"))
     ledger.add(books.held("2026-10-07", "2026-10-07T10:00", team="late"))
-    with pytest.raises(CannotClose, match="take it up or refuse it, then price the month again"):
+    with pytest.raises(CannotClose, match="accept or refuse it, then price the month again"):
         keeper.reprice(OCT, dearer, "ada", "signed late")
     (found,) = keeper.proposals()
     keeper.refuse(OCT, found.id, "ada", "a test node")
@@ -120,7 +120,7 @@ def test_a_price_takes_up_nothing_that_waits_or_was_refused(books, keep):
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, 700), st.integers(1, 40), st.sampled_from("abc"), st.sampled_from(("take", "refuse", ""))
+            st.integers(0, 700), st.integers(1, 40), st.sampled_from("abc"), st.sampled_from(("accept", "refuse", ""))
         ),
         max_size=6,
     )
@@ -134,7 +134,7 @@ def test_closed_and_corrections_and_refused_and_waiting_are_the_present(books, k
         begin = origin + start * 3_600_000
         ledger.add(books.held(begin, min(begin + hours * 3_600_000, books.at("2026-11-01")), team=team))
         for found in keeper.proposals() if act else []:
-            (keeper.take if act == "take" else keeper.refuse)(OCT, found.id, "ada", "why")
+            (keeper.accept if act == "accept" else keeper.refuse)(OCT, found.id, "ada", "why")
     now = keeper.books()
     assert now.closed[0].content == kept
     waiting = [line for one in keeper.proposals() for line in one.lines]

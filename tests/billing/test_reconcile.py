@@ -190,7 +190,7 @@ def test_months_that_follow_their_invoices_are_independent(books, keeper):
 
 
 def test_a_price_file_that_is_taken_while_a_true_up_is_worked_out_is_not_lost(books, keeper):
-    made, begun = keeper.invoices.made, []
+    made, begun = keeper.invoices.composed, []
 
     def meanwhile(*of):
         found = made(*of)
@@ -200,7 +200,7 @@ def test_a_price_file_that_is_taken_while_a_true_up_is_worked_out_is_not_lost(bo
             begun[0].join(0.1)
         return found
 
-    keeper.invoices.made = meanwhile
+    keeper.invoices.composed = meanwhile
     keeper.true_up(OCT, INVOICE, "ada", "the bill is here")
     begun[0].join()
     assert cost(keeper, NOV) == 8 * 4 * 24 * 9
@@ -226,7 +226,7 @@ def test_a_price_file_under_which_a_month_cannot_follow_its_invoice_is_refused(b
         InvoiceLine(item="b", gpu_model="H100", region="eu-1", amount=Decimal(9), currency="USD"),
     )
     keeper.true_up(OCT, Invoice(source="o.csv", lines=two), "ada", "x")
-    with pytest.raises(CannotClose, match=r"^2026-10 by its invoice: price row 'h100' stands for several"):
+    with pytest.raises(CannotClose, match=r"^the invoice of 2026-10: price row 'h100' matches several"):
         keeper.take_file(books.price_book(BOOK), "prices.yaml")
     assert cost(keeper, OCT) == 18 + 12
 
@@ -236,14 +236,14 @@ def test_what_cannot_be_trued_up(keeper, books):
         keeper.reconcile(OCT, Invoice(source="s", lines=(line("a", "1", currency="EUR"),)))
     with pytest.raises(CannotClose, match="needs a reason"):
         keeper.true_up(OCT, INVOICE, "ada", " ")
-    with pytest.raises(CannotClose, match="no line of the invoice answers to a GPU"):
+    with pytest.raises(CannotClose, match="no line of the invoice matches a GPU"):
         keeper.true_up(OCT, Invoice(source="s", lines=(line("support", "5", "", ""),)), "ada", "x")
     keeper._ledger.add(books.held("2026-10-01", "2026-10-02", 1, region="us"))
     two = (
         InvoiceLine(item="a", gpu_model="H100", region="us", amount=Decimal(9), currency="USD"),
         InvoiceLine(item="b", gpu_model="H100", region="eu-1", amount=Decimal(9), currency="USD"),
     )
-    with pytest.raises(CannotClose, match="'h100' stands for several invoice lines"):
+    with pytest.raises(CannotClose, match="'h100' matches several invoice lines"):
         keeper.true_up(OCT, Invoice(source="s", lines=two), "ada", "x")
 
 

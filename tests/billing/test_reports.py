@@ -61,7 +61,6 @@ def test_one_reading_makes_the_report_of_every_team(books, ledger, starting):
     """Also where jobs are looked at charge by charge, because others may pay for what they began with."""
     book = books.price_book(books.sample_prices)
     book = book.model_copy(update={"billing": Billing(idle=IdlePolicy(starting=starting))})
-    assert book.plain(*OCTOBER.span(zone("UTC"))) == (starting == "holder")
     found = read_data(ledger, book, *OCTOBER.span(zone("UTC")))
     assert len(found.scopes) > 4
     for team in (None, "vision", "teaching", IDLE, "nobody") if starting == "holder" else (None, "vision"):

@@ -8,7 +8,6 @@ from contextlib import closing
 
 from accountant.core.settings import Lake
 from accountant.lake.iceberg_catalog import Catalogue
-from accountant.lake.table_maintenance import keep_small
 from gputally.base.units import MS_PER_DAY
 
 
@@ -19,5 +18,5 @@ def later_ms() -> int:
 def main(arguments: Sequence[str]) -> int:
     """arguments: the warehouse."""
     with closing(Catalogue.connect(Lake(warehouse=arguments[0]))) as catalogue:
-        keep_small(catalogue, later_ms(), 3_600)
+        catalogue.remove_old_versions(later_ms(), 3_600)
     return 0

@@ -21,8 +21,7 @@ import pytest
 
 from accountant.core.settings import Lake
 from accountant.lake import tables
-from accountant.lake.iceberg_catalog import Catalogue
-from accountant.lake.table_maintenance import Removed, keep_small
+from accountant.lake.iceberg_catalog import Catalogue, Removed
 from tests.chaos.killing import Mortal, Outbox, balanced, forked, living, mortal
 from tests.chaos.lake_upkeep import later_ms
 from tests.lake.questions import published
@@ -102,10 +101,10 @@ def _killed(accountant: Mortal, kills: int) -> None:
     lake = Lake(warehouse=str(accountant.folder / LAKE_FOLDER))
     with closing(Catalogue.connect(lake)) as catalogue:
         _exact(catalogue, sender)
-        removed = keep_small(catalogue, later_ms(), 3_600)
+        removed = catalogue.remove_old_versions(later_ms(), 3_600)
         assert removed.files > 0
         assert removed.versions > kills // 4, "too few were killed after a commit for the test to show something"
-        assert keep_small(catalogue, later_ms(), 3_600) == Removed(0, 0)
+        assert catalogue.remove_old_versions(later_ms(), 3_600) == Removed(0, 0)
         _exact(catalogue, sender)
         for described in tables.TABLES:
             table = catalogue.open(described)
@@ -164,8 +163,8 @@ def _upkeep_killed(folder: Path, zygote: subprocess.Popen[str], kills: int) -> N
             assert table.scan().to_arrow().num_rows == rows.num_rows
             assert table.scan().use_ref("stated").to_arrow().num_rows == rows.num_rows
         assert interrupted > kills // 2, "too few were killed before they ended"
-        keep_small(catalogue, later_ms(), 3_600)
-        assert keep_small(catalogue, later_ms(), 3_600) == Removed(0, 0)
+        catalogue.remove_old_versions(later_ms(), 3_600)
+        assert catalogue.remove_old_versions(later_ms(), 3_600) == Removed(0, 0)
         assert known.publisher.compare().differences == ()
 
 

@@ -14,7 +14,7 @@ from accountant.billing.statements import canonical
 from accountant.billing.usage_pricing import cost
 from accountant.core.errors import LakeUnavailable, UnsupportedQuestion
 from accountant.core.periods import Month
-from accountant.fleet.fleet_ledgers import Fleet, Rates, SeveralCurrencies
+from accountant.fleet.fleet_ledgers import Fleet, FleetQuery, Rates, SeveralCurrencies
 from accountant.lake.query_engines import Bounds, DuckDbEngine, Engine
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports import report_builder
@@ -30,7 +30,7 @@ OCTOBER = Month(2026, 10)
 
 
 def test_usage_is_the_sum_of_the_ledgers(two: TwoLedgers) -> None:
-    found = two.fleet.usage(two.fleet.members(), *SPAN, ("team", "gpu_model"))
+    found = two.fleet.usage(two.fleet.members(), FleetQuery(*SPAN, ("team", "gpu_model")))
     expected: dict[tuple[str, ...], list[int]] = {}
     for one in two.both:
         for line in one.ledger.usage(*SPAN, ("team", "gpu_model")):
@@ -84,7 +84,7 @@ def test_a_window_that_hours_cannot_answer_is_refused(two: TwoLedgers, asked: di
 
 
 def test_cost_is_the_sum_of_the_ledgers_at_their_own_prices(two: TwoLedgers) -> None:
-    found = two.fleet.cost(two.fleet.members(), *SPAN, ("gpu_model",))
+    found = two.fleet.cost(two.fleet.members(), FleetQuery(*SPAN, ("gpu_model",)))
     own = [cost(one.ledger, one.books.prices.current, *SPAN, ("gpu_model",)) for one in two.both]
     for line in found.lines:
         parts = [each.cost for answer in own for each in answer.lines if each.key == line.key]
@@ -94,7 +94,7 @@ def test_cost_is_the_sum_of_the_ledgers_at_their_own_prices(two: TwoLedgers) -> 
 
 def test_one_cluster_alone_is_that_ledger(two: TwoLedgers) -> None:
     (south,) = two.fleet.members(["south"])
-    assert two.fleet.usage([south], *SPAN, ("job",)).lines == tuple(two.south.ledger.usage(*SPAN, ("job",)))
+    assert two.fleet.usage([south], FleetQuery(*SPAN, ("job",))).lines == tuple(two.south.ledger.usage(*SPAN, ("job",)))
 
 
 def test_the_months_of_the_fleet_are_the_statements_of_its_ledgers(two: TwoLedgers) -> None:
@@ -175,7 +175,7 @@ def test_amounts_of_several_currencies_are_added_only_at_the_operator_s_rates(tm
     with published(f"{tmp_path}/lake", name="west") as west, published(f"{tmp_path}/lake", name="east", book=euros):
         engine = DuckDbEngine(west.connect())
         with pytest.raises(SeveralCurrencies, match="amounts in EUR, USD cannot be added up"):
-            Fleet(engine).cost(Fleet(engine).members(), *SPAN, ("gpu_model",))
+            Fleet(engine).cost(Fleet(engine).members(), FleetQuery(*SPAN, ("gpu_model",)))
         summary, stated = Fleet(engine).month(Fleet(engine).members(), OCTOBER)
         assert set(summary.totals) == {"EUR", "USD"}
         assert summary.converted is None
@@ -190,6 +190,6 @@ def test_amounts_of_several_currencies_are_added_only_at_the_operator_s_rates(tm
 
 def test_a_span_beyond_what_is_published_says_up_to_when_figures_reach(two: TwoLedgers) -> None:
     later = SPAN[1] + 3_600_000
-    found = two.fleet.usage(two.fleet.members(), SPAN[0], later, ("team",))
+    found = two.fleet.usage(two.fleet.members(), FleetQuery(SPAN[0], later, ("team",)))
     assert found.note == "published until: north 2026-10-01T05:00:00Z, south 2026-10-01T05:00:00Z"
-    assert found.lines == two.fleet.usage(two.fleet.members(), *SPAN, ("team",)).lines
+    assert found.lines == two.fleet.usage(two.fleet.members(), FleetQuery(*SPAN, ("team",))).lines

@@ -316,7 +316,7 @@ def test_nothing_is_written_and_what_is_not_published_is_not_made_up(client: Tes
     for path in ("/v1/backups", "/v1/periods/2026-10/close", "/v1/usage"):
         refused = client.post(f"/clusters/north{path}", json={})
         assert refused.status_code == 405
-        assert "book this at the accountant of north" in refused.json()["detail"]
+        assert "send this request to the accountant of north" in refused.json()["detail"]
     for path in ("/v1/quarantine", "/v1/gpus/owners", "/v1/check", "/v1/backups", "/metrics", "/readyz"):
         assert "is not published in a lake" in client.get(f"/clusters/north{path}").json()["detail"]
     assert "The cluster&#39;s own accountant shows" in client.get("/clusters/north/coverage").text.replace("'", "&#39;")
@@ -380,7 +380,7 @@ def test_what_is_published_later_is_served_and_a_lake_that_is_away_is_said(tmp_p
         assert [one["ledger"] for one in client.get("/v1/ledgers").json()] == ["north"]
         before = service._served["north"]
         with published(str(lake), name="south", rows=[], epochs=False):
-            service.look()
+            service.read_lake()
         assert service.names() == ("north", "south")
         assert service._served["north"] is before  # its figures are as they were
         shutil.move(lake, tmp_path / "aside")
@@ -391,7 +391,7 @@ def test_what_is_published_later_is_served_and_a_lake_that_is_away_is_said(tmp_p
         assert client.get("/clusters/north/v1/usage?by=team&" + WITHIN).status_code == 503
         service.over.set()
         shutil.move(tmp_path / "aside", lake)
-        service.look()
+        service.read_lake()
         assert client.get("/clusters/north/v1/usage?by=team&" + WITHIN).status_code == 200
         engine.close()
 

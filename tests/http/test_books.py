@@ -94,7 +94,7 @@ def test_a_month_closes_and_stays(place, asked, stated, kit, clock):
     (waiting,) = re.findall(r"2026-11\s+2026-12\s+([0-9a-f]{16})\s+__unassigned__\s+\+1\.0\S*\s+\+2\.40 EUR", out)
     assert f"proposals take 2026-11 {waiting}" in page
     code, _, err = asked("proposals", "take", "2026-11", "0" * 16)
-    assert (code, "more has arrived for 2026-11" in err) == (1, True)
+    assert (code, "more records have arrived for 2026-11" in err) == (1, True)
     code, out, _ = asked("proposals", "take", "2026-11", waiting, "--reason", "an agent was cut off")
     assert code == 0
     assert service.books.waiting == ()
@@ -168,7 +168,7 @@ def test_a_failed_node_is_credited_once(place, asked, stated, kit):
     later = ["credit", "node-1", "--start", begin + 900_000, "--end", begin + 3_600_000]
     for arguments, message in (
         (later, "credited already: node node-1"),
-        (["credit", "node-9", *later[2:]], "no GPU of a node 'node-9' was there"),
+        (["credit", "node-9", *later[2:]], "no node 'node-9' had a GPU in that span"),
         ([*ask[:3], begin, "--end", begin], "the span ends at or before its start"),
         ([*ask[:6], "--share", "0"], "a share of 0 gives no credit"),
         (["credit", "node-1", "--start", begin, "--end", begin + 40 * DAY_MS], "a credit is about one month"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.billing.cost_allocation import bills_by_cuts
+from accountant.billing.cost_allocation import bills_by_grouping
 from accountant.billing.statement_breakdown import DIMENSIONS
 from accountant.storage.duckdb_engine import Cursor, Parameters, Row
 from accountant.storage.duckdb_ledger import DuckLedger
@@ -133,11 +133,11 @@ def test_every_cut_that_is_found_at_once_is_the_cut_found_alone(site: Site) -> N
     start, end = ledger.extent()[0] + 1_234, ledger.extent()[1] - 61_001
     cuts = tuple(DIMENSIONS.values())
     with ledger.moment(start, end) as moment:
-        together = bills_by_cuts(moment, None, start, end, cuts, "Asia/Kathmandu")
+        together = bills_by_grouping(moment, None, start, end, cuts, "Asia/Kathmandu")
         for by, found in zip(cuts, together, strict=True):
-            (alone,) = bills_by_cuts(moment, None, start, end, (by,), "Asia/Kathmandu")
+            (alone,) = bills_by_grouping(moment, None, start, end, (by,), "Asia/Kathmandu")
             assert found.charges == alone.charges
             assert list(found.groups.keys) == list(alone.groups.keys)
-            assert {line: [c.tolist() for c in columns] for line, columns in found.groups.of.items()} == {
-                line: [c.tolist() for c in columns] for line, columns in alone.groups.of.items()
+            assert {line: [c.tolist() for c in columns] for line, columns in found.groups.by_line.items()} == {
+                line: [c.tolist() for c in columns] for line, columns in alone.groups.by_line.items()
             }

@@ -10,7 +10,7 @@ from itertools import pairwise
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from accountant.core.claim_overlap import Claim, ClaimRank, settle
+from accountant.core.claim_overlap import Claim, ClaimRank, resolve_overlaps
 from accountant.core.gpu_time_accounts import AccountVector, part, split
 from accountant.core.window_decay import age_weights, combine
 from accountant.ledger.protocols import Receipt
@@ -125,7 +125,7 @@ def kept(found: list[Stream]) -> list[Kept]:
             seq += len(rows)
     result = []
     for gpu, known in claims.items():
-        spans = settle(claim for claim, _ in known)
+        spans = resolve_overlaps(claim for claim, _ in known)
         for claim, rows in known:
             cells = [split(row) for row in rows]
             payers = [row.holder.uid if row.holder and row.health == "ok" else None for row in rows]

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.cost_allocation import bills_by_cuts
+from accountant.billing.cost_allocation import bills_by_grouping
 from accountant.billing.statements import canonical
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.periods import Month
@@ -121,10 +121,10 @@ def _found(ledger: DuckLedger, keeper: Bookkeeper) -> Found:
         for span in ((START_MS - MONTH_MS - 60 * MINUTE, START_MS - 60 * MINUTE), (START_MS - 60 * MINUTE, END_MS)):
             lines = moment.usage(*span, ("node", "team", "queue", "namespace", "pod", "gpu"), {"node": set(VICTIMS)})
             books += sorted(repr(line) for line in lines)
-            (found,) = bills_by_cuts(moment, BOOK, *span, [("team", "node", "pod")])
+            (found,) = bills_by_grouping(moment, BOOK, *span, [("team", "node", "pod")])
             bills += [
                 (found.groups.keys[place], line, gpu_us)
-                for line, columns in found.groups.of.items()
+                for line, columns in found.groups.by_line.items()
                 for place, gpu_us in zip(*(column.tolist() for column in columns), strict=True)
                 if found.groups.keys[place][1] in VICTIMS
             ]

@@ -28,5 +28,5 @@ def test_figures_of_many_rows_are_those_of_each(rows: list[list[int]], weight: f
 
 def test_sums_go_by_equal_keys() -> None:
     keys = np.array([[1, 7], [2, 7], [1, 7]], dtype=np.int64)
-    distinct, sums = gpu_time_accounts.merged(keys, np.array([[1, 10], [2, 20], [3, 30]], dtype=np.int64))
+    distinct, sums = gpu_time_accounts.sum_by_key(keys, np.array([[1, 10], [2, 20], [3, 30]], dtype=np.int64))
     assert (distinct.tolist(), sums.tolist()) == ([[1, 7], [2, 7]], [[4, 40], [2, 20]])

@@ -18,18 +18,18 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, full_us, merged
+from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, full_us, sum_by_key
 from accountant.ledger.protocols import OF_HOLDERS
 from accountant.ledger.usage_columns import (
     COLUMNS,
     MEMOS,
     PRICED_BY,
     Hours,
+    Int64Array,
     JobName,
     Peak,
     Place,
     UsageColumns,
-    Whole,
     repeated,
 )
 from accountant.storage.duckdb_engine import Cursor
@@ -198,7 +198,7 @@ class _UsageTable:
         self._memos = memos
         self._keys: Numbering[tuple[str, ...]] = Numbering()
         self._places: Numbering[tuple[str, ...]] = Numbering()
-        self._rows: list[tuple[Whole, Whole]] = []
+        self._rows: list[tuple[Int64Array, Int64Array]] = []
         self._classes: HolderClasses | None = None
         """The classes of holders; None if no dimension depends on holders."""
         dimensions = frozenset((*self._wanted, *priced_by))
@@ -240,7 +240,7 @@ class _UsageTable:
 
     def _sums_by_class(
         self, cursor: Cursor, dimensions: frozenset[Dimension], gpus: frozenset[int] | None, cache: ResultCache | None
-    ) -> Whole:
+    ) -> Int64Array:
         """Return the sums by class of holders, and store the classes."""
         state, spans, where = self._state, _spans(self._pieces), self._where
         if not dimensions & OF_HOLDERS:
@@ -265,7 +265,7 @@ class _UsageTable:
         """Number of figures of a row: COLUMNS, or all with memos."""
         return len(_FIGURES) if self._memos else len(COLUMNS)
 
-    def _figures(self, table: Whole) -> Whole:
+    def _figures(self, table: Int64Array) -> Int64Array:
         figures = np.zeros((len(table), self._width), dtype=np.int64)
         for column, name in enumerate(_FIGURES[: self._width]):
             if name in _SOURCES:
@@ -297,7 +297,7 @@ class _UsageTable:
             keys, [Place(*place) for place in places], at[:, 0], at[:, 1], at[:, 2], figures[:, : len(COLUMNS)], memos
         )
 
-    def merged(self) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]], Whole, Whole]:
+    def merged(self) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]], Int64Array, Int64Array]:
         """Return the sorted keys and places, for each row the indices of its span, key and place, and its figures.
         The rows ascend by span, key and place."""
         keys, key = _ascending(self._keys)
@@ -306,11 +306,11 @@ class _UsageTable:
             return keys, places, np.zeros((0, 3), dtype=np.int64), np.zeros((0, self._width), dtype=np.int64)
         numbers = np.concatenate([numbers for numbers, _ in self._rows])
         at = np.stack([numbers[:, 0], key[numbers[:, 1]], place[numbers[:, 2]]], axis=1)
-        return keys, places, *merged(at, np.concatenate([figures for _, figures in self._rows]))
+        return keys, places, *sum_by_key(at, np.concatenate([figures for _, figures in self._rows]))
 
-    def _add_unseen(self, cursor: Cursor, table: Whole, gpus: frozenset[int] | None) -> None:
+    def _add_unseen(self, cursor: Cursor, table: Int64Array, gpus: frozenset[int] | None) -> None:
         metered_us = table[:, len(GROUPED_BY) : len(GROUPED_BY) + ACCOUNTS].sum(axis=1)
-        at, totals = merged(table[:, [_TAG, _DEVICE]], metered_us.reshape(-1, 1))
+        at, totals = sum_by_key(table[:, [_TAG, _DEVICE]], metered_us.reshape(-1, 1))
         metered: dict[tuple[int, int], int] = defaultdict(int)
         for (piece, kind), (gpu_us,) in zip(at.tolist(), totals.tolist(), strict=True):
             metered[piece, self._kinds.member[kind]] += gpu_us
@@ -337,7 +337,7 @@ class _UsageTable:
             return -1
         return self._keys[tuple([found[dimension] for dimension in self._by])]
 
-    def _add(self, tag: Whole, device: Whole, payer: Whole, figures: Whole) -> None:
+    def _add(self, tag: Int64Array, device: Int64Array, payer: Int64Array, figures: Int64Array) -> None:
         """Add rows given by piece, kind of device and class of holders."""
         if not len(tag):
             return
@@ -374,7 +374,7 @@ class _UsageTable:
         self._rows.append((numbers[key >= 0], figures[key >= 0]))
 
 
-def _ascending(numbers: Numbering[H]) -> tuple[list[H], Whole]:
+def _ascending(numbers: Numbering[H]) -> tuple[list[H], Int64Array]:
     """Return the sorted values, and for each number its position among them."""
     values = sorted(numbers)  # type: ignore[type-var]  # tuples of names
     position = np.zeros(len(values), dtype=np.int64)
@@ -382,7 +382,7 @@ def _ascending(numbers: Numbering[H]) -> tuple[list[H], Whole]:
     return values, position
 
 
-def _distinct(*columns: Whole) -> tuple[Whole, Whole]:
+def _distinct(*columns: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Return the distinct rows of some columns, and for each row the index of its distinct row."""
     code = columns[0]
     for column in columns[1:]:
@@ -391,7 +391,7 @@ def _distinct(*columns: Whole) -> tuple[Whole, Whole]:
     return np.stack([column[first] for column in columns], axis=1), row.reshape(-1)
 
 
-def _lookup(eras: Whole, numbers: Whole, values_of: Callable[[int, int], H]) -> tuple[list[H], Whole]:
+def _lookup(eras: Int64Array, numbers: Int64Array, values_of: Callable[[int, int], H]) -> tuple[list[H], Int64Array]:
     """Return the distinct results of `values_of` for the pairs, sorted, and for each row the index of its result."""
     shift = int(numbers.min(initial=0))
     pairs, row = _distinct(eras, numbers - shift)

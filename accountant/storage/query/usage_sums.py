@@ -77,7 +77,7 @@ def sums(
     if len(tables) == 1:
         return tables[0]
     several, width = np.concatenate(tables), len(GROUPED_BY)
-    return np.hstack(gpu_time_accounts.merged(several[:, :width], several[:, width:]))
+    return np.hstack(gpu_time_accounts.sum_by_key(several[:, :width], several[:, width:]))
 
 
 def _tables(cursor: Cursor, state: State, spans: Sequence[TaggedSpan], grouping: _Grouping) -> Iterator[Whole]:

@@ -111,7 +111,7 @@ def added_up(parts: Sequence[Sums]) -> Sums:
         return NO_SUMS
     keys = np.concatenate([part.keys for part in parts])
     values = exact(np.concatenate([part.values for part in parts]))
-    return Sums(*gpu_time_accounts.merged(keys, values))
+    return Sums(*gpu_time_accounts.sum_by_key(keys, values))
 
 
 def exact(values: Integers) -> Integers:

@@ -79,7 +79,7 @@ def settle(cursor: Cursor, regions: Iterable[TouchedSpan]) -> set[int]:
     kept: dict[SetId, list[Span]] = {}
     concerned: dict[SetId, _NeighbourSet] = {}
     for gpu, known in neighbours.items():
-        result = claim_overlap.settle(item.claim for item in known)
+        result = claim_overlap.resolve_overlaps(item.claim for item in known)
         for item in known:
             if claim_overlap.intersect(regions_of[gpu], [(item.claim.start_ms, item.claim.end_ms)]):
                 concerned[item.id] = item
