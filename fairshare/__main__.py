@@ -1,10 +1,11 @@
-"""Runs `gputally fairshare`: run, plan, check, divide, release, adopt.
+"""Runs `gputally fairshare`. The commands that only read history are in `cli`, the others in this module.
 
-`main(argv)` returns an exit code: 0 success, 1 failure (one line per fault on stderr, never a traceback), 2 wrong call.
+`main(argv)` returns the exit code: 0 success, 1 failure (one line per fault on stderr, never a traceback), 2 wrong
+call.
 
 `divide` reads cases from JSON. A case has the keys `name, total, kValue, queues[], function, resource`, and a queue the
-keys `name, request, deserved, limit, overQuotaWeight, usage, priority, creation, parent, initialFairShare`. Further
-keys of a conformance file (such as `expected`) are ignored; any other key is a fault, reported with its case."""
+keys `name, request, deserved, limit, overQuotaWeight, usage, priority, creation, parent, initialFairShare`. The command
+ignores further keys of a conformance file (such as `expected`), and reports any other key as a fault of the case."""
 
 from __future__ import annotations
 
@@ -14,28 +15,30 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 import yaml
 from pydantic import AfterValidator, Field
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from accountant.wire.policy_models import MOST
 from fairshare import composition
 from fairshare.cli.command_options import (
     CaPath,
+    ClusterOptions,
     FleetOptions,
     Kubeconfig,
     PolicyPath,
     Printed,
     TargetOptions,
     TokenPath,
-    tried_cycle,
+    dry_run_cycle,
+    pods_of,
 )
 from fairshare.cli.explain_command import explain
-from fairshare.cli.preempt_command import preempt
 from fairshare.cli.replay_command import replay
 from fairshare.cli.simulate_commands import simulate, what_if
 from fairshare.controller import cycle_recorder
@@ -46,6 +49,10 @@ from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem,
 from fairshare.core.settings import load
 from fairshare.explain import plan_tables
 from fairshare.laws.division import divide as divide_case
+from fairshare.preemption.preemption_cycle import by_hand, latency_reason
+from fairshare.preemption.preemption_types import PreemptionCall
+from fairshare.preemption.service_latency_objectives import prometheus_latency
+from fairshare.preemption.target_preemption import PreemptionReport
 from fairshare.preemption.unfinished_preemptions import FinishedPreemptions, finish_all
 from fairshare.targets import ADAPTERS
 from fairshare.targets.kai import shard_advice
@@ -55,7 +62,7 @@ from gputally.base.command_line import show, with_option_groups
 from gputally.base.errors import AccountantError, DivisionError, FairshareError
 from gputally.base.untrusted_text import for_terminal
 from gputally.base.yaml_file import FileFault
-from gputally.server.config_loading import Model, faults_of
+from gputally.server.config_loading import Model, faults_of, parse_seconds
 
 _IGNORED = {"source", "expected", "expectedRemaining", "deterministic", "alternatives", "note", "meta"}
 
@@ -71,11 +78,11 @@ Quota = Annotated[float, Field(ge=UNLIMITED, le=MOST), AfterValidator(_quota)]
 
 
 class _Case(Model, strict=True):
-    """A mapping of a case: unknown keys and texts for numbers are faults."""
+    """A mapping in the JSON of a case. Unknown keys, and texts in place of numbers, are faults."""
 
 
 class CaseQueue(_Case):
-    """A queue of a case; the fields are those of `Claim`."""
+    """A queue of a case, with the fields of `Claim`."""
 
     name: str = Field(min_length=1)
     request: Amount
@@ -90,7 +97,7 @@ class CaseQueue(_Case):
 
 
 class DivisionCase(_Case):
-    """A case; the fields are those of `DivisionProblem`."""
+    """A case, with the fields of `DivisionProblem`."""
 
     name: str = ""
     total: Amount
@@ -101,7 +108,7 @@ class DivisionCase(_Case):
 
 
 def parse(text: str | bytes) -> tuple[DivisionProblem, ...]:
-    """Return every case of a document. Raises DivisionError with the case and the key at fault."""
+    """Return the cases of a JSON document. Raises DivisionError that names the case and the key at fault."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -117,17 +124,17 @@ def parse(text: str | bytes) -> tuple[DivisionProblem, ...]:
 def _problem(raw: object, number: int) -> DivisionProblem:
     if not isinstance(raw, Mapping):
         raise DivisionError(f"case {number}: a case is a mapping of keys to values")
-    kept = {key: value for key, value in raw.items() if key not in _IGNORED}
+    content = {key: value for key, value in raw.items() if key not in _IGNORED}
     name = raw.get("name") or f"case {number}"
-    for path, message in faults_of(kept, DivisionCase):
+    for path, message in faults_of(content, DivisionCase):
         raise DivisionError(f"case {name!r}: {'.'.join(map(str, path))}: {message}")
-    case = DivisionCase.model_validate(kept)
+    case = DivisionCase.model_validate(content)
     claims = tuple(Claim(**{**queue.model_dump(), "parent": queue.parent or None}) for queue in case.queues)
     return DivisionProblem(name, case.total, case.k, claims, case.function, case.resource)
 
 
 app = typer.Typer(
-    help="Usage history into queue weights.",
+    help="Computes queue weights and preemptions from usage history.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -138,7 +145,6 @@ app.command()(simulate)
 app.command()(explain)
 app.command()(replay)
 app.command("what-if")(what_if)
-app.command()(preempt)
 
 
 @app.command()
@@ -195,7 +201,7 @@ def plan(
     policy nor the decisions."""
     others = at.others()
     with at.client() as client:
-        report, _ = tried_cycle(policies.load(policy, others)[0], client, others, on)
+        report, _ = dry_run_cycle(policies.load(policy, others)[0], client, others, on)
     show(
         output,
         lambda: plan_tables.report_view(report),
@@ -204,6 +210,85 @@ def plan(
     )
     if report.hold is not None or any(target.degraded for target in report.targets):
         raise typer.Exit(1)
+
+
+@app.command()
+@with_option_groups
+def preempt(
+    policy: PolicyPath,
+    job: Annotated[str, typer.Option("--for", help="NAMESPACE/NAME of the workload that needs room.")],
+    threshold: Annotated[
+        str | None, typer.Option(help="Preempt only if the workload's latency is above this, for example 50ms.")
+    ] = None,
+    query: Annotated[
+        str, typer.Option(help="PromQL of the latency in seconds (default: that of the policy's SLO).")
+    ] = "",
+    prometheus: Annotated[
+        str, typer.Option(envvar="GPUTALLY_FAIRSHARE_PROMETHEUS", help="URL of the Prometheus that has the latency.")
+    ] = "",
+    gpus: Annotated[float, typer.Option(min=0, help="GPUs to free if no pod of the workload waits.")] = 0.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the victims.")] = False,
+    output: Printed = "table",
+    *,
+    at: FleetOptions,
+    on: ClusterOptions,
+) -> None:
+    """Make room for one workload now, by the policy's rules and limits, and show the victims with the reasons."""
+    others, clock = at.others(), SystemClock()
+    loaded = policies.load(policy, others)[0]
+    try:
+        threshold_s = None if threshold is None else float(str(parse_seconds(threshold)))
+    except ValueError as error:
+        raise FairshareError(f"--threshold: {error}") from error
+    with at.client() as client:
+        latency = prometheus_latency(prometheus) if prometheus else None
+        why = latency_reason(loaded, job, threshold_s, query, latency, clock.wall_ms())
+        if why is None:
+            text = Text(f"the latency of {job} is not above {threshold}: no workload has to give way")
+            show(output, lambda: text, [])
+            return
+        cluster = on.open()
+        call = PreemptionCall("", job, why, gpus, "by hand")
+        mode: Literal["dry-run", "enforce"] = "dry-run" if dry_run else "enforce"
+        pods = pods_of(cluster)
+        report = by_hand(loaded, client, cluster, clock, ADAPTERS, pods, call, mode, on.status_object, others)
+    show(output, lambda: preemption_view(report), plan_tables.preemption(report), plan_tables.stops(report))
+    if any(verdict.outcome == "denied" for verdict in report.verdicts):
+        raise typer.Exit(1)
+
+
+def preemption_view(report: PreemptionReport) -> RenderableType:
+    """Render the verdicts, the victims, and the spared workloads, with every reason."""
+    parts: list[RenderableType] = []
+    for verdict in report.verdicts:
+        parts.append(Text(f"{verdict.claimant} of queue {verdict.queue} {verdict.reason}", "bold"))
+        stops = [stop for stop in report.stops if stop.claimant == verdict.claimant]
+        if stops:
+            table = _preemption_table("gives way", "queue", "GPUs", "lost GPU-h", "result", "why")
+            for stop in stops:
+                victim = stop.victim
+                name = victim.gang.key
+                figures = (f"{victim.gpus:g}", f"{victim.lost_gpu_hours:.1f}")
+                why = f"{victim.reason} {stop.effect.detail}".strip()
+                table.add_row(name, victim.gang.queue, *figures, stop.effect.result, why)
+            parts.append(table)
+        if verdict.spared:
+            table = _preemption_table("stays", "queue", "why")
+            for spared in verdict.spared:
+                table.add_row(spared.key, spared.queue, spared.reason)
+            parts.append(table)
+    parts += [Text(fault, "yellow") for fault in report.faults]
+    if not report.verdicts:
+        parts.append(Text("no pod of the workload waits for GPUs; give --gpus to free GPUs anyway"))
+    return Group(*parts)
+
+
+def _preemption_table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        right = heading in ("GPUs", "lost GPU-h")
+        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    return table
 
 
 @app.command()
@@ -223,14 +308,15 @@ def divide(
         raise DivisionError(f"{'stdin' if input == '-' else input}: {error}") from error
     document = [plan_tables.division_json(case, result, explain=explain) for case, result in divided]
 
-    def drawn() -> RenderableType:
-        each = (
-            (plan_tables.division_table(*one), *([plan_tables.steps_table(one[1])] if explain else ()))
-            for one in divided
-        )
-        return Group(*(part for parts in each for part in parts))
+    def view() -> RenderableType:
+        tables: list[RenderableType] = []
+        for case, result in divided:
+            tables.append(plan_tables.division_table(case, result))
+            if explain:
+                tables.append(plan_tables.steps_table(result))
+        return Group(*tables)
 
-    show(output, drawn, document, plan_tables.shares(divided))
+    show(output, view, document, plan_tables.shares(divided))
 
 
 @app.command()
@@ -272,25 +358,25 @@ def release(
 ) -> None:
     """Restore the weight of every queue from before gputally, and let preempted work run again; for switching gputally
     off."""
-    given = policies.load(policy)[0]
+    loaded = policies.load(policy)[0]
     others = [policies.load(path)[0] for path in other or ()]
-    with on.targets(given) as (there, elsewhere):
+    with on.targets(loaded) as (cluster, outside):
         outcomes = release_weights(
-            given, there, clusters=elsewhere, dry_run=dry_run, left_behind=left_behind, others=others
+            loaded, cluster, clusters=outside, dry_run=dry_run, left_behind=left_behind, others=others
         )
-    ended = finish_all(there, SystemClock().wall_ms()) if not dry_run and not left_behind else FinishedPreemptions()
+    ended = finish_all(cluster, SystemClock().wall_ms()) if not dry_run and not left_behind else FinishedPreemptions()
     for line in ended.lines():
         print(for_terminal(line), file=sys.stderr)
     if not outcomes and output == "table":
-        print("nothing to release: no queue carries a weight of the controller")
+        print("nothing to release: no queue has a weight of the controller")
     else:
         show(
             output,
             lambda: plan_tables.outcomes_table(outcomes),
             [plan_tables.outcome_record(each) for each in outcomes],
         )
-    stays = any(outcome.result not in {"applied", "would-apply"} for outcome in outcomes)
-    if stays or ended.left or ended.faults:
+    failed = any(outcome.result not in {"applied", "would-apply"} for outcome in outcomes)
+    if failed or ended.left or ended.faults:
         raise typer.Exit(1)
 
 
@@ -305,19 +391,19 @@ def adopt(
     on: TargetOptions,
 ) -> None:
     """Take the weight's field over from its owner (Argo CD, Flux, kubectl), at its present value."""
-    wanted = policies.load(policy)[0]
-    with on.targets(wanted) as (there, elsewhere):
-        taken = take_over(wanted, there, ADAPTERS, queue=queue, clusters=elsewhere, dry_run=dry_run)
-    if not taken and output == "table":
+    loaded = policies.load(policy)[0]
+    with on.targets(loaded) as (cluster, outside):
+        adoptions = take_over(loaded, cluster, ADAPTERS, queue=queue, clusters=outside, dry_run=dry_run)
+    if not adoptions and output == "table":
         print("nothing to take over: no other manager owns a field that the policy publishes")
         return
-    lines = sorted({line for each in taken for line in advice(each)})
+    lines = sorted({line for each in adoptions for line in advice(each)})
     show(
         output,
-        lambda: Group(plan_tables.adoptions_table(taken), *(Text(f"  {line}") for line in lines)),
-        [plan_tables.adoption_record(each) for each in taken],
+        lambda: Group(plan_tables.adoptions_table(adoptions), *(Text(f"  {line}") for line in lines)),
+        [plan_tables.adoption_record(each) for each in adoptions],
     )
-    if any(each.result not in {"applied", "would-apply"} for each in taken):
+    if any(each.result not in {"applied", "would-apply"} for each in adoptions):
         raise typer.Exit(1)
 
 
@@ -331,7 +417,7 @@ def shard(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
+    """Run one command, and return its exit code."""
     try:
         app(args=list(sys.argv[1:] if argv is None else argv), prog_name="gputally fairshare")
     except SystemExit as done:

@@ -1,4 +1,4 @@
-"""Defines the options that several commands share, and opens the accountant and the cluster that they name."""
+"""Defines the options that several commands share, and opens the accountant and the cluster that the options name."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from fairshare.usage.accountant_client import AccountantApi, other_clusters
 from fairshare.usage.usage_windows import OtherClusters
 from gputally.base.clock import SystemClock
 from gputally.base.command_line import Output
-from gputally.base.errors import ClusterError
-from gputally.kubernetes.objects import CONFIG_MAP, POD, Cluster, Object, Objects
+from gputally.base.errors import ClusterError, FairshareError
+from gputally.kubernetes.objects import CONFIG_MAP, POD, Cluster, Objects
+from gputally.server.config_loading import parse_duration
 
 PolicyPath = Annotated[Path, typer.Option("--policy", help="Policy file (YAML).")]
 PolicyOrInForce = Annotated[
@@ -38,18 +39,18 @@ CaPath = Annotated[
     typer.Option(
         "--ca-file",
         envvar="GPUTALLY_CA_FILE",
-        help="Authorities the accountant's certificate may come from, PEM (default: the system's).",
+        help="Certificate authorities (PEM) trusted for the accountant (default: the system's).",
     ),
 ]
-Kubeconfig = Annotated[Path | None, typer.Option(help="Instead of the default one.")]
-Printed = Annotated[Output, typer.Option("--output", "--format", help="How to print what was found.")]
+Kubeconfig = Annotated[Path | None, typer.Option(help="Kubeconfig file (default: the usual one).")]
+Printed = Annotated[Output, typer.Option("--output", "--format", help="Format of the output.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccountantOptions:
-    """Options for a running accountant, and the cluster to query."""
+    """The options for a running accountant, and for this cluster's name in its ledger."""
 
-    accountant: Annotated[str, typer.Option(envvar="GPUTALLY_URL", help="A running accountant.")] = (
+    accountant: Annotated[str, typer.Option(envvar="GPUTALLY_URL", help="URL of a running accountant.")] = (
         "http://127.0.0.1:8080"
     )
     token_file: TokenPath = None
@@ -76,7 +77,7 @@ class AccountantOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetOptions(AccountantOptions):
-    """Options for an accountant and the accountants of other clusters."""
+    """The options for an accountant and the accountants of other clusters."""
 
     accountants: Annotated[
         Path | None,
@@ -88,20 +89,20 @@ class FleetOptions(AccountantOptions):
     ] = None
 
     def others(self) -> OtherClusters:
-        """The accountants of other clusters. Raises FileFault."""
+        """Return the accountants of the other clusters. Raises FileFault."""
         return other_clusters(self.accountants, self.cluster_name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """Options for a cluster, and the controller's ConfigMap in it."""
+    """The options for a cluster, and for the controller's ConfigMap in it."""
 
     cluster: Annotated[
-        str, typer.Option("--cluster", help="kubernetes, or a YAML file of objects to try the plan on.")
+        str, typer.Option("--cluster", help="kubernetes, or a YAML file with the objects of a cluster.")
     ] = "kubernetes"
     kubeconfig: Kubeconfig = None
     status: Annotated[
-        str, typer.Option("--status", help="namespace/name of the controller's ConfigMap: what its law remembers.")
+        str, typer.Option("--status", help="namespace/name of the controller's ConfigMap with the state of its law.")
     ] = "gputally/gputally-fairshare"
 
     @property
@@ -109,13 +110,13 @@ class ClusterOptions:
         return StatusObject.named(self.status)
 
     def open(self) -> Cluster:
-        """The cluster's API. Raises Unavailable or FileFault."""
+        """Return the cluster's API. Raises Unavailable or FileFault."""
         return composition.open_cluster(self.cluster, self.kubeconfig)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions(ClusterOptions):
-    """Options for a cluster and for Run:ai, which is outside the cluster."""
+    """The options for a cluster, and for Run:ai, whose API is outside the cluster."""
 
     runai_credentials: Annotated[
         Path | None,
@@ -130,27 +131,37 @@ class TargetOptions(ClusterOptions):
 
     @contextmanager
     def targets(self, policy: Policy) -> Iterator[tuple[Cluster, Mapping[str, Objects]]]:
-        """Yield the cluster, and the objects of the targets outside it."""
+        """Yield the cluster, and the objects of targets outside the cluster by the target's name."""
         cluster = self.open()
         with opened(
             policy, cluster, self.runai_credentials, self.runai_ca_file, self.status_object, SystemClock()
-        ) as elsewhere:
-            yield cluster, elsewhere
+        ) as outside:
+            yield cluster, outside
 
 
-def tried_cycle(
+def seconds(text: str, option: str) -> int:
+    """Parse the duration in an option, such as 7d or 1h30m. Raises FairshareError that names the option."""
+    try:
+        return int(str(parse_duration(text)))
+    except ValueError as error:
+        raise FairshareError(f"{option}: {error}") from error
+
+
+def dry_run_cycle(
     policy: Policy, client: AccountantApi, others: OtherClusters, on: TargetOptions
 ) -> tuple[CycleReport, Sequence[Pod]]:
-    """Run one cycle as the controller would do it now, without writing and without sending anything to the accountant;
-    returns its report and the pods. It uses the API server's dry-run, so it shows conflicts and refusals."""
-    with on.targets(policy) as (cluster, elsewhere):
+    """Run one cycle as the controller would now, and return its report and the pods.
+
+    The cycle sends nothing to the accountant, and writes to the API server with its dry-run, which reports conflicts
+    and refusals."""
+    with on.targets(policy) as (cluster, outside):
         pods = pods_of(cluster)
         report = Controller(
             policies.in_dry_run(policy),
             client,
             cluster,
             SystemClock(),
-            clusters=elsewhere,
+            clusters=outside,
             silent=True,
             pods=lambda: pods,
             memory=_remembered(cluster, on.status_object),
@@ -160,7 +171,7 @@ def tried_cycle(
 
 
 def _remembered(cluster: Cluster, where: StatusObject) -> dict[str, Memory]:
-    """Return the state of the controller's law for each target, as its ConfigMap has it."""
+    """Return the state of each target's law from the controller's ConfigMap."""
     try:
         return status_config_map.memories(cluster.get(CONFIG_MAP, where.name, where.namespace))
     except ClusterError:
@@ -168,16 +179,10 @@ def _remembered(cluster: Cluster, where: StatusObject) -> dict[str, Memory]:
 
 
 def pods_of(cluster: Cluster) -> tuple[Pod, ...]:
-    """Read the pods that request GPUs once; empty if they may not be read."""
-    found: list[Pod] = []
-
-    def take(obj: Object) -> None:
-        pod = read_pod(obj)
-        if pod is not None:
-            found.append(pod)
-
+    """Return the pods that request GPUs; none if the API server refuses to list pods."""
+    pods: list[Pod | None] = []
     try:
-        cluster.scan(POD, take)
+        cluster.scan(POD, lambda obj: pods.append(read_pod(obj)))
     except ClusterError:
         return ()
-    return tuple(found)
+    return tuple(pod for pod in pods if pod is not None)

@@ -1,6 +1,6 @@
-"""Runs `explain`: the reasons for a queue's share and for a pod's wait.
+"""Runs `explain`: shows the reasons for a queue's share and for a pod's wait.
 
-It runs one cycle as the controller would do it now; nothing is written or sent."""
+The command runs one cycle as the controller would now, in which it writes and sends nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from accountant.wire.policy_models import Decision, Policy
 from accountant.wire.usage_models import BudgetState
-from fairshare.cli.command_options import FleetOptions, PolicyOrInForce, Printed, TargetOptions, tried_cycle
+from fairshare.cli.command_options import FleetOptions, PolicyOrInForce, Printed, TargetOptions, dry_run_cycle, seconds
 from fairshare.controller import policy_file as policies
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.core.queues_and_weights import UNLIMITED, Gang, Pod
@@ -31,19 +31,18 @@ from fairshare.explain.queue_explanation import (
     find_pods,
     mentions,
 )
-from fairshare.targets import ADAPTERS
+from fairshare.targets import modes
 from fairshare.usage.accountant_client import AccountantApi
 from fairshare.usage.usage_windows import OtherClusters
 from gputally.base.clock import SystemClock
 from gputally.base.command_line import Output, show, with_option_groups
 from gputally.base.errors import AccountantUnavailable, FairshareError
-from gputally.server.config_loading import parse_duration
 
 MOST_GANGS = 8
 
 
 def queue_view(account: QueueAccount) -> RenderableType:
-    """Render a queue: the verdict first, then share, arithmetic, publication and waiting gangs."""
+    """Render the explanation of a queue: sentences, share, arithmetic, publication, waiting gangs, past decisions."""
     own = account.own
     parts: list[RenderableType] = [
         Text(
@@ -64,7 +63,7 @@ def queue_view(account: QueueAccount) -> RenderableType:
 
 
 def pod_view(account: PodAccount) -> RenderableType:
-    """The pod, then its queue."""
+    """Render the explanation of a pod, then that of its queue."""
     queue = f", queue {account.queue.own.queue.name}" if account.queue is not None else ""
     parts: list[RenderableType] = [
         Text(f"{account.name}{queue}", "bold"),
@@ -78,7 +77,7 @@ def pod_view(account: PodAccount) -> RenderableType:
 
 
 def queue_json(account: QueueAccount) -> dict[str, Any]:
-    """Return every number unrounded."""
+    """Return the explanation of a queue for JSON, with unrounded numbers."""
     return {
         "queue": account.own.queue.name,
         "target": account.target,
@@ -96,7 +95,7 @@ def queue_json(account: QueueAccount) -> dict[str, Any]:
 
 
 def pod_json(account: PodAccount) -> dict[str, Any]:
-    """Return every number unrounded, with the queue's account."""
+    """Return the explanation of a pod and of its queue for JSON, with unrounded numbers."""
     return {
         "pod": account.name,
         "exists": account.pod is not None,
@@ -140,7 +139,7 @@ def _arithmetic(levels: Sequence[QueueLevel]) -> Table:
 
 
 def _steps(levels: Sequence[QueueLevel]) -> Iterator[RenderableType]:
-    """Render the law's own numbers in the order in which they were computed."""
+    """Render the law's own numbers in the order of their computation."""
     lines = [
         f"{level.queue.name}: "
         + "  ".join(f"{name} {number(value, 4)}" for name, value in level.weight.explanation.trace.items())
@@ -215,13 +214,9 @@ def _instant(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-class ExplainError(FairshareError):
-    """The subject cannot be found, or is ambiguous."""
-
-
 @dataclass(frozen=True, slots=True)
 class _ExplanationInput:
-    """The inputs of all explanations."""
+    """The inputs of an explanation. past: the decisions that `--since` covers. modes: of the targets, by name."""
 
     policy: Policy
     report: CycleReport
@@ -242,35 +237,27 @@ def explain(
     on: TargetOptions,
 ) -> None:
     """Explain in words and numbers why a queue or pod waits or was preempted, and how much of the share is left."""
-    back_s = duration(since, "--since")
+    back_s = seconds(since, "--since")
     others = at.others()
     with at.client() as client:
-        given = policies.load(policy, others)[0] if policy is not None else client.policy()
-        scene = _explanation_input(client, given, back_s, others, on)
-    if subject in {queue.name for queue in scene.policy.queues}:
+        in_force = policies.load(policy, others)[0] if policy is not None else client.policy()
+        given = _explanation_input(client, in_force, back_s, others, on)
+    if subject in {queue.name for queue in given.policy.queues}:
         queues = explain_queue(
-            scene.policy, scene.report, subject, modes=scene.modes, budgets=scene.budgets, past=scene.past
+            given.policy, given.report, subject, modes=given.modes, budgets=given.budgets, past=given.past
         )
         if not queues:
-            raise ExplainError(f"{subject}: {_why_nothing(scene.report)}")
+            raise FairshareError(f"{subject}: {_why_nothing(given.report)}")
         _print([queue_json(each) for each in queues], [queue_view(each) for each in queues], output)
         return
-    pod = _pod(scene, subject)
+    pod = _pod(given, subject)
     _print([pod_json(pod)], [pod_view(pod)], output)
-
-
-def duration(text: str, option: str) -> int:
-    """Seconds. Raises ExplainError naming the option."""
-    try:
-        return int(str(parse_duration(text)))
-    except ValueError as error:
-        raise ExplainError(f"{option}: {error}") from error
 
 
 def _explanation_input(
     client: AccountantApi, policy: Policy, back_s: int, others: OtherClusters, on: TargetOptions
 ) -> _ExplanationInput:
-    report, pods = tried_cycle(policy, client, others, on)
+    report, pods = dry_run_cycle(policy, client, others, on)
     now_ms = SystemClock().wall_ms()
     try:
         past = [d for d in client.decisions(now_ms - back_s * 1000, now_ms + 1) if d.subject != "*"]
@@ -279,33 +266,32 @@ def _explanation_input(
         if report.hold is None:
             raise
         past, budgets = [], []  # the report already says that the accountant does not answer
-    modes = {adapter.name: adapter.mode(policy) for adapter in ADAPTERS}
-    return _ExplanationInput(policy, report, pods, budgets, past, modes)
+    return _ExplanationInput(policy, report, pods, budgets, past, modes(policy))
 
 
-def _pod(scene: _ExplanationInput, subject: str) -> PodAccount:
-    found = find_pods(scene.pods, subject)
-    if len(found) > 1:
-        names = ", ".join(f"{pod.namespace}/{pod.name}" for pod in found)
-        raise ExplainError(f"{subject}: several pods have that name ({names}): write NAMESPACE/NAME")
-    if found:
+def _pod(given: _ExplanationInput, subject: str) -> PodAccount:
+    pods = find_pods(given.pods, subject)
+    if len(pods) > 1:
+        names = ", ".join(f"{pod.namespace}/{pod.name}" for pod in pods)
+        raise FairshareError(f"{subject}: several pods have this name ({names}): write NAMESPACE/NAME")
+    if pods:
         return explain_pod(
-            scene.policy, scene.report, found[0], scene.pods,
-            modes=scene.modes, budgets=scene.budgets, past=scene.past,
+            given.policy, given.report, pods[0], given.pods,
+            modes=given.modes, budgets=given.budgets, past=given.past,
         )  # fmt: skip
-    told = tuple(d for d in scene.past if d.kind == "preemption" and mentions(d, frozenset({subject})))
-    if not told:
-        raise ExplainError(
-            f"{subject}: no queue of the policy, no pod that asks for GPUs, and no preemption lately has that name"
+    preemptions = tuple(d for d in given.past if d.kind == "preemption" and mentions(d, frozenset({subject})))
+    if not preemptions:
+        raise FairshareError(
+            f"{subject}: no queue of the policy, no pod that requests GPUs and no recent preemption has this name"
         )
-    return PodAccount(subject, None, None, None, ("it is gone; what was decided about it:",), (), told)
+    return PodAccount(subject, None, None, None, ("it is gone; the decisions about it:",), (), preemptions)
 
 
 def _why_nothing(report: CycleReport) -> str:
     if report.hold is not None:
         return f"nothing can be computed, {report.hold.reason}: {report.hold.message}"
-    words = [text for target in report.targets for text in target.degraded.values()]
-    return "; ".join(words) or "no target of the policy has a queue for it"
+    faults = [text for target in report.targets for text in target.degraded.values()]
+    return "; ".join(faults) or "no target of the policy has an object for this queue"
 
 
 def _print(plain: list[dict[str, object]], views: Sequence[RenderableType], output: Output) -> None:

@@ -1,9 +1,9 @@
-"""Runs `replay`: computes past decisions again from their record and reports every number that differs.
+"""Runs `replay`: computes past decisions again from their records, and reports every number that differs.
 
-A cycle's record holds all its inputs except the policy, which is found by its version. The inputs are the arguments of
-`weight_decisions`, or the inputs of its preemptions. A number differs only if this release computes it differently, or
-if the record was changed or is incomplete. The command says which, as far as the record shows it. The outcome of a
-write or for a victim is not a decision, and is not computed again."""
+The record of a cycle holds all inputs of its weights or preemptions except the policy, which the accountant has by its
+version. A number differs only if this release computes it differently, or if the record was changed or is incomplete.
+The command names the cause, as far as the record shows it. The result of a write or of an eviction is not a decision,
+and the command does not compute it again."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from accountant.wire.policy_models import Decision, Policy
 from fairshare.cli.command_options import AccountantOptions, Printed
 from fairshare.controller import cycle_report
 from fairshare.controller.cycle_report import EVERYTHING, INPUTS, plain, with_change
+from fairshare.core.queue_annotations import instant
 from fairshare.explain.plan_tables import titled_table
 from fairshare.laws.weight_calculation import WeightResult
 from fairshare.laws.weight_change_causes import WeightChange
@@ -34,7 +35,7 @@ from gputally.base.units import MS_PER_DAY, MS_PER_MINUTE, MS_PER_SECOND
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One number of a decision: as recorded and as recomputed; in a CycleReplay only numbers that differ."""
+    """One number of a decision, as recorded and as recomputed. A CycleReplay has only numbers that differ."""
 
     decision: str
     number: str
@@ -44,8 +45,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class CycleReplay:
-    """One cycle of one target. compared: how many numbers were compared. fault: why it cannot be computed at all.
-    reason: the explanation of the differences, as far as known."""
+    """The replay of one cycle of one target.
+
+    compared: the number of compared numbers.
+    fault: the reason why the cycle cannot be computed again, "" if it can.
+    reason: the cause of the differences, as far as known."""
 
     cycle: Decision
     compared: int
@@ -55,7 +59,8 @@ class CycleReplay:
 
 
 def recount(decisions: Sequence[Decision], policies: Mapping[str, Policy], release: str) -> tuple[CycleReplay, ...]:
-    """Recompute every cycle whose record is among `decisions`, oldest first, with the weights that refer to it.
+    """Recompute every cycle whose record is among `decisions`, oldest first, with the decisions that refer to it.
+
     policies: by version. release: the running version of gputally."""
     of_cycle: dict[str, list[Decision]] = {}
     for decision in decisions:
@@ -87,7 +92,7 @@ def _replay_cycle(
 
 
 def _preemptions(cycle: Decision, made: Iterable[Decision], verdicts: Sequence[Verdict]) -> Iterator[Difference]:
-    """Compare every recorded verdict of the cycle and every victim with the recomputed ones; yields equal ones too."""
+    """Yield every number of the cycle's verdicts and victims, as recorded and as recomputed."""
     expected = dict(_expected(cycle, verdicts))
     for decision in made:
         recorded = {"value": decision.value, "reason": decision.reason, **decision.inputs}
@@ -108,23 +113,23 @@ def _expected(cycle: Decision, verdicts: Sequence[Verdict]) -> Iterator[tuple[st
             {"value": verdict.gpus, "reason": verdict.reason, "verdict": preemption_types.show(verdict)},
         )
         for m, victim in enumerate(verdict.victims):
-            said = {"value": victim.gpus, "reason": victim.reason, "claimant": verdict.claimant}
-            yield f"{cycle.id}/{n}/{m}", said | target_preemption.victim_record(victim)
+            content = {"value": victim.gpus, "reason": victim.reason, "claimant": verdict.claimant}
+            yield f"{cycle.id}/{n}/{m}", content | target_preemption.victim_record(victim)
 
 
 def _weights(cycle: Decision, weights: Iterable[Decision], weighing: WeightResult) -> Iterator[Difference]:
-    """Compare every number of the weights, and each queue's share; yields equal ones too."""
+    """Yield every number of the weights, and each queue's share, as recorded and as recomputed."""
     for decision in weights:
         for number, recorded, recomputed in _numbers(decision, weighing):
             yield Difference(decision.id, number, recorded, recomputed)
     recorded_due: Any = cycle.inputs.get("due", {})
     for entitlement in weighing.entitlements if recorded_due else ():
-        found = recorded_due.get(entitlement.queue)
-        yield Difference(cycle.id, f"due.{entitlement.queue}", found, entitlement.gpus)
+        recorded_gpus = recorded_due.get(entitlement.queue)
+        yield Difference(cycle.id, f"due.{entitlement.queue}", recorded_gpus, entitlement.gpus)
 
 
 def _numbers(decision: Decision, weighing: WeightResult) -> Iterator[tuple[str, object, object]]:
-    """(name, recorded, recomputed) of the weight and of every step towards it."""
+    """Yield (name, recorded, recomputed) of the weight and of every step of its computation."""
     weight = next((w for w in weighing.weights if w.queue == decision.subject), None)
     yield "value", decision.value, weight.value if weight is not None else None
     if weight is None:
@@ -153,20 +158,16 @@ def _reason(cycle: Decision, release: str) -> str:
     wanted = INPUTS if cycle.kind == "weight" else target_preemption.INPUTS
     missing = sorted(wanted - cycle.inputs.keys())
     if missing:
-        return f"the record holds no {', '.join(missing)}: it was made by a release that did not record them"
-    made_by = cycle.inputs.get("release")
-    if made_by != release:
-        return f"decided by release {made_by}, computed again by {release}: the arithmetic may be another one"
-    return "same release and all inputs: the record was changed, or this computer adds up otherwise"
+        return f"the record has no {', '.join(missing)}: an older release wrote it"
+    recorded_release = cycle.inputs.get("release")
+    if recorded_release != release:
+        return f"release {recorded_release} decided, and {release} computes again: their arithmetic can differ"
+    return "release and inputs are the same: the record was changed, or this computer adds up differently"
 
 
 MOST_SHOWN = 50
-"""Number of differences that are printed; JSON contains all."""
+"""The number of differences that a table shows. JSON has all of them."""
 _DECISION = re.compile(r"[0-9a-f]{16}/(\d{1,15})/.+")
-
-
-class ReplayError(FairshareError):
-    """There is nothing to replay for the given argument."""
 
 
 @with_option_groups
@@ -183,77 +184,62 @@ def replay(
     with at.client() as client:
         found = list(client.decisions(start_ms, end_ms))
         policies = {each.version: each.policy for each in client.policies()}
-    chosen = [d for d in found if wanted in (None, d.id, d.inputs.get("cycle")) or d.id == _cycle_of(found, wanted)]
-    counts = recount(chosen, policies, version("gputally"))
-    if not counts:
-        raise ReplayError(f"{when}: {_nothing(found, wanted)}")
-    document = [_plain(count) for count in counts]
-    show(output, lambda: _view(counts), document)
-    if any(count.fault or count.differences for count in counts):
+    one = next((d for d in found if d.id == wanted), None)
+    cycle = one.inputs.get("cycle") if one is not None else None
+    chosen = [d for d in found if wanted in (None, d.id, d.inputs.get("cycle")) or d.id == cycle]
+    replays = recount(chosen, policies, version("gputally"))
+    if not replays:
+        reason = "no such decision" if wanted else "the controller decided nothing in this time"
+        if one is not None:
+            reason = f"a decision of kind {one.kind} has no record of a cycle's inputs: {one.reason}"
+        raise FairshareError(f"{when}: {reason}")
+    show(output, lambda: _view(replays), [_plain(each) for each in replays])
+    if any(each.fault or each.differences for each in replays):
         raise typer.Exit(1)
 
 
 def _span(when: str) -> tuple[int, int, str | None]:
-    """Return (start, end, the decision's id if it is one). Raises ReplayError."""
-    if found := _DECISION.fullmatch(when):
-        at = int(found[1])
-        return at, at + 1, when
+    """Return the start, the end, and the decision's id if the argument is one. Raises FairshareError."""
+    if match := _DECISION.fullmatch(when):
+        at_ms = int(match[1])
+        return at_ms, at_ms + 1, when
     try:
         at_time = datetime.fromisoformat(when)
     except ValueError as error:
-        raise ReplayError(f"{when}: neither a date (2026-11-21, 2026-11-21T10:00Z) nor a decision's id") from error
-    start_ms = _ms(at_time if at_time.tzinfo is not None else at_time.replace(tzinfo=UTC))
+        raise FairshareError(f"{when}: neither a date (2026-11-21, 2026-11-21T10:00Z) nor a decision's id") from error
+    at_time = at_time if at_time.tzinfo is not None else at_time.replace(tzinfo=UTC)
+    start_ms = round(at_time.timestamp() * MS_PER_SECOND)
     return start_ms, start_ms + (MS_PER_DAY if "T" not in when and " " not in when else MS_PER_MINUTE), None
 
 
-def _ms(at: datetime) -> int:
-    return round(at.timestamp() * MS_PER_SECOND)
-
-
-def _cycle_of(found: Sequence[Decision], wanted: str) -> object:
-    return next((d.inputs.get("cycle") for d in found if d.id == wanted), None)
-
-
-def _nothing(found: Sequence[Decision], wanted: str | None) -> str:
-    other = next((d for d in found if d.id == wanted), None)
-    if other is not None:
-        return f"a decision of kind {other.kind} holds no cycle's inputs: {other.reason}"
-    return "no such decision" if wanted else "nothing was decided then"
-
-
-def _view(counts: Sequence[CycleReplay]) -> RenderableType:
+def _view(replays: Sequence[CycleReplay]) -> RenderableType:
     table = titled_table("", ("cycle", "target", "decided", "policy"), ("numbers", "differ"), folded="result")
-    for count in counts:
-        told = count.fault or count.reason or "the same, bit for bit"
-        bad = bool(count.fault or count.differences)
-        at = datetime.fromtimestamp(count.cycle.at_ms / MS_PER_SECOND, UTC).isoformat(timespec="milliseconds")
+    for each in replays:
+        result = each.fault or each.reason or "the same, bit for bit"
+        bad = bool(each.fault or each.differences)
         table.add_row(
-            at.replace("+00:00", "Z"), count.cycle.target, f"{count.cycle.kind}s", count.cycle.policy_version,
-            f"{count.compared:,}", f"{len(count.differences):,}", Text(told, "red" if bad else ""),
+            instant(each.cycle.at_ms), each.cycle.target, f"{each.cycle.kind}s", each.cycle.policy_version,
+            f"{each.compared:,}", f"{len(each.differences):,}", Text(result, "red" if bad else ""),
         )  # fmt: skip
     table.add_section()
-    differ = sum(len(count.differences) for count in counts)
-    numbers = sum(count.compared for count in counts)
-    table.add_row(f"{len(counts):,} cycles", "", "", "", f"{numbers:,}", f"{differ:,}", "")
+    differ = sum(len(each.differences) for each in replays)
+    numbers = sum(each.compared for each in replays)
+    table.add_row(f"{len(replays):,} cycles", "", "", "", f"{numbers:,}", f"{differ:,}", "")
     lines = [
         f"{d.decision}: {d.number}: recorded {d.recorded!r}, computed {d.recomputed!r}"
-        for count in counts
-        for d in count.differences
+        for each in replays
+        for d in each.differences
     ]
     if len(lines) > MOST_SHOWN:
         lines = [*lines[:MOST_SHOWN], f"and {len(lines) - MOST_SHOWN:,} more; --output json shows all"]
     return Group(table, *(Text(line, overflow="fold") for line in lines))
 
 
-def _plain(count: CycleReplay) -> dict[str, object]:
+def _plain(replay: CycleReplay) -> dict[str, object]:
+    cycle = replay.cycle
     return {
-        "cycle": count.cycle.id,
-        "at_ms": count.cycle.at_ms,
-        "target": count.cycle.target,
-        "kind": count.cycle.kind,
-        "policy_version": count.cycle.policy_version,
-        "compared": count.compared,
-        "fault": count.fault,
-        "reason": count.reason,
-        "differences": [asdict(difference) for difference in count.differences],
+        "cycle": cycle.id,
+        **{name: getattr(cycle, name) for name in ("at_ms", "target", "kind", "policy_version")},
+        **{name: getattr(replay, name) for name in ("compared", "fault", "reason")},
+        "differences": [asdict(difference) for difference in replay.differences],
     }

@@ -1,6 +1,4 @@
-"""Runs `simulate` and `what-if`.
-
-Exit codes: 0 success, 1 a one-line message on stderr, 2 wrong call."""
+"""Runs `simulate` and `what-if`, which replay jobs under other laws, schedulers and policies."""
 
 from __future__ import annotations
 
@@ -18,8 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from fairshare.cli.command_options import AccountantOptions
-from fairshare.cli.explain_command import duration
+from fairshare.cli.command_options import AccountantOptions, seconds
 from fairshare.controller import policy_file as policies
 from fairshare.explain import what_if_replay as comparing
 from fairshare.explain.plan_tables import titled_table
@@ -41,11 +38,6 @@ from gputally.base.errors import DivisionError, FairshareError
 from gputally.base.units import MS_PER_DAY
 from gputally.base.untrusted_text import for_cell
 from gputally.base.yaml_file import read
-from gputally.server.config_loading import parse_duration
-
-
-class SimulateError(FairshareError):
-    """The arguments of the replay are invalid."""
 
 
 def simulate(
@@ -72,24 +64,24 @@ def simulate(
         _kai(kai_config, law, output)
         return
     if trace is None:
-        raise SimulateError("one of --trace and --kai-config is needed")
+        raise FairshareError("give --trace or --kai-config")
     names = list(dict.fromkeys([*law.split(","), *(scheduling_policies.NAMES if with_all else ())]))
     for name in names:
         if scheduling_policies.unknown(name):
-            raise SimulateError(f"no policy {name!r}; one of {', '.join(scheduling_policies.NAMES)}")
+            raise FairshareError(f"no policy {name!r}; one of {', '.join(scheduling_policies.NAMES)}")
     if plots is not None:
         policy_comparison.available()
     workload, parts = _workload(trace, share, team_column, leave_out_faulty)
-    begin = _seconds(start)
+    begin = seconds(start, "--start")
     length = days * 86_400 if days else (workload.submit_s[-1] + 1 - begin) // 21_600 * 21_600
     workload = workload.between(begin, begin + length)
     if length < 8 * 86_400 or not workload.submit_s:
-        raise SimulateError(f"{trace}: a replay needs jobs and eight days at least: one week to fill the cluster")
+        raise FairshareError(f"{trace}: a replay needs jobs of at least eight days: the first week fills the cluster")
     sizes = policy_comparison.capacities_for(workload, length / 3600, _loads(loads))
     if capacity is not None:
         sizes = [(workload.gpu_hours / (capacity * length / 3600), capacity)]
     if windows > 1 and window_days * 86_400 > length:
-        raise SimulateError(f"--window-days {window_days}: the replay has {length // 86_400} days")
+        raise FairshareError(f"--window-days {window_days}: the replay has {length // 86_400} days")
     stretches = policy_comparison.windows_of(length, windows, window_days)
     console = Terminal(width=None if sys.stdout.isatty() else 200)
     results = _run(workload, parts, names, stretches, sizes)
@@ -125,8 +117,9 @@ def _run(
 
 
 def _workload(trace: Path, share: Path | None, team: str, lenient: bool) -> tuple[Workload, list[float]]:
-    """Return the jobs of teams that have a share, and the shares, which add up to 1. lenient: invalid rows are counted
-    on stderr and left out."""
+    """Return the jobs of the teams that have a share, and the shares, whose sum is 1.
+
+    lenient: leave out invalid rows, and report their number on stderr."""
     if lenient:
         jobs, faults = job_traces.load_with_faults(trace, 0, team=team)
         if faults:
@@ -137,15 +130,15 @@ def _workload(trace: Path, share: Path | None, team: str, lenient: bool) -> tupl
     given = job_traces.shares(share, team=team) if share is not None else dict.fromkeys(teams, 1.0)
     names = [name for name in teams if name in given]
     if not names:
-        raise SimulateError(f"{share}: no team of {trace} has a share")
+        raise FairshareError(f"{share}: no team of {trace} has a share")
     whole = sum(given[name] for name in names)
     return workload_of(jobs, names), [given[name] / whole for name in names]
 
 
 def _kai(path: Path, law: str, output: Path | None) -> None:
-    """Run a scenario of KAI's own simulator, print the GPUs of each queue, and write its CSV."""
+    """Run a scenario of KAI's own simulator, print the GPUs of each queue, and write the CSV."""
     if law not in kai_scenario_file.LAWS:
-        raise SimulateError(f"no law {law!r} for a scenario; one of {', '.join(kai_scenario_file.LAWS)}")
+        raise FairshareError(f"no law {law!r} for a scenario; one of {', '.join(kai_scenario_file.LAWS)}")
     try:
         scenario = kai_scenario_file.parse(read(path))
     except DivisionError as error:
@@ -169,24 +162,16 @@ def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object
             writer.writerow(header)
             writer.writerows([for_cell(c) if isinstance(c, str) else c for c in row] for row in rows)
     except OSError as error:
-        raise SimulateError(f"{path}: {error.strerror or error}") from error
-
-
-def _seconds(text: str) -> int:
-    try:
-        value = parse_duration(int(text) if text.isdigit() else text)
-    except ValueError as error:
-        raise SimulateError(f"--start: {error}") from error
-    return int(str(value))
+        raise FairshareError(f"{path}: {error.strerror or error}") from error
 
 
 def _loads(text: str) -> list[float]:
     try:
         loads = [float(part) for part in text.split(",")]
     except ValueError:
-        raise SimulateError(f"--loads: {text!r} is not a list of numbers") from None
+        raise FairshareError(f"--loads: {text!r} is not a list of numbers") from None
     if not all(0.01 <= load <= 100 for load in loads):
-        raise SimulateError(f"--loads: {text}: each from 0.01 to 100")
+        raise FairshareError(f"--loads: {text}: write numbers from 0.01 to 100")
     return loads
 
 
@@ -212,13 +197,13 @@ def what_if(
     other, now_ms = policies.load(policy)[0], SystemClock().wall_ms()
     if trace is not None:
         if against is None or capacity is None:
-            raise WhatIfError("--trace needs --against and --capacity: a trace knows neither policy nor cluster")
+            raise WhatIfError("--trace needs --against and --capacity: a trace has neither a policy nor a cluster")
         now = policies.load(against)[0]
         past = of_trace(trace, other, capacity)
     else:
         with at.client(timeout_s=300.0) as client:
             now = policies.load(against)[0] if against is not None else client.policy()
-            past = of_books(client, other, duration(since, "--since"), capacity, now_ms)
+            past = of_books(client, other, seconds(since, "--since"), capacity, now_ms)
     with _progress_bar() as bar:
         task = bar.add_task("replaying", total=1.0)
         found = comparing.compare(
@@ -287,7 +272,7 @@ def _write_comparison(path: Path, rows: Sequence[ComparedQueue]) -> None:
 
 
 def _draw(folder: Path, found: Comparison, name: str) -> Path:
-    """One panel per queue, the largest first: GPUs held day by day as it was, now and then."""
+    """Draw one panel per queue, the largest first: GPUs held day by day in the past and under both policies."""
     labels = {"then": f"under {name}", "now": "the policy in force, replayed", "had": "as it was"}
     panels = [
         (queue, {label: cases[case] for case, label in labels.items() if cases[case]})

@@ -221,7 +221,7 @@ def test_objects_that_cannot_be_loaded(file: Callable[[str], Path], capsys: pyte
 
 def test_release_shows_what_it_gives_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["release", "--policy", str(POLICY), "--cluster", str(CLUSTER)]) == 0
-    assert capsys.readouterr().out == "nothing to release: no queue carries a weight of the controller\n"
+    assert capsys.readouterr().out == "nothing to release: no queue has a weight of the controller\n"
     objects = yaml.safe_load(CLUSTER.read_text())
     touched = {"gputally.dev/base-over-quota-weight": "2", "gputally.dev/published-over-quota-weight": "1"}
     for obj in objects:

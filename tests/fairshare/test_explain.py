@@ -264,8 +264,8 @@ def test_a_queue_says_its_arithmetic_what_stands_in_the_way_and_its_budget(
 @pytest.mark.parametrize(
     ("subject", "fault"),
     [
-        ("nobody", "nobody: no queue of the policy, no pod that asks for GPUs, and no preemption lately has that name"),
-        ("twin", "twin: several pods have that name (ml/twin, other/twin): write NAMESPACE/NAME"),
+        ("nobody", "nobody: no queue of the policy, no pod that requests GPUs and no recent preemption has this name"),
+        ("twin", "twin: several pods have this name (ml/twin, other/twin): write NAMESPACE/NAME"),
     ],
 )
 def test_an_unknown_or_ambiguous_subject_is_one_line(

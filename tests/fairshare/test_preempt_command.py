@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from accountant.wire.policy_models import Policy
-from fairshare.__main__ import main
-from fairshare.cli.preempt_command import view
+from fairshare.__main__ import main, preemption_view
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.core.pods import read_pod
@@ -75,7 +74,7 @@ def test_a_dry_run_shows_who_would_give_way(rules: Policy, accountant: Accountan
     cluster = _full()
     report = _ask(rules, cluster, accountant, clock, "dry-run")
     out = io.StringIO()
-    Console(file=out, width=220).print(view(report))
+    Console(file=out, width=220).print(preemption_view(report))
     assert "Pod/ns/a0" in out.getvalue()
     assert "would-stop" in out.getvalue()
     assert "the latency of ns/chat is 80 ms, above 50 ms" in out.getvalue()

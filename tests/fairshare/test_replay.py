@@ -94,8 +94,8 @@ def test_a_cycle_is_replayed_with_everything_that_was_decided_in_it(
     ("when", "fault"),
     [
         ("yesterday", "yesterday: neither a date (2026-11-21, 2026-11-21T10:00Z) nor a decision's id"),
-        ("2001-01-01", "2001-01-01: nothing was decided then"),
-        ("9999-12-31", "9999-12-31: nothing was decided then"),
+        ("2001-01-01", "2001-01-01: the controller decided nothing in this time"),
+        ("9999-12-31", "9999-12-31: the controller decided nothing in this time"),
         (f"{'0' * 16}/5/kai", f"{'0' * 16}/5/kai: no such decision"),
     ],
 )

@@ -70,7 +70,7 @@ def test_a_scenario_of_kais_simulator_in_and_its_csv_out(tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "one of --trace and --kai-config is needed"),
+        ([], "give --trace or --kai-config"),
         (["--trace", "{trace}", "--law", "fair"], "no policy 'fair'; one of fifo, "),
         (["--trace", "{trace}"], "{trace}:1: no column team"),
         (["--trace", "{trace}", "--team-column", "vc", "--loads", "much"], "--loads: 'much' is not a list of numbers"),
