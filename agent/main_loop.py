@@ -1,6 +1,6 @@
 """Runs the agent's two loops on two threads: one samples the node, the other uploads closed intervals.
 
-Sampling never waits for the network, because the driver keeps samples for only ten seconds. `sample` and `ship` are
+Sampling never waits for the network, because drivers keep samples for only ten seconds. `sample` and `ship` are
 single bounded steps, so that tests and the demo can run them on a virtual clock. If a source fails, only the readings
 of that moment are lost. While the spool cannot be written, new records wait in memory up to a limit; beyond it, the
 oldest records stay and new ones are lost."""

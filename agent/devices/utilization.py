@@ -1,6 +1,6 @@
 """Turns utilization samples, the energy counter and per-process figures into counters that never decrease.
 
-Busy time of a device: a driver keeps a short ring of samples (timestamp, percent) for about ten seconds. A gauge that
+Busy time of a device: a driver keeps a short ring of samples (timestamp, percent) for 10 to 14 seconds. A gauge that
 is read periodically misses most of the use. Here every sample represents the time since the previous sample. For
 example, a sample of 50 % that is 200 ms after the previous one adds 100 ms. Missed samples are a gap, in which the
 counter does not change. Between two calls of `take` the counter grows by at most the time between them, plus the time
@@ -348,7 +348,7 @@ _SAMPLERS = ("nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizati
 _SILENT_READINGS = 5
 """For this many readings a busy device may show no busy process. Then the other sampler is used."""
 RING_MS = 15 * MS_PER_SECOND
-"""Longest time that the driver keeps samples. Source: NVML_GPU_UTILIZATION_SAMPLES, 72 or 100 of them in about 10 s."""
+"""Longest time that a driver keeps samples. Source: 71 samples in 14.2 s on an H200 with driver 580, others 10 s."""
 _COMPUTE, _MPS = "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3"
 _GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses_v3"
 _ASK_EVERY = 5
