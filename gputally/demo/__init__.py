@@ -1,1 +1,2 @@
-"""The demo: the simulator's cluster with the real agent, accountant and fairshare code on a virtual clock."""
+"""Implements `gputally demo`: a simulated cluster, metered, billed and steered by the real agents, accountant and
+controller on a virtual clock."""

@@ -1,6 +1,6 @@
-"""Runs `gputally demo`: its options, the progress bar and the order of a run.
+"""Runs `gputally demo`: parses its options, runs the simulation with a progress bar, and serves the pages.
 
-The module imports little, so that it soon starts the worker processes, which take longer to load."""
+The module imports few libraries, so that the worker processes, which import more, start early."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from accountant.core.periods import utc
 from fairshare.simulator.job_traces import TraceError
-from gputally.base.command_line import OUTPUTS, Output
+from gputally.base.command_line import OUTPUTS, Output, Terminal
 from gputally.base.errors import AccountantError
 from gputally.base.units import BUCKET_MS, MS_PER_SECOND
 from gputally.base.untrusted_text import for_terminal
@@ -29,28 +29,28 @@ from gputally.demo import results as summary
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.results import Results, collect
 from gputally.demo.scenario import DAYS, MOST_DAYS, Options, Scenario, build
-from gputally.demo.worker_processes import NICE, Parts, Worker, order, spare_collections
+from gputally.demo.worker_processes import NICE, Worker, WorkerProcesses, encode_call, freeze_garbage_collector
 from gputally.server.config_loading import parse_duration
 
 _BUCKET_S = BUCKET_MS // MS_PER_SECOND
 LOG = "demo.log"
-"""Log file for agents and accountant, so that their lines do not overwrite the progress bar."""
+"""Name of the log file of the agents and the accountant, whose lines would otherwise overwrite the progress bar."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; returns 0 if every check passes, 1 if one fails or the demo cannot run, 2 for a wrong call."""
+    """Run the demo. Return 0 if every check passes, 1 if one fails or the demo cannot run, 2 for a wrong call."""
     try:
         options = parser().parse_args(argv)
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 2
     thresholds = gc.get_threshold()
-    interrupt = signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: clean up
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as after Ctrl-C
     try:
         options.out.mkdir(parents=True, exist_ok=True)
         log = options.out / LOG
         log.write_text("", encoding="utf-8")
-        with Parts(log) as parts:
-            return _run(options, parts)
+        with WorkerProcesses(log) as processes:
+            return _run(options, processes)
     except (TraceError, AccountantError) as error:
         return _fail(str(error))
     except OSError as error:
@@ -58,38 +58,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("stopped")
     finally:
-        signal.signal(signal.SIGTERM, interrupt)
+        signal.signal(signal.SIGTERM, handler)
         gc.set_threshold(*thresholds)
 
 
-def _run(options: argparse.Namespace, parts: Parts) -> int:
-    from gputally.base.command_line import Terminal
-
-    spare_collections()
+def _run(options: argparse.Namespace, processes: WorkerProcesses) -> int:
+    freeze_garbage_collector()
     scenario = build(Options(options.days, options.interval, options.seed, options.trace))
     console = Terminal(quiet=options.quiet, markup=True, stderr=options.output != "table")
     port = None if options.once else options.port
-    return 0 if run(scenario, parts, options.out, port, console, options.output) else 1
+    return 0 if run(scenario, processes, options.out, port, console, options.output) else 1
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
-    made = argparse.ArgumentParser(
+    """Return the parser of the command's arguments."""
+    arguments = argparse.ArgumentParser(
         prog="gputally demo",
         description="Simulate a cluster of 64 GPUs through the real agents, accountant and controller.",
     )
-    made.add_argument("--days", type=_days, help=f"length of the run (default: {DAYS}, or as long as the trace)")
-    made.add_argument(
-        "--interval", type=_interval, default=_BUCKET_S, help="metering interval, must divide 15m (default: 15m)"
+    arguments.add_argument("--days", type=_days, help=f"length of the run (default: {DAYS}, or as long as the trace)")
+    arguments.add_argument(
+        "--interval", type=_interval, default=_BUCKET_S, help="metering interval that divides 15m (default: 15m)"
     )
-    made.add_argument("--seed", type=int, default=1, help="of the workload and of the faults (default: 1)")
-    made.add_argument("--trace", type=Path, help="replay a job trace instead (CSV, CSV.gz, Parquet; docs/traces.md)")
-    made.add_argument("--out", type=Path, default=Path("demo-out"), help="folder of the files (default: ./demo-out)")
-    made.add_argument("--port", type=_port, default=8080, help="of the accountant's pages (default: 8080)")
-    made.add_argument("--once", action="store_true", help="exit when done; the pages do not stay up")
-    made.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    made.add_argument("--output", choices=OUTPUTS, default="table", help="how to print the summary; csv: by team")
-    return made
+    arguments.add_argument("--seed", type=int, default=1, help="seed of the workload and of the faults (default: 1)")
+    arguments.add_argument(
+        "--trace", type=Path, help="replay a job trace instead (CSV, CSV.gz, Parquet; docs/traces.md)"
+    )
+    arguments.add_argument(
+        "--out", type=Path, default=Path("demo-out"), help="folder of the files (default: ./demo-out)"
+    )
+    arguments.add_argument("--port", type=_port, default=8080, help="port of the accountant's pages (default: 8080)")
+    arguments.add_argument("--once", action="store_true", help="exit after the run instead of serving the pages")
+    arguments.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    arguments.add_argument("--output", choices=OUTPUTS, default="table", help="format of the summary; csv: by team")
+    return arguments
 
 
 def _days(text: str) -> int:
@@ -124,50 +126,55 @@ if __name__ == "__main__":
     sys.exit(main())
 
 BASELINE = "gputally.demo.scenario:Baseline"
-_DRAWN_PER_S = 2
-"""How often per second the progress bar is drawn; drawing takes time from the workers."""
+_REFRESH_PER_S = 2
+"""Refreshes of the progress bar per second. Each takes processor time from the workers."""
 
-_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder made in it is this process's own
-_ROOM_BYTES = 2 * 1024**3
+_MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - the folder made in it is this process's own
+_LEAST_FREE_BYTES = 2 * 1024**3
 
 
 def simulate(scenario: Scenario, pipeline: Pipeline, console: Console, folder: Path) -> Results:
-    """Run the demo with its progress bar, and beside it, in a separate process, the same jobs under static weights.
-
-    When it returns, the accountant has begun to write its files into `folder`."""
+    """Run the demo with its progress bar, and at the same time, in a separate process, the same jobs under static
+    weights. On return, the accountant has begun to write its files into `folder`."""
     began = time.monotonic()
     with (
         closing(Worker("the run under static weights", BASELINE, nice=2 * NICE)) as static,
         _progress(console) as progress,
     ):
         static.start(scenario)
-        static.tell(order("books"))
+        static.send(encode_call("totals"))
         task = progress.add_task("", total=scenario.days * 24, now=utc(scenario.start_ms))
 
-        def passed(now_ms: int) -> None:
+        def hour_passed(now_ms: int) -> None:
             progress.update(task, advance=1, now=utc(now_ms))
 
-        pipeline.run(passed)
+        pipeline.run(hour_passed)
         progress.update(task, now="the month's report, and the same jobs under static weights")
         figures = pipeline.figures()
         pipeline.write_files(folder)
-        before = static.answer()
+        before = static.result()
     return collect(pipeline, figures, before, time.monotonic() - began)
 
 
 def run(
-    scenario: Scenario, parts: Parts, out: Path, port: int | None, console: Console, output: Output = "table"
+    scenario: Scenario,
+    processes: WorkerProcesses,
+    out: Path,
+    port: int | None,
+    console: Console,
+    output: Output = "table",
 ) -> bool:
-    """Run the demo and serve its pages on `port` (0: any free one) until it is interrupted; with None it ends when
-    done. Returns whether every check passes."""
+    """Run the demo, then serve its pages until the user interrupts it. Return True if every check passes.
+
+    port: 0 for any free port; None to serve no pages."""
     gpus = sum(len(node.gpus) for node in scenario.nodes)
     console.print(
         f"{len(scenario.nodes)} nodes, {gpus} GPUs, {len(scenario.policy.queues)} teams, {len(scenario.jobs):,} jobs, "
         f"{scenario.days} days from {utc(scenario.start_ms)[:10]}; seed {scenario.seed}"
     )
     with (
-        tempfile.TemporaryDirectory(prefix="gputally-demo-", dir=_quick_disk()) as folder,
-        Pipeline(scenario, Path(folder), port or 0, parts=parts, scratch=True) as pipeline,
+        tempfile.TemporaryDirectory(prefix="gputally-demo-", dir=_fast_folder()) as folder,
+        Pipeline(scenario, Path(folder), port or 0, processes=processes, scratch=True) as pipeline,
     ):
         results = simulate(scenario, pipeline, console, out)
         summary.write_files(pipeline, results, out)
@@ -178,15 +185,15 @@ def run(
     return results.ok
 
 
-def _quick_disk() -> Path | None:
-    """Return a file system in memory with enough room, or None for the usual temporary folder. On one disk, nine
-    ledgers and spools would wait for each other's fsync, unlike nine machines."""
+def _fast_folder() -> Path | None:
+    """Return a folder in memory with enough room; None for the usual temporary folder. On one disk, the ledger and the
+    spools of eight nodes would wait for each other's fsync, as they would not on separate machines."""
     try:
-        space = os.statvfs(_IN_MEMORY)
+        space = os.statvfs(_MEMORY_FOLDER)
     except OSError:
         return None
-    roomy = space.f_bavail * space.f_frsize >= _ROOM_BYTES
-    return _IN_MEMORY if roomy and os.access(_IN_MEMORY, os.W_OK | os.X_OK) else None
+    large_enough = space.f_bavail * space.f_frsize >= _LEAST_FREE_BYTES
+    return _MEMORY_FOLDER if large_enough and os.access(_MEMORY_FOLDER, os.W_OK | os.X_OK) else None
 
 
 def _until_interrupted() -> None:
@@ -199,5 +206,5 @@ def _until_interrupted() -> None:
 def _progress(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.fields[now]}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
-        console=console, transient=True, refresh_per_second=_DRAWN_PER_S,
+        console=console, transient=True, refresh_per_second=_REFRESH_PER_S,
     )  # fmt: skip

@@ -1,8 +1,8 @@
-"""Runs the demo's accountant behind a network that loses answers, with a simulated inventory.
+"""Runs the demo's accountant, with a simulated inventory, behind a network that loses answers.
 
-The accountant's service, ledger and server run unchanged. The demo replaces its clock, which is moved from hour to
-hour, its inventory, and the network connection, which fails as planned. Background tasks run only on request, so that a
-run can be repeated. At the end the demo queries the ledger once."""
+The accountant's service, ledger and server run unchanged. The demo replaces the clock, which moves from hour to hour,
+the inventory, and the network connection, which fails as planned. Background tasks run only at the demo's request, so
+that every run gives the same result."""
 
 from __future__ import annotations
 
@@ -39,12 +39,10 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
 class UnreliableWire:
-    """A network connection that can fail.
+    """A network connection to an ASGI application that can fail. The demo sets the attributes between requests.
 
-    away: a proxy answers instead of the accountant.
-    lose_next_ack: the next batch is booked, and its answer is lost.
-
-    Both are set between requests."""
+    away: True while a proxy answers 502 instead of the accountant.
+    lose_next_ack: True to book the next batch and lose the answer."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -54,7 +52,7 @@ class UnreliableWire:
         self.refused = 0
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """The ASGI entry point."""
+        """Handle a request by the ASGI protocol."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -65,7 +63,7 @@ class UnreliableWire:
         elif self.lose_next_ack and (scope["method"], scope["path"]) == ("POST", "/v1/usage"):
             self.lose_next_ack = False
             self.acks_lost += 1
-            await self._app(scope, receive, _nowhere)
+            await self._app(scope, receive, _discard)
             await _bad_gateway(send)
         else:
             await self._app(scope, receive, send)
@@ -76,7 +74,7 @@ async def _consume(receive: Receive) -> None:
         pass
 
 
-async def _nowhere(_message: Message) -> None:
+async def _discard(_message: Message) -> None:
     pass
 
 
@@ -88,7 +86,7 @@ async def _bad_gateway(send: Send) -> None:
 
 
 class SimulatedInventory:
-    """An accountant.ledger.protocols.Inventory that the simulation updates when nodes go and come back."""
+    """An accountant.ledger.protocols.Inventory that the simulation updates when a node goes down or comes back."""
 
     def __init__(self, nodes: Sequence[NodeSpec], teams: Sequence[str]) -> None:
         self._nodes = {
@@ -105,17 +103,17 @@ class SimulatedInventory:
         self._namespaces = tuple(NamespaceFacts(CLUSTER, team, team) for team in sorted(teams))
 
     def node_down(self, name: str, at_ms: int, reason: str) -> None:
-        """The node is not ready from `at_ms` on."""
+        """Record that the node is not ready from `at_ms` on."""
         node = self._nodes[name]
         self._nodes[name] = replace(node, down=(*node.down, Down(at_ms, None, reason)))
 
     def node_up(self, name: str, at_ms: int) -> None:
-        """The node is ready again."""
+        """Record that the node is ready again."""
         node = self._nodes[name]
         self._nodes[name] = replace(node, down=(*node.down[:-1], replace(node.down[-1], end_ms=at_ms)))
 
-    def read(self, now_ms: int) -> Facts:  # noqa: ARG002 - what lies in the future has not been told yet
-        """Everything known by now."""
+    def read(self, now_ms: int) -> Facts:  # noqa: ARG002 - the simulation reports no future events
+        """Return all facts that are known at present."""
         return Facts(nodes=tuple(self._nodes[name] for name in sorted(self._nodes)), namespaces=self._namespaces)
 
     def taken(self) -> None:
@@ -123,50 +121,51 @@ class SimulatedInventory:
 
 
 PRICE_BOOK = files("gputally.demo") / "data" / "price-book.yaml"
-_A_WEEK_S = 7 * 86_400
-"""Time between checkpoints. A checkpoint rewrites the file's last row groups even if little is new."""
+_CHECKPOINT_S = 7 * 86_400
+"""Time between checkpoints. A checkpoint rewrites the file's last row groups even if few rows are new."""
 
 _LINGER_MS = 30
-"""Time to wait for late agents, since a late batch would cost a commit of its own. All agents deliver at once, on fewer
-cores than there are agents; the accountant waits no longer than until all have arrived."""
+"""Time that the accountant waits for further batches before it commits, because a late batch costs a commit of its own.
+All agents deliver at once, on fewer cores than there are agents."""
 
 
 class DemoAccountant:
     """An accountant that serves from construction to `close`."""
 
-    def __init__(self, premises: AccountantConfig) -> None:
-        """Raises the exceptions of accountant.composition.Service and serve if folder or port cannot be used."""
-        _log_to(premises.log_file)
-        self._clock = VirtualClock(premises.start_ms)
-        self._inventory = SimulatedInventory(premises.nodes, premises.teams)
-        with ExitStack() as opening:
-            book = opening.enter_context(as_file(PRICE_BOOK))
+    def __init__(self, config: AccountantConfig) -> None:
+        """Start the accountant. Raises the exceptions of accountant.composition.Service and of `serve` if the folder or
+        the port cannot be used."""
+        _log_to(config.log_file)
+        self._clock = VirtualClock(config.start_ms)
+        self._inventory = SimulatedInventory(config.nodes, config.teams)
+        with ExitStack() as stack:
+            book = stack.enter_context(as_file(PRICE_BOOK))
             settings = Settings(
-                data=premises.folder,
-                listen=f"127.0.0.1:{premises.port}",
+                data=config.folder,
+                listen=f"127.0.0.1:{config.port}",
                 auth="off",
                 prices=book,
                 linger_ms=_LINGER_MS,
-                checkpoint_seconds=_A_WEEK_S,
+                checkpoint_seconds=_CHECKPOINT_S,
                 refresh_seconds=3_600,
             )
-            self._service = opening.enter_context(Service(settings, self._clock, self._inventory))
+            self._service = stack.enter_context(Service(settings, self._clock, self._inventory))
             self._wire = UnreliableWire(self._service.app)
-            self._url = opening.enter_context(serve(self._wire, settings.host, settings.port))
-            self._open = opening.pop_all()
+            self._url = stack.enter_context(serve(self._wire, settings.host, settings.port))
+            self._stack = stack.pop_all()
 
     def url(self) -> str:
-        """The address at which it serves."""
+        """Return the address at which the accountant serves."""
         return self._url
 
     def hour(
-        self, now_ms: int, outages: Sequence[OutageBegan | OutageEnded], away: bool, keep_house: bool = False
+        self, now_ms: int, outages: Sequence[OutageBegan | OutageEnded], away: bool, run_maintenance: bool = False
     ) -> None:
-        """Set the clock to `now_ms` and report node outages.
+        """Set the clock to `now_ms`, and record the nodes' outages.
 
-        away: do not answer until the next hour.
-        keep_house: run due background tasks first."""
-        if keep_house:
+        away: True to answer no agent until the next hour.
+        run_maintenance: True to run the due background tasks before."""
+        if run_maintenance:
             self.maintain()
         self._clock.advance_to(now_ms)
         for event in outages:
@@ -177,11 +176,11 @@ class DemoAccountant:
         self._wire.away = away
 
     def lose_next_ack(self) -> None:
-        """Loses the acknowledgement of the next batch."""
+        """Lose the acknowledgement of the next batch."""
         self._wire.lose_next_ack = True
 
     def ack_was_lost(self) -> bool:
-        """Return whether a batch has arrived since `lose_next_ack`; the next answer is sent again."""
+        """Return True if a batch has arrived since `lose_next_ack`. No further answer is lost."""
         lost = not self._wire.lose_next_ack
         self._wire.lose_next_ack = False
         return lost
@@ -191,7 +190,7 @@ class DemoAccountant:
         self._service.maintain()
 
     def figures(self, start_ms: int, end_ms: int) -> LedgerFigures:
-        """Query the ledger for all figures once."""
+        """Query the ledger for all figures of the span."""
         ledger = self._service.ledger
         (whole,) = ledger.usage(start_ms, end_ms, ())
         by_team = {line.key["team"]: line.accounts_gpu_us for line in ledger.usage(start_ms, end_ms, ("team",))}
@@ -209,22 +208,23 @@ class DemoAccountant:
         )
 
     def write_files(self, folder: Path, start_ms: int, end_ms: int) -> None:
-        """Write LEDGER_FILES: the month's report, its statement, a copy of the ledger. Raises OSError."""
+        """Write LEDGER_FILES: the month's report, its statement and a copy of the ledger. Raises OSError."""
         ledger = self._service.ledger
         with ledger.moment(start_ms, end_ms) as moment:
             report = build(moment, self._service.book(), start_ms, end_ms)
         (folder / "report.html").write_text(html_report.render_html(report), encoding="utf-8")
         (folder / "statement.csv").write_text(csv_report.render_csv(report), encoding="utf-8", newline="")
-        ledger.checkpoint()  # nothing writes any more, so after this checkpoint the file is the whole ledger
+        ledger.checkpoint()  # no rows arrive any more, so the file then has the whole ledger
         shutil.copyfile(self._service.settings.ledger_file, folder / "ledger.duckdb")
 
     def close(self) -> None:
         """Stop the server and close the ledger."""
-        self._open.close()
+        self._stack.close()
 
 
 def _log_to(file: Path | None) -> None:
-    """Write the accountant's log from warnings up to a file, one JSON object per line."""
+    """Write the accountant's warnings and errors to a file, one JSON object per line; None: only critical errors, to
+    stdout."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

@@ -4,8 +4,8 @@ The cluster has eight nodes of eight GPUs: four with H100, three with A100, and 
 take back (pool `spot`). On the last A100 node two GPUs are partitioned by MIG and one is time-sliced. These three serve
 notebooks and inference. MIG profiles and slice counts: NVIDIA MIG user guide, A100 80GB.
 
-There are three planned faults. Lost acknowledgements force agents to send again what is already booked. An agent is
-killed and comes back minutes later. The accountant is away for an hour, in which the agents spool.
+There are three kinds of planned faults. Lost acknowledgements make agents send booked records again. An agent is killed
+and comes back minutes later. The accountant does not answer for an hour, in which the agents spool.
 
 The workload is synthetic, with figures from published traces:
 
@@ -40,12 +40,12 @@ CLUSTER = "demo"
 REGION = "eu-demo-1"
 SHARED = "shared"
 REPLICAS = 4
-"""A time-sliced GPU is offered to the kubelet this many times."""
+"""Number of replicas of a time-sliced GPU that the device plugin offers to the kubelet."""
 GEOMETRY = ("3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb")
 
 
 def nodes() -> tuple[NodeSpec, ...]:
-    """The eight nodes, H100 first."""
+    """Return the eight nodes, those with H100 first."""
     partitioned = {5: GEOMETRY, 6: GEOMETRY, 7: (SHARED,) * REPLICAS}
     h100 = [_node(f"h100-{n}", H100.name) for n in range(1, 5)]
     a100 = [_node("a100-1", A100.name), _node("a100-2", A100.name), _node("a100-3", A100.name, partitioned)]
@@ -78,10 +78,9 @@ def parts() -> dict[str, Fraction]:
 
 
 def outages(start_ms: int, days: int) -> tuple[Outage, ...]:
-    """Return the outages of a run of `days`: a node for some hours, the spot node twice, one GPU for a day.
+    """Return the outages of a run: of a node for some hours, of the spot node twice, and of one GPU for a day.
 
-    They are placed relative to the length of the run, so that a short run has some too, at times off the interval grid.
-    """
+    The times depend on the length of the run, so that a short run has outages too. They are off the interval grid."""
     span = days * MS_PER_DAY
 
     def at(part: float) -> int:
@@ -102,11 +101,11 @@ _HOURS_PER_LOST_ACK = 24
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """The planned faults.
+    """The planned faults of a run.
 
-    lost_acks: (hour of the run, node).
+    lost_acks: lost acknowledgements, as (hour of the run, node).
     away: hours of the run in which the accountant does not answer.
-    killed_ms, back_ms: when the agent on `killed_node` is killed and returns."""
+    killed_ms, back_ms: the times at which the agent on `killed_node` is killed and comes back."""
 
     lost_acks: frozenset[tuple[int, str]]
     away: frozenset[int]
@@ -116,8 +115,8 @@ class FaultPlan:
 
 
 def plan(seed: int, nodes: Sequence[str], start_ms: int, days: int) -> FaultPlan:
-    """Plan about one lost acknowledgement a day, and every other fault once per run, at times off the interval grid and
-    apart from each other. nodes: those without outages of their own, at least two; the first one's agent is killed."""
+    """Plan about one lost acknowledgement per day, and each other fault once per run, at times off the interval grid
+    and apart from each other. nodes: at least two nodes without outages; the agent of the first one is killed."""
     random = Random(f"{seed}/faults")  # noqa: S311 - repeatable is what is wanted here
     hours = days * 24
     away = int(hours * 0.83)
@@ -134,8 +133,9 @@ def plan(seed: int, nodes: Sequence[str], start_ms: int, days: int) -> FaultPlan
 
 
 LOAD = 1.16
+"""Offered GPU-hours over the GPU-hours of the whole GPUs."""
 _MIG_STEP, _SHARED_STEP = 7, 4
-"""Steps of the utilisation of a part of a GPU that give whole microseconds of the whole GPU."""
+"""Steps of the utilisation in permille of a part of a GPU, so that the busy time is whole microseconds of the GPU."""
 _MEDIAN_MS = 24 * MS_PER_MINUTE
 _SIGMA = 2.447
 """ln(9.2 h / 24 min) / 1.2816: lognormal through the median and the 90th percentile."""
@@ -148,14 +148,17 @@ _HOURS = (3, 2, 2, 2, 2, 3, 4, 6, 9, 12, 13, 13, 12, 13, 14, 14, 13, 11, 9, 7, 6
 
 @dataclass(frozen=True)
 class Team:
-    """One team: quota and weight of its queue, and its workload.
+    """One team: the quota and the weight of its queue, and its workload.
 
-    share: its part of all offered GPU-hours.
-    gangs: (GPUs, relative GPU-hours).
-    sweep: mean jobs in a campaign.
-    sprints: spans of the run (parts of it) in which it works, with intensity; outside it is nearly silent.
-    notebooks: people with a notebook on a part of a GPU.
-    hoarders: people with a notebook on a whole GPU."""
+    share: the team's part of all offered GPU-hours.
+    gangs: sizes of jobs, as (GPUs, relative GPU-hours).
+    sweep: mean number of jobs in a campaign.
+    sprints: the spans in which the team works, as (start, end) parts of the run. Outside them it submits few jobs.
+    notebooks: number of people with a notebook on a part of a GPU.
+    hoarders: number of people with a notebook on a whole GPU.
+    services: inference services that always run, as (shape, utilisation in permille).
+    short_per_day: number of pods per day that run for seconds to minutes.
+    words: words from which the jobs get their names."""
 
     name: str
     deserved: int
@@ -167,7 +170,6 @@ class Team:
     notebooks: int = 0
     hoarders: int = 0
     services: tuple[tuple[str, int], ...] = ()
-    """(shape, utilisation in permille) of inference services that always run."""
     short_per_day: int = 0
     words: tuple[str, ...] = field(default=("train",))
 
@@ -196,11 +198,11 @@ TEAMS = (
     ),
 )  # fmt: skip
 SANDBOX = "sandbox"
-"""Namespace of pods that belong to no queue and no team: a queue is missing in its labels."""
+"""Namespace of a pod that belongs to no queue and no team, because its labels name no queue."""
 
 
 def generate(seed: int, start_ms: int, days: int, whole_gpus: int) -> list[Job]:
-    """All jobs of a run, by submission."""
+    """Return all jobs of a run, in the order of their submission."""
     offered = LOAD * whole_gpus * days * 24.0
     jobs: list[Job] = []
     for team in TEAMS:
@@ -218,9 +220,9 @@ def _team(random: Random, team: Team, start_ms: int, days: int, offered_hours: f
 
 
 def _campaigns(random: Random, team: Team, start_ms: int, days: int, hours: float) -> Iterator[Job]:
-    """Generate training campaigns until the team has requested its GPU-hours, divided by gang size.
+    """Generate training campaigns until the team has requested its GPU-hours for each gang size.
 
-    Only work inside the span counts, so that long jobs at the end do not distort the load."""
+    Only the time inside the run counts, so that long jobs at its end do not distort the load."""
     end_ms = start_ms + days * MS_PER_DAY
     calendar = _Calendar(team.sprints, start_ms, days)
     parts = sum(part for _, part in team.gangs)
@@ -256,8 +258,8 @@ def _short_pods(random: Random, team: Team, start_ms: int, days: int) -> Iterato
 
 
 def _notebooks(random: Random, team: Team, start_ms: int, days: int) -> Iterator[Job]:
-    """Generate notebooks, opened in the morning of a working day, hardly used, closed in the evening, sometimes
-    forgotten."""
+    """Generate notebooks, which open in the morning of a working day, are hardly used, and close in the evening. A
+    fifth of them runs through the night."""
     for person in range(team.notebooks + team.hoarders):
         hoards = person >= team.notebooks
         shape = WHOLE if hoards else random.choice((SHARED, SHARED, "1g.10gb", "2g.20gb"))
@@ -276,7 +278,7 @@ def _notebooks(random: Random, team: Team, start_ms: int, days: int) -> Iterator
 
 
 def _services(random: Random, team: Team, start_ms: int, days: int) -> Iterator[Job]:
-    """Generate inference services that always run and are replaced every morning before the old ones end."""
+    """Generate inference services. Each runs for almost a day, and the next one starts a day after its start."""
     for number, (shape, utilisation) in enumerate(team.services):
         for day in range(days):
             at = start_ms + day * MS_PER_DAY + number * 97_000 + random.randrange(1_000)
@@ -293,7 +295,8 @@ def _forgotten(start_ms: int, days: int) -> list[Job]:
 
 
 class _Calendar:
-    """The intensity of a team's work by hour of the day, day of the week and sprint. Draws times by that intensity."""
+    """Draws times with the intensity of a team's work, which depends on the hour of the day, the weekend and the
+    sprints."""
 
     def __init__(self, sprints: Sequence[tuple[float, float]], start_ms: int, days: int) -> None:
         self._start_ms = start_ms
@@ -312,12 +315,13 @@ class _Calendar:
 
 
 def _weekend(at_ms: int) -> bool:
-    """Return whether a time is on a weekend; 1970-01-01 was a Thursday."""
+    """Return True if a time is on a weekend; 1970-01-01 was a Thursday."""
     return (at_ms // MS_PER_DAY + 3) % 7 >= 5
 
 
 def _run_time(random: Random, gpus: int) -> float:
-    """Draw a lognormal run time; the median grows with the gang, because small jobs are mostly trials of large ones."""
+    """Draw a lognormal run time in milliseconds. The median grows with the gang, because small jobs are mostly trials
+    of large ones."""
     return min(_LONGEST_MS, _MEDIAN_MS * math.sqrt(gpus) * math.exp(random.gauss(0.0, _SIGMA)))
 
 

@@ -1,9 +1,9 @@
-"""Records what really happened in the simulation, to the microsecond.
+"""Computes the true GPU time of the simulation by account and team, to the microsecond.
 
-The ledger's accounts are compared with these. This module uses neither the agents' rows nor the ledger: it follows the
-scheduler's events and the spans that could not be metered (a node that lost power, an agent that was killed). It shares
-one rule with the agents: how microseconds of a GPU are divided among MIG instances, by largest remainder over each
-closed span. Spans end at every multiple of the interval and at every change of holders on that GPU. All figures are
+The demo compares the ledger with these totals. The module uses neither the agents' rows nor the ledger. It follows the
+scheduler's events and the spans that no agent could meter (a node without power, a killed agent). It shares one rule
+with the agents: the microseconds of a GPU are divided among its MIG instances by largest remainder over each closed
+span. A span ends at every multiple of the interval and at every change of a holder on the GPU. All figures are
 integers."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRUE_ACCOUNTS = (*HELD, "unallocated", "unmetered", "down")
 
 @dataclass(frozen=True, slots=True)
 class _PodHold:
-    """One pod's hold on a slot."""
+    """A pod that holds a slot. permille: its utilisation."""
 
     job: str
     attempt: int
@@ -34,12 +34,16 @@ class _PodHold:
 
 @dataclass(slots=True)
 class _Gpu:
-    """One GPU: the holders of its slots and since when, and its condition."""
+    """One GPU, its condition, and the holders of its slots.
+
+    since_ms: the time up to which the GPU is booked.
+    weights: the relative size of each slot; weight_sum: their sum.
+    before: the holders when the agent was killed."""
 
     spec: GpuSpec
     since_ms: int
     weights: tuple[int, ...]
-    per: int
+    weight_sum: int
     slots: list[_PodHold | None]
     condition: Condition = "ok"
     before: list[_PodHold | None] = field(default_factory=list)
@@ -47,21 +51,21 @@ class _Gpu:
 
 @dataclass(slots=True)
 class TrueTotals:
-    """GPU-microseconds by account, and by team and account."""
+    """True GPU-microseconds by account, and by team and account."""
 
-    totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TRUE_ACCOUNTS, 0))
+    accounts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TRUE_ACCOUNTS, 0))
     teams: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def add(self, account: str, amount_us: int, team: str = "") -> None:
-        """Add time to an account; held time needs a team."""
-        self.totals[account] += amount_us
+        """Add time to an account. Held time needs a team."""
+        self.accounts[account] += amount_us
         if team:
             self.teams.setdefault(team, dict.fromkeys(HELD, 0))[account] += amount_us
 
     def merge(self, other: TrueTotals) -> None:
         """Add the totals of other GPUs."""
-        for account, amount in other.totals.items():
-            self.totals[account] += amount
+        for account, amount in other.accounts.items():
+            self.accounts[account] += amount
         for team, accounts in other.teams.items():
             mine = self.teams.setdefault(team, dict.fromkeys(HELD, 0))
             for account, amount in accounts.items():
@@ -73,18 +77,17 @@ class TrueTotals:
 
 
 class GroundTruth:
-    """The ground truth. Give it the engine's events in order, and the spans that could not be metered.
-
-    It follows only the GPUs of its own nodes."""
+    """Follows the GPUs of some nodes. Its owner reports the scheduler's events in order, and the spans that no agent
+    could meter."""
 
     def __init__(self, nodes: Sequence[NodeSpec], start_ms: int, interval_ms: int) -> None:
         self._interval_ms = interval_ms
         self._nodes = {node.name: [gpu.uuid for gpu in node.gpus] for node in nodes}
-        self._gpus = {gpu.uuid: _fresh(gpu, start_ms) for node in nodes for gpu in node.gpus}
+        self._gpus = {gpu.uuid: _new_gpu(gpu, start_ms) for node in nodes for gpu in node.gpus}
         self._read_ms = dict.fromkeys(self._nodes, start_ms)
-        self.books = TrueTotals()
+        self.totals = TrueTotals()
 
-    def see(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         """Apply an event at `event.at_ms`."""
         at_ms = event.at_ms
         if isinstance(event, Started | Stopped):
@@ -93,7 +96,7 @@ class GroundTruth:
             for slot in event.slots:
                 gpu = self._gpus.get(slot.gpu)
                 if gpu is not None:
-                    self._settle(gpu, at_ms)
+                    self._book_until(gpu, at_ms)
                     gpu.slots[slot.index] = hold if isinstance(event, Started) else None
             return
         condition: Condition = "ok"
@@ -103,83 +106,82 @@ class GroundTruth:
         for uuid in names:
             gpu = self._gpus.get(uuid)
             if gpu is not None:
-                self._settle(gpu, at_ms)
+                self._book_until(gpu, at_ms)
                 gpu.condition = condition
 
     def agent_read(self, node: str, at_ms: int) -> None:
-        """Record that the agent took a reading, which closes every interval that had ended."""
+        """Record that the agent took a reading, which closes every interval that has ended."""
         self._read_ms[node] = at_ms
 
     def power_fails(self, node: str, at_ms: int) -> None:
-        """Record a power failure, before the other events of that time: intervals that the agent had not closed are
-        lost."""
+        """Record a power failure, before the other events of the same time. The agent loses the intervals that it has
+        not closed."""
         for uuid in self._nodes[node]:
             gpu = self._gpus[uuid]
             closed_ms = self._closed_by(gpu, node)
-            self._settle(gpu, closed_ms)
-            self.books.add("unmetered", (at_ms - closed_ms) * US_PER_MS)
+            self._book_until(gpu, closed_ms)
+            self.totals.add("unmetered", (at_ms - closed_ms) * US_PER_MS)
             gpu.since_ms = at_ms
 
     def gpu_fails(self, uuid: str, read_ms: int, at_ms: int) -> None:
-        """Record the loss of a GPU, before the other events of that time: its use since the last reading is unknown."""
+        """Record the loss of a GPU, before the other events of the same time. Its use since the last reading is
+        unknown."""
         gpu = self._gpus[uuid]
-        self._settle(gpu, read_ms)
+        self._book_until(gpu, read_ms)
         for hold, share in zip(gpu.slots, self._shares(gpu, read_ms, at_ms), strict=True):
             if hold is None:
-                self.books.add("unallocated", share)
+                self.totals.add("unallocated", share)
             else:
-                self.books.add("allocated_unknown", share, hold.team)
+                self.totals.add("allocated_unknown", share, hold.team)
         gpu.since_ms = at_ms
 
     def agent_dies(self, node: str) -> None:
-        """Record that the agent was killed: its counters are lost, and the intervals that it closed are kept."""
+        """Record that the agent is killed. It loses its counters, and keeps the intervals that it has closed."""
         for uuid in self._nodes[node]:
             gpu = self._gpus[uuid]
-            self._settle(gpu, self._closed_by(gpu, node))
+            self._book_until(gpu, self._closed_by(gpu, node))
             gpu.before = list(gpu.slots)
             gpu.condition = "blind"
 
     def agent_returns(self, node: str, at_ms: int) -> None:
-        """Record that the agent is back: it knows which pods still hold their GPUs, but neither their use nor idle time
-        meanwhile."""
+        """Record that the agent is back. It knows which pods still hold their GPUs, but not their use meanwhile."""
         for uuid in self._nodes[node]:
             gpu = self._gpus[uuid]
             for start, end in pairwise(self._instants(gpu.since_ms, at_ms)):
                 for share, before, now in zip(self._shares(gpu, start, end), gpu.before, gpu.slots, strict=True):
                     if before is not None and before == now:
-                        self.books.add("allocated_unknown", share, before.team)
+                        self.totals.add("allocated_unknown", share, before.team)
                     else:
-                        self.books.add("unmetered", share)
+                        self.totals.add("unmetered", share)
             gpu.since_ms = at_ms
             gpu.condition = "ok"
 
     def finish(self, end_ms: int) -> None:
-        """Book everything up to the end."""
+        """Book all GPUs up to the end."""
         for gpu in self._gpus.values():
-            self._settle(gpu, end_ms)
+            self._book_until(gpu, end_ms)
 
-    # --- internal ----------------------------------------------------------------------------
-
-    def _settle(self, gpu: _Gpu, at_ms: int) -> None:
+    def _book_until(self, gpu: _Gpu, at_ms: int) -> None:
         if gpu.condition == "blind" or at_ms == gpu.since_ms:
             return
         if gpu.condition != "ok":
-            self.books.add("down", (at_ms - gpu.since_ms) * US_PER_MS)
+            self.totals.add("down", (at_ms - gpu.since_ms) * US_PER_MS)
         else:
-            for start, end in self._pieces(gpu, at_ms):
+            for start, end in self._closed_spans(gpu, at_ms):
                 for i, share in enumerate(self._shares(gpu, start, end)):
                     hold = gpu.slots[i]
                     if hold is None:
-                        self.books.add("unallocated", share)
+                        self.totals.add("unallocated", share)
                     else:
-                        busy = (end - start) * hold.permille * gpu.weights[i] // gpu.per
-                        self.books.add("busy", busy, hold.team)
-                        self.books.add("allocated_idle", share - busy, hold.team)
+                        busy = (end - start) * hold.permille * gpu.weights[i] // gpu.weight_sum
+                        self.totals.add("busy", busy, hold.team)
+                        self.totals.add("allocated_idle", share - busy, hold.team)
         gpu.since_ms = at_ms
 
-    def _pieces(self, gpu: _Gpu, end_ms: int) -> Iterable[tuple[int, int]]:
-        """Split a GPU's span where agents would; a GPU that divides into whole microseconds needs no split."""
-        if US_PER_MS % gpu.per == 0:
+    def _closed_spans(self, gpu: _Gpu, end_ms: int) -> Iterable[tuple[int, int]]:
+        """Split the span that is not booked as an agent does. A GPU that divides into whole microseconds needs no
+        split."""
+        if US_PER_MS % gpu.weight_sum == 0:
             return ((gpu.since_ms, end_ms),)
         return pairwise(self._instants(gpu.since_ms, end_ms))
 
@@ -193,11 +195,11 @@ class GroundTruth:
         yield end_ms
 
     def _closed_by(self, gpu: _Gpu, node: str) -> int:
-        """Return the last time up to which the node's agent had closed this GPU's rows."""
+        """Return the time up to which the node's agent has closed the GPU's intervals."""
         return max(gpu.since_ms, self._read_ms[node] // self._interval_ms * self._interval_ms)
 
 
-def _fresh(gpu: GpuSpec, start_ms: int) -> _Gpu:
+def _new_gpu(gpu: GpuSpec, start_ms: int) -> _Gpu:
     if gpu.shapes == (WHOLE,):
         weights: tuple[int, ...] = (1,)
     elif SHARED in gpu.shapes:

@@ -3,14 +3,14 @@
 engine ─ events ─▶ machines with agents ─ HTTP ─▶ accountant ─ HTTP ─▶ controller ─▶ Queue objects ─▶ engine
 
 Once per simulated hour the agents deliver, the accountant runs its background tasks, and the controller runs one cycle.
-The scheduler then uses the published weights. All clocks are virtual. The machines' clocks move through every event,
-and the accountant's and the controller's from hour to hour.
+The scheduler then uses the published weights. The machines' clocks move through every event, and the clocks of the
+accountant and the controller from hour to hour.
 
-No step waits in real time, and the parts overlap where possible. Agents and accountant have processes of their own.
-While an hour is booked, the controller works on the hour before and the machines simulate the next one.
+No step waits in real time. The agents and the accountant have processes of their own. While the accountant books an
+hour, the controller works on the hour before, and the machines simulate the next one.
 
-KAI's queue controller writes what queues hold and request into `Queue.status`, and its scheduler reads
-`overQuotaWeight`. This module does not change weights."""
+The module plays KAI's queue controller, which writes into `Queue.status` what queues hold and request, and KAI's
+scheduler, which reads `overQuotaWeight`. It does not change weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,14 @@ from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR
 from gputally.demo.ground_truth import TrueTotals
 from gputally.demo.scenario import Scenario
-from gputally.demo.worker_processes import AccountantConfig, LedgerFigures, Parts, SiteConfig, SiteResult, order
+from gputally.demo.worker_processes import (
+    AccountantConfig,
+    LedgerFigures,
+    SiteConfig,
+    SiteResult,
+    WorkerProcesses,
+    encode_call,
+)
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, NODE, Object
 
@@ -45,7 +52,7 @@ NODE_CONTROLLER = "kubelet"
 
 
 class ControlPlane:
-    """Queues, nodes and KAI's shard in a `MemoryCluster`."""
+    """A `MemoryCluster` with the queues, the nodes and KAI's shard."""
 
     def __init__(self, nodes: Sequence[NodeSpec], policy: Policy) -> None:
         self.cluster = MemoryCluster([*KINDS, NODE, CONFIG_MAP])
@@ -82,7 +89,7 @@ class ControlPlane:
         self._states = dict(states)
 
     def weights(self) -> dict[str, float]:
-        """Return the over-quota weights that are in the objects now."""
+        """Return the present over-quota weights of the Queue objects."""
         return {
             queue["metadata"]["name"]: float(queue["spec"]["resources"]["gpu"]["overQuotaWeight"])
             for queue in self.cluster.list(QUEUE)
@@ -99,7 +106,7 @@ class ControlPlane:
 
 @dataclass(slots=True)
 class ControllerCounts:
-    """Counts of what the controller did over the run."""
+    """Number of the controller's cycles, of those that held the weights, and of published weights."""
 
     cycles: int = 0
     holds: int = 0
@@ -107,14 +114,14 @@ class ControllerCounts:
 
 
 class Pipeline:
-    """The running demo. Use it as a context: leaving it stops the server and closes the ledger.
+    """The running demo. As a context manager it stops the server and closes the ledger.
 
-    folder: for the ledger and the outboxes; must be empty.
-    port 0: any free one.
-    parts: unused worker processes; None: start new ones, whose warnings are not logged.
-    scratch: remove the folder if this process ends without doing so.
-    scraped: the agents keep metrics, which slows the run a little, and no hour begins before the previous one is over.
-    observe: called with every cycle."""
+    folder: an empty folder for the ledger and the outboxes.
+    port: the port of the accountant; 0 for any free port.
+    processes: unused worker processes; None to start new ones, whose warnings are not logged.
+    scratch: True to have the workers remove the folder if this process ends without doing so.
+    scraped: True to have the agents keep metrics. Then no hour begins before the previous one is complete.
+    observe: the function that gets the report of every cycle."""
 
     def __init__(
         self,
@@ -122,32 +129,34 @@ class Pipeline:
         folder: Path,
         port: int = 0,
         *,
-        parts: Parts | None = None,
+        processes: WorkerProcesses | None = None,
         scratch: bool = False,
         scraped: bool = False,
         observe: Callable[[CycleReport], None] | None = None,
     ) -> None:
-        """Raises the exceptions of accountant.composition.Service and serve if folder or port cannot be used."""
+        """Start the accountant and the agents' machines. Raises WorkerLost if the folder or the port cannot be used."""
         self.scenario = scenario
-        self.tally = ControllerCounts()
+        self.counts = ControllerCounts()
         self.resent = 0
-        """Intervals sent twice because the first answer was lost."""
+        """Number of intervals that agents sent twice because the first answer was lost."""
         self._clock = VirtualClock(scenario.start_ms)
-        """The controller's clock; the accountant has its own."""
+        """The controller's clock. The accountant has a clock of its own."""
         self._scraped = scraped
         self.agent_pages: dict[str, str] = {}
-        """The agents' /metrics pages by node, for the hour that `progress` reports, before they deliver."""
-        self.taken = SiteResult(TrueTotals(), 0)
-        """The ground truth, after the run."""
+        """The agents' /metrics pages by node, at the end of the last hour, before the agents deliver."""
+        self.site_result = SiteResult(TrueTotals(), 0)
+        """The ground truth and the number of closed intervals, after the run."""
         teams = tuple(sorted(queue.name for queue in scenario.policy.queues))
-        with ExitStack() as opening:
-            mine = opening.enter_context(parts or Parts())
-            self._accountant, self._crew = mine.office, mine.crew
-            leaving = folder if scratch else None
-            premises = AccountantConfig(scenario.nodes, teams, folder, port, scenario.start_ms, mine.log_file)
-            self._accountant.start(premises, scratch=leaving)
-            self.url: str = self._accountant.ask("url")
-            plot = SiteConfig(
+        with ExitStack() as stack:
+            processes = stack.enter_context(processes or WorkerProcesses())
+            self._accountant, self._agents = processes.accountant, processes.agents
+            removed_folder = folder if scratch else None
+            accountant_config = AccountantConfig(
+                scenario.nodes, teams, folder, port, scenario.start_ms, processes.log_file
+            )
+            self._accountant.start(accountant_config, scratch=removed_folder)
+            self.url: str = self._accountant.call("url")
+            site_config = SiteConfig(
                 nodes=scenario.nodes,
                 queues=frozenset(teams),
                 folder=folder / "outboxes",
@@ -158,9 +167,9 @@ class Pipeline:
                 seed=scenario.seed,
                 scraped=scraped,
             )
-            self._crew.settle(plot, leaving)
-            client = opening.enter_context(AccountantApi(self.url))
-            self._stack = opening.pop_all()
+            self._agents.create_sites(site_config, removed_folder)
+            client = stack.enter_context(AccountantApi(self.url))
+            self._stack = stack.pop_all()
         self.engine = scenario.engine()
         self.plane = ControlPlane(scenario.nodes, scenario.policy)
         self.controller = Controller(scenario.policy, client, self.plane.cluster, self._clock, observe=observe)
@@ -174,69 +183,72 @@ class Pipeline:
         self._stack.close()
 
     def run(self, progress: Callable[[int], None] = lambda _: None) -> None:
-        """Run the whole span hour by hour; `progress` gets the virtual time, in any thread.
+        """Run the whole span hour by hour. progress: the function that gets the virtual time of a finished
+        hour, in any thread.
 
-        As soon as an hour is booked, the controller runs its cycle and the scheduler continues, even if the machines
-        have not simulated the next hour yet. The weights therefore take effect an hour later."""
+        The controller runs its cycle as soon as an hour is booked, while the machines simulate the next hour. The
+        weights therefore take effect an hour later."""
         hours = self.scenario.days * 24
         events: Sequence[Event] = self.engine.events_until(self.scenario.start_ms)
-        self._accountant.ask("hour", self.scenario.start_ms, _of_nodes(events), False)
-        self._tell_nodes(events)
-        self._crew.begin(events)
+        self._accountant.call("hour", self.scenario.start_ms, _of_nodes(events), False)
+        self._report_nodes(events)
+        self._agents.begin(events)
         events = self.engine.events_until(self._after(1))
-        self._crew.set_out(events, self._after(1))
+        self._agents.start_hour(events, self._after(1))
         control: Callable[[], None] | None = None
-        keep_house = False  # figures of the hour before, because a separate request would have to wait
+        run_maintenance = False  # with the next call, because a call of its own would have to wait
         with ThreadPoolExecutor(1, "scheduler") as scheduler:
             for hour in range(1, hours + 1):
                 away = hour in self.scenario.faults.away
-                self._accountant.ask("hour", self._after(hour), _of_nodes(events), away, keep_house)
-                going_on = scheduler.submit(self._go_on, hour, control, events)
-                self._crew.arrive()
+                self._accountant.call("hour", self._after(hour), _of_nodes(events), away, run_maintenance)
+                next_hour = scheduler.submit(self._schedule_hour, hour, control, events)
+                self._agents.finish_hour()
                 if self._scraped:
-                    self.agent_pages = self._crew.scrape()
+                    self.agent_pages = self._agents.scrape()
                 self._deliver_alone(hour)
-                self._crew.deliver()
-                states, events = going_on.result()
+                self._agents.start_delivery()
+                states, events = next_hour.result()
                 control = partial(self._control, hour, states, progress)
-                alone = hour == hours or self._disturbed(hour, events)
-                if alone:
-                    self._crew.delivered()
+                deliver_first = hour == hours or self._must_deliver_first(hour, events)
+                if deliver_first:
+                    self._agents.finish_delivery()
                 if hour < hours:
-                    self._crew.set_out(events, self._after(hour + 1))
-                if not alone:
-                    self._crew.delivered()
-                keep_house = hour < hours and not self._at_once(hour)
-                if not keep_house:
-                    self._accountant.ask("maintain")
+                    self._agents.start_hour(events, self._after(hour + 1))
+                if not deliver_first:
+                    self._agents.finish_delivery()
+                run_maintenance = hour < hours and not self._must_control_first(hour)
+                if not run_maintenance:
+                    self._accountant.call("maintain")
                     control()
                     control = None
-        self.taken = self._crew.finish(self.scenario.end_ms)
+        self.site_result = self._agents.finish(self.scenario.end_ms)
 
-    def _go_on(
+    def _schedule_hour(
         self, hour: int, control: Callable[[], None] | None, events: Sequence[Event]
     ) -> tuple[Mapping[str, QueueState], Sequence[Event]]:
-        """Run the controller's cycle for the previous hour if it is due, then the scheduler until the end of the next
-        hour. Returns the queue states in between and the events of the next hour. events: of `hour`."""
+        """Run the controller's cycle for the previous hour, if `control` is given, and then the scheduler until the end
+        of the next hour. Return the queue states at the end of `hour` and the events of the next hour.
+
+        events: the events of `hour`."""
         if control is not None:
             control()
-        self._tell_nodes(events)
+        self._report_nodes(events)
         states = self.engine.queue_states()
         return states, self.engine.events_until(self._after(hour + 1)) if hour < self.scenario.days * 24 else ()
 
     def figures(self) -> LedgerFigures:
         """Query the ledger for the figures of the span."""
-        found: LedgerFigures = self._accountant.ask("figures", self.scenario.start_ms, self.scenario.end_ms)
-        return found
+        figures: LedgerFigures = self._accountant.call("figures", self.scenario.start_ms, self.scenario.end_ms)
+        return figures
 
     def write_files(self, folder: Path) -> None:
-        """Begin to write the ledger's files (gputally.demo.worker_processes.LEDGER_FILES), and return at once."""
-        self._accountant.tell(order("write_files", folder, self.scenario.start_ms, self.scenario.end_ms))
+        """Start to write the ledger's files (gputally.demo.worker_processes.LEDGER_FILES), and return at once."""
+        self._accountant.send(encode_call("write_files", folder, self.scenario.start_ms, self.scenario.end_ms))
 
     def files_written(self) -> None:
         """Wait for the end of `write_files`, before any other request. Raises WorkerLost if a file cannot be
         written."""
-        self._accountant.answer()
+        self._accountant.result()
 
     def get(self, path: str) -> str:
         """Return a page of the accountant."""
@@ -245,36 +257,36 @@ class Pipeline:
     def _after(self, hour: int) -> int:
         return self.scenario.start_ms + hour * MS_PER_HOUR
 
-    def _disturbed(self, hour: int, events: Sequence[Event]) -> bool:
-        """Return whether the machines must wait with the hour after `hour` until their agents have delivered: because
-        answers are delayed, an agent ends before its answer arrives, or a check reads undelivered records."""
+    def _must_deliver_first(self, hour: int, events: Sequence[Event]) -> bool:
+        """Return True if the agents must finish their delivery before the machines simulate the hour after `hour`. This
+        is so if the accountant does not answer, if an agent ends in the next hour, or if the demo is scraped."""
         faults = self.scenario.faults
         ends = any(isinstance(event, OutageBegan) and event.outage.target == "node" for event in events)
         killed = self._after(hour) < faults.killed_ms <= self._after(hour + 1)
         return self._scraped or hour in faults.away or ends or killed
 
-    def _at_once(self, hour: int) -> bool:
-        """Return whether the controller must handle `hour` before the next hour is delivered, because the result could
-        differ (its policy takes effect when it first announces it; the accountant does not answer), or because the demo
-        is observed."""
+    def _must_control_first(self, hour: int) -> bool:
+        """Return True if the controller must run its cycle for `hour` before the agents deliver the next hour. This is
+        so until the first cycle with usage, around an hour in which the accountant does not answer, and if the demo is
+        scraped; otherwise the results could differ from run to run."""
         away = self.scenario.faults.away
-        return self._scraped or hour in away or hour + 1 in away or self.tally.cycles == self.tally.holds
+        return self._scraped or hour in away or hour + 1 in away or self.counts.cycles == self.counts.holds
 
-    def _tell_nodes(self, events: Sequence[Event]) -> None:
-        """Report nodes that went down or came back to the API server."""
+    def _report_nodes(self, events: Sequence[Event]) -> None:
+        """Write to the API server which nodes went down or came back."""
         for event in _of_nodes(events):
             self.plane.node_ready(event.outage.name, ready=isinstance(event, OutageEnded))
 
     def _deliver_alone(self, hour: int) -> None:
-        """Let the agents whose answers will be lost deliver their records."""
+        """Let the agents whose acknowledgements get lost in `hour` deliver their records, one after the other."""
         for name in (node.name for node in self.scenario.nodes if (hour, node.name) in self.scenario.faults.lost_acks):
-            self._accountant.ask("lose_next_ack")
-            sent = self._crew.deliver_alone(name)
-            self.resent += sent if self._accountant.ask("ack_was_lost") else 0
+            self._accountant.call("lose_next_ack")
+            sent = self._agents.deliver_alone(name)
+            self.resent += sent if self._accountant.call("ack_was_lost") else 0
 
     def _control(self, hour: int, states: Mapping[str, QueueState], progress: Callable[[int], None]) -> None:
-        """Run KAI's queue controller, gputally's controller and KAI's scheduler, in this order. states: at the end of
-        the hour."""
+        """Run KAI's queue controller, gputally's controller and KAI's scheduler, in this order. states: the queues at
+        the end of the hour."""
         self._clock.advance_to(self._after(hour))
         self.plane.report(states)
         report = self.controller.cycle()
@@ -283,9 +295,9 @@ class Pipeline:
         progress(self._after(hour))
 
     def _count(self, report: CycleReport) -> None:
-        self.tally.cycles += 1
-        self.tally.holds += report.hold is not None
-        self.tally.weights_published += sum(
+        self.counts.cycles += 1
+        self.counts.holds += report.hold is not None
+        self.counts.weights_published += sum(
             outcome.result == "applied" for target in report.targets for outcome in target.outcomes
         )
 

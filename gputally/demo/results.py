@@ -1,6 +1,6 @@
-"""Compares the ledger with the ground truth, and prints and writes the summary.
+"""Compares the ledger with the ground truth, and prints and writes the summary of the demo.
 
-Every GPU figure is an integer of microseconds."""
+Every GPU time is an integer of microseconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from accountant.wire.usage_models import Accounts
 from fairshare.explain.plan_tables import report_view
 from fairshare.simulator.fairness_measures import entitlement, feasible_demand
 from gputally.base.command_line import Output, Terminal
-from gputally.base.command_line import show as printed
+from gputally.base.command_line import show as print_result
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
 from gputally.demo.cluster_and_workload import parts
 from gputally.demo.ground_truth import HELD, TRUE_ACCOUNTS, TrueTotals
@@ -36,10 +36,10 @@ from gputally.demo.worker_processes import LEDGER_FILES, LedgerFigures
 
 @dataclass(frozen=True, slots=True)
 class TeamResult:
-    """The demo's result for one team.
+    """The result of the demo for one team.
 
-    share_before, share_after: its part of all GPU time that teams held, under static and time-based weights.
-    entitled: the share it should have had, by weight and by what its jobs could have used."""
+    share_before, share_after: the team's share of all GPU time that teams held, under static and time-based weights.
+    entitled: the share to which the team is entitled, by its weight and its demand."""
 
     name: str
     accounts: Accounts
@@ -52,7 +52,7 @@ class TeamResult:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check, and whether it passes."""
+    """One check of the run. holds: True if it passes."""
 
     name: str
     holds: bool
@@ -61,7 +61,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The results of a run; `as_json` documents the fields."""
+    """The results of a run, which `as_json` writes to summary.json."""
 
     scenario: Scenario
     capacity_gpu_us: int
@@ -91,7 +91,7 @@ class Results:
         return all(check.holds for check in self.checks)
 
     def as_json(self) -> dict[str, Any]:
-        """summary.json: money as decimal text, GPU time as integers of microseconds."""
+        """Return the content of summary.json. Money is decimal text, and GPU time is integer microseconds."""
         scenario = self.scenario
         return {
             "schema": 1,
@@ -137,33 +137,33 @@ class Results:
         }
 
 
-def collect(pipeline: Pipeline, books: LedgerFigures, before: TrueTotals, wall_seconds: float) -> Results:
-    """Compare the ledger with the ground truth, and the shares with those under static weights."""
+def collect(pipeline: Pipeline, ledger: LedgerFigures, before: TrueTotals, wall_seconds: float) -> Results:
+    """Collect the results of a run. before: the ground truth of the run under static weights."""
     scenario = pipeline.scenario
     outcomes = pipeline.engine.outcomes.values()
     capacity = sum(len(node.gpus) for node in scenario.nodes) * (scenario.end_ms - scenario.start_ms) * US_PER_MS
     return Results(
         scenario=scenario,
         capacity_gpu_us=capacity,
-        accounts=books.accounts,
-        teams=_teams(pipeline, before, books.by_team, books.costs),
-        unassigned=books.by_team.get(UNASSIGNED, Accounts()),
-        currency=books.currency,
-        total_cost=books.total,
-        unallocated_cost=books.costs.get(IDLE),
-        coverage=books.coverage,
-        sent=pipeline.taken.closed + pipeline.resent,
-        stored=books.rows["stored"],
-        duplicates=books.rows["duplicate"],
-        quarantined=books.rows["quarantined"],
-        cycles=pipeline.tally.cycles,
-        holds=pipeline.tally.holds,
-        weights_published=pipeline.tally.weights_published,
-        acks_lost=books.acks_lost,
+        accounts=ledger.accounts,
+        teams=_teams(pipeline, before, ledger.by_team, ledger.costs),
+        unassigned=ledger.by_team.get(UNASSIGNED, Accounts()),
+        currency=ledger.currency,
+        total_cost=ledger.total,
+        unallocated_cost=ledger.costs.get(IDLE),
+        coverage=ledger.coverage,
+        sent=pipeline.site_result.closed + pipeline.resent,
+        stored=ledger.rows["stored"],
+        duplicates=ledger.rows["duplicate"],
+        quarantined=ledger.rows["quarantined"],
+        cycles=pipeline.counts.cycles,
+        holds=pipeline.counts.holds,
+        weights_published=pipeline.counts.weights_published,
+        acks_lost=ledger.acks_lost,
         started=sum(outcome.first_start_ms is not None for outcome in outcomes),
         rejected=sum(outcome.rejected for outcome in outcomes),
         evictions=sum(outcome.evictions for outcome in outcomes),
-        checks=_checks(pipeline, books, capacity),
+        checks=_checks(pipeline, ledger, capacity),
         wall_seconds=wall_seconds,
     )
 
@@ -178,7 +178,7 @@ def _teams(
     weights = {queue.name: queue.weight for queue in scenario.policy.queues}
     static = {name: before.held_us(name) for name in weights}
     after = {name: by_team.get(name, Accounts()).allocated for name in weights}
-    # Only the simulation knows what teams could have used.
+    # The ledger does not know the demand, so it comes from the simulation.
     demand = {
         name: max(amount * US_PER_MS, after[name])
         for name, amount in feasible_demand(
@@ -202,13 +202,13 @@ def _teams(
     )
 
 
-def _checks(pipeline: Pipeline, books: LedgerFigures, capacity: int) -> tuple[Check, ...]:
-    accounts, by_team, rows = books.accounts, books.by_team, books.rows
-    truth = pipeline.taken.books
-    wrong = {
-        name: getattr(accounts, name) - truth.totals[name]
+def _checks(pipeline: Pipeline, ledger: LedgerFigures, capacity: int) -> tuple[Check, ...]:
+    accounts, by_team, rows = ledger.accounts, ledger.by_team, ledger.rows
+    truth = pipeline.site_result.totals
+    differences = {
+        name: getattr(accounts, name) - truth.accounts[name]
         for name in TRUE_ACCOUNTS
-        if getattr(accounts, name) != truth.totals[name]
+        if getattr(accounts, name) != truth.accounts[name]
     }
     teams = {**truth.teams}
     known = {queue.name for queue in pipeline.scenario.policy.queues}
@@ -217,16 +217,20 @@ def _checks(pipeline: Pipeline, books: LedgerFigures, capacity: int) -> tuple[Ch
         figures = teams.pop(name)
         unassigned = {account: unassigned[account] + figures[account] for account in HELD}
     teams[UNASSIGNED] = unassigned
-    astray = [
+    different_teams = [
         name
         for name, figures in sorted(teams.items())
         if any(getattr(by_team.get(name, Accounts()), account) != figures[account] for account in HELD)
     ]
-    closed, resent = pipeline.taken.closed, pipeline.resent
+    closed, resent = pipeline.site_result.closed, pipeline.resent
     return (
         Check("accounts_add_up_to_capacity", accounts.total == capacity, f"{accounts.total - capacity:+,} µs"),
-        Check("ledger_equals_truth", not wrong, ", ".join(f"{k} {v:+,} µs" for k, v in wrong.items()) or "to the µs"),
-        Check("teams_equal_truth", not astray, ", ".join(astray) or "to the µs"),
+        Check(
+            "ledger_equals_truth",
+            not differences,
+            ", ".join(f"{k} {v:+,} µs" for k, v in differences.items()) or "to the µs",
+        ),
+        Check("teams_equal_truth", not different_teams, ", ".join(different_teams) or "to the µs"),
         Check("every_interval_stored_once", rows["stored"] == closed, f"{rows['stored']:,} of {closed:,}"),
         Check("duplicates_dropped", rows["duplicate"] == resent, f"{rows['duplicate']:,} of {resent:,} sent twice"),
         Check("nothing_quarantined", rows["quarantined"] == 0, f"{rows['quarantined']:,}"),
@@ -242,20 +246,20 @@ FILES = (*LEDGER_FILES, "plan.txt", "summary.json")
 
 
 def write_files(pipeline: Pipeline, results: Results, folder: Path) -> None:
-    """Write FILES; the accountant has begun its own earlier. Raises OSError, and WorkerLost for files that the
-    accountant cannot write."""
+    """Write FILES. The accountant has begun to write its files before. Raises OSError, and WorkerLost if the accountant
+    cannot write a file."""
     (folder / "plan.txt").write_text(_plan(pipeline), encoding="utf-8")
     (folder / "summary.json").write_text(json.dumps(results.as_json(), indent=2) + "\n", encoding="utf-8")
     pipeline.files_written()
 
 
 def show(results: Results, folder: Path, console: Console, output: Output = "table") -> None:
-    """Print the summary. JSON is summary.json, CSV its teams."""
+    """Print the summary. JSON is the content of summary.json, and CSV has one record per team."""
     if output != "table":
-        found = results.as_json()
-        teams = [{"team": name, **figures} for name, figures in found["teams"].items()]
+        summary = results.as_json()
+        teams = [{"team": name, **figures} for name, figures in summary["teams"].items()]
         if not console.quiet:
-            printed(output, lambda: "", found, teams)
+            print_result(output, lambda: "", summary, teams)
         return
     for title, table in (
         (f"GPU-hours by account, {_span(results)}", _accounts_table(results)),
@@ -269,7 +273,7 @@ def show(results: Results, folder: Path, console: Console, output: Output = "tab
 
 
 def _plan(pipeline: Pipeline) -> str:
-    """Return the controller's last cycle as `plan` prints it."""
+    """Return the report of the controller's last cycle, as `gputally fairshare plan` prints it."""
     text = io.StringIO()
     console = Terminal(file=text, width=PLAN_WIDTH, color_system=None)
     if pipeline.controller.last is not None:
@@ -311,13 +315,13 @@ def _teams_table(results: Results) -> RenderableType:
             report_text.money(team.cost, results.currency),
             f"{team.weight:g}",
             report_text.percent(team.share_before),
-            _nearer(team.share_before, team.share_after, team.entitled),
+            _share_after(team.share_before, team.share_after, team.entitled),
             report_text.percent(team.entitled),
         )
     held = results.unassigned.allocated
     if held:
         busy = report_text.percent(results.unassigned.busy / held)
-        rest = _rest(results)
+        rest = _cost_without_team(results)
         table.add_row(
             "no team", report_text.hours(held), busy, report_text.money(rest, results.currency), *[""] * 4, style="dim"
         )
@@ -393,15 +397,15 @@ def _mark(holds: bool) -> str:
     return "[green]✓[/green]" if holds else "[bold red]✗[/bold red]"
 
 
-def _nearer(before: float, after: float, entitled: float) -> Text:
-    """Render the new share, in green if it is closer to the team's entitlement."""
-    nearer = abs(after - entitled) < abs(before - entitled)
-    return Text(report_text.percent(after), "green" if nearer else "")
+def _share_after(before: float, after: float, entitled: float) -> Text:
+    """Render the new share, in green if it is closer to the team's entitlement than the old share."""
+    closer = abs(after - entitled) < abs(before - entitled)
+    return Text(report_text.percent(after), "green" if closer else "")
 
 
-def _rest(results: Results) -> Decimal | None:
-    """Return the part of the cost that no team pays: the total less the listed teams."""
+def _cost_without_team(results: Results) -> Decimal | None:
+    """Return the cost of GPU time that no team held: the total cost less that of the teams and of unallocated time."""
     if results.total_cost is None:
         return None
-    listed = [team.cost for team in results.teams] + [results.unallocated_cost]
-    return results.total_cost - sum((cost for cost in listed if cost is not None), Decimal(0))
+    costs = [team.cost for team in results.teams] + [results.unallocated_cost]
+    return results.total_cost - sum((cost for cost in costs if cost is not None), Decimal(0))

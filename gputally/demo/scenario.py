@@ -1,9 +1,9 @@
-"""Builds a run from the user's options: policy, claims, and the baseline without the controller.
+"""Builds a run from the user's options: cluster, policy, jobs and faults. Also runs the jobs under static weights.
 
-It uses only the policy models of the accountant, because the run under static weights has a process of its own, which
-should not load a server.
+Of the accountant the module imports only the policy models, because the run under static weights has a process of its
+own, which should not load a server.
 
-Deserved quotas are about a quarter of each team's part, so that history affects most of the cluster."""
+Deserved quotas are about a quarter of each team's share, so that history affects most of the cluster."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def teams_policy() -> Policy:
 
 
 def equal_policy(teams: Sequence[str], gpus: int) -> Policy:
-    """Return the policy for the teams of a trace: equal weights, and a deserved quota of a quarter of an equal part of
-    the GPUs."""
+    """Return the policy for the teams of a trace. All weights are equal, and each deserved quota is a quarter of an
+    equal share of the GPUs."""
     return _policy([(team, float(gpus // (4 * len(teams))), 1.0) for team in sorted(teams)])
 
 
 def claims(policy: Policy) -> tuple[Claim, ...]:
-    """Return the queues as the scheduler has them before any weight is published."""
+    """Return the queues as the scheduler has them before the controller publishes a weight."""
     return tuple(
         Claim(q.name, 0.0, q.deserved, q.limit, q.weight, priority=q.priority, parent=q.parent) for q in policy.queues
     )
@@ -63,14 +63,14 @@ def _policy(rows: Sequence[tuple[str, float, float]]) -> Policy:
 START_MS = 1_790_812_800_000
 """2026-10-01T00:00Z."""
 DAYS = 31
-"""The whole of October: the report is that of a month."""
+"""Default length: the whole of October, so that the report is that of a month."""
 MOST_DAYS = 366
 MOST_TEAMS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The user's options. days None: 31, or the length of the trace."""
+    """The options of the command. days: None for 31 days, or the length of the trace."""
 
     days: int | None = None
     interval_s: int = 900
@@ -80,7 +80,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Everything a run depends on."""
+    """Everything on which a run depends."""
 
     seed: int
     start_ms: int
@@ -113,11 +113,11 @@ def build(options: Options) -> Scenario:
         days = options.days or min(MOST_DAYS, 1 + (jobs[-1].submit_ms - START_MS) // MS_PER_DAY)
         teams = teams_of(jobs)
         if len(teams) > MOST_TEAMS:
-            raise job_traces.TraceError(f"{options.trace}: {len(teams)} teams, the demo takes at most {MOST_TEAMS}")
+            raise job_traces.TraceError(f"{options.trace}: {len(teams)} teams, but the demo runs at most {MOST_TEAMS}")
         rules = equal_policy(teams, whole_gpus(nodes))
     outages = cluster_and_workload.outages(START_MS, days)
     broken = {outage.name for outage in outages}
-    steady = [node.name for node in nodes if not broken & {node.name, *(gpu.uuid for gpu in node.gpus)}]
+    without_outage = [node.name for node in nodes if not broken & {node.name, *(gpu.uuid for gpu in node.gpus)}]
     return Scenario(
         seed=options.seed,
         start_ms=START_MS,
@@ -127,7 +127,7 @@ def build(options: Options) -> Scenario:
         policy=rules,
         jobs=tuple(jobs),
         outages=outages,
-        faults=cluster_and_workload.plan(options.seed, steady, START_MS, days),
+        faults=cluster_and_workload.plan(options.seed, without_outage, START_MS, days),
     )
 
 
@@ -137,19 +137,19 @@ def whole_gpus(nodes: tuple[NodeSpec, ...]) -> int:
 
 
 class Baseline:
-    """The same jobs under static weights, for comparison with a cluster without the controller."""
+    """Runs the same jobs under static weights, to compare a cluster with the controller to one without it."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
 
-    def books(self) -> TrueTotals:
-        """Return the true totals of the whole span."""
+    def totals(self) -> TrueTotals:
+        """Return the true totals of the whole run."""
         scenario = self._scenario
         truth = GroundTruth(scenario.nodes, scenario.start_ms, scenario.interval_s * 1000)
         for event in scenario.engine().events_until(scenario.end_ms):
-            truth.see(event)
+            truth.apply(event)
         truth.finish(scenario.end_ms)
-        return truth.books
+        return truth.totals
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""

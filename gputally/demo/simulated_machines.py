@@ -1,14 +1,13 @@
-"""Simulates the machines of a site with a real agent on each, and turns jobs into pods.
+"""Simulates machines with a real agent on each, and turns jobs into pods.
 
-Every event is applied at its exact time. The agents of the affected machines take a reading at that time, and all
-agents take a reading at least once in two intervals. An agent sees only its own machine. As in a real agent, delivering
-and metering may run in two threads; everything except `deliver` belongs to one thread.
+Every event happens at its exact time. The agents of the affected machines take a reading at that time, and all agents
+take a reading at least once in two intervals. An agent sees only its own machine. As in a real agent, delivery and
+metering run in two threads: everything except `deliver` belongs to one thread.
 
-Only the hardware and the kubelet are simulated: the agent's loop, meter, outbox and uploader are those of production.
-The outbox does not call fsync, because only the simulated machines can lose power, and their outboxes survive in this
-process.
+Only the hardware and the kubelet are simulated. The agent's loop, meter, outbox and uploader are the real ones. The
+outbox does not call fsync, because only the simulated machines lose power, and this process keeps their outboxes.
 
-There is one pod per node and attempt. Names, owners and namespaces look like a real cluster's. The queue is in
+A job has one pod per node and attempt. Names, owners and namespaces look like those of a real cluster. The queue is in
 `queue_ref`, so a pod is billed to its team even if it lived while no agent ran."""
 
 from __future__ import annotations
@@ -58,12 +57,12 @@ _WORKLOAD: dict[JobKind, str] = {
 
 
 _MEMORY_MIB = 80_000
-"""About what a GPU has; a pod uses a third of it, more if it is busy."""
+"""Approximate memory of a GPU. A pod uses a third of it, and more if the pod is busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One device of a pod. utilisation_ppm: of the GPU, or of its MIG instance."""
+    """A GPU, or a part of one, that a pod holds. utilisation_ppm: utilisation of the GPU, or of its MIG instance."""
 
     allocation: Allocation
     utilisation_ppm: int
@@ -72,19 +71,21 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
+    """A pod on one node, with the GPUs that it holds."""
+
     node: str
     facts: PodFacts
     claims: tuple[Claim, ...]
 
 
 def pod_uid(job: Job, attempt: int, node: str) -> str:
-    """Return a deterministic uid that differs for every attempt, because a rescheduled pod is a new pod."""
+    """Return the uid of a job's pod on a node. It differs for every attempt, because a rescheduled pod is a new pod."""
     return _uid(f"{job.id}/{attempt}/{node}")
 
 
 @lru_cache(1_024)
 def _uid(name: str) -> str:
-    """Return the uid of a name; called again when the pod stops, and for every pod of its owner."""
+    """Return a deterministic uid for a name."""
     return str(uuid5(NAMESPACE_URL, name))
 
 
@@ -96,10 +97,10 @@ def namespace_of(job: Job) -> str:
 def pods_of(
     start: Started, mig_uuids: dict[Slot, str], queued: frozenset[str], here: Container[str]
 ) -> tuple[Pod, ...]:
-    """Return the pods of a started gang, by node, only for nodes in `here`.
+    """Return the pods of a started gang on the nodes in `here`.
 
-    mig_uuids: maps a slot to its MIG instance.
-    queued: the names of existing queues."""
+    mig_uuids: the MIG instance of each slot that has one.
+    queued: the names of the existing queues."""
     nodes: dict[str, list[Slot]] = {}
     for slot in start.slots:
         nodes.setdefault(slot.node, []).append(slot)
@@ -160,10 +161,12 @@ def _resource(shape: str) -> str:
 
 
 class Machine:
-    """A node that is off until `boot`; `running` while its agent runs.
+    """A simulated node with an agent. It is off until `boot`.
 
+    folder: the folder of the agent's outbox.
+    url: the accountant's address.
     randbits, jitter: sources of the agent's randomness.
-    metrics: the metrics of its agents, for a Prometheus."""
+    metrics: the metrics of the node's agents; None for none."""
 
     def __init__(
         self,
@@ -204,31 +207,29 @@ class Machine:
 
     @property
     def closed(self) -> int:
-        """The number of intervals that its agents closed and spooled, over all restarts."""
+        """Number of intervals that the node's agents have closed and spooled, over all restarts."""
         return self._closed_before + (self._agent.health.intervals_closed if self._agent is not None else 0)
 
     @property
     def spooled(self) -> int:
-        """The newest number in its outbox."""
+        """The newest sequence number in the outbox."""
         return self._outbox.last_seq if self._outbox is not None else 0
 
     @property
     def unconfirmed(self) -> int:
-        """The number of intervals that would be sent now."""
+        """Number of intervals in the outbox that the accountant has not confirmed."""
         pending = self._outbox.pending(1_000_000, 1 << 40) if self._outbox is not None else None
         return len(pending.intervals) if pending is not None else 0
 
-    # --- events ------------------------------------------------------------------------------
-
     def boot(self) -> None:
-        """Switch the power on: a new boot id, reset driver counters, and a started agent."""
+        """Switch the power on: get a new boot id, reset the driver's counters, and start the agent."""
         self._boots += 1
         for gpu in self._node.gpus:
             self._node.reset_counters(self._clock.wall_ms(), gpu.uuid)
         self.start_agent()
 
     def start_agent(self) -> None:
-        """Start the agent with the existing outbox; it takes a reading at once."""
+        """Start the agent with the existing outbox, and let it take a reading."""
         self._outbox = Outbox(self._outbox_file, self._clock, fsync=False, randbits=self._randbits)
         self._uploader = Uploader(
             self._outbox,
@@ -248,7 +249,7 @@ class Machine:
         self.sample()
 
     def kill_agent(self) -> None:
-        """Kill the agent without a clean stop; intervals that it had not spooled are lost."""
+        """Kill the agent without a clean stop. It loses the intervals that it has not spooled."""
         self._closed_before = self.closed
         if self._uploader is not None and self._outbox is not None:
             self._uploader.close()
@@ -256,31 +257,30 @@ class Machine:
         self._agent = self._uploader = self._outbox = None
 
     def start_pod(self, at_ms: int, pod: Pod) -> None:
-        """The kubelet gives the pod its devices."""
+        """Give the pod its devices, as the kubelet does."""
         for claim in pod.claims:
             self._node.place(at_ms, claim.allocation, claim.utilisation_ppm, claim.memory_mib, pod.facts)
 
     def stop_pod(self, at_ms: int, uid: str) -> None:
-        """The pod ends and its devices are free."""
+        """End the pod, which frees its devices."""
         self._node.remove(at_ms, uid)
 
     def lose_gpu(self, at_ms: int, uuid: str) -> None:
-        """The GPU falls off the bus."""
+        """Lose the GPU: the driver does not reach it any more."""
         self._node.lose(at_ms, uuid)
 
     def recover_gpu(self, at_ms: int, uuid: str) -> None:
-        """The GPU was reset and answers again."""
+        """Reset the GPU, so that it answers again."""
         self._node.recover(at_ms, uuid)
 
-    # --- its agent ---------------------------------------------------------------------------
-
     def sample(self) -> None:
-        """One reading, if the agent runs."""
+        """Let the agent take a reading, if it runs."""
         if self._agent is not None:
             self._agent.sample()
 
     def deliver(self, upto: int | None = None) -> ShipResult | None:
-        """Send pending records up to number `upto`, until none is left or the accountant does not accept them."""
+        """Let the agent send pending records up to the sequence number `upto`, until none is left or the accountant
+        does not accept them."""
         result = None
         while self._agent is not None and (result is None or (result.progress and not self._delivered(upto))):
             result = self._agent.ship(upto)
@@ -290,11 +290,11 @@ class Machine:
         return upto is not None and self._outbox is not None and self._outbox.durable_seq >= upto
 
     def exposition(self) -> str:
-        """Return its agent's /metrics page; empty if it has none."""
+        """Return the agent's /metrics page; "" if it keeps no metrics."""
         return str(self._metrics.exposition(), "utf-8") if self._metrics is not None else ""
 
     def close(self) -> None:
-        """Shut the agent down in good order."""
+        """Shut the agent down cleanly."""
         closed = self.closed
         if self._agent is not None:
             self._agent.shutdown()
@@ -303,66 +303,68 @@ class Machine:
 
 
 LAST_READING_MS = 2_000
+"""Time between an agent's last reading of a GPU and the loss of the GPU."""
 
 
 class AgentSite:
-    """Machines with their agents and the ground truth about them, under one clock, which this class moves.
+    """Machines with their agents, and the ground truth about them, under one clock, which this class moves.
 
-    It receives all events of the cluster and applies those of its own machines."""
+    The site receives all events of the cluster and applies those of its own machines."""
 
-    def __init__(self, plot: SiteConfig) -> None:
-        self._clock = VirtualClock(plot.start_ms)
-        self._faults = plot.faults
-        self._queued = plot.queues
-        self._sample_ms = 2 * plot.interval_s * 1000
-        self._truth = GroundTruth(plot.nodes, plot.start_ms, plot.interval_s * 1000)
+    def __init__(self, config: SiteConfig) -> None:
+        self._clock = VirtualClock(config.start_ms)
+        self._faults = config.faults
+        self._queued = config.queues
+        self._sample_ms = 2 * config.interval_s * 1000
+        self._truth = GroundTruth(config.nodes, config.start_ms, config.interval_s * 1000)
         self._machines: dict[str, Machine] = {}
-        for node in plot.nodes:
-            random = Random(f"{plot.seed}/{node.name}")  # noqa: S311 - repeatable is what is wanted here
+        for node in config.nodes:
+            random = Random(f"{config.seed}/{node.name}")  # noqa: S311 - repeatable is what is wanted here
             self._machines[node.name] = Machine(
                 node,
-                plot.folder,
-                plot.url,
-                plot.interval_s,
+                config.folder,
+                config.url,
+                config.interval_s,
                 self._clock,
                 randbits=random.getrandbits,
                 jitter=random.random,
-                metrics=AgentMetrics(node.name, version("gputally")) if plot.scraped else None,
+                metrics=AgentMetrics(node.name, version("gputally")) if config.scraped else None,
             )
-        self._of_gpu = {gpu.uuid: node.name for node in plot.nodes for gpu in node.gpus}
+        self._node_of_gpu = {gpu.uuid: node.name for node in config.nodes for gpu in node.gpus}
         self._mig_uuids: dict[Slot, str] = {}
         for machine in self._machines.values():
             self._mig_uuids |= machine.mig_uuids
-        self._pool = ThreadPoolExecutor(max(1, len(plot.nodes)), "agent")
+        self._pool = ThreadPoolExecutor(max(1, len(config.nodes)), "agent")
 
     def begin(self, events: Sequence[Event]) -> None:
-        """Switch all machines on after the events of the start time, because an agent reads each time only once."""
-        self._happen(events, self._clock.wall_ms())
+        """Apply the events of the start time, and then switch all machines on. In this order an agent takes one reading
+        at the start time."""
+        self._apply_events(events, self._clock.wall_ms())
         for machine in self._machines.values():
             machine.boot()
 
     def follow(self, events: Iterable[Event], until_ms: int) -> dict[str, int]:
-        """Apply all events up to `until_ms`, readings included; returns what can then be delivered (`deliver`)."""
+        """Apply all events up to `until_ms`, and take the readings in between. Return the newest sequence number in
+        each running agent's outbox, for `deliver`."""
         for at_ms, group in groupby(events, _when):
-            happening = list(group)
-            self._read_before_losses(happening, at_ms)
-            self._pass_time(at_ms - 1)
-            self._move(at_ms)
-            self._happen(happening, at_ms)
+            simultaneous = list(group)
+            self._read_before_gpu_losses(simultaneous, at_ms)
+            self._take_readings_until(at_ms - 1)
+            self._advance_to(at_ms)
+            self._apply_events(simultaneous, at_ms)
             if at_ms % self._sample_ms == 0:
                 self._read_all()
-        self._pass_time(until_ms)
+        self._take_readings_until(until_ms)
         return {name: machine.spooled for name, machine in self._machines.items() if machine.running}
 
     def deliver(self, upto: Mapping[str, int]) -> None:
-        """Let these agents deliver their records up to number `upto` at once, as far as the accountant accepts them.
-
-        `follow` may run at the same time, as long as no agent ends in it."""
+        """Let these agents deliver their records at the same time, up to the sequence numbers in `upto`, as far as the
+        accountant accepts them. `follow` may run at the same time, as long as no agent ends in it."""
         for _ in self._pool.map(lambda name: self._machines[name].deliver(upto[name]), upto):
             pass
 
     def deliver_alone(self, name: str) -> int:
-        """Let one agent deliver its records; returns the number of intervals."""
+        """Let one agent deliver its records. Return the number of intervals."""
         machine = self._machines[name]
         number = machine.unconfirmed
         machine.deliver()
@@ -373,32 +375,30 @@ class AgentSite:
         return {name: machine.exposition() for name, machine in self._machines.items() if machine.running}
 
     def finish(self, end_ms: int) -> SiteResult:
-        """Book everything up to the end."""
+        """Book the ground truth up to the end, and return the site's result."""
         self._truth.finish(end_ms)
-        return SiteResult(self._truth.books, sum(machine.closed for machine in self._machines.values()))
+        return SiteResult(self._truth.totals, sum(machine.closed for machine in self._machines.values()))
 
     def close(self) -> None:
-        """Shut the agents down in good order."""
+        """Shut the agents down cleanly."""
         for machine in self._machines.values():
             machine.close()
         self._pool.shutdown()
 
-    # --- internal ----------------------------------------------------------------------------
-
-    def _pass_time(self, until_ms: int) -> None:
-        """Take the regular readings, and apply the fault plan, up to `until_ms`."""
+    def _take_readings_until(self, until_ms: int) -> None:
+        """Take the regular readings up to `until_ms`, and kill and restart the agent as planned."""
         due: list[tuple[int, int, Callable[[], None]]] = []
         now = self._clock.wall_ms()
-        for at_ms, happen in ((self._faults.killed_ms, self._kill), (self._faults.back_ms, self._return)):
+        for at_ms, act in ((self._faults.killed_ms, self._kill), (self._faults.back_ms, self._return)):
             if now < at_ms <= until_ms:
-                due.append((at_ms, 0, happen))
+                due.append((at_ms, 0, act))
         first = (now // self._sample_ms + 1) * self._sample_ms
         due += [(at_ms, 1, self._read_all) for at_ms in range(first, until_ms + 1, self._sample_ms)]
-        for at_ms, _, happen in sorted(due, key=lambda entry: entry[:2]):
-            self._move(at_ms)
-            happen()
+        for at_ms, _, act in sorted(due, key=lambda entry: entry[:2]):
+            self._advance_to(at_ms)
+            act()
 
-    def _move(self, at_ms: int) -> None:
+    def _advance_to(self, at_ms: int) -> None:
         if at_ms > self._clock.wall_ms():
             self._clock.advance_to(at_ms)
 
@@ -424,36 +424,36 @@ class AgentSite:
             machine.start_agent()
             self._truth.agent_returns(machine.name, self._clock.wall_ms())
 
-    def _read_before_losses(self, events: Sequence[Event], at_ms: int) -> None:
-        """Take a reading shortly before a GPU is lost, as real agents, which read every few seconds, would have."""
+    def _read_before_gpu_losses(self, events: Sequence[Event], at_ms: int) -> None:
+        """Take a reading shortly before a GPU is lost, because a real agent takes a reading every few seconds."""
         for event in events:
-            if isinstance(event, OutageBegan) and event.outage.name in self._of_gpu:
+            if isinstance(event, OutageBegan) and event.outage.name in self._node_of_gpu:
                 read_ms = max(self._clock.wall_ms(), at_ms - LAST_READING_MS)
-                self._pass_time(read_ms)
-                self._move(read_ms)
-                self._read(self._of_gpu[event.outage.name])
+                self._take_readings_until(read_ms)
+                self._advance_to(read_ms)
+                self._read(self._node_of_gpu[event.outage.name])
                 self._truth.gpu_fails(event.outage.name, read_ms, at_ms)
 
-    def _happen(self, events: Sequence[Event], at_ms: int) -> None:
-        """Apply all events of one time, then take one reading of each affected machine."""
+    def _apply_events(self, events: Sequence[Event], at_ms: int) -> None:
+        """Apply all events of one time, and then take one reading of each affected machine."""
         for event in events:
             if isinstance(event, OutageBegan) and event.outage.name in self._machines:
                 self._truth.power_fails(event.outage.name, at_ms)
-        touched: set[str] = set()
+        affected: set[str] = set()
         booting: list[str] = []
         for event in events:
-            self._truth.see(event)
+            self._truth.apply(event)
             if isinstance(event, Started):
                 for pod in pods_of(event, self._mig_uuids, self._queued, self._machines):
                     self._machines[pod.node].start_pod(at_ms, pod)
-                    touched.add(pod.node)
+                    affected.add(pod.node)
             elif isinstance(event, Stopped):
                 for node in pod_nodes(event):
                     if node in self._machines:
                         self._machines[node].stop_pod(at_ms, pod_uid(event.job, event.attempt, node))
-                        touched.add(node)
-            elif event.outage.name in self._of_gpu:
-                touched.add(self._gpu_outage(event))
+                        affected.add(node)
+            elif event.outage.name in self._node_of_gpu:
+                affected.add(self._gpu_outage(event))
             elif event.outage.name in self._machines:
                 if isinstance(event, OutageEnded):
                     booting.append(event.outage.name)
@@ -463,12 +463,12 @@ class AgentSite:
             self._machines[name].boot()
             self._truth.agent_read(name, at_ms)
         for name in self._machines:
-            if name in touched:
+            if name in affected:
                 self._read(name)
 
     def _gpu_outage(self, event: OutageBegan | OutageEnded) -> str:
-        """Apply a GPU outage; returns the machine on which it happened."""
-        machine = self._machines[self._of_gpu[event.outage.name]]
+        """Apply the outage of a GPU. Return the name of its machine."""
+        machine = self._machines[self._node_of_gpu[event.outage.name]]
         act = machine.lose_gpu if isinstance(event, OutageBegan) else machine.recover_gpu
         act(event.at_ms, event.outage.name)
         return machine.name

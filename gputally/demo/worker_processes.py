@@ -1,15 +1,14 @@
-"""Starts the demo's parts in processes of their own, and defines the messages between them.
+"""Runs the demo's accountant and its sites of machines with agents in worker processes, and calls their methods.
 
-The parts call each other only over HTTP. A worker's pipes carry the simulation's calls and their results. A call is the
-name of a method with its arguments. Sending a call and waiting for its result are two steps, so that several parts work
-at once. A pipe carries one call at a time, and a worker has as many pipes as its part can run calls at once. If the
-other side of a pipe disappears, the worker ends and removes its files.
+A worker process contains one object. The main process calls its methods through pipes: it sends the name of a method
+with the arguments, and receives the result later, so that several workers run at the same time. A pipe carries one call
+at a time. If the main process disappears, the worker ends and removes its files. Agents and accountant communicate only
+over HTTP.
 
-All sites are called at once and awaited together. Each site has two pipes: while the agents deliver one hour, their
-machines can simulate the next.
+A site has two pipes, so that its machines can simulate an hour while their agents deliver the hour before.
 
-A worker loads its libraries when it starts, and creates its part later, when the arguments are known. The libraries of
-a part (above all the accountant's server and engine) are loaded only in its own process."""
+A worker imports the libraries of its object when it starts, and creates the object when its arguments are known. The
+main process imports none of these libraries."""
 
 from __future__ import annotations
 
@@ -41,173 +40,174 @@ if TYPE_CHECKING:
     from accountant.wire.usage_models import Accounts
 
 GC_ALLOCATIONS = 50_000
-"""Allocations between garbage collections: an hour of the simulation makes about ten thousand objects, hardly any of
-them in cycles."""
+"""Allocations between garbage collections. An hour of the simulation allocates about ten thousand objects, hardly any
+of them in cycles."""
 SWITCH_S = 0.0005
-"""Thread switch interval. With Python's 5 ms the threads of a part would mostly wait for each other."""
+"""Thread switch interval. With Python's default of 5 ms the threads of a worker mostly wait for each other."""
 
 
 class WorkerLost(AccountantError):
-    """A worker process ended or could not execute a call: one line with the reason."""
+    """A worker process has ended, or a call failed. The message has one line with the reason."""
 
 
 class WorkerObject(Protocol):
-    """The part that lives in a worker; its public methods are the calls."""
+    """The object in a worker. The main process can call its public methods."""
 
     def close(self) -> None:
-        """Shut down in good order."""
+        """Shut down cleanly."""
 
 
 class Worker:
-    """A process with one part in it, which `start` creates; until then the process loads its libraries.
+    """A worker process. `start` creates its object; until then the process imports the libraries.
 
-    who: the name in messages ("the accountant has ended").
-    part: the name of the class, MODULE:CLASS, so that only the process imports it.
+    worker: the worker's name in messages ("the accountant has ended").
+    part: the object's class as MODULE:CLASS, so that only the worker imports the module.
     pipes: the number of simultaneous calls.
-    nice: lowers the process's priority.
-    log_file: for its warnings."""
+    nice: the increment of the process's niceness.
+    log_file: the file of the worker's warnings; None for no log."""
 
-    def __init__(self, who: str, part: str, *, pipes: int = 1, nice: int = 0, log_file: Path | None = None) -> None:
+    def __init__(self, worker: str, part: str, *, pipes: int = 1, nice: int = 0, log_file: Path | None = None) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy threads and locks
-        self._who = who
+        self._name = worker
         self._started = False
         self._pipes: list[Connection] = []
-        theirs: list[Connection] = []
+        worker_ends: list[Connection] = []
         for _ in range(pipes):
-            here, there = context.Pipe()
-            self._pipes.append(here)
-            theirs.append(there)
-        self._process = context.Process(target=_work, args=(who, part, theirs, nice, log_file), name=who, daemon=True)
+            own_end, worker_end = context.Pipe()
+            self._pipes.append(own_end)
+            worker_ends.append(worker_end)
+        arguments = (worker, part, worker_ends, nice, log_file)
+        self._process = context.Process(target=_work, args=arguments, name=worker, daemon=True)
         self._process.start()
-        for pipe in theirs:
+        for pipe in worker_ends:
             pipe.close()
 
     def start(self, *arguments: object, scratch: Path | None = None) -> None:
-        """Create the part, and return at once; an error is raised with the first answer.
+        """Create the object, and return at once. An error is raised by the first `result`.
 
-        scratch: a folder of this process, which the worker removes if this process ends without doing so."""
+        scratch: a folder that the worker removes if this process ends without doing so."""
         self._started = True
-        self._send(0, pickle.dumps((arguments, scratch)))
+        self._send_bytes(0, pickle.dumps((arguments, scratch)))
 
-    def ask(self, method: str, *arguments: object) -> Any:
+    def call(self, method: str, *arguments: object) -> Any:
         """Call a method and return its result. Raises WorkerLost."""
-        self.tell(order(method, *arguments))
-        return self.answer()
+        self.send(encode_call(method, *arguments))
+        return self.result()
 
-    def tell(self, order: bytes, pipe: int = 0) -> None:
+    def send(self, call: bytes, pipe: int = 0) -> None:
         """Send a call and return at once. Raises WorkerLost."""
-        self._send(pipe, order)
+        self._send_bytes(pipe, call)
 
-    def answer(self, pipe: int = 0) -> Any:
+    def result(self, pipe: int = 0) -> Any:
         """Wait for the result of the last call. Raises WorkerLost."""
         try:
             value, failure = self._pipes[pipe].recv()
         except (EOFError, OSError) as error:
-            raise WorkerLost(f"{self._who} has ended") from error
+            raise WorkerLost(f"{self._name} has ended") from error
         if failure:
             raise WorkerLost(failure)
         return value
 
-    def leave(self) -> None:
-        """Ask the part to shut down, and return at once. Idempotent."""
+    def ask_to_stop(self) -> None:
+        """Ask the worker to shut down, and return at once. Idempotent."""
         with suppress(OSError):
             self._pipes[0].send(None)
 
     def close(self) -> None:
-        """Ask the part to shut down, and wait for it. Idempotent."""
+        """Ask the worker to shut down, and wait for its end. Idempotent."""
         if not self._started:
-            self._process.terminate()  # it is still loading and is not needed any more
-        self.leave()
+            self._process.terminate()  # the worker still imports libraries that nobody needs
+        self.ask_to_stop()
         self._process.join()
         for pipe in self._pipes:
             pipe.close()
 
-    def _send(self, pipe: int, message: bytes) -> None:
+    def _send_bytes(self, pipe: int, message: bytes) -> None:
         try:
             self._pipes[pipe].send_bytes(message)
         except OSError as error:
-            raise WorkerLost(f"{self._who} has ended") from error
+            raise WorkerLost(f"{self._name} has ended") from error
 
 
-def order(method: str, *arguments: object) -> bytes:
-    """Encode a call for `Worker.tell`; the same bytes can be sent to several workers."""
+def encode_call(method: str, *arguments: object) -> bytes:
+    """Encode a call for `Worker.send`. The same bytes can be sent to several workers."""
     return pickle.dumps((method, arguments))
 
 
-def spare_collections() -> None:
-    """Exclude everything that is loaded now from garbage collection. Hardly any later object is in a cycle, and full
-    collections over all libraries would take a fifth of a run."""
+def freeze_garbage_collector() -> None:
+    """Exclude all present objects from garbage collection. Full collections over the objects of all libraries would
+    take a fifth of a run, and hardly any later object is in a cycle."""
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS)
 
 
-def _work(who: str, name: str, pipes: list[Connection], nice: int, log_file: Path | None) -> None:
-    """Run the process: execute calls until None arrives, or the other side is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's business
+def _work(worker: str, part_class: str, pipes: list[Connection], nice: int, log_file: Path | None) -> None:
+    """Run the worker process: execute calls until None arrives, or the main process is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
     sys.setswitchinterval(SWITCH_S)
     os.nice(nice)
     if log_file is not None:
         logging.basicConfig(filename=log_file, format="%(levelname)s %(name)s %(message)s")
-    make: Callable[..., WorkerObject] = resolve_name(name)
-    spare_collections()
+    make: Callable[..., WorkerObject] = resolve_name(part_class)
+    freeze_garbage_collector()
     first = pipes[0]
     with suppress(EOFError, OSError):
-        told = first.recv()
-        if told is None:
+        message = first.recv()
+        if message is None:
             return
-        arguments, scratch = told
+        arguments, scratch = message
         try:
             part = make(*arguments)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other side has to hear of it
-            said = _error_line(who, error)
+        except Exception as error:  # noqa: BLE001 - the main process raises every error
+            failure = _error_line(worker, error)
             if first.recv() is not None:
-                first.send((None, said))
+                first.send((None, failure))
             return
         with closing(part):
             for pipe in pipes[1:]:
-                threading.Thread(target=_obey, args=(who, pipe, part), name="orders", daemon=True).start()
-            left = _obey(who, first, part)
-        if not left and scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)  # the part that ends last removes the folder
+                threading.Thread(target=_serve_calls, args=(worker, pipe, part), name="calls", daemon=True).start()
+            asked_to_stop = _serve_calls(worker, first, part)
+        if not asked_to_stop and scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)  # the worker that ends last removes the folder
 
 
-def _obey(who: str, orders: Connection, part: WorkerObject) -> bool:
-    """Execute the calls of a pipe; returns whether the worker was asked to leave, False if the other side is gone."""
+def _serve_calls(worker: str, pipe: Connection, part: WorkerObject) -> bool:
+    """Execute the calls of a pipe. Return True if the main process asks the worker to stop, False if it is gone."""
     with suppress(EOFError, OSError):
-        while (told := orders.recv()) is not None:
-            method, arguments = told
+        while (call := pipe.recv()) is not None:
+            method, arguments = call
             try:
-                answer = getattr(part, method)(*arguments), ""
-            except Exception as error:  # noqa: BLE001 - whatever it is, the other side has to hear of it
-                answer = None, _error_line(who, error)
-            orders.send(answer)
+                result = getattr(part, method)(*arguments), ""
+            except Exception as error:  # noqa: BLE001 - the main process raises every error
+                result = None, _error_line(worker, error)
+            pipe.send(result)
         return True
     return False
 
 
-def _error_line(who: str, error: Exception) -> str:
-    """Describe an error in one line; log an unexpected one with its traceback."""
+def _error_line(worker: str, error: Exception) -> str:
+    """Describe an error in one line, and log an unexpected error with its traceback."""
     if isinstance(error, AccountantError):
         return str(error)
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
-    logging.getLogger("gputally.demo").exception("an order could not be carried out", exc_info=error)
-    return f"{who} failed: {type(error).__name__}: {error}"
+    logging.getLogger("gputally.demo").exception("a call failed", exc_info=error)
+    return f"{worker} failed: {type(error).__name__}: {error}"
 
 
 ACCOUNTANT = "gputally.demo.accountant_process:DemoAccountant"
 SITE = "gputally.demo.simulated_machines:AgentSite"
 LEDGER_FILES = ("report.html", "statement.csv", "ledger.duckdb")
-"""Files that the accountant writes."""
+"""Names of the files that the accountant writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccountantConfig:
     """The arguments of the demo's accountant.
 
-    folder: for the ledger; must be empty.
-    port 0: any free one.
-    log_file: for its warnings; None: only errors, to the terminal."""
+    folder: an empty folder for the ledger.
+    port: 0 for any free port.
+    log_file: the file of the accountant's warnings; None for no log of warnings."""
 
     nodes: tuple[NodeSpec, ...]
     teams: tuple[str, ...]
@@ -219,8 +219,11 @@ class AccountantConfig:
 
 @dataclass(frozen=True, slots=True)
 class LedgerFigures:
-    """The ledger's figures of a span, and the number of received rows by outcome. costs: payable, by team; None if some
-    time has no price."""
+    """The ledger's figures of a span.
+
+    costs: the payable amount of each team; None if some of the time has no price.
+    rows: the number of received rows by outcome.
+    acks_lost: the number of lost acknowledgements."""
 
     accounts: Accounts
     by_team: Mapping[str, Accounts]
@@ -234,7 +237,12 @@ class LedgerFigures:
 
 @dataclass(frozen=True, slots=True)
 class SiteConfig:
-    """The arguments of a site."""
+    """The arguments of a site of machines.
+
+    queues: the names of the existing queues.
+    folder: the folder of the outboxes.
+    url: the accountant's address.
+    scraped: True to have the agents keep metrics, as they do when a Prometheus scrapes them."""
 
     nodes: tuple[NodeSpec, ...]
     queues: frozenset[str]
@@ -245,111 +253,110 @@ class SiteConfig:
     faults: FaultPlan
     seed: int
     scraped: bool = False
-    """Whether the agents keep metrics, as they do when a Prometheus scrapes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SiteResult:
     """The result of a site: the ground truth, and the number of intervals that its agents closed."""
 
-    books: TrueTotals
+    totals: TrueTotals
     closed: int
 
 
 PROCESSES = 2
 NICE = 5
-"""Priority of the sites, which have time until the next hour; the accountant has not."""
-_LIFE, _DELIVERIES = 0, 1
-"""The pipes of a site: one for its events, one for the deliveries of its agents."""
+"""Niceness of the sites. Their work has time until the next hour, and the accountant's has not."""
+_EVENTS, _DELIVERIES = 0, 1
+"""The pipes of a site: one for the events of its machines, one for the deliveries of its agents."""
 
 
 class AgentPool:
-    """The sites of a scenario's nodes. Their processes load libraries when this object is created, and `settle` creates
-    the sites.
+    """The worker processes of the machines with agents. They import libraries when this object is created, and
+    `create_sites` creates the sites.
 
-    log_file: for the agents' warnings."""
+    log_file: the file of the agents' warnings."""
 
     def __init__(self, log_file: Path | None) -> None:
         self._sites = [
             Worker("a process with agents", SITE, pipes=2, nice=NICE, log_file=log_file) for _ in range(PROCESSES)
         ]
-        self._home: dict[str, Worker] = {}
+        self._site_of_node: dict[str, Worker] = {}
         self._spooled: list[dict[str, int]] = [{} for _ in self._sites]
-        """The newest numbers that each site can deliver, as it reported after its last events."""
+        """For each site, the newest sequence number in the outbox of each agent, after the last events."""
 
-    def settle(self, plot: SiteConfig, scratch: Path | None = None) -> None:
+    def create_sites(self, config: SiteConfig, scratch: Path | None = None) -> None:
         """Divide the nodes among the sites. scratch: see Worker.start."""
         for number, site in enumerate(self._sites):
-            nodes = plot.nodes[number::PROCESSES]
-            site.start(replace(plot, nodes=nodes), scratch=scratch)
-            self._home |= dict.fromkeys((node.name for node in nodes), site)
+            nodes = config.nodes[number::PROCESSES]
+            site.start(replace(config, nodes=nodes), scratch=scratch)
+            self._site_of_node |= dict.fromkeys((node.name for node in nodes), site)
 
     def begin(self, events: Sequence[Event]) -> None:
-        """See Site.begin."""
-        self._ask_all("begin", events)
+        """Call `AgentSite.begin` on all sites."""
+        self._call_all("begin", events)
 
-    def deliver(self) -> None:
-        """Start AgentSite.deliver on all sites, up to the last reported numbers, and return at once."""
+    def start_delivery(self) -> None:
+        """Start `AgentSite.deliver` on all sites for the records up to the last events, and return at once."""
         for site, spooled in zip(self._sites, self._spooled, strict=True):
-            site.tell(order("deliver", spooled), _DELIVERIES)
+            site.send(encode_call("deliver", spooled), _DELIVERIES)
 
-    def delivered(self) -> None:
-        """Wait for the end of `deliver`."""
+    def finish_delivery(self) -> None:
+        """Wait for the end of `start_delivery`."""
         for site in self._sites:
-            site.answer(_DELIVERIES)
+            site.result(_DELIVERIES)
 
-    def set_out(self, events: Sequence[Event], until_ms: int) -> None:
-        """Start AgentSite.follow on all sites and return at once. A delivery may be running if no agent ends
-        meanwhile."""
-        self._tell_all("follow", events, until_ms)
+    def start_hour(self, events: Sequence[Event], until_ms: int) -> None:
+        """Start `AgentSite.follow` on all sites, and return at once. A delivery may run at the same time if no agent
+        ends before `until_ms`."""
+        self._send_all("follow", events, until_ms)
 
-    def arrive(self) -> None:
-        """Wait for the end of `set_out`, before any other call except `deliver`."""
-        self._spooled = [site.answer(_LIFE) for site in self._sites]
+    def finish_hour(self) -> None:
+        """Wait for the end of `start_hour`, before any other call except those of a delivery."""
+        self._spooled = [site.result(_EVENTS) for site in self._sites]
 
     def deliver_alone(self, name: str) -> int:
-        """See Site.deliver_alone."""
-        return int(self._home[name].ask("deliver_alone", name))
+        """Call `AgentSite.deliver_alone` on the site of a node."""
+        return int(self._site_of_node[name].call("deliver_alone", name))
 
     def scrape(self) -> dict[str, str]:
-        """See AgentSite.scrape; no other call may be running."""
-        return {name: page for pages in self._ask_all("scrape") for name, page in pages.items()}
+        """Call `AgentSite.scrape` on all sites, while no other call runs."""
+        return {name: page for pages in self._call_all("scrape") for name, page in pages.items()}
 
     def finish(self, end_ms: int) -> SiteResult:
         """Finish all sites and merge their results."""
-        books, closed = TrueTotals(), 0
-        for taken in self._ask_all("finish", end_ms):
-            books.merge(taken.books)
-            closed += taken.closed
-        return SiteResult(books, closed)
+        totals, closed = TrueTotals(), 0
+        for site_result in self._call_all("finish", end_ms):
+            totals.merge(site_result.totals)
+            closed += site_result.closed
+        return SiteResult(totals, closed)
 
     def close(self) -> None:
-        """Let every site shut down, and wait for it."""
+        """Shut all sites down, and wait for their end."""
         for site in self._sites:
-            site.leave()
+            site.ask_to_stop()
         for site in self._sites:
             site.close()
 
-    def _ask_all(self, method: str, *arguments: object) -> list[Any]:
-        self._tell_all(method, *arguments)
-        return [site.answer(_LIFE) for site in self._sites]
+    def _call_all(self, method: str, *arguments: object) -> list[Any]:
+        self._send_all(method, *arguments)
+        return [site.result(_EVENTS) for site in self._sites]
 
-    def _tell_all(self, method: str, *arguments: object) -> None:
-        told = order(method, *arguments)
+    def _send_all(self, method: str, *arguments: object) -> None:
+        call = encode_call(method, *arguments)
         for site in self._sites:
-            site.tell(told, _LIFE)
+            site.send(call, _EVENTS)
 
 
-class Parts:
-    """The demo's worker processes: an accountant (gputally.demo.accountant_process) and the pool of agents. Use it as a
-    context: leaving it shuts them down.
+class WorkerProcesses:
+    """The demo's worker processes: an accountant (gputally.demo.accountant_process) and the machines with agents. As a
+    context manager it shuts them down.
 
-    log_file: for their warnings; None: only errors, to the terminal."""
+    log_file: the file of the warnings of all processes; None for no log of warnings."""
 
     def __init__(self, log_file: Path | None = None) -> None:
         self.log_file = log_file
-        self.office = Worker("the accountant", ACCOUNTANT, log_file=log_file)
-        self.crew = AgentPool(log_file)
+        self.accountant = Worker("the accountant", ACCOUNTANT, log_file=log_file)
+        self.agents = AgentPool(log_file)
 
     def __enter__(self) -> Self:
         return self
@@ -360,6 +367,6 @@ class Parts:
         self.close()
 
     def close(self) -> None:
-        """Close the agents first, which may still have records to deliver. Idempotent."""
-        self.crew.close()
-        self.office.close()
+        """Close the agents, which can still have records to deliver, and then the accountant. Idempotent."""
+        self.agents.close()
+        self.accountant.close()

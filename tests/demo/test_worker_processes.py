@@ -18,8 +18,8 @@ LATER = START_MS + MS_PER_HOUR
 
 
 @pytest.fixture
-def crew(tmp_path: Path) -> Iterator[AgentPool]:
-    plot = SiteConfig(
+def agents(tmp_path: Path) -> Iterator[AgentPool]:
+    config = SiteConfig(
         nodes=NODES,
         queues=frozenset({"llm"}),
         folder=tmp_path,
@@ -29,37 +29,37 @@ def crew(tmp_path: Path) -> Iterator[AgentPool]:
         faults=build(Options(days=1)).faults,
         seed=1,
     )
-    crew = AgentPool(tmp_path / "log")
-    crew.settle(plot)
-    yield crew
-    crew.close()
+    agents = AgentPool(tmp_path / "log")
+    agents.create_sites(config)
+    yield agents
+    agents.close()
 
 
-def test_an_idle_hour_is_metered_by_all_of_them(crew: AgentPool) -> None:
-    crew.begin([])
-    crew.set_out([], LATER)
-    crew.arrive()
-    crew.deliver()
-    crew.set_out([], LATER)
-    crew.delivered()
-    crew.arrive()
-    assert crew.deliver_alone(NODES[0].name) == 8 * 4
-    taken = crew.finish(LATER)
-    assert taken.books.totals["unallocated"] == sum(taken.books.totals.values()) == 16 * MS_PER_HOUR * US_PER_MS
-    assert taken.closed == 16 * 4
+def test_an_idle_hour_is_metered_by_all_of_them(agents: AgentPool) -> None:
+    agents.begin([])
+    agents.start_hour([], LATER)
+    agents.finish_hour()
+    agents.start_delivery()
+    agents.start_hour([], LATER)
+    agents.finish_delivery()
+    agents.finish_hour()
+    assert agents.deliver_alone(NODES[0].name) == 8 * 4
+    result = agents.finish(LATER)
+    assert result.totals.accounts["unallocated"] == sum(result.totals.accounts.values()) == 16 * MS_PER_HOUR * US_PER_MS
+    assert result.closed == 16 * 4
 
 
-def test_what_fails_there_is_said_here_and_logged_there(crew: AgentPool, tmp_path: Path) -> None:
+def test_what_fails_there_is_said_here_and_logged_there(agents: AgentPool, tmp_path: Path) -> None:
     never_started = Stopped(LATER, Job("j", "llm", 0, 1, 1), slots_of(NODES[0])[:1], 1, "finished")
-    crew.begin([])
-    crew.set_out([never_started], LATER)
+    agents.begin([])
+    agents.start_hour([never_started], LATER)
     with pytest.raises(WorkerLost, match=r"^a process with agents failed: ValueError: .* holds nothing here"):
-        crew.arrive()
+        agents.finish_hour()
     assert "Traceback" in (tmp_path / "log").read_text()
 
 
-def test_a_process_that_is_gone_is_noticed(crew: AgentPool) -> None:
-    crew.begin([])
-    crew.close()
+def test_a_process_that_is_gone_is_noticed(agents: AgentPool) -> None:
+    agents.begin([])
+    agents.close()
     with pytest.raises(WorkerLost, match="has ended"):
-        crew.deliver()
+        agents.start_delivery()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gputally.base.errors import AccountantError
-from gputally.demo.worker_processes import Worker, WorkerLost, order
+from gputally.demo.worker_processes import Worker, WorkerLost, encode_call
 
 PART = "tests.demo.test_workers:Part"
 HOUSE = Path(__file__).parents[2]
@@ -53,19 +53,19 @@ def worker(folder: Path, log_file: Path | None = None, pipes: int = 1) -> Iterat
 
 def test_it_answers_in_a_process_of_its_own_and_closes_in_good_order(tmp_path: Path) -> None:
     with worker(tmp_path, pipes=2) as part:
-        part.tell(order("add", 1, 2), pipe=1)
-        assert part.ask("pid") != os.getpid()
-        assert part.answer(1) == 3
+        part.send(encode_call("add", 1, 2), pipe=1)
+        assert part.call("pid") != os.getpid()
+        assert part.result(1) == 3
     assert (tmp_path / "closed").read_text() == "in good order"
 
 
 def test_what_was_foreseen_is_said_as_it_is_and_the_rest_with_its_kind(tmp_path: Path) -> None:
     with worker(tmp_path, tmp_path / "log") as part:
         with pytest.raises(WorkerLost, match=f"^{tmp_path}/none: No such file or directory$"):
-            part.ask("read", "none")
+            part.call("read", "none")
         with pytest.raises(WorkerLost, match=r"^the part failed: TypeError: unsupported operand"):
-            part.ask("add", 1, "2")
-        assert part.ask("add", 1, 2) == 3
+            part.call("add", 1, "2")
+        assert part.call("add", 1, 2) == 3
     log = (tmp_path / "log").read_text()
     assert log.count("Traceback") == 1
     assert "unsupported operand" in log
@@ -73,14 +73,14 @@ def test_what_was_foreseen_is_said_as_it_is_and_the_rest_with_its_kind(tmp_path:
 
 def test_a_part_that_cannot_be_made_says_why_to_whoever_asks_first(tmp_path: Path) -> None:
     with worker(tmp_path / "none") as part, pytest.raises(WorkerLost, match=f"^no folder {tmp_path}/none$"):
-        part.ask("pid")
+        part.call("pid")
 
 
 def test_a_process_that_was_killed_is_missed(tmp_path: Path) -> None:
     with worker(tmp_path) as part:
-        os.kill(part.ask("pid"), signal.SIGKILL)
+        os.kill(part.call("pid"), signal.SIGKILL)
         with pytest.raises(WorkerLost, match=r"^the part has ended$"):
-            part.ask("add", 1, 2)
+            part.call("add", 1, 2)
 
 
 def test_one_that_was_never_started_ends_all_the_same() -> None:
@@ -98,7 +98,7 @@ def test_where_the_other_side_is_killed_nothing_of_it_stays(tmp_path: Path) -> N
         "if __name__ == '__main__':\n"
         f"    part = Worker('the part', {PART!r})\n"
         f"    part.start(Path({str(tmp_path)!r}), scratch=Path({str(scratch)!r}))\n"
-        "    print(part.ask('pid'), flush=True)\n"
+        "    print(part.call('pid'), flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     script = tmp_path / "killed.py"

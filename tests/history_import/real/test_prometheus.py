@@ -47,7 +47,7 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
     events = scenario.engine().events_until(END_MS)
     truth = GroundTruth(scenario.nodes, START_MS, 900_000)
     for event in events:
-        truth.see(event)
+        truth.apply(event)
     truth.finish(END_MS)
     shown = [Scraped(scenario.nodes, name, name, scrape_ms) for name, scrape_ms in CLUSTERS.items()]  # type: ignore[arg-type]
     for one in shown:
@@ -80,9 +80,9 @@ def test_gpu_hours_are_those_that_happened(past, books, cluster, capsys):
     told = capsys.readouterr().out
     assert "GPU-hours of capacity" in told
     found = books.held(START_MS, END_MS, cluster)
-    assert set(found) == set(past.truth.books.teams)
-    for team in past.truth.books.teams:
-        expected = past.truth.books.held_us(team)
+    assert set(found) == set(past.truth.totals.teams)
+    for team in past.truth.totals.teams:
+        expected = past.truth.totals.held_us(team)
         assert found[team] == pytest.approx(expected, rel=0.01), team
     ledger = books.ledger
     assert ledger.imbalance(START_MS, END_MS) == 0
@@ -91,9 +91,9 @@ def test_gpu_hours_are_those_that_happened(past, books, cluster, capsys):
     assert whole.accounts_gpu_us.total == 64 * HOURS * HOUR_US
     # A node that was not ready is down; that a single GPU was lost nobody recorded.
     lost = sum((END_MS if o.end_ms is None else min(o.end_ms, END_MS)) - o.start_ms for o in past.gpu_outages) * 1000
-    assert whole.accounts_gpu_us.down == pytest.approx(past.truth.books.totals["down"] - lost, rel=0.01)
+    assert whole.accounts_gpu_us.down == pytest.approx(past.truth.totals.accounts["down"] - lost, rel=0.01)
     # Busy time of what is not shared is known; of the truth it is what the exporter could see.
-    assert whole.accounts_gpu_us.busy == pytest.approx(past.truth.books.totals["busy"], rel=0.03)
+    assert whole.accounts_gpu_us.busy == pytest.approx(past.truth.totals.accounts["busy"], rel=0.03)
     # Nothing is sent twice.
     rows = len(ledger.acts("imported"))
     assert imported(past, books, cluster) == 0
