@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Decision, Policy
 from fairshare.cli.replay_command import recount
+from fairshare.core.queues_and_weights import Gang
 from fairshare.preemption.eviction import EvictionResult
 from fairshare.preemption.preemption_rules import DAY_MS, PastPreemption
 from fairshare.preemption.preemption_types import PreemptionCall, PreemptionInputs, Verdict, read, write
@@ -25,8 +27,15 @@ LOST = "0.0 GPU-hours of work were lost within the day, and with its 4.0 that wo
 NODES = {f"n{i}": 8.0 for i in range(3)}
 
 
-def _one(rules: Policy, here: PreemptionInputs) -> Verdict:
-    (verdict,) = decide(rules, here)
+def _one(
+    rules: Policy,
+    nodes: Mapping[str, float],
+    gangs: Sequence[Gang],
+    shares: Mapping[str, float] | None = None,
+    **more: Any,
+) -> Verdict:
+    """The only verdict for these gangs."""
+    (verdict,) = decide(rules, situation(rules, nodes, gangs, shares, **more))
     return verdict
 
 
@@ -42,7 +51,7 @@ def test_the_table_of_the_sample_policy() -> None:
     """A has 16 and borrows 8 of B's 8; B submits; A's borrowed pods go, those that lose least."""
     rules = policy({"a": 16, "b": 8})
     running = [gang(f"a{i}", "a", [(f"n{i}", 8)], hours=5, saved=saved) for i, saved in enumerate((4.0, 0.5, 2.0))]
-    verdict = _one(rules, situation(rules, NODES, [*running, gang("b0", "b", waiting=[8])], {"a": 16, "b": 8}))
+    verdict = _one(rules, NODES, [*running, gang("b0", "b", waiting=[8])], {"a": 16, "b": 8})
     assert verdict.outcome == "preempts"
     (victim,) = verdict.victims
     assert (victim.gang.name, victim.ground, victim.gpus, victim.lost_gpu_hours) == ("a1", "within quota", 8, 4.0)
@@ -56,12 +65,10 @@ def test_the_table_of_the_sample_policy() -> None:
 def test_a_share_is_taken_back_above_a_share_only() -> None:
     rules = policy({"a": 0, "b": 0})
     gangs = [gang(f"a{i}", "a", [("n0", 2)]) for i in range(4)] + [gang("b0", "b", waiting=[4])]
-    fair = _one(rules, situation(rules, {"n0": 8}, gangs, {"a": 4, "b": 4}))
+    fair = _one(rules, {"n0": 8}, gangs, {"a": 4, "b": 4})
     assert [v.ground for v in fair.victims] == ["above share", "above share"]
-    above = _one(rules, situation(rules, {"n0": 8}, gangs, {"a": 8, "b": 2}))
-    assert above.reason == (
-        "needs 4 GPUs, but queue b holds 0 GPUs, and with 4 more it would be above its fair share of 2"
-    )
+    above = _one(rules, {"n0": 8}, gangs, {"a": 8, "b": 2}).reason
+    assert above == "needs 4 GPUs, but queue b holds 0 GPUs, and with 4 more it would be above its fair share of 2"
 
 
 @pytest.mark.parametrize(
@@ -76,15 +83,14 @@ def test_the_order_of_victims(one: dict[str, Any], other: dict[str, Any]) -> Non
     """Spot before all, then the lower class, then who loses least since the last checkpoint."""
     rules = policy({"a": 0, "b": 8})
     gangs = [gang("first", "a", [("n0", 4)], **one), gang("second", "a", [("n0", 4)], **other)]
-    here = situation(rules, {"n0": 8}, [*gangs, gang("b0", "b", waiting=[4])])
-    assert _stopped(_one(rules, here)) == ["first"]
+    assert _stopped(_one(rules, {"n0": 8}, [*gangs, gang("b0", "b", waiting=[4])])) == ["first"]
 
 
 def test_surplus_goes_before_any_core() -> None:
     rules = policy({"a": 0, "b": 8})
     elastic = gang("elastic", "a", [("n0", 1)] * 4, least=2, hours=50)
     fixed = gang("fixed", "a", [("n0", 4)], hours=0.1)
-    verdict = _one(rules, situation(rules, {"n0": 8}, [elastic, fixed, gang("b0", "b", waiting=[1, 1])]))
+    verdict = _one(rules, {"n0": 8}, [elastic, fixed, gang("b0", "b", waiting=[1, 1])])
     assert [(v.gang.name, v.whole, v.gpus) for v in verdict.victims] == [("elastic", False, 1.0)] * 2
     assert "which it can run without" in verdict.victims[0].reason
 
@@ -93,15 +99,13 @@ def test_whole_nodes_are_freed_for_a_pod_that_needs_one() -> None:
     """One on each node loses least, but only a node of its own helps an 8-GPU pod."""
     rules = policy({"a": 0, "b": 8})
     gangs = [gang(f"a{n}{i}", "a", [(f"n{n}", 4)], hours=1 + i + n) for n in range(2) for i in range(2)]
-    verdict = _one(rules, situation(rules, {"n0": 8, "n1": 8}, [*gangs, gang("b0", "b", waiting=[8])]))
-    assert _stopped(verdict) == ["a00", "a01"]
+    assert _stopped(_one(rules, {"n0": 8, "n1": 8}, [*gangs, gang("b0", "b", waiting=[8])])) == ["a00", "a01"]
 
 
 def test_victims_are_chosen_on_nodes_the_claimant_may_use() -> None:
     rules = policy({"a": 0, "b": 8})
     gangs = [gang("cheap", "a", [("n0", 8)], hours=0.1), gang("dear", "a", [("n1", 8)]), gang("b0", "b", waiting=[8])]
-    here = situation(rules, {"n0": 8, "n1": 8}, gangs, usable={"Gang/ns/b0": ("n1",)})
-    assert _stopped(_one(rules, here)) == ["dear"]
+    assert _stopped(_one(rules, {"n0": 8, "n1": 8}, gangs, usable={"Gang/ns/b0": ("n1",)})) == ["dear"]
 
 
 @pytest.mark.parametrize(
@@ -123,8 +127,7 @@ def test_victims_are_chosen_on_nodes_the_claimant_may_use() -> None:
 )
 def test_what_protects_a_victim(options: dict[str, Any], fields: dict[str, Any], words: str) -> None:
     rules = policy({"a": 0, "b": 8}, **options)
-    here = situation(rules, {"n0": 4}, [gang("a0", "a", [("n0", 4)], **fields), gang("b0", "b", waiting=[4])])
-    verdict = _one(rules, here)
+    verdict = _one(rules, {"n0": 4}, [gang("a0", "a", [("n0", 4)], **fields), gang("b0", "b", waiting=[4])])
     assert verdict.outcome == "denied"
     assert _why(verdict, "a0") == words
 
@@ -138,14 +141,14 @@ def test_only_a_checkpoint_of_this_start_saves_work(saved: float | None, words: 
     """One from the future is a mistake, one from before belongs to an earlier start."""
     rules = policy({"a": 0, "b": 8})
     running = gang("a0", "a", [("n0", 4)], hours=1, saved=saved)
-    (victim,) = _one(rules, situation(rules, {"n0": 4}, [running, gang("b0", "b", waiting=[4])])).victims
+    (victim,) = _one(rules, {"n0": 4}, [running, gang("b0", "b", waiting=[4])]).victims
     assert words in victim.reason
 
 
 def test_a_victim_without_a_controller_is_told_its_pods_will_not_restart() -> None:
     rules = policy({"a": 0, "b": 8})
     gangs = [gang("a0", "a", [("n0", 2), ("n0", 2)], owner=""), gang("b0", "b", waiting=[4])]
-    (victim,) = _one(rules, situation(rules, {"n0": 4}, gangs)).victims
+    (victim,) = _one(rules, {"n0": 4}, gangs).victims
     assert victim.reason.endswith(
         "4.0 GPU-hours of work since the start are lost; no controller will start 2 of its pods again"
     )
@@ -155,9 +158,9 @@ def test_a_workload_is_left_alone_after_it_was_preempted() -> None:
     rules = policy({"a": 0, "b": 8}, cool_down=7200)
     gangs = [gang("a0", "a", [("n0", 4)]), gang("b0", "b", waiting=[4])]
     past = (PastPreemption(NOW_MS - HOUR_MS, "Gang/ns/a0", "a", "a", 4, 1),)
-    assert "preempted 60 min ago" in _why(_one(rules, situation(rules, {"n0": 4}, gangs, past=past)), "a0")
+    assert "preempted 60 min ago" in _why(_one(rules, {"n0": 4}, gangs, past=past), "a0")
     old = (PastPreemption(NOW_MS - DAY_MS, "Gang/ns/a0", "a", "a", 4, 1),)
-    assert _one(rules, situation(rules, {"n0": 4}, gangs, past=old)).outcome == "preempts"
+    assert _one(rules, {"n0": 4}, gangs, past=old).outcome == "preempts"
 
 
 def test_classes_that_never_preempt_only_wait() -> None:
@@ -170,26 +173,25 @@ def test_classes_that_never_preempt_only_wait() -> None:
 def test_a_higher_priority_gives_way_to_a_quota_alone() -> None:
     gangs = [gang("a0", "a", [("n0", 4)], priority=10), gang("b0", "b", waiting=[4], priority=1)]
     quota = policy({"a": 0, "b": 8})
-    assert _one(quota, situation(quota, {"n0": 4}, gangs)).outcome == "preempts"
+    assert _one(quota, {"n0": 4}, gangs).outcome == "preempts"
     share = policy({"a": 0, "b": 0})
-    verdict = _one(share, situation(share, {"n0": 4}, gangs, {"a": 0, "b": 4}))
+    verdict = _one(share, {"n0": 4}, gangs, {"a": 0, "b": 4})
     assert _why(verdict, "a0") == "its priority 10 is above 1, and no quota is at stake"
 
 
 def test_no_more_is_taken_while_pods_are_leaving() -> None:
     rules = policy({"a": 0, "b": 8})
-    here = situation(rules, {"n0": 8}, [gang("a0", "a", [("n0", 4)]), gang("b0", "b", waiting=[4])])
-    assert _one(rules, here).outcome == "room"
+    gangs = [gang("a0", "a", [("n0", 4)]), gang("b0", "b", waiting=[4])]
+    assert _one(rules, {"n0": 8}, gangs).outcome == "room"
 
 
 def test_free_gpus_are_no_room_for_a_gang_that_requires_one_rack() -> None:
     """Which GPUs share a rack is not read: neither that there is room is said, nor is a workload stopped for it."""
     rules = policy({"a": 0, "b": 8})
     wanted = gang("b0", "b", waiting=[4, 4], topology="example.com/rack")
-    free = situation(rules, {"n0": 8, "n1": 8}, [gang("a0", "a", [("n0", 4)]), wanted])
-    full = situation(rules, {"n0": 4, "n1": 4}, [gang("a0", "a", [("n0", 4)]), gang("a1", "a", [("n1", 4)]), wanted])
-    for here in (free, full):
-        verdict = _one(rules, here)
+    running = [gang("a0", "a", [("n0", 4)]), gang("a1", "a", [("n1", 4)])]
+    for gpus, gangs in ((8, running[:1]), (4, running)):
+        verdict = _one(rules, {"n0": gpus, "n1": gpus}, [*gangs, wanted])
         assert verdict.outcome == "denied"
         assert verdict.reason == (
             "needs 8 GPUs, but all of them within one example.com/rack, which is not checked here: its scheduler makes"
@@ -200,21 +202,19 @@ def test_free_gpus_are_no_room_for_a_gang_that_requires_one_rack() -> None:
 def test_a_latency_trigger_takes_borrowed_gpus_of_any_queue() -> None:
     rules = policy({"a": 4, "b": 0})
     gangs = [gang("a0", "a", [("n0", 4)]), gang("a1", "a", [("n0", 4)]), gang("b0", "b", waiting=[4])]
-    calm = situation(rules, {"n0": 8}, gangs, {"a": 8, "b": 0})
-    assert _one(rules, calm).outcome == "denied"
+    assert _one(rules, {"n0": 8}, gangs, {"a": 8, "b": 0}).outcome == "denied"
     call = PreemptionCall("b", "ns/b0", "p99 latency is 80 ms, above 50 ms for 5 min")
-    verdict = _one(rules, situation(rules, {"n0": 8}, gangs, {"a": 8, "b": 0}, calls=(call,)))
+    verdict = _one(rules, {"n0": 8}, gangs, {"a": 8, "b": 0}, calls=(call,))
     assert [victim.ground for victim in verdict.victims] == ["latency"]
     assert "p99 latency is 80 ms" in verdict.victims[0].reason
     guaranteed = policy({"a": 8, "b": 0})
-    assert _one(guaranteed, situation(guaranteed, {"n0": 8}, gangs, calls=(call,))).outcome == "denied"
+    assert _one(guaranteed, {"n0": 8}, gangs, calls=(call,)).outcome == "denied"
 
 
 def test_a_gang_that_would_carry_its_queue_below_its_quota_stays() -> None:
     rules = policy({"a": 6, "b": 8})
     gangs = [gang("a0", "a", [("n0", 8)]), gang("b0", "b", waiting=[4])]
-    verdict = _one(rules, situation(rules, {"n0": 8}, gangs))
-    assert _why(verdict, "a0") == "without its 8 GPUs queue a would hold less than its quota of 6"
+    assert _why(_one(rules, {"n0": 8}, gangs), "a0") == "without its 8 GPUs queue a would hold less than its quota of 6"
 
 
 def test_two_claims_never_take_the_same_pod() -> None:
