@@ -209,7 +209,7 @@ def what_if(
         found = comparing.compare(
             now, other, past, now_ms, lambda part, doing: bar.update(task, completed=part, description=doing)
         )
-    assumed = [Text(f"  assumed: {line}", overflow="fold") for line in found.told]
+    assumed = [Text(f"  assumed: {line}", overflow="fold") for line in found.assumptions]
     drawn = Group(_table(found, str(policy)), *assumed)
     show(format, lambda: drawn, _plain(found), (asdict(row) for row in found.rows))
     if output is not None:
@@ -254,7 +254,7 @@ def _plain(found: Comparison) -> dict[str, object]:
         "gpus": found.gpus,
         "days": _days(found),
         "jobs": found.jobs,
-        "assumed": list(found.told),
+        "assumed": list(found.assumptions),
         "queues": [asdict(row) for row in found.rows],
     }
 

@@ -143,7 +143,7 @@ class ReplayHistory:
     from_s: the start of the shown span. The time before it is replayed so that the span begins with full queues.
     had: recorded GPU-hours by queue in the span; None for a job trace.
     days: recorded mean GPUs per day; None for a job trace.
-    told: the assumptions, one sentence each."""
+    assumptions: one sentence each."""
 
     workload: Workload
     gpus: int
@@ -151,7 +151,7 @@ class ReplayHistory:
     end_s: int
     had: Sequence[float] | None
     days: Days | None
-    told: tuple[str, ...]
+    assumptions: tuple[str, ...]
 
 
 def of_books(client: AccountantApi, policy: Policy, span_s: int, given: int | None, now_ms: int) -> ReplayHistory:
@@ -234,7 +234,7 @@ def leaves(policy: Policy) -> list[str]:
 
 def assumptions(past: ReplayHistory, now: Policy, then: Policy) -> tuple[str, ...]:
     """Return the assumptions behind the comparison."""
-    notes = list(past.told)
+    notes = list(past.assumptions)
     together = dict.fromkeys((*bounded_together(now), *bounded_together(then)))
     if together:
         notes.append(f"the limit of {', '.join(together)} holds for each queue below alone, and its quota for none")
@@ -278,7 +278,7 @@ class Comparison:
     """The past under two policies.
 
     series: by queue, and by "had" (from the ledger), "now" and "then": pairs of day and mean GPUs, empty if unknown.
-    told: the assumptions, one sentence each."""
+    assumptions: one sentence each."""
 
     gpus: int
     jobs: int
@@ -286,7 +286,7 @@ class Comparison:
     end_ms: int
     rows: tuple[ComparedQueue, ...]
     series: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]
-    told: tuple[str, ...]
+    assumptions: tuple[str, ...]
 
 
 def compare(

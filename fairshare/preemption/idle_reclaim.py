@@ -92,13 +92,13 @@ def grace_is_over(rule: IdleReclaimPolicy, part: Bundle, warned: Mapping[str, in
 
 
 def exemption(exempt: IdleExemptions, pod: Object) -> str | None:
-    """Return why the rule exempts a pod, from annotations of its owner; None if it does not."""
+    """Return which label or annotation exempts the pod; None if none does."""
     metadata = pod["metadata"]
-    for what, wanted in (("label", exempt.labels), ("annotation", exempt.annotations)):
-        here: Mapping[str, str] = metadata.get(f"{what}s") or {}
-        for key, value in sorted(wanted.items()):
-            if key in here and value in ("*", here[key]):
-                return f"its {what} {key} exempts it"
+    for kind, exempting in (("label", exempt.labels), ("annotation", exempt.annotations)):
+        present: Mapping[str, str] = metadata.get(f"{kind}s") or {}
+        for key, value in sorted(exempting.items()):
+            if key in present and value in ("*", present[key]):
+                return f"its {kind} {key} exempts it"
     return None
 
 

@@ -80,7 +80,7 @@ def test_the_books_become_the_jobs_that_ran(client: AccountantApi) -> None:
     found = zip(jobs.queue, jobs.gpus, jobs.duration_s, jobs.submit_s, strict=True)
     begin = past.from_s - 600  # the wait of ten minutes in which they stood in their queues
     assert sorted(found) == [(0, 2, HOURS * 3600, begin), (1, 1, 2 * 3600, begin)]
-    assert not any("begin" in text and "hours into" in text for text in past.told)
+    assert not any("begin" in text and "hours into" in text for text in past.assumptions)
 
 
 def test_before_the_books_begin_there_is_nothing(client: AccountantApi) -> None:

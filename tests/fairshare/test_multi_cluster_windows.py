@@ -349,4 +349,4 @@ def test_a_what_if_says_that_it_replays_one_cluster(accountants: Make, clock: Vi
     _, here = accountants(policy, prod={"a": 3})
     with AccountantApi(here, cluster="prod") as client:
         past = of_books(client, policy, 3_600, None, clock.wall_ms())
-    assert "usage of this cluster alone counts: other clusters (usage.clusters) are not replayed" in past.told
+    assert "usage of this cluster alone counts: other clusters (usage.clusters) are not replayed" in past.assumptions

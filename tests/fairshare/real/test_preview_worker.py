@@ -41,7 +41,7 @@ WORKER = Worker(partial(AccountantApi, "http://127.0.0.1:1"), most_mib=512, comp
 def test_a_process_of_its_own_says_how_it_goes_and_what_came_out() -> None:
     said: list[tuple[float, str]] = []
     found = WORKER(order(1), lambda *told: said.append(told), threading.Event())
-    assert (found.gpus, found.jobs, found.told) == (1, 6, (order(1).now.version(),))
+    assert (found.gpus, found.jobs, found.assumptions) == (1, 6, (order(1).now.version(),))
     assert said == [(0.0, "begun")]
 
 
