@@ -85,12 +85,18 @@ def scene(tmp_path: Path) -> Iterator[ReportCache]:
     Policy.model_validate(scene.policy)
 
 
-Read = Callable[[], dict[str, Any]]
+Explain = Callable[[str], dict[str, Any]]
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Read:
-    return lambda: dict(json.loads(capsys.readouterr().out))
+def explain(scene: ReportCache, capsys: pytest.CaptureFixture[str]) -> Explain:
+    """Runs `explain` for a queue or pod, and returns its JSON output."""
+
+    def explain(subject: str) -> dict[str, Any]:
+        assert scene.ask(subject, "--format", "json") == 0
+        return dict(json.loads(capsys.readouterr().out))
+
+    return explain
 
 
 def _full(scene: ReportCache, waiting: int, held: int = 8) -> None:
@@ -104,11 +110,10 @@ def _full(scene: ReportCache, waiting: int, held: int = 8) -> None:
     ]  # fmt: skip
 
 
-def test_a_pod_beyond_its_share_waits_for_what_its_history_costs(scene: ReportCache, said: Read) -> None:
+def test_a_pod_beyond_its_share_waits_for_what_its_history_costs(scene: ReportCache, explain: Explain) -> None:
     scene.usage = {"dept": 0.9, "vision": 0.9, "ops": 0.1}
     _full(scene, 4)
-    assert scene.ask("ml/train", "--format", "json") == 0
-    answer = said()
+    answer = explain("ml/train")
     words = " | ".join(answer["sentences"])
     assert "for 4 GPUs" in words
     assert "and only 0 GPUs are free: no workload is preempted for it" in words
@@ -121,32 +126,30 @@ def test_a_pod_beyond_its_share_waits_for_what_its_history_costs(scene: ReportCa
     assert "a gang of 4 GPUs in 'vision', beside the 8 that it holds, " in cures
 
 
-def test_a_pod_within_its_guarantee_may_have_it_taken_back(scene: ReportCache, said: Read) -> None:
+def test_a_pod_within_its_guarantee_may_have_it_taken_back(scene: ReportCache, explain: Explain) -> None:
     _full(scene, 4, held=0)
-    assert scene.ask("train", "--format", "json") == 0
-    assert any("within its guaranteed quota: the scheduler may take 4 GPUs back" in s for s in said()["sentences"])
+    assert any(
+        "within its guaranteed quota: the scheduler may take 4 GPUs back" in s for s in explain("train")["sentences"]
+    )
 
 
-def test_a_limit_and_a_gang_that_never_fits_are_named(scene: ReportCache, said: Read) -> None:
+def test_a_limit_and_a_gang_that_never_fits_are_named(scene: ReportCache, explain: Explain) -> None:
     _full(scene, 6)
-    assert scene.ask("train", "--format", "json") == 0
-    answer = said()
+    answer = explain("train")
     assert any("'vision' may hold 12 GPUs (limit) and holds 8: 6 more are too many" in s for s in answer["sentences"])
     assert answer["would_change_it"] == ["2 GPUs of 'vision' have to come free"]
     scene.objects = scene.objects[:3]
     scene.policy["queues"] = [{**queue, "limit": -1} for queue in QUEUES]
     _full(scene, 12)
-    assert scene.ask("train", "--format", "json") == 0
-    answer = said()
+    answer = explain("train")
     assert any("12 GPUs more would be 20 for 'vision'; there are 16 in all" in text for text in answer["sentences"])
     assert answer["would_change_it"] == ["4 GPUs of 'vision' have to come free"]
     scene.objects = scene.objects[:3]
     _full(scene, 20)
-    assert scene.ask("train", "--format", "json") == 0
-    assert any("there are 16 in all: it can never start" in s for s in said()["sentences"])
+    assert any("there are 16 in all: it can never start" in s for s in explain("train")["sentences"])
 
 
-def test_the_narrowest_queue_speaks_and_a_spent_budget_before_any_history(scene: ReportCache, said: Read) -> None:
+def test_the_narrowest_queue_speaks_and_a_spent_budget_before_any_history(scene: ReportCache, explain: Explain) -> None:
     """The department is 2 GPUs short, the queue below it 8: two that end would not help it."""
     _full(scene, 4)
     scene.policy["budgets"] = [{"name": "b", "queue": "vision", "limit": 10, "exhausted": "no-over-quota"}]
@@ -155,8 +158,7 @@ def test_the_narrowest_queue_speaks_and_a_spent_budget_before_any_history(scene:
          "spent": "12", "ratio": "1.2", "threshold": None, "forecast": None, "forecast_low": None,
          "forecast_high": None, "as_of_ms": 0}
     ]  # fmt: skip
-    assert scene.ask("train", "--format", "json") == 0
-    answer = said()
+    answer = explain("train")
     due = {level["queue"]: level["entitlement"]["gpus"] for level in answer["queue"]["levels"]}
     assert due == {"dept": 10.0, "vision": 4.0}
     assert any("'vision' would hold 8 GPUs more than the 4 it is due" in text for text in answer["sentences"])
@@ -166,18 +168,17 @@ def test_the_narrowest_queue_speaks_and_a_spent_budget_before_any_history(scene:
     ]
 
 
-def test_a_queue_with_no_unmet_demand_is_explained_so(scene: ReportCache, said: Read) -> None:
+def test_a_queue_with_no_unmet_demand_is_explained_so(scene: ReportCache, explain: Explain) -> None:
     scene.objects += [_queue("dept", 2, 2), _queue("vision", 2, 2, "dept"), _queue("ops", 0, 0)]
     scene.objects += [_pod("runs", 2, node="n1"), _group("runs", "vision", 2, 2)]
     for queue, words in (
         ("vision", "due 2 GPUs now, holds 2, asks for 2: it has all that it asks for"),
         ("ops", "due 0 GPUs now, holds 0, asks for 0: it asks for nothing"),
     ):
-        assert scene.ask(queue, "--format", "json") == 0
-        assert said()["sentences"] == [words]
+        assert explain(queue)["sentences"] == [words]
 
 
-def test_what_others_hold_is_not_free_and_who_leaves_does_not_wait(scene: ReportCache, said: Read) -> None:
+def test_what_others_hold_is_not_free_and_who_leaves_does_not_wait(scene: ReportCache, explain: Explain) -> None:
     """A pod of no queue of the policy holds GPUs that its queues do not know of."""
     scene.objects += [
         _queue("dept", 4, 0), _queue("vision", 4, 0, "dept"), _queue("ops", 0, 0), _pod("train", 4),
@@ -185,36 +186,31 @@ def test_what_others_hold_is_not_free_and_who_leaves_does_not_wait(scene: Report
         _pod("other", 7, queue="else", node="n2"), _pod("leaves", 1, node="n2"),
     ]  # fmt: skip
     scene.objects[-1]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert scene.ask("train", "--format", "json") == 0
-    answer = said()
+    answer = explain("train")
     assert answer["queue"]["free"] == 1.0
     assert any("the scheduler may take 3 GPUs back from queues that have more" in text for text in answer["sentences"])
-    assert scene.ask("leaves", "--format", "json") == 0
-    assert said()["sentences"] == ["it is being deleted on n2: it waits for nothing"]
+    assert explain("leaves")["sentences"] == ["it is being deleted on n2: it waits for nothing"]
 
 
-def test_fragmented_free_gpus_are_reported(scene: ReportCache, said: Read) -> None:
+def test_fragmented_free_gpus_are_reported(scene: ReportCache, explain: Explain) -> None:
     scene.objects += [
         _queue("dept", 6, 0), _queue("vision", 6, 0, "dept"), _queue("ops", 8, 8),
         _pod("a", 4, queue="ops", node="n1"), _pod("b", 4, queue="ops", node="n2"), _pod("train", 6),
         _group("train", "vision", 6),
     ]  # fmt: skip
-    assert scene.ask("train", "--format", "json") == 0
-    assert "8 GPUs are free, but no more than 4 on one node" in said()["sentences"]
+    assert "8 GPUs are free, but no more than 4 on one node" in explain("train")["sentences"]
 
 
-def test_a_pod_of_no_queue_and_a_running_one(scene: ReportCache, said: Read) -> None:
+def test_a_pod_of_no_queue_and_a_running_one(scene: ReportCache, explain: Explain) -> None:
     _full(scene, 4)
     scene.objects.append(_pod("lost", 1, queue="nobody"))
-    assert scene.ask("lost", "--format", "json") == 0
-    answer = said()
+    answer = explain("lost")
     assert "no queue of the policy has that ref" in answer["sentences"][0]
     assert answer["queue"] is None
-    assert scene.ask("runs", "--format", "json") == 0
-    assert said()["sentences"] == ["it has 8 GPUs on n1"]
+    assert explain("runs")["sentences"] == ["it has 8 GPUs on n1"]
 
 
-def test_a_preempted_pod_that_is_gone_is_explained_by_its_decision(scene: ReportCache, said: Read) -> None:
+def test_a_preempted_pod_that_is_gone_is_explained_by_its_decision(scene: ReportCache, explain: Explain) -> None:
     _full(scene, 4)
     scene.decisions = [
         Decision(
@@ -223,8 +219,7 @@ def test_a_preempted_pod_that_is_gone_is_explained_by_its_decision(scene: Report
             inputs={"victims": [{"pod": "ml/old-0"}]},
         ).model_dump(mode="json")
     ]  # fmt: skip
-    assert scene.ask("ml/old-0", "--format", "json") == 0
-    answer = said()
+    answer = explain("ml/old-0")
     assert answer["exists"] is False
     assert [d["reason"] for d in answer["past"]] == ["held beyond its share, given back to ops"]
 
