@@ -176,7 +176,7 @@ class Service:
 
     listeners: compatibility APIs (accountant.compat).
     over: set when the process should end, either after a failure (`failure`: only a restart helps) or on request.
-    inventory, authenticator: None: as in the settings.
+    inventory, authenticator: replace those that the settings name; None: those of the settings.
     trial: the price book's file is tried out and not recorded.
     fence: returns why nothing may be committed, "" while this replica leads.
 

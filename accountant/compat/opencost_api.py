@@ -100,7 +100,7 @@ PodName = tuple[str, str, str]
 @dataclass(frozen=True, slots=True)
 class PodSeen:
     """The known facts of pods with one name: when they were bound and ended (None: unknown), and the labels of the
-    newest. shares: it requested a part of a GPU."""
+    newest. shares: whether it requested a part of a GPU."""
 
     start_ms: int | None = None
     end_ms: int | None = None
@@ -112,10 +112,10 @@ class PodSeen:
 class Allocation:
     """GPU time of one holder, or of several combined, in [start_ms, end_ms).
 
-    properties, labels: those that all of them share.
+    properties, labels: the properties and labels that all of its holders share.
     known_us: held time with known utilisation.
     busy_us: the busy part of it.
-    shared_gpu: some of it is a part of a GPU."""
+    shared_gpu: whether some of it is time of a part of a GPU."""
 
     properties: Mapping[str, str]
     labels: Mapping[str, str]

@@ -278,7 +278,7 @@ class Device:
     sampled: cells in which the exporter listed it.
     labelled: cells by part and pod.
     busy, memory: one series per part (the GPU or a MIG instance).
-    power: that of the whole GPU."""
+    power: the power of the whole GPU."""
 
     uuid: str
     model: str

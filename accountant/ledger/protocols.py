@@ -149,7 +149,7 @@ class NodeFacts:
 class NamespaceFacts:
     """Which team pays for a namespace if the queue does not determine the team.
 
-    team: from a namespace label, an annotation or the configured map.
+    team: the team that a namespace label, an annotation or the configured map names.
     label, teams: if a pod has the label `label` with one of the values in `teams`, that team pays instead; if they are
         empty, pod labels are ignored.
     since_ms: the instant from which this is valid; None: from when it is first read."""

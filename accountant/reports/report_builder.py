@@ -464,7 +464,7 @@ def report(
     """Reads and builds the report of a span.
 
     month: the accountant's month that the span is, or begins; if it is closed, the report uses its statement.
-    issuer: for formats that list every charge."""
+    issuer: the party that charges, for formats that list every charge."""
     booked = MonthBooks.of(ledger, books, month, start_ms, end_ms)
     # The report compares with the span before, so rows of both may be needed.
     with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:

@@ -132,7 +132,7 @@ class Archive:
     ) -> ArchivePart:
         """Writes a part with everything above the marks in the snapshot of `cursor`.
 
-        pods: those with new facts, None: all.
+        pods: the pods with new facts, None: all pods.
         registers: by append-only register, the number up to which it is archived."""
         before, place = self._before(number), _place(number)
         if self.store.exists(f"{place}/{MANIFEST}"):

@@ -308,7 +308,7 @@ class Reflector:
     synced: whether the objects were listed once.
     failure: why the latest request failed; "" if it did not.
     took_ms: duration of the last list.
-    optional: it is no failure if the cluster does not have objects of this kind."""
+    optional: if True, it is no failure that the cluster does not have objects of this kind."""
 
     def __init__(
         self,

@@ -84,7 +84,7 @@ class HolderCounters:
         """Return the reading of a GPU with the readings of its holders and their method.
 
         allocations: the allocations of this GPU.
-        visible: this agent can see the host's processes.
+        visible: whether this agent can see the host's processes.
         uncertain: `allocations` are the last known ones, not the current ones.
 
         A holder that has all of a device to itself, now and at the last reading, gets no reading of its own: it has the

@@ -249,7 +249,7 @@ class Explanation:
     n: the configured weight, normalised among the competing queues; for a queue that does not compete, among all.
     p: max(0, n + k (n - u)) with the law KAI, the weight that the law returned with any other.
     proportional: p rescaled within bounds so that the competitors' weights add up to their configured total.
-    lower, upper: those bounds.
+    lower, upper: the bounds.
     previous: the weight in force.
     stepped: the weight after the step bound.
     value: the published weight, after hold-down and deadband.
@@ -408,7 +408,7 @@ class Observation:
 
     queues, standings: by policy queue, for queues with exactly one object.
     issues: objects that cannot be used.
-    conditions: about the target's own settings.
+    conditions: conditions about the target's own settings.
     gangs: every unfinished workload of those queues, in the order of (queue, namespace, name).
     evictions: evictions that took GPUs from another queue, of any age.
     left_behind: objects with a published weight to which no queue of the policy refers any more, by name.

@@ -54,9 +54,8 @@ class EvictionResult:
 class EvictionVeto:
     """Why a victim stays.
 
-    budget: a disruption budget protects it.
-    refused: the API server or a webhook refuses.
-    changed: it has changed since the decision, or its owner has opted out."""
+    kind: `budget` if a disruption budget protects it, `refused` if the API server or a webhook refuses, `changed` if it
+        has changed since the decision or its owner has opted out."""
 
     kind: Literal["budget", "refused", "changed"]
     reason: str

@@ -543,7 +543,7 @@ class Row:
     """One queue in the form.
 
     at: its number in the file, None for a new one.
-    gone: it is to be removed."""
+    gone: whether it is to be removed."""
 
     at: int | None
     values: Mapping[str, str]

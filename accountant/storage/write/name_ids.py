@@ -348,7 +348,7 @@ def holders(
 ) -> Mapping[int, HolderName]:
     """The names of holders by id.
 
-    labels: those to look up.
+    labels: the labels to look up.
     users: whether to look up their users."""
     if not ids:
         return {}
