@@ -26,7 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from accountant.api.problems import Refusal, answer, reason, retry_later
+from accountant.api.problems import Refusal, answer, reason, retry_later, with_faults
 from accountant.core.settings import Limits
 from gputally.base.clock import Clock
 from gputally.base.untrusted_text import NO_CONTROLS, unprintable
@@ -278,12 +278,8 @@ async def read_model(intake: BodyLimits, request: Request, model: type[M] | Type
             errors = error.errors(include_url=False, include_input=False)
             if errors[0]["type"] == "json_invalid":
                 raise Refusal("malformed-body", str(errors[0]["msg"])) from error
-            faults = [
-                {"at": ".".join(str(part) for part in fault["loc"]), "reason": reason(fault)}
-                for fault in errors[:_SHOWN_FAULTS]
-            ]
-            detail = "; ".join(f"{fault['at']}: {fault['reason']}" for fault in faults)
-            raise Refusal("invalid-body", detail, errors=faults) from error
+            faults = [(".".join(map(str, fault["loc"])), reason(fault)) for fault in errors[:_SHOWN_FAULTS]]
+            raise with_faults("invalid-body", faults) from error
 
 
 @cache
@@ -293,16 +289,10 @@ def _adapter(model: type[M]) -> TypeAdapter[M]:
 
 def _validated(raw: bytes, model: type[M] | TypeAdapter[M]) -> M:
     value = (model if isinstance(model, TypeAdapter) else _adapter(model)).validate_json(raw)  # type: ignore[arg-type]  # a class is hashable
-    if _ESCAPES.search(raw):
-        place = unprintable(from_json(raw))
-        if place:
-            raise Refusal("invalid-body", f"{place}: {NO_CONTROLS}", errors=[{"at": place, "reason": NO_CONTROLS}])
-    if b"true" in raw or b"false" in raw:
-        wrong = booleans_as_numbers(from_json(raw), value)
-        if wrong:
-            faults = [{"at": ".".join(map(str, path)), "reason": NO_NUMBER} for path in wrong[:_SHOWN_FAULTS]]
-            detail = "; ".join(f"{fault['at']}: {fault['reason']}" for fault in faults)
-            raise Refusal("invalid-body", detail, errors=faults)
+    if _ESCAPES.search(raw) and (place := unprintable(from_json(raw))):
+        raise with_faults("invalid-body", [(place, NO_CONTROLS)])
+    if (b"true" in raw or b"false" in raw) and (paths := booleans_as_numbers(from_json(raw), value)):
+        raise with_faults("invalid-body", [(".".join(map(str, path)), NO_NUMBER) for path in paths[:_SHOWN_FAULTS]])
     return value
 
 

@@ -10,7 +10,7 @@ is text for people and may change. Additional members are allowed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -106,6 +106,12 @@ def retry_later(slug: str, detail: str, seconds: float = _RETRY_AFTER_SECONDS) -
     return Refusal(slug, detail, headers={"Retry-After": str(max(1, -int(-seconds // 1)))})
 
 
+def with_faults(slug: str, faults: Sequence[tuple[str, str]]) -> Refusal:
+    """The refusal of parameters or a body, with the place and the reason of each fault."""
+    detail = "; ".join(f"{place}: {reason}" for place, reason in faults)
+    return Refusal(slug, detail, errors=[{"at": place, "reason": reason} for place, reason in faults])
+
+
 def answer(refusal: Refusal, instance: str) -> Response:
     """The problem document. instance: the requested path."""
     kind = refusal.kind
@@ -192,11 +198,8 @@ def _methods(request: Request) -> list[str]:
 
 
 def _invalid(error: RequestValidationError) -> Refusal:
-    faults = [
-        {"at": ".".join(str(part) for part in fault["loc"][1:]), "reason": reason(fault)} for fault in error.errors()
-    ]
-    detail = "; ".join(f"{fault['at']}: {fault['reason']}" for fault in faults)
-    return Refusal("invalid-parameter", detail, errors=faults)
+    faults = [(".".join(map(str, fault["loc"][1:])), reason(fault)) for fault in error.errors()]
+    return with_faults("invalid-parameter", faults)
 
 
 def reason(fault: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from accountant.api.problems import Refusal
+from accountant.api.problems import Refusal, with_faults
 from accountant.core import periods
 from accountant.core.settings import Limits
 from accountant.reports.report_text import age_note
@@ -189,7 +189,7 @@ def check_cost(
 
 def invalid(parameter: str, reason: str) -> Refusal:
     """The refusal of one parameter."""
-    return Refusal("invalid-parameter", f"{parameter}: {reason}", errors=[{"at": parameter, "reason": reason}])
+    return with_faults("invalid-parameter", [(parameter, reason)])
 
 
 REPORT_WIDTH: Final = 6

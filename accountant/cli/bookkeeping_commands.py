@@ -55,8 +55,8 @@ Reason = Annotated[str, typer.Option(help="Why, for later readers of the books."
 @with_option_groups
 def months(output: Printed = "table", *, at: ZonedLedger) -> None:
     """List every month with its status and hash."""
-    found = at.ask(tuple[Period, ...], "/v1/periods")
-    print_answer(output, found, terminal_tables.periods)
+    all_months = at.ask(tuple[Period, ...], "/v1/periods")
+    print_answer(output, all_months, terminal_tables.periods)
 
 
 @app.command()
@@ -73,24 +73,24 @@ def close(
     at: ZonedLedger,
 ) -> None:
     """Close a month: its statement does not change any more. Refused while there are objections."""
-    done = at.act(Period, f"/v1/periods/{month}/close", {"reason": reason, "acknowledge": acknowledge or []})
-    print_answer(output, done, lambda row: terminal_tables.periods([row]))
+    period = at.act(Period, f"/v1/periods/{month}/close", {"reason": reason, "acknowledge": acknowledge or []})
+    print_answer(output, period, lambda row: terminal_tables.periods([row]))
 
 
 @app.command()
 @with_option_groups
 def reopen(month: Month, reason: Reason, output: Printed = "table", *, at: ZonedLedger) -> None:
     """Reopen the newest closed month, before it is published."""
-    done = at.act(Period, f"/v1/periods/{month}/reopen", {"reason": reason})
-    print_answer(output, done, lambda row: terminal_tables.periods([row]))
+    period = at.act(Period, f"/v1/periods/{month}/reopen", {"reason": reason})
+    print_answer(output, period, lambda row: terminal_tables.periods([row]))
 
 
 @app.command()
 @with_option_groups
 def publish(month: Month, reason: Reason = "", output: Printed = "table", *, at: ZonedLedger) -> None:
     """Publish a closed month; it cannot be reopened any more."""
-    done = at.act(Period, f"/v1/periods/{month}/publish", {"reason": reason})
-    print_answer(output, done, lambda row: terminal_tables.periods([row]))
+    period = at.act(Period, f"/v1/periods/{month}/publish", {"reason": reason})
+    print_answer(output, period, lambda row: terminal_tables.periods([row]))
 
 
 @app.command()
@@ -125,8 +125,8 @@ def proposals(
 @with_option_groups
 def correct(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Accept every proposal: book all late changes of closed months."""
-    done = at.act(tuple[BookedCorrection, ...], "/v1/corrections", {})
-    print_answer(output, done, terminal_tables.corrections)
+    booked = at.act(tuple[BookedCorrection, ...], "/v1/corrections", {})
+    print_answer(output, booked, terminal_tables.corrections)
 
 
 @app.command()
@@ -138,8 +138,8 @@ def corrections(
     at: ZonedLedger,
 ) -> None:
     """List corrections of closed months, with the month they are about and the one they are booked in."""
-    found = at.ask(tuple[BookedCorrection, ...], "/v1/corrections", {"booked_in": month})
-    print_answer(output, found, terminal_tables.corrections)
+    booked = at.ask(tuple[BookedCorrection, ...], "/v1/corrections", {"booked_in": month})
+    print_answer(output, booked, terminal_tables.corrections)
 
 
 @app.command()
@@ -156,8 +156,8 @@ def adjust(
 ) -> None:
     """Book an approved credit or charge, for example for a failed node."""
     body = {"month": month, "team": team, "amount": amount, "reason": reason, "approved_by": approved_by}
-    done = at.act(BookedAdjustment, "/v1/adjustments", body)
-    print_answer(output, done, lambda row: terminal_tables.adjustments([row]))
+    booked = at.act(BookedAdjustment, "/v1/adjustments", body)
+    print_answer(output, booked, lambda row: terminal_tables.adjustments([row]))
 
 
 @app.command()
@@ -196,8 +196,8 @@ def adjustments(
     at: ZonedLedger,
 ) -> None:
     """List approved credits and charges."""
-    found = at.ask(tuple[BookedAdjustment, ...], "/v1/adjustments", {"booked_in": month})
-    print_answer(output, found, terminal_tables.adjustments)
+    booked = at.ask(tuple[BookedAdjustment, ...], "/v1/adjustments", {"booked_in": month})
+    print_answer(output, booked, terminal_tables.adjustments)
 
 
 @app.command()
@@ -222,23 +222,23 @@ def reprice(
         raise typer.BadParameter("--apply needs a --reason")
     with at.connection() as remote:
         if not apply:
-            shown = remote.send(PriceDiff, "/v1/prices/preview", content, "application/yaml", {"month": month})
-            print_answer(output, shown, terminal_tables.price_diff, shown.changes)
+            preview = remote.send(PriceDiff, "/v1/prices/preview", content, "application/yaml", {"month": month})
+            print_answer(output, preview, terminal_tables.price_diff, preview.changes)
             return
-        done = remote.send(
+        result = remote.send(
             RepricingResult, "/v1/prices", content, "application/yaml", {"month": month, "reason": reason}
         )
-    booked = terminal_tables.in_force(done.difference.version_after, done.corrections)
-    changes = terminal_tables.price_diff(done.difference)
-    print_answer(output, done, lambda _: Group(changes, booked), done.difference.changes)
+    booked = terminal_tables.in_force(result.difference.version_after, result.corrections)
+    changes = terminal_tables.price_diff(result.difference)
+    print_answer(output, result, lambda _: Group(changes, booked), result.difference.changes)
 
 
 @app.command()
 @with_option_groups
 def prices(output: Printed = "table", *, at: ZonedLedger) -> None:
     """List every price book that was in force, and who put it in force."""
-    found = at.ask(tuple[PriceVersion, ...], "/v1/prices/versions")
-    print_answer(output, found, lambda found: terminal_tables.price_versions(found, UTC))
+    versions = at.ask(tuple[PriceVersion, ...], "/v1/prices/versions")
+    print_answer(output, versions, lambda versions: terminal_tables.price_versions(versions, UTC))
 
 
 class _Owners(BaseModel):
@@ -267,25 +267,25 @@ def gpus(
     at: ZonedLedger,
 ) -> None:
     """Show which node each GPU belonged to; confirm that GPUs moved to another node."""
-    named = gpu or []
+    uuids = gpu or []
     if act == "move":
-        if not (node and named and reason.strip()):
+        if not (node and uuids and reason.strip()):
             raise typer.BadParameter("move needs --node, --gpu and --reason")
-        body = {"cluster": cluster, "node": node, "gpus": named, "since": since, "reason": reason}
-        found = at.act(tuple[GpuOwnership, ...], "/v1/gpus/move", body)
+        body = {"cluster": cluster, "node": node, "gpus": uuids, "since": since, "reason": reason}
+        ownerships = at.act(tuple[GpuOwnership, ...], "/v1/gpus/move", body)
     else:
-        if len(named) > 1:
+        if len(uuids) > 1:
             raise typer.BadParameter("owners takes one --gpu")
-        asked = {"cluster": cluster, "node": node, "gpu": named[0] if named else "", "moved": str(moved).lower()}
-        found, after = (), ""
+        query = {"cluster": cluster, "node": node, "gpu": uuids[0] if uuids else "", "moved": str(moved).lower()}
+        ownerships, after = (), ""
         with at.connection() as remote:
             while True:
-                page = remote.ask(_Owners, "/v1/gpus/owners", {**asked, "after": after})
-                found += page.gpus
+                page = remote.ask(_Owners, "/v1/gpus/owners", {**query, "after": after})
+                ownerships += page.gpus
                 if page.next_after is None:
                     break
                 after = page.next_after
-    print_answer(output, found, terminal_tables.gpu_owners)
+    print_answer(output, ownerships, terminal_tables.gpu_owners)
 
 
 @app.command()
@@ -302,8 +302,8 @@ def retire(
 ) -> None:
     """Retire GPUs that were removed permanently; their unmetered time until then stays unmetered."""
     body = {"cluster": cluster, "node": node, "gpus": gpu or [], "since": since, "reason": reason}
-    done = at.act(tuple[RetiredDevice, ...], "/v1/gpus/retire", body)
-    print_answer(output, done, terminal_tables.retired)
+    devices = at.act(tuple[RetiredDevice, ...], "/v1/gpus/retire", body)
+    print_answer(output, devices, terminal_tables.retired)
 
 
 @app.command()
@@ -321,8 +321,8 @@ def deliveries(
     with at.connection() as remote:
         if again is not None:
             remote.act(DeliveryState, "/v1/deliveries/again", {"key": again, "reason": reason})
-        found = remote.ask(tuple[DeliveryState, ...], "/v1/deliveries")
-    print_answer(output, found, terminal_tables.deliveries)
+        states = remote.ask(tuple[DeliveryState, ...], "/v1/deliveries")
+    print_answer(output, states, terminal_tables.deliveries)
 
 
 class InstanceModel(Model):
@@ -339,9 +339,9 @@ class InstanceMap(Model):
     instances: tuple[InstanceModel, ...] = Field(min_length=1)
 
 
-def lines(items: list[InvoiceItem], known: InstanceMap) -> tuple[InvoiceLine, ...]:
+def lines(items: list[InvoiceItem], instance_map: InstanceMap) -> tuple[InvoiceLine, ...]:
     """The invoice's lines in the form that the accountant accepts; lines without cost are left out."""
-    models = {entry.name: entry.model for entry in known.instances}
+    models = {entry.name: entry.model for entry in instance_map.instances}
     return tuple(
         InvoiceLine(
             item=item.instance[:MOST_ITEM] or "(no name)",
@@ -379,18 +379,18 @@ def reconcile(
         start, end = periods.Month.parse(month).span(at.zone)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    found = lines(read_invoice(invoice, start, end), load_yaml(instances, InstanceMap))
-    if not found:
+    invoice_lines = lines(read_invoice(invoice, start, end), load_yaml(instances, InstanceMap))
+    if not invoice_lines:
         raise typer.BadParameter(f"{invoice}: charges nothing in {month}")
-    body = json.dumps(Invoice(source=invoice.name, lines=found).model_dump(mode="json")).encode()
+    body = json.dumps(Invoice(source=invoice.name, lines=invoice_lines).model_dump(mode="json")).encode()
     query = {"apply": "true" if apply else None, "keep": "true" if keep else None, "reason": reason or None}
     with at.connection() as remote:
-        done = remote.send(Reconciled, f"/v1/reconciliation/{month}", body, "application/json", query)
-    print_answer(output, done, _reconciliation, (done.after or done.before).lines)
+        result = remote.send(Reconciled, f"/v1/reconciliation/{month}", body, "application/json", query)
+    print_answer(output, result, _reconciliation, (result.after or result.before).lines)
 
 
-def _reconciliation(done: Reconciled) -> RenderableType:
-    if done.after is None:
-        return terminal_tables.reconciliation(done.before)
-    booked = terminal_tables.trued_up(done.version or "", done.corrections)
-    return Group(terminal_tables.reconciliation(done.before), terminal_tables.reconciliation(done.after), booked)
+def _reconciliation(result: Reconciled) -> RenderableType:
+    if result.after is None:
+        return terminal_tables.reconciliation(result.before)
+    booked = terminal_tables.trued_up(result.version or "", result.corrections)
+    return Group(terminal_tables.reconciliation(result.before), terminal_tables.reconciliation(result.after), booked)

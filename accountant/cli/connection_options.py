@@ -45,13 +45,13 @@ class Grouping:
     @property
     def filters(self) -> dict[str, list[str]]:
         """The accepted values of each filtered dimension. Raises BadParameter."""
-        found: dict[str, list[str]] = {}
-        for one in self.where or ():
-            dimension, equals, value = one.partition("=")
+        values_of: dict[str, list[str]] = {}
+        for text in self.where or ():
+            dimension, equals, value = text.partition("=")
             if not equals:
-                raise typer.BadParameter(f"{one!r} is no filter: write for example team=vision")
-            found.setdefault(dimension, []).append(value)
-        return found
+                raise typer.BadParameter(f"{text!r} is no filter: write for example team=vision")
+            values_of.setdefault(dimension, []).append(value)
+        return values_of
 
 
 M = TypeVar("M")
@@ -75,7 +75,7 @@ def _dumped(model: BaseModel) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _serve_offline(ledger: Path, **given: Any) -> Iterator[AccountantClient]:
+def _serve_offline(ledger: Path, **more_settings: Any) -> Iterator[AccountantClient]:
     """Serves a stopped ledger on a free loopback port with a temporary token, as a trial. given: further settings.
 
     Raises CannotStart if there is no ledger."""
@@ -91,7 +91,7 @@ def _serve_offline(ledger: Path, **given: Any) -> Iterator[AccountantClient]:
         raise CannotStart(f"{ledger}: there is no ledger file; name an existing one with --db")
     logs_and_metrics.configure("error")
     token = secrets.token_urlsafe()
-    settings = Settings(data=ledger.parent, ledger=ledger.name, listen="127.0.0.1:0", auth="off", **given)
+    settings = Settings(data=ledger.parent, ledger=ledger.name, listen="127.0.0.1:0", auth="off", **more_settings)
     with (
         Service(settings, SystemClock(), authenticator=SingleToken(token), trial=True) as service,
         serve(service.app, settings.host, settings.port) as url,

@@ -80,17 +80,21 @@ RatesFile = Annotated[Path | None, typer.Option("--rates", help="Rates between c
 def clusters(lake: LakePlace, output: Printed = "table", *, engine: Engine) -> None:
     """List the ledgers that publish to the lake, and how recent their data is."""
     with engine.opened(lake) as fleet:
-        found = [member.status for member in fleet.members()]
+        statuses = [member.status for member in fleet.members()]
 
     def drawn() -> Table:
         columns = ["ledger", "clusters", "time zone", "first record", "newest record", "published until"]
         rows = []
-        for one in found:
-            instants = (utc(at_ms) if at_ms else NOTHING for at_ms in (one.first_ms, one.newest_ms, one.until_ms))
-            rows.append((one.ledger, ", ".join(sorted(one.clusters)), one.timezone, *instants))
+        for status in statuses:
+            instants = (
+                utc(at_ms) if at_ms else NOTHING for at_ms in (status.first_ms, status.newest_ms, status.until_ms)
+            )
+            rows.append((status.ledger, ", ".join(sorted(status.clusters)), status.timezone, *instants))
         return table("Ledgers of the lake", columns, rows)
 
-    records = [{**asdict(one), "clusters": dict(one.clusters), "teams": sorted(one.teams)} for one in found]
+    records = [
+        {**asdict(status), "clusters": dict(status.clusters), "teams": sorted(status.teams)} for status in statuses
+    ]
     show(output, drawn, records)
 
 
@@ -227,48 +231,50 @@ def serve(
     from accountant.fleet.fleet_ledgers import load_lake
     from accountant.fleet.fleet_server import FleetService, run
 
-    given = {"listen": listen, "auth": auth, "tokens": tokens, "callers": callers}
-    settings = load(config, os.environ, {name: value for name, value in given.items() if value is not None})
-    place = load_lake(lake) if lake is not None else settings.lake
-    if place is None:
+    flags = {"listen": listen, "auth": auth, "tokens": tokens, "callers": callers}
+    settings = load(config, os.environ, {name: value for name, value in flags.items() if value is not None})
+    lake_settings = load_lake(lake) if lake is not None else settings.lake
+    if lake_settings is None:
         raise CannotStart("no lake: give --lake, or `lake` in the file of --config")
     logs_and_metrics.configure(settings.log_level)
-    with engine.opened(place, rates) as fleet:
+    with engine.opened(lake_settings, rates) as fleet:
         run(FleetService(settings, fleet, SystemClock()))
 
 
 def month_table(summary: FleetMonth) -> Table:
     """A month of every ledger, the highest cost first, and what teams owe in all of them."""
-    drawn = table(
+    month_rows = table(
         f"The fleet in {summary.month}",
         ["ledger", "month",
          *figures("GPU-hours", "busy", "idle", "unallocated", "unmetered", "due", "unpriced GPU-hours")],
         (
             (
-                one.ledger,
-                one.status,
-                *(hours(us) for us in (one.accounts_gpu_us.total, one.accounts_gpu_us.busy,
-                                       one.accounts_gpu_us.allocated_idle, one.accounts_gpu_us.unallocated,
-                                       one.accounts_gpu_us.unmetered)),
-                money(one.due, one.currency),
-                hours(one.unpriced_gpu_us) if one.unpriced_gpu_us else "",
+                entry.ledger,
+                entry.status,
+                *(hours(us) for us in (entry.accounts_gpu_us.total, entry.accounts_gpu_us.busy,
+                                       entry.accounts_gpu_us.allocated_idle, entry.accounts_gpu_us.unallocated,
+                                       entry.accounts_gpu_us.unmetered)),
+                money(entry.due, entry.currency),
+                hours(entry.unpriced_gpu_us) if entry.unpriced_gpu_us else "",
             )
-            for one in sorted(summary.ledgers, key=lambda row: (-(row.due or 0), row.ledger))
+            for entry in sorted(summary.ledgers, key=lambda row: (-(row.due or 0), row.ledger))
         ),
     )  # fmt: skip
-    drawn.add_section()
-    whole = {row.team: [one for one in summary.teams if one.team == row.team] for row in summary.teams}
-    for team, rows in sorted(whole.items()):
+    month_rows.add_section()
+    rows_of_team = {row.team: [entry for entry in summary.teams if entry.team == row.team] for row in summary.teams}
+    for team, rows in sorted(rows_of_team.items()):
         due = ", ".join(
-            money(exact_sum(one.due for one in rows if one.currency == currency and one.due is not None), currency)
-            for currency in sorted({one.currency for one in rows if one.currency})
+            money(
+                exact_sum(entry.due for entry in rows if entry.currency == currency and entry.due is not None), currency
+            )
+            for currency in sorted({entry.currency for entry in rows if entry.currency})
         )
-        held_us = sum(one.gpu_us for one in rows)
-        drawn.add_row(NAMES.get(team, team), f"{len(rows)} ledgers", hours(held_us), *[""] * 4, due, "")
+        held_us = sum(entry.gpu_us for entry in rows)
+        month_rows.add_row(NAMES.get(team, team), f"{len(rows)} ledgers", hours(held_us), *[""] * 4, due, "")
     totals = ", ".join(money(due, currency) for currency, due in summary.totals.items())
     converted = f"; together {money(summary.converted, summary.converted_to)}" if summary.converted is not None else ""
-    drawn.caption = f"due: {totals or NOTHING}{converted}"
-    return drawn
+    month_rows.caption = f"due: {totals or NOTHING}{converted}"
+    return month_rows
 
 
 @contextlib.contextmanager
@@ -276,9 +282,9 @@ def _progress() -> Iterator[ProgressCallback]:
     """A progress bar on standard error, if that is a terminal."""
     console = Terminal(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
-        task = shown.add_task("clusters", total=None)
-        yield lambda name, done, total: shown.update(task, description=name, completed=done, total=total)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("clusters", total=None)
+        yield lambda name, done, total: bar.update(task, description=name, completed=done, total=total)
 
 
 def _query(wanted: Grouping, timezone: str) -> FleetQuery:

@@ -65,8 +65,8 @@ def from_prometheus(
     duplicates."""
     now = SystemClock().wall_ms()
     end = _instant(until, at, now - _SETTLED_MS) // MS_PER_HOUR * MS_PER_HOUR
-    wanted = _since(since, end, at), end
-    if wanted[0] >= end:
+    span = _since(since, end, at), end
+    if span[0] >= end:
         raise CannotImport(f"--since {since}: there is no time between it and the end")
     server = Prometheus(
         source,
@@ -79,8 +79,8 @@ def from_prometheus(
     length = _chunk(chunk) if chunk is not None else history.chunk_ms(end)
     with at.connection() as remote:
         to = Destination(remote, cluster, "prometheus", server.origin)
-        done = [(to, _import(to, history.read, wanted, length))]
-    _tell(done, output)
+        summaries = [(to, _import(to, history.read, span, length))]
+    _tell(summaries, output)
 
 
 @import_app.command("slurm")
@@ -113,7 +113,7 @@ def from_slurm(
         raise CannotImport(f"{file}: jobs of {', '.join(names)}: each is imported under its own name, so no --cluster")
     now = SystemClock().wall_ms()
     end = _instant(until, at, now - _SETTLED_MS) // MS_PER_HOUR * MS_PER_HOUR
-    done: list[tuple[Destination, Summary]] = []
+    summaries: list[tuple[Destination, Summary]] = []
     with at.connection() as remote:
         for name in names:
             jobs = [job for job in reading.runs if job.cluster == name]
@@ -125,13 +125,13 @@ def from_slurm(
             first = _instant(since, at, history.span[0]) // MS_PER_HOUR * MS_PER_HOUR
             last = min(end, -(-history.span[1] // MS_PER_HOUR) * MS_PER_HOUR)
             to = Destination(remote, cluster or name or "default", "slurm", file.name)
-            done.append((to, _import(to, history.read, (first, last), MS_PER_DAY)))
-    _tell(done, output)
+            summaries.append((to, _import(to, history.read, (first, last), MS_PER_DAY)))
+    _tell(summaries, output)
 
 
-def _import(to: Destination, read: Read, wanted: Span, chunk_ms: int) -> Summary:
+def _import(to: Destination, read: Read, span: Span, chunk_ms: int) -> Summary:
     with _bar(f"{to.source} → {to.cluster}") as progress:
-        return run(to, read, wanted, chunk_ms, progress)
+        return run(to, read, span, chunk_ms, progress)
 
 
 @contextlib.contextmanager
@@ -147,22 +147,22 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _tell(done: Sequence[tuple[Destination, Summary]], output: Output) -> None:
+def _tell(summaries: Sequence[tuple[Destination, Summary]], output: Output) -> None:
     """Prints the results by cluster."""
     records = [
         {
             "cluster": to.cluster, "source": to.source, "origin": to.origin, **asdict(summary),
             "coverage": _coverage(summary), "limits": KNOWN_LIMITS[to.source],
         }
-        for to, summary in done
+        for to, summary in summaries
     ]  # fmt: skip
-    show(output, lambda: Group(*(part for to, summary in done for part in _summary_text(to, summary))), records)
+    show(output, lambda: Group(*(part for to, summary in summaries for part in _summary_text(to, summary))), records)
 
 
 def _coverage(summary: Summary) -> float | None:
     """The share of the known time that was sent; None if nothing was known."""
-    whole = summary.sent_us + summary.missing_us
-    return summary.sent_us / whole if whole else None
+    known_us = summary.sent_us + summary.missing_us
+    return summary.sent_us / known_us if known_us else None
 
 
 def _summary_text(to: Destination, summary: Summary) -> Iterator[RenderableType]:

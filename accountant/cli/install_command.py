@@ -60,22 +60,22 @@ class Plan:
 
     def holders(self) -> Mapping[str, tuple[Scope, ...]]:
         """The holders of tokens, with their scopes."""
-        found: dict[str, tuple[Scope, ...]] = {"admin": ("read", "policy", "admin")}
+        scopes_of: dict[str, tuple[Scope, ...]] = {"admin": ("read", "policy", "admin")}
         if self.programs:
-            found |= _PROGRAMS
+            scopes_of |= _PROGRAMS
         if self.node:
-            found["agent"] = ("ingest",)
-        return found
+            scopes_of["agent"] = ("ingest",)
+        return scopes_of
 
 
-def manifests(plan: Plan, standing: Mapping[str, Mapping[str, str]]) -> list[Object]:
+def manifests(plan: Plan, existing: Mapping[str, Mapping[str, str]]) -> list[Object]:
     """The Secrets of a plan. standing: the content of existing ones, by name. Raises AccountantError if the existing
     token file cannot be read."""
-    file = standing.get(f"{plan.name}-{TOKENS}", {}).get("tokens.yaml", "tokens: []\n")
-    found = []
+    file = existing.get(f"{plan.name}-{TOKENS}", {}).get("tokens.yaml", "tokens: []\n")
+    secrets = []
     for holder, scopes in plan.holders().items():
         name, entry_name = f"{plan.name}-{holder}-token", f"{plan.name}-{holder}"
-        token = standing.get(name, {}).get("token", "").strip()
+        token = existing.get(name, {}).get("token", "").strip()
         entries = {entry.name: entry.token_sha256 for entry in _entries(file, plan)}
         if not token or entries.get(entry_name) != sha256(token):
             node, cluster = (plan.node, plan.cluster) if holder == "agent" else (None, None)
@@ -87,38 +87,38 @@ def manifests(plan: Plan, standing: Mapping[str, Mapping[str, str]]) -> list[Obj
                 file = with_entry(file, entry)
             except ValueError as error:
                 raise AccountantError(f"Secret {plan.namespace}/{plan.name}-{TOKENS}: tokens.yaml: {error}") from error
-        found.append(_secret(plan, name, {"token": token}))
-    return [_secret(plan, f"{plan.name}-{TOKENS}", {"tokens.yaml": file}), *found]
+        secrets.append(_secret(plan, name, {"token": token}))
+    return [_secret(plan, f"{plan.name}-{TOKENS}", {"tokens.yaml": file}), *secrets]
 
 
 def install(plan: Plan, cluster: Cluster) -> dict[str, str]:
     """Creates what is missing; returns the result for each Secret. Raises AccountantError."""
-    standing = read(plan, cluster)
-    done: dict[str, str] = {}
-    for secret in manifests(plan, standing):
+    existing = read(plan, cluster)
+    results: dict[str, str] = {}
+    for secret in manifests(plan, existing):
         name, content = secret["metadata"]["name"], secret["stringData"]
         data = {key: base64.b64encode(text.encode()).decode() for key, text in content.items()}
         try:
-            if name not in standing:
-                whole = {key: value for key, value in secret.items() if key != "stringData"}
-                cluster.create({**whole, "data": data}, field_manager=MANAGER)
-                done[name] = "made"
-            elif any(standing[name].get(key) != text for key, text in content.items()):
+            if name not in existing:
+                manifest = {key: value for key, value in secret.items() if key != "stringData"}
+                cluster.create({**manifest, "data": data}, field_manager=MANAGER)
+                results[name] = "made"
+            elif any(existing[name].get(key) != text for key, text in content.items()):
                 cluster.patch(SECRET, name, plan.namespace, {"data": data}, field_manager=MANAGER)
-                done[name] = "changed"
+                results[name] = "changed"
             else:
-                done[name] = "kept"
+                results[name] = "kept"
         except NotFound as error:
             make = f"kubectl create namespace {plan.namespace}"
             raise AccountantError(f"there is no namespace {plan.namespace}: run `{make}`, then this again") from error
         except ClusterError as error:
             raise AccountantError(f"Secret {plan.namespace}/{name}: {error}") from error
-    return done
+    return results
 
 
 def read(plan: Plan, cluster: Cluster) -> dict[str, dict[str, str]]:
     """The content of the plan's Secrets that exist, by name. Raises AccountantError."""
-    found = {}
+    contents = {}
     for name in (f"{plan.name}-{TOKENS}", *(f"{plan.name}-{holder}-token" for holder in plan.holders())):
         try:
             data = cluster.get(SECRET, name, plan.namespace).get("data") or {}
@@ -126,8 +126,8 @@ def read(plan: Plan, cluster: Cluster) -> dict[str, dict[str, str]]:
             continue
         except ClusterError as error:
             raise AccountantError(f"Secret {plan.namespace}/{name}: {error}") from error
-        found[name] = {key: base64.b64decode(value).decode(errors="replace") for key, value in data.items()}
-    return found
+        contents[name] = {key: base64.b64decode(value).decode(errors="replace") for key, value in data.items()}
+    return contents
 
 
 def _entries(text: str, plan: Plan) -> tuple[TokenEntry, ...]:
@@ -168,8 +168,8 @@ def command(
         connection = KubernetesCluster.connect([SECRET], kubeconfig)
     except (Unavailable, Refused) as error:
         raise AccountantError(f"{error}; --dry-run prints the manifests without a cluster") from error
-    done = install(plan, connection)
-    rows = [(secret, namespace, what) for secret, what in done.items()]
+    results = install(plan, connection)
+    rows = [(secret, namespace, what) for secret, what in results.items()]
     records = [dict(zip(("secret", "namespace", "done"), row, strict=True)) for row in rows]
     show(output, lambda: table("", ["secret", "namespace", ""], rows), records)
 

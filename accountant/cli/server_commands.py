@@ -88,12 +88,12 @@ def serve(
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings in force and stop.")] = False,
 ) -> None:
     """Serve the ledger until SIGTERM or Ctrl-C."""
-    given = {
+    flags = {
         "data": data, "listen": listen, "auth": auth, "tokens": tokens, "prices": prices,
         "inventory": inventory, "policy": policy, "callers": callers, "tls_cert": tls_cert, "tls_key": tls_key,
         "tls_client_ca": tls_client_ca, "timezone": timezone, "log_level": log_level,
     }  # fmt: skip
-    settings = load(config, os.environ, {name: value for name, value in given.items() if value is not None})
+    settings = load(config, os.environ, {name: value for name, value in flags.items() if value is not None})
     if print_config:
         typer.echo(settings.as_yaml(), nl=False)
         return
@@ -224,35 +224,35 @@ def backup(
         ledger = open_ledger(at.db, clock, archive=_store(archive, object_storage, at.db.parent))
         try:
             folder = to or at.db.parent / "backups"
-            made = backups.make(ledger, in_folder(folder), clock.wall_ms())
+            new_backup = backups.make(ledger, in_folder(folder), clock.wall_ms())
         finally:
             ledger.close()
     else:
-        made = _fetched(at, to)
+        new_backup = _fetched(at, to)
     if to is not None and keep is not None:
         backups.prune(in_folder(to), keep)
-    print_answer(output, made, lambda row: terminal_tables.backups([row]))
+    print_answer(output, new_backup, lambda row: terminal_tables.backups([row]))
 
 
 def _fetched(at: Server, to: Path | None) -> Backup:
     with at.connection() as remote:
-        made = remote.act(Backup, "/v1/backups", {})
+        new_backup = remote.act(Backup, "/v1/backups", {})
         if to is not None:
-            place = to / f"{made.name}.duckdb"
-            remote.save(f"/v1/backups/{made.name}", place)
-            if sha256(place) != made.sha256:
-                place.unlink()
-                raise Unanswered(f"{place}: the stored copy differs from what was sent, so it was removed")
-            place.with_suffix(".json").write_text(made.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    return made
+            path = to / f"{new_backup.name}.duckdb"
+            remote.save(f"/v1/backups/{new_backup.name}", path)
+            if sha256(path) != new_backup.sha256:
+                path.unlink()
+                raise Unanswered(f"{path}: the stored copy differs from what was sent, so it was removed")
+            path.with_suffix(".json").write_text(new_backup.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return new_backup
 
 
 @app.command("backups")
 @with_option_groups
 def list_backups(output: Printed = "table", *, at: Server) -> None:
     """List the accountant's backups (`backups.to`), newest first."""
-    found = at.ask(tuple[Backup, ...], "/v1/backups")
-    print_answer(output, found, terminal_tables.backups)
+    stored = at.ask(tuple[Backup, ...], "/v1/backups")
+    print_answer(output, stored, terminal_tables.backups)
 
 
 @app.command()
@@ -280,18 +280,18 @@ def restore(
     restored = open_ledger(ledger, clock, archive=_store(archive, object_storage, ledger.parent))
     try:
         start, end = restored.extent()
-        found = restored.examine(start, end)
+        imbalance = restored.examine(start, end)
         newest = restored.trail(restored.last_act() - 1, 1)
     finally:
         restored.close()
     act = newest[0] if newest else None
-    told = {
-        "ledger": str(ledger), "start_ms": start, "end_ms": end, "imbalance_gpu_us": found.total_us,
+    record = {
+        "ledger": str(ledger), "start_ms": start, "end_ms": end, "imbalance_gpu_us": imbalance.total_us,
         "act": act.number if act else 0, "act_ms": act.at_ms if act else None,
     }  # fmt: skip
-    document = {**told, "lines": [str(line) for line in found.lines]}
-    show(output, lambda: terminal_tables.restored(ledger, start, end, act, found), document, [told])
-    if found.total_us:
+    document = {**record, "lines": [str(line) for line in imbalance.lines]}
+    show(output, lambda: terminal_tables.restored(ledger, start, end, act, imbalance), document, [record])
+    if imbalance.total_us:
         raise typer.Exit(1)
 
 
@@ -379,8 +379,8 @@ def with_entry(text: str, entry: str) -> str:
     tokens = next((value for key, value in document.value if key.value == "tokens"), None)
     if tokens is None or len(document.value) > 1 or (tokens.flow_style and tokens.value):
         raise ValueError("write each entry on its own lines, below a line with only `tokens:`")
-    whole = text if tokens.value else "tokens:\n"
-    return whole + ("" if whole.endswith("\n") else "\n") + entry
+    text_before = text if tokens.value else "tokens:\n"
+    return text_before + ("" if text_before.endswith("\n") else "\n") + entry
 
 
 def bound(entry: TokenEntry) -> str:
@@ -399,7 +399,7 @@ def without(text: str, name: str) -> str:
     starts = [item.start_mark.line for item in tokens.value]
     if tokens.flow_style or len(set(starts)) < len(starts):
         raise ValueError("several entries share a line: write each on its own lines")
-    item = next(one for one in tokens.value if ("name", name) in [(k.value, v.value) for k, v in one.value])
+    item = next(node for node in tokens.value if ("name", name) in [(k.value, v.value) for k, v in node.value])
     lines = text.splitlines(keepends=True)
     if len(starts) == 1:
         lines[key.start_mark.line] = "tokens: []\n"
@@ -433,16 +433,16 @@ def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:
 @with_option_groups
 def show_clock(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Show whether the clock is trusted, and what is dated in the future."""
-    found = at.ask(ClockReport, "/v1/clock")
-    print_answer(output, found, terminal_tables.clock)
+    report = at.ask(ClockReport, "/v1/clock")
+    print_answer(output, report, terminal_tables.clock)
 
 
 @clock_app.command()
 @with_option_groups
 def accept(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Accept the clock of the accountant's machine as right after it was set."""
-    found = at.act(ClockReport, "/v1/clock/accept", {})
-    print_answer(output, found, terminal_tables.clock)
+    report = at.act(ClockReport, "/v1/clock/accept", {})
+    print_answer(output, report, terminal_tables.clock)
 
 
 @clock_app.command()
@@ -454,5 +454,5 @@ def heal(
     at: ZonedLedger,
 ) -> None:
     """Correct items that were misdated by a clock that was ahead; the clock must be right now."""
-    done = at.act(tuple[MisdatedRecords, ...], "/v1/clock/heal", {"reason": reason})
-    print_answer(output, done, terminal_tables.misdated_table)
+    records = at.act(tuple[MisdatedRecords, ...], "/v1/clock/heal", {"reason": reason})
+    print_answer(output, records, terminal_tables.misdated_table)

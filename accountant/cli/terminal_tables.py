@@ -109,10 +109,10 @@ def cost_table(answer: CostAnswer, zone: ZoneInfo) -> Table:
 
 def balance_table(balance: Balance) -> Table:
     """The result of a ledger check, one figure per line."""
-    off, faults = balance.imbalance_gpu_us, len(balance.month_faults)
+    imbalance_us, faults = balance.imbalance_gpu_us, len(balance.month_faults)
     chain = (f"{faults} faults", "red") if faults else "chain holds"
     rows: list[tuple[str, RenderableType]] = [
-        ("books", Text(f"{off:,} µs apart", "red") if off else Text("balances")),
+        ("books", Text(f"{imbalance_us:,} µs apart", "red") if imbalance_us else Text("balances")),
         ("metered", percent(balance.coverage)),
         ("rows in quarantine", f"{balance.quarantined_rows:,}"),
         ("write-ahead log", f"{balance.wal_bytes:,} bytes"),
@@ -121,13 +121,13 @@ def balance_table(balance: Balance) -> Table:
         *(("difference", difference) for difference in balance.differences),
     ]
     if balance.lake_days is not None:
-        apart = len(balance.lake_differences)
-        said = (f"{apart} differences", "red") if apart else "equals the ledger"
-        rows.append(("lake", Text.assemble(f"{balance.lake_days} days, ", said)))
+        differences = len(balance.lake_differences)
+        result = (f"{differences} differences", "red") if differences else "equals the ledger"
+        rows.append(("lake", Text.assemble(f"{balance.lake_days} days, ", result)))
     rows += [("difference", difference) for difference in balance.lake_differences]
-    drawn = table("The ledger", ["figure", *figures("value")], rows, caption=balance.note)
-    drawn.show_header = False
-    return drawn
+    rows_table = table("The ledger", ["figure", *figures("value")], rows, caption=balance.note)
+    rows_table.show_header = False
+    return rows_table
 
 
 def _dimensions(by: Iterable[str]) -> list[str]:
@@ -176,79 +176,88 @@ def trued_up(version: str, corrections: int) -> Text:
     )
 
 
-def periods(found: Sequence[Period]) -> Table:
+def periods(months: Sequence[Period]) -> Table:
     """One month per line, with the objections to closing it."""
     rows: list[tuple[RenderableType, ...]] = []
-    for period in found:
+    for period in months:
         rows.append((period.month, period.status, period.closed_by or NOTHING, (period.hash or NOTHING)[:16]))
         rows += [("", Text(objection.kind, "yellow"), "", objection.text) for objection in period.objections]
     return table("Months", ["month", "status", "closed by", "statement"], rows)
 
 
-def backups(found: Sequence[Backup]) -> Table:
+def backups(stored: Sequence[Backup]) -> Table:
     """One backup per line, newest first, with its SHA-256."""
     return table(
         "Backups",
         ["name", "made (UTC)", *figures("MiB", "rows"), "SHA-256"],
         (
-            (one.name, _instant(one.at_ms), f"{one.bytes / 2**20:,.1f}", f"{one.rows:,}", one.sha256[:16])
-            for one in found
+            (
+                backup.name,
+                _instant(backup.at_ms),
+                f"{backup.bytes / 2**20:,.1f}",
+                f"{backup.rows:,}",
+                backup.sha256[:16],
+            )
+            for backup in stored
         ),
     )
 
 
-def retired(found: Sequence[RetiredDevice]) -> Table:
+def retired(devices: Sequence[RetiredDevice]) -> Table:
     """One GPU per line, by node."""
     return table(
         "Retired GPUs",
         ["node", "GPU", "model", "last record (UTC)", "no capacity from (UTC)"],
-        ((one.node, one.gpu_uuid, one.gpu_model, _instant(one.last_ms), _instant(one.end_ms)) for one in found),
+        (
+            (device.node, device.gpu_uuid, device.gpu_model, _instant(device.last_ms), _instant(device.end_ms))
+            for device in devices
+        ),
     )
 
 
-def gpu_owners(found: Sequence[GpuOwnership]) -> Table:
+def gpu_owners(ownerships: Sequence[GpuOwnership]) -> Table:
     """One owner of a GPU per line, the present one last; then the nodes that claim it."""
     rows: list[tuple[str, ...]] = []
-    for one in found:
-        for owner in one.owners:
+    for gpu in ownerships:
+        for owner in gpu.owners:
             until = "now" if owner.until_ms is None else _instant(owner.until_ms)
-            known = f"confirmed by {owner.confirmed_by}" if owner.confirmed_by else "records"
-            rows.append((one.cluster, one.gpu_uuid, owner.node, _instant(owner.from_ms), until, known))
-        for claim in one.claims:
-            said = f"claims it: {claim.records} quarantined, the newest received"
-            rows.append((one.cluster, one.gpu_uuid, claim.node, _instant(claim.newest_ms), NOTHING, said))
+            evidence = f"confirmed by {owner.confirmed_by}" if owner.confirmed_by else "records"
+            rows.append((gpu.cluster, gpu.gpu_uuid, owner.node, _instant(owner.from_ms), until, evidence))
+        for claim in gpu.claims:
+            claim_text = f"claims it: {claim.records} quarantined, the newest received"
+            rows.append((gpu.cluster, gpu.gpu_uuid, claim.node, _instant(claim.newest_ms), NOTHING, claim_text))
     return table("Owners of GPUs", ["cluster", "GPU", "node", "from (UTC)", "until (UTC)", "how it is known"], rows)
 
 
-def clock(found: ClockReport) -> Table:
+def clock(report: ClockReport) -> Table:
     """Whether the clock is trusted, then the items dated in the future."""
-    says = found.doubt or "the clock is trusted"
-    agree = f"{found.agreeing} of {found.senders} agents agree with it"
-    told = f"machine: {_instant(found.wall_ms)}, taken for right: {_instant(found.told_ms)}; {agree}"
-    return misdated_table(found.misdated, f"{says}\n{told}")
+    state = report.doubt or "the clock is trusted"
+    agree = f"{report.agreeing} of {report.senders} agents agree with it"
+    times = f"machine: {_instant(report.wall_ms)}, taken for right: {_instant(report.told_ms)}; {agree}"
+    return misdated_table(report.misdated, f"{state}\n{times}")
 
 
-def misdated_table(found: Sequence[MisdatedRecords], caption: str = "") -> Table:
+def misdated_table(kinds: Sequence[MisdatedRecords], caption: str = "") -> Table:
     """One kind of misdated item per line."""
     return table(
         "Dated later than now",
         ["what", *figures("how many"), *_unbroken("from (UTC)", "to (UTC)"), *_folded("which", "healing")],
         (
-            (one.kind, f"{one.count:,}", _instant(one.first_ms), _instant(one.last_ms),
-             ", ".join(one.named) + (", …" if one.count > len(one.named) else ""), one.healing)
-            for one in found
+            (kind.kind, f"{kind.count:,}", _instant(kind.first_ms), _instant(kind.last_ms),
+             ", ".join(kind.named) + (", …" if kind.count > len(kind.named) else ""), kind.healing)
+            for kind in kinds
         ),
         caption=caption,
     )  # fmt: skip
 
 
-def deliveries(found: Sequence[DeliveryState]) -> Table:
+def deliveries(states: Sequence[DeliveryState]) -> Table:
     """One delivery per line, newest first."""
     rows = []
-    for one in found:
-        outcome = Text(one.outcome, "yellow" if one.outcome in ("unsure", "given-up") else "")
-        following = NOTHING if one.next_ms is None else _instant(one.next_ms)
-        rows.append((_instant(one.last_ms), outcome, str(one.tries), following, one.key, one.detail))
+    for state in states:
+        outcome = Text(state.outcome, "yellow" if state.outcome in ("unsure", "given-up") else "")
+        following = NOTHING if state.next_ms is None else _instant(state.next_ms)
+        rows.append((_instant(state.last_ms), outcome, str(state.tries), following, state.key, state.detail))
     columns = [*_unbroken("last (UTC)", "became of it"), *figures("tries"), *_unbroken("next (UTC)")]
     return table("Deliveries", [*columns, *_folded("key", "detail")], rows)
 
@@ -261,27 +270,27 @@ def _folded(*headings: str) -> list[Column]:
     return [Column(heading, overflow="fold") for heading in headings]
 
 
-def restored(ledger: Path, start_ms: int, end_ms: int, act: Act | None, found: Imbalance) -> Group:
+def restored(ledger: Path, start_ms: int, end_ms: int, act: Act | None, imbalance: Imbalance) -> Group:
     """The content of a rebuilt ledger, and whether it balances. act: the newest entry of the journal in the rebuilt
     ledger; None if there is none."""
     rows: list[tuple[RenderableType, ...]] = [
-        (str(ledger), _instant(start_ms), _instant(end_ms), f"{found.total_us:,}"),
-        *((Text(str(line), "yellow"),) for line in found.lines),
+        (str(ledger), _instant(start_ms), _instant(end_ms), f"{imbalance.total_us:,}"),
+        *((Text(str(line), "yellow"),) for line in imbalance.lines),
     ]
-    drawn = table("Restored", ["ledger", "from (UTC)", "to (UTC)", *figures("imbalance, GPU-µs")], rows)
+    ledger_table = table("Restored", ["ledger", "from (UTC)", "to (UTC)", *figures("imbalance, GPU-µs")], rows)
     last = f"act {act.number:,}, {_instant(act.at_ms)} UTC: {act.kind} {act.subject}" if act else "none"
     after = (
         f"Newest act of the books: {last}.\nWhat was closed, published, credited or put in force by hand later is not "
         "in it, and agents cannot tell it: do it again."
     )
-    return Group(drawn, Text(after))
+    return Group(ledger_table, Text(after))
 
 
 def _instant(at_ms: int) -> str:
     return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}" if at_ms else NOTHING
 
 
-def corrections(found: Sequence[BookedCorrection]) -> Table:
+def corrections(booked: Sequence[BookedCorrection]) -> Table:
     """The corrections in the order in which they were booked, with the sum of their amounts."""
     return table(
         "Corrections",
@@ -289,24 +298,26 @@ def corrections(found: Sequence[BookedCorrection]) -> Table:
         (
             (line.month, line.booked_in, line.team, line.gpu_model, line.detail or line.account, line.reason,
              _signed_hours(line.gpu_us), _signed(line.amount))
-            for line in found
+            for line in booked
         ),
-        total=["total", *[""] * 6, _signed(exact_sum(line.amount for line in found))],
+        total=["total", *[""] * 6, _signed(exact_sum(line.amount for line in booked))],
     )  # fmt: skip
 
 
-def proposals(found: Sequence[WaitingProposal], *, refused: bool = False) -> Table:
+def proposals(waiting: Sequence[WaitingProposal], *, refused: bool = False) -> Table:
     """The late changes of closed months that wait for a decision, or were refused, by month and team."""
     rows = []
-    for one in found:
-        for effect in one.effects:
-            amount = NOTHING if one.currency is None else f"{_signed(effect.amount)} {one.currency}"
-            rows.append((one.month, one.booked_in, one.id, effect.team, _signed_hours(effect.gpu_us), amount))
+    for proposal in waiting:
+        for effect in proposal.effects:
+            amount = NOTHING if proposal.currency is None else f"{_signed(effect.amount)} {proposal.currency}"
+            rows.append(
+                (proposal.month, proposal.booked_in, proposal.id, effect.team, _signed_hours(effect.gpu_us), amount)
+            )
     title = "Refused" if refused else "Waiting for an admin"
     return table(title, ["about", "booked in", "proposal", "team", *figures("GPU-hours", "amount")], rows)
 
 
-def adjustments(found: Sequence[BookedAdjustment]) -> Table:
+def adjustments(booked: Sequence[BookedAdjustment]) -> Table:
     """The credits and charges in the order in which they were booked, with the approvers."""
     return table(
         "Credits and charges",
@@ -314,7 +325,7 @@ def adjustments(found: Sequence[BookedAdjustment]) -> Table:
         (
             (line.month, line.booked_in, line.team, line.reason, line.who, line.approved_by,
              f"{_signed(line.amount)} {line.currency}")
-            for line in found
+            for line in booked
         ),
     )  # fmt: skip
 
@@ -351,35 +362,45 @@ def price_diff(diff: PriceDiff) -> Table:
     )  # fmt: skip
 
 
-def reconciliation(found: Reconciliation) -> Table:
+def reconciliation(result: Reconciliation) -> Table:
     """One line per kind of GPU, or other item; all lines and totals add up."""
 
-    def amounts(of: Reconciliation | ReconciledLine) -> list[str]:
-        values = of.invoice, of.teams, of.idle, of.unused_commitments, of.unmatched
-        return [money(value, found.currency) for value in values]
+    def amounts(row: Reconciliation | ReconciledLine) -> list[str]:
+        values = row.invoice, row.teams, row.idle, row.unused_commitments, row.unmatched
+        return [money(value, result.currency) for value in values]
 
     return table(
-        f"{found.month}: {found.source} against the books, {found.currency}",
+        f"{result.month}: {result.source} against the books, {result.currency}",
         ["item", "GPU", "region", "capacity",
          *figures("invoice", "= teams", "+ idle", "+ unused", "+ unmatched", "per GPU-hour")],
         (
             (", ".join(line.items), line.gpu_model, line.region, line.capacity_type, *amounts(line),
              NOTHING if line.rate is None else f"{line.rate:.6f}")
-            for line in found.lines
+            for line in result.lines
         ),
-        total=("total", "", "", "", *amounts(found)),
+        total=("total", "", "", "", *amounts(result)),
         caption="unused: paid for in advance and not taken up; "
-        f"{money(found.not_invoiced, found.currency)} billed that no invoice line answers to; "
-        f"{hours(found.unpriced_gpu_us)} GPU-hours without a price",
+        f"{money(result.not_invoiced, result.currency)} billed that no invoice line answers to; "
+        f"{hours(result.unpriced_gpu_us)} GPU-hours without a price",
     )  # fmt: skip
 
 
-def price_versions(found: Sequence[PriceVersion], zone: tzinfo) -> Table:
+def price_versions(versions: Sequence[PriceVersion], zone: tzinfo) -> Table:
     """The price books, oldest first."""
     return table(
         "Price books",
         ["since", "version", "currency", *figures("rows"), "by", "reason"],
-        ((instant(one.at_ms, zone), one.version, one.currency, str(one.rows), one.who, one.reason) for one in found),
+        (
+            (
+                instant(version.at_ms, zone),
+                version.version,
+                version.currency,
+                str(version.rows),
+                version.who,
+                version.reason,
+            )
+            for version in versions
+        ),
     )
 
 

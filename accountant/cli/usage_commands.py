@@ -302,39 +302,39 @@ def jobs(
     span: Query = {"start": start, "end": end, "timezone": at.timezone}
     with at.connection() as remote:
         if job is not None:
-            one = remote.ask(JobAnswer, f"/v1/jobs/{job if '~' in job else _called(job, remote, span)}", span)
-            epochs = _named(EPOCH_COLUMNS, epoch_rows(one))
-            show(output, lambda: print_job(one, zone), one.model_dump(mode="json"), epochs)
+            job_answer = remote.ask(JobAnswer, f"/v1/jobs/{job if '~' in job else _called(job, remote, span)}", span)
+            epochs = _named(EPOCH_COLUMNS, epoch_rows(job_answer))
+            show(output, lambda: print_job(job_answer, zone), job_answer.model_dump(mode="json"), epochs)
             return
         query = {**span, "state": state, "team": team, "namespace": namespace, "user": user}
-        found = remote.whole(JobsAnswer, "/v1/jobs", query)
-    whole = found.model_copy(update={"jobs": tuple(sorted(found.jobs, key=_rank))})
-    rows = _named(JOB_COLUMNS, job_rows(whole))
-    show(output, lambda: jobs_table(whole, zone), whole.model_dump(mode="json"), rows)
+        answer = remote.whole(JobsAnswer, "/v1/jobs", query)
+    sorted_answer = answer.model_copy(update={"jobs": tuple(sorted(answer.jobs, key=_rank))})
+    rows = _named(JOB_COLUMNS, job_rows(sorted_answer))
+    show(output, lambda: jobs_table(sorted_answer, zone), sorted_answer.model_dump(mode="json"), rows)
 
 
 def _called(name: str, remote: AccountantClient, span: Query) -> str:
     """The id of the one job of the span with that name. Raises Unanswered, with the candidates."""
-    known = remote.whole(JobsAnswer, "/v1/jobs", span).jobs
-    found = sorted(job.id for job in jobs_named(known, name))
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        near = nearest(name.rpartition("/")[2], {job.job.rpartition("/")[2] for job in known})
+    jobs = remote.whole(JobsAnswer, "/v1/jobs", span).jobs
+    ids = sorted(job.id for job in jobs_named(jobs, name))
+    if len(ids) == 1:
+        return ids[0]
+    if not ids:
+        near = nearest(name.rpartition("/")[2], {job.job.rpartition("/")[2] for job in jobs})
         raise Unanswered(f"no job {name!r} held or requested a GPU in that time{near} (--start looks further back)")
-    shown = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else "")
-    raise Unanswered(f"{name!r} may be any of {len(found):,} jobs, say which: {shown}")
+    shown = ", ".join(ids[:_SHOWN]) + (f" and {len(ids) - _SHOWN:,} more" if len(ids) > _SHOWN else "")
+    raise Unanswered(f"{name!r} may be any of {len(ids):,} jobs, say which: {shown}")
 
 
 def jobs_named(jobs: Iterable[Job], name: str) -> list[Job]:
     """The jobs whose CLUSTER/NAMESPACE/KIND/NAME ends with the name; the kind may be left out."""
     end = f"/{name.strip('/')}"
-    found = []
+    matching = []
     for job in jobs:
-        place, own = f"/{job.cluster}/{job.namespace}", job.job.rpartition("/")[2]
-        if f"{place}/{job.job}".endswith(end) or f"{place}/{own}".endswith(end):
-            found.append(job)
-    return found
+        path, name_only = f"/{job.cluster}/{job.namespace}", job.job.rpartition("/")[2]
+        if f"{path}/{job.job}".endswith(end) or f"{path}/{name_only}".endswith(end):
+            matching.append(job)
+    return matching
 
 
 def _rank(job: Job) -> tuple[object, ...]:

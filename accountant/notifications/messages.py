@@ -171,8 +171,8 @@ def _report(due: ReportDue, at_ms: int, report: Report, link: str | None, *, fil
         ("Jobs", f"{head.jobs:,}"),
         (f"Cost, {currency}" if currency else "Cost", report_text.priced(head.cost, head.unpriced_us, currency)),
     ]
-    mine = [amount for team, amount in report.due.items() if due.team is not None or team != IDLE]
-    owed = exact_sum(mine)
+    amounts = [amount for team, amount in report.due.items() if due.team is not None or team != IDLE]
+    owed = exact_sum(amounts)
     if currency and owed != head.cost:
         facts.append((f"Due with corrections and credits, {currency}", report_text.money(owed, currency)))
     if report.statement.gpu_us and report.statement.coverage < MIN_COVERAGE:
@@ -228,19 +228,19 @@ def _budget(due: BudgetDue, at_ms: int, link: str | None) -> Message:
 
 
 def _anomaly(due: AnomalyDue, at_ms: int, link: str | None) -> Message:
-    found = due.anomaly
-    what = "held" if found.what == "held" else "left idle"
-    who = "Pods of no team" if found.team == UNASSIGNED else f"Team {found.team}"
+    anomaly = due.anomaly
+    what = "held" if anomaly.what == "held" else "left idle"
+    who = "Pods of no team" if anomaly.team == UNASSIGNED else f"Team {anomaly.team}"
     return Message(
         due.key,
         at_ms,
-        f"{who} {what} {report_text.hours(found.value_us)} GPU-hours on {found.day}",
-        f"Usually it is {report_text.hours(found.usual_us)} a day (the middle of the four weeks before).",
+        f"{who} {what} {report_text.hours(anomaly.value_us)} GPU-hours on {anomaly.day}",
+        f"Usually it is {report_text.hours(anomaly.usual_us)} a day (the middle of the four weeks before).",
         (
-            (f"GPU-hours {what}", report_text.hours(found.value_us)),
-            ("Usual", report_text.hours(found.usual_us)),
+            (f"GPU-hours {what}", report_text.hours(anomaly.value_us)),
+            ("Usual", report_text.hours(anomaly.usual_us)),
         ),
-        _page(link, f"team/{quote(found.team, safe='')}?month={found.day:%Y-%m}"),
+        _page(link, f"team/{quote(anomaly.team, safe='')}?month={anomaly.day:%Y-%m}"),
     )
 
 

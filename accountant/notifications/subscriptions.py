@@ -203,8 +203,10 @@ def act(delivery: Delivery, who: str = WHO) -> NewAct:
 
 def deliveries_from_acts(acts: Iterable[Act]) -> dict[str, Delivery]:
     """The deliveries by key, in the order of the first act about each."""
-    found: dict[str, Delivery] = {}
-    for one in acts:
-        outcome: Outcome = json.loads(one.content)["outcome"]
-        found[one.subject] = next_attempt(found.get(one.subject), one.subject, outcome, one.at_ms, one.reason)
-    return found
+    deliveries: dict[str, Delivery] = {}
+    for entry in acts:
+        outcome: Outcome = json.loads(entry.content)["outcome"]
+        deliveries[entry.subject] = next_attempt(
+            deliveries.get(entry.subject), entry.subject, outcome, entry.at_ms, entry.reason
+        )
+    return deliveries

@@ -70,7 +70,7 @@ def unusual(before: Sequence[int], value: int) -> int | None:
     if len(before) < FEWEST_DAYS:
         return None
     usual = median(before)
-    spread = _NORMAL * median(abs(one - usual) for one in before)
+    spread = _NORMAL * median(abs(day_value - usual) for day_value in before)
     limit = max(usual + _SPREADS * spread, usual * _LEAST_RATIO, usual + LEAST_US)
     return round(usual) if value > limit else None
 
@@ -79,20 +79,20 @@ def of_day(days: Mapping[str, Mapping[date, TeamDay]], day: date) -> list[Anomal
     """The anomalies of all teams, by name. days: by team, the figures of each day; a day without an entry had no
     use."""
     past = {day - timedelta(days=back) for back in range(1, DAYS + 1)}
-    found: list[Anomaly] = []
+    unusual_days: list[Anomaly] = []
     for team in sorted(days):
         by_day = days[team]
         now = by_day.get(day, TeamDay())
-        before = {one: use for one, use in sorted(by_day.items()) if one in past and use.held_us}
+        before = {past_day: use for past_day, use in sorted(by_day.items()) if past_day in past and use.held_us}
         sides: tuple[tuple[What, int, dict[date, int]], ...] = (
-            ("held", now.held_us, {one: use.held_us for one, use in before.items()}),
-            ("idle", now.idle_us, {one: use.idle_us for one, use in before.items()}),
+            ("held", now.held_us, {past_day: use.held_us for past_day, use in before.items()}),
+            ("idle", now.idle_us, {past_day: use.idle_us for past_day, use in before.items()}),
         )
         for what, value, earlier in sides:
             usual = unusual(list(earlier.values()), value)
             if usual is not None and not _weekly(earlier, day, value):
-                found.append(Anomaly(team, day, what, value, usual))
-    return found
+                unusual_days.append(Anomaly(team, day, what, value, usual))
+    return unusual_days
 
 
 def _weekly(earlier: Mapping[date, int], day: date, value: int) -> bool:
@@ -149,8 +149,8 @@ class AnomalyDue:
 
     @property
     def key(self) -> str:
-        found = self.anomaly
-        return "/".join(("anomaly", found.day.isoformat(), found.what, self.destination, found.team))
+        anomaly = self.anomaly
+        return "/".join(("anomaly", anomaly.day.isoformat(), anomaly.what, self.destination, anomaly.team))
 
 
 DueMessage: TypeAlias = ReportDue | BudgetDue | AnomalyDue
@@ -179,18 +179,25 @@ def reports(
 
     closed: months, oldest first.
     teams: returns the teams with GPU time in a span."""
-    found: list[ReportDue] = []
+    due_reports: list[ReportDue] = []
     for order in deliveries_file.reports:
-        for ended in _ended(order, closed, now_ms, tz, grace_ms):
-            named = sorted(teams(ended.start_ms, ended.end_ms)) if order.each_team else [order.team]
-            found += [
+        for period in _ended(order, closed, now_ms, tz, grace_ms):
+            teams_of_order = sorted(teams(period.start_ms, period.end_ms)) if order.each_team else [order.team]
+            due_reports += [
                 ReportDue(
-                    destination, ended.name, ended.start_ms, ended.end_ms, ended.month, team, order.forms, ended.edition
+                    destination,
+                    period.name,
+                    period.start_ms,
+                    period.end_ms,
+                    period.month,
+                    team,
+                    order.forms,
+                    period.edition,
                 )
                 for destination in order.to
-                for team in named
+                for team in teams_of_order
             ]
-    return found
+    return due_reports
 
 
 def budgets(deliveries_file: DeliveriesFile, states: Iterable[BudgetState]) -> list[BudgetDue]:
@@ -234,10 +241,10 @@ def _ended(
         year, week, _ = first.isocalendar()
         yield EndedPeriod(f"{year}-W{week:02}", midnight_ms(first, tz), midnight_ms(monday, tz))
     elif order.when == "closed":
-        for one in closed:
-            if now_ms - one.at_ms < NEWS_MS:
-                month = Month.parse(one.month)
-                yield EndedPeriod(one.month, *month.span(tz), month, one.hash[:12])
+        for closed_month in closed:
+            if now_ms - closed_month.at_ms < NEWS_MS:
+                month = Month.parse(closed_month.month)
+                yield EndedPeriod(closed_month.month, *month.span(tz), month, closed_month.hash[:12])
     else:
         month = Month.of(now_ms - grace_ms, tz).previous
         start, end = month.span(tz)

@@ -60,12 +60,12 @@ def render_csv(report: Report) -> str:
         "status": report.statement.status,
         "currency": report.currency or "",
     }
-    kinds = {kind: list(several) for kind, several in groupby(records(report), key=lambda record: record.record)}
-    for kind, several in {"line": kinds.pop("line", []), **kinds}.items():
-        for record in several:
+    by_kind = {kind: list(of_kind) for kind, of_kind in groupby(records(report), key=lambda record: record.record)}
+    for kind, of_kind in {"line": by_kind.pop("line", []), **by_kind}.items():
+        for record in of_kind:
             writer.writerow({**common, **_cells(record)})
         if kind in _TOTALS:
-            total = _total(report, several) if kind == "line" else {"cost": _number(_sum_of_costs(several))}
+            total = _total(report, of_kind) if kind == "line" else {"cost": _number(_sum_of_costs(of_kind))}
             writer.writerow({**common, "record": _TOTALS[kind], **total})
     return text.getvalue()
 
@@ -92,8 +92,8 @@ def _total(report: Report, lines: Sequence[Record]) -> dict[str, str]:
     return {"cost": _number(cost), "gpu_hours": _number(time), "reason": reason}
 
 
-def _sum_of_costs(several: Iterable[Record]) -> Decimal:
-    return exact_sum(record.cost for record in several if record.cost is not None)
+def _sum_of_costs(of_kind: Iterable[Record]) -> Decimal:
+    return exact_sum(record.cost for record in of_kind if record.cost is not None)
 
 
 def _number(value: Decimal | None) -> str:
@@ -117,11 +117,11 @@ def render_xlsx(report: Report) -> bytes:
     for table in report_tables.tables(report):
         if table.rows:
             _sheet(book, table, report.currency)
-    found = io.BytesIO()
-    book.save(found)
-    members = focus_export.unpack(found.getvalue())
-    at = report_tables.instant(report.end_ms).strftime("%Y-%m-%dT%H:%M:%SZ").encode()
-    members[_CORE] = _INSTANT.sub(rb"\g<1>" + at + rb"\g<2>", members[_CORE])
+    content = io.BytesIO()
+    book.save(content)
+    members = focus_export.unpack(content.getvalue())
+    created = report_tables.instant(report.end_ms).strftime("%Y-%m-%dT%H:%M:%SZ").encode()
+    members[_CORE] = _INSTANT.sub(rb"\g<1>" + created + rb"\g<2>", members[_CORE])
     return focus_export.pack(members)
 
 
@@ -140,8 +140,8 @@ def _sheet(book: Workbook, table: report_tables.Table, currency: str | None) -> 
             if number == len(table.rows) + 2:
                 cell.font, cell.border = Font(bold=True), _SUM
     for column in range(1, len(table.columns) + 1):
-        shown = [_shown(sheet.cell(number, column)) for number in range(2, len(rows) + 2)]
-        widest = max([max(map(len, str(sheet.cell(1, column).value).split())), *shown])
+        widths = [_shown(sheet.cell(number, column)) for number in range(2, len(rows) + 2)]
+        widest = max([max(map(len, str(sheet.cell(1, column).value).split())), *widths])
         sheet.column_dimensions[get_column_letter(column)].width = min(_WIDEST, widest + 3)
     sheet.auto_filter.ref = f"A1:{get_column_letter(len(table.columns))}{len(table.rows) + 1}"
     sheet.page_setup.orientation, sheet.page_setup.fitToHeight = "landscape", 0
@@ -213,31 +213,31 @@ SCHEMA = pa.schema(
 
 def render_parquet(report: Report) -> bytes:
     """A Parquet file with metadata `gputally.*`."""
-    found = list(records(report))
+    all_records = list(records(report))
     start, end = instant(report.start_ms), instant(report.end_ms)
     columns: dict[str, list[object]] = {
-        "period_start": [start] * len(found),
-        "period_end": [end] * len(found),
-        "status": [report.statement.status] * len(found),
-        "currency": [report.currency] * len(found),
-        **{name: [getattr(record, name) for record in found] for name in _TEXT},
-        **{name: [getattr(record, name) for record in found] for name in _DECIMAL},
+        "period_start": [start] * len(all_records),
+        "period_end": [end] * len(all_records),
+        "status": [report.statement.status] * len(all_records),
+        "currency": [report.currency] * len(all_records),
+        **{name: [getattr(record, name) for record in all_records] for name in _TEXT},
+        **{name: [getattr(record, name) for record in all_records] for name in _DECIMAL},
     }
     metadata = {
         "gputally.scope": report.team or "cluster",
         "gputally.timezone": report.tz.key,
         "gputally.statement_sha256": statement_hash(report.statement),
         "gputally.price_book_version": report.statement.price_book_version,
-        "gputally.lines_gpu_hours": plain(_sum(found, "line", "gpu_hours")),
-        "gputally.lines_cost": plain(_sum(found, "line", "cost")),
-        "gputally.payable_total": plain(_sum(found, "payable", "cost")),
+        "gputally.lines_gpu_hours": plain(_sum(all_records, "line", "gpu_hours")),
+        "gputally.lines_cost": plain(_sum(all_records, "line", "cost")),
+        "gputally.payable_total": plain(_sum(all_records, "payable", "cost")),
     }
     table = pa.table(columns, schema=SCHEMA).replace_schema_metadata(metadata)
     sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd", row_group_size=max(1, len(found)))
+    pq.write_table(table, sink, compression="zstd", row_group_size=max(1, len(all_records)))
     return sink.getvalue()
 
 
-def _sum(found: list[Record], kind: str, figure: str) -> Decimal:
-    values = (getattr(record, figure) for record in found if record.record == kind)
+def _sum(all_records: list[Record], kind: str, column: str) -> Decimal:
+    values = (getattr(record, column) for record in all_records if record.record == kind)
     return exact_sum(value for value in values if value is not None)

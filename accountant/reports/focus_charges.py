@@ -107,14 +107,14 @@ class FocusCharge:
 
 def of_lines(month: Month, tz: ZoneInfo, lines: Iterable[StatementLine], details: Details) -> Iterator[FocusCharge]:
     """The charges of priced lines, in the lines' order and by day and use."""
-    parts = _parts(details.charges)
+    parts_of_lines = _parts(details.charges)
     span = month.span(tz)
     of_day = cache(partial(_day, tz=tz))
     for line in lines:
         if line.cost is None or line.unit_price is None or not line.gpu_us:
             continue
         # A line of a closed month for which the ledger has no records any more stays in one piece.
-        of_line = parts.get(_identity(line)) or {("", NO_USE): line.gpu_us}
+        of_line = parts_of_lines.get(_identity(line)) or {("", NO_USE): line.gpu_us}
         nano = int(line.gpu_hours.scaleb(HOUR_PLACES))
         price = details.prices.get(line.price_row or "")
         for (day, use), share in zip(of_line, apportion(nano, list(of_line.values())), strict=True):
@@ -137,10 +137,12 @@ def of_lines(month: Month, tz: ZoneInfo, lines: Iterable[StatementLine], details
             )
 
 
-def rounding(month: Month, tz: ZoneInfo, due: Mapping[str, Decimal], found: Sequence[FocusCharge]) -> list[FocusCharge]:
+def rounding(
+    month: Month, tz: ZoneInfo, due: Mapping[str, Decimal], charges: Sequence[FocusCharge]
+) -> list[FocusCharge]:
     """The charges for the difference between each team's charges and its amount due, if there is one."""
     sums = dict.fromkeys(due, Decimal(0))
-    for charge in found:
+    for charge in charges:
         sums[charge.team] = exact_sum([sums[charge.team], charge.billed])
     start_ms, end_ms = month.span(tz)
     return [
@@ -155,10 +157,10 @@ def beside_key(month: Month, kind: Kind, number: int, *names: str) -> str:
     return _key(month, kind, str(number), *names)
 
 
-def _parts(found: Iterable[Charge]) -> dict[tuple[str, ...], dict[tuple[str, ChargeUse], int]]:
+def _parts(charges: Iterable[Charge]) -> dict[tuple[str, ...], dict[tuple[str, ChargeUse], int]]:
     """GPU-µs by statement line, then by day and use, sorted."""
     sums: dict[tuple[str, ...], dict[tuple[str, ChargeUse], int]] = {}
-    for charge in found:
+    for charge in charges:
         team, day, *use = charge.key
         place = charge.place
         row = charge.row.id if charge.billed and charge.row else ""

@@ -71,11 +71,11 @@ def currency_of(report: Report) -> str:
 def charges(report: Report) -> list[FocusCharge]:
     """All charges of the month in the statement's order; per team they add up to the amount due."""
     month, details = month_of(report), details_of(report)
-    found = [
+    of_month = [
         *of_lines(month, report.tz, (*report.lines, *report.commitments), details),
         *_unmetered_charges(month, report),
     ]
-    return [*found, *rounding(month, report.tz, report.due, found)]
+    return [*of_month, *rounding(month, report.tz, report.due, of_month)]
 
 
 def _unmetered_charges(month: Month, report: Report) -> Iterator[FocusCharge]:
@@ -140,14 +140,14 @@ INVOICE_DETAIL: Final = (
     "PaymentDueDate", "PaymentTerms", "ReferenceInvoiceId",
 )  # fmt: skip
 
-CATEGORIES: Final[dict[Kind, str]] = {
-    "usage": "Usage", "commitment": "Usage", "correction": "Usage", "credit": "Credit", "rounding": "Adjustment",
-}  # fmt: skip
-"""ChargeCategory of each kind. An additional payment (a positive credit) is an Adjustment."""
-INVOICE_LINES: Final[dict[Kind, str]] = {
-    "usage": "usage", "commitment": "usage", "rounding": "rounding", "correction": "correction", "credit": "credit",
-}  # fmt: skip
-"""The invoice line that sums each kind of a team's charges; they have one ChargeCategory, as FOCUS requires."""
+_INVOICE_LINES: Final = {
+    "usage": ("Usage", "GPU time"),
+    "correction": ("Usage", "Corrections of earlier months"),
+    "credit": ("Credit", "Credits"),
+    "charge": ("Adjustment", "Charges booked by hand"),
+    "rounding": ("Adjustment", "Rounding to cents"),
+}
+"""ChargeCategory and description of an invoice line, which sums charges of one category, as FOCUS requires."""
 _UNIT = "GPU-Hours"
 _RESOURCES = {"Slurm": "Slurm Job", "Container": "Container", "Process": "Process"}
 """Resource types by the kind of a job that is not a Kubernetes workload."""
@@ -171,16 +171,21 @@ def invoice_id(month: Month, team: str) -> str:
     return f"INV-{month}-{team}"
 
 
+def _invoice_line(charge: FocusCharge) -> str:
+    """The invoice line of a charge. Unused commitments are GPU time; an additional payment (a positive credit) is a
+    charge."""
+    if charge.kind == "commitment":
+        return "usage"
+    return "charge" if charge.kind == "credit" and charge.billed > 0 else charge.kind
+
+
 def category(charge: FocusCharge) -> str:
-    return "Adjustment" if charge.kind == "credit" and charge.billed > 0 else CATEGORIES[charge.kind]
+    return _INVOICE_LINES[_invoice_line(charge)][0]
 
 
 def invoice_line(month: Month, charge: FocusCharge) -> str:
-    """InvoiceDetailId; credits and additional charges have lines of their own."""
-    name = INVOICE_LINES[charge.kind]
-    if charge.kind == "credit" and charge.billed > 0:
-        name = "charge"
-    return f"{invoice_id(month, charge.team)}-{name}"
+    """InvoiceDetailId."""
+    return f"{invoice_id(month, charge.team)}-{_invoice_line(charge)}"
 
 
 def rows(report: Report, charges: Iterable[FocusCharge]) -> Iterator[Row]:
@@ -237,28 +242,28 @@ def rows(report: Report, charges: Iterable[FocusCharge]) -> Iterator[Row]:
 def _of_line(charge: FocusCharge, line: StatementLine) -> Row:
     """The cells of a charge for GPU time; a correction has a difference of hours, and no price."""
     hours = charge.hours if charge.hours is not None else line.gpu_hours
-    found = {
+    cells = {
         "SkuId": _sku(line),
         "SkuMeter": "GPU Hours",
         "x_Account": line.account,
         "x_Detail": line.detail,
     }
     if charge.kind == "correction":
-        found["ChargeClass"] = "Correction"
+        cells["ChargeClass"] = "Correction"
     if line.account in ("busy", "allocated_idle", "allocated_unknown"):
-        found["x_GpuHoursAllocated"] = number(hours)
+        cells["x_GpuHoursAllocated"] = number(hours)
     if line.account == "busy":
-        found["x_GpuHoursUsed"] = number(hours)
+        cells["x_GpuHoursUsed"] = number(hours)
     if line.account == "allocated_idle":
-        found["x_GpuHoursIdle"] = number(hours)
-    return found
+        cells["x_GpuHoursIdle"] = number(hours)
+    return cells
 
 
 def _priced(charge: FocusCharge, line: StatementLine, hours: Decimal) -> Row:
     assert line.unit_price is not None
     assert charge.list_price is not None
     quantity, use = number(hours), charge.use
-    found = {
+    cells = {
         "AvailabilityZone": use.zone,
         "ContractedUnitPrice": number(line.unit_price),
         "ListCost": number(exact_product(charge.list_price, hours)),
@@ -274,15 +279,15 @@ def _priced(charge: FocusCharge, line: StatementLine, hours: Decimal) -> Row:
     }
     unused = charge.kind == "commitment"
     if not unused:
-        found |= {"ConsumedQuantity": quantity, "ConsumedUnit": _UNIT}
+        cells |= {"ConsumedQuantity": quantity, "ConsumedUnit": _UNIT}
     if use.pod:
-        found |= {
+        cells |= {
             "ResourceId": "/".join((use.cluster, use.namespace, use.pod)),
             "ResourceName": use.pod,
             "ResourceType": _RESOURCES.get(use.job.partition("/")[0], "Kubernetes Pod"),
         }
     if charge.commitment:
-        found |= {
+        cells |= {
             "CommitmentDiscountCategory": "Usage",
             "CommitmentDiscountId": charge.commitment,
             "CommitmentDiscountName": charge.commitment,
@@ -292,12 +297,12 @@ def _priced(charge: FocusCharge, line: StatementLine, hours: Decimal) -> Row:
             "CommitmentDiscountUnit": _UNIT,
         }
     if unused:
-        found |= {
+        cells |= {
             "ResourceId": charge.commitment,
             "ResourceName": charge.commitment,
             "ResourceType": "Committed GPUs",
         }
-    return found
+    return cells
 
 
 def _category(charge: FocusCharge, line: StatementLine) -> str:
@@ -324,12 +329,12 @@ def _description(charge: FocusCharge) -> str:
 
 def _tags(charge: FocusCharge) -> dict[str, str]:
     use = charge.use
-    named = {
+    tags = {
         "job": use.job, "namespace": use.namespace, "pool": use.pool, "queue": "" if use.queue == IDLE else use.queue,
         "user": use.user,
     }  # fmt: skip
     idle = {"x_idle": "true"} if charge.line is not None and charge.line.account == "unallocated" else {}
-    return {name: value for name, value in named.items() if value} | idle
+    return {name: value for name, value in tags.items() if value} | idle
 
 
 def _json(content: Mapping[str, object]) -> str:
@@ -367,25 +372,17 @@ NUMBERS = frozenset(
     }
 )  # fmt: skip
 """Numeric columns."""
-_INVOICE_LINES = {
-    "usage": ("Usage", "GPU time"),
-    "correction": ("Usage", "Corrections of earlier months"),
-    "credit": ("Credit", "Credits"),
-    "charge": ("Adjustment", "Charges booked by hand"),
-    "rounding": ("Adjustment", "Rounding to cents"),
-}
-"""ChargeCategory and description by the end of InvoiceDetailId."""
 
 
 def render_bundle(report: Report) -> bytes:
     """A zip archive of three CSV files and notes.json. Raises CannotRender."""
     currency_of(report)
-    found = charges(report)
+    of_month = charges(report)
     files = {
-        "cost_and_usage.csv": table(COST_AND_USAGE, rows(report, found)),
+        "cost_and_usage.csv": table(COST_AND_USAGE, rows(report, of_month)),
         "billing_period.csv": table(BILLING_PERIOD, [_billing_period(report)]),
-        "invoice_detail.csv": table(INVOICE_DETAIL, _invoice_details(report, found)),
-        "notes.json": json.dumps(_notes(report, found), indent=1, ensure_ascii=False) + "\n",
+        "invoice_detail.csv": table(INVOICE_DETAIL, _invoice_details(report, of_month)),
+        "notes.json": json.dumps(_notes(report, of_month), indent=1, ensure_ascii=False) + "\n",
     }
     return pack({name: content.encode() for name, content in files.items()})
 
@@ -395,9 +392,11 @@ def table(header: Sequence[str], rows: Iterable[Row]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
     writer.writerow(header)
-    of = [(name, name in NUMBERS) for name in header]
+    columns = [(name, name in NUMBERS) for name in header]
     for row in rows:
-        writer.writerow([row.get(name, "") if figure else for_cell(row.get(name, "")) for name, figure in of])
+        writer.writerow(
+            [row.get(name, "") if is_figure else for_cell(row.get(name, "")) for name, is_figure in columns]
+        )
     return text.getvalue()
 
 
@@ -423,13 +422,13 @@ def _billing_period(report: Report) -> Row:
     }
 
 
-def _invoice_details(report: Report, found: Iterable[FocusCharge]) -> Iterable[Row]:
+def _invoice_details(report: Report, month_charges: Iterable[FocusCharge]) -> Iterable[Row]:
     month = month_of(report)
     start_ms, end_ms = month.span(report.tz)
     sums: dict[tuple[str, str], Decimal] = {}
-    for charge in found:
-        at = charge.team, invoice_line(month, charge)
-        sums[at] = exact_sum([sums.get(at, Decimal(0)), charge.billed])
+    for charge in month_charges:
+        key = charge.team, invoice_line(month, charge)
+        sums[key] = exact_sum([sums.get(key, Decimal(0)), charge.billed])
     for (team, line), amount in sums.items():
         category, what = _INVOICE_LINES[line.rpartition("-")[2]]
         yield {
@@ -453,7 +452,7 @@ def _invoice_details(report: Report, found: Iterable[FocusCharge]) -> Iterable[R
         }
 
 
-def _notes(report: Report, found: Sequence[FocusCharge]) -> Mapping[str, object]:
+def _notes(report: Report, month_charges: Sequence[FocusCharge]) -> Mapping[str, object]:
     statement = report.statement
     return {
         "focus_version": BUNDLE_VERSION,
@@ -466,8 +465,8 @@ def _notes(report: Report, found: Sequence[FocusCharge]) -> Mapping[str, object]
         "price_book_version": statement.price_book_version,
         "coverage": statement.coverage,
         "records_after_close": report.late,
-        "charges": len(found),
-        "billed": plain(exact_sum(charge.billed for charge in found)),
+        "charges": len(month_charges),
+        "billed": plain(exact_sum(charge.billed for charge in month_charges)),
         "billed_by_team": {team: plain(amount) for team, amount in report.due.items()},
         "no_charge": {
             "unpriced": [

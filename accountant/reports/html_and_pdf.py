@@ -59,12 +59,16 @@ def series(days: Sequence[DayRow]) -> tuple[ChartSeries, ...]:
         for team, gpu_us in day.allocated_us.items():
             sums[team] = sums.get(team, 0) + gpu_us
     ranked = sorted(sums, key=lambda team: (-sums[team], team))
-    single = ranked if len(ranked) <= SERIES else ranked[: SERIES - 1]
-    found = [ChartSeries(f"s{i}", report_text.name(team), (team,), sums[team]) for i, team in enumerate(single)]
-    rest = tuple(ranked[len(single) :])
-    if rest:
-        found.append(ChartSeries("s-rest", f"{len(rest)} other teams", rest, sum(sums[team] for team in rest)))
-    return tuple(found)
+    named_teams = ranked if len(ranked) <= SERIES else ranked[: SERIES - 1]
+    stacks = [ChartSeries(f"s{i}", report_text.name(team), (team,), sums[team]) for i, team in enumerate(named_teams)]
+    other_teams = tuple(ranked[len(named_teams) :])
+    if other_teams:
+        stacks.append(
+            ChartSeries(
+                "s-rest", f"{len(other_teams)} other teams", other_teams, sum(sums[team] for team in other_teams)
+            )
+        )
+    return tuple(stacks)
 
 
 def daily(days: Sequence[DayRow], title: str, *, capacity: bool = True) -> str:
@@ -87,7 +91,7 @@ def daily(days: Sequence[DayRow], title: str, *, capacity: bool = True) -> str:
         text(svg, "tick end", _LEFT - 8, float(level) + 4, f"{value:,.2f}".rstrip("0").rstrip("."))
     pitch = plot_w / max(1, len(days))
     width = min(_COLUMN_PX, max(1.0, pitch * 0.78))
-    every = 1 if pitch >= _LABEL_PX else math.ceil(_LABEL_PX / pitch)
+    label_every = 1 if pitch >= _LABEL_PX else math.ceil(_LABEL_PX / pitch)
     for i, day in enumerate(days):
         x = _LEFT + pitch * i + (pitch - width) / 2
         below = 0
@@ -98,13 +102,13 @@ def daily(days: Sequence[DayRow], title: str, *, capacity: bool = True) -> str:
             if gpu_us:
                 rect(column, stack.css, x, y(below + gpu_us), width, y(below) - y(below + gpu_us))
                 below += gpu_us
-        if i % every == 0:
+        if i % label_every == 0:
             text(
                 svg,
                 "tick mid",
                 x + width / 2,
                 _HEIGHT - _BOTTOM + 18,
-                f"{day.day:%-d}" if every == 1 and pitch < 60 else f"{day.day:%-d %b}",
+                f"{day.day:%-d}" if label_every == 1 and pitch < 60 else f"{day.day:%-d %b}",
             )
     if capacity:
         _capacity_line(svg, [(_LEFT + pitch * i, y(day.capacity_us)) for i, day in enumerate(days)], pitch)
@@ -131,13 +135,13 @@ def accounts(rows: Sequence[AccountRow], title: str) -> str:
     return ET.tostring(svg, encoding="unicode")
 
 
-def hours(found: HourlyUse, title: str) -> str:
+def hours(use: HourlyUse, title: str) -> str:
     """A column per hour of the day: the held share of the capacity, and the busy part of it."""
     width, height, left, bottom = 1040, 190, 58, 26
-    rows = found.hours
+    rows = use.hours
     most = max((row.held or 0.0 for row in rows), default=0.0)
     top = next((step for step in (0.1, 0.2, 0.4, 0.6, 0.8, 1.0) if most <= step), 1.0)
-    peak = found.peak
+    peak = use.peak
     peaked = (
         f"Most is held from {report_text.clock(peak.hour)}: {report_text.percent(peak.held)}."
         if peak
@@ -152,14 +156,14 @@ def hours(found: HourlyUse, title: str) -> str:
     pitch = (width - left - 8) / 24
     for row in rows:
         column = ET.SubElement(svg, "g")
-        held, busy = row.held or 0.0, (row.busy_us / row.capacity_us if row.capacity_us else 0.0)
-        said = f"{report_text.percent(row.held)} held, {report_text.percent(row.utilisation)} of it busy"
-        ET.SubElement(column, "title").text = f"{report_text.clock(row.hour)}: {said}"
-        x, wide = left + pitch * row.hour + pitch * 0.14, pitch * 0.72
-        for css, part in (("a-unallocated", held), ("a-busy", busy)):
-            rect(column, css, x, 10 + plot * (1 - min(part, top) / top), wide, plot * min(part, top) / top)
+        held_share, busy_share = row.held or 0.0, (row.busy_us / row.capacity_us if row.capacity_us else 0.0)
+        tooltip = f"{report_text.percent(row.held)} held, {report_text.percent(row.utilisation)} of it busy"
+        ET.SubElement(column, "title").text = f"{report_text.clock(row.hour)}: {tooltip}"
+        x, bar_width = left + pitch * row.hour + pitch * 0.14, pitch * 0.72
+        for css, part in (("a-unallocated", held_share), ("a-busy", busy_share)):
+            rect(column, css, x, 10 + plot * (1 - min(part, top) / top), bar_width, plot * min(part, top) / top)
         if row.hour % 3 == 0:
-            text(svg, "tick mid", x + wide / 2, height - bottom + 18, f"{row.hour:02d}")
+            text(svg, "tick mid", x + bar_width / 2, height - bottom + 18, f"{row.hour:02d}")
     return ET.tostring(svg, encoding="unicode")
 
 
@@ -295,7 +299,7 @@ def _chart_style() -> str:
     colours = dict(re.findall(r"(--[\w-]+): (#[0-9a-f]+)", css.partition("@media")[0]))
     rules = re.findall(r"((?:svg )?\.(?:s\d|s-rest|a-\w+|grid|capacity|tick|end|mid) \{[^}]*\})", css)
     text = "\n".join(rule.removeprefix("svg ") for rule in rules)
-    return re.sub(r"var\((--[\w-]+)\)", lambda found: colours[found[1]], text)
+    return re.sub(r"var\((--[\w-]+)\)", lambda match: colours[match[1]], text)
 
 
 def _refuse(url: str, *_: object, **__: object) -> NoReturn:

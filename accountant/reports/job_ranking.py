@@ -56,9 +56,9 @@ class Ranking:
 
     def dearest(self, most: int) -> list[JobRow]:
         """The jobs with the highest cost first, then by time, then by name."""
-        found = self._rows(self._first(most, range(len(self)), self.cost, self.allocated))
+        rows = self._rows(self._first(most, range(len(self)), self.cost, self.allocated))
         key = by_name
-        return sorted(found, key=lambda job: (-job.figures.cost, -job.figures.accounts.allocated, key(job)))[:most]
+        return sorted(rows, key=lambda job: (-job.figures.cost, -job.figures.accounts.allocated, key(job)))[:most]
 
     def wasteful(self, most: int) -> list[JobRow]:
         """The jobs that left GPU time idle, the most costly first."""
@@ -66,8 +66,8 @@ class Ranking:
 
     def hardly_used(self, most: int) -> list[JobRow]:
         """The jobs whose GPUs were hardly used, the most costly first."""
-        chosen = [number for number, idle_us in enumerate(self.idle) if idle_us and self._hardly_used(number)]
-        return self._wasteful(most, chosen)
+        numbers = [number for number, idle_us in enumerate(self.idle) if idle_us and self._hardly_used(number)]
+        return self._wasteful(most, numbers)
 
     def named(self, names: Collection[tuple[str, str]]) -> list[JobRow]:
         """The rows of jobs with these namespaces and names."""
@@ -77,8 +77,8 @@ class Ranking:
     def users(self) -> list[UserRow]:
         """The users who held GPUs, the largest cost first; see accountant.reports.report_breakdowns.users."""
         keys = np.unique(self.billed.table[:, KEY]).tolist()
-        named = any(self.billed.keys[key][3] for key in keys)
-        return report_breakdowns.users(_charges(self.billed), None) if named else []
+        has_names = any(self.billed.keys[key][3] for key in keys)
+        return report_breakdowns.users(_charges(self.billed), None) if has_names else []
 
     def candidates(self, book: PriceBook | None, at_ms: int) -> tuple[SpotRow, ...]:
         """See accountant.reports.savings_hints; only the jobs that could save the most."""
@@ -98,24 +98,24 @@ class Ranking:
 
     # --- internal -----------------------------------------------------------------------------
 
-    def _first(self, most: int, chosen: Iterable[int], cost: Sequence[int], time: Sequence[int]) -> list[int]:
-        return heapq.nsmallest(most * _MORE, chosen, key=lambda number: (-cost[number], -time[number], number))
+    def _first(self, most: int, numbers: Iterable[int], cost: Sequence[int], time: Sequence[int]) -> list[int]:
+        return heapq.nsmallest(most * _MORE, numbers, key=lambda number: (-cost[number], -time[number], number))
 
-    def _wasteful(self, most: int, chosen: Iterable[int]) -> list[JobRow]:
-        found = self._rows(self._first(most, chosen, self.idle_cost, self.idle))
+    def _wasteful(self, most: int, numbers: Iterable[int]) -> list[JobRow]:
+        rows = self._rows(self._first(most, numbers, self.idle_cost, self.idle))
         key = by_name
-        return sorted(found, key=lambda job: (-job.figures.idle_cost, -job.figures.accounts.allocated_idle, key(job)))[
+        return sorted(rows, key=lambda job: (-job.figures.idle_cost, -job.figures.accounts.allocated_idle, key(job)))[
             :most
         ]
 
     def _hardly_used(self, number: int) -> bool:
-        known, allocated = self.known[number], self.allocated[number]
-        busy = known - self.idle[number]
+        known_us, allocated_us = self.known[number], self.allocated[number]
+        busy_us = known_us - self.idle[number]
         return (
-            bool(known)
-            and busy / known < HARDLY_USED
-            and allocated >= US_PER_HOUR
-            and (allocated - known <= MAX_UNKNOWN * allocated)
+            bool(known_us)
+            and busy_us / known_us < HARDLY_USED
+            and allocated_us >= US_PER_HOUR
+            and (allocated_us - known_us <= MAX_UNKNOWN * allocated_us)
         )
 
     def _rows(self, numbers: Iterable[int]) -> list[JobRow]:
@@ -191,8 +191,8 @@ def _summed(per_us: Sequence[int], gpu_us: Int64Array, starts: Sequence[int]) ->
         return []
     fits = int(gpu_us.sum()) * max(1, *per_us) < 2**62
     kind = np.int64 if fits else object
-    found: list[int] = np.add.reduceat(np.array(per_us, dtype=kind) * gpu_us.astype(kind), starts[:-1]).tolist()
-    return found
+    sums: list[int] = np.add.reduceat(np.array(per_us, dtype=kind) * gpu_us.astype(kind), starts[:-1]).tolist()
+    return sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,25 +246,25 @@ def rows(
     costs: dict[JobKey, Decimal] = defaultdict(Decimal)
     for job in jobs({(key.namespace, key.job) for key in reports}):
         costs[JobKey(job.cluster, job.namespace, job.job)] += job.figures.cost
-    shown = sorted(
+    listed = sorted(
         (key for key in reports if key in costs),
         key=lambda key: (-costs[key], key),
     )[:most]
-    found = []
-    for key in shown:
-        mine: Where = {**only_job(key), **({"team": {team}} if team is not None else {})}
-        edges, parts = epoch_lines(ledger, book, reports[key], span, mine, timezone)
-        of_stretch = list(zip(edges, parts, strict=True))
-        ended = [part for stretch, several in of_stretch if stretch.epoch is not None for part in several]
-        rest = [part for stretch, several in of_stretch if stretch.epoch is None for part in several]
-        last = max(reports[key], key=lambda one: (one.at_ms, one.epoch)).epoch
-        found.append(
+    epoch_rows = []
+    for key in listed:
+        filters: Where = {**only_job(key), **({"team": {team}} if team is not None else {})}
+        edges, parts = epoch_lines(ledger, book, reports[key], span, filters, timezone)
+        parts_of_stretch = list(zip(edges, parts, strict=True))
+        ended = [part for stretch, several in parts_of_stretch if stretch.epoch is not None for part in several]
+        rest = [part for stretch, several in parts_of_stretch if stretch.epoch is None for part in several]
+        last = max(reports[key], key=lambda epoch_report: (epoch_report.at_ms, epoch_report.epoch)).epoch
+        epoch_rows.append(
             EpochRow(
                 *key, len(reports[key]), last, _held_time(ended), total_cost(ended), _held_time(rest),
                 total_cost(rest),
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(epoch_rows)
 
 
 def _held_time(parts: Iterable[PricedTime]) -> int:

@@ -238,20 +238,20 @@ def teams(lines: Lines, earlier: Lines, team: str | None) -> tuple[TeamRow, ...]
     the whole cluster."""
     by_team = group_by((line.team, entry) for line, entry in lines)
     before = group_by((line.team, entry) for line, entry in earlier)
-    held = {
+    holders = {
         name: figures
         for name, figures in by_team.items()
         if name != IDLE and (figures.accounts.allocated or figures.cost or figures.unpriced_us)
     }
-    whole = sum(figures.accounts.allocated for figures in held.values())
-    ranked = sorted(held, key=lambda name: (-held[name].accounts.allocated, name))
+    allocated_us = sum(figures.accounts.allocated for figures in holders.values())
+    ranked = sorted(holders, key=lambda name: (-holders[name].accounts.allocated, name))
     rows = [
         TeamRow(
             team=name,
-            figures=held[name],
-            share=share(held[name].accounts.allocated, whole),
+            figures=holders[name],
+            share=share(holders[name].accounts.allocated, allocated_us),
             rank=rank,
-            change=_change(held[name], before.get(name)),
+            change=_change(holders[name], before.get(name)),
         )
         for rank, name in enumerate(ranked, 1)
     ]
@@ -282,9 +282,9 @@ def kinds(lines: Lines, team: str | None) -> tuple[KindRow, ...]:
     )
 
 
-def jobs(found: Iterable[Charge], team: str | None) -> list[JobRow]:
+def jobs(charges: Iterable[Charge], team: str | None) -> list[JobRow]:
     """Workloads that held a GPU, in order of their names. found: charges by BY_JOB."""
-    parts = quantify(((*charge.key[:3], charge.key[4], charge.account), charge) for charge in found)
+    parts = quantify(((*charge.key[:3], charge.key[4], charge.account), charge) for charge in charges)
     return [
         JobRow(name, namespace, job, figures, cluster)
         for (name, namespace, job, cluster), figures in group_by(part_entries(parts)).items()
@@ -292,9 +292,9 @@ def jobs(found: Iterable[Charge], team: str | None) -> list[JobRow]:
     ]
 
 
-def users(found: Iterable[Charge], team: str | None) -> list[UserRow]:
+def users(charges: Iterable[Charge], team: str | None) -> list[UserRow]:
     """The users who held GPUs, the largest cost first; empty if no user is known. "": held by an unknown user."""
-    held = [charge for charge in found if charge.account in ALLOCATED and team in (None, charge.key[0])]
+    held = [charge for charge in charges if charge.account in ALLOCATED and team in (None, charge.key[0])]
     if not any(charge.key[3] for charge in held):
         return []
     jobs_of: dict[str, set[tuple[str, ...]]] = {}
@@ -328,9 +328,9 @@ def daily(hourly: Hours, start_ms: int, end_ms: int, tz: ZoneInfo, team: str | N
     )
 
 
-def unpriced(found: Iterable[Charge], team: str | None) -> tuple[UnpricedRow, ...]:
+def unpriced(charges: Iterable[Charge], team: str | None) -> tuple[UnpricedRow, ...]:
     sums: dict[Place, int] = {}
-    for charge in found:
+    for charge in charges:
         if charge.unpriced and team in (None, charge.key[0]):
             sums[charge.place] = sums.get(charge.place, 0) + charge.gpu_us
     return tuple(UnpricedRow(*place, gpu_us=sums[place]) for place in sorted(sums))
@@ -374,14 +374,14 @@ class HourlyUse:
     @property
     def peak(self) -> HourRow | None:
         """The hour of the day in which most is held."""
-        wanted = [row for row in self.hours if row.allocated_us]
-        return max(wanted, key=lambda row: (row.held or 0, -row.hour), default=None)
+        held_hours = [row for row in self.hours if row.allocated_us]
+        return max(held_hours, key=lambda row: (row.held or 0, -row.hour), default=None)
 
     @property
     def trough(self) -> HourRow | None:
         """The hour of the day in which least is held."""
-        known = [row for row in self.hours if row.capacity_us]
-        return min(known, key=lambda row: (row.held or 0, row.hour), default=None)
+        hours_with_capacity = [row for row in self.hours if row.capacity_us]
+        return min(hours_with_capacity, key=lambda row: (row.held or 0, row.hour), default=None)
 
 
 def hourly_use(hourly: Hours, team: str | None, longer_ms: Mapping[str, int]) -> HourlyUse:
@@ -392,10 +392,10 @@ def hourly_use(hourly: Hours, team: str | None, longer_ms: Mapping[str, int]) ->
         accountant.ledger.usage_columns.repeated)."""
     import numpy as np  # as above
 
-    mine = np.array([team in (None, name) for name, _ in hourly.owners], dtype=bool)[hourly.owner]
-    busy, idle, unknown = (column[mine] for column in (hourly.busy_us, hourly.idle_us, hourly.unknown_us))
+    in_scope = np.array([team in (None, name) for name, _ in hourly.owners], dtype=bool)[hourly.owner]
+    busy, idle, unknown = (column[in_scope] for column in (hourly.busy_us, hourly.idle_us, hourly.unknown_us))
     held = np.zeros((len(hourly.hours), 3), dtype=np.int64)
-    np.add.at(held, hourly.hour[mine], np.stack([busy + idle + unknown, busy, busy + idle], axis=1))
+    np.add.at(held, hourly.hour[in_scope], np.stack([busy + idle + unknown, busy, busy + idle], axis=1))
     sums = {
         name: [capacity_us, *of_hour]
         for name, capacity_us, of_hour in zip(hourly.hours, hourly.capacity_us, held.tolist(), strict=True)
@@ -407,8 +407,8 @@ def hourly_use(hourly: Hours, team: str | None, longer_ms: Mapping[str, int]) ->
     for name, length_ms in longer_ms.items():
         if name in sums:
             sums[name] = [gpu_us * MS_PER_HOUR // length_ms for gpu_us in sums[name]]
-    wanted = [name for name in sums if sums[name][1]]
-    busiest = min(wanted, key=lambda name: (-sums[name][1], name), default=None)
+    held_hours = [name for name in sums if sums[name][1]]
+    busiest = min(held_hours, key=lambda name: (-sums[name][1], name), default=None)
     return HourlyUse(
         tuple(HourRow(hour, *row) for hour, row in enumerate(of_day)),
         busiest,

@@ -129,7 +129,7 @@ class Readings:
     @property
     def nbytes(self) -> int:
         """Approximate memory in bytes; most of it is held time."""
-        return sum(_ROW_BYTES * (len(one.job) + len(one.names)) for one in (self.jobs, self.jobs_before))
+        return sum(_ROW_BYTES * (len(jobs.job) + len(jobs.names)) for jobs in (self.jobs, self.jobs_before))
 
     @property
     def tz(self) -> ZoneInfo:
@@ -157,7 +157,7 @@ def read_data(
     billed, by_job = billed_columns(ledger, book, start_ms, end_ms, (_BY_TEAM, BY_JOB), timezone)
     earlier, by_job_before = billed_columns(ledger, book_before, *before_ms, (_BY_TEAM, BY_JOB), timezone)
     jobs = BilledJobs.of(by_job)
-    wanted = frozenset((None, *jobs.teams) if scopes is None else scopes)
+    teams = frozenset((None, *jobs.teams) if scopes is None else scopes)
     return Readings(
         start_ms=start_ms,
         end_ms=end_ms,
@@ -177,8 +177,8 @@ def read_data(
         jobs_before=BilledJobs.of(by_job_before),
         waits=queue_waits.queue_waits(ledger.pods(start_ms, end_ms), start_ms, end_ms, None),
         epochs=tuple(ledger.epochs_between(start_ms + 1, end_ms + 1)),
-        scopes=wanted,
-        peaks=_peaks(ledger, jobs, wanted, start_ms, end_ms, timezone),
+        scopes=teams,
+        peaks=_peaks(ledger, jobs, teams, start_ms, end_ms, timezone),
     )
 
 
@@ -203,10 +203,10 @@ def _peaks(
 ) -> dict[JobName, Peak]:
     """The peaks of the candidates of every scope."""
     names = sorted({(row.namespace, row.job) for team in scopes for row in jobs.ranked(team).wasteful(CANDIDATES)})
-    found: dict[JobName, Peak] = {}
+    peaks: dict[JobName, Peak] = {}
     for first in range(0, len(names), _AT_ONCE):
-        found |= ledger.peaks(start_ms, end_ms, frozenset(names[first : first + _AT_ONCE]), timezone)
-    return found
+        peaks |= ledger.peaks(start_ms, end_ms, frozenset(names[first : first + _AT_ONCE]), timezone)
+    return peaks
 
 
 TOP = 5
@@ -285,25 +285,27 @@ class Report:
     @property
     def corrections(self) -> tuple[Correction, ...]:
         """Corrections of earlier months that are booked in this one, within the scope."""
-        return tuple(one for one in self.statement.corrections if self.team in (None, one.line.team))
+        return tuple(
+            correction for correction in self.statement.corrections if self.team in (None, correction.line.team)
+        )
 
     @property
     def adjustments(self) -> tuple[Adjustment, ...]:
         """Credits and charges booked in this month, within the scope."""
-        return tuple(one for one in self.statement.adjustments if self.team in (None, one.team))
+        return tuple(adjustment for adjustment in self.statement.adjustments if self.team in (None, adjustment.team))
 
     @property
     def restated(self) -> dict[str, tuple[int, Decimal]]:
         """Corrections, credits and charges about this month that are booked in later months: their number and sum by
         month of booking, within the scope."""
-        found: dict[str, tuple[int, Decimal]] = {}
-        booked = [(one.line.team, one.booked_in, one.amount) for one in self.later.corrections]
-        booked += [(one.team, one.booked_in, one.amount) for one in self.later.adjustments]
+        by_month: dict[str, tuple[int, Decimal]] = {}
+        booked = [(booking.line.team, booking.booked_in, booking.amount) for booking in self.later.corrections]
+        booked += [(booking.team, booking.booked_in, booking.amount) for booking in self.later.adjustments]
         for team, booked_in, amount in booked:
             if amount and self.team in (None, team):
-                count, total = found.get(booked_in, (0, Decimal(0)))
-                found[booked_in] = count + 1, exact_sum([total, amount])
-        return dict(sorted(found.items()))
+                count, total = by_month.get(booked_in, (0, Decimal(0)))
+                by_month[booked_in] = count + 1, exact_sum([total, amount])
+        return dict(sorted(by_month.items()))
 
     @property
     def payable(self) -> dict[str, Decimal]:
@@ -368,9 +370,9 @@ def build(
     issuer: the party that charges, for forms that list every charge.
 
     Raises ValueError for an empty span or an unknown time zone."""
-    found = read_data(ledger, book, start_ms, end_ms, timezone, (team,), book_before)
+    readings = read_data(ledger, book, start_ms, end_ms, timezone, (team,), book_before)
     details = Details.asked(ledger, book, start_ms, end_ms, timezone, issuer) if issuer is not None else None
-    return made_of(found, ledger, team=team, booked=booked, details=details)
+    return made_of(readings, ledger, team=team, booked=booked, details=details)
 
 
 def made_of(

@@ -276,8 +276,8 @@ def _summary(report: Report) -> Table:
 
 def _money(report: Report) -> Iterator[Table]:
     """The statement's lines, payable amounts, other booked items, and amounts due."""
-    found = list(records(report))
-    lines = [record for record in found if record.record == "line"]
+    all_records = list(records(report))
+    lines = [record for record in all_records if record.record == "line"]
     yield _table(
         "lines",
         "Statement lines",
@@ -292,15 +292,15 @@ def _money(report: Report) -> Iterator[Table]:
             sum_of_lines(report, lines),
         ),
     )  # fmt: skip
-    yield _by_team("payable", "Payable by team", found)
-    beside = [r for r in found if r.record in ("commitment", "correction", "adjustment")]
+    yield _by_team("payable", "Payable by team", all_records)
+    beside = [r for r in all_records if r.record in ("commitment", "correction", "adjustment")]
     yield _table(
         "beside",
         "Corrections, credits and charges",
         "kind:text about:text team:text account:text gpu_model:text reason:text gpu_hours:hours amount:money",
         ((r.record, r.about, r.team, r.account, r.gpu_model, r.reason, r.gpu_hours, r.cost) for r in beside),
     )
-    yield _by_team("due", "Due by team", found)
+    yield _by_team("due", "Due by team", all_records)
 
 
 def sum_of_lines(report: Report, lines: Iterable[Record]) -> Decimal | None:
@@ -310,9 +310,9 @@ def sum_of_lines(report: Report, lines: Iterable[Record]) -> Decimal | None:
     return _known(exact_sum(line.cost for line in lines if line.cost is not None), report.statement.unpriced_gpu_us)
 
 
-def _by_team(record: str, title: str, found: Iterable[Record]) -> Table:
+def _by_team(record: str, title: str, all_records: Iterable[Record]) -> Table:
     """Amounts of one kind of record by team."""
-    amounts = [(r.team, r.cost) for r in found if r.record == record]
+    amounts = [(r.team, r.cost) for r in all_records if r.record == record]
     total = exact_sum(amount for _, amount in amounts if amount is not None)
     return _table(record, title, "team:text amount:money", amounts, ("total", total))
 
@@ -374,13 +374,13 @@ SCHEMA = 1
 
 def render(report: Report) -> str:
     """`{schema, tables: {name: [{column: value}]}}`; instants are RFC 3339 in UTC, unknown values null."""
-    found = {
+    rows_by_table = {
         table.name: [
             {name: _plain(cell) for (name, _), cell in zip(table.columns, row, strict=True)} for row in table.rows
         ]
         for table in tables(report)
     }
-    document = {"schema": SCHEMA, "summary": found.pop("summary")[0], "tables": found}
+    document = {"schema": SCHEMA, "summary": rows_by_table.pop("summary")[0], "tables": rows_by_table}
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -63,8 +63,8 @@ class Hint:
 
 def savings_hints(jobs: Iterable[JobRow], peak_of: Mapping[JobName, Peak]) -> tuple[Hint, ...]:
     """At most one hint per job, the largest saving first."""
-    found = [hint for job in jobs if (hint := _hint(job, peak_of.get(by_name(job), Peak())))]
-    return tuple(sorted(found, key=lambda hint: (-(hint.saving or 0), *by_name(hint.job))))
+    hints = [hint for job in jobs if (hint := _hint(job, peak_of.get(by_name(job), Peak())))]
+    return tuple(sorted(hints, key=lambda hint: (-(hint.saving or 0), *by_name(hint.job))))
 
 
 def by_name(job: JobRow) -> JobName:
@@ -78,7 +78,7 @@ def known_well(accounts: Accounts) -> bool:
 
 
 def _hint(job: JobRow, peak: Peak) -> Hint | None:
-    figures, held, busy = job.figures, peak.held_us / US_PER_HOUR, peak.busy_us / US_PER_HOUR
+    figures, held_gpus, busy_gpus = job.figures, peak.held_us / US_PER_HOUR, peak.busy_us / US_PER_HOUR
     utilisation = figures.utilisation
     if (
         not known_well(figures.accounts)
@@ -89,23 +89,23 @@ def _hint(job: JobRow, peak: Peak) -> Hint | None:
     kind: Kind
     if utilisation < HARDLY_USED:
         kind, needed = "idle", Decimal(0)
-    elif held > 1 and (whole := max(1, math.ceil(busy))) <= held / 2:
-        kind, needed = "fewer", Decimal(whole)
-    elif WHOLE <= held <= 1 and max(busy, utilisation) <= SLICE_AT:
-        kind, needed = "slice", Decimal(max(1, math.ceil(busy * SLICES)))
+    elif held_gpus > 1 and (whole_gpus := max(1, math.ceil(busy_gpus))) <= held_gpus / 2:
+        kind, needed = "fewer", Decimal(whole_gpus)
+    elif WHOLE <= held_gpus <= 1 and max(busy_gpus, utilisation) <= SLICE_AT:
+        kind, needed = "slice", Decimal(max(1, math.ceil(busy_gpus * SLICES)))
     else:
         return None
-    return Hint(kind, job, held, busy, needed, _saving(kind, job, held, needed))
+    return Hint(kind, job, held_gpus, busy_gpus, needed, _saving(kind, job, held_gpus, needed))
 
 
-def _saving(kind: Kind, job: JobRow, held: float, needed: Decimal) -> Decimal | None:
+def _saving(kind: Kind, job: JobRow, held_gpus: float, needed: Decimal) -> Decimal | None:
     """An estimated part of the job's cost; not rounded, never booked."""
     if job.figures.unpriced_us:
         return None
     if kind == "idle":
         return job.figures.idle_cost
-    kept = needed / SLICES if kind == "slice" else needed / Decimal(max(1, math.ceil(held)))
-    beyond = exact_sum([job.figures.cost, -exact_product(job.figures.cost, round(kept, 6))])
+    needed_share = needed / SLICES if kind == "slice" else needed / Decimal(max(1, math.ceil(held_gpus)))
+    beyond = exact_sum([job.figures.cost, -exact_product(job.figures.cost, round(needed_share, 6))])
     return min(beyond, job.figures.idle_cost)
 
 
@@ -139,7 +139,7 @@ class SpotRow:
     cluster: str
 
 
-def candidates(found: Iterable[Charge], book: PriceBook | None, team: str | None, at_ms: int) -> tuple[SpotRow, ...]:
+def candidates(charges: Iterable[Charge], book: PriceBook | None, team: str | None, at_ms: int) -> tuple[SpotRow, ...]:
     """The candidates for spot capacity, the largest saving first.
 
     found: charges by accountant.reports.report_breakdowns.BY_JOB.
@@ -148,7 +148,7 @@ def candidates(found: Iterable[Charge], book: PriceBook | None, team: str | None
         return ()
     spot: dict[Place, Price | None] = {}
     rows: dict[tuple[str, str, str, str], list[tuple[int, Decimal, Decimal]]] = {}
-    for charge in found:
+    for charge in charges:
         name, namespace, job, _, cluster = charge.key
         if (
             charge.account not in ALLOCATED
@@ -181,20 +181,20 @@ def savings(
     book: PriceBook, places: Sequence[Place], prices: Sequence[Price | None], at_ms: int
 ) -> dict[tuple[int, int], Decimal]:
     """The saving per hour, by price and place, if there is one."""
-    found: dict[tuple[int, int], Decimal] = {}
-    for number, place in enumerate(places):
+    by_price_and_place: dict[tuple[int, int], Decimal] = {}
+    for place_number, place in enumerate(places):
         cheaper = None if place.capacity_type == SPOT else _spot_price(book, place, at_ms)
-        for at, price in enumerate(prices):
+        for price_number, price in enumerate(prices):
             if cheaper is not None and price is not None and cheaper.price < price.price:
-                found[at, number] = exact_sum([price.price, -cheaper.price])
-    return found
+                by_price_and_place[price_number, place_number] = exact_sum([price.price, -cheaper.price])
+    return by_price_and_place
 
 
 def _spot_price(book: PriceBook, place: Place, at_ms: int) -> Price | None:
     """The spot price of the same pool, otherwise of any pool. Rows without a capacity type do not count as spot
     prices."""
     for pool in (place.pool, ""):
-        found = book.unit_price(place.gpu_model, at_ms, pool, place.region, SPOT)
-        if found is not None and found.row.capacity_type == SPOT:
-            return found
+        price = book.unit_price(place.gpu_model, at_ms, pool, place.region, SPOT)
+        if price is not None and price.row.capacity_type == SPOT:
+            return price
     return None

@@ -183,13 +183,13 @@ def decision_text(decision: Decision, cycle: Sequence[Decision]) -> DecisionText
 
 def shares(decisions: Iterable[Decision], queues: Sequence[str]) -> list[Share]:
     """The shares of these queues, from the newest record of each target that contains them. decisions: newest first."""
-    found: dict[tuple[str, str], Share] = {}
+    by_queue: dict[tuple[str, str], Share] = {}
     for decision in decisions:
         if decision.kind == "weight" and decision.subject == EVERYTHING:
             for queue in queues:
                 if queue in mapping(decision.inputs.get("standings")):
-                    found.setdefault((queue, decision.target), _share(queue, decision))
-    return [found[key] for key in sorted(found)]
+                    by_queue.setdefault((queue, decision.target), _share(queue, decision))
+    return [by_queue[key] for key in sorted(by_queue)]
 
 
 def is_record(decision: Decision) -> bool:
@@ -265,12 +265,12 @@ def _change(change: Mapping[str, Any], value: float | None) -> TextTable:
     rows: list[tuple[str, ...]] = []
     if before is not None and value is not None:
         parts = [(name, number(part)) for name, part in mapping(change.get("parts")).items()]
-        moved = sorted(((name, part) for name, part in parts if part), key=lambda row: -abs(row[1]))
+        changes = sorted(((name, part) for name, part in parts if part), key=lambda row: -abs(row[1]))
         rows = [
             ("Weight at the decision before", four_digits(before)),
             *(
                 (_CAUSES.get(name, name), f"{'+' if part > 0 else MINUS}{four_digits(abs(part))}")
-                for name, part in moved
+                for name, part in changes
             ),
             ("New weight", four_digits(value)),
         ]
@@ -301,8 +301,8 @@ def _cycle(decision: Decision, cycle: Sequence[Decision]) -> DecisionText:
 def _verdict(decision: Decision, record: Decision | None, cycle: Sequence[Decision]) -> DecisionText:
     verdict = mapping(decision.inputs.get("verdict"))
     size, trigger = number(verdict.get("gpus")), str(verdict.get("trigger", ""))
-    asked = f"{gpus(size)} GPUs" if size is not None else "GPUs"
-    first = f"{decision.subject} asks for {asked} {_TRIGGERS.get(trigger, '')}".rstrip()
+    requested = f"{gpus(size)} GPUs" if size is not None else "GPUs"
+    first = f"{decision.subject} asks for {requested} {_TRIGGERS.get(trigger, '')}".rstrip()
     outcome = str(verdict.get("outcome", ""))
     victims = [mapping(each) for each in as_list(verdict.get("victims"))]
     spared = [mapping(each) for each in as_list(verdict.get("spared"))]
@@ -320,7 +320,7 @@ def _verdict(decision: Decision, record: Decision | None, cycle: Sequence[Decisi
         (first + ".", _OUTCOMES.get(outcome, ""), sentence(decision.reason)),
         (("Queue", text_of(verdict.get("queue"))), *(_free(record.inputs) if record else ())),
         tuple(grid for grid in grids if grid.rows),
-        _others(decision, [one for one in cycle if one.id.startswith(f"{decision.id}/") or one is record]),
+        _others(decision, [other for other in cycle if other.id.startswith(f"{decision.id}/") or other is record]),
     )
 
 
@@ -355,14 +355,16 @@ def _victim(decision: Decision, cycle: Sequence[Decision]) -> DecisionText:
 
 def _others(decision: Decision, cycle: Sequence[Decision]) -> tuple[tuple[str, Decision], ...]:
     """The other decisions of the same cycle, the record last."""
-    mine = [one for one in cycle if one.id != decision.id and (one.id + "/").startswith(_cycle_id(decision) + "/")]
-    named = [(f"{one.subject}: {one.reason}", one) for one in mine if not is_record(one)]
-    return (*named, *(("the whole cycle", one) for one in mine if is_record(one)))
+    of_cycle = [
+        other for other in cycle if other.id != decision.id and (other.id + "/").startswith(_cycle_id(decision) + "/")
+    ]
+    labelled = [(f"{other.subject}: {other.reason}", other) for other in of_cycle if not is_record(other)]
+    return (*labelled, *(("the whole cycle", other) for other in of_cycle if is_record(other)))
 
 
 def _record(decision: Decision, cycle: Sequence[Decision]) -> Decision | None:
-    named = _cycle_id(decision)
-    return next((one for one in cycle if one.id == named and is_record(one)), None)
+    cycle_id = _cycle_id(decision)
+    return next((candidate for candidate in cycle if candidate.id == cycle_id and is_record(candidate)), None)
 
 
 def _cycle_id(decision: Decision) -> str:
@@ -376,20 +378,20 @@ def _queues(record: Decision | None, subject: str | None) -> list[TextTable]:
     names = sorted(mapping(record.inputs.get("standings")))
     window = mapping(record.inputs.get("window"))
     usage, unit = mapping(window.get("usage")), str(window.get("unit", ""))
-    found = [_share(name, record) for name in names]
+    queue_shares = [_share(name, record) for name in names]
     rows = tuple(
         (
-            one.queue,
-            amount(number(usage.get(one.queue)), unit),
-            percent(one.used),
-            *(of_gpus(each) for each in (one.asks, one.holds, one.due)),
-            four_digits(one.weight) if one.weight is not None else NOTHING,
+            share.queue,
+            amount(number(usage.get(share.queue)), unit),
+            percent(share.used),
+            *(of_gpus(each) for each in (share.asks, share.holds, share.due)),
+            four_digits(share.weight) if share.weight is not None else NOTHING,
         )
-        for one in found
+        for share in queue_shares
     )
     lead = "Used over the window; requested, held and due in GPUs at that instant. A parent holds its children's."
     columns = ("Queue", "Used", "Of capacity", "Asks", "Holds", "Due", "Weight then")
-    strong = frozenset(i for i, one in enumerate(found) if one.queue == subject)
+    strong = frozenset(i for i, share in enumerate(queue_shares) if share.queue == subject)
     return [TextTable("Every queue then", lead, columns, rows, 1, strong)]
 
 

@@ -188,23 +188,24 @@ def shards(site: Site) -> None:
     site.clock.advance(600_000)
 
 
+def told(client: TestClient, base: str, query: str) -> dict[str, float]:
+    """The values by queue; a capacity under ""."""
+    answer = client.post(f"{base}/api/v1/query", data={"query": query, "time": at(600)})
+    assert answer.status_code == 200, answer.text
+    return {r["metric"].get("queue_name", ""): float(r["value"][1]) for r in answer.json()["data"]["result"]}
+
+
 def test_each_shard_has_an_address_with_its_own_usage_and_capacity(site: Site) -> None:
     """Shards send the same text, and none of them must see the nodes of another."""
     shards(site)
     client = TestClient(create_app(site.source))
-
-    def told(base: str, query: str) -> dict[str, float]:
-        answer = client.post(f"{base}/api/v1/query", data={"query": query, "time": at(600)})
-        assert answer.status_code == 200, answer.text
-        return {r["metric"].get("queue_name", ""): float(r["value"][1]) for r in answer.json()["data"]["result"]}
-
     held = {"": (6, 2, 1), "/shards/blue": (2, 2, 0), "/shards/green": (3, 0, 1), "/shards": (1, 0, 0)}
     for base, (capacity, a, b) in held.items():
         steps = 10
-        assert told(base, GPU_CAPACITY) == {"": capacity * steps}, base
-        assert told(base, GPU_USAGE) == {"a": a * steps, "b": b * steps}, base
+        assert told(client, base, GPU_CAPACITY) == {"": capacity * steps}, base
+        assert told(client, base, GPU_USAGE) == {"a": a * steps, "b": b * steps}, base
         for resource in ("cpu", "memory"):
-            assert told(base, GPU_CAPACITY.replace("nvidia_com_gpu", resource))[""] > 0
+            assert told(client, base, GPU_CAPACITY.replace("nvidia_com_gpu", resource))[""] > 0
         assert client.get(f"{base}/-/ready").status_code == 200
     unknown = client.get("/shards/red/api/v1/query", params={"query": GPU_USAGE, "time": at(600)})
     assert (unknown.status_code, unknown.json()["status"]) == (404, "error")
@@ -222,19 +223,13 @@ def test_each_cluster_of_several_has_an_address(site: Site) -> None:
     facts = [pod_facts("pod-a", START_MS, node="n1", queue_ref="kai:a")]
     deliver(site.ledger, START_MS + 600_000, batch(rows, facts, cluster="staging", node="n1", epoch="0192-a"))
     client = TestClient(create_app(site.source))
-
-    def told(base: str, query: str) -> dict[str, float]:
-        answer = client.post(f"{base}/api/v1/query", data={"query": query, "time": at(600)})
-        assert answer.status_code == 200, answer.text
-        return {r["metric"].get("queue_name", ""): float(r["value"][1]) for r in answer.json()["data"]["result"]}
-
     held = {
         "": (10, 5, 1), "/clusters/prod": (6, 2, 1), "/clusters/staging": (4, 3, 0),
         "/shards/blue": (6, 5, 0), "/clusters/prod/shards/blue": (2, 2, 0), "/clusters/prod/shards": (1, 0, 0),
     }  # fmt: skip
     for base, (capacity, a, b) in held.items():
-        assert told(base, GPU_CAPACITY) == {"": capacity * 10}, base
-        assert told(base, GPU_USAGE) == {"a": a * 10, "b": b * 10}, base
+        assert told(client, base, GPU_CAPACITY) == {"": capacity * 10}, base
+        assert told(client, base, GPU_USAGE) == {"a": a * 10, "b": b * 10}, base
     for base, why in (("/clusters/test", "of a cluster 'test'"), ("/clusters/staging/shards/green", "shard 'green'")):
         unknown = client.get(f"{base}/api/v1/query", params={"query": GPU_USAGE, "time": at(600)})
         assert (unknown.status_code, why in unknown.json()["error"]) == (404, True), unknown.text

@@ -14,6 +14,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from accountant.__main__ import main
 from accountant.api.dependencies import Deps
 from accountant.api.ledger_metrics import LedgerCollector
 from accountant.bookkeeping.bookkeeper import Bookkeeper
@@ -204,3 +205,16 @@ class Kit:
 @pytest.fixture
 def kit() -> Kit:
     return Kit(TOKENS, batch, encoded, token_file, bearer)
+
+
+@pytest.fixture
+def run_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs `gputally accountant`; gives (exit code, stdout, stderr)."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    return run

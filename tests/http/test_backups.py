@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from accountant.__main__ import main
 from accountant.composition import Service
 from accountant.core.errors import LedgerDamaged
 from accountant.core.settings import Archive, Backups, Settings
@@ -41,16 +40,9 @@ def place(settings, clock, kit):
 
 
 @pytest.fixture
-def asked(capsys, monkeypatch):
+def asked(run_command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments):
-        code = main([*map(str, arguments)])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
-
-    return run
+    return run_command
 
 
 def booked(service, kit):

@@ -40,17 +40,9 @@ def place(tmp_path, clock, kit):
 
 
 @pytest.fixture
-def asked(capsys, place, monkeypatch):
+def asked(run_command, place, monkeypatch):
     monkeypatch.setenv("COLUMNS", "180")
-    _, url, _ = place
-
-    def run(*arguments):
-        code = main([*map(str, arguments), "--url", url])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
-
-    return run
+    return lambda *arguments: run_command(*arguments, "--url", place[1])
 
 
 @pytest.fixture

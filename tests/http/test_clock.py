@@ -8,7 +8,6 @@ import pytest
 from msgspec import structs
 from starlette.testclient import TestClient
 
-from accountant.__main__ import main
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.runtime.clock_step_guard import AGREE_MS, LONG_MS, GuardedClock
@@ -145,7 +144,7 @@ def test_a_restart_within_one_boot_notices_the_jump_and_says_it(tmp_path):
 
 
 @pytest.fixture
-def asked(settings, clock, kit, capsys, monkeypatch):
+def asked(settings, clock, kit, run_command, monkeypatch):
     """`gputally accountant …` of an accountant whose ledger was written a year ahead before this release noticed it."""
     monkeypatch.setenv("COLUMNS", "200")
     ahead = VirtualClock(clock.wall_ms() + YEAR_MS)
@@ -165,12 +164,7 @@ def asked(settings, clock, kit, capsys, monkeypatch):
     ledger.record_decisions([decision], ahead.wall_ms())
     ledger.close()
     with Service(settings, clock) as service, serve(service.app, "127.0.0.1", 0) as url:
-
-        def ask(*arguments):
-            code = main([*arguments, "--url", url])
-            return code, *capsys.readouterr()
-
-        yield ask, service
+        yield lambda *arguments: run_command(*arguments, "--url", url), service
 
 
 def test_what_was_dated_wrongly_is_named_and_healed(asked, kit, clock):

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from accountant.__main__ import app, main
+from accountant.__main__ import app
 from accountant.cli.usage_commands import before, jobs_named
 from accountant.composition import Service
 from accountant.core.settings import Settings
@@ -30,16 +30,8 @@ PRICES = price_book_text(H100="2.4")
 
 
 @pytest.fixture
-def asked(capsys):
-    """Run the command; gives (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        code = main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
-
-    return run
+def asked(run_command):
+    return run_command
 
 
 @pytest.fixture

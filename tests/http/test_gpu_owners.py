@@ -8,7 +8,6 @@ import pytest
 from msgspec import structs
 from starlette.testclient import TestClient
 
-from accountant.__main__ import main
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from gputally.server.https_server import serve
@@ -168,13 +167,12 @@ def test_the_button_of_the_page_confirms_the_move(open_house, clock):
     assert [owner["node"] for owner in one["owners"]] == ["node-1", "node-2"]
 
 
-def test_the_command_lists_and_moves(open_house, capsys, monkeypatch):
+def test_the_command_lists_and_moves(open_house, run_command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "180")
     with serve(open_house.app, "127.0.0.1", 0) as url:
 
         def ask(*arguments):
-            code = main(["gpus", *arguments, "--url", url])
-            return code, *capsys.readouterr()
+            return run_command("gpus", *arguments, "--url", url)
 
         code, out, err = ask()
         assert (code, err) == (0, "")

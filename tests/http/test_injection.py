@@ -204,7 +204,7 @@ def mails(letter):
     with mail_server() as server:
         smtp = {"server": server.address, "from": "a@example.com", "to": ["b@example.com"], "tls": "off"}
         for name in NAMES:
-            Mail(Smtp.model_validate(smtp)).carry(_about(letter, name))
+            Mail(Smtp.model_validate(smtp)).deliver(_about(letter, name))
     return dict(zip(NAMES, server.letters, strict=True))
 
 

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from accountant.__main__ import main
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from gputally.base.units import MS_PER_DAY, US_PER_HOUR
@@ -17,7 +16,7 @@ GPU = "GPU-node-1"
 
 
 @pytest.fixture
-def asked(tmp_path, clock, kit, capsys, monkeypatch):
+def asked(tmp_path, clock, kit, run_command, monkeypatch):
     """`gputally accountant …` of an accountant two days after its only GPU's last record."""
     monkeypatch.setenv("COLUMNS", "180")
     settings = Settings(data=fresh.data(tmp_path / "data"), auth="off", linger_ms=0, timezone="Europe/Berlin")
@@ -25,12 +24,7 @@ def asked(tmp_path, clock, kit, capsys, monkeypatch):
         service.ingest.submit_batch(kit.batch(rows=60)).result()
         clock.advance(2 * MS_PER_DAY)
         with serve(service.app, "127.0.0.1", 0) as url:
-
-            def ask(*arguments):
-                code = main([*arguments, "--url", url])
-                return code, *capsys.readouterr()
-
-            yield ask
+            yield lambda *arguments: run_command(*arguments, "--url", url)
 
 
 def test_a_node_is_retired_and_the_capacity_ends(asked):

@@ -11,7 +11,6 @@ import pytest
 from msgspec import structs
 from starlette.testclient import TestClient
 
-from accountant.__main__ import main
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from gputally.base.clock import VirtualClock
@@ -50,15 +49,12 @@ def client(service: Service) -> TestClient:
 
 
 @pytest.fixture
-def asked(service: Service, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, str, str]]]:
+def asked(
+    service: Service, run_command: Callable[..., tuple[int, str, str]]
+) -> Iterator[Callable[..., tuple[int, str, str]]]:
     """A command put to it: its exit code and what it printed."""
     with serve(service.app, "127.0.0.1", 0) as url:
-
-        def ask(*words: str) -> tuple[int, str, str]:
-            code = main([*words, "--url", url])
-            return code, *capsys.readouterr()
-
-        yield ask
+        yield lambda *words: run_command(*words, "--url", url)
 
 
 def metered(client: TestClient, rows: int = 30) -> None:
