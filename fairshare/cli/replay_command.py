@@ -110,7 +110,7 @@ def _expected(cycle: Decision, verdicts: Sequence[Verdict]) -> Iterator[tuple[st
     for n, verdict in enumerate(verdicts):
         yield (
             f"{cycle.id}/{n}",
-            {"value": verdict.gpus, "reason": verdict.reason, "verdict": preemption_types.show(verdict)},
+            {"value": verdict.gpus, "reason": verdict.reason, "verdict": preemption_types.verdict_to_json(verdict)},
         )
         for m, victim in enumerate(verdict.victims):
             content = {"value": victim.gpus, "reason": victim.reason, "claimant": verdict.claimant}

@@ -25,8 +25,8 @@ from fairshare.explain.what_if_replay import (
     Comparison,
     ReplayedQueue,
     WhatIfError,
-    of_books,
-    of_trace,
+    history_from_ledger,
+    history_from_trace,
 )
 from fairshare.simulator import job_traces, kai_scenario_file, policy_comparison, scheduling_policies
 from fairshare.simulator.job_traces import teams_of
@@ -199,11 +199,11 @@ def what_if(
         if against is None or capacity is None:
             raise WhatIfError("--trace needs --against and --capacity: a trace has neither a policy nor a cluster")
         now = policies.load(against)[0]
-        past = of_trace(trace, other, capacity)
+        past = history_from_trace(trace, other, capacity)
     else:
         with at.client(timeout_s=300.0) as client:
             now = policies.load(against)[0] if against is not None else client.policy()
-            past = of_books(client, other, seconds(since, "--since"), capacity, now_ms)
+            past = history_from_ledger(client, other, seconds(since, "--since"), capacity, now_ms)
     with _progress_bar() as bar:
         task = bar.add_task("replaying", total=1.0)
         found = comparing.compare(

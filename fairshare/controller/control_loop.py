@@ -86,7 +86,7 @@ class Controller:
         adapters: the kinds of targets.
         clusters: by adapter, the client for a target that is not written through `cluster`.
         pods: returns the pods that request GPUs, from the last list-watch update.
-        unseen: returns the reason why `pods` may lack some pods, or None.
+        unseen: returns the reason why `pods` may lack some pods; None if it lacks none.
         status_object: the ConfigMap for conditions and state; None: conditions are only in reports and events.
         interval_s: how long `run` waits between two cycles.
         reload: called before every cycle of `run`; returns a new policy or None. Raises FileFault for a faulty one.

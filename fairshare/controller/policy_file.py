@@ -65,13 +65,13 @@ def load(path: Path, others: OtherClusters | None = None) -> tuple[Policy, Docum
     """Return the policy and the document it was read from. others: the clusters that it may count; None: not checked.
     Raises FileFault, one line per fault."""
     document = read(path)
-    policy = loaded(document)
+    policy = policy_of_document(document)
     if others is not None:
         others.check(policy, document)
     return policy, document
 
 
-def loaded(document: Document) -> Policy:
+def policy_of_document(document: Document) -> Policy:
     """Return the policy in a document. Raises FileFault, with one line per fault."""
     if document.data is None:
         raise FileFault([f"{document.place(())}: the file is empty"])

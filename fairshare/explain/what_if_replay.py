@@ -43,7 +43,7 @@ class ReplayedQueue:
     preempted: int
 
 
-def flat(policy: Policy) -> Policy:
+def leaves_only(policy: Policy) -> Policy:
     """Return the policy with only its leaf queues."""
     tree = PolicyTree(policy)
 
@@ -73,7 +73,7 @@ def replay_under(
     policy: Policy, workload: Workload, gpus: int, end_s: int, progress: Callable[[float], None] | None = None
 ) -> Record:
     """Replay `workload` under `policy` on `gpus` GPUs. The workload's queues are the policy's leaves, in order."""
-    one_level = flat(policy)
+    one_level = leaves_only(policy)
     targets = static_parts(one_level, float(gpus))
     pool = Pool(
         gpus,
@@ -118,7 +118,7 @@ def daily(record: Record, from_s: int) -> list[tuple[float, list[float]]]:
     ]
 
 
-def daily_of(gpu_us: Sequence[Sequence[int]]) -> list[tuple[float, list[float]]]:
+def daily_from_ledger(gpu_us: Sequence[Sequence[int]]) -> list[tuple[float, list[float]]]:
     """Return the same as `daily` from the ledger: gpu_us[hour][queue], from the first shown hour on."""
     days = []
     for at in range(24, len(gpu_us) + 1, 24):
@@ -154,7 +154,9 @@ class ReplayHistory:
     assumptions: tuple[str, ...]
 
 
-def of_books(client: AccountantApi, policy: Policy, span_s: int, given: int | None, now_ms: int) -> ReplayHistory:
+def history_from_ledger(
+    client: AccountantApi, policy: Policy, span_s: int, given: int | None, now_ms: int
+) -> ReplayHistory:
     """Load the last `span_s` seconds in whole hours from the ledger, and the time that is replayed before them.
 
     given: the number of GPUs instead of the ledger's; None for the ledger's. Raises WhatIfError and
@@ -163,7 +165,7 @@ def of_books(client: AccountantApi, policy: Policy, span_s: int, given: int | No
     hours = max(1, span_s // HOUR_S)
     warm = min(WARM_UP_S, policy.window.size) // HOUR_S
     start_ms = end_ms - (hours + warm) * MS_PER_HOUR
-    leaves = [queue.name for queue in flat(policy).queues]
+    leaves = [queue.name for queue in leaves_only(policy).queues]
     held: list[HeldHour] = []
     whole = [0] * (hours + warm)
     begin = datetime.fromtimestamp(start_ms / 1000, UTC)
@@ -201,12 +203,14 @@ def of_books(client: AccountantApi, policy: Policy, span_s: int, given: int | No
         notes.append("usage of this cluster alone counts: other clusters (usage.clusters) are not replayed")
     if workload.left_out:
         notes.append(f"{workload.left_out} jobs of no leaf queue of the policy are left out")
-    return ReplayHistory(workload, gpus, warm * HOUR_S, (hours + warm) * HOUR_S, had, daily_of(amounts), tuple(notes))
+    return ReplayHistory(
+        workload, gpus, warm * HOUR_S, (hours + warm) * HOUR_S, had, daily_from_ledger(amounts), tuple(notes)
+    )
 
 
-def of_trace(path: Path, policy: Policy, gpus: int) -> ReplayHistory:
+def history_from_trace(path: Path, policy: Policy, gpus: int) -> ReplayHistory:
     """Load a job trace in whole days. Raises WhatIfError, TraceError."""
-    leaves = [queue.name for queue in flat(policy).queues]
+    leaves = [queue.name for queue in leaves_only(policy).queues]
     workload = workload_of(job_traces.load(path, 0), leaves)
     if not workload.submit_s:
         raise WhatIfError(f"{path}: no job of a queue of the policy ({', '.join(leaves)})")
@@ -229,7 +233,7 @@ class ComparedQueue:
 
 def leaves(policy: Policy) -> list[str]:
     """Return the queues that hold GPUs themselves, in the order of the policy."""
-    return [queue.name for queue in flat(policy).queues]
+    return [queue.name for queue in leaves_only(policy).queues]
 
 
 def assumptions(past: ReplayHistory, now: Policy, then: Policy) -> tuple[str, ...]:
@@ -247,7 +251,7 @@ def assumptions(past: ReplayHistory, now: Policy, then: Policy) -> tuple[str, ..
     return tuple(notes)
 
 
-def replayed(policy: Policy, past: ReplayHistory, progress: Callable[[float], None] | None = None) -> Record:
+def replay_history(policy: Policy, past: ReplayHistory, progress: Callable[[float], None] | None = None) -> Record:
     """Replay the past under `policy`. progress: called with the finished part, 0..1."""
     return replay_under(policy, _sorted_into(past.workload, leaves(policy)), past.gpus, past.end_s, progress)
 
@@ -297,9 +301,9 @@ def compare(
     progress: called with the finished part, 0..1, and the current step."""
     first_step, second_step = "replaying the policy in force", "replaying the draft"
     progress(0.0, first_step)
-    before = replayed(now, past, lambda part: progress(part / 2, first_step))
+    before = replay_history(now, past, lambda part: progress(part / 2, first_step))
     progress(0.5, second_step)
-    after = replayed(then, past, lambda part: progress(0.5 + part / 2, second_step))
+    after = replay_history(then, past, lambda part: progress(0.5 + part / 2, second_step))
     names = leaves(then)
     days: dict[str, tuple[list[str], Days]] = {
         "now": (leaves(now), daily(before, past.from_s)),

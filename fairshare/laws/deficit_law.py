@@ -60,7 +60,7 @@ from operator import mul, sub
 from accountant.wire.policy_models import DeficitPolicy, TurnPolicy
 from fairshare.laws.division import fill
 from fairshare.laws.feedback_laws import LawQueues, LawResult, Memory
-from fairshare.laws.gang_turns import gang_lumps, turn_now, under_way
+from fairshare.laws.gang_turns import queue_in_turn, queues_with_large_gangs, turn_now
 
 Row = tuple[float, float, float, float, float | None]
 """State of a queue: x, evictions, usage, sum over time of the missing GPUs, and time of the last update."""
@@ -147,7 +147,7 @@ class Deficit:
         debts = _debts(usage, requested, allocated, targets, siblings, horizon_h)
         bounds, zones = _bounds_and_zones(tuple(targets), pool, settings.rate, settings.quiet)
         before = DeficitState.of(memory, siblings)
-        turning = under_way(memory, now_ms, names) if before is not memory else None
+        turning = queue_in_turn(memory, now_ms, names) if before is not memory else None
         at_ms, previous_ms, hours, fade, smoothing = float(now_ms), None, 0.0, 1.0, 0.0
         rows: list[Row] = []
         pressures: list[float] = []
@@ -193,7 +193,7 @@ class Deficit:
         if siblings.explain:
             traces = _traces(siblings, shares, debts, rows, pressures, costs, common)
             notes = {name: _note(debt, rate) for name, debt, (rate, _) in zip(names, debts, costs, strict=True)}
-        if turning is None and not gang_lumps(siblings, self.turns):
+        if turning is None and not queues_with_large_gangs(siblings, self.turns):
             return LawResult(names, wanted, traces, notes, after)
         credits = {name: debt + row[3] for name, debt, row in zip(names, debts, rows, strict=True)}
         turn = turn_now(siblings, dict(zip(names, wanted, strict=True)), credits, memory, self.turns, turning)

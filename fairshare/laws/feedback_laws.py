@@ -165,7 +165,7 @@ class Law(Protocol):
     def __call__(self, siblings: LawQueues, memory: Memory, /) -> LawResult: ...
 
 
-def normalised(siblings: LawQueues) -> list[float]:
+def normalised_weights(siblings: LawQueues) -> list[float]:
     """Return n for each queue: its configured weight over the sum of all weights; 0 if that sum is 0."""
     weights = siblings.columns.weights
     total = fsum(weights)
@@ -185,7 +185,7 @@ class Kai:
 
     def __call__(self, siblings: LawQueues, _memory: Memory, /) -> LawResult:
         k, names, usage = self.k, siblings.columns.names, siblings.columns.usage
-        parts = normalised(siblings)
+        parts = normalised_weights(siblings)
         wanted = [n + k * (n - u) if n > 0.0 else 0.0 for n, u in zip(parts, usage, strict=True)]
         if min(wanted) < 0.0:
             wanted = [max(0.0, p) for p in wanted]
@@ -208,7 +208,7 @@ class FairTree:
     relative = True
 
     def __call__(self, siblings: LawQueues, _memory: Memory, /) -> LawResult:
-        names, usage, n = siblings.columns.names, siblings.columns.usage, normalised(siblings)
+        names, usage, n = siblings.columns.names, siblings.columns.usage, normalised_weights(siblings)
         levels = [part / u if u > 0 else inf if part > 0 else 0.0 for part, u in zip(n, usage, strict=True)]
         ordered = [
             index for _, _, index in sorted(zip([-level for level in levels], names, range(len(names)), strict=True))
@@ -242,7 +242,7 @@ class Multifactor:
     relative = True
 
     def __call__(self, siblings: LawQueues, _memory: Memory, /) -> LawResult:
-        names, usage, n = siblings.columns.names, siblings.columns.usage, normalised(siblings)
+        names, usage, n = siblings.columns.names, siblings.columns.usage, normalised_weights(siblings)
         factors = [fair_share_factor(max(0.0, u), part, self.dampening) for part, u in zip(n, usage, strict=True)]
         wanted = list(map(mul, n, factors))
         if not siblings.explain:

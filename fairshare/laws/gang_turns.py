@@ -58,17 +58,17 @@ def turn_now(
     policy: TurnPolicy,
     name: str | None,
 ) -> GangTurn | None:
-    """Return the present turn, or one that begins now. None means that the smooth `weights` apply.
+    """Return the present turn, or a turn that begins now; None if no turn applies, so that `weights` stay as they are.
 
     owed: GPU-hours that each queue is owed. The queue that is owed most gets the next turn.
     name: the queue whose turn is in progress according to `memory`."""
     if name is not None and name in weights:
         before = memory[name]
         return _turn(siblings, weights, name, before["others"], int(before["turn_until_ms"]), policy.ratio)
-    waiting = gang_lumps(siblings, policy)
+    waiting = queues_with_large_gangs(siblings, policy)
     if not waiting:
         return None
-    shares = shares_under(siblings, weights)
+    shares = shares_in_whole_gpus(siblings, weights)
     for member in sorted(waiting, key=lambda m: (-owed[m.name], m.name)):
         wanted = member.allocated + member.gang
         if wanted <= shares[member.name]:
@@ -84,7 +84,7 @@ def turn_now(
     return None
 
 
-def gang_lumps(siblings: LawQueues, policy: TurnPolicy) -> list[LawQueue]:
+def queues_with_large_gangs(siblings: LawQueues, policy: TurnPolicy) -> list[LawQueue]:
     """Return the queues whose smallest pending gang may need a turn because of its size."""
     threshold = policy.lump * siblings.pool
     if max(siblings.columns.gangs) <= threshold or policy.ratio <= 0:
@@ -92,7 +92,7 @@ def gang_lumps(siblings: LawQueues, policy: TurnPolicy) -> list[LawQueue]:
     return [m for m in siblings.members if m.gang > threshold and _may_take_turns(m, siblings.pool)]
 
 
-def under_way(memory: Memory, now_ms: int, siblings: Collection[str]) -> str | None:
+def queue_in_turn(memory: Memory, now_ms: int, siblings: Collection[str]) -> str | None:
     """Return the sibling that has its turn, or None.
 
     memory: the law's state for the whole tree, in which other siblings may have turns of their own."""
@@ -100,13 +100,13 @@ def under_way(memory: Memory, now_ms: int, siblings: Collection[str]) -> str | N
     return min([name for name in turning if name in siblings], default=None)
 
 
-def shares_under(siblings: LawQueues, weights: Mapping[str, float]) -> dict[str, float]:
+def shares_in_whole_gpus(siblings: LawQueues, weights: Mapping[str, float]) -> dict[str, float]:
     """Return the shares in whole GPUs that the scheduler's division gives with these weights."""
     claims = tuple(Claim(m.name, m.requested, m.deserved, m.limit, weights[m.name]) for m in siblings.members)
     return dict(divide(DivisionProblem("turn", siblings.pool, 0.0, claims), kai_compat=True).shares)
 
 
-def fluid_shares(siblings: LawQueues, weights: Mapping[str, float]) -> dict[str, float]:
+def unrounded_shares(siblings: LawQueues, weights: Mapping[str, float]) -> dict[str, float]:
     """Return the shares without rounding. A gang that fits into them also fits after rounding."""
     members = siblings.members
     requested = [m.requested if m.limit < 0 else min(m.requested, m.limit) for m in members]
@@ -137,7 +137,7 @@ def _boost(siblings: LawQueues, weights: Mapping[str, float], queue: str, wanted
 
     Shares before rounding decide if they can reach `wanted`, otherwise those after rounding. Returns None if even the
     full ratio is not enough."""
-    for shares in (fluid_shares, shares_under):
+    for shares in (unrounded_shares, shares_in_whole_gpus):
 
         def admits(others: float, shares: Shares = shares) -> bool:
             return shares(siblings, turn_weights(weights, queue, others, ratio))[queue] >= wanted
@@ -162,7 +162,7 @@ def _turn(
         for name in boosted
     }
     state = {queue: {"turn_until_ms": float(until_ms), "others": others}}
-    return GangTurn(queue, until_ms, boosted, shares_under(siblings, boosted), notes, state)
+    return GangTurn(queue, until_ms, boosted, shares_in_whole_gpus(siblings, boosted), notes, state)
 
 
 MOST_K = 1000.0

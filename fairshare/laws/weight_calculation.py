@@ -53,7 +53,7 @@ from fairshare.laws.feedback_laws import (
     LawResult,
     Memory,
     Multifactor,
-    normalised,
+    normalised_weights,
 )
 from fairshare.laws.weight_pacing import PacedWeight, pace, rescale, rounded_to_configured
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
@@ -375,7 +375,7 @@ def wanted_weights(
     new_memory: dict[str, Mapping[str, float]] = {}
     for compared, result, names, values in law_results(law, siblings, policy, memory):
         new_memory |= result.memory
-        weights, n = result.weights, dict(zip(compared.columns.names, normalised(compared), strict=True))
+        weights, n = result.weights, dict(zip(compared.columns.names, normalised_weights(compared), strict=True))
         for name, value in zip(names, values, strict=True):
             wanted[name] = WantedWeight(
                 value, weights[name], n[name], competes[name], result.traces.get(name, {}),

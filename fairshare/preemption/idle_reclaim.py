@@ -39,7 +39,15 @@ from fairshare.preemption.preemption_types import (
     Verdict,
     Victim,
 )
-from fairshare.preemption.victim_candidates import Bundle, bundles, loss_text, past_of, protected, teams, victim_of
+from fairshare.preemption.victim_candidates import (
+    Bundle,
+    bundles,
+    loss_text,
+    make_victim,
+    preemption_record,
+    protected,
+    teams,
+)
 from fairshare.targets.weight_plan import FIELD_MANAGER
 from gputally.base.errors import AccountantUnavailable, ClusterError, NotFound
 from gputally.base.units import MS_PER_DAY, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR, US_PER_MS
@@ -150,7 +158,7 @@ def _verdict(
         if reason is not None:
             spared = SparedWorkload(key, gang.queue, reason, limit)
             continue
-        budget.spend(past_of(team, part, situation.now_ms))
+        budget.spend(preemption_record(team, part, situation.now_ms))
         victims.append(_victim(team, rule, part, idleness, situation.now_ms))
     gpus = fsum(part.gpus for part in parts)
     freed = fsum(victim.gpus for victim in victims)
@@ -167,7 +175,7 @@ def _victim(team: str, rule: IdleReclaimPolicy, part: Bundle, idleness: Idleness
     ago = (now_ms - max(idleness.warned[pod.uid] for pod in part.pods)) / MS_PER_SECOND / 60
     warned, loss = f"its owner was warned {ago:.0f} min ago", loss_text(part, now_ms)
     reason = f"{what} {idleness_text(rule, part, idleness)}; {warned}; {loss}"
-    return victim_of(part, "idle", team, reason)
+    return make_victim(part, "idle", team, reason)
 
 
 def idleness_text(rule: IdleReclaimPolicy, part: Bundle, idleness: Idleness) -> str:

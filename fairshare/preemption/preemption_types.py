@@ -142,18 +142,18 @@ _SITUATION: TypeAdapter[PreemptionInputs] = TypeAdapter(PreemptionInputs)
 _VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
 
 
-def write(value: PreemptionInputs) -> dict[str, Any]:
-    """Return the inputs as JSON, from which `read` restores them."""
+def inputs_to_json(value: PreemptionInputs) -> dict[str, Any]:
+    """Return the inputs as JSON, from which `inputs_from_json` restores them."""
     plain: dict[str, Any] = _SITUATION.dump_python(value, mode="json")
     return plain
 
 
-def read(plain: Mapping[str, Any]) -> PreemptionInputs:
-    """Restore the inputs from JSON. Raises ValueError for anything that `write` did not write."""
+def inputs_from_json(plain: Mapping[str, Any]) -> PreemptionInputs:
+    """Restore the inputs from JSON. Raises ValueError for anything that `inputs_to_json` did not write."""
     return _SITUATION.validate_python(plain)
 
 
-def show(verdict: Verdict) -> dict[str, Any]:
+def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict as JSON for its decision record."""
     plain: dict[str, Any] = _VERDICT.dump_python(verdict, mode="json")
     return plain

@@ -28,7 +28,14 @@ from fairshare.preemption.eviction import (
     stop_victim,
 )
 from fairshare.preemption.preemption_rules import Limit, PastPreemption
-from fairshare.preemption.preemption_types import PreemptionInputs, Verdict, Victim, read, show, write
+from fairshare.preemption.preemption_types import (
+    PreemptionInputs,
+    Verdict,
+    Victim,
+    inputs_from_json,
+    inputs_to_json,
+    verdict_to_json,
+)
 from fairshare.preemption.victim_selection import decide
 from gputally.base.errors import Unavailable
 from gputally.kubernetes.objects import Cluster, Event
@@ -220,7 +227,7 @@ def decisions(policy: Policy, report: PreemptionReport, before: RecordedOutcomes
             subject=EVERYTHING,
             mode=report.mode,
             reason="the inputs of this cycle's preemptions",
-            inputs={"situation": write(report.situation), "release": RELEASE},
+            inputs={"situation": inputs_to_json(report.situation), "release": RELEASE},
             **common,
         )
     ]
@@ -229,7 +236,7 @@ def decisions(policy: Policy, report: PreemptionReport, before: RecordedOutcomes
         if verdict.claimant not in news:
             continue
         mode = _verdict_mode(policy, verdict, report.mode)
-        inputs: dict[str, Any] = {"cycle": cycle, "verdict": show(verdict)}
+        inputs: dict[str, Any] = {"cycle": cycle, "verdict": verdict_to_json(verdict)}
         records.append(
             Decision(
                 id=f"{cycle}/{n}",
@@ -283,7 +290,7 @@ def replay_verdicts(policy: Policy, cycle: Decision) -> tuple[Verdict, ...]:
     recorded: Any = cycle.inputs.get("situation")
     if recorded is None:
         raise ValueError(f"decision {cycle.id} holds no inputs; take the one with subject {EVERYTHING!r}")
-    return decide(policy, read(recorded))
+    return decide(policy, inputs_from_json(recorded))
 
 
 Obstacle = Literal[

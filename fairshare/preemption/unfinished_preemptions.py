@@ -58,7 +58,7 @@ class FinishedStep:
     uid: str = ""
 
 
-def read(obj: Object) -> PreemptionIntent | None:
+def read_intent(obj: Object) -> PreemptionIntent | None:
     """Return the intent that gputally wrote on an object; None without one."""
     text = (obj["metadata"].get("annotations") or {}).get(PREEMPTION)
     try:
@@ -92,7 +92,7 @@ def resume(
 ) -> Iterator[FinishedStep]:
     """Take the next step for every intent among `objects`, one at a time while the result is iterated."""
     for obj in objects:
-        intent = read(obj)
+        intent = read_intent(obj)
         if intent is None:
             continue
         step = _workload(obj) if kind.kind == "Workload" else _job(obj, intent, commands, now_ms)
@@ -224,7 +224,7 @@ def _finish(
 ) -> tuple[bool, FinishedPreemptions]:
     """Return whether there was anything to finish, and the result."""
     for kind in kinds:
-        unfinished = [obj for obj in list_if_served(cluster, kind) if read(obj) is not None]
+        unfinished = [obj for obj in list_if_served(cluster, kind) if read_intent(obj) is not None]
         if not unfinished:
             continue
         commands = list_if_served(cluster, COMMAND) if kind == JOB else ()

@@ -74,7 +74,11 @@ def bundles(gang: Gang, now_ms: int) -> tuple[Bundle, ...]:
         sorted((pod for pod in gang.pods if pod.held), key=lambda p: (not p.spot, -(p.started_ms or 0), p.uid))
     )
     if not held:
-        return (Bundle(gang, (), gang.allocated, lost(gang, gang.allocated, gang.started_ms, now_ms), whole=True),)
+        return (
+            Bundle(
+                gang, (), gang.allocated, lost_gpu_hours_now(gang, gang.allocated, gang.started_ms, now_ms), whole=True
+            ),
+        )
     surplus: list[Pod] = []
     core: list[Pod] = []
     left = fsum(pod.gpus for pod in held)
@@ -91,7 +95,7 @@ def bundles(gang: Gang, now_ms: int) -> tuple[Bundle, ...]:
     )
 
 
-def lost(gang: Gang, gpus: float, started_ms: int | None, now_ms: int) -> float:
+def lost_gpu_hours_now(gang: Gang, gpus: float, started_ms: int | None, now_ms: int) -> float:
     """Return the GPU-hours of work that are lost if `gpus` of the gang stop now."""
     since = started_ms if started_ms is not None else gang.created_ms
     if since is None:
@@ -106,7 +110,7 @@ def _saved(gang: Gang, since_ms: int, now_ms: int) -> int | None:
 
 
 def _lost_by(gang: Gang, pods: Sequence[Pod], now_ms: int) -> float:
-    return fsum(lost(gang, pod.gpus, pod.started_ms or gang.started_ms, now_ms) for pod in pods)
+    return fsum(lost_gpu_hours_now(gang, pod.gpus, pod.started_ms or gang.started_ms, now_ms) for pod in pods)
 
 
 def loss_text(bundle: Bundle, now_ms: int) -> str:
@@ -121,7 +125,7 @@ def loss_text(bundle: Bundle, now_ms: int) -> str:
     return f"{bundle.lost_gpu_hours:.1f} GPU-hours of work since {since} are lost{not_recreated}"
 
 
-def victim_of(bundle: Bundle, ground: Ground, team: str, reason: str) -> Victim:
+def make_victim(bundle: Bundle, ground: Ground, team: str, reason: str) -> Victim:
     """Return the victim for this part. reason: one sentence for its owner."""
     return Victim(bundle.gang, bundle.pods, bundle.gpus, bundle.lost_gpu_hours, bundle.whole, ground, team, reason)
 
@@ -197,7 +201,7 @@ def teams(policy: Policy) -> Mapping[str, str]:
     return {name: tree.team(name) or name for name in tree.queues}
 
 
-def past_of(team: str, bundle: Bundle, now_ms: int) -> PastPreemption:
+def preemption_record(team: str, bundle: Bundle, now_ms: int) -> PastPreemption:
     """Return the record of stopping the bundle now. team: the team against whose limits it counts."""
     return PastPreemption(now_ms, bundle.key, bundle.gang.queue, team, bundle.gpus, bundle.lost_gpu_hours)
 

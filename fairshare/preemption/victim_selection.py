@@ -52,10 +52,10 @@ from fairshare.preemption.victim_candidates import (
     by_preference,
     class_name,
     loss_text,
-    past_of,
+    make_victim,
+    preemption_record,
     protected,
     teams,
-    victim_of,
 )
 
 MOST_SPARED = 200
@@ -204,7 +204,7 @@ class Search:
             else:
                 left[part.key].remove(part)
             taking.take(bundle.gang.queue, {GPU: bundle.gpus})
-            budget.spend(past_of(self._team(bundle), bundle, budget.now_ms))
+            budget.spend(preemption_record(self._team(bundle), bundle, budget.now_ms))
             missing -= bundle.gpus
             if missing <= EPSILON and trial.fits():
                 break
@@ -274,7 +274,7 @@ class _ClaimPlacement:
     """Tests whether a claim's pods fit on the nodes, and in the quota by which its target admits work."""
 
     def __init__(self, claim: Claim, trial: PlacementTrial, quotas: QuotaTree) -> None:
-        """This object changes `trial` and `quotas` in place."""
+        """trial, quotas: the test changes both in place."""
         self._claim = claim
         self._trial = trial
         self._quotas = quotas
@@ -497,7 +497,7 @@ def _victim(
     }
     loss = loss_text(bundle, now_ms)
     reason = f"{what} go to {claim.key} of queue {claim.queue}: {grounds[pick.ground]}; {loss}"
-    return victim_of(bundle, pick.ground, candidates.team(queue), reason)
+    return make_victim(bundle, pick.ground, candidates.team(queue), reason)
 
 
 def _settle(
@@ -511,7 +511,7 @@ def _settle(
             state.taken.add(bundle.key)
         state.room.add(bundle.by_node)
         state.quotas.add_use(bundle.gang.pool, -bundle.gpus)
-        state.budget.spend(past_of(candidates.team(bundle.gang.queue), bundle, situation.now_ms))
+        state.budget.spend(preemption_record(candidates.team(bundle.gang.queue), bundle, situation.now_ms))
         for accounts in (state.accounts, state.expected):
             _add_allocation(accounts, bundle.gang.queue, -bundle.gpus, fixed=0.0)
     if not state.room.place(claim.sizes, claim.gpus, claim.nodes):

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from accountant.wire.policy_models import Policy, QueuePolicy
-from fairshare.controller.policy_file import PolicyFileChanged, PolicyNotWritten, digest, loaded
+from fairshare.controller.policy_file import PolicyFileChanged, PolicyNotWritten, digest, policy_of_document
 from fairshare.core.queues_and_weights import PolicyTree
 from fairshare.explain.what_if_replay import Comparison
 from fairshare.laws.weight_calculation import static_parts
@@ -142,7 +142,7 @@ def _standing(app: PagesApp) -> PolicyText:
 def _version(app: PagesApp) -> str:
     """Return the version of the present file; "faulty" if it is not a valid policy."""
     try:
-        return loaded(parse(app.context.location.read(), app.context.location.name)).version()
+        return policy_of_document(parse(app.context.location.read(), app.context.location.name)).version()
     except (PolicyNotWritten, FileFault):
         return "faulty"
 
@@ -166,7 +166,7 @@ def _sent_policy(request: RequestContext) -> tuple[str, Policy]:
     """Return the policy file that the review and the preview send back in a hidden field. Raises Refusal."""
     text = request.field("text").replace("\r\n", "\n")
     try:
-        return text, loaded(parse(text, request.context.location.name))
+        return text, policy_of_document(parse(text, request.context.location.name))
     except FileFault as fault:
         raise Refusal(422, "This policy is faulty", str(fault)) from fault
 
@@ -190,7 +190,7 @@ def _form_page(
 def _review_page(request: RequestContext, standing: PolicyText, draft: Draft, base: str) -> Response:
     assert draft.policy is not None
     try:
-        before: Policy | None = loaded(parse(standing.text, standing.name))
+        before: Policy | None = policy_of_document(parse(standing.text, standing.name))
     except FileFault:
         before = None
     return request.page(

@@ -21,7 +21,7 @@ from cachetools import LRUCache
 
 from accountant.wire.policy_models import Policy
 from fairshare.explain import what_if_replay
-from fairshare.explain.what_if_replay import Comparison, of_books
+from fairshare.explain.what_if_replay import Comparison, history_from_ledger
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.errors import FairshareError
 from gputally.base.units import MS_PER_HOUR
@@ -152,7 +152,7 @@ class Previews:
 def compare(order: PreviewOrder, client: AccountantApi, progress: ProgressCallback) -> Comparison:
     """Make a preview from the accountant's history. Raises WhatIfError and AccountantUnavailable."""
     progress(0.0, "reading the books")
-    past = of_books(client, order.then, order.days * 86_400, None, order.at_ms)
+    past = history_from_ledger(client, order.then, order.days * 86_400, None, order.at_ms)
     end_ms = order.at_ms // MS_PER_HOUR * MS_PER_HOUR
     return what_if_replay.compare(
         order.now, order.then, past, end_ms, lambda part, doing: progress(0.1 + 0.9 * part, doing)

@@ -10,7 +10,7 @@ import pytest
 from accountant.core.settings import Limits, Settings
 from accountant.wire.policy_models import Decision, Policy
 from agent.wire import Batch
-from fairshare.explain.what_if_replay import WhatIfError, of_books
+from fairshare.explain.what_if_replay import WhatIfError, history_from_ledger
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
 from tests.price_books import price_book_text
@@ -73,7 +73,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountantApi]:
 
 
 def test_the_books_become_the_jobs_that_ran(client: AccountantApi) -> None:
-    past = of_books(client, POLICY, HOURS * 3600, None, START_MS + HOURS * HOUR_MS + 59_000)
+    past = history_from_ledger(client, POLICY, HOURS * 3600, None, START_MS + HOURS * HOUR_MS + 59_000)
     assert past.gpus == GPUS
     assert past.had == [12.0, 2.0]
     jobs = past.workload
@@ -85,7 +85,7 @@ def test_the_books_become_the_jobs_that_ran(client: AccountantApi) -> None:
 
 def test_before_the_books_begin_there_is_nothing(client: AccountantApi) -> None:
     with pytest.raises(WhatIfError, match="hold no GPU time in the last 5 hours"):
-        of_books(client, POLICY, 5 * 3600, None, START_MS)
+        history_from_ledger(client, POLICY, 5 * 3600, None, START_MS)
 
 
 def test_decisions_policy_and_budgets_come_back_as_they_were(client: AccountantApi) -> None:

@@ -131,7 +131,7 @@ def test_a_workload_is_switched_off_and_on_again_after_its_quota_is_back(either_
     assert stop_victim(cluster, victim, "d1", NOW_MS).result == "stopped"
     off = cluster.get(WORKLOAD, "x", "ns")
     assert off["spec"]["active"] is False
-    assert unfinished_preemptions.read(off) == unfinished_preemptions.PreemptionIntent("d1", NOW_MS)
+    assert unfinished_preemptions.read_intent(off) == unfinished_preemptions.PreemptionIntent("d1", NOW_MS)
     assert _kept(EvictionCheck(cluster), victim) == "it is switched off already"
     assert list(unfinished_preemptions.resume(cluster, WORKLOAD, [off], (), NOW_MS)) == []
     gone = {**off, "status": {"conditions": [_reserved("False")]}}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from accountant.wire.policy_models import IdleReclaimPolicy, Policy
 from fairshare.core.queues_and_weights import Gang, Pod
 from fairshare.preemption import idle_reclaim
-from fairshare.preemption.preemption_types import Idleness, PodUse, PreemptionInputs, read, write
+from fairshare.preemption.preemption_types import Idleness, PodUse, PreemptionInputs, inputs_from_json, inputs_to_json
 from fairshare.preemption.victim_selection import decide
 from tests.effort import examples
 from tests.fairshare.preemption_cases import NOW_MS, gang, policy, situation
@@ -227,7 +227,7 @@ def test_the_exempt_are_never_chosen(case: tuple[list[Gang], Idleness], data: st
 def test_a_recorded_idleness_is_decided_again_the_same(case: tuple[list[Gang], Idleness]) -> None:
     rules = policy({"a": 16}, idle=RULE)
     here = _here(rules, *case)
-    assert decide(rules, read(json.loads(json.dumps(write(here))))) == decide(rules, here)
+    assert decide(rules, inputs_from_json(json.loads(json.dumps(inputs_to_json(here))))) == decide(rules, here)
 
 
 @pytest.mark.parametrize(

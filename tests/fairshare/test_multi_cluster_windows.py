@@ -18,7 +18,7 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport, replay_weights
 from fairshare.controller.policy_file import PolicyFile
 from fairshare.core.queues_and_weights import FleetWindow
-from fairshare.explain.what_if_replay import of_books
+from fairshare.explain.what_if_replay import history_from_ledger
 from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
 from fairshare.preemption.preemption_cycle import NotPossible, by_hand
 from fairshare.preemption.preemption_types import PreemptionCall
@@ -348,5 +348,5 @@ def test_a_what_if_says_that_it_replays_one_cluster(accountants: Make, clock: Vi
     policy = policy_of(window=WINDOW, usage=BOTH)
     _, here = accountants(policy, prod={"a": 3})
     with AccountantApi(here, cluster="prod") as client:
-        past = of_books(client, policy, 3_600, None, clock.wall_ms())
+        past = history_from_ledger(client, policy, 3_600, None, clock.wall_ms())
     assert "usage of this cluster alone counts: other clusters (usage.clusters) are not replayed" in past.assumptions

@@ -17,7 +17,13 @@ from fairshare.cli.replay_command import recount
 from fairshare.core.queues_and_weights import Gang
 from fairshare.preemption.eviction import EvictionResult
 from fairshare.preemption.preemption_rules import DAY_MS, PastPreemption
-from fairshare.preemption.preemption_types import PreemptionCall, PreemptionInputs, Verdict, read, write
+from fairshare.preemption.preemption_types import (
+    PreemptionCall,
+    PreemptionInputs,
+    Verdict,
+    inputs_from_json,
+    inputs_to_json,
+)
 from fairshare.preemption.target_preemption import PreemptionReport, VictimStop, decisions
 from fairshare.preemption.victim_selection import decide
 from tests.effort import examples
@@ -349,7 +355,7 @@ def test_a_recorded_situation_is_decided_again_the_same(case: tuple[Policy, Pree
     kept = [Decision.model_validate_json(each.model_dump_json()) for each in made]
     counts = recount(kept, {rules.version(): rules}, version("gputally"))
     assert [(count.fault, count.differences) for count in counts] == [("", ())] * bool(made)
-    assert decide(rules, read(json.loads(json.dumps(write(here))))) == verdicts
+    assert decide(rules, inputs_from_json(json.loads(json.dumps(inputs_to_json(here))))) == verdicts
 
 
 @pytest.mark.thorough

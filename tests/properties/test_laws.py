@@ -25,7 +25,7 @@ from fairshare.laws.feedback_laws import (
     Memory,
     Multifactor,
 )
-from fairshare.laws.gang_turns import shares_under, turn_weights
+from fairshare.laws.gang_turns import shares_in_whole_gpus, turn_weights
 from fairshare.laws.weight_calculation import WeightInputs, calculate_weights, wanted_weights
 from tests.effort import examples
 from tests.usage_windows import usage_window
@@ -179,7 +179,7 @@ def test_the_turn_goes_to_who_is_owed_most_and_admits_its_gang(owed_to: str) -> 
     siblings = _lumps(owed_to)
     verdict = law(siblings, {})
     assert verdict.turn == owed_to
-    assert shares_under(siblings, verdict.weights)[owed_to] == 16.0
+    assert shares_in_whole_gpus(siblings, verdict.weights)[owed_to] == 16.0
     assert max(verdict.weights.values()) / min(verdict.weights.values()) <= TurnPolicy().ratio * (1 + 1e-9)
     wishes, kept = wanted_weights(law, siblings, _policy(siblings), {})
     assert wishes[owed_to].turn

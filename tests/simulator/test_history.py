@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from accountant.wire.policy_models import Policy
-from fairshare.explain.what_if_replay import ReplayHistory, assumptions, flat, replay_under, replayed_queue
+from fairshare.explain.what_if_replay import ReplayHistory, assumptions, leaves_only, replay_under, replayed_queue
 from fairshare.simulator.job_traces import US_PER_GPU_HOUR, HeldHour, capacity, jobs
 
 H = US_PER_GPU_HOUR
@@ -52,7 +52,7 @@ def test_leaves_get_their_part_of_their_parents_weight() -> None:
         {"name": "p", "weight": 3}, {"name": "q", "weight": 1},
         {"name": "p1", "parent": "p", "weight": 1, "deserved": 2}, {"name": "p2", "parent": "p", "weight": 2},
     ]  # fmt: skip
-    leaves = {queue.name: queue for queue in flat(Policy.model_validate({"queues": tree})).queues}
+    leaves = {queue.name: queue for queue in leaves_only(Policy.model_validate({"queues": tree})).queues}
     assert {name: queue.weight for name, queue in leaves.items()} == {
         "q": 0.25, "p1": pytest.approx(0.25), "p2": pytest.approx(0.5),
     }  # fmt: skip
@@ -67,7 +67,7 @@ def test_a_limit_holds_for_the_leaves_under_it_and_what_cannot_be_told_is_said()
         {"name": "one", "limit": 3}, {"name": "alone", "parent": "one"}, {"name": "free"},
     ]  # fmt: skip
     policy = Policy.model_validate({"queues": tree})
-    limits = {queue.name: queue.limit for queue in flat(policy).queues}
+    limits = {queue.name: queue.limit for queue in leaves_only(policy).queues}
     assert limits == {"p1": 4, "p2": 2, "c1": 0, "c2": 0, "alone": 3, "free": -1}
     leaves = tuple(limits)
     work = jobs([HeldHour("c1", "j", 0, 4 * H), HeldHour("free", "k", 0, 16 * H)], leaves, {}, {})

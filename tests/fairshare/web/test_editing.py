@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Policy, QueuePolicy
-from fairshare.controller.policy_file import loaded
+from fairshare.controller.policy_file import policy_of_document
 from fairshare.web.policy_form import (
     QUEUE,
     SCALARS,
@@ -231,7 +231,7 @@ def test_a_comment_between_changed_lines_stays_where_a_queue_is_added_behind_the
 
 
 def test_changes_name_queues_and_fill_defaults_in() -> None:
-    before = loaded(parse(SAMPLE, "x"))
+    before = policy_of_document(parse(SAMPLE, "x"))
     after = draft(standing(), fill(fill_row(form_of(standing()), 1, weight="5"), window__half_life="", k="")).policy
     assert after is not None
     assert changes(before, after) == (

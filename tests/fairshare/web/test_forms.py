@@ -100,7 +100,7 @@ def test_it_is_applied_once_confirmed_and_never_over_another_change(tmp_path: Pa
     assert here.post("/policy/apply", form).status == 200
     assert here.file.read_text() == after
     assert here.file.stat().st_mode & 0o777 == 0o640
-    versions = [policies.loaded(parse(each, "x")).version() for each in (before, after)]
+    versions = [policies.policy_of_document(parse(each, "x")).version() for each in (before, after)]
     assert here.applied == [("anonymous", *versions)]
     assert list(tmp_path.glob(".policy*")) == []
     assert here.post("/policy/apply", form).status == 409
