@@ -384,7 +384,7 @@ def with_entry(text: str, entry: str) -> str:
 
 
 def bound(entry: TokenEntry) -> str:
-    """Return the cluster, node or teams that an entry is bound to, as text."""
+    """The cluster, node or teams that an entry is bound to, as text."""
     if entry.teams is not None:
         return "teams " + ", ".join(entry.teams)
     where = [f"{kind} {value}" for kind, value in (("cluster", entry.cluster), ("node", entry.node)) if value]

@@ -385,8 +385,9 @@ class KaiUsageSource:
             begin_ms, clusters = end_ms - question.window_s * MS_PER_SECOND, () if cluster is None else (cluster,)
             if reason := query_parameters.refusal(self._ledger, self._most, begin_ms, end_ms, clusters=clusters):
                 raise Refused(422, "bad_data", f"the window has {reason}")
-            asked = (settings.measure, settings.min_coverage)
-            window = self._ledger.window(spec, end_ms, *asked, book=self._book(), shard=shard, cluster=cluster)
+            window = self._ledger.window(
+                spec, end_ms, settings.measure, settings.min_coverage, book=self._book(), shard=shard, cluster=cluster
+            )
         except AccountantError as error:
             raise Refused(503, "unavailable", str(error)) from error
         age_s = (at_ms - watermark) / MS_PER_SECOND if watermark is not None else float("inf")

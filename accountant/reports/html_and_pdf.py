@@ -199,7 +199,7 @@ def _day_text(day: DayRow, stacks: Sequence[ChartSeries], capacity: bool) -> str
 
 
 def _nice(value: float) -> float:
-    """Return the smallest of 1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10 and 12 times a power of ten that is not below the
+    """The smallest of 1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10 and 12 times a power of ten that is not below the
     value: the quarters of these numbers are round too."""
     if value <= 0:
         return 4.0

@@ -216,7 +216,7 @@ def decisions_about_job(
 
 
 def _is_about(decision: Decision, key: JobKey, pods: Collection[str], jobs: Iterable[str]) -> bool:
-    """Tell whether a decision is about this job. jobs: the longest name first, the job itself before others of its
+    """Whether a decision is about this job. jobs: the longest name first, the job itself before others of its
     name."""
     subject = decision.subject.partition("/")[2]
     if subject == f"{key.namespace}/{_name(key.job)}":
@@ -317,7 +317,7 @@ def _render_job(
     *,
     everyone: bool,
 ) -> Response:
-    """Return the page of one job. everyone: the reader may see other teams, and so the pages of decisions."""
+    """The page of one job. everyone: the reader may see other teams, and so the pages of decisions."""
     title = f"What each GPU did for {answer.job.job}"
     return overview_pages.page(
         request, "/jobs", "job.html", deps, found=answer, job=answer.job, strips=strips,

@@ -366,7 +366,7 @@ def one(request: Request, at_ms: int, id: str, deps: AppDeps, principal: Reader)
         "decision.html",
         deps,
         one=decision,
-        told=decision_text.decision_text(decision, cycle),
+        explanation=decision_text.decision_text(decision, cycle),
         address=address,
     )
 

@@ -6,7 +6,7 @@ Invariants:
 - Answers are cut to what a page can show before they are cached: a month of a large fleet has tens of thousands of
   jobs.
 
-Quick queries are made by the page modules directly."""
+The page modules send quick queries to the ledger directly."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def recorded_of(deps: Deps, month: Month) -> bool:
 
 
 def month_so_far(deps: Deps, month: Month) -> Answer[page_rows.MonthSoFar]:
-    """Return the sums of the current month up to now. month: the current month."""
+    """The sums of the current month up to now. month: the current month."""
 
     def compute() -> page_rows.MonthSoFar:
         return page_rows.month_so_far(deps.ledger, deps.book(), deps.clock.wall_ms(), deps.settings.timezone)

@@ -139,7 +139,7 @@ class _ShownLines:
 
 
 def _shown(stored: Statement | None, line_filter: LineFilter, bills: Bills) -> _ShownLines:
-    """Return the lines behind one figure of a statement. kept: the stored statement of a closed month."""
+    """The lines behind one figure of a statement. stored: the statement of a closed month."""
     itemised = itemise(stored or bills.stated, line_filter, bills.groups)
     return _ShownLines(itemised.lines, itemised.whole, *itemised.dearest(MOST_ROWS))
 

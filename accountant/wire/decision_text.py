@@ -26,20 +26,20 @@ def amount(value: float | None, unit: str) -> str:
 
 def limit(value: Any) -> str:
     """A number of GPUs; -1 is unlimited."""
-    found = number(value)
-    return "unlimited" if found == -1 else of_gpus(value)
+    count = number(value)
+    return "unlimited" if count == -1 else of_gpus(value)
 
 
 def of_gpus(value: Any) -> str:
     """A number of GPUs."""
-    found = number(value)
-    return NOTHING if found is None else gpus(found)
+    count = number(value)
+    return NOTHING if count is None else gpus(count)
 
 
 def one_decimal(value: Any) -> str:
     """A number with one decimal."""
-    found = number(value)
-    return NOTHING if found is None else f"{Decimal(str(found)):,.1f}"
+    count = number(value)
+    return NOTHING if count is None else f"{Decimal(str(count)):,.1f}"
 
 
 def four_digits(value: float) -> str:
@@ -372,7 +372,7 @@ def _cycle_id(decision: Decision) -> str:
 
 
 def _queues(record: Decision | None, subject: str | None) -> list[TextTable]:
-    """Return for every queue the usage, the request, the GPUs held and the entitlement."""
+    """A table of every queue's usage, requested and held GPUs, and entitlement."""
     if record is None:
         return []
     names = sorted(mapping(record.inputs.get("standings")))
