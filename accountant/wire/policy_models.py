@@ -78,7 +78,7 @@ class RunaiTarget(Model):
     """How shares reach Run:ai. mode weight: publish `overQuotaWeight` of projects and departments through Run:ai's API.
 
     url: its control plane.
-    node_pool: for refs without one.
+    node_pool: the node pool of refs that name none.
     cluster: Run:ai's id of the cluster; None: it has only one."""
 
     mode: Annotated[Literal["weight", "off"], BeforeValidator(bare_off)] = "weight"
@@ -146,7 +146,7 @@ class IdleExemptions(Model):
 
     namespaces: shell patterns.
     labels, annotations: labels and annotations of the pod, by name and value (`*`: any).
-    priority: this value and above."""
+    priority: workloads with this priority or a higher one."""
 
     namespaces: tuple[str, ...] = ()
     labels: dict[str, str] = Field(default_factory=dict)
@@ -172,8 +172,9 @@ class PreemptionPolicy(Model):
     """When running workloads may be preempted, and how many at most.
 
     mode: dry-run decides and records, but stops no workload.
-    quota: for queues within their deserved quota.
-    over_share: for queues below their fair share, from those above theirs; never for a lower priority.
+    quota: whether queues within their deserved quota may preempt.
+    over_share: whether queues below their fair share may preempt workloads of queues above theirs; never workloads of a
+        higher priority.
     saturation: KAI's multiplier (>= 1). A queue above its share takes GPUs only if its own held/share, times this,
         stays below that of the queues it takes from.
     wait: how long a workload must be pending before it may preempt.
@@ -181,7 +182,7 @@ class PreemptionPolicy(Model):
     cool_down: protection after a preemption.
     per_team, per_cluster: maximum number of workloads stopped per hour.
     lost_gpu_hours: maximum lost work per day.
-    idle: None: idle reclaim is disabled."""
+    idle: the rule of idle reclaim; None: disabled."""
 
     mode: Mode = "dry-run"
     targets: PreemptionModes = PreemptionModes()

@@ -116,7 +116,7 @@ class Worker:
     def close(self) -> None:
         """Ask the worker to shut down, and wait for its end. Idempotent."""
         if not self._started:
-            self._process.terminate()  # the worker still imports libraries that nobody needs
+            self._process.terminate()  # the worker still imports libraries that are not needed
         self.ask_to_stop()
         self._process.join()
         for pipe in self._pipes:
