@@ -1,11 +1,11 @@
-"""Converts the policy to form fields and back, and changes its file without losing comments and layout.
+"""Converts the policy file to form fields and back, and keeps the file's comments and layout.
 
-A field that was not changed changes nothing in the file. Faults and advice are those of `fairshare check`. This module
-finds the field of each.
+A field that the user did not change changes nothing in the file. Faults and advice are those of `fairshare check`; this
+module finds the form's field of each.
 
-ruamel.yaml changes the values. Only the lines that the change affects are taken from its output, and every other line
-stays unchanged. The result is parsed and must equal the requested data. If it does not (because of anchors, merge keys
-or a list on one line), the file is written from the data, below its first comments."""
+ruamel.yaml edits the values. From its output the module takes only the lines that the edit affects, and keeps every
+other line of the file. The result must parse to the requested data. If it does not (because of anchors, merge keys or a
+list on one line), the module writes the file from the data, below the file's first comments."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.util import load_yaml_guess_indent
 
-from accountant.wire.policy_models import Policy, QueuePolicy
+from accountant.wire.policy_models import Policy
 from fairshare.controller import policy_file as policies
 from gputally.base.yaml_file import FileFault, Key, Plain, parse
 from gputally.server.config_loading import faults_of
 
 Path = tuple[Key, ...]
 LISTED = "queues"
-"""The list whose entries can be added and removed."""
+"""The key of the list whose entries the form can add and remove."""
 _LONGEST_LINE = 1_000_000
 _NESTED = re.compile(r"^( +)[^ -]", re.MULTILINE)
-"""The first key inside another."""
+"""Matches the first indented key of a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One entry of the list after the change.
 
-    at: its number in the base, None for a new one.
-    values: the keys that change; None removes a key."""
+    at: its position in the file before the change; None: it is new.
+    values: the changed values by key; None removes the key."""
 
     at: int | None
     values: Mapping[str, Plain]
@@ -49,10 +49,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """The values that a submitted form puts into the policy file.
+    """The changes that a submitted form makes to the policy file.
 
-    values: outside of the list, by path; None removes a key.
-    entries: all entries of the list, in order."""
+    values: the changed values outside of the list, by path; None removes the key.
+    entries: all entries of the list after the change, in order."""
 
     values: Mapping[Path, Plain]
     entries: tuple[Entry, ...]
@@ -63,19 +63,19 @@ def revised(data: Mapping[str, Any], revision: Revision) -> dict[str, Any]:
     wanted: dict[str, Any] = deepcopy(dict(data))
     for path, value in revision.values.items():
         _put(wanted, path, value)
-    listed = data.get(LISTED) or []
+    before = data.get(LISTED) or []
     entries = []
     for entry in revision.entries:
-        found = deepcopy(listed[entry.at]) if entry.at is not None else {}
+        after = deepcopy(before[entry.at]) if entry.at is not None else {}
         for key, value in entry.values.items():
-            _put(found, (key,), value)
-        entries.append(found)
+            _put(after, (key,), value)
+        entries.append(after)
     wanted[LISTED] = entries
     return wanted
 
 
 def revise(text: str, revision: Revision) -> tuple[str, bool]:
-    """Return the text after the revision, and whether the old text was edited (True) or written from the data."""
+    """Return the text after the revision, and True if the old text was edited; False: it was written from the data."""
     data: Any = parse(text, "policy").data or {}
     wanted = revised(data, revision)
     if wanted == data:
@@ -85,12 +85,12 @@ def revise(text: str, revision: Revision) -> tuple[str, bool]:
         if parse(edited, "policy").data == wanted:
             return edited, True
     except (YAMLError, FileFault, LookupError, TypeError, ValueError, AttributeError):
-        pass  # a structure that cannot be edited in place
+        pass  # the structure of the file cannot be edited in place
     return policy_text(wanted, _heading(text)), False
 
 
 def policy_text(data: Mapping[str, Any], heading: str = "") -> str:
-    """Return the data as a file, one queue per line."""
+    """Return the data as the text of a file, one queue per line. heading: the first lines."""
     parts = [heading] if heading else []
     for key, value in data.items():
         if key == LISTED:
@@ -101,7 +101,7 @@ def policy_text(data: Mapping[str, Any], heading: str = "") -> str:
 
 
 def flow(value: Any) -> str:
-    """Format a value on one line."""
+    """Return a value as YAML on one line."""
     dumped = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**9)
     return str(dumped).removesuffix("\n...\n").rstrip("\n")
 
@@ -127,8 +127,10 @@ def _heading(text: str) -> str:
 
 
 def _edited(text: str, revision: Revision) -> str:
-    """Edit the text. ruamel.yaml does not see comments on lines of their own, so these keep their places among the
-    unchanged lines."""
+    """Return the text with the revision edited in.
+
+    ruamel.yaml gets the text without the comments on lines of their own, which keep their positions among the other
+    lines."""
     lines = [f"{line}\n" for line in text.splitlines()]
     bare = "".join(line for line in lines if _has_content(line))
     _, indent, offset = load_yaml_guess_indent(bare)
@@ -150,21 +152,22 @@ def _change(editor: YAML, tree: Any, revision: Revision) -> None:
         if new and len(path) > 1 and value is not None:
             tree.yaml_set_comment_before_after_key(path[0], before="\n")
     listed = tree[LISTED]
-    standing = list(listed)
-    kept = {entry.at for entry in revision.entries}
-    for at in reversed(range(len(standing))):
-        if at not in kept:
+    before = list(listed)
+    remaining = {entry.at for entry in revision.entries}
+    for at in reversed(range(len(before))):
+        if at not in remaining:
             del listed[at]
     for entry in revision.entries:
         if entry.at is None:
             listed.append(editor.load(flow({key: value for key, value in entry.values.items() if value is not None})))
         else:
             for key, value in entry.values.items():
-                _put(standing[entry.at], (key,), _styled(editor, value))
+                _put(before[entry.at], (key,), _styled(editor, value))
 
 
 def _styled(editor: YAML, value: Plain) -> Any:
-    """Put each key of a mapping and each mapping of a list on its own line, and everything else on one line."""
+    """Return a value for ruamel.yaml: each key of a mapping and each mapping of a list on its own line, the rest on one
+    line."""
     if isinstance(value, dict) and value:
         return {key: _styled(editor, each) for key, each in value.items()}
     if isinstance(value, list) and any(isinstance(each, dict) for each in value):
@@ -179,8 +182,9 @@ def _dumped(editor: YAML, tree: Any) -> list[str]:
 
 
 def _merged(lines: Sequence[str], before: Sequence[str], after: Sequence[str]) -> str:
-    """Apply the differences between `before` and `after` to the lines of a file. `before` is the unchanged file as
-    ruamel.yaml formats it, without the comments on lines of their own."""
+    """Return the lines of a file with the differences between `before` and `after`.
+
+    before: the unchanged file as ruamel.yaml formats it, without the comments on lines of their own."""
     content = [number for number, line in enumerate(lines) if _has_content(line)]
     first: list[int] = []
     """For each line of `before`, the index of the first of the file's lines that it represents."""
@@ -202,8 +206,9 @@ def _merged(lines: Sequence[str], before: Sequence[str], after: Sequence[str]) -
 
 
 def _line_changes(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the ranges of lines that differ, and separately each line that is replaced by one, or whose value alone
-    changes."""
+    """Yield the ranges of lines (start, end in `before`, start, end in `after`) that differ.
+
+    Lines that are replaced one by one, with the same key, are separate ranges."""
     for change, start, end, at, last in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if change == "replace":
             keys, new = ([line.partition(":")[0] for line in part] for part in (before[start:end], after[at:last]))
@@ -226,18 +231,19 @@ def _indent(line: str) -> int:
 
 
 Kind = Literal["number", "duration", "instant", "text", "choice", "switch", "list", "yaml"]
-"""switch: true or false. yaml: a structured part of the file, in the file's notation."""
+"""The kind of a field. switch: true or false. yaml: a part of the file with a structure, as YAML."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One value. path: in the policy, or a key of a queue."""
+    """A field for one value of the policy. path: its keys in the policy, or its key in a queue.
+
+    help: a hint, for the kind `yaml` an example. choices: the values of the kind `choice`, with their texts."""
 
     path: tuple[str, ...]
     label: str
     kind: Kind
     help: str = ""
-    """An example of how the YAML is written."""
     choices: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -245,22 +251,24 @@ class Field:
         return ".".join(self.path)
 
     def default(self, model: type[BaseModel]) -> str:
-        """Return the value of a missing key in the file's notation; "" if the key is required."""
-        found: Any = model
+        """Return the model's default as the form shows it; "" if the key is required."""
+        default: Any = model
         for key in self.path:
-            info = found.__pydantic_fields__[key]
+            info = default.__pydantic_fields__[key]
             if info.is_required():
                 return ""
-            found = info.default
+            default = info.default
         if self.kind == "switch":
-            return "yes" if found else "no"
-        if found is None or self.kind == "yaml" or found == ():
+            return "yes" if default else "no"
+        if default is None or self.kind == "yaml" or default == ():
             return "none"
-        return written(found) if self.kind == "duration" else f"{found:g}" if isinstance(found, float) else str(found)
+        if self.kind == "duration":
+            return duration_text(default)
+        return f"{default:g}" if isinstance(default, float) else str(default)
 
 
-def written(seconds: int) -> str:
-    """Format a duration as in a policy: `7d`, `90m`."""
+def duration_text(seconds: int) -> str:
+    """Return a duration as a policy file has it: `7d`, `90m`."""
     for length, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
         if seconds and seconds % length == 0:
             return f"{seconds // length}{unit}"
@@ -269,7 +277,7 @@ def written(seconds: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Fields under one heading. folded: shown on demand."""
+    """Fields under one heading. lead: the sentence below it. folded: the page shows the fields on demand."""
 
     title: str
     lead: str
@@ -283,7 +291,7 @@ _MINUS = "\u2212"
 
 
 def shown(each: Field, value: Any) -> str:
-    """Return the file's value as the field shows it; "" for a missing key."""
+    """Return a value of the file as the text of its field; "" for a missing key."""
     if value is False and each.kind == "choice":
         return "off"  # YAML would read the text as a boolean
     if each.kind == "yaml" and value is not None:
@@ -292,8 +300,9 @@ def shown(each: Field, value: Any) -> str:
 
 
 def value(each: Field, text: str) -> Plain:
-    """Return the value in the file for a field's text; None: remove the key. Invalid text stays text, which the policy
-    then refuses (`unreadable`)."""
+    """Return the value in the file for a field's text; None: remove the key.
+
+    Invalid text stays text, which the validation of the policy then refuses."""
     if not text:
         return None
     if each.kind == "list":
@@ -314,7 +323,7 @@ def value(each: Field, text: str) -> Plain:
 
 
 def unreadable(each: Field, text: str) -> str:
-    """Return why a field's text is not valid YAML, with its own line numbers; "" if it is valid, or need not be."""
+    """Return the reason why the text of a `yaml` field is invalid, with the line in the field; "" if it is valid."""
     if each.kind != "yaml" or not text:
         return ""
     try:
@@ -325,7 +334,7 @@ def unreadable(each: Field, text: str) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Format a plain value for people."""
+    """Return a plain value as text: "" for None, `true`, `3` for 3.0, `a, b` for a list."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -345,7 +354,7 @@ def look(data: Any, path: Sequence[str]) -> Any:
 
 
 def _lines(value: Any) -> str:
-    """Format one entry per line."""
+    """Return a list or mapping as YAML with one entry per line."""
     if isinstance(value, list):
         return "\n".join(f"- {flow(entry)}" for entry in value)
     if isinstance(value, Mapping):
@@ -534,7 +543,7 @@ QUEUE = (
 SCALARS = tuple(field for group in GROUPS for field in group.fields)
 
 MOST_QUEUES = 2_000
-"""Largest number of rows that a form may send."""
+"""The largest number of queues that a form may send."""
 _DURATIONS = frozenset(each.name for each in SCALARS if each.kind == "duration")
 
 
@@ -542,8 +551,8 @@ _DURATIONS = frozenset(each.name for each in SCALARS if each.kind == "duration")
 class Row:
     """One queue in the form.
 
-    at: its number in the file, None for a new one.
-    gone: whether it is to be removed."""
+    at: its position in the file; None: it is new.
+    gone: True: the user removes it."""
 
     at: int | None
     values: Mapping[str, str]
@@ -552,7 +561,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The texts of the fields. values: by name of the field."""
+    """The texts of all fields. values: those outside of the queues, by the field's name."""
 
     values: Mapping[str, str]
     rows: tuple[Row, ...]
@@ -560,11 +569,11 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault in a submitted form.
+    """A fault in a submitted form, or advice on it.
 
     field: the name of the form's field, "" for none.
     place: file:line in the changed file.
-    where: the path in the policy, "" if the place suffices."""
+    where: the path in the policy, "" for advice."""
 
     field: str
     place: str
@@ -573,21 +582,21 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """Return the fault as `fairshare check` prints it after the place."""
+        """Return the text that `fairshare check` prints after the place."""
         return f"{self.where}: {self.message}" if self.where else self.message
 
     @property
     def beside(self) -> str:
-        """Return the fault for display beside its field; for a structured part, with the value that it concerns."""
+        """Return the text to show beside the field; in a `yaml` field it names the value that it concerns."""
         return self.sentence if self.where.startswith(f"{self.field}.") else self.message
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The result of a form.
+    """The changed policy file that a form results in.
 
-    policy None: it is invalid.
-    edited: the file's own text with the changes; False: it had to be written from the data."""
+    edited: True: the file's own text with the changes; False: the text was written from the data.
+    policy: None if the file is invalid."""
 
     text: str
     edited: bool
@@ -602,7 +611,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class PolicyText:
-    """The text of a policy file. name: the file's name, for people."""
+    """The text and the data of a policy file. name: the file's name, for messages."""
 
     text: str
     name: str
@@ -616,12 +625,12 @@ class PolicyText:
 
     @property
     def queues(self) -> list[dict[str, Any]]:
-        found = self.data.get(LISTED)
-        return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+        entries = self.data.get(LISTED)
+        return [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
 
 
 def form_of(standing: PolicyText) -> Form:
-    """Return the fields with the file's values; missing keys are empty."""
+    """Return the form with the file's values. A missing key is an empty field."""
     values = {each.name: shown(each, look(standing.data, each.path)) for each in SCALARS}
     rows = tuple(
         Row(at, {each.name: shown(each, queue.get(each.name)) for each in QUEUE})
@@ -631,12 +640,13 @@ def form_of(standing: PolicyText) -> Form:
 
 
 def form_from(sent: Mapping[str, Sequence[str]]) -> Form:
-    """Return the fields that a browser sent: `window.size`, `queues.3.weight`, `queues.3.at`, `queues.3.gone`. Raises
-    ValueError for anything that these forms do not send."""
+    """Return the form that a browser sent: `window.size`, `queues.3.weight`, `queues.3.at`, `queues.3.gone`.
+
+    Raises ValueError for content that these forms do not send."""
     values = {each.name: _sent(sent, each.name) for each in SCALARS}
     numbers = sorted({int(parts[1]) for key in sent if (parts := key.split("."))[0] == LISTED and _indexed(parts)})
     if len(numbers) > MOST_QUEUES:
-        raise ValueError(f"more than {MOST_QUEUES} queues")
+        raise ValueError(f"the form has more than {MOST_QUEUES} queues")
     rows = []
     for number in numbers:
         head = f"{LISTED}.{number}."
@@ -654,22 +664,22 @@ def form_from(sent: Mapping[str, Sequence[str]]) -> Form:
 
 
 def with_new_row(form: Form) -> Form:
-    """Add one empty queue."""
+    """Return the form with one more, empty queue."""
     return Form(form.values, (*form.rows, Row(None, {each.name: "" for each in QUEUE})))
 
 
 def draft(standing: PolicyText, form: Form, capacity: float | None = None) -> Draft:
-    """Return the changed file, and its faults. capacity: GPUs, to compare quotas with. Raises ValueError for rows that
-    the file does not have."""
+    """Return the changed file with its faults and advice. Raises ValueError for queues that the file does not have.
+
+    capacity: the GPUs of the cluster, to compare quotas with."""
     revision, numbers = _revision(standing, form)
     unread = {each.name: fault for each in SCALARS if (fault := unreadable(each, form.values[each.name]))}
     wanted = revised(standing.data, revision)
     text, edited = revise(standing.text, revision)
     document = parse(text, standing.name)
-    found = faults_of(wanted, Policy)
     faults = tuple(
         Finding(name, document.place(path), unread.get(name, message), ".".join(map(str, path)))
-        for path, message in found
+        for path, message in faults_of(wanted, Policy)
         for name in [_field(path, numbers)]
     )
     if faults:
@@ -683,7 +693,7 @@ def draft(standing: PolicyText, form: Form, capacity: float | None = None) -> Dr
 
 
 def difference(before: str, after: str, name: str) -> tuple[str, ...]:
-    """Return a unified diff by line; empty if nothing differs."""
+    """Return the lines of a unified diff; none if the texts are equal."""
     return tuple(
         line.rstrip("\n")
         for line in unified_diff(
@@ -693,17 +703,17 @@ def difference(before: str, after: str, name: str) -> tuple[str, ...]:
 
 
 def changes(before: Policy, after: Policy) -> tuple[tuple[str, str, str], ...]:
-    """Return (what, before, after) of every changed value, queues by name, defaults filled in."""
+    """Return (path, value before, value after) of every changed value, with defaults, and queues by name."""
     return tuple(_changes("", _plain(before), _plain(after)))
 
 
 def names(form: Form) -> tuple[str, ...]:
-    """Return the queues that may be a parent."""
+    """Return the names of the queues in the form, which can be parents."""
     return tuple(dict.fromkeys(row.values["name"] for row in form.rows if row.values["name"] and not row.gone))
 
 
 def _revision(standing: PolicyText, form: Form) -> tuple[Revision, tuple[int, ...]]:
-    """Return the changes, and the form's row of every remaining queue."""
+    """Return the changes, and the position in the form of every remaining queue."""
     values: dict[tuple[Key, ...], Plain] = {}
     for each in SCALARS:
         text, was = form.values[each.name], look(standing.data, each.path)
@@ -727,7 +737,9 @@ def _revision(standing: PolicyText, form: Form) -> tuple[Revision, tuple[int, ..
 
 
 def _field(path: Sequence[Key], numbers: Sequence[int]) -> str:
-    """Return the field of a fault. A list's own faults belong to its only field."""
+    """Return the name of the form's field for the path of a fault; "" if there is none.
+
+    numbers: the positions in the form of the queues in the file."""
     keys = tuple(path)
     if len(keys) >= 2 and keys[0] == LISTED and isinstance(keys[1], int):
         key = keys[2] if len(keys) > 2 else "name"
@@ -746,12 +758,8 @@ def _indexed(parts: Sequence[str]) -> bool:
 
 def _plain(policy: Policy) -> dict[str, Any]:
     plain = policy.model_dump(mode="json", by_alias=True)
-    plain[LISTED] = {queue.name: _without_name(queue) for queue in policy.queues}
+    plain[LISTED] = {queue.name: queue.model_dump(mode="json", exclude={"name"}) for queue in policy.queues}
     return plain
-
-
-def _without_name(queue: QueuePolicy) -> dict[str, Any]:
-    return queue.model_dump(mode="json", exclude={"name"})
 
 
 def _changes(at: str, before: Any, after: Any) -> Iterator[tuple[str, str, str]]:
@@ -765,9 +773,8 @@ def _changes(at: str, before: Any, after: Any) -> Iterator[tuple[str, str, str]]
     elif isinstance(before, Mapping) and after is None:
         yield at, "there", "gone"
     else:
-        words = _duration if at in _DURATIONS else text_of
-        yield at, words(before) or "none", words(after) or "none"
-
-
-def _duration(seconds: Any) -> str:
-    return written(seconds) if isinstance(seconds, int) else text_of(seconds)
+        texts = [
+            duration_text(value) if at in _DURATIONS and isinstance(value, int) else text_of(value)
+            for value in (before, after)
+        ]
+        yield at, texts[0] or "none", texts[1] or "none"

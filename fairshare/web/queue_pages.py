@@ -24,7 +24,7 @@ from fairshare.targets import modes
 from fairshare.web import queue_history, svg_plots
 from fairshare.web.page_authentication import Refusal
 from fairshare.web.page_routing import RequestContext, link
-from fairshare.web.policy_form import written
+from fairshare.web.policy_form import duration_text
 from fairshare.web.queue_history import Snapshot
 from fairshare.web.svg_plots import Line
 from gputally.base.errors import AccountantUnavailable
@@ -137,7 +137,7 @@ def _target(policy: Policy, report: CycleReport, target: TargetReport) -> Target
 
 def _owed(weight: Weight | None, at_ms: int) -> tuple[float | None, int | None]:
     """Return the owed GPU-hours, and the time when they are repaid at the present rate; None if nothing is owed."""
-    trace = weight.explanation.trace if weight is not None else {}  # written by `fairshare.laws.deficit_law`
+    trace = weight.explanation.trace if weight is not None else {}  # duration_text by `fairshare.laws.deficit_law`
     owed, rate = trace.get("owed_gpu_h"), trace.get("rate_gpus", 0.0)
     if owed is None or owed <= 0:
         return None, None
@@ -317,7 +317,7 @@ def _address(one: Decision) -> str:
 def _window(policy: Policy) -> str:
     """Return the policy's window in words."""
     window = policy.window
-    words = f"{window.kind}, {written(window.size)}" if window.kind in ("sliding", "tumbling") else window.kind
+    words = f"{window.kind}, {duration_text(window.size)}" if window.kind in ("sliding", "tumbling") else window.kind
     if window.cron is not None:
         words += f" {window.cron}"
-    return words + (f", half-life {written(window.half_life)}" if window.half_life is not None else "")
+    return words + (f", half-life {duration_text(window.half_life)}" if window.half_life is not None else "")

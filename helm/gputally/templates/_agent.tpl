@@ -1,4 +1,4 @@
-{{/* One DaemonSet: (list . NAME VALUES); the name is that of a pool of nodes, or empty where there is only one. */}}
+{{/* One DaemonSet: (list . NAME VALUES). NAME is the name of a node pool, empty if there are no pools. */}}
 {{- define "gputally.agentDaemonSet" -}}
 {{- $root := index . 0 }}
 {{- $pool := index . 1 }}
@@ -49,7 +49,7 @@ spec:
     spec:
       serviceAccountName: {{ include "gputally.serviceAccountName" $me }}
       automountServiceAccountToken: false
-      # The environment of a Service would be read as settings of this program.
+      # Kubernetes would set variables for each Service, which the program would read as its settings.
       enableServiceLinks: false
       {{- with include "gputally.runtimeClass" (list $root $values) }}
       runtimeClassName: {{ . }}
@@ -100,7 +100,7 @@ spec:
             - --month-zone={{ $root.Values.timezone }}
             - --port={{ int64 $values.port }}
             {{- with $values.releaseFile }}
-            # Beside the spool, which is on the node already: the tool that reconfigures MIG makes the file there.
+            # The file is in the spool's folder on the node, where the tool that reconfigures MIG creates it.
             - --release-file=/var/lib/gputally/{{ . }}
             {{- end }}
             {{- if $names }}
@@ -162,7 +162,7 @@ spec:
               mountPath: /etc/gputally/simulated
               readOnly: true
             {{- else }}
-            # The folder, not the socket in it: a restarted kubelet makes a new one.
+            # Mount the folder, not the socket in it, because a restarted kubelet creates a new socket.
             - name: pod-resources
               mountPath: /var/lib/kubelet/pod-resources
               readOnly: true
@@ -213,7 +213,7 @@ spec:
         {{- end }}
         {{- include "gputally.authorityVolume" $root | nindent 8 }}
         {{- if $values.kubernetesApi }}
-        # As the API server would mount it by itself, for this container alone and read again when it is renewed.
+        # The token is for this container alone, and the kubelet renews it, as in the mount that Kubernetes adds itself.
         - name: kube-api-access
           projected:
             defaultMode: 0400
@@ -260,14 +260,14 @@ capabilities:
 {{- with last . }}-{{ . }}{{ end -}}
 {{- end -}}
 
-{{/* What tells the pods of one pool from those of another. */}}
+{{/* The label that distinguishes the pods of a node pool from those of other pools. */}}
 {{- define "gputally.poolLabel" -}}
 {{- with . -}}
 gputally.dev/pool: {{ . }}
 {{- end -}}
 {{- end -}}
 
-{{/* The agents there are, as JSON: name of the pool (empty: the only one) -> its values. */}}
+{{/* The agents' DaemonSets as JSON: name of the node pool (empty: there are no pools) -> its values. */}}
 {{- define "gputally.agents" -}}
 {{- $found := dict -}}
 {{- $common := omit .Values.agent "pools" -}}

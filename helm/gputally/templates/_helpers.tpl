@@ -1,9 +1,9 @@
-{{/* Name of the chart, or what the operator calls it. */}}
+{{/* Name of the chart, or the value nameOverride. */}}
 {{- define "gputally.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* Prefix of every object: the release, and the chart where the release's name does not contain it.
+{{/* Prefix of every object: the release's name, with the chart's name unless the release's name contains it.
 41 characters: behind `-accountant` the StatefulSet's pods carry a hash, in a label of 63 in all. */}}
 {{- define "gputally.fullname" -}}
 {{- if .Values.fullnameOverride -}}
@@ -15,7 +15,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Namespace of everything but the agents. */}}
+{{/* Namespace of everything except the agents. */}}
 {{- define "gputally.releaseNamespace" -}}
 {{- default .Release.Namespace .Values.namespaceOverride -}}
 {{- end -}}
@@ -25,7 +25,7 @@
 {{- printf "%s-%s" (include "gputally.fullname" (first .)) (last .) -}}
 {{- end -}}
 
-{{/* What never changes, so that a selector can be made of it: (list . "agent"). */}}
+{{/* Labels for selectors, which never change: (list . "agent"). */}}
 {{- define "gputally.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "gputally.name" (first .) }}
 app.kubernetes.io/instance: {{ (first .).Release.Name }}
@@ -40,7 +40,7 @@ app.kubernetes.io/component: {{ last . }}
 {{- merge (include "gputally.selectorLabels" . | fromYaml) $root.Values.commonLabels $usual | toYaml -}}
 {{- end -}}
 
-{{/* Labels of a component's pods: (list . "agent" .Values.agent). The operator's cannot replace those that select. */}}
+{{/* Labels of a component's pods: (list . "agent" .Values.agent). Values cannot replace the selector's labels. */}}
 {{- define "gputally.podLabels" -}}
 {{- $own := (last .).podLabels -}}
 {{- if kindIs "slice" $own -}}
@@ -79,7 +79,7 @@ is a full name. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* Namespace of the agents: their own, else the release's. */}}
+{{/* Namespace of the agents: `agent.namespace.name`, else the release's. */}}
 {{- define "gputally.agentNamespace" -}}
 {{- default (include "gputally.releaseNamespace" .) .Values.agent.namespace.name -}}
 {{- end -}}
@@ -93,12 +93,12 @@ is a full name. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* Host name of the accountant's Service: what its certificate has to be for. */}}
+{{/* Host name of the accountant's Service, which its certificate must name. */}}
 {{- define "gputally.accountantHost" -}}
 {{- printf "%s.%s.svc" (include "gputally.component" (list . "accountant")) (include "gputally.releaseNamespace" .) -}}
 {{- end -}}
 
-{{/* How the accountant gets its certificate: secret, cert-manager or self-signed; "" where it serves plain HTTP. */}}
+{{/* Source of the accountant's certificate: secret, cert-manager or self-signed; "" for plain HTTP. */}}
 {{- define "gputally.tlsMode" -}}
 {{- $tls := .Values.accountant.tls -}}
 {{- if and .Values.accountant.enabled $tls.enabled -}}
@@ -121,7 +121,7 @@ is a full name. */}}
 {{- default (printf "%s-tls" (include "gputally.component" (list . "accountant"))) .Values.accountant.tls.existingSecret -}}
 {{- end -}}
 
-{{/* Name of the ConfigMap with the authorities of the accountant's certificate; "" where the images' own list is trusted. */}}
+{{/* Name of the ConfigMap with the authorities of the accountant's certificate; "" if the images' own list is trusted. */}}
 {{- define "gputally.authority" -}}
 {{- if eq (include "gputally.tlsMode" .) "self-signed" -}}
 {{- include "gputally.component" (list . "authority") -}}
@@ -135,7 +135,7 @@ is a full name. */}}
 {{- eq (include "gputally.tlsMode" .) "self-signed" | ternary "ca.crt" .Values.accountant.authority.key -}}
 {{- end -}}
 
-{{/* Secret with the token file; "" where there is none. */}}
+{{/* Secret with the token file; "" if there is none. */}}
 {{- define "gputally.tokensSecret" -}}
 {{- $tokens := .Values.accountant.tokens -}}
 {{- if $tokens.existingSecret -}}
@@ -150,7 +150,7 @@ is a full name. */}}
 {{- empty .Values.accountant.tokens.existingSecret | ternary "tokens.yaml" .Values.accountant.tokens.key -}}
 {{- end -}}
 
-{{/* Secret with the bearer token of a component: (list . "fairshare"); "" where it shows a projected one. */}}
+{{/* Secret with the bearer token of a component: (list . "fairshare"); "" if it sends a projected token. */}}
 {{- define "gputally.tokenSecret" -}}
 {{- $root := first . -}}
 {{- $accountant := $root.Values.accountant -}}
@@ -162,8 +162,8 @@ is a full name. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* Whether a component shows the accountant a projected token of its ServiceAccount: (list . "agent"). A Secret that is
-named wins. */}}
+{{/* "true" if a component sends the accountant a projected token of its ServiceAccount: (list . "agent"). It sends the
+token of a Secret if the values name one. */}}
 {{- define "gputally.projected" -}}
 {{- $root := first . -}}
 {{- $values := index $root.Values (last .) -}}
@@ -176,7 +176,7 @@ true
 {{- end -}}
 {{- end -}}
 
-{{/* The token that a component shows the accountant, as a volume: (list . "agent" "0400"). */}}
+{{/* Volume with the token that a component sends to the accountant: (list . "agent" "0400"). */}}
 {{- define "gputally.tokenVolume" -}}
 {{- $root := index . 0 -}}
 {{- $token := (index $root.Values (index . 1)).token -}}
@@ -199,7 +199,7 @@ true
   {{- end }}
 {{- end -}}
 
-{{/* The callers file: the operator's, and in it our own programs by their service accounts; "" where there is none. */}}
+{{/* The callers file of the values, with the chart's own programs by their ServiceAccounts; "" if there is none. */}}
 {{- define "gputally.callers" -}}
 {{- $accountant := .Values.accountant -}}
 {{- if not $accountant.kubernetesApi -}}
@@ -240,7 +240,7 @@ true
 {{- end -}}
 {{- end -}}
 
-{{/* Secret with the bearer token by which Prometheus reads the metrics of the accountant and of the fleet's pages; "" where
+{{/* Secret with the bearer token with which Prometheus reads the metrics of the accountant and of the fleet's pages; "" if
 there is none. */}}
 {{- define "gputally.metricsSecret" -}}
 {{- if and .Values.monitoring.enabled (or .Values.accountant.enabled .Values.fleet.enabled) -}}
@@ -248,7 +248,7 @@ there is none. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* Base URL of the accountant for agents, fairshare and jobs: the operator's, else our own Service. */}}
+{{/* Base URL of the accountant for agents, controller and jobs: that of the values, else of the chart's Service. */}}
 {{- define "gputally.accountantUrl" -}}
 {{- if .Values.accountant.enabled -}}
 {{- $scheme := include "gputally.tlsMode" . | empty | ternary "http" "https" -}}
@@ -264,7 +264,7 @@ there is none. */}}
 {{- default (printf "%s-%s" (include "gputally.component" (list (index . 0) (index . 1))) (index . 2)) $file.existingConfigMap -}}
 {{- end -}}
 
-{{/* Name of the ConfigMap with who signs in to the controller's pages: their own, else the accountant's; "" where sign-in is off. */}}
+{{/* Name of the ConfigMap with the issuers for the controller's pages: their own, else the accountant's; "" without sign-in. */}}
 {{- define "gputally.pagesCallers" -}}
 {{- $pages := .Values.fairshare.pages -}}
 {{- if and .Values.fairshare.enabled $pages.enabled $pages.publicUrl -}}
@@ -284,7 +284,7 @@ there is none. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* Authorities of the accountant's certificate, as a mount of a program that asks it. */}}
+{{/* Volume mount with the authorities of the accountant's certificate, for a client of the accountant. */}}
 {{- define "gputally.authorityMount" -}}
 {{- if include "gputally.authority" . }}
 - name: authority
@@ -293,7 +293,7 @@ there is none. */}}
 {{- end }}
 {{- end -}}
 
-{{/* And as a volume. */}}
+{{/* Volume with the authorities of the accountant's certificate. */}}
 {{- define "gputally.authorityVolume" -}}
 {{- with include "gputally.authority" . }}
 - name: authority
@@ -343,11 +343,11 @@ dnsConfig:
 {{- end }}
 {{- end -}}
 
-{{/* Replicas on different nodes where that can be had: (list . "fairshare" .Values.fairshare). */}}
+{{/* Affinity that prefers different nodes for replicas: (list . "fairshare" .Values.fairshare). */}}
 {{- define "gputally.apart" -}}
 {{- $values := last . -}}
 {{- if and (not $values.affinity) (gt (int $values.replicas) 1) -}}
-# A node that fails should not take both.
+# Prefer different nodes, so that the failure of one node leaves a replica.
 affinity:
   podAntiAffinity:
     preferredDuringSchedulingIgnoredDuringExecution:
@@ -360,7 +360,7 @@ affinity:
 {{- end -}}
 {{- end -}}
 
-{{/* A security context with the operator's fields over our own: (list TEXT FIELDS). A field that is null is left out. */}}
+{{/* A security context with the fields of the values over the chart's: (list TEXT FIELDS). null removes a field. */}}
 {{- define "gputally.securityContext" -}}
 {{- $context := first . | fromYaml -}}
 {{- range $field, $value := last . -}}
@@ -373,8 +373,8 @@ affinity:
 {{- toYaml $context -}}
 {{- end -}}
 
-{{/* RuntimeClass of agents and of the test pod: (list . .Values.agent), or a pool's values. `auto` is `nvidia` where the cluster has it;
-without a cluster to ask there is none. */}}
+{{/* RuntimeClass of agents and of the test pod: (list . .Values.agent), or a pool's values. `auto` is `nvidia` if the cluster has it;
+without a cluster there is none. */}}
 {{- define "gputally.runtimeClass" -}}
 {{- $root := first . -}}
 {{- $values := last . -}}
@@ -387,7 +387,7 @@ without a cluster to ask there is none. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* Affinity of agents for which the values select no nodes: nodes with a usual label of NVIDIA GPUs, one term each. */}}
+{{/* Affinity of agents whose values select no nodes: nodes with one of the usual labels of NVIDIA GPUs. */}}
 {{- define "gputally.gpuNodes" -}}
 nodeAffinity:
   requiredDuringSchedulingIgnoredDuringExecution:
@@ -404,8 +404,8 @@ nodeAffinity:
       {{- end }}
 {{- end -}}
 
-{{/* Peer of a NetworkPolicy: where Prometheus is. The values' selector, else the namespaces in which the operator runs one,
-else `monitoring`. */}}
+{{/* Peer of a NetworkPolicy: Prometheus. It is the selector of the values, else the namespaces that run a Prometheus, else
+`monitoring`. */}}
 {{- define "gputally.monitoringNamespaces" -}}
 namespaceSelector:
 {{- with .Values.monitoring.namespaceSelector }}
@@ -422,7 +422,7 @@ namespaceSelector:
 {{- end }}
 {{- end -}}
 
-{{/* Pod security context that passes the Pod Security Standard "restricted", and the operator's fields: (list .
+{{/* Pod security context that passes the Pod Security Standard "restricted", with the fields of the values: (list .
 .Values.accountant). OpenShift gives every namespace ids of its own and refuses others. */}}
 {{- define "gputally.restrictedPod" -}}
 {{- include "gputally.securityContext" (list (include "gputally.restrictedPodDefaults" (first .)) (last .).podSecurityContext) -}}
@@ -440,15 +440,15 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
-{{/* Container security context that passes the Pod Security Standard "restricted", and the operator's fields:
+{{/* Container security context that passes the Pod Security Standard "restricted", with the fields of the values:
 .Values.accountant */}}
 {{- define "gputally.restrictedContainer" -}}
 {{- $ours := dict "allowPrivilegeEscalation" false "readOnlyRootFilesystem" true "runAsNonRoot" true "capabilities" (dict "drop" (list "ALL")) -}}
 {{- include "gputally.securityContext" (list (toYaml $ours) .securityContext) -}}
 {{- end -}}
 
-{{/* Peers of a NetworkPolicy: pods of a component, in its namespace: (list . "agent" "fairshare"), the last being whose
-policy this is. */}}
+{{/* Peers of a NetworkPolicy: pods of a component, in its namespace: (list . "agent" "fairshare"), where the last is
+the component that the policy is for. */}}
 {{- define "gputally.peer" -}}
 {{- $root := index . 0 -}}
 {{- $there := include "gputally.namespace" (list $root (index . 1)) -}}
@@ -464,7 +464,7 @@ podSelector:
 
 {{/* Egress to the cluster's name servers. */}}
 {{- define "gputally.egressToNames" -}}
-# Names.
+# Name resolution.
 - to:
     {{- toYaml .Values.networkPolicy.dns.to | nindent 4 }}
   ports:
@@ -474,7 +474,7 @@ podSelector:
     {{- end }}
 {{- end -}}
 
-{{/* Egress to the address ranges of the values' networkPolicy, by what they are and why; nothing where there are none. */}}
+{{/* Egress to address ranges of the values' networkPolicy, with their name and purpose; empty without ranges. */}}
 {{- define "gputally.egressToCidrs" -}}
 {{- $policy := index . 0 -}}
 {{- with index $policy (printf "%sCidrs" (index . 1)) -}}
@@ -491,7 +491,7 @@ podSelector:
 {{- end }}
 {{- end -}}
 
-{{/* Egress to an accountant elsewhere: the port of its URL, and its address, where that is one, or the values' ranges. */}}
+{{/* Egress to an accountant outside the release: the port of its URL, and the URL's address or the ranges of the values. */}}
 {{- define "gputally.egressToAccountantElsewhere" -}}
 {{- $url := urlParse (include "gputally.accountantUrl" .) -}}
 {{- $host := regexReplaceAll ":[0-9]+$" $url.host "" -}}
@@ -523,7 +523,7 @@ podSelector:
     {{- end }}
 {{- end -}}
 
-{{/* Name of a claim of ours, or of the operator's: (list . "reports" .Values.reports.persistence). */}}
+{{/* Name of a claim: an existing one, else the chart's: (list . "reports" .Values.reports.persistence). */}}
 {{- define "gputally.claim" -}}
 {{- default (include "gputally.component" (list (index . 0) (index . 1))) (index . 2).existingClaim -}}
 {{- end -}}
@@ -540,7 +540,7 @@ metadata:
   labels:
     {{- include "gputally.labels" (list (index . 0) (index . 1)) | nindent 4 }}
   annotations:
-    # What is on it is the books; removing the release does not remove it.
+    # The volume has the books, so Helm keeps it when the release is uninstalled.
     helm.sh/resource-policy: keep
     {{- with $values.annotations }}
     {{- toYaml . | nindent 4 }}
@@ -556,19 +556,19 @@ spec:
 {{- end }}
 {{- end -}}
 
-{{/* Annotations of an object that is there while a hook runs, and goes when it is done: the weight. */}}
+{{/* Annotations of an object that exists only while a hook runs; the argument is the weight of the hook. */}}
 {{- define "gputally.hook" -}}
 helm.sh/hook: pre-install,pre-upgrade
 helm.sh/hook-weight: {{ . | quote }}
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
 
-{{/* A mapping as the programs' settings have it in the environment. */}}
+{{/* A mapping as environment variables for the programs' settings. */}}
 {{- define "gputally.properties" -}}
 {{ range $at, $name := keys . | sortAlpha }}{{ if $at }},{{ end }}{{ $name }}={{ get $ $name }}{{ end }}
 {{- end -}}
 
-{{/* Where the lake is, as environment of a program that opens it: .Values.accountant.lake. */}}
+{{/* Environment variables with the address of the lake, for a program that opens it: .Values.accountant.lake. */}}
 {{- define "gputally.lakeEnvironment" -}}
 - name: GPUTALLY_ACCOUNTANT_LAKE__WAREHOUSE
   value: {{ .warehouse | quote }}

@@ -22,13 +22,13 @@ from fairshare.web.policy_form import (
     Row,
     changes,
     draft,
+    duration_text,
     form_from,
     form_of,
     policy_text,
     revise,
     revised,
     with_new_row,
-    written,
 )
 from gputally.base.yaml_file import parse
 from tests.fairshare.web.staging import sample
@@ -293,15 +293,15 @@ def test_a_policy_goes_through_the_form_and_back(first: Policy, second: Policy) 
 def test_all_comments_stay_while_values_change(policy: Policy, data: st.DataObject) -> None:
     """In the block style that `kubectl` and editors write, with a comment above and behind every line."""
     plain = policy.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    written = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1_000).splitlines()
+    duration_text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1_000).splitlines()
     text = "".join(
-        f"{line[: len(line) - len(line.lstrip())]}# {n} above\n{line}  # {n}.\n" for n, line in enumerate(written)
+        f"{line[: len(line) - len(line.lstrip())]}# {n} above\n{line}  # {n}.\n" for n, line in enumerate(duration_text)
     )
     entries = tuple(Entry(n, {"weight": data.draw(GPUS), "limit": data.draw(GPUS)}) for n in range(len(policy.queues)))
     revision = Revision({("bounds", "max_step"): data.draw(GPUS)}, (*entries, Entry(None, {"name": "new"})))
     found, edited = revise(text, revision)
     assert edited
-    comments = [comment for n in range(len(written)) for comment in (f"# {n} above", f"# {n}.")]
+    comments = [comment for n in range(len(duration_text)) for comment in (f"# {n} above", f"# {n}.")]
     assert [comment for comment in comments if comment not in found] == []
 
 
@@ -322,7 +322,7 @@ def test_every_field_is_one_of_the_policy_and_says_its_default() -> None:
         "name": "", "parent": "none", "deserved": "0", "weight": "1", "limit": "-1", "priority": "100", "team": "none",
         "refs": "none",
     }  # fmt: skip
-    assert [written(seconds) for seconds in (0, 59, 90, 5_400, 7_200, 86_400)] == [
+    assert [duration_text(seconds) for seconds in (0, 59, 90, 5_400, 7_200, 86_400)] == [
         "0s",
         "59s",
         "90s",
