@@ -330,8 +330,8 @@ def _seen(
 
 def _passes(key: JobKey, pod: KnownPod, where: Where | None) -> bool:
     """Return whether a job that held nothing matches the filter. Users are known only for holders."""
-    told = {"cluster": key.cluster, "namespace": key.namespace, "job": key.job, "team": pod.team, "queue": pod.queue}
-    return all(told.get(name, "") in values for name, values in (where or {}).items())
+    names = {"cluster": key.cluster, "namespace": key.namespace, "job": key.job, "team": pod.team, "queue": pod.queue}
+    return all(names.get(name, "") in values for name, values in (where or {}).items())
 
 
 def _job(

@@ -309,10 +309,10 @@ class _NodeChunk:
         for gpu in history.gpus:
             made = rows(gpu, history.holds.get(gpu.uuid, ()), span, allowed)
             found += made
-            told = union((row.start_ms, row.end_ms) for row in made)
+            sent = union((row.start_ms, row.end_ms) for row in made)
             metered_us += _length(intersect(union(gpu.known), taken))
             missing_us += _length(
-                piece for blind in history.blind.get(gpu.uuid, ()) for piece in subtract(blind, union([*told, *taken]))
+                piece for blind in history.blind.get(gpu.uuid, ()) for piece in subtract(blind, union([*sent, *taken]))
             )
         found.sort(key=lambda row: (row.start_ms, row.gpu_uuid))
         return cls(

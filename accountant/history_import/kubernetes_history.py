@@ -156,8 +156,8 @@ def of_requests(containers: Sequence[Container], devices: Sequence[Device], seen
     for one in containers:
         holder = Holder("pod", one.uid, one.pod[0], one.pod[1], one.name)
         for first, last in one.runs:
-            told = (_instant_of(starts, one), _instant_of(ends, one))
-            start, end = _edges(first, last, seen, *told, over=last + 1 in one.over)
+            reported = (_instant_of(starts, one), _instant_of(ends, one))
+            start, end = _edges(first, last, seen, *reported, over=last + 1 in one.over)
             if start < end:
                 found.append(Demand(holder, one.resource, one.count, start, end, frozenset(on.get(one.pod, ()))))
     return found

@@ -238,19 +238,19 @@ def _containers(
     for one in requests:
         pod, labels = pod_of(one.labels), one.labels
         known = pods.get(pod, PodInfo("", ""))
-        told = of(labels, "uid")
+        own_uid = of(labels, "uid")
         node = of(labels, "node") or known.node
         if not node:
             continue  # the pod is still waiting
-        ended = over.get((pod, told), set())
-        key = (pod, told or known.uid, told, of(labels, "container"), node, resource(of(labels, "resource")))
+        ended = over.get((pod, own_uid), set())
+        key = (pod, own_uid or known.uid, own_uid, of(labels, "container"), node, resource(of(labels, "resource")))
         for cell, value in one.cells(seen.grid).items():
             if value >= 1 and cell not in ended:
                 present.setdefault((*key, int(value)), set()).add(cell)
     made = []
-    for (pod, uid, told, name, node, kind, count), cells in sorted(present.items()):
+    for (pod, uid, own_uid, name, node, kind, count), cells in sorted(present.items()):
         runs_of = tuple(runs(bridge_gaps(cells, silent)))
-        at = frozenset(over.get((pod, told), ()))
+        at = frozenset(over.get((pod, own_uid), ()))
         made.append(Container(pod, uid or makeshift_uid(pod), name, node, kind, count, runs_of, at))
     return tuple(made)
 

@@ -226,8 +226,10 @@ def _rest_job(record: Mapping[str, Any]) -> Job | None:
         return None
     times, array = _mapping(record.get("time")), _mapping(record.get("array"))
     allocated = _mapping(record.get("tres")).get("allocated")
-    told = [_mapping(tres) for tres in (allocated if isinstance(allocated, list) else ())]
-    counts = {_text(tres.get("name")): _number(tres.get("count")) or 0 for tres in told if tres.get("type") == "gres"}
+    resources = [_mapping(tres) for tres in (allocated if isinstance(allocated, list) else ())]
+    counts = {
+        _text(tres.get("name")): _number(tres.get("count")) or 0 for tres in resources if tres.get("type") == "gres"
+    }
     types = {name.partition(":")[2]: count for name, count in counts.items() if name.startswith("gpu:")}
     return Job(
         id=str(number),
@@ -252,8 +254,8 @@ def _rest_steps(steps: object) -> dict[str, str]:
     for one in steps if isinstance(steps, list) else ():
         step = _mapping(_mapping(one).get("step"))
         identity = step.get("id")
-        told = _mapping(identity).get("step_id", identity)
-        name = str(told).rpartition(".")[2] if isinstance(told, str | int) else ""
+        step_id = _mapping(identity).get("step_id", identity)
+        name = str(step_id).rpartition(".")[2] if isinstance(step_id, str | int) else ""
         if name:
             found[name] = _text(step.get("name"))
     return found
@@ -388,8 +390,8 @@ class SlurmHistory:
                 for uuid, of_gpu in holds.items()
             }
             running = {hold.holder.uid for of_gpu in own.values() for hold in of_gpu}
-            told = {job.id: job for job in self._jobs.get(node, ()) if job.id in running}
-            found.append(NodeHistory(node, layouts, own, tuple(facts(told[uid], chunk.end_ms) for uid in sorted(told))))
+            jobs = {job.id: job for job in self._jobs.get(node, ()) if job.id in running}
+            found.append(NodeHistory(node, layouts, own, tuple(facts(jobs[uid], chunk.end_ms) for uid in sorted(jobs))))
         return found
 
     def _nodes(self, job: Job) -> Iterator[tuple[str, int]]:

@@ -88,22 +88,22 @@ class ClusterInventory:
         self._dirty_lock = threading.Lock()
         self._dirty: dict[str, PodSighting] = {}
         self._last: dict[str, PodSighting] = {}
-        self._told: dict[str, PodSighting] = {}
+        self._unconfirmed: dict[str, PodSighting] = {}
         self._epochs: dict[tuple[str, str], tuple[int, int | None]] = {}
         """By pod (uid) and text of its epoch annotation: the instants at which the text was first seen, and written."""
-        self._epochs_told: frozenset[tuple[str, str]] = frozenset()
+        self._unconfirmed_epochs: frozenset[tuple[str, str]] = frozenset()
         self._owners = Owners(api)
         self._team_labels: frozenset[str] = frozenset()
         self._linked: dict[Link, set[str]] = {}
-        self._queuing = Queuing(api, self._queue_told, clock.wall_ms)
+        self._queuing = Queuing(api, self._queue_changed, clock.wall_ms)
         self._spaces: Reflector[NamedObject, NamespaceFacts] = Reflector(
             api, "/api/v1/namespaces", NamedObject, self._namespace, metadata_only=True, now_ms=clock.wall_ms
         )
         self._nodes: Reflector[Node, NodeObservation] = Reflector(
-            api, "/api/v1/nodes", Node, self._sight, now_ms=clock.wall_ms
+            api, "/api/v1/nodes", Node, self._node_observation, now_ms=clock.wall_ms
         )
         self._pods: Reflector[Pod, PodSighting] = Reflector(
-            api, "/api/v1/pods", Pod, self._sighted, self._pod_changed, now_ms=clock.wall_ms
+            api, "/api/v1/pods", Pod, self._pod_sighting, self._pod_changed, now_ms=clock.wall_ms
         )
 
     def start(self) -> None:
@@ -159,8 +159,8 @@ class ClusterInventory:
 
     def read(self, now_ms: int) -> Facts:
         if self._nodes.synced:
-            self._look_at_nodes(now_ms)
-        pods, epochs = self._to_tell()
+            self._observe_nodes(now_ms)
+        pods, epochs = self._new_facts()
         return Facts(
             nodes=tuple(self._nodes_known[name] for name in sorted(self._nodes_known)),
             namespaces=tuple(sorted(self._spaces.values().values(), key=lambda space: space.name)),
@@ -170,15 +170,15 @@ class ClusterInventory:
 
     def taken(self) -> None:
         with self._dirty_lock:
-            for uid, pod in self._told.items():
+            for uid, pod in self._unconfirmed.items():
                 if self._dirty.get(uid) is pod:
                     del self._dirty[uid]
-            self._told = {}
-            for told in self._epochs_told:
-                self._epochs.pop(told, None)
-            self._epochs_told = frozenset()
+            self._unconfirmed = {}
+            for reported in self._unconfirmed_epochs:
+                self._epochs.pop(reported, None)
+            self._unconfirmed_epochs = frozenset()
 
-    def _look_at_nodes(self, now_ms: int) -> None:
+    def _observe_nodes(self, now_ms: int) -> None:
         sights = {sight.name: sight for sight in self._nodes.values().values()}
         known = self._nodes_known
         for name, sight in sights.items():
@@ -186,7 +186,7 @@ class ClusterInventory:
         for name in known.keys() - sights.keys():
             known[name] = node_facts.deleted_node(known[name], now_ms)
 
-    def _to_tell(self) -> tuple[tuple[tuple[str, PodFacts], ...], tuple[EpochReport, ...]]:
+    def _new_facts(self) -> tuple[tuple[tuple[str, PodFacts], ...], tuple[EpochReport, ...]]:
         """The pods with new facts, and the epochs that their annotations report."""
         with self._dirty_lock:
             waiting, epochs = dict(self._dirty), dict(self._epochs)
@@ -195,12 +195,12 @@ class ClusterInventory:
         except ClusterError as error:
             # Their known facts are sent now, and again when the owners are known; an epoch needs the job's name.
             self._log.warning("owners_not_read", reason=str(error))
-            told: dict[str, PodSighting] = {}
+            confirmable: dict[str, PodSighting] = {}
             epochs = {}
         else:
-            told = waiting
+            confirmable = waiting
         with self._dirty_lock:
-            self._told, self._epochs_told = told, frozenset(epochs)
+            self._unconfirmed, self._unconfirmed_epochs = confirmable, frozenset(epochs)
         facts = {uid: self._complete(pod, self._owners.chain(pod.owner)) for uid, pod in sorted(waiting.items())}
         ended = [
             EpochReport(_job_key(self._cluster, facts[uid]), *found, f"pod {facts[uid].namespace}/{facts[uid].name}")
@@ -213,7 +213,7 @@ class ClusterInventory:
         facts = complete(pod, chain)
         return structs.replace(facts, queue_ref=self._queuing.ref(pod, chain, facts.queue_ref))
 
-    def _queue_told(self, link: Link) -> None:
+    def _queue_changed(self, link: Link) -> None:
         """Marks pods whose queue may have become known, so that they are sent again."""
         with self._dirty_lock:
             for uid in self._linked.get(link, ()):
@@ -242,7 +242,7 @@ class ClusterInventory:
             ended = last.facts.ended_ms if last.facts.ended_ms is not None else now
             self._dirty[uid] = replace(last, facts=structs.replace(last.facts, ended_ms=ended, observed_ms=now))
 
-    def _sighted(self, pod: Pod) -> PodSighting | None:
+    def _pod_sighting(self, pod: Pod) -> PodSighting | None:
         found = pod_sighting(pod, self._clock.wall_ms(), self._team_labels, self._user_keys)
         known = self._last.get(pod.metadata.uid)
         if found and known and known.facts.scheduled_ms is not None:
@@ -260,7 +260,7 @@ class ClusterInventory:
             self._team_labels |= {found.label}
         return found
 
-    def _sight(self, node: Node) -> NodeObservation | None:
+    def _node_observation(self, node: Node) -> NodeObservation | None:
         meta, labels = node.metadata, node.metadata.labels or {}
         has_gpu = any(is_gpu_resource(name) for name in node.status.capacity or ())
         if not has_gpu and meta.name not in self._nodes_known and not any(labels.get(key) for key in node_facts.MODEL):

@@ -10,11 +10,11 @@ sides of a clock change. Only maintenance that has begun is returned, because pl
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
-from typing import Literal, cast
+from typing import Literal
 from zoneinfo import ZoneInfo
 
 from croniter import croniter
@@ -59,8 +59,8 @@ _CAPACITY: tuple[tuple[str, Mapping[str, CapacityType]], ...] = (
     ),
     ("kubernetes.azure.com/scalesetpriority", {"spot": "spot", "regular": "on-demand"}),
 )
-_SAYS_WHEN_SPOT = ("cloud.google.com/gke-nodepool", "kubernetes.azure.com/agentpool")
-"""Clouds that label only nodes that are *not* on demand."""
+_ONLY_SPOT_LABELLED = ("cloud.google.com/gke-nodepool", "kubernetes.azure.com/agentpool")
+"""Labels of clouds that label the capacity type only of nodes that are *not* on demand."""
 
 NOT_READY = "NotReady"
 CORDONED = "cordoned"
@@ -104,7 +104,7 @@ def capacity_type(labels: Mapping[str, str]) -> CapacityType:
         found = meaning.get(labels.get(key, "").lower())
         if found:
             return found
-    return "on-demand" if any(labels.get(key) for key in _SAYS_WHEN_SPOT) else ""
+    return "on-demand" if any(labels.get(key) for key in _ONLY_SPOT_LABELLED) else ""
 
 
 def seen(before: NodeFacts | None, sight: NodeObservation, now_ms: int) -> NodeFacts:
@@ -128,26 +128,15 @@ def deleted_node(before: NodeFacts, at_ms: int) -> NodeFacts:
 
 def merge_nodes(first: NodeFacts, second: NodeFacts) -> NodeFacts:
     """Combines two inventories' facts of one node: `first` takes precedence, and both contribute down times."""
+    labels = ("pool", "region", "zone", "capacity_type", "instance_type", "gpu_model", "shard", "provider_id")
+    missing = {name: getattr(second, name) for name in labels if not getattr(first, name)}
+    deleted_ms = first.deleted_ms if first.deleted_ms is not None else second.deleted_ms
+    return replace(first, **missing, down=_in_order({*first.down, *second.down}), deleted_ms=deleted_ms)
 
-    def either(name: str) -> str:
-        return cast(str, getattr(first, name) or getattr(second, name))
 
-    down = sorted({*first.down, *second.down}, key=lambda d: (d.start_ms, d.end_ms or 2**62, d.reason))
-    return NodeFacts(
-        cluster=first.cluster,
-        name=first.name,
-        pool=either("pool"),
-        region=either("region"),
-        zone=either("zone"),
-        capacity_type=first.capacity_type or second.capacity_type,
-        down=tuple(down),
-        deleted_ms=first.deleted_ms if first.deleted_ms is not None else second.deleted_ms,
-        instance_type=either("instance_type"),
-        gpu_model=either("gpu_model"),
-        since_ms=first.since_ms,
-        shard=either("shard"),
-        provider_id=either("provider_id"),
-    )
+def _in_order(down: Iterable[Down]) -> tuple[Down, ...]:
+    """Down times by start, then by end; one without an end is last."""
+    return tuple(sorted(down, key=lambda one: (one.start_ms, one.end_ms or 2**62, one.reason)))
 
 
 def _continued(
@@ -242,9 +231,8 @@ class Calendar:
         if not self.entries:
             return list(nodes)
         spans = [(entry, entry.spans(now_ms)) for entry in self.entries]
-        found = []
+        with_planned = []
         for node in nodes:
             planned = {down for entry, downs in spans if entry.concerns(node) for down in downs}
-            down = sorted({*node.down, *planned}, key=lambda d: (d.start_ms, d.end_ms or 2**62, d.reason))
-            found.append(replace(node, down=tuple(down)) if planned else node)
-        return found
+            with_planned.append(replace(node, down=_in_order({*node.down, *planned})) if planned else node)
+        return with_planned

@@ -337,9 +337,9 @@ def pod_sighting(
     kept = {key: value for key, value in annotations.items() if key in _NOTES}
     kept |= {key: value for key, value in labels.items() if key in JOB_LABELS | QUEUE_KEYS}
     owner = nearest(meta.owner_references, meta.namespace)
-    told = annotations.get(EPOCH_KEY, "")[:_LONGEST_EPOCH]
+    epoch = annotations.get(EPOCH_KEY, "")[:_LONGEST_EPOCH]
     return PodSighting(
-        facts, owner, spec.scheduler_name, tuple(sorted(kept.items())), told, _written(meta) if told else None
+        facts, owner, spec.scheduler_name, tuple(sorted(kept.items())), epoch, _written(meta) if epoch else None
     )
 
 
@@ -383,12 +383,12 @@ def _requests(spec: PodSpec) -> dict[str, str]:
 
 def _requested(container: Container) -> dict[str, int]:
     """Integers only, since extended resources have no other quantities. Limits count as requests."""
-    told = (container.resources.requests, container.resources.limits)
+    quantities = (container.resources.requests, container.resources.limits)
     return {
         name: int(count)
-        for asked in told
-        if asked
-        for name, count in asked.items()
+        for requested in quantities
+        if requested
+        for name, count in requested.items()
         if is_gpu_resource(name) and count.isdigit()
     }
 
@@ -444,8 +444,8 @@ class Queuing:
         marks, space = dict(pod.marks), pod.facts.namespace
         for groups, scheme in ((self._kai, "kai"), (self._volcano, "volcano")):
             for key in GROUP_KEYS:
-                told = groups.get(("group", space, marks.get(key, "")))
-                ref = queue_ref(space, pod.scheduler, {_LABEL[scheme]: told.queue}) if told else ""
+                group = groups.get(("group", space, marks.get(key, "")))
+                ref = queue_ref(space, pod.scheduler, {_LABEL[scheme]: group.queue}) if group else ""
                 if ref:
                     return ref
         works = [self._work[link] for owner in chain.owners if (link := ("owner", "", owner.uid)) in self._work]
@@ -454,28 +454,28 @@ class Queuing:
         if not found.startswith("kueue:"):
             return found
         local = self._local.get(("local", space, found.removeprefix(f"kueue:{space}/")))
-        leads = next((told.cluster_queue for told in (*works, local) if told and told.cluster_queue), "")
+        leads = next((linked.cluster_queue for linked in (*works, local) if linked and linked.cluster_queue), "")
         return "^".join((f"{found}@{leads}", *self._cohorts(leads))) if leads else found
 
     def _cohorts(self, cluster_queue: str) -> list[str]:
         """The cohorts of a ClusterQueue, nearest first. A cycle, with which Kueue admits nothing, is followed once."""
-        found: list[str] = []
-        told = self._leading.get(("cluster-queue", "", cluster_queue))
-        while told is not None and told.queue and told.queue not in found:
-            found.append(told.queue)
-            told = self._cohort.get(("cohort", "", told.queue))
-        return found
+        cohorts: list[str] = []
+        above = self._leading.get(("cluster-queue", "", cluster_queue))
+        while above is not None and above.queue and above.queue not in cohorts:
+            cohorts.append(above.queue)
+            above = self._cohort.get(("cohort", "", above.queue))
+        return cohorts
 
-    def _tell(self, link: Link) -> None:
+    def _report_change(self, link: Link) -> None:
         """Reports the change of an object: for the pods that name it, or for all whose ClusterQueue is below it."""
         kind, _, name = link
         if kind not in ("cluster-queue", "cohort"):
             self._changed(link)
             return
-        for told in [*self._local.values(), *self._work.values()]:
-            above = self._cohorts(told.cluster_queue) if kind == "cohort" else [told.cluster_queue]
+        for linked in [*self._local.values(), *self._work.values()]:
+            above = self._cohorts(linked.cluster_queue) if kind == "cohort" else [linked.cluster_queue]
             if name in above:
-                self._changed(told.link)
+                self._changed(linked.link)
 
     def _reflector(
         self,
@@ -485,14 +485,14 @@ class Queuing:
         keep: Callable[..., LinkedQueue | None],
         into: dict[Link, LinkedQueue],
     ) -> Reflector[object, LinkedQueue]:
-        def changed(uid: str, told: LinkedQueue | None) -> None:
+        def changed(uid: str, linked: LinkedQueue | None) -> None:
             before = self._last.pop(uid, None)
-            if told is None:
+            if linked is None:
                 if before is not None and into.get(before.link) == before:
                     del into[before.link]
                 return  # the queue of a pod that ended does not change any more
-            self._last[uid] = into[told.link] = told
-            self._tell(told.link)
+            self._last[uid] = into[linked.link] = linked
+            self._report_change(linked.link)
 
         return Reflector(api, paths[0], decode, keep, changed, others=paths[1:], optional=True, now_ms=self._now_ms)
 
@@ -515,8 +515,8 @@ def _group(group: GroupQueue) -> LinkedQueue | None:
 
 def _local(queue: LocalQueue) -> LinkedQueue | None:
     meta = queue.metadata
-    told = queue.spec.cluster_queue
-    return LinkedQueue(("local", meta.namespace, meta.name), meta.name, told) if told else None
+    cluster_queue = queue.spec.cluster_queue
+    return LinkedQueue(("local", meta.namespace, meta.name), meta.name, cluster_queue) if cluster_queue else None
 
 
 def _cluster_queue(queue: ClusterQueue) -> LinkedQueue:
@@ -561,10 +561,10 @@ def observed(fact: PodFacts, *, through_owners: bool) -> ObservedPod:
 def merged(one: ObservedPod, other: ObservedPod) -> ObservedPod:
     """Combines two observations of one observer: the newer one, with the queue that was fixed first."""
     newer, older = sorted((one, other), key=_order, reverse=True)
-    told = [fact for fact in (newer, older) if fact.queue_ms is not None]
-    if not told:
+    with_queue = [fact for fact in (newer, older) if fact.queue_ms is not None]
+    if not with_queue:
         return newer
-    first = min(told, key=lambda fact: (fact.queue_ms, _base(fact.queue_ref), -fact.observed_ms))
+    first = min(with_queue, key=lambda fact: (fact.queue_ms, _base(fact.queue_ref), -fact.observed_ms))
     same = [fact for fact in (newer, older) if _base(fact.queue_ref) == _base(first.queue_ref)]
     return structs.replace(newer, queue_ref=same[0].queue_ref, queue_ms=first.queue_ms)
 

@@ -159,7 +159,7 @@ class LakeLedger:
         """Always raises UnsupportedQuestion, because the lake has no figures per quarter-hour."""
         raise UnsupportedQuestion(
             f"{self.status.ledger}: its price book bills shared GPUs by busy time (billing.shared_gpus: busy), which "
-            "the lake's hours do not tell: ask the accountant itself, or read the table statement_lines"
+            "cannot be computed from the lake's hours: query the accountant itself, or read the table statement_lines"
         )
 
     def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
@@ -215,8 +215,8 @@ class LakeLedger:
         each hour. watermark_ms: the instant up to which every cluster has records. Raises UnsupportedQuestion."""
         if measure not in ("allocated", "busy") or shard is not None or spec.gpu_weights or spec.decay == "slurm":
             raise UnsupportedQuestion(
-                "a lake's windows are of allocated or busy time, without shards, weights of models and Slurm's decay: "
-                f"ask the accountant of {self.status.ledger}"
+                "windows of a lake are of allocated or busy time, without shards, GPU weights and Slurm's decay: query "
+                f"the accountant of {self.status.ledger}"
             )
         start_ms, end_ms = bounds(spec, at_ms, self._zone)
         decayed = spec.half_life is not None
@@ -266,8 +266,8 @@ class LakeLedger:
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
         """The number of GPUs that each node had at some time in the span, by cluster and node."""
         counted = exp.func("count", exp.Distinct(expressions=[exp.column("gpu")])).as_("gpus")
-        asked = exp.select("cluster", "node", counted).from_("usage_hourly").where(*self._span(start_ms, end_ms))
-        rows = self._ask(asked.group_by("cluster", "node"), start_ms, end_ms)
+        query = exp.select("cluster", "node", counted).from_("usage_hourly").where(*self._span(start_ms, end_ms))
+        rows = self._list(query.group_by("cluster", "node"), start_ms, end_ms)
         return {(row["cluster"], row["node"]): row["gpus"] for row in rows}
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
@@ -275,7 +275,7 @@ class LakeLedger:
         if not keys:
             return {}
         held = exp.func("min", exp.column("start_ms")).as_("first"), exp.func("max", exp.column("end_ms")).as_("last")
-        asked = (
+        query = (
             exp.select("cluster", "namespace", "job", *held)
             .from_("usage_hourly")
             .where(
@@ -285,7 +285,7 @@ class LakeLedger:
                 "busy_us + allocated_idle_us + allocated_unknown_us > 0",
             )
         )
-        rows = self._ask(asked.group_by("cluster", "namespace", "job"))
+        rows = self._list(query.group_by("cluster", "namespace", "job"))
         found = {JobKey(row["cluster"], row["namespace"], row["job"]): (row["first"], row["last"]) for row in rows}
         return {key: found[key] for key in keys if key in found}
 
@@ -293,8 +293,8 @@ class LakeLedger:
 
     def statement(self, month: Month) -> Statement | None:
         """The month's statement as last published; None if there is none."""
-        asked = exp.select("canonical").from_("statements").where(self._own(), _among("month", {str(month)}))
-        rows = self._ask(asked)
+        query = exp.select("canonical").from_("statements").where(self._own(), _among("month", {str(month)}))
+        rows = self._list(query)
         return from_canonical(rows[0]["canonical"].encode()) if rows else None
 
     # --- registers ----------------------------------------------------------------------------
@@ -321,11 +321,11 @@ class LakeLedger:
         placed: bool = False,
     ) -> list[KnownPod]:
         """Pods that existed in the span, by cluster and uid; see accountant.storage.read_snapshot."""
-        asked = exp.select("*").from_("pods").where(self._own())
+        query = exp.select("*").from_("pods").where(self._own())
         if of is not None:
-            asked = asked.where(_among("job", {key.job for key in of}))
+            query = query.where(_among("job", {key.job for key in of}))
         found = []
-        for row in self._ask(asked):
+        for row in self._list(query):
             pod = KnownPod(row["cluster"], row["team"], row["queue"], _PODS.decode(row["facts"]))
             facts = pod.facts
             begun = facts.created_ms
@@ -341,17 +341,17 @@ class LakeLedger:
 
     def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
         """The jobs (`Kind/name`) of a namespace's pods."""
-        asked = (
+        query = (
             exp.select("job")
             .distinct()
             .from_("pods")
             .where(self._own(), _among("cluster", {cluster}), _among("namespace", {namespace}))
         )
-        return frozenset(row["job"] for row in self._ask(asked))
+        return frozenset(row["job"] for row in self._list(query))
 
     def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]:  # noqa: ARG002 - always empty
-        """Always empty: the lake stores whole hours, so it cannot tell the cost of an epoch. The table `epochs` lists
-        them."""
+        """Always empty: the lake stores whole hours, so the cost of an epoch cannot be computed. The table `epochs`
+        lists them."""
         return []
 
     def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:  # noqa: ARG002 - always empty
@@ -373,17 +373,17 @@ class LakeLedger:
         cluster: str | None = None,
     ) -> list[Decision]:
         """Newest first; see accountant.ledger.protocols.Ledger."""
-        asked = (
+        query = (
             exp.select("decision", "at_ms", "id")
             .from_("decisions")
             .where(self._own(), *_between("at_ms", start_ms, end_ms), *self._days_of(start_ms, end_ms))
         )
         for name, value in (("kind", kind), ("subject", subject)):
             if value is not None:
-                asked = asked.where(_among(name, {value}))
+                query = query.where(_among(name, {value}))
         if cluster is not None:
-            asked = asked.where(_among("cluster", {cluster, ""}))
-        rows = sorted(self._ask(asked, start_ms, end_ms), key=lambda row: (-row["at_ms"], row["id"]))
+            query = query.where(_among("cluster", {cluster, ""}))
+        rows = sorted(self._list(query, start_ms, end_ms), key=lambda row: (-row["at_ms"], row["id"]))
         if gang is not None:
             begun = tuple(f"{kind_of}/{name}" for name in gang for kind_of in ("pod", "workload"))
             rows = [row for row in rows if json.loads(row["decision"])["subject"].startswith(begun)]
@@ -417,8 +417,8 @@ class LakeLedger:
 
     def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:  # noqa: ARG002 - an upper bound
         """The GPU-hours of the ledger's published days that overlap the span."""
-        asked = exp.select(_sum(" + ".join(ACCOUNT_COLUMNS[:6])).as_("gpu_us")).from_("days")
-        (row,) = self._ask(asked.where(self._own(), f"end_ms > {int(start_ms)}", f"start_ms < {int(end_ms)}"))
+        query = exp.select(_sum(" + ".join(ACCOUNT_COLUMNS[:6])).as_("gpu_us")).from_("days")
+        (row,) = self._list(query.where(self._own(), f"end_ms > {int(start_ms)}", f"start_ms < {int(end_ms)}"))
         return int(row["gpu_us"] or 0) // (MS_PER_HOUR * 1_000)
 
     # --- journal ------------------------------------------------------------------------------
@@ -438,7 +438,7 @@ class LakeLedger:
 
     def record(self, acts: Sequence[NewAct], seen: int) -> list[Act]:  # noqa: ARG002 - nothing is ever recorded here
         """Always raises LedgerUnavailable, because only accountants write to the lake."""
-        raise LedgerUnavailable(f"the lake is read only: book this at the accountant of {self.status.ledger}")
+        raise LedgerUnavailable(f"the lake is read-only: send this to the accountant of {self.status.ledger}")
 
     # --- a ledger for pages -------------------------------------------------------------------
 
@@ -477,7 +477,9 @@ class LakeLedger:
     # --- internal -----------------------------------------------------------------------------
 
     def _not_published(self, what: str) -> UnsupportedQuestion:
-        return UnsupportedQuestion(f"the lake does not hold {what}: ask the accountant of {self.status.ledger}")
+        return UnsupportedQuestion(
+            f"{what} are not published in the lake: query the accountant of {self.status.ledger}"
+        )
 
     def _grouped(
         self,
@@ -520,10 +522,10 @@ class LakeLedger:
         else:
             groups, bounds = columns, [exp.func("min", bounds[0]), exp.func("max", bounds[1])]
         sums = [_sum(name).as_(name) for name in figures]
-        asked = exp.select(*columns, *sums, bounds[0].as_("begins"), bounds[1].as_("ends"))
-        asked = asked.from_("usage_hourly").where(*self._span(start_ms, end_ms))
-        asked = asked.where(*(_among(column_of(name), values) for name, values in where.items() if name not in OF_TIME))
-        return self._table(asked.group_by(*groups) if groups else asked, start_ms, end_ms)
+        query = exp.select(*columns, *sums, bounds[0].as_("begins"), bounds[1].as_("ends"))
+        query = query.from_("usage_hourly").where(*self._span(start_ms, end_ms))
+        query = query.where(*(_among(column_of(name), values) for name, values in where.items() if name not in OF_TIME))
+        return self._table(query.group_by(*groups) if groups else query, start_ms, end_ms)
 
     def _local_times(
         self, start_ms: int, end_ms: int, begins: Int64Array, ends: Int64Array, timezone: str, *, whole_days: bool
@@ -543,7 +545,7 @@ class LakeLedger:
         if not inside.all():
             first = int(np.flatnonzero(~inside)[0])
             raise UnsupportedQuestion(
-                f"the lake holds whole hours of {self.status.timezone} ({self.status.ledger}), and the question begins "
+                f"the lake holds whole hours of {self.status.timezone} ({self.status.ledger}), and the query begins "
                 f"or ends inside the one from {utc(int(begins[first]))} to {utc(int(ends[first]))}: ask for whole "
                 "hours, or ask that ledger's accountant"
             )
@@ -571,16 +573,16 @@ class LakeLedger:
             day <= exp.cast(exp.Literal.string(last.isoformat()), "DATE"),
         ]  # fmt: skip
 
-    def _table(self, asked: exp.Select, start_ms: int | None = None, end_ms: int | None = None) -> pa.Table:
+    def _table(self, query: exp.Select, start_ms: int | None = None, end_ms: int | None = None) -> pa.Table:
         days = None if start_ms is None or end_ms is None else self._days(start_ms, end_ms)
-        return self._engine.query(asked, Bounds((self.status.ledger,), days))
+        return self._engine.query(query, Bounds((self.status.ledger,), days))
 
-    def _ask(self, asked: exp.Select, start_ms: int | None = None, end_ms: int | None = None) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self._table(asked, start_ms, end_ms).to_pylist()
+    def _list(self, query: exp.Select, start_ms: int | None = None, end_ms: int | None = None) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self._table(query, start_ms, end_ms).to_pylist()
         return rows
 
     def _rows(self, table: str, *order: str) -> list[dict[str, Any]]:
-        rows = self._ask(exp.select("*").from_(table).where(self._own()))
+        rows = self._list(exp.select("*").from_(table).where(self._own()))
         return sorted(rows, key=lambda row: tuple(row[name] for name in order))
 
     def _journal(self) -> list[Act]:

@@ -129,7 +129,7 @@ _TEXTS: Final[dict[str, str]] = {
     "namespace": "namespace of the holder",
     "job": "workload, `Kind/name`; of a pod that stands alone `Pod/name`",
     "pod": "name of the holder",
-    "container": "container, where the holder is told apart so far",
+    "container": "container, if usage is known per container",
     "user": "user who runs the pod, where a label says it",
     "cluster": "cluster of the node",
     "node": "node",
@@ -184,7 +184,7 @@ USAGE_HOURLY: Final = LakeTable(
 )
 DAYS: Final = LakeTable(
     "days",
-    "What each published day of `usage_hourly` holds: the control totals.",
+    "The control totals of each published day of `usage_hourly`.",
     (
         _LEDGER,
         _DAY,
@@ -205,7 +205,7 @@ DAYS: Final = LakeTable(
 )
 REGISTERS: Final = LakeTable(
     "registers",
-    "What each published part of pods, nodes, decisions, policies, prices, acts and epochs holds: the control totals.",
+    "The control totals of each published part of pods, nodes, decisions, policies, prices, acts and epochs.",
     (
         _LEDGER,
         Column("register", "string", "name of the table"),
@@ -223,7 +223,7 @@ LEDGERS: Final = LakeTable(
     (
         _LEDGER,
         Column("timezone", "string", "time zone of its months, days and hours"),
-        Column("grace_days", "long", "how long a month waits for late records after its end"),
+        Column("grace_days", "long", "days for which a month waits for late records after its end"),
         Column("first_ms", "long", "start of its oldest record"),
         Column("newest_ms", "long", "end of its newest record"),
         Column("until_ms", "long", "up to when its figures are published"),
@@ -268,7 +268,7 @@ STATEMENT_LINES: Final = LakeTable(
         Column("kind", "string", "`usage`, `commitment`, `correction` or `adjustment`"),
         Column("team", "string", _TEXTS["team"]),
         Column("account", "string", "account of the time; null for an adjustment"),
-        Column("detail", "string", "sort of the account's time, or empty"),
+        Column("detail", "string", "subdivision of the account, or empty"),
         Column("gpu_model", "string", _TEXTS["gpu_model"]),
         Column("capacity_type", "string", _TEXTS["capacity_type"]),
         Column("price_row", "string", "row of the price book"),
@@ -340,7 +340,7 @@ _FOCUS_TEXTS: Final[dict[str, str]] = {
     "x_AboutMonth": "month that a correction or credit is about",
     "x_ChargeKey": "the same for the same charge in every export",
     "x_ClusterId": "cluster of the node",
-    "x_Detail": "sort of the account's time",
+    "x_Detail": "subdivision of the account",
     "x_GpuHoursAllocated": "GPU-hours held",
     "x_GpuHoursIdle": "GPU-hours held and not in use",
     "x_GpuHoursUsed": "GPU-hours in use",
@@ -384,7 +384,7 @@ PODS: Final = LakeTable(
         Column("scheduled", "timestamptz", "placement on a node"),
         Column("started", "timestamptz", "start of the first container"),
         Column("ended", "timestamptz", "end"),
-        Column("facts", "string", "all that is known of the pod, JSON"),
+        Column("facts", "string", "all known facts of the pod, JSON"),
     ),
     ("ledger", "month"),
     ("ledger", "cluster", "uid"),
@@ -400,7 +400,7 @@ NODES: Final = LakeTable(
         Column("pool", "string", _TEXTS["pool"]),
         Column("region", "string", _TEXTS["region"]),
         Column("capacity_type", "string", _TEXTS["capacity_type"]),
-        Column("facts", "string", "all that is known of the node, JSON"),
+        Column("facts", "string", "all known facts of the node, JSON"),
     ),
     ("ledger",),
     ("ledger", "cluster", "node"),
@@ -408,7 +408,7 @@ NODES: Final = LakeTable(
 )
 DECISIONS: Final = LakeTable(
     "decisions",
-    "What the fairshare controller decided.",
+    "The decisions of the fairshare controller.",
     (
         _LEDGER,
         _DAY,
@@ -416,7 +416,7 @@ DECISIONS: Final = LakeTable(
         Column("id", "string", "id that the controller gave"),
         Column("at", "timestamptz", "when it was decided"),
         Column("at_ms", "long", "the same"),
-        Column("kind", "string", "sort of the decision"),
+        Column("kind", "string", "kind of the decision"),
         Column("subject", "string", "queue, node or pod that it is about"),
         Column("decision", "string", "the decision, JSON"),
     ),
@@ -426,7 +426,7 @@ DECISIONS: Final = LakeTable(
 )
 POLICIES: Final = LakeTable(
     "policies",
-    "Policies, each from when it was in force.",
+    "Policies, each with the instant from which it is in force.",
     (
         _LEDGER,
         Column("version", "string", "version of the policy"),
@@ -451,7 +451,7 @@ PRICES: Final = LakeTable(
         Column("region", "string", "null: any"),
         Column("capacity_type", "string", "null: any"),
         Column("price", "decimal", "as the row gives it"),
-        Column("per", "string", "what the price is for"),
+        Column("per", "string", "unit of the price"),
         Column("currency", "string", "of the price"),
         Column("row", "string", "the whole row, JSON"),
     ),
@@ -467,9 +467,9 @@ ACTS: Final = LakeTable(
         Column("number", "long", "1, 2, 3, … in the order of recording"),
         Column("at", "timestamptz", "when"),
         Column("at_ms", "long", "the same"),
-        Column("kind", "string", "sort of the act"),
+        Column("kind", "string", "kind of the act"),
         Column("subject", "string", "month, price book version or invoice that it is about"),
-        Column("who", "string", "its author"),
+        Column("who", "string", "author of the act"),
         Column("reason", "string", "the author's words"),
         Column("content", "string", "JSON, by kind"),
         Column("digest", "string", "SHA-256 over the digest before and this act"),
@@ -488,7 +488,7 @@ EPOCHS: Final = LakeTable(
         Column("job", "string", _TEXTS["job"]),
         Column("epoch", "long", "number of the epoch"),
         Column("at_ms", "long", "when it ended"),
-        Column("who", "string", "who reported it"),
+        Column("who", "string", "caller that reported it"),
     ),
     ("ledger",),
     ("ledger", "cluster", "namespace", "job", "epoch"),

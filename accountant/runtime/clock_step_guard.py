@@ -86,7 +86,7 @@ class GuardedClock:
 
     def wall_ms(self) -> int:
         with self._lock:
-            return self._told_ms()
+            return self._current_ms()
 
     def monotonic_ms(self) -> int:
         return self._inner.monotonic_ms()
@@ -98,7 +98,7 @@ class GuardedClock:
     def doubt(self) -> str:
         """Why nothing may be given a timestamp now; "" if the clock is trusted."""
         with self._lock:
-            self._told_ms()
+            self._current_ms()
             if self._since_ms is None and not self._contradicted:
                 return ""
         return self.state().doubt
@@ -106,14 +106,14 @@ class GuardedClock:
     def state(self) -> ClockState:
         """The state of the clocks, for readiness and administrators."""
         with self._lock:
-            told = self._told_ms()
+            now = self._current_ms()
             wall = self._inner.wall_ms()
             lines = self._heard()
             agreeing = sum(abs(line - self._wall_line()) <= AGREE_MS for line in lines)
             doubt = ""
             if self._since_ms is not None:
                 doubt = (
-                    f"the machine's clock is in doubt, it was set by {_span(wall - told)}: nothing is dated until it "
+                    f"the machine's clock is in doubt, it was set by {_span(wall - now)}: nothing is dated until it "
                     "is back, the agents' clocks agree with it, or an administrator accepts it: "
                     "gputally accountant clock accept"
                 )
@@ -122,7 +122,7 @@ class GuardedClock:
                     f"{len(lines) - agreeing} of {len(lines)} agents have another time than the clock of the machine: "
                     "nothing is dated until they agree; set the clock"
                 )
-            return ClockState(doubt, wall, told, wall - told, len(lines), agreeing)
+            return ClockState(doubt, wall, now, wall - now, len(lines), agreeing)
 
     def heard(self, cluster: str, node: str, sent_ms: int | None) -> None:
         """Records the time of a sender's clock when it sent a batch; None: the sender did not report it."""
@@ -133,7 +133,7 @@ class GuardedClock:
             if (cluster, node) not in self._senders and len(self._senders) >= MOST_SENDERS:
                 del self._senders[next(iter(self._senders))]
             self._senders[cluster, node] = sent_ms - now, now
-            self._told_ms()
+            self._current_ms()
             if self._looked_ms is not None and now - self._looked_ms < MS_PER_SECOND and len(self._senders) > 100:
                 return  # with many senders the comparison takes a while, so it runs at most once a second
             self._looked_ms = now
@@ -157,14 +157,14 @@ class GuardedClock:
         if self._kept is None or not self._boot_id:
             return
         with self._lock:
-            self._told_ms()
+            self._current_ms()
             kept = _Anchor(self._boot_id, self._line_ms)
         try:
             atomic_file.write(self._kept, msgspec.json.encode(kept))
         except OSError as error:
             self._log.warning("clock_not_kept", reason=str(error))
 
-    def _told_ms(self) -> int:
+    def _current_ms(self) -> int:
         """The time that is used. Detects and ends jumps."""
         now, line = self._inner.monotonic_ms(), self._wall_line()
         if abs(line - self._line_ms) <= JUMP_MS:

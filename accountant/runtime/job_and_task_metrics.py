@@ -45,22 +45,10 @@ if TYPE_CHECKING:  # an accountant without a lake does not load its libraries
 
 NAMELESS = frozenset(
     {
-        "account",
-        "capacity_type",
-        "code",
-        "gpu_model",
-        "kind",
-        "le",
-        "node",
-        "outcome",
-        "pool",
-        "reason",
-        "region",
-        "result",
-        "task",
-        "version",
+        "account", "capacity_type", "code", "gpu_model", "kind", "le", "node", "outcome", "pool", "reason", "region",
+        "result", "task", "version",
     }
-)
+)  # fmt: skip
 """Labels that never identify a team, user, namespace, queue or job."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _COMMIT_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -302,8 +290,8 @@ class LakeCollector(Collector):
         if self._publisher.compared is not None:
             yield GaugeMetricFamily(
                 "gputally_lake_differences",
-                "Figures of a cluster, a day and an account that the lake and the ledger told differently when last "
-                "compared.",
+                "Figures of a cluster, a day and an account that differed between the lake and the ledger at the last "
+                "comparison.",
                 value=len(self._publisher.compared.differences),
             )
 

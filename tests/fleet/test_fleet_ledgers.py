@@ -140,7 +140,7 @@ def test_a_month_that_is_not_published_is_empty(two: TwoLedgers) -> None:
 
 
 def test_a_ledger_that_bills_shared_gpus_by_busy_time_has_its_month(tmp_path: Path) -> None:
-    """The lake's hours do not tell that time, its statement does."""
+    """That time is not in the lake's hours, but in its statement."""
     lent = BOOK.model_copy(update={"billing": Billing(shared_gpus="busy", idle=IdlePolicy())})
     with published(f"{tmp_path}/lake", book=lent) as known:
         engine = DuckDbEngine(known.connect())

@@ -98,5 +98,5 @@ def test_lent_time_is_refused_by_name(known: PublishedLedger, engine: DuckDbEngi
 
 
 def test_nothing_can_be_booked(known: PublishedLedger, engine: DuckDbEngine) -> None:
-    with pytest.raises(LedgerUnavailable, match="book this at the accountant of prod"):
+    with pytest.raises(LedgerUnavailable, match="send this to the accountant of prod"):
         known.asked(engine).record([NewAct(SPAN[1], "closed", "2026-10", "ana", "")], 1)
