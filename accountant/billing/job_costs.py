@@ -51,7 +51,7 @@ class EpochSpan(NamedTuple):
 
 
 def epoch_spans(reports: Iterable[EpochReport], start_ms: int, end_ms: int) -> list[EpochSpan]:
-    """Return the span, split at the reports inside (start_ms, end_ms], by instant and number.
+    """The span, split at the reports inside (start_ms, end_ms], by instant and number.
 
     If several epochs ended at the same instant, the one with the lowest number has the time."""
     found: list[EpochSpan] = []
@@ -69,7 +69,7 @@ Group = tuple[str, Place, str]
 
 
 def divide_by_epoch(found: Sequence[Charge], held: Sequence[Sequence[UsageLine]]) -> list[list[Charge]]:
-    """Divide each hour's charges among the epochs. The parts of a charge add up to it.
+    """Divides each hour's charges among the epochs. The parts of a charge add up to it.
 
     found: charges whose keys are hours.
     held: the job's usage in each epoch, by hour and PRICED_BY."""
@@ -94,7 +94,7 @@ def divide_by_epoch(found: Sequence[Charge], held: Sequence[Sequence[UsageLine]]
 
 
 def _dealt(charges: Sequence[Charge], weights: Sequence[int]) -> list[list[Charge]]:
-    """Divide the charges of one hour, place and account in proportion to the weights.
+    """Divides the charges of one hour, place and account in proportion to the weights.
 
     The charges are given out one after the other until each share is full."""
     left = [charge.gpu_us for charge in charges]
@@ -138,20 +138,20 @@ class JobQuestions(EpochQuestions, Protocol):
         ...
 
     def recent_span(self, until_ms: int, length_ms: int) -> Span:
-        """Return the newest span of about this length that can be queried and ends at `until_ms` or before."""
+        """The newest span of about this length that can be queried and ends at `until_ms` or before."""
         ...
 
     def pods(
         self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
     ) -> list[KnownPod]:
-        """Return the pods of a span.
+        """The pods of a span.
 
         of: only pods of these jobs.
         waiting: only pods without a known placement or end."""
         ...
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
-        """Return when these jobs held GPUs, over all time."""
+        """Returns when these jobs held GPUs, over all time."""
         ...
 
     def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]: ...
@@ -194,7 +194,7 @@ def job(
     where: Where | None = None,
     timezone: str = "UTC",
 ) -> JobAnswer | None:
-    """Return one job; None if it is unknown or filtered out.
+    """One job; None if it is unknown or filtered out.
 
     If the span starts with None, it starts with the job's first use of a GPU."""
     mine: Where = {**(where or {}), **only_job(key)}
@@ -235,7 +235,7 @@ def job(
 def lifetime_costs(
     ledger: JobQuestions, book: PriceBook | None, keys: Collection[JobKey], now_ms: int, timezone: str = "UTC"
 ) -> dict[JobKey, dict[str, Decimal]]:
-    """Return the cost of each of these jobs from its beginning until now, by GPU model.
+    """The cost of each of these jobs from its beginning until now, by GPU model.
 
     Jobs that are not fully priced, or never held a GPU, are missing."""
     held = ledger.extents(keys)
@@ -259,12 +259,12 @@ def lifetime_costs(
 
 
 def only_job(key: JobKey) -> Where:
-    """Return the filter for this job."""
+    """The filter for this job."""
     return {"cluster": {key.cluster}, "namespace": {key.namespace}, "job": {key.job}}
 
 
 def _only(where: Where | None) -> Collection[JobKey] | None:
-    """Return the jobs that a filter selects at most; None if it does not name jobs."""
+    """The jobs that a filter selects at most; None if it does not name jobs."""
     if where is None or not {"cluster", "namespace", "job"} <= where.keys():
         return None
     return {JobKey(*of) for of in product(where["cluster"], where["namespace"], where["job"])}
@@ -278,7 +278,7 @@ def epoch_lines(
     mine: Where,
     timezone: str,
 ) -> tuple[list[EpochSpan], list[list[PricedTime]]]:
-    """Return the spans between a job's reports, and the priced parts of each. Together they equal the job exactly.
+    """The spans between a job's reports, and the priced parts of each. Together they equal the job exactly.
 
     mine: the filter for this job."""
     cut = epoch_spans(reports, *span)
@@ -307,7 +307,7 @@ def _seen(
     timezone: str,
     held_until_ms: int | None = None,
 ) -> dict[JobKey, _JobRecords]:
-    """Return the ledger's data of each job. held_until_ms: the instant after which none of the jobs held a GPU, if
+    """The ledger's data of each job. held_until_ms: the instant after which none of the jobs held a GPU, if
     known."""
     found: dict[JobKey, _JobRecords] = defaultdict(_JobRecords)
     for charge in charges(ledger, book, start_ms, end_ms, BY, where, timezone):
@@ -329,7 +329,7 @@ def _seen(
 
 
 def _passes(key: JobKey, pod: KnownPod, where: Where | None) -> bool:
-    """Return whether a job that held nothing matches the filter. Users are known only for holders."""
+    """Whether a job that held nothing matches the filter. Users are known only for holders."""
     names = {"cluster": key.cluster, "namespace": key.namespace, "job": key.job, "team": pod.team, "queue": pod.queue}
     return all(names.get(name, "") in values for name, values in (where or {}).items())
 
@@ -378,7 +378,7 @@ def _job(
 
 
 def _parts(found: Iterable[Charge]) -> list[PricedTime]:
-    """Return the priced parts of one job, rounded separately from other jobs."""
+    """The priced parts of one job, rounded separately from other jobs."""
     return [part for several in quantify(((), charge) for charge in found).values() for part in several]
 
 
@@ -393,7 +393,7 @@ def _state(seen: _JobRecords) -> JobState:
 
 
 def _burn(seen: _JobRecords, held: tuple[int, int] | None) -> tuple[Decimal, Decimal | None]:
-    """Return the GPUs held, and their price per hour (None if some have no price), over the last minutes on record."""
+    """The GPUs held, and their price per hour (None if some have no price), over the last minutes on record."""
     since, until = seen.burnt_ms
     over_us = (until - max(since, held[0] if held else since)) * US_PER_MS
     if over_us <= 0 or not seen.burning:
@@ -406,12 +406,12 @@ def _burn(seen: _JobRecords, held: tuple[int, int] | None) -> tuple[Decimal, Dec
 
 
 def _rounded(value: Fraction) -> Decimal:
-    """Return a rate for display. It is never added to others."""
+    """A rate for display. It is never added to others."""
     return Decimal(round(value * 10**RATE_PLACES)).scaleb(-RATE_PLACES)
 
 
 def _beginning(ledger: JobQuestions, key: JobKey, held: tuple[int, int] | None, end_ms: int) -> int:
-    """Return when a job first held a GPU, or else when its first pod was created. held: the span in which it held
+    """Returns when a job first held a GPU, or else when its first pod was created. held: the span in which it held
     one."""
     if held is not None:
         return min(held[0], end_ms)

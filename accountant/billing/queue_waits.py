@@ -56,7 +56,7 @@ class WaitStatistics:
 
 
 def merged(node: PodFacts | None, cluster: PodFacts | None) -> PodFacts:
-    """Combine the facts from the pod's node and from the API server.
+    """Combines the facts from the pod's node and from the API server.
 
     Created, scheduled and started are the earliest known instants. Owners and workload come from the API server if it
     has them, the queue from `queue_of`, and labels from the newer observation that has any. Everything else comes from
@@ -92,7 +92,7 @@ def pod_wait(fact: PodFacts, now_ms: int) -> PodWait:
 def waited_between(
     created_ms: int | None, scheduled_ms: int | None, started_ms: int | None, ended_ms: int | None, now_ms: int
 ) -> PodWait:
-    """Compute the waits from the instants.
+    """Computes the waits from the instants.
 
     The clocks of two machines may differ slightly, so a negative wait becomes 0."""
     placed = started_ms if scheduled_ms is None else scheduled_ms
@@ -111,12 +111,12 @@ def wait_statistics(waits: Iterable[int | None]) -> WaitStatistics:
 
 
 def _rank(ordered: Sequence[int], percent: int) -> int:
-    """Return the nearest rank: the smallest value that is at least as large as that percentage of the values."""
+    """The nearest rank: the smallest value that is at least as large as that percentage of the values."""
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 
 
 def queue_of(node: PodFacts | None, cluster: PodFacts | None) -> str:
-    """Return the queue that a pod names. If its node and the API server report different queues, the one that was
+    """The queue that a pod names. If its node and the API server report different queues, the one that was
     settled first (when the pod was placed) counts; if neither is settled, that of the newer observation.
     `holder_origins.sql` implements the same rule."""
     if cluster is None or not cluster.queue_ref:
@@ -127,7 +127,7 @@ def queue_of(node: PodFacts | None, cluster: PodFacts | None) -> str:
 
 
 def _age_rank(fact: PodFacts) -> int:
-    """Return a sort key. Facts with a settled queue come first, the earliest settled one in front. The others follow,
+    """A sort key. Facts with a settled queue come first, the earliest settled one in front. The others follow,
     newest first."""
     settled = getattr(fact, "queue_ms", None)
     return settled if settled is not None else UNSETTLED - fact.observed_ms
@@ -153,7 +153,7 @@ class WaitRow:
 
 
 def queue_waits(pods: Iterable[KnownPod], start_ms: int, end_ms: int, team: str | None) -> tuple[WaitRow, ...]:
-    """Return one row per queue, the one with the longest 95th percentile first.
+    """One row per queue, the one with the longest 95th percentile first.
 
     Pods that were placed before the span are left out."""
     groups: dict[tuple[str, str], list[PodWait]] = defaultdict(list)

@@ -50,7 +50,7 @@ def nano_hours(total: int, gpu_us: Int64Array) -> Int64Array:
 
 
 def minor_units(price: Decimal, nano: Int64Array, total: int, places: int) -> Int64Array:
-    """Return the cost of each of these quantities, in units with so many decimals that add up to `total`.
+    """The cost of each of these quantities, in units with so many decimals that add up to `total`.
 
     The result equals that of `gputally.base.money.payable`. Raises ValueError for a total that no rounding of the parts
     gives."""
@@ -68,7 +68,7 @@ def minor_units(price: Decimal, nano: Int64Array, total: int, places: int) -> In
 
 
 def _with_missing(parts: Int64Array, left: Int64Array, missing: int) -> Int64Array:
-    """Add one to the parts with the largest remainders. Of equal remainders the earlier part comes first."""
+    """Adds one to the parts with the largest remainders. Of equal remainders the earlier part comes first."""
     if missing:
         parts[np.argsort(-left, kind="stable")[:missing]] += 1
     return parts
@@ -198,7 +198,7 @@ class Itemised:
         return self.dearest(None)[0]
 
     def dearest(self, most: int | None) -> tuple[list[Row], Row | None, int]:
-        """Return the first `most` of `rows`, the others as one row without a key, and the number of these others."""
+        """The first `most` of `rows`, the others as one row without a key, and the number of these others."""
         numbers, order = self._ranked()
         shown = order[:most]
         place = {number: at for at, number in enumerate(numbers[shown].tolist())}
@@ -239,14 +239,14 @@ class Itemised:
 
 
 def accounts_named(name: str) -> frozenset[Account]:
-    """Return the accounts for a name: `allocated` stands for three accounts, "" for all."""
+    """The accounts for a name: `allocated` stands for three accounts, "" for all."""
     if name == "allocated":
         return ALLOCATED
     return frozenset((name,)) if name else frozenset()  # type: ignore[arg-type]  # checked where it is read
 
 
 def itemise(stated: Statement, figure: LineFilter, groups: Groups) -> Itemised:
-    """Itemise the lines of a figure. groups: the bills of the statement's span."""
+    """Itemises the lines of a figure. groups: the bills of the statement's span."""
     places = minor_places(stated.currency) if stated.currency is not None else 0
     lines: list[tuple[StatementLine, ItemAmount]] = []
     cuts: list[_DividedLine] = []
@@ -260,7 +260,7 @@ def itemise(stated: Statement, figure: LineFilter, groups: Groups) -> Itemised:
 
 
 def total(parts: Iterable[ItemAmount]) -> ItemAmount:
-    """Return the sum. Parts without a price count only in the time."""
+    """The sum. Parts without a price count only in the time."""
     found = list(parts)
     costs = [part.cost for part in found if part.cost is not None]
     amounts = [part.amount for part in found if part.amount is not None]
@@ -273,7 +273,7 @@ def total(parts: Iterable[ItemAmount]) -> ItemAmount:
 
 
 def _cut(line: StatementLine, whole: ItemAmount, key: Int64Array, gpu_us: Int64Array, places: int) -> _DividedLine:
-    """Divide a line. Hours and amounts are divided by largest remainder, with ties to the earlier key."""
+    """Divides a line. Hours and amounts are divided by largest remainder, with ties to the earlier key."""
     hours = int(line.gpu_hours.scaleb(HOUR_PLACES))
     off = abs(int(gpu_us.sum()) - line.gpu_us)
     if len(key) and line.detail == "spread" and 0 < off < MS_PER_SECOND * US_PER_MS:

@@ -162,7 +162,7 @@ def build(
     beside: UnmeteredItems = NOTHING_BESIDE,
     unused: Iterable[Charge] = (),
 ) -> Statement:
-    """Return the open statement of a span, from all its charges with any grouping that begins with the team.
+    """The open statement of a span, from all its charges with any grouping that begins with the team.
 
     unused: unused commitments, by owner.
 
@@ -202,7 +202,7 @@ def build(
 
 
 def for_teams(whole: Statement, teams: Collection[str]) -> Statement:
-    """Return the part of a cluster's statement that concerns these teams.
+    """The part of a cluster's statement that concerns these teams.
 
     It has the same lines and amounts as the whole, so that all readers see equal figures."""
     lines = tuple(line for line in whole.lines if line.team in teams)
@@ -291,7 +291,7 @@ def _totals(
 
 
 def _by_owner(commitments: Iterable[StatementLine], currency: str | None) -> dict[str, Decimal]:
-    """Return the amount of each owner, rounded to the minor unit separately, so that a team sees the same amount as the
+    """The amount of each owner, rounded to the minor unit separately, so that a team sees the same amount as the
     whole cluster."""
     owed: dict[str, Decimal] = {}
     for line in commitments:
@@ -304,7 +304,7 @@ def _by_owner(commitments: Iterable[StatementLine], currency: str | None) -> dic
 
 
 def canonical(statement: Statement) -> bytes:
-    """Return the statement as JSON with sorted keys, no spaces, and decimals as plain text: one line of UTF-8."""
+    """The statement as JSON with sorted keys, no spaces, and decimals as plain text: one line of UTF-8."""
     content = {"schema": SCHEMA, **asdict(statement)}
     if not statement.commitments:
         del content["commitments"]  # as in the stored bytes of releases without commitments
@@ -315,7 +315,7 @@ _STATEMENT = TypeAdapter(Statement)
 
 
 def from_canonical(content: bytes) -> Statement:
-    """Return the statement with these `canonical` bytes. Raises ValueError for any other bytes."""
+    """The statement with these `canonical` bytes. Raises ValueError for any other bytes."""
     found = _STATEMENT.validate_json(content)
     if canonical(found) != content:
         raise ValueError("not the canonical form of a statement")
@@ -323,7 +323,7 @@ def from_canonical(content: bytes) -> Statement:
 
 
 def as_text(value: object) -> str:
-    """Return an amount as JSON text. Raises TypeError for any other type."""
+    """An amount as JSON text. Raises TypeError for any other type."""
     if isinstance(value, Decimal):
         return plain(value)
     raise TypeError(f"no canonical form for {type(value).__name__}")
@@ -334,7 +334,7 @@ Entry: TypeAlias = tuple[Account, int, Decimal | None]
 
 
 def payable_lines(stated: Statement) -> list[tuple[StatementLine, Entry]]:
-    """Return the statement's lines with their costs, rounded to the currency's minor unit (None: unpriced).
+    """The statement's lines with their costs, rounded to the currency's minor unit (None: unpriced).
 
     Each team's payable amount is apportioned to its lines once. Every table sums these amounts, so the rows and columns
     of all tables agree to the cent. Rounding each table separately would not achieve this (the two-dimensional rounding

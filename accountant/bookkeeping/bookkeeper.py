@@ -109,14 +109,14 @@ class Invoices(_Books):
         return reconcile(str(month), invoice, self._bills(month, book), book.currency)
 
     def newest(self, month: Month) -> KeptInvoice | None:
-        """Return the newest stored invoice of that month."""
+        """The newest stored invoice of that month."""
         acts = self._ledger.acts("invoiced", subject=str(month))
         if not acts:
             return None
         return KeptInvoice(act=acts[-1].number, invoice=Invoice.model_validate_json(acts[-1].content))
 
     def keep(self, month: Month, invoice: Invoice, who: str, reason: str) -> None:
-        """Store the invoice. An identical one is stored only once. Raises CannotClose."""
+        """Stores the invoice. An identical one is stored only once. Raises CannotClose."""
         self.reconcile(month, invoice)
         known = self.newest(month)
         if known is None or known.invoice != invoice:
@@ -127,7 +127,7 @@ class Invoices(_Books):
         return NewAct(self._clock.wall_ms(), "invoiced", str(month), who, reason, invoice.model_dump_json())
 
     def true_up(self, month: Month, invoice: Invoice) -> tuple[ComposedPriceBook, ComposedPriceBook]:
-        """Return the price book of the month and the price book in force after a true-up with the invoice. Raises
+        """The price book of the month and the price book in force after a true-up with the invoice. Raises
         CannotClose.
 
         For an open month, both are the same."""
@@ -383,7 +383,7 @@ class Bookkeeper:
         return "open" if now < end else "grace" if now < end + self._grace_ms else "due"
 
     def month(self, month: Month, teams: Collection[str] | None = None) -> Statement:
-        """Return the statement of a month.
+        """The statement of a month.
 
         For a closed month these are the stored bytes. For an open month it is computed from the present records, up to
         now.
@@ -408,7 +408,7 @@ class Bookkeeper:
         return booked_later(self.books(), month)
 
     def priced_by(self, kept: Statement | None) -> PriceBook | None:
-        """Return the price book of a stored statement. For None, return the one in force."""
+        """The price book of a stored statement. For None, the one in force."""
         return self.prices.current if kept is None else self.prices.of(kept.price_book_version)
 
     def standing(self, month: Month) -> list[Objection]:
@@ -434,7 +434,7 @@ class Bookkeeper:
         return self.invoices.reconcile(month, invoice)
 
     def close(self, month: Month, who: str, reason: str = "", acknowledged: Sequence[str] = ()) -> ClosedMonth:
-        """Close the month and store its statement. Raises CannotClose.
+        """Closes the month and stores its statement. Raises CannotClose.
 
         Open proposals for earlier months have to be acknowledged."""
         end = month.span(self._zone)[1]
@@ -462,7 +462,7 @@ class Bookkeeper:
         record(self._ledger, [NewAct(self._clock.wall_ms(), "reopened", str(month), who, reason)], books.seen)
 
     def publish(self, month: Month, who: str, reason: str = "") -> ClosedMonth:
-        """Publish the closed month. It can then not be reopened. Raises CannotClose."""
+        """Publishes the closed month. It can then not be reopened. Raises CannotClose."""
         books = self.books()
         found = books.of(str(month))
         if found is None:
@@ -588,7 +588,7 @@ class Bookkeeper:
         reason: str,
         before: Sequence[NewAct] = (),
     ) -> list[Correction]:
-        """Put a book in force, and correct a closed month by the month's own book. All acts are recorded together."""
+        """Puts a book in force, and corrects a closed month by its own book. All acts are recorded together."""
         now = self._clock.wall_ms()
         books = self.books()
         closed = books.of(str(month))
@@ -608,7 +608,7 @@ class Bookkeeper:
         return list(after.corrections[len(books.corrections) :])
 
     def _open(self, month: Month, books: ClosedMonths, book: PriceBook | None) -> Statement:
-        """Return the statement of a month from the present records, with the items booked in it. The current month
+        """The statement of a month from the present records, with the items booked in it. The current month
         counts up to now."""
         start, end = month.span(self._zone)
         end = max(start, min(end, self._clock.wall_ms()))
@@ -626,7 +626,7 @@ class Bookkeeper:
     def _corrected(
         self, books: ClosedMonths, who: str, months: Sequence[ClosedMonth], new: PriceBook | None = None
     ) -> tuple[ClosedMonths, list[NewAct]]:
-        """Return the state with late changes of closed months, and the acts that book them.
+        """The state with late changes of closed months, and the acts that book them.
 
         new: a book that is not recorded yet and that a month may name."""
         acts: list[NewAct] = []
@@ -674,7 +674,7 @@ class Bookkeeper:
 
 
 def _span(record: Quarantined) -> tuple[int, int]:
-    """Return the first and last millisecond of a record that was not booked.
+    """The first and last millisecond of a record that was not booked.
 
     For an interval this is its span. For a pod's facts these are the first and last of their instants, or the time of
     arrival if they have none."""

@@ -68,7 +68,7 @@ class Proposal:
     lines: tuple[Correction, ...]
 
     def effects(self, teams: Collection[str] | None = None) -> list[TeamEffect]:
-        """Return the effect on each team, sorted by name. teams: only these."""
+        """The effect on each team, sorted by name. teams: only these."""
         names = sorted({one.line.team for one in self.lines if teams is None or one.line.team in teams})
         return [
             TeamEffect(

@@ -131,7 +131,7 @@ class TrueUp(Model):
     rates: tuple[TrueUpRate, ...]
 
     def after(self, earlier: TrueUp | None) -> TrueUp:
-        """Return these rates, and the rates of earlier invoices of the month (such as another provider's) for other
+        """Returns these rates, and the rates of earlier invoices of the month (such as another provider's) for other
         kinds of GPU."""
         found = {one.kind: one for one in (*(earlier.rates if earlier else ()), *self.rates)}
         return TrueUp(month=self.month, rates=tuple(found[kind] for kind in sorted(found)))

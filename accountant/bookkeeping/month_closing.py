@@ -32,7 +32,7 @@ MIN_COVERAGE = 0.99
 
 
 def statement_hash(statement: Statement) -> str:
-    """Return the hash of a month: SHA-256 of its statement's canonical bytes, in hexadecimal."""
+    """The hash of a month: SHA-256 of its statement's canonical bytes, in hexadecimal."""
     return hashlib.sha256(canonical(statement)).hexdigest()
 
 
@@ -99,7 +99,7 @@ class ClosedMonths:
         return str(Month.parse(self.latest.month).next) if self.latest else None
 
     def booked_in(self, month: str, first: str, current: str) -> str:
-        """Return the month in which a credit or charge about `month` is booked: the first open month.
+        """The month in which a credit or charge about `month` is booked: the first open month.
 
         If no month was ever closed, it is `month` itself, limited to the ledger's range (first to current). No
         statement would show the amount elsewhere."""
@@ -107,7 +107,7 @@ class ClosedMonths:
 
 
 def booked_in_month(books: ClosedMonths, month: Month) -> UnmeteredItems:
-    """Return the items booked in that month, about any month."""
+    """The items booked in that month, about any month."""
     name = str(month)
     return UnmeteredItems(
         name,
@@ -117,7 +117,7 @@ def booked_in_month(books: ClosedMonths, month: Month) -> UnmeteredItems:
 
 
 def booked_later(books: ClosedMonths, month: Month) -> UnmeteredItems:
-    """Return the items booked in other months about that month."""
+    """The items booked in other months about that month."""
     name = str(month)
     return UnmeteredItems(
         name,
@@ -127,7 +127,7 @@ def booked_later(books: ClosedMonths, month: Month) -> UnmeteredItems:
 
 
 def objections(stated: Statement, quarantined: int, in_grace: bool) -> list[Objection]:
-    """Return the objections to closing this statement. quarantined: number of the month's records that were not
+    """The objections to closing this statement. quarantined: number of the month's records that were not
     booked."""
     found = []
     if in_grace:
@@ -145,7 +145,7 @@ def objections(stated: Statement, quarantined: int, in_grace: bool) -> list[Obje
 
 
 def waiting_elsewhere(months: Sequence[str]) -> list[Objection]:
-    """Return the objection that proposals for these closed months wait for a decision."""
+    """The objection that proposals for these closed months wait for a decision."""
     if not months:
         return []
     return [
@@ -157,7 +157,7 @@ def waiting_elsewhere(months: Sequence[str]) -> list[Objection]:
 
 
 def refuse_unless_acknowledged(standing: Sequence[Objection], acknowledged: Sequence[str], reason: str) -> None:
-    """Raise CannotClose naming every objection that was not acknowledged, or a missing reason."""
+    """Raises CannotClose naming every objection that was not acknowledged, or a missing reason."""
     left = [objection for objection in standing if objection.kind not in acknowledged]
     if left:
         raise CannotClose(
@@ -169,7 +169,7 @@ def refuse_unless_acknowledged(standing: Sequence[Objection], acknowledged: Sequ
 
 
 def refuse_out_of_order(books: ClosedMonths, month: Month, end_ms: int, now_ms: int, earlier_records: bool) -> None:
-    """Raise CannotClose unless the month is over, open, and the next one to close."""
+    """Raises CannotClose unless the month is over, open, and the next one to close."""
     if books.of(str(month)) is not None:
         raise CannotClose(f"{month} is closed already")
     if end_ms > now_ms:
@@ -181,7 +181,7 @@ def refuse_out_of_order(books: ClosedMonths, month: Month, end_ms: int, now_ms: 
 
 
 def refuse_reopening(books: ClosedMonths, month: str, reason: str) -> None:
-    """Raise CannotClose unless it is the newest closed month, not published, and a reason is given."""
+    """Raises CannotClose unless it is the newest closed month, not published, and a reason is given."""
     found = books.of(month)
     if found is None:
         raise CannotClose(f"{month} is not closed")
@@ -195,7 +195,7 @@ def refuse_reopening(books: ClosedMonths, month: str, reason: str) -> None:
 
 
 def refuse_other_currency(books: ClosedMonths, currency: str) -> None:
-    """Raise CannotClose for a price book in another currency than the amounts booked so far.
+    """Raises CannotClose for a price book in another currency than the amounts booked so far.
 
     Later corrections, credits and amounts due would be added to these amounts."""
     closed = {str(found) for each in books.closed if (found := json.loads(each.content)["currency"]) is not None}
@@ -209,7 +209,7 @@ def refuse_other_currency(books: ClosedMonths, currency: str) -> None:
 
 
 def faults(books: ClosedMonths) -> list[str]:
-    """Return the faults of the stored months: bytes that do not match their hash, or a broken chain of hashes."""
+    """The faults of the stored months: bytes that do not match their hash, or a broken chain of hashes."""
     found = []
     before: ClosedMonth | None = None
     for closed in books.closed:

@@ -35,7 +35,7 @@ class ComposedPriceBook:
     true_ups: tuple[TrueUp, ...] = ()
 
     def content(self, origin: Origin) -> str:
-        """Return the content of the act that records it."""
+        """The content of the act that records it."""
         found: dict[str, object] = {"origin": origin, "book": self.book.model_dump(mode="json", by_alias=True)}
         if self.true_ups:
             found["base"] = self.base.model_dump(mode="json", by_alias=True)
@@ -85,7 +85,7 @@ class Prices:
         return self._versions[-1] if self._versions else None
 
     def of(self, version: str) -> PriceBook | None:
-        """Return the book of that version; None if it was never recorded."""
+        """The book of that version; None if it was never recorded."""
         found = self.version(version)
         return found.book if found is not None else None
 
@@ -93,18 +93,18 @@ class Prices:
         return next((found for found in self._versions if found.version == version), None)
 
     def filed(self, base: PriceBook) -> bool:
-        """Return whether the file that was last put in force has this content."""
+        """Whether the file that was last put in force has this content."""
         files = [found.base.version for found in self._versions if found.origin == "file"]
         return bool(files) and files[-1] == base.version
 
     def try_out(self, book: PriceBook, now_ms: int) -> None:
-        """Put a book in force for this process only, without recording it. Raises what the check raises."""
+        """Puts a book in force for this process only, without recording it. Raises what the check raises."""
         self._check(book)
         with self._lock:
             self._versions.append(BookVersion(book, book, (), book.version, 0, now_ms, "file", "", "tried out"))
 
     def take(self, book: PriceBook, origin: Origin, who: str, reason: str, now_ms: int) -> BookVersion | None:
-        """Put a book as written in force, see `enter`."""
+        """Puts a book as written in force, see `enter`."""
         return self.enter([ComposedPriceBook(book, book)], origin, who, reason, now_ms)
 
     def enter(
@@ -119,7 +119,7 @@ class Prices:
         after: Sequence[NewAct] = (),
         seen: int | None = None,
     ) -> BookVersion | None:
-        """Put the last of these books in force. Returns None if it already is.
+        """Puts the last of these books in force. Returns None if it already is.
 
         The earlier books are only recorded, so that statements can refer to them.
 

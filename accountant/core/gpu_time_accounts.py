@@ -148,7 +148,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 def figures(cells: Int64Array, weights: Sequence[float] | npt.NDArray[np.float64]) -> Int64Array:
-    """Returns the columns of accountant.storage.query.window_sums.Figures for each row of `cells`, an array of
+    """The columns of accountant.storage.query.window_sums.Figures for each row of `cells`, an array of
     `AccountVector`s.
 
     The first four columns are multiplied by the row's decay weight and rounded, as accountant.core.window_decay.term

@@ -38,7 +38,7 @@ class Issuer(Model):
 
 
 def _checked_address(text: str) -> str:
-    """Returns a text of the form host:port unchanged. Raises ValueError for any other."""
+    """The text itself, if it has the form host:port. Raises ValueError otherwise."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise ValueError(f"not an address: {text!r} (write host:port, for example 127.0.0.1:8080 or [::]:8080)")

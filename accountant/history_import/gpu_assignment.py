@@ -87,7 +87,7 @@ class FigureSeries:
         self._values = values
 
     def over(self, start_ms: int, end_ms: int) -> tuple[int, list[Span]]:
-        """Return the integral over time (figure x ms), and the parts of [start, end) without a value."""
+        """The integral over time (figure x ms), and the parts of [start, end) without a value."""
         grid, step = self._grid, self._grid.step_ms
         total, gaps = 0, list[Span]()
         at = start_ms

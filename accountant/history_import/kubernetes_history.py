@@ -308,7 +308,7 @@ def _labelled(own: Sequence[Device]) -> tuple[dict[str, list[int]], dict[str, li
 def _pools(
     own: Sequence[Device], offered: Mapping[str, int], wanted: Sequence[Demand]
 ) -> tuple[dict[str, list[int]], dict[str, list[Slot]]]:
-    """Returns the slots by GPU and part, and the slots by resource. MIG instances are in the pool of their profile, or
+    """The slots by GPU and part, and the slots by resource. MIG instances are in the pool of their profile, or
     of whole GPUs if the node offers them as such. The other GPUs are divided between the resources that the node
     offers."""
     names = offered.keys() | {demand.pool for demand in wanted}

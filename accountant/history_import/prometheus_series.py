@@ -292,7 +292,7 @@ class Device:
     power: FigureSeries | None = None
 
     def layout(self, slots: Sequence[int], known: tuple[Span, ...], lost: tuple[Span, ...]) -> GpuLayout:
-        """Returns the device's parts (the GPU or its MIG instances). slots: how many equal slots each part has."""
+        """The device's parts (the GPU or its MIG instances). slots: how many equal slots each part has."""
         parts = tuple(
             GpuPart(one, slots[number], self.busy.get(number), self.memory.get(number))
             for number, one in enumerate(self.slices or (None,))
@@ -396,7 +396,7 @@ def _labelled(seen: Observed) -> dict[str, dict[tuple[int | None, PodName], set[
 
 
 def _node(about: Sequence[Labels], nodes_of: Mapping[PodName, str], listed: Mapping[str, object]) -> str:
-    """Returns the node of a device. This is a node name in the series that Kubernetes knows. Otherwise it is the node
+    """The node of a device. This is a node name in the series that Kubernetes knows. Otherwise it is the node
     of most pods that the device was labelled with, including the exporter's own. Otherwise it is the first node name in
     the series."""
     votes: Counter[str] = Counter()

@@ -344,7 +344,7 @@ def pod_sighting(
 
 
 def as_placed(now: tuple[tuple[str, str], ...], before: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Returns the labels and annotations of a pod that is bound to a node. Those that name its queue stay as they were
+    """The labels and annotations of a pod that is bound to a node. Those that name its queue stay as they were
     when the scheduler read them; later changes are ignored."""
     kept = {key: value for key, value in before if key in _QUEUE_MARKS}
     return tuple(sorted({**{key: value for key, value in now if key not in _QUEUE_MARKS}, **kept}.items()))

@@ -68,15 +68,15 @@ class Journal(Protocol):
     """Stores acts."""
 
     def acts(self, *kinds: ActKind, subject: str | None = None) -> list[Act]:
-        """Returns the acts in the order of recording; if no kinds are given, all of them."""
+        """The acts in the order of recording; if no kinds are given, all of them."""
         ...
 
     def trail(self, after: int, limit: int) -> list[Act]:
-        """Returns at most `limit` acts with a number above `after`, in the order of recording."""
+        """At most `limit` acts with a number above `after`, in the order of recording."""
         ...
 
     def last_act(self) -> int:
-        """Returns the number of the newest act, or 0 if there is none."""
+        """The number of the newest act, or 0 if there is none."""
         ...
 
     def record(self, acts: Sequence[NewAct], seen: int) -> list[Act]:
@@ -138,7 +138,7 @@ def numbered(acts: Iterable[NewAct], last: int, digest: str) -> list[Act]:
 
 
 def broken_at(acts: Iterable[Act], last: int = 0, digest: str = FIRST_DIGEST) -> int | None:
-    """Returns the first number that is missing or whose act was changed after recording; None if the chain is
+    """The first number that is missing or whose act was changed after recording; None if the chain is
     intact."""
     for act in acts:
         (expected,) = numbered([act], last, digest)

@@ -76,7 +76,7 @@ class EpochReport:
 
 
 def annotated(annotations: Mapping[str, str], seen_ms: int, written_ms: int | None = None) -> tuple[int, int] | None:
-    """Returns the epoch number and its instant from a pod's annotation. If the annotation has no instant, it is the
+    """The epoch number and its instant from a pod's annotation. If the annotation has no instant, it is the
     time when the annotation was written or, if that is unknown, first seen.
 
     Returns None without the annotation, or if it cannot be parsed (a pod's owner may write anything there)."""
@@ -356,7 +356,7 @@ class Questions(Protocol):
         where: Mapping[Dimension, Collection[str]] | None = None,
         timezone: str = "UTC",
     ) -> list[UsageLine]:
-        """Returns the accounts per group. Time without a holder has team and queue IDLE; held time without an assigned
+        """The accounts per group. Time without a holder has team and queue IDLE; held time without an assigned
         team or queue has UNASSIGNED; any other missing name is "". `day` and `hour` are local to `timezone`
         (2026-10-01, 2026-10-01T13)."""
         ...
@@ -364,7 +364,7 @@ class Questions(Protocol):
     def usage_columns(
         self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC"
     ) -> list[UsageColumns]:
-        """Returns the content of `usage` and `idle_phases` as columns, one UsageColumns per grouping in `cuts`. Its
+        """The content of `usage` and `idle_phases` as columns, one UsageColumns per grouping in `cuts`. Its
         rows are grouped by the dimensions of that grouping and by everything that a price depends on (PRICED_BY), for
         every span between two neighbouring `edges` (ascending)."""
         ...
@@ -372,30 +372,30 @@ class Questions(Protocol):
     def idle_phases(
         self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
     ) -> list[IdlePhases]:
-        """Returns the start-up part of `allocated_idle` per group, for groups that have some; the rest is
+        """The start-up part of `allocated_idle` per group, for groups that have some; the rest is
         `running_idle`."""
         ...
 
     def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[LentTime]:
-        """Returns the changes of accounts, which add up to 0, if busy time beyond a holder's share is billed to that
+        """The changes of accounts, which add up to 0, if busy time beyond a holder's share is billed to that
         holder."""
         ...
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
-        """Returns the policies in force in the span, oldest first. The mapping of the first policy also applies before
+        """The policies in force in the span, oldest first. The mapping of the first policy also applies before
         it."""
         ...
 
     def coverage(self, start_ms: int, end_ms: int) -> float | None:
-        """Returns the metered share of the capacity without `down` time, 0..1; None if there was no capacity."""
+        """The metered share of the capacity without `down` time, 0..1; None if there was no capacity."""
         ...
 
     def extent(self) -> Span:
-        """Returns the span from the first booked start to the newest booked end; (0, 0) if nothing is booked."""
+        """The span from the first booked start to the newest booked end; (0, 0) if nothing is booked."""
         ...
 
     def newest_by_cluster(self) -> Mapping[str, int]:
-        """Returns the end of the newest booked record of each cluster that agents report from and that has a GPU in
+        """The end of the newest booked record of each cluster that agents report from and that has a GPU in
         service."""
         ...
 
@@ -440,7 +440,7 @@ class Ledger(Questions, Protocol):
         ...
 
     def nodes(self) -> tuple[NodeFacts, ...]:
-        """Returns every node as last read, by cluster and name."""
+        """Every node as last read, by cluster and name."""
         ...
 
     def window(
@@ -454,7 +454,7 @@ class Ledger(Questions, Protocol):
         shard: str | None = None,
         cluster: str | None = None,
     ) -> UsageWindow:
-        """Returns one usage window.
+        """One usage window.
 
         book: prices, for measure cost.
         shard, cluster: restrict it to the nodes of one.
@@ -465,7 +465,7 @@ class Ledger(Questions, Protocol):
     def watermark(
         self, at_ms: int, min_coverage: float, shard: str | None = None, cluster: str | None = None
     ) -> int | None:
-        """Returns the watermark of all windows that end at `at_ms`: the latest instant up to which at least the share
+        """The watermark of all windows that end at `at_ms`: the latest instant up to which at least the share
         `min_coverage` of the GPUs in service is metered; None if no GPU is in service."""
         ...
 
@@ -475,7 +475,7 @@ class Ledger(Questions, Protocol):
         ...
 
     def clusters(self) -> Collection[str]:
-        """Returns the clusters that have booked records."""
+        """The clusters that have booked records."""
         ...
 
     def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
@@ -489,7 +489,7 @@ class Ledger(Questions, Protocol):
         ...
 
     def job_of(self, cluster: str, uid: str) -> JobKey | None:
-        """Return the job of a pod, None if the pod is unknown."""
+        """The job of a pod, None if the pod is unknown."""
         ...
 
     def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:

@@ -47,11 +47,11 @@ class Assignment:
         return self.version.policy.counting() if self.version is not None else None
 
     def mapping(self) -> object:
-        """Returns the part of the policy that determines the assignment; policies with equal mappings assign alike."""
+        """The part of the policy that determines the assignment; policies with equal mappings assign alike."""
         return tuple(sorted((q.name, q.parent or "", q.team or "", q.refs) for q in self.queues.values()))
 
     def queue(self, queue_ref: str) -> str:
-        """Returns the queue of a queue_ref, UNASSIGNED if no queue has it. For
+        """The queue of a queue_ref, UNASSIGNED if no queue has it. For
         `kueue:NAMESPACE/NAME@CLUSTERQUEUE^COHORT^PARENT` the LocalQueue takes precedence over its ClusterQueue, and
         that over its cohorts, nearest first."""
         found = self._owner.get(queue_ref)
@@ -63,7 +63,7 @@ class Assignment:
         return found or UNASSIGNED
 
     def team(self, queue: str, space: NamespaceFacts | None, labels: Mapping[str, str]) -> str:
-        """Returns the team that pays: that of the queue or its nearest ancestor with a team, otherwise the one the
+        """The team that pays: that of the queue or its nearest ancestor with a team, otherwise the one the
         pod's label chooses if the namespace allows it, otherwise the namespace's own team."""
         for name in self.lineage(queue):
             team = self.queues[name].team
@@ -75,7 +75,7 @@ class Assignment:
         return chosen if chosen and chosen in space.teams else space.team or UNASSIGNED
 
     def lineage(self, queue: str) -> list[str]:
-        """Returns the queue and its ancestors, nearest first; empty for an unknown queue."""
+        """The queue and its ancestors, nearest first; empty for an unknown queue."""
         names = []
         at: str | None = queue if queue in self.queues else None
         while at is not None:
@@ -147,7 +147,7 @@ LATE_MS = MS_PER_HOUR
 
 
 def labels_count(fact: PodFacts) -> bool:
-    """Returns whether the labels in this observation may name a team: it was made within LATE_MS of the pod's start."""
+    """Whether the labels in this observation may name a team: it was made within LATE_MS of the pod's start."""
     begun = next((at for at in (fact.started_ms, fact.scheduled_ms, fact.created_ms) if at is not None), None)
     return bool(fact.labels.keys() - {USER_KEY}) and begun is not None and fact.observed_ms <= begun + LATE_MS
 

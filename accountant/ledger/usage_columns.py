@@ -73,7 +73,7 @@ class Peak:
 
 
 def repeated(start_ms: int, end_ms: int, timezone: str) -> dict[str, int]:
-    """Returns the local hours of a span that last longer than an hour because clocks go back in them, with their length
+    """The local hours of a span that last longer than an hour because clocks go back in them, with their length
     in ms. GPU time of such an hour must be divided by this length to get a number of GPUs."""
     found = hours(start_ms, end_ms, zone(timezone)) if start_ms < end_ms else {}
     return {name: length_ms for name, length_ms in found.items() if length_ms > MS_PER_HOUR}
