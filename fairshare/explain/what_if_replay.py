@@ -268,7 +268,7 @@ def _sorted_into(workload: Workload, leaves: Sequence[str]) -> Workload:
 
 
 def rows(names: Sequence[str], past: ReplayHistory, before: Record, after: Record) -> list[ComparedQueue]:
-    """Return one row for each of the queues `names`, the leaves of the policy of the second replay."""
+    """Return one row per queue. names: the leaf queues of the policy of the second replay."""
     now = {each.queue: each for each in replayed_queue(before, past.from_s)}
     nothing = ReplayedQueue("", 0.0, 0, 0.0, 0.0, 0)
     return [

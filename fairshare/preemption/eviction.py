@@ -6,8 +6,9 @@ of all its pods, not only of the first.
 
 Victims are stopped as follows:
 
-- Kueue: `spec.active: false` on the Workload, with the intent in the same patch. `unfinished_preemptions` activates it
-  again. Its pods are not evicted, because their Job would create new ones while it still has the quota.
+- Kueue: `spec.active: false` on the Workload. The same patch writes an annotation with the id and time of the decision,
+  from which `unfinished_preemptions` recognises the Workload and activates it again. Its pods are not evicted, because
+  their Job would create new ones while it still has the quota.
 - Volcano: a Command RestartJob. The controller deletes the Command before it acts, so a Command can be lost.
   `unfinished_preemptions` sends it again.
 - Everything else: the Eviction API for each pod, with its uid as precondition.
