@@ -19,7 +19,6 @@ from accountant.reports.savings_hints import SLICES, Hint
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_models import BudgetState
 from gputally.base.money import HOUR_PLACES, Money, minor_places
-from gputally.base.number_format import MINUS as MINUS
 from gputally.base.number_format import NOTHING as NOTHING
 from gputally.base.number_format import gpus as gpus
 from gputally.base.number_format import hours as hours

@@ -38,8 +38,7 @@ from accountant.wire.policy_models import Decision
 from gputally.base.money import exact_sum
 from gputally.base.units import MS_PER_DAY, MS_PER_SECOND
 from gputally.server import page_layout
-from gputally.server.page_layout import HTML as HTML
-from gputally.server.page_layout import STYLE
+from gputally.server.page_layout import HTML, STYLE
 from gputally.server.request_handling import static_routes, tagged
 from gputally.server.sign_in import Kind, Person, SignInService, sign_in_routes, to_sign_in
 

@@ -20,16 +20,7 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
-from accountant.wire.usage_models import Accounts as Accounts
-from accountant.wire.usage_models import BudgetState as BudgetState
-from accountant.wire.usage_models import CostAnswer as CostAnswer
-from accountant.wire.usage_models import CostLine as CostLine
-from accountant.wire.usage_models import Dimension as Dimension
-from accountant.wire.usage_models import UsageAnswer as UsageAnswer
-from accountant.wire.usage_models import UsageLine as UsageLine
-from gputally.server.config_loading import Duration, Model, bare_off
-from gputally.server.config_loading import parse_duration as parse_duration
-from gputally.server.config_loading import parse_seconds as parse_seconds
+from gputally.server.config_loading import Duration, Model, bare_off, parse_seconds
 
 Apply = Literal["dry-run", "enforce"]
 """dry-run: send requests to the API server as dry runs, which change nothing."""
