@@ -33,26 +33,32 @@ Row = tuple[Any, ...]
 Parameters = Mapping[str, object] | Sequence[object] | None
 
 
-_PART = re.compile(r"\{(\w+)\}")
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 @cache
 def _template(name: str) -> tuple[str, frozenset[str]]:
-    """The text of sql/<name>.sql without its comments, and the names of its placeholders."""
-    text = (resources.files("accountant.storage") / "sql" / f"{name}.sql").read_text(encoding="utf-8")
-    code = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("--"))
-    return code, frozenset(_PART.findall(code))
+    """Return the text of sql/<name>.sql without its comments, and the names of its placeholders."""
+    file = resources.files("accountant.storage") / "sql" / f"{name}.sql"
+    if not file.is_file():
+        raise ValueError(f"sql/{name}.sql does not exist, and no text is given for the placeholder {name}")
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    code = "".join(line for line in lines if not line.startswith("--"))
+    return code, frozenset(_PLACEHOLDER.findall(code))
 
 
 def statement(name: str, **parts: str) -> str:
-    """The text of sql/<name>.sql with each `{name}` replaced by a piece of SQL. The pieces are SQL from this package:
-    other statements, and names of tables and columns; values are passed as parameters.
+    """Return the text of sql/<name>.sql with each placeholder `{other}` replaced by the given part, or else by the
+    statement sql/<other>.sql.
 
-    Raises ValueError if the placeholders of the statement differ from those given."""
-    text, wanted = _template(name)
-    if wanted != parts.keys():
-        raise ValueError(f"sql/{name}.sql has the parts {sorted(wanted)}, given are {sorted(parts)}")
-    return _PART.sub(lambda found: parts[found[1]], text) if parts else text
+    Parts are SQL from this package, such as names of tables and columns; values are passed as parameters. Raises
+    ValueError for a part without a placeholder, and for a placeholder with neither a part nor a statement."""
+    text, placeholders = _template(name)
+    if not parts.keys() <= placeholders:
+        raise ValueError(f"sql/{name}.sql has the placeholders {sorted(placeholders)}, given are {sorted(parts)}")
+    if not placeholders:
+        return text
+    return _PLACEHOLDER.sub(lambda found: parts[found[1]] if found[1] in parts else statement(found[1]), text)
 
 
 def one_line(error: BaseException) -> str:

@@ -179,7 +179,7 @@ class Snapshot:
                 return {number: key for number, key in told.items() if key in wanted}
             asked |= {"namespaces": sorted({key.namespace for key in keys}), "jobs": sorted({key.job for key in keys})}
             only = "WHERE list_contains($namespaces, namespace) AND list_contains($jobs, job)"
-        sql = statement("holder_jobs", names=statement("holder_names"), only=only)
+        sql = statement("holder_jobs", only=only)
         return {number: key for number, *names in self._cursor.run(sql, asked) if (key := JobKey(*names)) in wanted}
 
     def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]:

@@ -71,7 +71,7 @@ OWN = {
         "grouping.set_condition",
         "instant",
         "source",
-        "statement('sets_of', payers=few)",
+        "statement('sets_of', ids=few)",
         "tag",
     },
     "accountant/storage/retention.py": {

@@ -1,10 +1,10 @@
--- The ledger, version 1. Times are UTC milliseconds, spans half-open; *_us are GPU-microseconds.
--- No ART index anywhere: on the 1.5 line they cost more than they give and replay badly.
+-- The ledger, version 1. Times are UTC milliseconds, spans are half-open, and *_us are GPU-microseconds.
+-- No table has an ART index: in DuckDB 1.5 an index costs more time than it saves, and its log is replayed badly.
 
 CREATE TABLE stream (id INTEGER NOT NULL, cluster VARCHAR NOT NULL, node VARCHAR NOT NULL, epoch VARCHAR NOT NULL);
 CREATE TABLE gpu (id INTEGER NOT NULL, cluster VARCHAR NOT NULL, gpu_uuid VARCHAR NOT NULL);
 
--- What a row says about the hardware it ran on: the GPU, its node then, its model, its MIG instance.
+-- The hardware that a row names: the GPU, its node at that time, its model and its MIG instance.
 CREATE TABLE device (
     id INTEGER NOT NULL, gpu INTEGER NOT NULL, node VARCHAR NOT NULL, gpu_model VARCHAR NOT NULL,
     profile VARCHAR NOT NULL, gi INTEGER NOT NULL, ci INTEGER NOT NULL,
@@ -17,8 +17,8 @@ CREATE TABLE holder (
     namespace VARCHAR NOT NULL, name VARCHAR NOT NULL, container VARCHAR NOT NULL
 );
 
--- Rows as received, for ever unchanged but for `booked`: false where the set was cut (see `piece`).
--- payer: the holder, or 0 where no holder pays (unheld, unattributed, lost).
+-- Rows as received. Only `booked` ever changes: it is false if the set of the row was cut (see `piece`).
+-- payer: the holder, or 0 if no holder pays for the time (unheld, unattributed or lost).
 CREATE TABLE received (
     stream INTEGER NOT NULL, seq BIGINT NOT NULL, set_seq BIGINT NOT NULL,
     start_ms BIGINT NOT NULL, end_ms BIGINT NOT NULL,
@@ -31,7 +31,7 @@ CREATE TABLE received (
     memory_mib_s BIGINT NOT NULL, energy_uj BIGINT NOT NULL, energy_blind_us BIGINT NOT NULL
 );
 
--- What is kept of sets that overlap a better one or cross a quarter-hour.
+-- The remaining parts of sets that overlap a set of higher rank or cross a quarter-hour.
 CREATE TABLE piece (
     stream INTEGER NOT NULL, seq BIGINT NOT NULL, set_seq BIGINT NOT NULL,
     start_ms BIGINT NOT NULL, end_ms BIGINT NOT NULL,
@@ -41,7 +41,7 @@ CREATE TABLE piece (
     memory_mib_s BIGINT NOT NULL, energy_uj BIGINT NOT NULL, energy_blind_us BIGINT NOT NULL
 );
 
--- What counts: every row inside one quarter-hour, the rows of one GPU never overlapping.
+-- The counted rows. Each lies inside one quarter-hour, and rows of one GPU do not overlap, except within a set.
 CREATE VIEW entry AS
 SELECT stream, seq, set_seq, start_ms, end_ms, gpu, device, payer, busy_us, idle_us, unknown_us, unheld_us,
        down_us, borrowed_us, unattributed_us, memory_mib_s, energy_uj, energy_blind_us
@@ -51,8 +51,8 @@ SELECT stream, seq, set_seq, start_ms, end_ms, gpu, device, payer, busy_us, idle
        down_us, borrowed_us, unattributed_us, memory_mib_s, energy_uj, energy_blind_us
 FROM piece;
 
--- Sums of `entry` per quarter-hour, kept in the transaction that changes it; a key may stand in several
--- rows. Once their hour is over they are folded into `quarter` and `hour`, which have one row per key.
+-- Sums of `entry` per quarter-hour, written in the transaction that changes it. A key can have several rows. When an
+-- hour is over, its sums are folded into `quarter` and `hour`, which have one row per key.
 CREATE TABLE recent (
     at_ms BIGINT NOT NULL, gpu INTEGER NOT NULL, device INTEGER NOT NULL, payer INTEGER NOT NULL,
     busy_us BIGINT NOT NULL, idle_us BIGINT NOT NULL, unknown_us BIGINT NOT NULL, unheld_us BIGINT NOT NULL,
@@ -62,7 +62,7 @@ CREATE TABLE recent (
 CREATE TABLE quarter AS FROM recent;
 CREATE TABLE hour AS FROM recent;
 
--- The sums, folded or not: a key may stand in several rows, always sum.
+-- The sums, folded or not. A key can have several rows, which must be added.
 CREATE VIEW quarterly AS FROM quarter UNION ALL FROM recent;
 CREATE VIEW hourly AS
 FROM hour
@@ -71,34 +71,34 @@ SELECT at_ms - at_ms % 3600000, gpu, device, payer, busy_us, idle_us, unknown_us
        down_us, borrowed_us, unattributed_us, memory_mib_s, energy_uj, energy_blind_us
 FROM recent;
 
--- The highest contiguous number that is committed, per outbox: the largest of its rows.
+-- The highest contiguous number that is committed, per outbox. The largest row of an outbox is valid.
 CREATE TABLE mark (stream INTEGER NOT NULL, durable_seq BIGINT NOT NULL);
--- Numbers that will never come: declared `skipped` by the agent, or `lost` before they were sent.
+-- Numbers that will never arrive: the agent skipped them, or they were lost before they were sent.
 CREATE TABLE hole (stream INTEGER NOT NULL, first_seq BIGINT NOT NULL, last_seq BIGINT NOT NULL, reason VARCHAR NOT NULL);
 CREATE TABLE quarantine (
     stream INTEGER NOT NULL, seq BIGINT NOT NULL, digest UBIGINT NOT NULL, received_ms BIGINT NOT NULL,
     reason VARCHAR NOT NULL, detail VARCHAR NOT NULL, content VARCHAR NOT NULL
 );
 
--- First booked start and newest booked end of a GPU on a node: the extremes of its rows.
+-- First booked start and newest booked end of a GPU on a node. The minimum and maximum of its rows are valid.
 CREATE TABLE tenure (gpu INTEGER NOT NULL, node VARCHAR NOT NULL, first_ms BIGINT NOT NULL, last_ms BIGINT NOT NULL);
 CREATE TABLE retired (gpu INTEGER NOT NULL, at_ms BIGINT NOT NULL);
 
--- Pods: facts as numbered by their outbox, and the newest of each.
+-- The numbers of pod facts by outbox, and the newest facts of each pod as its node reports them.
 CREATE TABLE pod_fact (stream INTEGER NOT NULL, seq BIGINT NOT NULL, digest UBIGINT NOT NULL);
 CREATE TABLE pod (
     cluster VARCHAR NOT NULL, uid VARCHAR NOT NULL, namespace VARCHAR NOT NULL, name VARCHAR NOT NULL,
     workload VARCHAR NOT NULL, queue_ref VARCHAR NOT NULL, observed_ms BIGINT NOT NULL, content VARCHAR NOT NULL
 );
 
--- The same as the API server shows it: it knows the whole chain of owners, the node only the nearest.
+-- The newest facts of each pod as the API server reports them, with all owners. The node reports only the nearest owner.
 CREATE TABLE pod_seen AS FROM pod;
--- Labels of a pod as first seen early in its life, the only ones that may say who pays: the earliest row counts.
+-- Labels of a pod early in its life. Only the earliest row of a pod can determine the paying team.
 CREATE TABLE pod_label (
     cluster VARCHAR NOT NULL, uid VARCHAR NOT NULL, observed_ms BIGINT NOT NULL, labels VARCHAR NOT NULL
 );
 
--- Nodes and namespaces as last read, and what they were before: a row of `past` holds until its instant.
+-- The present facts of nodes and namespaces, and earlier facts in `past`, each valid until its instant.
 CREATE TABLE node (cluster VARCHAR NOT NULL, name VARCHAR NOT NULL, content VARCHAR NOT NULL);
 CREATE TABLE namespace (cluster VARCHAR NOT NULL, name VARCHAR NOT NULL, content VARCHAR NOT NULL);
 CREATE TABLE past (

@@ -1,6 +1,6 @@
--- A commit writes rows only; sums are made when an hour is folded. What is not folded is summed from its rows.
+-- A commit writes only rows. Sums are computed when an hour is folded. Hours that are not folded are summed from rows.
 
--- Hours whose rows came or changed since they were last folded: `hour` and `quarter` have nothing of them.
+-- Hours whose rows are new or changed since the hours were last folded. `hour` and `quarter` have no sums of them.
 CREATE TABLE unfolded (at_ms BIGINT NOT NULL);
 INSERT INTO unfolded SELECT DISTINCT at_ms - at_ms % 3600000 FROM recent;
 DELETE FROM hour WHERE at_ms IN (FROM unfolded);
@@ -9,7 +9,7 @@ DROP VIEW quarterly;
 DROP VIEW hourly;
 DROP TABLE recent;
 
--- Hourly sums of all GPUs together, for what does not ask for devices: a thousandth of `hour`.
+-- Hourly sums of all GPUs together, for queries that do not distinguish devices. It has a thousandth of the rows of `hour`.
 CREATE TABLE hour_of_all AS
 SELECT at_ms, payer,
        sum(busy_us)::BIGINT AS busy_us, sum(idle_us)::BIGINT AS idle_us, sum(unknown_us)::BIGINT AS unknown_us,

@@ -1,3 +1,3 @@
--- Tenures that an import told of stand apart from those that agents metered: an imported GPU is capacity up to its
--- last record, and what agents metered is never imported.
+-- Tenures from imports are marked: a GPU known only from an import is capacity up to its last record, and spans that agents
+-- metered are not imported.
 ALTER TABLE tenure ADD COLUMN imported BOOLEAN DEFAULT false;

@@ -1,5 +1,5 @@
--- Decisions and epochs are numbered in the order in which they came, as acts are, so that a part of the archive holds
--- only those above the part before.
+-- Decisions and epochs are numbered in the order of arrival, like acts, so that each archive part contains only those that
+-- are new since the preceding part.
 CREATE TABLE numbered_decision AS
 SELECT *, row_number() OVER (ORDER BY received_ms, at_ms, id)::BIGINT AS number FROM decision ORDER BY number;
 DROP TABLE decision;
@@ -9,5 +9,5 @@ SELECT *, row_number() OVER (ORDER BY received_ms, at_ms, job, epoch)::BIGINT AS
 DROP TABLE progress;
 ALTER TABLE numbered_progress RENAME TO progress;
 
--- By register that only grows (act, decision, progress), the number up to which the archive has it.
+-- The number up to which the archive contains each append-only table (act, decision, progress).
 CREATE TABLE archive_register (name VARCHAR NOT NULL, number BIGINT NOT NULL);

@@ -1,5 +1,5 @@
--- `CREATE TABLE AS` drops constraints: here every column has its own again. Only columns of `received` that a record may
--- leave out can be null.
+-- `CREATE TABLE AS` in earlier migrations dropped the constraints, so they are added again. A column can be null only if a
+-- record can lack its value.
 DROP VIEW entry;
 DROP VIEW present;
 CREATE TABLE constrained (
@@ -94,7 +94,7 @@ CREATE TABLE constrained (
 INSERT INTO constrained FROM tenure;
 DROP TABLE tenure;
 ALTER TABLE constrained RENAME TO tenure;
--- What counts and is in this file: `entry`, wherever only hours are asked for that are not frozen.
+-- The counted rows in this file: equal to `entry` for hours that are not frozen.
 CREATE VIEW present AS
 SELECT stream, seq, set_seq, start_ms, end_ms, gpu, device, payer, busy_us, idle_us, unknown_us, unheld_us,
        down_us, borrowed_us, unattributed_us, memory_mib_s, energy_uj, energy_blind_us, memory_blind_us
@@ -103,5 +103,5 @@ UNION ALL
 SELECT stream, seq, set_seq, start_ms, end_ms, gpu, device, payer, busy_us, idle_us, unknown_us, unheld_us,
        down_us, borrowed_us, unattributed_us, memory_mib_s, energy_uj, energy_blind_us, memory_blind_us
 FROM piece;
--- What counts: every row inside one quarter-hour, the rows of one GPU never overlapping.
+-- The counted rows. Each lies inside one quarter-hour, and rows of one GPU do not overlap, except within a set.
 CREATE VIEW entry AS FROM present;

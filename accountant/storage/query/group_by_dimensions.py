@@ -61,7 +61,7 @@ class ResultCache:
         key = (frozenset(jobs), frozenset(pods), frozenset(labels))
         if key not in self._holders:
             names = {*pods, *(job.partition("/")[2] or job for job in jobs)}
-            sql = statement("holders_named", pods=statement("pods_named"))
+            sql = statement("holders_named")
             ids = {id_ for (id_,) in cursor.run(sql, {"jobs": sorted(jobs), "names": sorted(names)})}
             few = len(ids) <= MOST_CANDIDATES
             self._holders[key] = holders(cursor, ids, labels, users=True) if few else None
@@ -232,7 +232,7 @@ def _create_class_table(
     label_values = "[json_extract_string(l.labels, '$.\"' || k || '\"') FOR k IN $labels]" if by_label else "NULL"
     sql = statement(
         "holder_classes",
-        payers=statement("payers"), names=statement("holder_names"), joins=joins, labels=label_values,
+        joins=joins, labels=label_values,
         user="coalesce(u.who, '')" if by_user else "''", columns=", ".join(_QUOTED[name] for name in columns),
         filter=" AND ".join(f"list_contains(${name}s, {_QUOTED[name]})" for name in filters) or "true",
     )  # fmt: skip

@@ -184,7 +184,7 @@ class _Grouping:
         if payers is not None and len(payers) <= _FEW:
             few = _listed(payers) or "NULL"
             condition += f" AND e.payer IN ({few})"
-            set_condition += f" AND (e.stream, e.set_seq) IN ({statement('sets_of', payers=few)})"
+            set_condition += f" AND (e.stream, e.set_seq) IN ({statement('sets_of', ids=few)})"
         return cls(figures, device, payer, joins, condition, set_condition, kinds, payers, gpus, by_payer)
 
     @property

@@ -425,11 +425,12 @@ class _RowSums:
         return {tag: added_up([sums.select(tags == tag)]) for tag in set(tags.tolist())}
 
     def _run(self, name: str, bounds: Mapping[str, int], incoming: Any) -> dict[int, Sums]:
-        sql = statement(name, origins=statement("holder_origins", payers=statement("payers")))
         found: dict[int, list[Row]] = defaultdict(list)
-        for tag, start, end, group, queue, *values in self._cursor.run(sql, bounds, incoming, None, self._groups_table):
+        for tag, start, end, group, queue, *values in self._cursor.rows(
+            name, bounds, incoming, None, self._groups_table
+        ):
             found[tag].append((start, end, group, self._queues[queue], *values))
-        return {tag: _table(rows) for tag, rows in found.items()}
+        return {tag: _table(lines) for tag, lines in found.items()}
 
 
 def _table(rows: Sequence[Row]) -> Sums:

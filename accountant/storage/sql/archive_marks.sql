@@ -1,2 +1,3 @@
+-- The highest committed number of each outbox.
 SELECT s.cluster, s.node, s.epoch, max(m.durable_seq) AS seq
 FROM mark m JOIN stream s ON s.id = m.stream GROUP BY ALL ORDER BY ALL

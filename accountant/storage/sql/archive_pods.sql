@@ -1,4 +1,4 @@
--- Pods about which something arrived since the last part was written, as reported by nodes and by the API server.
+-- Pods with new facts since the last part, as nodes and the API server report them. incoming: cluster, uid.
 SELECT 'node' AS source, cluster, uid, observed_ms, content FROM pod
 WHERE $all OR (cluster, uid) IN (SELECT (cluster, uid) FROM incoming)
 UNION ALL

@@ -1,5 +1,5 @@
--- The archive's rows with the ids of this ledger file, in the columns of `received`. The variable `archived` holds the
--- rows of the parts.
+-- The archive's rows with the ids of this ledger file, in the columns of `received`. {rows}: the
+-- rows of the parts (parts_rows.sql).
 SELECT s.id AS stream, p.seq, p.set_seq, p.start_ms, p.end_ms, g.id AS gpu, d.id AS device,
        coalesce(h.id, 0) AS holder, CASE WHEN p.pays THEN h.id ELSE 0 END AS payer,
        p.sharing, p.replicas, p.health, p.method, p.capacity_us, p.allocated_us, p.measured_busy_us,

@@ -1,4 +1,4 @@
--- One row per outbox and, as `compact_tenures` made them, per GPU and node.
+-- Replaces marks by one row per outbox, and tenures by the output of compact_tenures.sql.
 DELETE FROM tenure;
 INSERT INTO tenure FROM compacted;
 CREATE OR REPLACE TEMP TABLE compacted AS SELECT stream, max(durable_seq) FROM mark GROUP BY ALL ORDER BY ALL;

@@ -1,6 +1,5 @@
--- When the pods of all holders of some workloads started, at any time and with or without idle time: a gang that waits
--- also waits for members whose GPUs are busy. The columns are those of launches.sql. incoming: cluster, namespace,
--- workload.
+-- The start of all pods of some workloads, with or without idle time, because a gang also waits for members whose GPUs
+-- are busy. The columns are those of launches.sql. incoming: cluster, namespace, workload.
 SELECT h.id, h.cluster, coalesce(nullif(s.namespace, ''), p.namespace, '') AS space,
        coalesce(nullif(s.workload, ''), p.workload, '') AS job,
        coalesce(CAST(p.content ->> 'created_ms' AS BIGINT), CAST(s.content ->> 'created_ms' AS BIGINT)),

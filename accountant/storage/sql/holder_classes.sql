@@ -1,13 +1,12 @@
 -- The holders of a span, except number 0, with each requested property as a column. Holders with the same properties
--- have the same number in `class`. The braces hold the statements payers and holder_names, and holder_labels and
--- holder_users where they are needed (accountant.storage.query.group_by_dimensions).
+-- have the same number in `class`. {joins}: holder_labels.sql and holder_users.sql if they are needed.
 CREATE OR REPLACE TEMP TABLE holder_class AS
 WITH incoming AS (SELECT payer AS id FROM ({payers}) WHERE payer != 0),
 holder_columns AS (
     SELECT n.id, n.cluster, n.namespace, n.name, n.container, n.queue_ref,
            coalesce(nullif(n.workload, ''), upper(n.kind[1]) || lower(n.kind[2:]) || '/' || coalesce(nullif(n.name, ''), n.uid)) AS job,
            {labels} AS labels, {user} AS "user"
-    FROM ({names}) n(id, cluster, kind, uid, namespace, name, container, queue_ref, workload)
+    FROM ({holder_names}) n(id, cluster, kind, uid, namespace, name, container, queue_ref, workload)
     {joins}
 )
 SELECT id, {columns}, dense_rank() OVER (ORDER BY {columns}) AS class FROM holder_columns WHERE {filter}

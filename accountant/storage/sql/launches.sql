@@ -1,6 +1,5 @@
--- When the pods of holders started, for holders with idle time between $low and $high. $low is one quarter-hour before
--- the span. The node's times come first, because the node knows best when its containers ran; the API server's times
--- fill the gaps. Whole hours, from $first to $last, are read from sums, everything else from rows; hours that are not
+-- The start of the pods of holders with idle time between $low and $high. $low is one quarter-hour before the span. The
+-- node's times take precedence, because the node runs the containers; the API server's times fill the gaps. Whole hours, from $first to $last, are read from sums, everything else from rows; hours that are not
 -- folded lie in $raw_low to $raw_high. $part of $parts selects a part of the workloads; the pods of one workload, and
 -- so a gang, stay together.
 SELECT id, cluster, namespace, workload, coalesce(CAST(node[1] AS BIGINT), CAST(seen[1] AS BIGINT)),

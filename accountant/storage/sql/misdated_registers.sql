@@ -1,4 +1,4 @@
--- Assignments of nodes and namespaces that last beyond $limit, and GPUs that retire after it.
+-- Earlier facts of nodes and namespaces that are valid beyond $limit, and GPUs that retire after it.
 SELECT count(*), coalesce(min(at_ms), 0), coalesce(max(at_ms), 0), coalesce(list(DISTINCT name), [])
 FROM (
     SELECT until_ms AS at_ms, kind || ' ' || cluster || '/' || name AS name FROM past

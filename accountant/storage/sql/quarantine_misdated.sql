@@ -1,4 +1,4 @@
--- Moves records that end after $limit out of the books and into quarantine. The tenures of their GPUs end now.
+-- Moves records that end after $limit into quarantine. The tenures of their GPUs end at $now.
 INSERT INTO quarantine
 SELECT stream, seq, digest, $now, 'future-dated', 'ends ' || (end_ms - $now) || ' ms after it was found', CAST(to_json(r) AS VARCHAR)
 FROM received r WHERE end_ms > $limit;

@@ -1,3 +1,3 @@
--- Removes the rows of these uids from {table}; the newest one is added again as a new row. An update in place would
--- cost twice as much, most of it for the text.
+-- Removes and returns the rows of pods with these uids. The writer adds the newest row of each pod again, because an
+-- update in place costs twice as much. {table}: pod or pod_seen.
 DELETE FROM {table} WHERE uid IN (SELECT unnest(?)) RETURNING *

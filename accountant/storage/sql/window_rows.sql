@@ -1,8 +1,8 @@
 -- Sums of rows by tag, span, group of GPUs and queue. First come allocated, busy, energy and lost, each multiplied by the
 -- weight of the row's span and rounded as in accountant.core.window_decay.term; then, without the weight, allocated,
 -- unheld, lost, unknown and the time without energy. incoming: tag, gpu (0: every GPU), start_ms and end_ms of rows,
--- by_span (whether spans are distinguished), weight. kinds: the group of every device. {origins}: holder_origins.sql.
-WITH origin AS ({origins})
+-- by_span (whether spans are distinguished), weight. kinds: the group of every device.
+WITH origin AS ({holder_origins})
 SELECT i.tag, e.start_ms * i.by_span::INTEGER, e.end_ms * i.by_span::INTEGER, k.kind, o.queue_ref,
        sum(CAST(floor((e.busy_us + e.idle_us + e.unknown_us) * i.weight + 0.5) AS BIGINT)),
        sum(CAST(floor(e.busy_us * i.weight + 0.5) AS BIGINT)),
