@@ -1,15 +1,14 @@
 """Implements the ledger's protocols on DuckDB: all writes, snapshots, copies and archive runs.
 
-Transactions are in `accountant.storage.transactions`. Copies and the archive are in class `Offsite` below. They read
-from a snapshot, so the writer continues meanwhile. Only their changes to the ledger's own tables take the writer's
-lock, briefly.
+`accountant.storage.transactions` runs transactions. The class `Offsite` below makes copies and writes the archive. Both
+read from a snapshot while the writer continues. Only their changes to the ledger's own tables take the writer's lock.
 
 Records with a date in the future come from a clock that was ahead. `redate` quarantines them with that reason, so that
 their time is unmetered. It gives policies, observations and decisions a date that is not in the future. Acts are not
 changed, because their digests form a chain. The act that records the correction names them.
 
-Archive parts are never rewritten. When a ledger is rebuilt from them, it repeats each correction where it meets the act
-of that correction (`redatings_in`), before it replays later records."""
+Archive parts are never rewritten. A ledger that is rebuilt from them therefore repeats each correction that an act
+records (`redatings_in`), before it replays later records."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ from accountant.storage import gpu_lifetimes as owners
 from accountant.storage import retention
 from accountant.storage.duckdb_engine import Cursor, Database, fingerprints, statement
 from accountant.storage.folder_or_object_store import FileStore
-from accountant.storage.gpu_lifetimes import retired_devices, retirement_act, retiring
+from accountant.storage.gpu_lifetimes import retired_devices, retirement_act, retirement_ends
 from accountant.storage.ledger_state import Mark
 from accountant.storage.query.window_weighting import Weighting, model_weights
 from accountant.storage.read_snapshot import Hole, Imbalance, Snapshot, holes, imbalance, quarantine
@@ -72,36 +71,36 @@ from gputally.base.units import MS_PER_HOUR
 
 _NAMED = 20
 _HEALING: Mapping[MisdatedKind, str] = {
-    "records": "into quarantine; their time is unmetered",
-    "policies": "in force from when they were put, as the audit trail says, else from now",
-    "pods": "as observed now",
-    "decisions": "as of now",
-    "registers": "what held until then ends now",
-    "acts": "stay as they are, named by the act that heals; a month that was closed too early: reopen it",
+    "records": "are quarantined; their time is unmetered",
+    "policies": "are in force from the time of their act, or from now",
+    "pods": "get the present time as the time of observation",
+    "decisions": "get the present time",
+    "registers": "end now",
+    "acts": "stay unchanged, and the act of this correction names them; reopen a month that was closed too early",
 }
 
 
-def find(cursor: Cursor, now_ms: int) -> tuple[MisdatedRecords, ...]:
-    """The misdated items, by kind; only kinds with any."""
-    found = []
+def misdated_items(cursor: Cursor, now_ms: int) -> tuple[MisdatedRecords, ...]:
+    """Return the misdated items by kind, without kinds that have none."""
+    misdated = []
     for kind, healing in _HEALING.items():
         rows = cursor.run(statement(f"misdated_{kind}"), {"limit": now_ms + SKEW_MS})
         count, first, last, named = rows[0]
         if count:
             names = tuple(sorted(named)[:_NAMED])
-            found.append(
+            misdated.append(
                 MisdatedRecords(kind=kind, count=count, first_ms=first, last_ms=last, named=names, healing=healing)
             )
-    return tuple(found)
+    return tuple(misdated)
 
 
 def redate_records(cursor: Cursor, now_ms: int, days: DailySums) -> None:
-    """Corrects misdated items in the caller's transaction. Raises CannotRedate if such records are only in the
+    """Correct misdated items in the current transaction. Raises CannotRedate if misdated records are only in the
     archive."""
     limit = {"limit": now_ms + SKEW_MS}
     frozen = cursor.run("SELECT count(*) FROM frozen WHERE at_ms >= $limit", limit)[0][0]
     if frozen:
-        raise CannotRedate(f"{frozen} hours after now are only in the archive: restore a backup from before that")
+        raise CannotRedate(f"{frozen} hours after now are only in the archive: restore a backup from before that time")
     _quarantine(cursor, now_ms, days)
     _redate_policies(cursor, now_ms)
     for name in ("redate_pods", "redate_decisions", "redate_registers"):
@@ -110,20 +109,20 @@ def redate_records(cursor: Cursor, now_ms: int, days: DailySums) -> None:
 
 
 def redatings_in(cursor: Cursor, acts_file: str) -> list[int]:
-    """The instants of the corrections recorded in an archive part that this ledger does not have yet, in order."""
-    found = cursor.run(
+    """Return the instants of the corrections whose acts are in an archive part but not in this ledger, in order."""
+    rows = cursor.run(
         "SELECT p.at_ms FROM read_parquet(?) p WHERE p.kind = 'redated' "
         "AND NOT EXISTS (SELECT 1 FROM act t WHERE t.number = p.number) ORDER BY p.number",
         [acts_file],
     )
-    return [at_ms for (at_ms,) in found]
+    return [at_ms for (at_ms,) in rows]
 
 
-def misdating_act(found: Sequence[MisdatedRecords], now_ms: int, who: str, reason: str) -> NewAct:
-    """The act that records a correction."""
-    content = json.dumps([one.model_dump() for one in found], sort_keys=True)
-    said = ", ".join(f"{one.count} {one.kind}" for one in found)
-    return NewAct(now_ms, "redated", utc(now_ms), who, f"{reason} ({said})", content)
+def misdating_act(misdated: Sequence[MisdatedRecords], now_ms: int, who: str, reason: str) -> NewAct:
+    """Return the act that records a correction."""
+    content = json.dumps([one.model_dump() for one in misdated], sort_keys=True)
+    counts = ", ".join(f"{one.count} {one.kind}" for one in misdated)
+    return NewAct(now_ms, "redated", utc(now_ms), who, f"{reason} ({counts})", content)
 
 
 def _quarantine(cursor: Cursor, now_ms: int, days: DailySums) -> None:
@@ -146,15 +145,15 @@ def _quarantine(cursor: Cursor, now_ms: int, days: DailySums) -> None:
 
 
 def _redate_policies(cursor: Cursor, now_ms: int) -> None:
-    """Changes the policies in their order; each is in force from the time of its act, or from now if that is in the
+    """Correct the policies in their order. Each is in force from the time of its act, or from now if that is in the
     future."""
     acts = "SELECT subject, max(at_ms) FROM act WHERE kind = 'policy' AND at_ms <= $now GROUP BY subject"
-    put: dict[str, int] = dict(cursor.run(acts, {"now": now_ms}))
+    act_time: dict[str, int] = dict(cursor.run(acts, {"now": now_ms}))
     before = 0
     for version, effective in cursor.run("SELECT version, effective_ms FROM policy ORDER BY effective_ms"):
         since = effective
         if effective > now_ms + SKEW_MS:
-            since = max(before + 1, put.get(version, now_ms))
+            since = max(before + 1, act_time.get(version, now_ms))
             cursor.run(
                 "UPDATE policy SET effective_ms = $since WHERE version = $version AND effective_ms = $effective",
                 {"since": since, "version": version, "effective": effective},
@@ -163,30 +162,34 @@ def _redate_policies(cursor: Cursor, now_ms: int) -> None:
 
 
 class Offsite(Transactions):
-    """The part of the ledger that handles copies and the archive."""
+    """Copies the ledger, writes its archive, and replays archive parts that the ledger lacks."""
 
     def copy_to(self, path: Path) -> int:
-        """Writes a consistent copy of the ledger to a new file and compares it with the original; returns its number of
+        """Write a consistent copy of the ledger to a new file, compare it with the ledger, and return its number of
         rows. Raises LedgerUnavailable, or LedgerDamaged if the copy differs."""
         with self._copying:
             with self._database.duplicating(path), self._snapshot() as (cursor, _):
-                here = self._database.duplicate(cursor)
+                original = self._database.duplicate(cursor)
             copy = Database(path)
             try:
                 with copy.cursor() as cursor:
-                    there = fingerprints(cursor)
+                    copied = fingerprints(cursor)
             finally:
                 copy.close()
             path.with_name(path.name + ".lock").unlink(missing_ok=True)
-            if here != there:
-                differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
-                raise LedgerDamaged(f"{path}: differs from the ledger in {', '.join(differing)}")
-            return sum(count for count, _ in here.values())
+            if original != copied:
+                names = original.keys() | copied.keys()
+                differing = sorted(name for name in names if original.get(name) != copied.get(name))
+                raise LedgerDamaged(
+                    f"{path}: the copy differs from the ledger in {', '.join(differing)}: copy it again"
+                )
+            return sum(count for count, _ in original.values())
 
     def archive(self, now_ms: int) -> ArchivePart | None:
-        """Writes the records since the last part into a new part; None if there are none, or no archive.
+        """Write the records since the last part into a new part. Returns None if there are no new records or there is
+        no archive.
 
-        Raises LedgerUnavailable, and then nothing more is archived than before."""
+        Raises LedgerUnavailable. The archive is then unchanged."""
         if self._archive is None:
             return None
         with self._copying:
@@ -208,27 +211,30 @@ class Offsite(Transactions):
             return part
 
     def parts(self) -> int:
-        """The number of archive parts that this ledger has recorded."""
+        """Return the number of archive parts that this ledger has recorded."""
         return self._state.parts
 
     @contextmanager
     def _acting(self, now_ms: int) -> Iterator[None]:
-        """Encloses the writing of an act. If acts must be archived at once, the act is in the archive at the end.
-        Raises LedgerUnavailable if it could not be archived; it is recorded in the ledger nevertheless."""
+        """Lock the writer while the block writes an act. If acts must be archived at once, archive the act afterwards.
+
+        Raises LedgerUnavailable if the act is recorded in the ledger but could not be archived."""
         with self._writing:
             yield
         if self._acts_at_once:
             try:
                 self.archive(now_ms)
             except LedgerUnavailable as error:
-                raise LedgerUnavailable(f"recorded, and not yet in the archive: {error}") from error
+                raise LedgerUnavailable(
+                    f"the act is recorded in the ledger but not yet in the archive: {error}"
+                ) from error
 
     def archived_act(self) -> int:
-        """The number of the newest act in the archive; 0 if it has none, or there is no archive."""
+        """Return the number of the newest act in the archive; 0 without an act or an archive."""
         return 0 if self._archive is None else self._state.archived_registers.get("act", 0)
 
     def adopt(self, now_ms: int) -> int:
-        """Replays the archive parts that this ledger lacks; returns how many. Raises LedgerDamaged."""
+        """Replay the archive parts that this ledger lacks, and return their number. Raises LedgerDamaged."""
         if self._archive is None:
             return 0
         with self._writing:
@@ -255,7 +261,7 @@ class Offsite(Transactions):
         self._reread()
 
     def _heal(self, archive: Archive, part: ArchivePart) -> None:
-        """Repeats the corrections of misdated records that the part's acts name, before the part is replayed."""
+        """Repeat the corrections of misdated records that the part's acts record, before the part is replayed."""
         (acts,) = archive.files([part.number], "act")
         with self._database.cursor() as reading:
             healings = redatings_in(reading, acts)
@@ -266,7 +272,7 @@ class Offsite(Transactions):
             self._reread()
 
     def _enter(self, cursor: Cursor, part: ArchivePart, marks: dict[Stream, int]) -> None:
-        """Records in the ledger that it has the part; `marks`: up to which number each outbox is archived."""
+        """Record the part in the ledger. `marks` are the numbers up to which each outbox is archived."""
         ids = self._names.stream.resolve(cursor, marks)
         cursor.run(
             "INSERT INTO archive_part VALUES (?, ?, ?, ?, ?)",
@@ -285,7 +291,7 @@ class Offsite(Transactions):
         self._commit(cursor, after, news=False)
 
     def freeze(self, before_ms: int) -> int:
-        """Removes rows of hours before an instant from the file if the archive has them; returns the number of
+        """Remove the rows of hours before an instant from the file if the archive has them. Returns the number of
         hours."""
         if self._archive is None:
             return 0
@@ -305,15 +311,15 @@ class DuckLedger(Offsite):
     # --- writing ------------------------------------------------------------------------------
 
     def append(self, batches: Sequence[Batch], now_ms: int) -> list[Receipt | Exception]:
-        """Books batches in one transaction. The counts of a Receipt are intervals; facts are not counted."""
+        """Book batches in one transaction. A Receipt counts intervals, not facts."""
         with self._writing:
             before = self._state
             behind = before.fleet.newest_end_ms - now_ms - SKEW_MS
             self._require_clock()
             if behind > 0:
                 raise LedgerUnavailable(
-                    f"the accountant's clock is {behind} ms behind what is booked already: where the clock is right, "
-                    "see what is dated wrongly with: gputally accountant clock show"
+                    f"the accountant's clock is {behind} ms behind the newest record: correct the clock, or, if it is "
+                    "right, list the records with a wrong date with: gputally accountant clock show"
                 )
             self._require_space()
             claims = self._owners.claims(now_ms), PodClaims(self._pod_nodes)
@@ -374,7 +380,7 @@ class DuckLedger(Offsite):
             return version
 
     def report_epochs(self, reports: Sequence[EpochReport], now_ms: int) -> int:
-        """Returns how many reports were new (accountant.storage.write.inventory_and_journal_tables)."""
+        """Store reports of epochs, and return how many were new."""
         with self._writing:
             self._require_clock()
             with self._transaction() as cursor:
@@ -397,7 +403,8 @@ class DuckLedger(Offsite):
             return new
 
     def remove_decisions(self, before_ms: int) -> int:
-        """Removes decisions dated before an instant, with an archive only those that it has; returns how many."""
+        """Remove decisions dated before an instant, and return their number. With an archive, only archived decisions
+        are removed."""
         total = 0
         while True:
             with self._writing, self._transaction() as cursor:
@@ -424,29 +431,29 @@ class DuckLedger(Offsite):
             return read_acts(cursor, after=after, limit=limit)
 
     def retire(
-        self, asked: Retirement, at_ms: int, now_ms: int, who: str, reason: str, closed_ms: int = 0
+        self, retirement: Retirement, at_ms: int, now_ms: int, who: str, reason: str, closed_ms: int = 0
     ) -> tuple[RetiredDevice, ...]:
         with self._acting(now_ms):
             self._require_clock()
             fleet = self._state.fleet
-            ends = retiring(fleet, asked, at_ms, now_ms, closed_ms)
-            found = retired_devices(fleet, ends)
+            ends = retirement_ends(fleet, retirement, at_ms, now_ms, closed_ms)
+            devices = retired_devices(fleet, ends)
             with self._transaction() as cursor:
-                acts = write_acts(cursor, [retirement_act(found, now_ms, who, reason)], self._state.acts)[-1].number
+                acts = write_acts(cursor, [retirement_act(devices, now_ms, who, reason)], self._state.acts)[-1].number
                 inventory_and_journal_tables.write_retired(cursor, ends)
                 after = replace(fleet, retired={**fleet.retired, **ends})
                 self._commit(cursor, replace(self._state, fleet=after, acts=acts))
-            return found
+            return devices
 
-    def move_gpus(self, asked: GpuMove, now_ms: int, who: str, reason: str) -> tuple[GpuOwnership, ...]:
+    def move_gpus(self, move: GpuMove, now_ms: int, who: str, reason: str) -> tuple[GpuOwnership, ...]:
         with self._acting(now_ms):
             self._require_clock()
             state, known = self._state, self._owners.known
             nodes = {stream[:2] for stream in state.marks} | set(state.fleet.nodes)
-            chosen = owners.movable_gpus(known, nodes, asked, now_ms)
+            chosen = owners.movable_gpus(known, nodes, move, now_ms)
             before = {gpu: known[gpu] for gpu in chosen}
             claims = self._owners.claims(now_ms)
-            after = {gpu: claims.move(gpu, asked.node, who, asked.from_ms or 0) for gpu in chosen}
+            after = {gpu: claims.move(gpu, move.node, who, move.from_ms or 0) for gpu in chosen}
             with self._transaction() as cursor:
                 act = owners.owner_act(before, after, now_ms, who, reason)
                 acts = write_acts(cursor, [act], state.acts)[-1].number
@@ -460,20 +467,20 @@ class DuckLedger(Offsite):
             return owners.shown(owners.read_owners(cursor, state.fleet), owners.read_claims(cursor), state.fleet)
 
     def newest_end_ms(self) -> int:
-        """End of the newest booked record; 0 if there is none."""
+        """Return the end of the newest booked record; 0 if there is none."""
         return self._state.fleet.newest_end_ms
 
     def misdated(self, now_ms: int) -> tuple[MisdatedRecords, ...]:
-        """The items dated later than `now_ms`, by kind."""
+        """Return the items dated later than `now_ms`, by kind."""
         with self._snapshot() as (cursor, _):
-            return find(cursor, now_ms)
+            return misdated_items(cursor, now_ms)
 
     def redate(self, now_ms: int, who: str, reason: str) -> tuple[MisdatedRecords, ...]:
-        """Corrects items dated later than `now_ms` and records it as an act. Raises CannotRedate."""
+        """Correct items dated later than `now_ms` and record the correction as an act. Raises CannotRedate."""
         with self._writing:
             self._require_clock()
             with self._transaction() as cursor:
-                found = find(cursor, now_ms)
+                found = misdated_items(cursor, now_ms)
                 if found:
                     redate_records(cursor, now_ms, self._state.days)
                     write_acts(cursor, [misdating_act(found, now_ms, who, reason)], self._state.acts)
@@ -485,12 +492,12 @@ class DuckLedger(Offsite):
     # --- reading ------------------------------------------------------------------------------
 
     def acks(self, node: str, cluster: str) -> Mapping[str, Ack]:
-        """The acknowledgement of every outbox that the node ever had, by epoch."""
+        """Return the acknowledgement of every outbox that the node ever had, by epoch."""
         found = [stream for stream in self._state.marks if stream[:2] == (cluster, node)]
         return {stream[2]: self._ack(stream) for stream in sorted(found)}
 
     def imports(self, cluster: str) -> Imports:
-        """How far the imports of a cluster have come, and the spans that agents metered themselves."""
+        """Return the marks of the imports of a cluster, and the spans that agents metered."""
         state = self._state
         marks: dict[str, dict[str, int]] = {}
         for of_cluster, node, epoch in sorted(state.marks):
@@ -501,10 +508,10 @@ class DuckLedger(Offsite):
 
     @contextmanager
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[Snapshot]:
-        """A snapshot: all its answers come from the same commit, whatever is written meanwhile.
+        """Open a snapshot, whose answers all come from the same commit.
 
-        start_ms, end_ms: the span whose raw rows must be readable, because a query may begin or end inside an hour.
-        Archived rows are read too."""
+        Rows in [start_ms, end_ms) can be read, even if they are only in the archive. A query that begins or ends inside
+        an hour needs them."""
         with self._snapshot(start_ms, end_ms) as (cursor, state):
             yield Snapshot(cursor, state)
 
@@ -520,7 +527,7 @@ class DuckLedger(Offsite):
             return Snapshot(cursor, state).usage(start_ms, end_ms, by, where, timezone)
 
     def clusters(self) -> frozenset[str]:
-        """The clusters with booked records."""
+        """Return the clusters with booked records."""
         return self._state.fleet.clusters
 
     def nodes(self) -> tuple[NodeFacts, ...]:
@@ -536,12 +543,12 @@ class DuckLedger(Offsite):
         waiting: bool = False,
         placed: bool = False,
     ) -> list[KnownPod]:
-        """Pods that existed in the span, by cluster and uid. of, waiting, placed: see `Snapshot.pods`."""
+        """Return the pods that existed in the span, see `Snapshot.pods`."""
         with self._snapshot() as (cursor, state):
             return Snapshot(cursor, state).pods(start_ms, end_ms, of=of, waiting=waiting, placed=placed)
 
     def teams(self) -> frozenset[str]:
-        """Every team that a queue or a namespace names at present."""
+        """Return every team that a queue or a namespace names at present."""
         queues = self._state.policies[-1].queues.values() if self._state.policies else ()
         spaces = self._state.fleet.namespaces.values()
         named = {q.team for q in queues if q.team} | {s.team for s in spaces} | {t for s in spaces for t in s.teams}
@@ -599,8 +606,8 @@ class DuckLedger(Offsite):
         return self._windows.watermark(self._state.fleet, at_ms, min_coverage, shard, cluster)
 
     def mark(self, start_ms: int, end_ms: int) -> Mark:
-        """A value that changes with the span's content: while it is equal, every query about the span has the same
-        answer (accountant.storage.ledger_state)."""
+        """Return a value that changes with the content of the span: while it is equal, every query about the span has
+        the same answer (accountant.storage.ledger_state)."""
         state = self._state
         return state.changes.mark(start_ms, end_ms, state.fleet.census)
 
@@ -641,21 +648,21 @@ class DuckLedger(Offsite):
         return coverage(self.usage(start_ms, end_ms, ()))
 
     def imbalance(self, start_ms: int, end_ms: int) -> int:
-        """Microseconds by which the accounts deviate from the capacity; 0 if they balance."""
+        """Return the microseconds by which the accounts deviate from the capacity; 0 if they balance."""
         return self.examine(start_ms, end_ms).total_us
 
     def examine(self, start_ms: int, end_ms: int) -> Imbalance:
-        """Like `imbalance`, with a description of every difference."""
+        """Return the same as `imbalance`, with a description of every difference."""
         with self._snapshot(start_ms, end_ms) as (cursor, state):
             return imbalance(cursor, state, start_ms, end_ms)
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
-        """Newest first."""
+        """Return quarantined records, newest first."""
         with self._snapshot() as (cursor, _):
             return quarantine(cursor, limit)
 
     def holes(self, limit: int = 1000) -> list[Hole]:
-        """Sequence numbers that will never arrive, by node, newest first."""
+        """Return sequence numbers that will never arrive, by node, newest first."""
         with self._snapshot() as (cursor, _):
             return holes(cursor, limit)
 
@@ -678,13 +685,10 @@ def open_ledger(
     acts_at_once: bool = False,
     gpu_move_after_ms: int = MOVE_AFTER_MS,
 ) -> DuckLedger:
-    """Opens or creates the ledger and first replays what the archive has beyond it.
+    """Open or create the ledger, and replay the archive parts that it lacks.
 
-    month_zone: time zone of calendar windows.
-    doubt, fence, acts_at_once: see `Transactions`.
-    gpu_move_after_ms: silence about a GPU after which another node may report it.
-
-    Raises LedgerLocked, LedgerUnavailable or LedgerDamaged, each with the place and the reason."""
+    `month_zone` is the time zone of calendar windows. For the other parameters see `Transactions`. Raises LedgerLocked,
+    LedgerUnavailable or LedgerDamaged, each with the place and the reason."""
     ledger = DuckLedger(
         path,
         clock,

@@ -1,5 +1,4 @@
-"""Determines when each GPU was in service, on which node, and when it was down or retired. Holds the register of
-owners.
+"""Determines when each GPU was in service, on which node, and when it was down or retired. Reads the owners of GPUs.
 
 A GPU is capacity from its first booked record. This ends when its node is deleted, when it has been missing from its
 node's reports for 24 h, or when it is retired by command. A GPU known only from an import is capacity up to its last
@@ -14,10 +13,10 @@ unmetered.
 
 `GpuCensus` counts the GPUs in service without listing them. Of ten thousand GPUs nearly all are alike: they were
 installed with their rack, and their newest record ends in the last minute. A query therefore takes time in proportion
-to the number of different lifetimes, and each commit updates the counts. GPUs that were ever down, or may have
-disappeared, are few and stored individually.
+to the number of different lifetimes, and each commit updates the counts. GPUs that were ever down, or that may have
+disappeared, are few and are stored individually.
 
-The register says which node each GPU belonged to (`read_owners`, `shown`) and which GPUs an administrator may move."""
+`read_owners` reads which node each GPU belonged to, and `movable_gpus` decides which GPUs an administrator may move."""
 
 from __future__ import annotations
 
@@ -57,11 +56,11 @@ UNLISTED_MS = MS_PER_DAY
 
 
 class Life(NamedTuple):
-    """The time during which one GPU is capacity. end_ms is FOREVER while it is.
+    """The time during which one GPU is capacity; `end_ms` is FOREVER until it ends.
 
-    home: the node of its newest record.
-    nodes: the nodes on which it was, ascending by time and without holes from start_ms on.
-    down: times within its life when its node was unusable."""
+    home: the node of the GPU's newest record.
+    nodes: (since_ms, node) of every node that the GPU was on, ascending from start_ms.
+    down: spans within the life in which the node could not be used."""
 
     start_ms: int
     end_ms: int
@@ -71,7 +70,7 @@ class Life(NamedTuple):
     down: tuple[Span, ...]
 
     def node_at(self, at_ms: int) -> str:
-        """The node at an instant; before the first record, the node of the first record."""
+        """Return the node at an instant; before the first record, the node of the first record."""
         name = self.nodes[0][1]
         for since, node in self.nodes:
             if since <= at_ms:
@@ -79,85 +78,84 @@ class Life(NamedTuple):
         return name
 
 
-Alike = tuple[int, int, int]
-"""(start_ms, end_ms, last_ms) of GPUs that were never down."""
+Lifetime = tuple[int, int, int]
+"""(start_ms, end_ms, last_ms) of a GPU that was never down."""
 LifeOf = Callable[[int], Life]
 
 
 @dataclass(frozen=True, slots=True)
 class GpuCensus:
-    """Counts GPUs by lifetime.
+    """Counts GPUs by lifetime (`counts`). GPUs that were ever down, or that may have disappeared, are stored
+    individually by id.
 
-    alike: number of GPUs per lifetime.
-    apart: GPUs stored individually, by id.
-    until_ms: while no record ends here or later, none of `alike` can have disappeared unnoticed."""
+    until_ms: while no record ends here or later, none of the counted GPUs can have disappeared unnoticed."""
 
-    alike: Mapping[Alike, int]
-    apart: Mapping[int, Life]
+    counts: Mapping[Lifetime, int]
+    individual: Mapping[int, Life]
     until_ms: int
 
     @classmethod
     def of(cls, gpus: Iterable[int], life: LifeOf, newest_ms: int) -> GpuCensus:
-        """Counts these GPUs. newest_ms: end of the newest record of the fleet."""
-        alike: Counter[Alike] = Counter()
-        apart: dict[int, Life] = {}
+        """Count these GPUs. `newest_ms` is the end of the newest record of the fleet."""
+        counts: Counter[Lifetime] = Counter()
+        individual: dict[int, Life] = {}
         for gpu in gpus:
-            mine = life(gpu)
-            if _stands_apart(mine, newest_ms):
-                apart[gpu] = mine
+            one = life(gpu)
+            if _is_individual(one, newest_ms):
+                individual[gpu] = one
             else:
-                alike[mine.start_ms, mine.end_ms, mine.last_ms] += 1
-        return cls(alike, apart, _until(alike))
+                counts[one.start_ms, one.end_ms, one.last_ms] += 1
+        return cls(counts, individual, _until(counts))
 
     def changed(
         self, gpus: Iterable[int], before_of: Mapping[int, Life], life: LifeOf, newest_ms: int
     ) -> GpuCensus | None:
-        """The counts after a commit with records of these GPUs. before_of: their lives before it. None if all GPUs must
-        be counted again."""
+        """Return the census after a commit with records of these GPUs, or None if all GPUs must be counted again.
+        `before_of` are the lives before the commit."""
         if newest_ms >= self.until_ms:
             return None
-        alike, apart = dict(self.alike), dict(self.apart)
-        unseen = [gpu for gpu, mine in apart.items() if _may_be_gone(mine, newest_ms)]
+        counts, individual = dict(self.counts), dict(self.individual)
+        unseen = [gpu for gpu, one in individual.items() if _may_be_gone(one, newest_ms)]
         for gpu in {*gpus, *unseen}:
             now, before = life(gpu), before_of.get(gpu)
-            if apart.pop(gpu, None) is None and before is not None:
+            if individual.pop(gpu, None) is None and before is not None:
                 key = before.start_ms, before.end_ms, before.last_ms
-                left = alike[key] - 1
+                left = counts[key] - 1
                 if left:
-                    alike[key] = left
+                    counts[key] = left
                 else:
-                    del alike[key]
-            if _stands_apart(now, newest_ms):
-                apart[gpu] = now
+                    del counts[key]
+            if _is_individual(now, newest_ms):
+                individual[gpu] = now
             else:
                 key = now.start_ms, now.end_ms, now.last_ms
-                alike[key] = alike.get(key, 0) + 1
-        return GpuCensus(alike, apart, _until(alike))
+                counts[key] = counts.get(key, 0) + 1
+        return GpuCensus(counts, individual, _until(counts))
 
     def lives(self) -> Mapping[Span, int]:
-        """The number of GPUs that were capacity, by span."""
+        """Return the number of GPUs that were capacity, by span."""
         found: Counter[Span] = Counter()
-        for (start, end, _), count in self.alike.items():
+        for (start, end, _), count in self.counts.items():
             found[start, end] += count
-        found.update((life.start_ms, life.end_ms) for life in self.apart.values())
+        found.update((life.start_ms, life.end_ms) for life in self.individual.values())
         return found
 
     def down(self) -> Iterator[tuple[int, Span]]:
-        """(id, span) of every GPU's down time, by id."""
-        for gpu in sorted(self.apart):
-            for span in self.apart[gpu].down:
+        """Yield the down time of every GPU as (id, span), by id."""
+        for gpu in sorted(self.individual):
+            for span in self.individual[gpu].down:
                 yield gpu, span
 
     def watermark(self, end_ms: int, min_coverage: float) -> int | None:
-        """The latest instant, at most end_ms, up to which the records of at least `min_coverage` of the GPUs in service
-        at end_ms reach; None if no GPU is in service.
+        """Return the latest instant, at most end_ms, up to which at least `min_coverage` of the GPUs in service at
+        end_ms have records; None if no GPU is in service.
 
-        Gaps further back do not lower it (they lower `coverage`): it says how recent the records are."""
+        Earlier gaps do not lower the watermark, which says how recent the records are. They lower the coverage."""
         reached: Counter[int] = Counter()
-        for (start, end, last), count in self.alike.items():
+        for (start, end, last), count in self.counts.items():
             if start < end_ms <= end:
                 reached[min(last, end_ms)] += count
-        for life in self.apart.values():
+        for life in self.individual.values():
             if life.start_ms < end_ms <= life.end_ms and not any(s < end_ms <= e for s, e in life.down):
                 reached[min(life.last_ms, end_ms)] += 1
         needed = max(1, math.ceil(min_coverage * reached.total()))
@@ -168,22 +166,22 @@ class GpuCensus:
         return None
 
 
-def _stands_apart(life: Life, newest_ms: int) -> bool:
+def _is_individual(life: Life, newest_ms: int) -> bool:
     return bool(life.down) or _may_be_gone(life, newest_ms)
 
 
 def _may_be_gone(life: Life, newest_ms: int) -> bool:
-    """Whether records of other GPUs of its node may show that it is gone."""
+    """Return whether records of other GPUs on its node can show that the GPU was removed."""
     return life.last_ms + UNLISTED_MS <= newest_ms and life.last_ms + UNLISTED_MS < life.end_ms
 
 
-def _until(alike: Iterable[Alike]) -> int:
-    return min((last + UNLISTED_MS for _, end, last in alike if last + UNLISTED_MS < end), default=FOREVER)
+def _until(counts: Iterable[Lifetime]) -> int:
+    return min((last + UNLISTED_MS for _, end, last in counts if last + UNLISTED_MS < end), default=FOREVER)
 
 
 LINGER_MS = MS_PER_HOUR
-"""A record that begins at most this long after its node's deletion still belongs to the deleted node; a later one shows
-a new node."""
+"""A record that begins at most this long after the deletion of its node belongs to the deleted node. A later record
+shows a new node of the same name."""
 
 NodeKey = tuple[str, str]
 """(cluster, node name)."""
@@ -199,7 +197,7 @@ class Tenure(NamedTuple):
     last_ms: int
 
     def with_(self, other: Tenure | None) -> Tenure:
-        """The span that covers both."""
+        """Return the span that covers both."""
         if other is None:
             return self
         return Tenure(min(self.first_ms, other.first_ms), max(self.last_ms, other.last_ms))
@@ -214,12 +212,11 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Fleet:
-    """All GPUs and nodes.
+    """All GPUs, nodes and namespaces of the ledger.
 
-    gpus: by id.
-    tenures: gpu id -> node -> Tenure.
-    own: for GPUs that an import named, their tenures by agents' records alone.
-    retired: gpu id -> instant.
+    gpus, tenures: by GPU id; the tenures of a GPU are by node.
+    own: for GPUs that an import named, their tenures according to the agents' records only.
+    retired: by GPU id, the instant until which the GPU is capacity.
     placed, charged: the histories of nodes and namespaces whose facts changed."""
 
     gpus: Mapping[int, Gpu] = field(default_factory=dict)
@@ -234,7 +231,7 @@ class Fleet:
     """End of the newest booked record per node; derived from `tenures` unless given."""
     _lives: dict[int, Life] = field(default_factory=dict, init=False, repr=False, compare=False)
     _censuses: dict[str | None, GpuCensus] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The census of each cluster, None: of all. Created on first use; commits then update it."""
+    """The census of each cluster, and under None that of all GPUs. Created on first use and updated by commits."""
 
     def __post_init__(self) -> None:
         if not self._newest:
@@ -273,24 +270,24 @@ class Fleet:
         return frozenset(space.label for space in (*self.namespaces.values(), *past) if space.label)
 
     def node_history(self, key: NodeKey) -> Timeline[NodeFacts]:
-        """The labels of a node over time, without its down times."""
+        """Return the labels of a node over time, without its down times."""
         return self.placed.get(key) or Timeline.always(self.nodes.get(key) or NodeFacts(*key))
 
     def namespace_history(self, key: NodeKey) -> Timeline[NamespaceFacts]:
         return self.charged.get(key) or Timeline.always(self.namespaces.get(key) or NamespaceFacts(*key))
 
     def namespace_at(self, key: NodeKey, at_ms: int) -> NamespaceFacts | None:
-        """The payer of a namespace at an instant; None if the namespace is unknown."""
+        """Return the facts of a namespace at an instant; None if the namespace is unknown."""
         history = self.charged.get(key)
         return history.at(at_ms) if history is not None else self.namespaces.get(key)
 
     def node_at(self, key: NodeKey, at_ms: int) -> NodeFacts | None:
-        """The labels of a node at an instant; None if the node is unknown."""
+        """Return the facts of a node at an instant; None if the node is unknown."""
         history = self.placed.get(key)
         return history.at(at_ms) if history is not None else self.nodes.get(key)
 
     def metered(self, cluster: str) -> dict[str, Tenure]:
-        """For each node of a cluster, the span from the first to the newest record that an agent booked."""
+        """Return, for each node of a cluster, the span from the first to the newest record of an agent."""
         found: dict[str, Tenure] = {}
         for gpu, tenures in self.tenures.items():
             if self.gpus[gpu].cluster == cluster:
@@ -299,11 +296,11 @@ class Fleet:
         return dict(sorted(found.items()))
 
     def last_ms(self, gpu: int) -> int:
-        """End of a GPU's newest booked record; 0 if there is none."""
+        """Return the end of a GPU's newest booked record; 0 if there is none."""
         return max((t.last_ms for t in self.tenures.get(gpu, {}).values()), default=0)
 
     def life(self, gpu: int) -> Life:
-        """Raises KeyError for a GPU without a booked record."""
+        """Return the life of a GPU. Raises KeyError for a GPU without a booked record."""
         known = self._lives.get(gpu)
         if known is None or (known.end_ms > known.last_ms + UNLISTED_MS and self._unlisted(gpu, known)):
             known = self._lives[gpu] = self._live(gpu)
@@ -320,21 +317,22 @@ class Fleet:
         return self.census_of(None)
 
     def census_of(self, cluster: str | None) -> GpuCensus:
-        """The census of a cluster's GPUs; None: of all."""
-        found = self._censuses.get(cluster)
-        if found is None:
-            mine = [gpu for gpu in self.tenures if cluster is None or self.gpus[gpu].cluster == cluster]
-            found = GpuCensus.of(mine, self.life, self.newest_end_ms)
+        """Return the census of a cluster, or of all GPUs if it is None."""
+        census = self._censuses.get(cluster)
+        if census is None:
+            gpus = [gpu for gpu in self.tenures if cluster is None or self.gpus[gpu].cluster == cluster]
+            census = GpuCensus.of(gpus, self.life, self.newest_end_ms)
             if cluster is None or cluster in self.clusters:
-                self._censuses[cluster] = found
-        return found
+                self._censuses[cluster] = census
+        return census
 
     def one_of_several(self, cluster: str | None) -> str | None:
-        """The cluster; None if it is the only one, because the census of all GPUs is then its own."""
+        """Return the cluster, or None if it is the only one: then its census is that of all GPUs."""
         return None if self.clusters == {cluster} else cluster
 
     def _unlisted(self, gpu: int, life: Life) -> bool:
-        """Whether its node has reported other GPUs for long enough since its last record."""
+        """Return whether the GPU's node has reported other GPUs for at least UNLISTED_MS since the GPU's last
+        record."""
         return self._newest[self.gpus[gpu].cluster, life.home] >= life.last_ms + UNLISTED_MS
 
     def _live(self, gpu: int) -> Life:
@@ -365,10 +363,10 @@ class Fleet:
     def booked(
         self, changes: Mapping[int, tuple[Gpu, Mapping[str, Tenure]]], own: Mapping[int, Mapping[str, Tenure]]
     ) -> Fleet:
-        """The fleet after a transaction.
+        """Return the fleet after a transaction.
 
-        changes: its GPUs with their names and all their tenures.
-        own: see the class."""
+        changes: by id, the GPUs of the transaction with their names and all their tenures.
+        own: as in the class."""
         fresh = {gpu: named for gpu, (named, _) in changes.items() if self.gpus.get(gpu) != named}
         newest = dict(self._newest)
         for named, nodes in changes.values():
@@ -386,15 +384,15 @@ class Fleet:
             if known is not None and after._only_goes_on(gpu, known):
                 after._lives[gpu] = known._replace(last_ms=nodes[known.home].last_ms)
         for cluster, before in self._censuses.items():
-            mine = [gpu for gpu, (named, _) in changes.items() if cluster in (None, named.cluster)]
-            counted = before.changed(mine, self._lives, after.life, after.newest_end_ms)
-            if counted is not None:
-                after._censuses[cluster] = counted
+            gpus = [gpu for gpu, (named, _) in changes.items() if cluster in (None, named.cluster)]
+            census = before.changed(gpus, self._lives, after.life, after.newest_end_ms)
+            if census is not None:
+                after._censuses[cluster] = census
         return after
 
     def _only_goes_on(self, gpu: int, before: Life) -> bool:
-        """Whether new records of a GPU change nothing about its life except how far it is known. Saves computing the
-        life of every GPU in every commit."""
+        """Return whether new records of a GPU change nothing in its life except `last_ms`. If so, a commit need not
+        compute the life again."""
         nodes, facts = self.tenures[gpu], self.nodes.get((self.gpus[gpu].cluster, before.home))
         return (
             before.end_ms == FOREVER
@@ -411,68 +409,67 @@ def _advance(newest: dict[NodeKey, int], cluster: str, nodes: Mapping[str, Tenur
 
 
 def blank(node: NodeFacts) -> NodeFacts:
-    """The same node without any facts."""
+    """Return the same node without any facts."""
     return NodeFacts(node.cluster, node.name)
 
 
 def changes_between(
     histories: Iterable[Timeline[NodeFacts]] | Iterable[Timeline[NamespaceFacts]], start_ms: int, end_ms: int
 ) -> list[int]:
-    """The instants inside the span at which one of them changes, ascending."""
+    """Return the instants strictly inside the span at which one of the histories changes, ascending."""
     return sorted({at for history in histories for at in history.changes() if start_ms < at < end_ms})
 
 
 REPORTING_MS = 15 * MS_PER_MINUTE
-"""The longest interval: a GPU with a record newer than this may have a running agent."""
+"""The longest interval of an agent. A GPU with a newer record can still have a running agent."""
 
 
-def retiring(fleet: Fleet, asked: Retirement, at_ms: int, now_ms: int, closed_ms: int) -> dict[int, int]:
-    """By GPU id, the instant from which the GPU no longer counts as capacity: `at_ms`, or the end of its newest record
-    if that is later.
+def retirement_ends(fleet: Fleet, retirement: Retirement, at_ms: int, now_ms: int, closed_ms: int) -> dict[int, int]:
+    """Return, by GPU id, the instant from which the GPU no longer counts as capacity: `at_ms`, or the end of its newest
+    record if that is later.
 
-    closed_ms: capacity before this instant does not change. Raises CannotRetire if any of the GPUs cannot retire."""
+    Capacity before `closed_ms` does not change. Raises CannotRetire if one of the GPUs cannot retire."""
     if at_ms > now_ms:
         raise CannotRetire(f"{utc(at_ms)} is in the future")
     if at_ms < closed_ms:
         raise CannotRetire(f"the months before {utc(closed_ms)} are closed: retire from then on, or later")
-    chosen = _chosen(fleet, asked)
+    chosen = _retiring_gpus(fleet, retirement)
     ends = {gpu: max(at_ms, fleet.last_ms(gpu)) for gpu in chosen if fleet.life(gpu).end_ms > at_ms}
     for gpu in sorted(ends, key=lambda one: fleet.gpus[one].uuid):
         last, name = fleet.last_ms(gpu), f"GPU {fleet.gpus[gpu].uuid} of {fleet.life(gpu).home}"
         if last + REPORTING_MS > now_ms:
-            raise CannotRetire(f"{name} reported until {utc(last)}, just now: stop its agent first")
+            raise CannotRetire(f"{name} has records until {utc(last)}, so its agent is running: stop the agent first")
         if fleet.retired.get(gpu, -1) >= last - LINGER_MS:
-            raise CannotRetire(f"{name} is retired already, from {utc(fleet.life(gpu).end_ms)} on")
+            raise CannotRetire(f"{name} is already retired, from {utc(fleet.life(gpu).end_ms)} on")
     if not ends:
         raise CannotRetire(f"none of these GPUs counts as capacity at {utc(at_ms)}")
     return ends
 
 
-def _chosen(fleet: Fleet, asked: Retirement) -> Sequence[int]:
-    cluster = asked.cluster or _only(fleet)
-    here = {gpu: one for gpu, one in fleet.gpus.items() if one.cluster == cluster and gpu in fleet.tenures}
-    homes = {gpu: fleet.life(gpu).home for gpu in here}
-    if asked.node and asked.node not in homes.values():
-        raise CannotRetire(f"cluster {cluster!r} has no GPU that was seen on node {asked.node!r} last")
-    mine = {one.uuid: gpu for gpu, one in here.items() if asked.node in ("", homes[gpu])}
-    unknown = sorted(set(asked.gpus) - mine.keys())
+def _retiring_gpus(fleet: Fleet, retirement: Retirement) -> Sequence[int]:
+    cluster = retirement.cluster or _only_cluster(fleet.clusters, CannotRetire)
+    in_cluster = {gpu: one for gpu, one in fleet.gpus.items() if one.cluster == cluster and gpu in fleet.tenures}
+    homes = {gpu: fleet.life(gpu).home for gpu in in_cluster}
+    if retirement.node and retirement.node not in homes.values():
+        raise CannotRetire(f"cluster {cluster!r} has no GPU that was seen on node {retirement.node!r} last")
+    by_uuid = {one.uuid: gpu for gpu, one in in_cluster.items() if retirement.node in ("", homes[gpu])}
+    unknown = sorted(set(retirement.gpus) - by_uuid.keys())
     if unknown:
-        where = f"node {asked.node!r}" if asked.node else f"cluster {cluster!r}"
+        where = f"node {retirement.node!r}" if retirement.node else f"cluster {cluster!r}"
         raise CannotRetire(f"{where} has no GPU {unknown[0]!r}")
-    return [mine[uuid] for uuid in asked.gpus] if asked.gpus else list(mine.values())
+    return [by_uuid[uuid] for uuid in retirement.gpus] if retirement.gpus else list(by_uuid.values())
 
 
-def _only(fleet: Fleet) -> str:
-    clusters = sorted(fleet.clusters)
+def _only_cluster(clusters: Collection[str], error: type[CannotMove] | type[CannotRetire]) -> str:
+    """Return the only cluster. Raises the error if there is not exactly one."""
     if len(clusters) != 1:
-        known = ", ".join(map(repr, clusters)) or "none"
-        raise CannotRetire(f"name the cluster; the ledger knows {known}")
-    return clusters[0]
+        raise error(f"name the cluster; the ledger knows {', '.join(map(repr, sorted(clusters))) or 'none'}")
+    return next(iter(clusters))
 
 
 def retired_devices(fleet: Fleet, ends: Mapping[int, int]) -> tuple[RetiredDevice, ...]:
-    """The retired GPUs as shown to callers, by node and GPU."""
-    made = (
+    """Return the retired GPUs in the form of the API, by node and GPU."""
+    devices = (
         RetiredDevice(
             cluster=fleet.gpus[gpu].cluster,
             node=fleet.life(gpu).home,
@@ -483,21 +480,20 @@ def retired_devices(fleet: Fleet, ends: Mapping[int, int]) -> tuple[RetiredDevic
         )
         for gpu, end in ends.items()
     )
-    return tuple(sorted(made, key=lambda one: (one.node, one.gpu_uuid)))
+    return tuple(sorted(devices, key=lambda one: (one.node, one.gpu_uuid)))
 
 
-def retirement_act(found: Sequence[RetiredDevice], now_ms: int, who: str, reason: str) -> NewAct:
-    """The journal act of a retirement."""
-    nodes = sorted({one.node for one in found})
-    content = [{"node": one.node, "gpu": one.gpu_uuid, "end_ms": one.end_ms} for one in found]
-    return NewAct(now_ms, "retired", f"{found[0].cluster}/{','.join(nodes)}", who, reason, json.dumps(content))
+def retirement_act(devices: Sequence[RetiredDevice], now_ms: int, who: str, reason: str) -> NewAct:
+    """Return the journal act of a retirement."""
+    nodes = sorted({one.node for one in devices})
+    content = [{"node": one.node, "gpu": one.gpu_uuid, "end_ms": one.end_ms} for one in devices]
+    return NewAct(now_ms, "retired", f"{devices[0].cluster}/{','.join(nodes)}", who, reason, json.dumps(content))
 
 
 def in_service(lives: Mapping[Span, int], pieces: Sequence[Span]) -> list[dict[Span, int]]:
-    """For each piece, the number of GPUs in service by the part of the piece.
+    """Return, for each piece, the number of GPUs in service by the part of the piece.
 
-    pieces: ascending, adjacent and not empty.
-    lives: number of GPUs by span."""
+    `lives` is the number of GPUs by span. The pieces are ascending, adjacent and not empty."""
     found: list[dict[Span, int]] = [{} for _ in pieces]
     starts = [start for start, _ in pieces]
     changes = [0] * (len(pieces) + 1)
@@ -520,28 +516,30 @@ def in_service(lives: Mapping[Span, int], pieces: Sequence[Span]) -> list[dict[S
 
 
 def gpus_at(fleet: Fleet, start_ms: int, end_ms: int) -> dict[tuple[str, str], int]:
-    """The number of GPUs that each node had as capacity in any part of [start_ms, end_ms), by cluster and node."""
-    found: Counter[tuple[str, str]] = Counter()
+    """Return the number of GPUs that each node had as capacity in any part of [start_ms, end_ms), by cluster and
+    node."""
+    counts: Counter[tuple[str, str]] = Counter()
     for gpu in fleet.tenures:
         life = fleet.life(gpu)
         ends = [since for since, _ in life.nodes[1:]] + [life.end_ms]
-        there = {
+        nodes = {
             node
             for (since, node), until in zip(life.nodes, ends, strict=True)
             if max(since, start_ms) < min(until, end_ms)
         }
-        found.update((fleet.gpus[gpu].cluster, node) for node in there)
-    return dict(found)
+        counts.update((fleet.gpus[gpu].cluster, node) for node in nodes)
+    return dict(counts)
 
 
 def down_in(down: Iterable[tuple[int, Span]], pieces: Sequence[Span]) -> list[TaggedSpan]:
-    """The down time of GPUs in each piece, tagged with the piece. pieces: ascending, without overlap."""
+    """Return the down time of GPUs in each piece, tagged with the index of the piece. The pieces ascend and do not
+    overlap."""
     starts = [start for start, _ in pieces]
     return [TaggedSpan(tag, low, high, gpu) for gpu, span in down for tag, low, high in _inside(span, pieces, starts)]
 
 
 def _inside(span: Span, pieces: Sequence[Span], starts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(tag, start_ms, end_ms) of the part of the span in each piece."""
+    """Yield the part of the span in each piece as (tag, start_ms, end_ms)."""
     start, end = span
     for tag in range(max(0, bisect_right(starts, start) - 1), bisect_left(starts, end)):
         low, high = max(start, pieces[tag][0]), min(end, pieces[tag][1])
@@ -550,8 +548,10 @@ def _inside(span: Span, pieces: Sequence[Span], starts: Sequence[int]) -> Iterat
 
 
 def read_owners(cursor: Cursor, fleet: Fleet) -> dict[GpuName, OwnedGpu]:
-    """The owner of each GPU. Ledgers of earlier releases, and those rebuilt from an archive, may lack rows. These rows
-    are derived from the records: a node that reported a GPU after all records of its owner took it over."""
+    """Return the owners of each GPU.
+
+    Ledgers of earlier releases, and ledgers rebuilt from an archive, can lack rows. These are derived from the records:
+    a node that reported a GPU after all records of its owner took it over."""
     stored: dict[GpuName, list[Ownership]] = defaultdict(list)
     rows = cursor.run("SELECT cluster, gpu_uuid, node, from_ms, at_ms, who FROM gpu_owner ORDER BY from_ms, at_ms")
     for cluster, uuid, node, from_ms, at_ms, who in rows:
@@ -580,7 +580,7 @@ CLAIMS = 10_000
 
 
 def read_claims(cursor: Cursor) -> dict[GpuName, tuple[GpuClaim, ...]]:
-    """For each GPU, the nodes whose records of it were quarantined, sorted by node."""
+    """Return, for each GPU, the nodes whose records of it were quarantined, sorted by node."""
     found: dict[GpuName, list[GpuClaim]] = defaultdict(list)
     for cluster, uuid, node, records, newest in cursor.rows("gpu_claims", {"limit": CLAIMS}):
         found[cluster, uuid].append(GpuClaim(node=node, records=records, newest_ms=newest))
@@ -590,7 +590,7 @@ def read_claims(cursor: Cursor) -> dict[GpuName, tuple[GpuClaim, ...]]:
 def shown(
     owned: Mapping[GpuName, OwnedGpu], claims: Mapping[GpuName, Sequence[GpuClaim]], fleet: Fleet
 ) -> tuple[GpuOwnership, ...]:
-    """The register in the form that the API shows, by cluster and UUID."""
+    """Return the register in the form of the API, by cluster and UUID."""
     models = {(gpu.cluster, gpu.uuid): gpu.model for gpu in fleet.gpus.values()}
     return tuple(
         GpuOwnership(
@@ -614,44 +614,39 @@ def _owners(steps: Sequence[Ownership]) -> Iterable[GpuOwner]:
 
 
 def movable_gpus(
-    owned: Mapping[GpuName, OwnedGpu], nodes: Collection[NodeKey], asked: GpuMove, now_ms: int
+    owned: Mapping[GpuName, OwnedGpu], nodes: Collection[NodeKey], move: GpuMove, now_ms: int
 ) -> list[GpuName]:
-    """The GPUs to be moved. nodes: all nodes that the accountant knows. Raises CannotMove; then none is moved."""
-    cluster = asked.cluster or _only_cluster({gpu[0] for gpu in owned})
-    if (cluster, asked.node) not in nodes:
+    """Return the GPUs of a move. `nodes` are all nodes that the accountant knows. Raises CannotMove if one of the GPUs
+    cannot move."""
+    cluster = move.cluster or _only_cluster({gpu[0] for gpu in owned}, CannotMove)
+    if (cluster, move.node) not in nodes:
         raise CannotMove(
-            f"cluster {cluster!r} has no node {asked.node!r}: nothing came from it, and no inventory names it"
+            f"cluster {cluster!r} has no node {move.node!r}: no record came from it, and no inventory names it"
         )
-    chosen = [(cluster, uuid) for uuid in dict.fromkeys(asked.gpus)]
+    chosen = [(cluster, uuid) for uuid in dict.fromkeys(move.gpus)]
     for gpu in chosen:
         one = owned.get(gpu)
         if one is None:
             raise CannotMove(f"cluster {cluster!r} has no GPU {gpu[1]!r}")
-        if one.owner.node == asked.node:
-            raise CannotMove(f"GPU {gpu[1]} already belongs to node {asked.node!r}, from {utc(one.owner.from_ms)} on")
-        if asked.from_ms is not None and asked.from_ms < one.last_ms:
+        if one.owner.node == move.node:
+            raise CannotMove(f"GPU {gpu[1]} already belongs to node {move.node!r}, from {utc(one.owner.from_ms)} on")
+        if move.from_ms is not None and move.from_ms < one.last_ms:
             raise CannotMove(
                 f"GPU {gpu[1]}: node {one.owner.node!r} has records until {utc(one.last_ms)}: move it from then on, "
                 "or later"
             )
-    if asked.from_ms is not None and asked.from_ms > now_ms:
-        raise CannotMove(f"{utc(asked.from_ms)} is in the future")
+    if move.from_ms is not None and move.from_ms > now_ms:
+        raise CannotMove(f"{utc(move.from_ms)} is in the future")
     return chosen
 
 
 def owner_act(
     before: Mapping[GpuName, OwnedGpu], after: Mapping[GpuName, OwnedGpu], now_ms: int, who: str, reason: str
 ) -> NewAct:
-    """The journal act of a move."""
+    """Return the journal act of a move."""
     content = [
         {"gpu": gpu[1], "from_node": before[gpu].owner.node, "node": one.owner.node, "from_ms": one.owner.from_ms}
         for gpu, one in sorted(after.items())
     ]
     cluster, node = min(after)[0], content[0]["node"]
     return NewAct(now_ms, "moved", f"{cluster}/{node}", who, reason, json.dumps(content))
-
-
-def _only_cluster(clusters: Collection[str]) -> str:
-    if len(clusters) != 1:
-        raise CannotMove(f"name the cluster; the ledger knows {', '.join(map(repr, sorted(clusters))) or 'none'}")
-    return next(iter(clusters))

@@ -184,9 +184,9 @@ class Changes:
             return max(start_ms, span[0]), min(end_ms, span[1])
 
         alike: dict[tuple[int, int], int] = {}
-        for (start, end, _), count in census.alike.items():
+        for (start, end, _), count in census.counts.items():
             alike[inside((start, end))] = alike.get(inside((start, end)), 0) + count
-        apart = sorted((gpu, *inside((life.start_ms, life.end_ms))) for gpu, life in census.apart.items())
+        apart = sorted((gpu, *inside((life.start_ms, life.end_ms))) for gpu, life in census.individual.items())
         return rows, told, tuple(sorted(alike.items())), tuple(apart)
 
 

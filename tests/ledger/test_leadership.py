@@ -114,7 +114,7 @@ def test_an_act_that_the_archive_does_not_have_is_said(
 ) -> None:
     ledger = opened(replicas[0], clock)
     (tmp_path / "archive").write_text("not a folder")
-    with pytest.raises(LedgerUnavailable, match="recorded, and not yet in the archive"):
+    with pytest.raises(LedgerUnavailable, match="recorded in the ledger but not yet in the archive"):
         ledger.record([act("2026-10", clock)], 0)
     assert ledger.last_act() == 1
     ledger.close()

@@ -85,7 +85,7 @@ def test_one_that_reports_again_is_capacity_again(gone: DuckLedger, hand: Hand, 
 def test_what_cannot_be_is_refused_whole(gone: DuckLedger, accounts: Any, asked: Any, why: str) -> None:
     before = [accounts(0, 3 * DAY, gpu=gpu) for gpu in "abc"]
     if not why:
-        why = "reported until"
+        why = "has records until"
         asked = {**asked, "now_ms": START_MS + 10 * MINUTE}
     with pytest.raises(CannotRetire, match=why):
         retire(gone, **asked)
@@ -97,7 +97,7 @@ def test_twice_is_told_from_once(gone: DuckLedger) -> None:
     retire(gone, node="n1")
     with pytest.raises(CannotRetire, match="counts as capacity"):
         retire(gone, OFF_MS + MS_PER_HOUR, node="n1")
-    with pytest.raises(CannotRetire, match="is retired already, from 2026-"):
+    with pytest.raises(CannotRetire, match="is already retired, from 2026-"):
         retire(gone, OFF_MS - MS_PER_HOUR, node="n1")
 
 
