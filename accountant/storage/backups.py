@@ -28,7 +28,7 @@ _HIDDEN: Final = re.compile(rf"\.{_NAME}\..+")
 """Temporary files of earlier releases, or of a .json file that was being written."""
 _COPY: Final = re.compile(rf"(?P<name>{_NAME})\.duckdb")
 _making = threading.Lock()
-"""Only one backup is made at a time; otherwise one would remove the unfinished files of the other."""
+"""Allows one backup at a time; otherwise one backup would remove the unfinished files of another."""
 
 
 class Backup(Model):
@@ -57,7 +57,7 @@ class NoBackup(AccountantError):
 
 
 class KeptBackups:
-    """The accountant's own backups: where they are and how many are kept. Thread-safe."""
+    """Makes and lists the accountant's own backups, and keeps the newest `keep` of them. Thread-safe."""
 
     def __init__(self, store: FileStore, keep: int) -> None:
         self.store = store
@@ -65,31 +65,31 @@ class KeptBackups:
         self._known: list[Backup] | None = None
 
     def make(self, ledger: CopyableLedger, now_ms: int) -> tuple[Backup, list[Backup]]:
-        """Makes a backup and removes the oldest ones beyond `keep`; returns the new one and the removed ones. Raises as
-        `make`."""
-        made = make(ledger, self.store, now_ms)
-        gone = prune(self.store, self._keep)
+        """Make a backup and remove the oldest ones beyond `keep`. Returns the new backup and the removed ones. Raises
+        the errors of `make`."""
+        backup = make(ledger, self.store, now_ms)
+        removed = prune(self.store, self._keep)
         self.listed()
-        return made, gone
+        return backup, removed
 
     def listed(self) -> list[Backup]:
-        """All backups, newest first. Raises LedgerUnavailable or LedgerDamaged."""
+        """Return all backups, newest first. Raises LedgerUnavailable or LedgerDamaged."""
         self._known = list_backups(self.store)
         return self._known
 
     def remembered(self) -> list[Backup]:
-        """Like `listed`, but for an object store returns the cached result of the last listing; for frequent callers
-        such as /metrics."""
+        """Return all backups, newest first, for an object store from the cached last listing. Raises LedgerUnavailable
+        or LedgerDamaged."""
         if self.store.folder is not None or self._known is None:
             return self.listed()
         return self._known
 
 
 def make(ledger: CopyableLedger, store: FileStore, now_ms: int) -> Backup:
-    """Copies the ledger, verifies and syncs the copy, and only then writes its .json file. A second call for the same
-    instant returns the existing backup. First removes what a killed process left of an unfinished backup.
+    """Copy the ledger, verify and sync the copy, and then write its .json file. A second call for the same instant
+    returns the existing backup. Unfinished backups of killed processes are removed first.
 
-    Raises LedgerUnavailable or LedgerDamaged, and then leaves no files."""
+    Raises LedgerUnavailable or LedgerDamaged, and leaves no files in that case."""
     with _making:
         return _make(ledger, store, now_ms)
 
@@ -104,14 +104,14 @@ def _make(ledger: CopyableLedger, store: FileStore, now_ms: int) -> Backup:
         fresh = folder / f"{name}.duckdb"
         rows = ledger.copy_to(fresh)
         with _reachable(folder):
-            made = Backup(name=name, at_ms=now_ms, bytes=fresh.stat().st_size, rows=rows, sha256=sha256(fresh))
+            backup = Backup(name=name, at_ms=now_ms, bytes=fresh.stat().st_size, rows=rows, sha256=sha256(fresh))
         store.put(fresh, f"{name}.duckdb")
-    store.create(f"{name}.json", (made.model_dump_json(indent=2) + "\n").encode())
-    return made
+    store.create(f"{name}.json", (backup.model_dump_json(indent=2) + "\n").encode())
+    return backup
 
 
 def _sweep(store: FileStore) -> None:
-    """Removes copies without a .json file, and temporary files."""
+    """Remove copies without a .json file, and temporary files."""
     names = store.names()
     for name in names:
         copy = _COPY.fullmatch(name)
@@ -120,36 +120,36 @@ def _sweep(store: FileStore) -> None:
 
 
 def list_backups(store: FileStore) -> list[Backup]:
-    """The backups in a store, newest first."""
+    """Return the backups in a store, newest first."""
     notes = [name for name in store.names() if name.startswith("ledger-") and name.endswith(".json")]
     found = [_read(store, name) for name in notes]
     return sorted(found, key=lambda backup: (backup.at_ms, backup.name), reverse=True)
 
 
 def named(store: FileStore, name: str) -> Backup:
-    """The backup of that name. Raises NoBackup."""
+    """Return the backup of that name. Raises NoBackup."""
     if not store.exists(f"{name}.json"):
         raise NoBackup(f"{store}: no backup {name!r}")
     return _read(store, f"{name}.json")
 
 
 def content(store: FileStore, backup: Backup) -> Iterator[bytes]:
-    """The ledger file of a backup, in chunks."""
+    """Return the ledger file of a backup in chunks."""
     return store.chunks(f"{backup.name}.duckdb")
 
 
 def prune(store: FileStore, keep: int) -> list[Backup]:
-    """Removes all but the newest `keep` backups; returns the removed ones."""
-    gone = list_backups(store)[keep:]
-    for backup in gone:
+    """Remove all but the newest `keep` backups, and return the removed ones."""
+    removed = list_backups(store)[keep:]
+    for backup in removed:
         # The .json file first: without it the other file is no backup.
         store.delete(f"{backup.name}.json")
         store.delete(f"{backup.name}.duckdb")
-    return gone
+    return removed
 
 
 def restore(store: FileStore, file: str, ledger: Path) -> Backup:
-    """Restores a backup (its .duckdb file in the store) to a path where no ledger exists, and verifies it.
+    """Restore a backup (its .duckdb file in the store) to a path where no ledger exists, and verify it.
 
     Raises NoBackup if the path exists, LedgerDamaged if the file does not match the backup's SHA-256."""
     note = f"{file.removesuffix('.duckdb')}.json"
@@ -157,22 +157,24 @@ def restore(store: FileStore, file: str, ledger: Path) -> Backup:
         raise NoBackup(f"{store}/{file}: no backup (a .duckdb file with its .json beside it)")
     if ledger.exists() or ledger.with_name(ledger.name + ".wal").exists():
         raise NoBackup(f"{ledger}: there is a ledger already; move it away first")
-    made = _read(store, note)
+    backup = _read(store, note)
     fresh = ledger.with_name(f".{ledger.name}.restoring")
     with _reachable(ledger.parent):
         ledger.parent.mkdir(parents=True, exist_ok=True)
         try:
             with fresh.open("wb") as copy:
                 copy.writelines(store.chunks(file))
-            if sha256(fresh) != made.sha256:
-                raise LedgerDamaged(f"{store}/{file}: not what was written on {_day(made.at_ms)} (SHA-256 differs)")
+            if sha256(fresh) != backup.sha256:
+                raise LedgerDamaged(
+                    f"{store}/{file}: damaged since {_day(backup.at_ms)}: the SHA-256 differs: use another backup"
+                )
             atomic_file.sync(fresh)
             block_copy_path(ledger).unlink(missing_ok=True)  # of the file that was here
             os.link(fresh, ledger)  # unlike a renaming, refuses to replace one that came meanwhile
             atomic_file.sync(ledger.parent)
         finally:
             fresh.unlink(missing_ok=True)
-    return made
+    return backup
 
 
 def _read(store: FileStore, note: str) -> Backup:

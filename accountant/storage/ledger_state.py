@@ -1,4 +1,4 @@
-"""Holds the data that readers and the writer have without reading a table: one immutable `State` per commit.
+"""Defines the data that readers and the writer have without reading a table: one immutable `State` per commit.
 
 `Changes` records which spans of time each commit changed, so that cached answers about other spans stay valid. A cached
 answer is stored with the span's mark. If the current mark is equal, no commit has changed the answer. The mark of a
@@ -7,7 +7,7 @@ span in the past stays the same while later records arrive.
 `DeviceKinds` groups devices that a query does not distinguish, so that DuckDB returns few sums. There is one kind for
 all devices, one per group with equal values of the queried dimensions (model, pool, node …), or one per device. The
 result by job and model then has as many rows as jobs and models, not jobs times GPUs. A GPU that belonged to several
-groups, because it moved or was renamed, is kept separate."""
+groups, because it moved or was renamed, has a kind of its own."""
 
 from __future__ import annotations
 
@@ -82,71 +82,73 @@ class DeviceKindsCache:
     """Caches `device_kinds` from one commit to the next, until a device, node or GPU is new or changed. Thread-safe."""
 
     def __init__(self) -> None:
-        self._known: dict[frozenset[Dimension], tuple[tuple[object, ...], int, DeviceKinds]] = {}
+        self._cached: dict[frozenset[Dimension], tuple[tuple[object, ...], int, DeviceKinds]] = {}
 
-    def read(self, fleet: Fleet, devices: Mapping[int, DeviceName], asked: frozenset[Dimension]) -> DeviceKinds:
-        """`device_kinds`, from the cache if possible."""
-        made_of = (fleet.gpus, fleet.nodes, fleet.placed, devices)
-        known = self._known.get(asked)
-        if known is not None:
-            before, gpus, found = known
+    def read(self, fleet: Fleet, devices: Mapping[int, DeviceName], dimensions: frozenset[Dimension]) -> DeviceKinds:
+        """Return `device_kinds`, from the cache if possible."""
+        sources = (fleet.gpus, fleet.nodes, fleet.placed, devices)
+        cached = self._cached.get(dimensions)
+        if cached is not None:
+            cached_sources, gpus, kinds = cached
             # Identity, not equality: every change creates new objects, and comparing the content would take as long as
             # computing it.
-            if gpus == len(fleet.tenures) and all(a is b for a, b in zip(before, made_of, strict=True)):
-                return found
-        found = device_kinds(fleet, devices, asked)
-        self._known[asked] = (made_of, len(fleet.tenures), found)
-        return found
+            if gpus == len(fleet.tenures) and all(a is b for a, b in zip(cached_sources, sources, strict=True)):
+                return kinds
+        kinds = device_kinds(fleet, devices, dimensions)
+        self._cached[dimensions] = (sources, len(fleet.tenures), kinds)
+        return kinds
 
 
-def device_kinds(fleet: Fleet, devices: Mapping[int, DeviceName], asked: Collection[Dimension]) -> DeviceKinds:
-    """Groups the devices. asked: the dimensions of devices in the query."""
-    if not asked:
+def device_kinds(fleet: Fleet, devices: Mapping[int, DeviceName], dimensions: Collection[Dimension]) -> DeviceKinds:
+    """Group the devices by the dimensions of devices in a query."""
+    if not dimensions:
         every = {0: (EVERY_GPU, NO_DEVICE)}
         return DeviceKinds(False, None, every, {0: EVERY_GPU}, dict.fromkeys(fleet.tenures, EVERY_GPU), every)
-    if _OF_EACH & set(asked):
+    if _OF_EACH & set(dimensions):
         shown = {number: (name.gpu, name) for number, name in devices.items()}
         return DeviceKinds(
             True, None, shown, {number: name.gpu for number, name in devices.items()},
             {gpu: gpu for gpu in fleet.tenures}, {},
         )  # fmt: skip
-    return _alike(fleet, devices, asked)
+    return _grouped_kinds(fleet, devices, dimensions)
 
 
-def _alike(fleet: Fleet, devices: Mapping[int, DeviceName], asked: Collection[Dimension]) -> DeviceKinds:
-    of_node: dict[tuple[str, str], Hashable] = {}
-    looks: dict[int, Hashable] = {}
-    of_gpu: dict[int, set[Hashable]] = defaultdict(set)
+def _grouped_kinds(fleet: Fleet, devices: Mapping[int, DeviceName], dimensions: Collection[Dimension]) -> DeviceKinds:
+    values_of_node: dict[tuple[str, str], Hashable] = {}
+    values_of: dict[int, Hashable] = {}
+    values_of_gpu: dict[int, set[Hashable]] = defaultdict(set)
     for number, name in devices.items():
         key = (fleet.gpus[name.gpu].cluster, name.node)
-        if key not in of_node:
-            of_node[key] = _look_of_node(fleet, key, asked)
-        looks[number] = (of_node[key], name.gpu_model if "gpu_model" in asked else "")
-        of_gpu[name.gpu].add(looks[number])
+        if key not in values_of_node:
+            values_of_node[key] = _node_values(fleet, key, dimensions)
+        values_of[number] = (values_of_node[key], name.gpu_model if "gpu_model" in dimensions else "")
+        values_of_gpu[name.gpu].add(values_of[number])
     kinds: dict[int, int] = {}
     numbers: dict[Hashable, int] = {}
     shown: dict[int, Shown] = {}
     member: dict[int, int] = {}
     shared: dict[int, Shown] = {}
     for number, name in devices.items():
-        alone = len(of_gpu[name.gpu]) > 1
-        kind = kinds[number] = numbers.setdefault(("alone", number) if alone else looks[number], len(numbers) + 1)
+        separate = len(values_of_gpu[name.gpu]) > 1
+        kind = kinds[number] = numbers.setdefault(
+            ("separate", number) if separate else values_of[number], len(numbers) + 1
+        )
         shown.setdefault(kind, (name.gpu, name))
         # Negative, so that numbers of kinds and of GPUs do not collide.
-        member[kind] = name.gpu if alone else -kind
-        if not alone:
+        member[kind] = name.gpu if separate else -kind
+        if not separate:
             shared[-kind] = shown[kind]
     members = {name.gpu: member[kinds[number]] for number, name in devices.items()}
     return DeviceKinds(False, KindOfDevice.with_table(kinds), shown, member, members, shared)
 
 
-def _look_of_node(fleet: Fleet, key: tuple[str, str], asked: Collection[Dimension]) -> Hashable:
-    """The values of a node that the query uses; a node whose labels changed equals no other."""
-    if "node" in asked or (OF_NODES & set(asked) and key in fleet.placed):
+def _node_values(fleet: Fleet, key: tuple[str, str], dimensions: Collection[Dimension]) -> Hashable:
+    """Return the values of a node that the query uses. A node whose labels changed equals no other node."""
+    if "node" in dimensions or (OF_NODES & set(dimensions) and key in fleet.placed):
         return key
     facts = fleet.nodes.get(key)
-    labels = tuple(getattr(facts, name, "") for name in sorted(OF_NODES & set(asked)))
-    return (key[0] if "cluster" in asked else "", labels)
+    labels = tuple(getattr(facts, name, "") for name in sorted(OF_NODES & set(dimensions)))
+    return (key[0] if "cluster" in dimensions else "", labels)
 
 
 Mark = tuple[object, ...]
@@ -163,31 +165,31 @@ class Changes:
     onward: Mapping[int, int] = field(default_factory=dict)
 
     def with_rows(self, instants: Iterable[int], version: int) -> Changes:
-        """After a commit that changed rows at these instants."""
+        """Return the changes after a commit that changed rows at these instants."""
         touched = {at // MS_PER_DAY for at in instants}
         return Changes({**self.days, **dict.fromkeys(touched, version)}, self.onward) if touched else self
 
     def since(self, at_ms: int, version: int) -> Changes:
-        """After a commit that may change all time from this instant on; 0: everything."""
+        """Return the changes after a commit that may change all time from this instant on, or everything if it is 0."""
         day = at_ms // MS_PER_DAY
         later = {other: known for other, known in self.onward.items() if other < day}
         return Changes(self.days, {**later, day: version})
 
     def mark(self, start_ms: int, end_ms: int, census: GpuCensus) -> Mark:
-        """The mark of [start_ms, end_ms). census: for how long each GPU was capacity, which can change with records of
-        other times."""
+        """Return the mark of [start_ms, end_ms). It includes how long each GPU was capacity, according to the census,
+        because records of other times can change that."""
         first, last = start_ms // MS_PER_DAY, max(start_ms, end_ms - 1) // MS_PER_DAY
         rows = max((version for day, version in self.days.items() if first <= day <= last), default=0)
-        told = max((version for day, version in self.onward.items() if day <= last), default=0)
+        onward = max((version for day, version in self.onward.items() if day <= last), default=0)
 
         def inside(span: tuple[int, int]) -> tuple[int, int]:
             return max(start_ms, span[0]), min(end_ms, span[1])
 
-        alike: dict[tuple[int, int], int] = {}
+        counts: dict[tuple[int, int], int] = {}
         for (start, end, _), count in census.counts.items():
-            alike[inside((start, end))] = alike.get(inside((start, end)), 0) + count
-        apart = sorted((gpu, *inside((life.start_ms, life.end_ms))) for gpu, life in census.individual.items())
-        return rows, told, tuple(sorted(alike.items())), tuple(apart)
+            counts[inside((start, end))] = counts.get(inside((start, end)), 0) + count
+        individual = sorted((gpu, *inside((life.start_ms, life.end_ms))) for gpu, life in census.individual.items())
+        return rows, onward, tuple(sorted(counts.items())), tuple(individual)
 
 
 UTC = ZoneInfo("UTC")
@@ -197,18 +199,18 @@ UTC = ZoneInfo("UTC")
 class State:
     """The state after a commit.
 
-    marks: durable number per outbox.
+    marks: by outbox, the highest number up to which everything is committed.
     policies: ascending by since_ms.
     unfolded: starts of the hours that are summed from their rows.
     days: the days that have sums.
     frozen: starts of hours whose rows are only in the archive.
-    archived: the number per outbox up to which everything is archived.
-    parts: the newest part.
+    archived: by outbox, the highest number up to which everything is archived.
+    parts: the number of the newest archive part.
     acts, decisions: the number of the last one.
-    archived_registers: by append-only register, the number up to which it is archived.
+    archived_registers: by append-only table, the number up to which it is archived.
     version: counts the commits of this process.
-    changes: what those commits changed.
-    devices, aparts: caches of device names and of device groups, shared by all states since the last `load`."""
+    changes: which spans those commits changed.
+    devices, kinds: caches of device names and device kinds, shared by all states since the last `load`."""
 
     marks: Mapping[Stream, int] = field(default_factory=dict)
     fleet: Fleet = field(default_factory=Fleet)
@@ -224,22 +226,22 @@ class State:
     version: int = 0
     changes: Changes = field(default_factory=Changes)
     devices: Devices = field(default_factory=Devices, compare=False, repr=False)
-    aparts: DeviceKindsCache = field(default_factory=DeviceKindsCache, compare=False, repr=False)
+    kinds: DeviceKindsCache = field(default_factory=DeviceKindsCache, compare=False, repr=False)
     _device_names: list[Mapping[int, DeviceName]] = field(default_factory=list, init=False, compare=False, repr=False)
 
-    def apart(self, cursor: Cursor, asked: frozenset[Dimension]) -> DeviceKinds:
-        """The groups of devices for a query with these dimensions."""
-        return self.aparts.read(self.fleet, self.device_names(cursor), asked)
+    def device_kinds(self, cursor: Cursor, dimensions: frozenset[Dimension]) -> DeviceKinds:
+        """Return the kinds of devices for a query with these dimensions of devices."""
+        return self.kinds.read(self.fleet, self.device_names(cursor), dimensions)
 
     def device_names(self, cursor: Cursor) -> Mapping[int, DeviceName]:
-        """The devices of this state's snapshot, read once."""
+        """Return the devices of this state's snapshot, which are read once."""
         if not self._device_names:
             self._device_names.append(self.devices.read(cursor))
         return self._device_names[0]
 
 
 def load(cursor: Cursor, zone: ZoneInfo = UTC) -> State:
-    """Reads the state from the tables. zone: time zone of the daily sums."""
+    """Read the state from the tables. `zone` is the time zone of the daily sums."""
     marks = {(cluster, node, epoch): seq for cluster, node, epoch, seq in cursor.rows("marks")}
     gpus: dict[int, Gpu] = {}
     tenures: dict[int, dict[str, Tenure]] = {}

@@ -1,7 +1,7 @@
 """Answers all queries of one reader from the same commit, and checks that the ledger balances.
 
-A report runs many queries while others write. Results are cached within the snapshot, so that a later query can reuse
-them (accountant.storage.query.group_by_dimensions). Not thread-safe, because it uses one cursor."""
+A report runs many queries while the writer commits. Results are cached within the snapshot, so that a later query can
+reuse them (accountant.storage.query.group_by_dimensions). A snapshot is not thread-safe, because it uses one cursor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from accountant.wire.usage_models import Dimension, UsageLine, coverage
 _FEW = 500
 """Up to this many jobs are passed to DuckDB by name."""
 Extent = tuple[int, int]
-"""[first, last) of a job's held time, in UTC ms; rounded outwards to the hour for hours that only have sums."""
+"""[start_ms, end_ms) of the held time of a job; rounded outwards to the hour for hours that only have sums."""
 
 
 _decoder = msgspec.json.Decoder(ObservedPod)
@@ -41,7 +41,7 @@ _PLACED = ", CAST(s.at[2] AS BIGINT), CAST(p.at[2] AS BIGINT), CAST(s.at[3] AS B
 
 
 class Snapshot:
-    """Read access to one commit: accountant.ledger.protocols.Questions, and pods, jobs and epochs."""
+    """Reads one commit. Implements accountant.ledger.protocols.Questions, and queries of pods, jobs and epochs."""
 
     def __init__(self, cursor: Cursor, state: State) -> None:
         self._cursor = cursor
@@ -59,7 +59,7 @@ class Snapshot:
         return usage(self._cursor, self._state, start_ms, end_ms, by, where, timezone, self._cache)
 
     def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
-        """The held time by team, queue and hour, as columns."""
+        """Return the held time by team, queue and hour, as columns."""
         return hours(self._cursor, self._state, start_ms, end_ms, timezone)
 
     def usage_columns(
@@ -70,7 +70,7 @@ class Snapshot:
     def peaks(
         self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"
     ) -> dict[JobName, Peak]:
-        """The maximum that these jobs, by namespace and name, held and used in one hour."""
+        """Return the maximum time that these jobs, by namespace and name, held and used in one hour."""
         return hourly_peaks(self._cursor, self._state, start_ms, end_ms, jobs, timezone, self._cache)
 
     def idle_phases(
@@ -97,44 +97,43 @@ class Snapshot:
         waiting: bool = False,
         placed: bool = False,
     ) -> list[KnownPod]:
-        """The pods that existed in the span, by cluster and uid. A pod whose creation was not seen is left out, unless
-        `placed` is set: then it counts from its placement, as imported pods do.
+        """Return the pods that existed in the span, by cluster and uid.
 
-        of: only pods of these jobs.
-        waiting: only those without a known placement or end."""
-        asked: dict[str, Any] = {"low": start_ms, "high": end_ms}
+        A pod whose creation was not seen is left out. With `placed` it counts from its placement, as imported pods do.
+        `of` limits the result to pods of these jobs, `waiting` to pods without a known placement or end."""
+        parameters: dict[str, Any] = {"low": start_ms, "high": end_ms}
         tables = {"pod": "pod", "seen": "pod_seen"}
         if of is not None:
-            asked["jobs"] = sorted({key.job for key in of})
-            asked["names"] = sorted({key.job.partition("/")[2] for key in of})
+            parameters["jobs"] = sorted({key.job for key in of})
+            parameters["names"] = sorted({key.job.partition("/")[2] for key in of})
             named = statement("pods_named")
             tables = {name: f"(FROM {table} WHERE (cluster, uid) IN ({named}))" for name, table in tables.items()}
         sql = statement("pods_between", only=_WAITING * waiting, placed=_PLACED * placed, **tables)
-        rows = self._cursor.run(sql, asked)
-        found = [self._pod(cluster, node, seen, start_ms) for cluster, node, seen in rows]
-        return found if of is None else [pod for pod in found if pod.key in frozenset(of)]
+        rows = self._cursor.run(sql, parameters)
+        pods = [self._pod(cluster, node, seen, start_ms) for cluster, node, seen in rows]
+        return pods if of is None else [pod for pod in pods if pod.key in frozenset(of)]
 
     def _pod(self, cluster: str, node: str | None, seen: str | None, start_ms: int) -> KnownPod:
-        """Return what is known of one pod. node, seen: the pod's facts from the node and from the cluster's API server,
-        encoded; None if there are none."""
+        """Return the merged facts of one pod. `node` and `seen` are its encoded facts from the node and from the API
+        server; None if there are none."""
         facts = merged(None if node is None else _decoder.decode(node), None if seen is None else _decoder.decode(seen))
-        made = facts.created_ms if facts.created_ms is not None else start_ms
+        created_ms = facts.created_ms if facts.created_ms is not None else start_ms
         rules = NO_POLICY
-        for policy in self._state.policies[:1] + tuple(p for p in self._state.policies[1:] if p.since_ms <= made):
+        for policy in self._state.policies[:1] + tuple(p for p in self._state.policies[1:] if p.since_ms <= created_ms):
             rules = policy
         queue = rules.queue(facts.queue_ref)
-        space = self._state.fleet.namespace_at((cluster, facts.namespace), made)
+        space = self._state.fleet.namespace_at((cluster, facts.namespace), created_ms)
         chooses = space is not None and space.label and labels_count(facts)
         team = rules.team(queue, space, facts.labels if chooses else {})
         return KnownPod(cluster, team, queue, facts)
 
     def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
-        """The jobs (`Kind/name`) of a namespace's pods."""
+        """Return the jobs (`Kind/name`) of the pods of a namespace."""
         rows = self._cursor.rows("jobs_in", {"cluster": cluster, "namespace": namespace})
         return frozenset(job for (job,) in rows)
 
     def job_of(self, cluster: str, uid: str) -> JobKey | None:
-        """The job of a pod; None for an unknown pod."""
+        """Return the job of a pod; None for an unknown pod."""
         rows = self._cursor.rows("job_of", {"cluster": cluster, "uid": uid})
         if not rows:
             return None
@@ -142,7 +141,7 @@ class Snapshot:
         return JobKey(cluster, namespace, workload or f"Pod/{name}")
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        """The number of GPUs that each node had at some time in the span, by cluster and node."""
+        """Return the number of GPUs of each node in any part of the span, by cluster and node."""
         return gpus_at(self._state.fleet, start_ms, end_ms)
 
     def usage_between(
@@ -152,42 +151,45 @@ class Snapshot:
         where: Mapping[Dimension, Collection[str]] | None = None,
         timezone: str = "UTC",
     ) -> list[list[UsageLine]]:
-        """`usage` of each span between two neighbouring edges, which ascend."""
+        """Return the `usage` of each span between two neighbouring edges, which ascend."""
         return usage_between(self._cursor, self._state, edges, by, where, timezone, self._cache)
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, Extent]:
-        """The first and last instant at which each of these jobs held a GPU, over all time; jobs that never held a GPU
-        are missing."""
-        of = self._held_for(keys)
-        table = record_columns.column_table(record_columns.ID, [(number,) for number in sorted(of)])
+        """Return the extents of these jobs over all time, without jobs that never held a GPU."""
+        job_of = self._holders_of(keys)
+        table = record_columns.column_table(record_columns.ID, [(holder,) for holder in sorted(job_of)])
         low = min(self._state.unfolded, default=0)
-        found: dict[JobKey, Extent] = {}
-        for payer, begin, end in self._cursor.rows("held_between", {"low": low}, incoming=table):
-            first, last = found.get(of[payer], (begin, end))
-            found[of[payer]] = min(first, begin), max(last, end)
-        return found
+        extents: dict[JobKey, Extent] = {}
+        for holder, begin, end in self._cursor.rows("held_between", {"low": low}, incoming=table):
+            first, last = extents.get(job_of[holder], (begin, end))
+            extents[job_of[holder]] = min(first, begin), max(last, end)
+        return extents
 
-    def _held_for(self, keys: Collection[JobKey]) -> dict[int, JobKey]:
-        """The holders of these jobs, with the job of each."""
+    def _holders_of(self, keys: Collection[JobKey]) -> dict[int, JobKey]:
+        """Return the ids of the holders of these jobs, with the job of each."""
         wanted = frozenset(keys)
-        asked = {"clusters": sorted({key.cluster for key in keys})}
+        parameters = {"clusters": sorted({key.cluster for key in keys})}
         only = ""
         if len(wanted) <= _FEW:
             few = self._cache.candidates(self._cursor, {key.job for key in wanted}, (), ())
             if few is not None:
-                told = {number: JobKey(name.cluster, name.namespace, name.job) for number, name in few.items()}
-                return {number: key for number, key in told.items() if key in wanted}
-            asked |= {"namespaces": sorted({key.namespace for key in keys}), "jobs": sorted({key.job for key in keys})}
+                jobs = {holder: JobKey(name.cluster, name.namespace, name.job) for holder, name in few.items()}
+                return {holder: key for holder, key in jobs.items() if key in wanted}
+            parameters |= {
+                "namespaces": sorted({key.namespace for key in keys}),
+                "jobs": sorted({key.job for key in keys}),
+            }
             only = "WHERE list_contains($namespaces, namespace) AND list_contains($jobs, job)"
         sql = statement("holder_jobs", only=only)
-        return {number: key for number, *names in self._cursor.run(sql, asked) if (key := JobKey(*names)) in wanted}
+        jobs = {holder: JobKey(*names) for holder, *names in self._cursor.run(sql, parameters)}
+        return {holder: key for holder, key in jobs.items() if key in wanted}
 
     def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]:
-        """The epochs that these jobs reported, by job and instant."""
+        """Return the epochs that these jobs reported, by job and instant."""
         return read_epochs(self._cursor, keys)
 
     def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:
-        """The epochs that ended in the span, by job and instant."""
+        """Return the epochs that ended in the span, by job and instant."""
         return epochs_between(self._cursor, start_ms, end_ms)
 
     def extent(self) -> tuple[int, int]:
@@ -197,8 +199,8 @@ class Snapshot:
         return self._state.fleet.newest_by_cluster
 
     def recent_span(self, until_ms: int, length_ms: int) -> tuple[int, int]:
-        """Return (until_ms - length_ms, until_ms). A lake of whole hours returns a rounded span; this ledger can answer
-        about any span."""
+        """Return the span of exactly this length that ends at `until_ms`, because the ledger can answer about any
+        span."""
         return until_ms - length_ms, until_ms
 
     @property
@@ -209,10 +211,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Imbalance:
-    """How far the ledger is from balance.
-
-    total_us: sum of all absolute differences, 0 if the ledger balances.
-    lines: one per difference."""
+    """The sum of all absolute differences in a ledger (0 if it balances), and a description of each difference."""
 
     total_us: int
     lines: tuple[str, ...]
@@ -231,8 +230,8 @@ class Hole:
 
 
 def imbalance(cursor: Cursor, state: State, start_ms: int, end_ms: int) -> Imbalance:
-    """Three kinds of differences: accounts against the capacity of each GPU, negative accounts, and the daily, hourly
-    and quarter-hourly sums against the rows they summarise (for buckets entirely inside the span)."""
+    """Return three kinds of differences: between accounts and the capacity of each GPU, negative accounts, and between
+    the sums of days, hours and quarter-hours inside the span and their rows."""
     total = 0
     lines: list[str] = []
     capacity: dict[tuple[str, str], int] = defaultdict(int)
@@ -260,10 +259,10 @@ def imbalance(cursor: Cursor, state: State, start_ms: int, end_ms: int) -> Imbal
 
 
 def quarantine(cursor: Cursor, limit: int) -> list[Quarantined]:
-    """The quarantined records, newest first."""
+    """Return the quarantined records, newest first."""
     return [Quarantined(*row) for row in cursor.rows("quarantined", {"limit": limit})]
 
 
 def holes(cursor: Cursor, limit: int) -> list[Hole]:
-    """Missing records by node, newest first."""
+    """Return missing sequence numbers by node, newest first."""
     return [Hole(*row) for row in cursor.rows("holes", {"limit": limit})]

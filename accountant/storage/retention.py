@@ -1,10 +1,10 @@
-"""Moves raw rows older than the retention period to the archive, keeps their sums, and brings them back when a late
-record needs them.
+"""Removes rows that are older than the retention period and archived from the ledger file, and brings them back when a
+late record needs them. The sums stay.
 
-The rows of an hour are either all in the file or, if the hour is *frozen*, only in the archive; its sums stay. Only an
-hour in which every row counts as received is frozen, so the archive need not store which parts were cut. A query that
-needs rows of a frozen hour reads them from the archive (`show`). A late record for such an hour first brings its rows
-back (`thaw`), so booking needs no special case."""
+The rows of an hour are either all in the file or, if the hour is *frozen*, only in the archive. Only an hour in which
+every row counts as received is frozen, so the archive need not store which rows were cut. A query that needs rows of a
+frozen hour reads them from the archive (`show`). Before a late record for such an hour is booked, the rows of the hour
+are brought back (`thaw`)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _CELLS = (
     "memory_blind_us"
 )
 HOURS_AT_ONCE = 4
-"""Hours of one transaction: the writer waits while they are compared with the archive."""
+"""Largest number of hours of one transaction, because the writer waits while they are compared with the archive."""
 
 
 def freeze_hours(cursor: Cursor, archive: Archive, before_ms: int) -> frozenset[int]:
-    """Removes the rows of hours before an instant from the file, oldest first, at most `HOURS_AT_ONCE`; returns the
+    """Remove the rows of at most HOURS_AT_ONCE hours before an instant from the file, oldest first, and return the
     hours.
 
     Raises LedgerDamaged, and removes nothing, if the archive's rows differ from the file's."""
@@ -39,7 +39,8 @@ def freeze_hours(cursor: Cursor, archive: Archive, before_ms: int) -> frozenset[
     there = cursor.run(_fingerprint(f"({_archived(cursor, archive, hours)})", hours))
     if here != there:
         raise LedgerDamaged(
-            f"archive {archive.store}: its rows from {hours[0]} on differ from the ledger's; nothing was removed"
+            f"archive {archive.store}: its rows from {hours[0]} on differ from the ledger's, so the ledger keeps them: "
+            "restore the archive's files"
         )
     cursor.run(f"DELETE FROM received WHERE {_inside(hours)}")  # noqa: S608
     cursor.run("INSERT INTO frozen SELECT unnest(?)", [hours])
@@ -47,7 +48,7 @@ def freeze_hours(cursor: Cursor, archive: Archive, before_ms: int) -> frozenset[
 
 
 def touched_hours(incoming: Incoming | None, frozen: Collection[int]) -> frozenset[int]:
-    """The frozen hours whose rows may overlap these rows."""
+    """Return the frozen hours whose rows may overlap these rows."""
     if incoming is None or not frozen:
         return frozenset()
     reach = 2 * MAX_INTERVAL_MS
@@ -60,7 +61,7 @@ def touched_hours(incoming: Incoming | None, frozen: Collection[int]) -> frozens
 
 
 def thaw(cursor: Cursor, archive: Archive | None, hours: Collection[int]) -> None:
-    """Brings the rows of frozen hours back into the file."""
+    """Bring the rows of frozen hours back into the file."""
     ordered = sorted(hours)
     source = _archived(cursor, archive_of(archive), ordered)
     cursor.run(f"INSERT INTO received FROM ({source}) WHERE {_inside(ordered)}")
@@ -68,7 +69,7 @@ def thaw(cursor: Cursor, archive: Archive | None, hours: Collection[int]) -> Non
 
 
 def show(cursor: Cursor, archive: Archive | None, hours: Collection[int]) -> None:
-    """Makes the view `entry` of this cursor include the rows of the frozen hours."""
+    """Replace the view `entry` of this cursor by one that includes the rows of the frozen hours."""
     ordered = sorted(hours)
     source = _archived(cursor, archive_of(archive), ordered)
     cursor.run(
@@ -78,7 +79,7 @@ def show(cursor: Cursor, archive: Archive | None, hours: Collection[int]) -> Non
 
 
 def frozen_digests(cursor: Cursor, archive: Archive | None, stream: Stream, seqs: Collection[int]) -> list[Row]:
-    """(seq, digest) of an outbox's numbers, from all parts."""
+    """Return (seq, digest) of these numbers of an outbox, from all parts."""
     files = archive_of(archive).files(_numbers(cursor, 0, 1 << 62))
     found = cursor.run("SELECT id FROM stream WHERE cluster = ? AND node = ? AND epoch = ?", stream)
     return cursor.run(
@@ -88,9 +89,9 @@ def frozen_digests(cursor: Cursor, archive: Archive | None, stream: Stream, seqs
 
 
 def archive_of(archive: Archive | None) -> Archive:
-    """Raises LedgerUnavailable if rows are in an archive that is not configured."""
+    """Return the archive. Raises LedgerUnavailable if it is None."""
     if archive is None:
-        raise LedgerUnavailable("needed rows are only in the archive, and no archive is configured (archive.to)")
+        raise LedgerUnavailable("needed rows are only in the archive, and no archive is configured: set archive.to")
     return archive
 
 
@@ -99,13 +100,14 @@ def _archived(cursor: Cursor, archive: Archive, hours: Collection[int]) -> str:
 
 
 def _numbers(cursor: Cursor, low_ms: int, high_ms: int) -> list[int]:
-    """Numbers of the parts with rows in the span."""
-    asked = "SELECT number FROM archive_part WHERE rows > 0 AND low_ms < ? AND high_ms > ? ORDER BY number"
-    return [row[0] for row in cursor.run(asked, [high_ms, low_ms])]
+    """Return the numbers of the parts with rows in the span."""
+    sql = "SELECT number FROM archive_part WHERE rows > 0 AND low_ms < ? AND high_ms > ? ORDER BY number"
+    return [row[0] for row in cursor.run(sql, [high_ms, low_ms])]
 
 
 def _inside(hours: Collection[int]) -> str:
-    """An SQL condition for rows that begin in one of the hours, as ranges, which let Parquet statistics skip blocks."""
+    """Return an SQL condition for rows that begin in one of the hours. It consists of ranges, so that the engine can
+    skip blocks by their Parquet statistics."""
     ordered = sorted(hours)
     starts = [ordered[0], *(b for a, b in pairwise(ordered) if b - a != MS_PER_HOUR)]
     ends = [*(a for a, b in pairwise(ordered) if b - a != MS_PER_HOUR), ordered[-1]]

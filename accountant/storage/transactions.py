@@ -39,7 +39,13 @@ of space ends the process."""
 
 
 class Transactions:
-    """Owns the database file and the state. Thread-safe."""
+    """Owns the database file, and publishes a state per commit. Thread-safe.
+
+    doubt: returns why the clock is not trusted, so that nothing gets a timestamp; "" if it is trusted
+        (accountant.runtime.clock_step_guard).
+    fence: returns why nothing may be committed; "" if this process is the leader (accountant.runtime.leadership).
+    acts_at_once: acknowledge an act only when it is archived.
+    gpu_move_after_ms: silence about a GPU after which another node may report it."""
 
     def __init__(
         self,
@@ -54,11 +60,6 @@ class Transactions:
         acts_at_once: bool = False,
         gpu_move_after_ms: int = MOVE_AFTER_MS,
     ) -> None:
-        """doubt: returns why the clock is not trusted, so that nothing may be given a timestamp; "" if it is trusted
-            (accountant.runtime.clock_step_guard).
-        fence: returns why nothing may be committed; "" if this process is the leader (accountant.runtime.leadership).
-        acts_at_once: archive a journal entry before the call that writes it returns.
-        gpu_move_after_ms: silence about a GPU after which another node may report it."""
         self._clock = clock
         self._doubt = doubt
         self._fence = fence
@@ -81,15 +82,15 @@ class Transactions:
         # Opening writes the log into the file, so everything durable is checkpointed.
         self._checkpointed: Mapping[Stream, int] = dict(self._state.marks)
         self._copying = threading.Lock()
-        """Copies share one name in DuckDB and archive parts one numbering, so only one is made at a time."""
+        """Allows one copy or archive part at a time: all copies have the same name in the engine, and parts are
+        numbered."""
         self._news = True
         """Whether something may have been committed since the last archive part."""
         self._pods: set[PodKey] | None = None
         """Pods with new facts since the last archive part; None: unknown."""
 
     def checkpoint(self) -> None:
-        """Writes DuckDB's write-ahead log into the database file. Acknowledgements then report everything committed
-        before as checkpointed."""
+        """Write the log into the file, and advance the `checkpointed` marks to the marks before it."""
         with self._writing:
             if self._database.wal_bytes() == 0:
                 return
@@ -103,21 +104,22 @@ class Transactions:
             self._checkpointed = dict(self._state.marks)
 
     def wal_bytes(self) -> int:
-        """Size of the write-ahead log."""
+        """Return the size of the write-ahead log."""
         return self._database.wal_bytes()
 
     def room_bytes(self) -> int:
-        """Free disk space above the limit at which ingestion stops; negative if ingestion is stopped."""
+        """Return the free disk space above the limit at which ingestion stops; negative if ingestion is stopped."""
         return self._free_bytes() - self._database.wal_bytes() - FLOOR_BYTES
 
     def close(self) -> None:
-        """Closes the database file, into which DuckDB writes its log. Idempotent."""
+        """Write the log into the file and close the file. Idempotent."""
         with self._writing, self._swap:
             self._database.close()
 
     @contextmanager
     def _snapshot(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[tuple[Cursor, State]]:
-        """Enter with a cursor and the state that belongs to it. start_ms, end_ms: the span whose rows may be needed."""
+        """Open a cursor on the newest commit, and return it with the state of that commit. Rows in [start_ms, end_ms)
+        can be read, even if they are only in the archive."""
         with self._database.cursor() as cursor:
             with self._swap:
                 cursor.run("BEGIN")
@@ -133,7 +135,7 @@ class Transactions:
 
     @contextmanager
     def _transaction(self) -> Iterator[Cursor]:
-        """Begins a transaction, which the caller commits. After a failure the state is read again from the tables.
+        """Begin a transaction, which the block commits. After a failure the state is read again from the tables.
 
         Raises LedgerUnavailable if the disk has too little free space."""
         self._require_space()
@@ -148,7 +150,7 @@ class Transactions:
                 raise
 
     def _book(self, group: GroupCommit) -> None:
-        """Writes a group in a transaction of its own."""
+        """Write a group in a transaction of its own."""
         with self._transaction() as cursor:
             before = self._state
             thawed = retention.touched_hours(group.incoming, before.frozen)
@@ -178,10 +180,10 @@ class Transactions:
         news: bool = True,
         beside: bool = False,
     ) -> None:
-        """Commits and publishes the new state.
+        """Commit and publish the new state.
 
-        news: whether the archive lacks something now.
-        beside: no answer about usage can have changed."""
+        news: whether the archive now lacks something.
+        beside: whether no answer about usage can have changed."""
         if why := self._fence():
             raise LedgerUnavailable(why)
         additions = {} if booked is None else self._windows.sums.additions(booked)
@@ -201,7 +203,7 @@ class Transactions:
             self._state = published
 
     def _reread(self) -> None:
-        """Reads the state again, because a commit may be durable although the call failed."""
+        """Read the state again, because a commit can be durable although the call failed."""
         with self._swap, self._database.cursor() as cursor:
             version = self._state.version + 1
             self._state = replace(
@@ -213,7 +215,7 @@ class Transactions:
             self._news, self._pods = True, None
 
     def _stored(self, stream: Stream, seqs: Sequence[int]) -> Mapping[int, frozenset[int]]:
-        """The digests stored under these numbers, in the file or in the archive."""
+        """Return the digests stored under these numbers, in the file or in the archive."""
         with self._database.cursor() as cursor:
             found = dict(stored_digests(cursor, stream, seqs))
             archived = self._state.archived.get(stream, 0)
@@ -232,14 +234,16 @@ class Transactions:
         )
 
     def _require_clock(self) -> None:
-        """Raises LedgerUnavailable if the clock is not trusted, because nothing may be given a timestamp then."""
+        """Raise LedgerUnavailable if the clock is not trusted, because nothing may get a timestamp then."""
         if why := self._doubt():
             raise LedgerUnavailable(why)
 
     def _require_space(self) -> None:
         if self.room_bytes() < 0:
             free = self._free_bytes()
-            raise LedgerUnavailable(f"{self._database.path.parent}: only {free // 2**20} MiB of disk are free")
+            raise LedgerUnavailable(
+                f"{self._database.path.parent}: only {free // 2**20} MiB of disk are free: enlarge the volume"
+            )
 
 
 def _changes(before: Changes, booked: BookedChanges | None, version: int) -> Changes:

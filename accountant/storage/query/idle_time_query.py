@@ -266,7 +266,7 @@ def _lend_in(
     pieces = pieces_of(state, start_ms, end_ms, frozenset(by), ZoneInfo(timezone))
     spans, piece_of = _spans(borrowed, pieces, start_ms, end_ms)
     payers = {row[0]: row[0] for row in cursor.rows("payers", {"low": start_ms, "high": end_ms})}
-    table = sums(cursor, state, spans, state.apart(cursor, frozenset({"gpu"})), payers={**payers, 0: 0})
+    table = sums(cursor, state, spans, state.device_kinds(cursor, frozenset({"gpu"})), payers={**payers, 0: 0})
     labels, held_by = state.fleet.team_labels, set(table[:, GROUPED_BY.index("payer")].tolist()) - {0}
     names = holders(cursor, held_by, labels, users="user" in by)
     device_names = state.device_names(cursor)

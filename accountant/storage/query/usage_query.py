@@ -219,7 +219,9 @@ class _UsageTable:
         state, where = self._state, self._where
         devices, gpus = _filtered_devices(cursor, state, where)
         of_devices = dimensions - OF_HOLDERS - OF_TIME
-        kinds = state.apart(cursor, of_devices) if gpus is None else device_kinds(state.fleet, devices, of_devices)
+        kinds = (
+            state.device_kinds(cursor, of_devices) if gpus is None else device_kinds(state.fleet, devices, of_devices)
+        )
         self._kinds = kinds
         table = self._sums_by_class(cursor, dimensions, gpus, cache)
         unheld = _CELL["unheld_us"]
@@ -513,7 +515,7 @@ def hours(cursor: Cursor, state: State, start_ms: int, end_ms: int, timezone: st
     np.add.at(metered, tag, serving + down)
     np.add.at(capacity, hour_of[tag], serving)
     of_piece = {(place, EVERY_GPU): gpu_us for place, gpu_us in enumerate(metered.tolist())}
-    for one in _unseen(cursor, state, pieces, dimensions, of_piece, state.apart(cursor, frozenset()), None):
+    for one in _unseen(cursor, state, pieces, dimensions, of_piece, state.device_kinds(cursor, frozenset()), None):
         capacity[hour_of[one.piece]] += one.unallocated_us + one.unmetered_us
     held = np.flatnonzero((payer != UNHELD) & (busy + idle + unknown > 0))
     first = {piece.era: piece for piece in reversed(pieces)}
