@@ -344,7 +344,7 @@ class DuckLedger(Offsite):
     def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0, act: NewAct | None = None) -> None:
         with self._acting(now_ms) if act is not None else self._writing:
             self._require_clock()
-            if act is not None or inventory_and_journal_tables.tells_news(self._state.fleet, facts):
+            if act is not None or inventory_and_journal_tables.has_changes(self._state.fleet, facts):
                 self._observe(facts, now_ms, closed_ms, act)
 
     def _observe(self, facts: Facts, now_ms: int, closed_ms: int, act: NewAct | None) -> None:

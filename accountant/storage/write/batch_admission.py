@@ -294,8 +294,8 @@ def fact_fault(fact: PodFacts, now_ms: int) -> Fault | None:
 
 def in_range(fact: PodFacts) -> bool:
     """Return whether all numbers of a fact fit into the columns in which they are compared."""
-    told = (fact.observed_ms, fact.created_ms, fact.scheduled_ms, fact.started_ms, fact.ended_ms, fact.priority)
-    return all(number is None or abs(number) <= LARGEST for number in told)
+    numbers = (fact.observed_ms, fact.created_ms, fact.scheduled_ms, fact.started_ms, fact.ended_ms, fact.priority)
+    return all(number is None or abs(number) <= LARGEST for number in numbers)
 
 
 Stored = Callable[[Stream, list[int]], Mapping[int, frozenset[int]]]
@@ -386,14 +386,14 @@ class GroupCommit:
         """Reject invalid sets, and then those that their node may not report."""
         left = list(enumerate(self.sections))
         if left:
-            left = self._without(left, self._untrue(Incoming(self.sections)))
+            left = self._without(left, self._invalid_sets(Incoming(self.sections)))
         if left and self.gpus is not None:
-            left = self._without(left, self._foreign(self.gpus, left))
+            left = self._without(left, self._sets_of_foreign_gpus(self.gpus, left))
         if self.pods is not None:
             self._name_pods(self.pods, left)
-            left = self._without(left, self._foreign_pods(self.pods, left))
-            left = self._renamed(self.pods, left)
-            self.facts = list(self._believed(self.pods))
+            left = self._without(left, self._sets_of_foreign_pods(self.pods, left))
+            left = self._with_booked_holders(self.pods, left)
+            self.facts = list(self._facts_of_own_pods(self.pods))
         self.incoming = Incoming([section for _, section in left]) if left else None
 
     def _without(self, sections: _Numbered, faulty: Iterable[_FaultySet]) -> _Numbered:
@@ -413,13 +413,13 @@ class GroupCommit:
         )
         return [(number, section) for number, section in kept if section.rows]
 
-    def _untrue(self, incoming: Incoming) -> Iterator[_FaultySet]:
-        for number, rows in _doubtful(incoming, self.now_ms):
+    def _invalid_sets(self, incoming: Incoming) -> Iterator[_FaultySet]:
+        for number, rows in _uncertain_sets(incoming, self.now_ms):
             fault = record_fault(rows, self.now_ms)
             if fault is not None:
                 yield number, rows, fault
 
-    def _foreign(self, gpus: GpuClaims, sections: _Numbered) -> Iterator[_FaultySet]:
+    def _sets_of_foreign_gpus(self, gpus: GpuClaims, sections: _Numbered) -> Iterator[_FaultySet]:
         """Yield sets of GPUs that belong to another node, each GPU's in order of time."""
         incoming = Incoming([section for _, section in sections])
         sets, records = incoming.sets, incoming.records
@@ -437,7 +437,7 @@ class GroupCommit:
         }
         pods.fetch(named | {(stream, fact.uid) for stream, fact, _ in self.facts})
 
-    def _foreign_pods(self, pods: PodClaims, sections: _Numbered) -> Iterator[_FaultySet]:
+    def _sets_of_foreign_pods(self, pods: PodClaims, sections: _Numbered) -> Iterator[_FaultySet]:
         """Yield sets that name a pod which the API server has bound to another node."""
         for number, (stream, rows, _) in sections:
             faults: dict[Holder, Fault] = {}
@@ -451,7 +451,7 @@ class GroupCommit:
                 if found is not None:
                     yield number, members, found
 
-    def _renamed(self, pods: PodClaims, sections: _Numbered) -> _Numbered:
+    def _with_booked_holders(self, pods: PodClaims, sections: _Numbered) -> _Numbered:
         """Return the sections with the holders under which they are booked. The digests remain those of the records as
         sent."""
         changed = False
@@ -474,14 +474,14 @@ class GroupCommit:
             for (number, before), (_, after) in zip(sections, found, strict=True)
         ]
 
-    def _believed(self, pods: PodClaims) -> Iterator[tuple[Stream, PodFacts, int]]:
+    def _facts_of_own_pods(self, pods: PodClaims) -> Iterator[tuple[Stream, PodFacts, int]]:
         """Yield the facts from the node of their pod. Others are rejected."""
         for stream, fact, mark in self.facts:
-            told = pods.fact(stream, fact)
-            if isinstance(told, Fault):
-                self.rejected.append(Rejected(stream, fact.seq, mark, told, content(fact)))
+            checked = pods.fact(stream, fact)
+            if isinstance(checked, Fault):
+                self.rejected.append(Rejected(stream, fact.seq, mark, checked, content(fact)))
             else:
-                yield stream, told, mark
+                yield stream, checked, mark
 
     def _take_fact(self, stream: Stream, fact: PodFacts) -> None:
         mark = digest(fact)
@@ -532,7 +532,7 @@ def _is_named(holder: Holder | None) -> TypeGuard[Holder]:
     return holder is not None and holder.kind != "unattributed"
 
 
-def _doubtful(incoming: Incoming, now_ms: int) -> Iterator[tuple[int, Sequence[UsageInterval]]]:
+def _uncertain_sets(incoming: Incoming, now_ms: int) -> Iterator[tuple[int, Sequence[UsageInterval]]]:
     """Yield section and rows of the sets that must be checked individually."""
     try:
         sure = beyond_doubt(incoming, now_ms)

@@ -53,7 +53,8 @@ class OwnedGpu(NamedTuple):
 
     first_ms: the first booked start of any node.
     last_ms: the newest booked end of the present owner.
-    heard_ms: when the accountant last booked an agent's record from the owner. None: not since the process started.
+    heard_ms: when the accountant last booked an agent's record from the owner; None if it did not since the process
+        started.
     imported: whether the present owner is known only from an import.
     stored: how many of `owners` are in the table. The others, always the last ones, were derived from records."""
 
@@ -86,10 +87,10 @@ class GpuOwners:
 
     def load(self, known: Mapping[GpuName, OwnedGpu]) -> None:
         """Replace the register, but keep the times at which owners last reported."""
-        heard = {gpu: (owned.owner.node, owned.heard_ms) for gpu, owned in self.known.items()}
+        last_reports = {gpu: (owned.owner.node, owned.heard_ms) for gpu, owned in self.known.items()}
         loaded = {}
         for gpu, owned in known.items():
-            node, heard_ms = heard.get(gpu, ("", None))
+            node, heard_ms = last_reports.get(gpu, ("", None))
             loaded[gpu] = owned._replace(heard_ms=heard_ms) if node == owned.owner.node else owned
         self.known = loaded
 
@@ -173,8 +174,8 @@ class GpuClaims:
         """Return the time until which the owner must stay silent before another node may take over."""
         if owned.imported:
             return 0
-        heard = owned.heard_ms if owned.heard_ms is not None else self.register.listening_ms
-        return (heard or 0) + self.register.move_after_ms
+        last_report_ms = owned.heard_ms if owned.heard_ms is not None else self.register.listening_ms
+        return (last_report_ms or 0) + self.register.move_after_ms
 
     def _free_ms(self, owned: OwnedGpu) -> int:
         """Return the time from which another node may own the GPU. Late records of the owner still lie before it."""
@@ -356,23 +357,23 @@ class PodClaims:
         return self._named.get(key) or self._register.named.get(key)
 
 
-def _one_node(told: str) -> str:
+def _one_node(nodes: str) -> str:
     """Return the node; "" for a list of several nodes."""
-    return "" if "," in told or "[" in told else told
+    return "" if "," in nodes or "[" in nodes else nodes
 
 
-def _is_listed(node: str, told: str) -> bool:
+def _is_listed(node: str, nodes: str) -> bool:
     """Return whether the node is in the list of a job's nodes. True if there is no list, or it cannot be parsed.
 
     Nodes are compared by host name, because Slurm leaves out domains."""
-    hosts = _hosts(told)
+    hosts = _hosts(nodes)
     return not hosts or _host(node) in hosts
 
 
 @lru_cache(maxsize=10_000)
-def _hosts(told: str) -> frozenset[str]:
+def _hosts(nodes: str) -> frozenset[str]:
     try:
-        return frozenset(map(_host, node_names(told))) if told else frozenset()
+        return frozenset(map(_host, node_names(nodes))) if nodes else frozenset()
     except ValueError:
         return frozenset()
 
@@ -387,4 +388,4 @@ def _own(uid: str, node: str) -> str:
 
 def _foreign_pod(uid: str, owner: str, node: str) -> Fault:
     whose = f"is bound to node {owner!r}" if owner else "is no pod"
-    return Fault("foreign-pod", f"{uid} {whose}, and node {node!r} reports it: only its own node does")
+    return Fault("foreign-pod", f"{uid} {whose}, and node {node!r} reports it: only the pod's own node may report it")

@@ -1,6 +1,6 @@
 """Writes intervals and resolves their overlaps with stored ones.
 
-Rows are stored as received. Most sets need no comparison: a set that starts after everything known of its GPU and lies
+Rows are stored as received. Most sets need no comparison: a set that starts after all earlier rows of its GPU and lies
 inside one quarter-hour counts as it is (`simple`). Any other set is resolved against the sets that it overlaps
 (`settle`). The result is computed from all sets that overlap the changed span, so the ledger does not depend on the
 order in which sets arrive.
@@ -106,12 +106,12 @@ def _merged(regions: Iterable[TouchedSpan]) -> dict[int, list[Span]]:
 
 def _neighbours(cursor: Cursor, regions: list[TouchedSpan]) -> dict[int, list[_NeighbourSet]]:
     """Return per GPU every set in the regions, and every set that touches one of those."""
-    asked = [(0, r.gpu, r.start_ms - MAX_INTERVAL_MS, r.end_ms + MAX_INTERVAL_MS) for r in regions]
+    reaches = [(0, r.gpu, r.start_ms - MAX_INTERVAL_MS, r.end_ms + MAX_INTERVAL_MS) for r in regions]
     streams = {row[0]: row[1:] for row in cursor.run("SELECT id, epoch, cluster || '/' || node FROM stream")}
     rows = cursor.rows(
         "overlapping_sets",
         _bounds(regions, 2 * MAX_INTERVAL_MS),
-        incoming=record_columns.column_table(record_columns.SPAN, asked),
+        incoming=record_columns.column_table(record_columns.SPAN, reaches),
     )
     found: dict[int, list[_NeighbourSet]] = defaultdict(list)
     for gpu, stream, set_seq, start, end, remove, booked in sorted(rows):
@@ -151,12 +151,12 @@ def _pieces(rows: list[Row], kept: list[Span]) -> list[tuple[object, ...]]:
     """Return rows of PIECE for each remaining span of one set (columns of set_cells.sql)."""
     start, end = rows[0][2], rows[0][3]
     cells = [AccountVector(*row[8:]) for row in rows]
-    made: list[tuple[object, ...]] = []
+    pieces: list[tuple[object, ...]] = []
     for begin, stop in kept:
         parts = part(cells, end - start, begin - start, stop - start)
-        for (stream, set_seq, _, _, seq, gpu, device, payer, *_), held in zip(rows, parts, strict=True):
-            made.append((stream, seq, set_seq, begin, stop, gpu, device, payer, *held))
-    return made
+        for (stream, set_seq, _, _, seq, gpu, device, payer, *_), cells_of_part in zip(rows, parts, strict=True):
+            pieces.append((stream, seq, set_seq, begin, stop, gpu, device, payer, *cells_of_part))
+    return pieces
 
 
 def _ids(sets: Iterable[SetId]) -> pa.Table:
@@ -222,9 +222,9 @@ def book(
     requeued = False
     if pods:
         requeued = names.origins.requeued(cursor, pods)
-        told = [(streams[stream], fact.seq, digest) for stream, fact, digest in group.facts]
-        write_pods(cursor, pods, unheard=names.origins.unheard(cursor, pods))
-        add(cursor, "pod_fact", record_columns.FACT, told)
+        numbers = [(streams[stream], fact.seq, digest) for stream, fact, digest in group.facts]
+        write_pods(cursor, pods, new_pods=names.origins.new_pods(cursor, pods))
+        add(cursor, "pod_fact", record_columns.FACT, numbers)
         names.origins.learn(cursor, pods)
     if group.gpus is not None:
         add(cursor, "gpu_owner", record_columns.GPU_OWNER, group.gpus.rows)
@@ -268,7 +268,7 @@ def _book_rows(
     cursor.insert("received", rows)
     added = _added(incoming, cells, parties, booked)
     touched = set(added)
-    unsettled: set[tuple[int, str]] = set()
+    compared: set[tuple[int, str]] = set()
     if not as_came.all():
         late = np.flatnonzero(~as_came)
         spans = zip(
@@ -276,27 +276,26 @@ def _book_rows(
         )
         regions = [TouchedSpan(*span) for span in spans]
         nodes = [incoming.sections[section].stream[1] for section in sets.section[late].tolist()]
-        unsettled = {(region.gpu, node) for region, node in zip(regions, nodes, strict=True)}
+        compared = {(region.gpu, node) for region, node in zip(regions, nodes, strict=True)}
         settled = settle(cursor, regions)
         touched |= settled
         added = {bucket: rows_of for bucket, rows_of in added.items() if bucket not in settled}
     imported = np.array([is_import(section.stream[2]) for section in incoming.sections])[incoming.section]
     reached = _reached(incoming, known, imported)
     changes = _extended(fleet, reached)
-    apart = {reach.gpu for reach in reached if reach.imported} | (fleet.own.keys() & changes.keys())
-    _book_tenures(cursor, fleet, {gpu: found for gpu, found in changes.items() if gpu not in apart}, unsettled)
+    imported_gpus = {reach.gpu for reach in reached if reach.imported} | (fleet.own.keys() & changes.keys())
+    _book_tenures(cursor, fleet, {gpu: found for gpu, found in changes.items() if gpu not in imported_gpus}, compared)
     own: Own = {}
-    if apart:
-        of_apart = [reach for reach in reached if reach.gpu in apart]
-        own = _own(fleet, of_apart, apart)
-        _write_tenures(cursor, [(reach.gpu, reach.node, reach.tenure, reach.imported) for reach in of_apart])
+    if imported_gpus:
+        reached_by_imports = [reach for reach in reached if reach.gpu in imported_gpus]
+        own = _own(fleet, reached_by_imports, imported_gpus)
+        _write_tenures(cursor, [(reach.gpu, reach.node, reach.tenure, reach.imported) for reach in reached_by_imports])
     return changes, own, touched, added
 
 
 def simple(sets: IntervalSets, last_ms: Whole) -> Truth:
-    """Return for each set whether it lies inside one quarter-hour and starts after everything known of its GPU.
-
-    "Everything known" includes earlier sets of the group.
+    """Return for each set whether it lies inside one quarter-hour and starts after all earlier rows of its GPU, booked
+    ones and those of the group.
 
     last_ms: by GPU, the end of its newest booked record."""
     by_gpu = np.argsort(sets.gpu, kind="stable")
@@ -327,16 +326,16 @@ def _added(
     return {bucket: partial(of, bucket) for bucket in np.unique(buckets).tolist() if bucket >= 0}
 
 
-def _book_tenures(cursor: Cursor, fleet: Fleet, changes: Changes, unsettled: Collection[tuple[int, str]]) -> None:
-    """Write tenures that begin, or begin earlier.
+def _book_tenures(cursor: Cursor, fleet: Fleet, changes: Changes, compared: Collection[tuple[int, str]]) -> None:
+    """Write tenures that are new or begin earlier than before.
 
-    Their ends follow from the rows of unfolded hours. The exception are `unsettled` sets: a set that was displaced
-    entirely unfolds no hour, so its end is written too."""
+    The ends of tenures follow from the rows of unfolded hours. A set that was displaced entirely unfolds no hour, so
+    for the GPUs and nodes of sets in `compared` the end is written too."""
     tenures = []
     for gpu, (_, nodes) in changes.items():
         before = fleet.tenures.get(gpu, {})
         for node, tenure in nodes.items():
-            if node not in before or tenure.first_ms < before[node].first_ms or (gpu, node) in unsettled:
+            if node not in before or tenure.first_ms < before[node].first_ms or (gpu, node) in compared:
                 tenures.append((gpu, node, tenure, False))
     if tenures:
         _write_tenures(cursor, tenures)
@@ -375,10 +374,9 @@ def _write_tenures(cursor: Cursor, tenures: Sequence[tuple[int, str, Tenure, boo
     cursor.rows("add_tenure", {"gpus": gpus, "nodes": nodes, "firsts": firsts, "lasts": lasts, "imported": imported})
 
 
-def _own(fleet: Fleet, reached: Iterable[_GpuExtent], apart: Collection[int]) -> Own:
-    """Return the agents' own tenures of GPUs that imports named, after this group. Only those that changed are
-    returned."""
-    found = {gpu: fleet.own.get(gpu, fleet.tenures.get(gpu, {})) for gpu in apart}
+def _own(fleet: Fleet, reached: Iterable[_GpuExtent], gpus: Collection[int]) -> Own:
+    """Return the changed tenures, according to agents' records, of GPUs that imports named."""
+    found = {gpu: fleet.own.get(gpu, fleet.tenures.get(gpu, {})) for gpu in gpus}
     for reach in reached:
         if not reach.imported:
             before = found[reach.gpu]
@@ -401,13 +399,13 @@ def write_pods(
     cursor: Cursor,
     facts: Sequence[tuple[str, PodFacts]],
     table: Literal["pod", "pod_seen"] = "pod",
-    unheard: Collection[PodKey] = (),
+    new_pods: Collection[PodKey] = (),
 ) -> None:
     """Store the newest observation of each pod, given as (cluster, facts).
 
-    Two things stay as first observed: the earliest labels, and the queue with which the pod was placed.
+    The earliest labels, and the queue with which the pod was placed, do not change.
 
-    unheard: pods known to have no row. If all given pods are among them, the lookup is skipped."""
+    new_pods: pods that certainly have no row, so that they need not be looked up."""
     newest: dict[PodKey, ObservedPod] = {}
     labels = set()
     for cluster, fact in facts:
@@ -417,11 +415,11 @@ def write_pods(
         if team_assignment.labels_count(fact):
             chosen = msgspec.json.encode(fact.labels, order="deterministic").decode()
             labels.add((cluster, fact.uid, fact.observed_ms, chosen))
-    heard = sorted({uid for cluster, uid in newest if (cluster, uid) not in unheard})
-    if heard:
-        for taken in cursor.plainly(statement("take_pods", table=table), [heard]):
-            kept = _PodRow(*taken)
-            _merge(newest, (kept.cluster, kept.uid), _observed.decode(kept.content))
+    known_uids = sorted({uid for cluster, uid in newest if (cluster, uid) not in new_pods})
+    if known_uids:
+        for row in cursor.plainly(statement("take_pods", table=table), [known_uids]):
+            stored = _PodRow(*row)
+            _merge(newest, (stored.cluster, stored.uid), _observed.decode(stored.content))
     add(cursor, table, record_columns.POD, [_pod_row(cluster, fact) for (cluster, _), fact in newest.items()])
     add(cursor, "pod_label", record_columns.POD_LABEL, sorted(labels))
 

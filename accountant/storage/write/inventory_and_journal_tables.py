@@ -1,5 +1,4 @@
-"""Writes and reads the tables besides usage: nodes, namespaces, policies, decisions, acts and epochs, with their
-history.
+"""Writes and reads the tables of nodes, namespaces, policies, decisions, acts and epochs.
 
 A node or a namespace has one row for its present facts, and one row in `past` for each earlier version."""
 
@@ -40,12 +39,12 @@ _PAST = pa.schema([*_WHOSE, ("until_ms", pa.int64()), ("content", pa.string())])
 
 
 def described(node: NodeFacts) -> NodeFacts:
-    """The node's facts that label usage, without its down times, which are stored as a separate history."""
+    """Return the facts of a node that label usage, without its down times, which are stored as a separate history."""
     return replace(node, down=(), deleted_ms=None)
 
 
 def read_nodes(cursor: Cursor) -> tuple[dict[Key, NodeFacts], dict[Key, Timeline[NodeFacts]]]:
-    """Every node with its present facts, and the histories of those that changed."""
+    """Return the present facts of every node, and the histories of nodes that changed."""
     rows = cursor.run("SELECT cluster, name, content FROM node")
     nodes = {(cluster, name): _node.decode(content) for cluster, name, content in rows}
     return nodes, _histories(cursor, "node", _node, {key: described(node) for key, node in nodes.items()})
@@ -74,7 +73,7 @@ def _write(cursor: Cursor, statement: str, facts: Iterable[NodeFacts | Namespace
 
 
 def _write_past(cursor: Cursor, kind: str, histories: Mapping[Key, Timeline[T]]) -> None:
-    """Replaces the stored history of these nodes or namespaces."""
+    """Replace the stored history of these nodes or namespaces."""
     if not histories:
         return
     cursor.rows("drop_past", incoming=record_columns.column_table(_WHOSE, [(kind, *key) for key in histories]))
@@ -117,7 +116,7 @@ def read_acts(
     after: int = 0,
     limit: int | None = None,
 ) -> list[Act]:
-    """Acts with a number above `after`, ascending. kinds: only acts of these kinds; none given: all."""
+    """Return the acts with a number above `after`, ascending, of these kinds, or of all kinds if none are given."""
     rows = cursor.run(
         "SELECT at_ms, kind, subject, who, reason, content, number, digest FROM act "
         "WHERE (len($kinds) = 0 OR list_contains($kinds, kind)) AND ($subject IS NULL OR subject = $subject) "
@@ -128,7 +127,7 @@ def read_acts(
 
 
 def write_acts(cursor: Cursor, acts: Sequence[NewAct], seen: int) -> list[Act]:
-    """Appends acts to the journal. Raises BooksMoved."""
+    """Append acts to the journal. Raises BooksMoved if its last act is not number `seen`."""
     found = cursor.run("SELECT number, digest FROM act ORDER BY number DESC LIMIT 1")
     last, digest = found[0] if found else (0, FIRST_DIGEST)
     if last != seen:
@@ -149,8 +148,8 @@ _PROGRESS = pa.schema(
 
 
 def write_epochs(cursor: Cursor, reports: Iterable[EpochReport], now_ms: int, most: int = MOST_EPOCHS) -> int:
-    """Stores epoch reports and returns how many were new. Epochs beyond `most` per job are dropped. Instants are at
-    most now_ms."""
+    """Store epoch reports, and return how many were new. Epochs beyond `most` per job are dropped, and instants after
+    now_ms become now_ms."""
     earliest: dict[tuple[JobKey, int], EpochReport] = {}
     for report in reports:
         at = report.key, report.epoch
@@ -172,7 +171,7 @@ def write_epochs(cursor: Cursor, reports: Iterable[EpochReport], now_ms: int, mo
 
 
 def read_epochs(cursor: Cursor, keys: Collection[JobKey]) -> list[EpochReport]:
-    """The epochs of these jobs, by job and instant."""
+    """Return the epochs of these jobs, by job and instant."""
     if not keys:
         return []
     rows = cursor.rows("known_epochs", incoming=record_columns.column_table(_JOB, sorted(keys)))
@@ -180,7 +179,7 @@ def read_epochs(cursor: Cursor, keys: Collection[JobKey]) -> list[EpochReport]:
 
 
 def epochs_between(cursor: Cursor, start_ms: int, end_ms: int) -> list[EpochReport]:
-    """The epochs of all jobs that ended in the span, by job and instant."""
+    """Return the epochs of all jobs that ended in the span, by job and instant."""
     rows = cursor.rows("epochs_between", {"low": start_ms, "high": end_ms})
     return [EpochReport(JobKey(*row[:3]), *row[3:]) for row in rows]
 
@@ -195,16 +194,16 @@ _DECISION = pa.schema(
     ]
 )
 REMOVED_AT_ONCE = 100_000
-"""Decisions removed in one transaction; the writer waits for it."""
+"""Largest number of decisions removed in one transaction, because the writer waits for it."""
 
 
 def write_retired(cursor: Cursor, ends: Mapping[int, int]) -> None:
-    """Record until when GPUs count as capacity. ends: by GPU id, the end of that time."""
+    """Store the instants in `ends` until which GPUs count as capacity, by GPU id."""
     cursor.rows("add_retired", {"gpus": list(ends), "ends": list(ends.values())})
 
 
-def tells_news(fleet: Fleet, facts: Facts) -> bool:
-    """Whether an inventory reading differs from what is stored; most readings repeat the last one."""
+def has_changes(fleet: Fleet, facts: Facts) -> bool:
+    """Return whether an inventory reading differs from the stored facts. Most readings repeat the last one."""
     return (
         bool(facts.pods or facts.epochs)
         or any(fleet.nodes.get((node.cluster, node.name)) != node for node in facts.nodes)
@@ -213,8 +212,10 @@ def tells_news(fleet: Fleet, facts: Facts) -> bool:
 
 
 def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int, closed_ms: int) -> Fleet:
-    """Stores the facts of a reading and returns the new fleet. A changed fact is valid from the reading on. A fact that
-    was unknown before is applied backwards to all time that is not in a closed month."""
+    """Store the facts of an inventory reading, and return the new fleet.
+
+    A changed fact is valid from the reading on. A fact that was unknown before is valid for all time after `closed_ms`,
+    the end of the last closed month."""
     nodes = {(node.cluster, node.name): node for node in facts.nodes}
     changed = {key: node for key, node in nodes.items() if fleet.nodes.get(key) != node}
     placed: dict[NodeKey, Timeline[NodeFacts]] = {}
@@ -258,7 +259,8 @@ def write_policy(cursor: Cursor, version: PolicyVersion) -> None:
 
 
 def policies_between(policies: Sequence[PolicyVersion], start_ms: int, end_ms: int) -> list[PolicyVersion]:
-    """The policies in force in [start_ms, end_ms), oldest first; the first one also applies before its date."""
+    """Return the policies in force in [start_ms, end_ms), oldest first. The first policy also applies before its
+    date."""
     ends = [later.effective_ms for later in policies[1:]] + [end_ms]
     found = []
     for index, (version, until) in enumerate(zip(policies, ends, strict=False)):
@@ -270,19 +272,19 @@ def policies_between(policies: Sequence[PolicyVersion], start_ms: int, end_ms: i
 
 
 def last_decision(cursor: Cursor) -> int:
-    """The highest number that any decision had, here or in the archive."""
+    """Return the highest number of a decision, here or in the archive."""
     return int(cursor.rows("last_decision")[0][0])
 
 
 def write_decisions(cursor: Cursor, decisions: Sequence[Decision], now_ms: int, last: int) -> int:
-    """Stores the decisions that are new, by cluster, id and instant; returns how many. They get the numbers above
-    `last`. A decision that is already stored is not changed."""
+    """Store the decisions that are new by cluster, id and instant, and return their number. They are numbered from
+    `last` + 1. A decision that is already stored is not changed."""
     first = {_key(decision): decision for decision in reversed(decisions)}
     if not first:
         return 0
     instants = [decision.at_ms for decision in first.values()]
-    asked = {"low": min(instants), "high": max(instants), "ids": list(first)}
-    known = {key for (key,) in cursor.rows("known_decisions", asked)}
+    parameters = {"low": min(instants), "high": max(instants), "ids": list(first)}
+    known = {key for (key,) in cursor.rows("known_decisions", parameters)}
     new = sorted((d.at_ms, key, d.model_dump_json()) for key, d in first.items() if key not in known)
     rows = [(key, at, now_ms, content, number) for number, (at, key, content) in enumerate(new, last + 1)]
     add(cursor, "decision", _DECISION, rows)
@@ -290,17 +292,17 @@ def write_decisions(cursor: Cursor, decisions: Sequence[Decision], now_ms: int, 
 
 
 def remove_decisions(cursor: Cursor, before_ms: int, archived: int | None) -> int:
-    """Removes decisions dated before an instant, at most `REMOVED_AT_ONCE`, in order of their numbers; returns how
+    """Remove decisions dated before an instant, at most `REMOVED_AT_ONCE`, in order of their numbers, and return how
     many.
 
-    archived: the number up to which they are archived; later ones are not removed. None: there is no archive."""
-    asked = {"before": before_ms, "archived": archived, "most": REMOVED_AT_ONCE}
-    return int(cursor.rows("remove_decisions", asked)[0][0])
+    archived: the number up to which decisions are archived; later ones are not removed. None without an archive."""
+    parameters = {"before": before_ms, "archived": archived, "most": REMOVED_AT_ONCE}
+    return int(cursor.rows("remove_decisions", parameters)[0][0])
 
 
 def _key(decision: Decision) -> str:
-    """The id with the cluster: controllers of one policy may decide about queues of the same name in the same
-    millisecond."""
+    """Return the id of a decision with its cluster, because controllers of several clusters may decide about queues of
+    the same name in the same millisecond."""
     return f"{decision.cluster}/{decision.id}" if decision.cluster else decision.id
 
 
@@ -314,7 +316,7 @@ def read_decisions(
     gang: Collection[str] | None = None,
     cluster: str | None = None,
 ) -> list[Decision]:
-    """See accountant.ledger.protocols.Ledger.decisions. DuckDB filters, so only matching decisions are decoded."""
+    """Return decisions, see `Ledger.decisions`. The engine filters, so that only matching decisions are decoded."""
     wanted = {
         "start": start_ms,
         "end": end_ms,

@@ -31,18 +31,18 @@ KEEP = 200_000
 
 
 class _WriterCache(Generic[Key, Value]):
-    """A cache of at most about `keep` entries with those that the running transaction adds. Not thread-safe: used by
-    the writer only."""
+    """Caches about `keep` entries, and stages those that the running transaction adds. Not thread-safe, because only
+    the writer uses it."""
 
     def __init__(self, keep: int) -> None:
         self._keep = keep
         self._known: dict[Key, Value] = {}
         self._staged: dict[Key, Value] = {}
         self._complete = False
-        """Whether the cache has everything that is in the tables."""
+        """Whether the cache contains all entries of the tables."""
 
     def commit(self) -> None:
-        """Keeps the staged entries after the commit."""
+        """Add the staged entries to the cache after the commit."""
         if len(self._known) + len(self._staged) > self._keep:
             self._known.clear()
             self._complete = False
@@ -50,13 +50,13 @@ class _WriterCache(Generic[Key, Value]):
         self._staged.clear()
 
     def forget(self) -> None:
-        """Drops the cache after a transaction failed or its outcome is unknown."""
+        """Empty the cache after a transaction failed or its outcome is unknown."""
         self._known.clear()
         self._staged.clear()
 
 
 class Dictionary(_WriterCache[Name, int]):
-    """Ids of one table whose first column is `id`."""
+    """Assigns the ids of a table whose first column is `id`."""
 
     def __init__(
         self, table: str, columns: tuple[str, ...], numeric: frozenset[str] = frozenset(), keep: int = KEEP
@@ -70,7 +70,7 @@ class Dictionary(_WriterCache[Name, int]):
         self._next: int | None = None
 
     def resolve(self, cursor: Cursor, names: Iterable[Name]) -> dict[Name, int]:
-        """The id of each name; a new name gets the next free id and a row in the table."""
+        """Return the id of each name. A new name gets the next free id and a row in the table."""
         if self._next is None:
             self._open(cursor)
         ids = {name: self._known.get(name, 0) or self._staged.get(name, 0) for name in names}
@@ -117,24 +117,25 @@ class Dictionary(_WriterCache[Name, int]):
 
 
 class PodQueues(_WriterCache[PodKey, str]):
-    """The queue_ref of each pod; "" for a pod without a fact."""
+    """Caches the queue_ref of each pod; "" for a pod without a fact. `_unsure` are pods whose observations contradict
+    each other. `_complete` means that every pod of the tables is cached or in `_unsure`."""
 
     def __init__(self, keep: int = KEEP) -> None:
         super().__init__(keep)
         self._unsure: set[PodKey] = set()
         self._opened = False
 
-    def unheard(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> frozenset[PodKey]:
-        """The pods of these facts that certainly have no row; found in the cache, without a query."""
+    def new_pods(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> frozenset[PodKey]:
+        """Return the pods of these facts that certainly have no row, according to the cache."""
         self._open(cursor)
         if not self._complete:
             return frozenset()
         # One by one, because a set difference would iterate over all of the dictionary.
         keys = ((cluster, fact.uid) for cluster, fact in facts)
-        return frozenset(key for key in keys if not self._heard(key))
+        return frozenset(key for key in keys if not self._has(key))
 
     def requeued(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> bool:
-        """Whether these facts, before they are written, may change the queue of a pod that holds GPU time."""
+        """Return whether these facts, which are not written yet, may change the queue of a pod that holds GPU time."""
         self._open(cursor)
         changed = [
             (cluster, fact.uid)
@@ -147,7 +148,7 @@ class PodQueues(_WriterCache[PodKey, str]):
         return bool(cursor.run(held, incoming=record_columns.column_table(record_columns.POD_KEY, changed)))
 
     def learn(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> None:
-        """Updates the cache with facts that this transaction has written: (cluster, facts)."""
+        """Update the cache with facts that this transaction has written, given as (cluster, facts)."""
         self._open(cursor)
         for cluster, fact in facts:
             key = (cluster, fact.uid)
@@ -160,7 +161,7 @@ class PodQueues(_WriterCache[PodKey, str]):
                 self._unsure.add(key)
 
     def resolve(self, cursor: Cursor, keys: Collection[PodKey]) -> Mapping[PodKey, str]:
-        """The queue_ref of each pod, including this transaction's facts."""
+        """Return the queue_ref of each pod, including this transaction's facts."""
         self._open(cursor)
         found: dict[PodKey, str] = {}
         missing: list[PodKey] = []
@@ -183,7 +184,7 @@ class PodQueues(_WriterCache[PodKey, str]):
         self._unsure.clear()
         self._opened = False
 
-    def _heard(self, key: PodKey) -> bool:
+    def _has(self, key: PodKey) -> bool:
         return key in self._known or key in self._staged or key in self._unsure
 
     def _open(self, cursor: Cursor) -> None:
@@ -203,7 +204,7 @@ HolderKey = tuple[str, str, str, str, str, str]
 
 
 class Dictionaries:
-    """The name caches of the writer: ids of all tables, and queues of pods."""
+    """The caches of the writer: the ids of all tables, and the queues of pods."""
 
     def __init__(self) -> None:
         self.stream: Dictionary[Stream] = Dictionary("stream", ("cluster", "node", "epoch"))
@@ -220,37 +221,36 @@ class Dictionaries:
         self.origins = PodQueues()
 
     def commit(self) -> None:
-        for memory in (self.stream, self.gpu, self.device, self.holder, self.origins):
-            memory.commit()
+        for cache in (self.stream, self.gpu, self.device, self.holder, self.origins):
+            cache.commit()
 
     def forget(self) -> None:
-        for memory in (self.stream, self.gpu, self.device, self.holder, self.origins):
-            memory.forget()
+        for cache in (self.stream, self.gpu, self.device, self.holder, self.origins):
+            cache.forget()
 
 
 class HolderColumns:
-    """The holders of a group's rows, in the order of the rows. gpus: ids of all GPUs of these rows."""
+    """The holders of a group's rows, in the order of the rows. `gpus` are the ids of all GPUs of these rows."""
 
     def __init__(self, cursor: Cursor, names: Dictionaries, incoming: Incoming, gpus: Mapping[GpuName, int]) -> None:
         devices = [_device(gpus[gpu], node, *sort) for ((_, node), gpu), sort in incoming.device.values]
         self.device = _ids(cursor, names.device, devices)[incoming.device.of_row]
         """Device id by row."""
-        held = incoming.holder.of_row
-        found = [None if holder is None else _holder(cluster, holder) for cluster, holder in incoming.holder.values]
-        known = [name for name in found if name is not None]
-        holders = np.zeros(len(found), np.int64)
-        holders[[name is not None for name in found]] = _ids(cursor, names.holder, known)
-        self.holder = holders[held]
+        of_row = incoming.holder.of_row
+        keys = [None if holder is None else _holder(cluster, holder) for cluster, holder in incoming.holder.values]
+        ids = np.zeros(len(keys), np.int64)
+        ids[[key is not None for key in keys]] = _ids(cursor, names.holder, [key for key in keys if key is not None])
+        self.holder = ids[of_row]
         """Holder id by row; 0 without a holder."""
-        paying = np.array([name is not None and name[1] != "unattributed" for name in found])
-        self.pays = paying[held] & ~incoming.lost
+        paying = np.array([key is not None and key[1] != "unattributed" for key in keys])
+        self.pays = paying[of_row] & ~incoming.lost
         """Whether the row has a payer; lost, unheld and unattributed time has none."""
         self.payer = self.holder * self.pays
         """Id of the paying holder by row; 0 without a payer."""
-        pods = [None if name is None else (name[0], name[2]) for name in found]
+        pods = [None if key is None else (key[0], key[2]) for key in keys]
         queues = names.origins.resolve(cursor, {pod for pod in pods if pod is not None})
         refs = distinct(["" if pod is None else queues[pod] for pod in pods])
-        self.queue = DistinctColumn(refs.values, refs.of_row[held])
+        self.queue = DistinctColumn(refs.values, refs.of_row[of_row])
         """The queue reference of each row's pod."""
 
 
@@ -271,8 +271,8 @@ def _device(gpu: int, node: str, gpu_model: str, part: Slice | None) -> DeviceKe
     )  # fmt: skip
 
 
-def _holder(cluster: str, held: Holder) -> HolderKey:
-    return (cluster, held.kind, held.uid, held.namespace, held.name, held.container)
+def _holder(cluster: str, holder: Holder) -> HolderKey:
+    return (cluster, holder.kind, holder.uid, holder.namespace, holder.name, holder.container)
 
 
 _labels = msgspec.json.Decoder(dict[str, str])
@@ -293,9 +293,9 @@ NO_DEVICE = DeviceName("", "", "")
 class HolderName:
     """The names of a holder.
 
-    job: the workload of the pod, otherwise the holder itself, `Pod/<name>`.
-    labels: the requested labels of the pod as it was first seen.
-    user: who runs it, if requested and known."""
+    job: the workload of the pod, or `Pod/<name>` without a workload.
+    labels: the requested labels of the pod when it was first seen.
+    user: the user of the pod, if requested and known."""
 
     cluster: str
     namespace: str
@@ -317,26 +317,26 @@ class Devices:
         self._on_nodes: tuple[Mapping[int, DeviceName], Mapping[str, Sequence[int]]] = ({}, {})
 
     def read(self, cursor: Cursor) -> Mapping[int, DeviceName]:
-        """The devices of the cursor's snapshot, by id."""
+        """Return the devices of the cursor's snapshot, by id."""
         known = self._known
-        ((there, newest),) = cursor.run("SELECT count(*), max(id) FROM device")
-        if there == len(known) and (newest is None or newest in known):
+        ((count, newest),) = cursor.run("SELECT count(*), max(id) FROM device")
+        if count == len(known) and (newest is None or newest in known):
             return known
         rows = cursor.run("SELECT id, node, gpu_model, profile, gpu FROM device")
-        found = {row[0]: DeviceName(*row[1:]) for row in rows}
-        if len(found) > len(known):
-            self._known = found
-        return found
+        devices = {row[0]: DeviceName(*row[1:]) for row in rows}
+        if len(devices) > len(known):
+            self._known = devices
+        return devices
 
-    def on(self, nodes: Collection[str], found: Mapping[int, DeviceName]) -> Mapping[int, DeviceName]:
-        """Return the entries of `found` (a result of `read`) that are on nodes of these names."""
-        told_of, numbers = self._on_nodes
-        if told_of is not found:
+    def on(self, nodes: Collection[str], devices: Mapping[int, DeviceName]) -> Mapping[int, DeviceName]:
+        """Return those of `devices`, a result of `read`, that are on nodes of these names."""
+        cached_for, ids = self._on_nodes
+        if cached_for is not devices:
             by_node: dict[str, list[int]] = {}
-            for number, name in found.items():
-                by_node.setdefault(name.node, []).append(number)
-            self._on_nodes, numbers = (found, by_node), by_node
-        return {number: found[number] for node in nodes for number in numbers.get(node, ())}
+            for device, name in devices.items():
+                by_node.setdefault(name.node, []).append(device)
+            self._on_nodes, ids = (devices, by_node), by_node
+        return {device: devices[device] for node in nodes for device in ids.get(node, ())}
 
 
 def holders(
@@ -346,14 +346,11 @@ def holders(
     *,
     users: bool = False,
 ) -> Mapping[int, HolderName]:
-    """The names of holders by id.
-
-    labels: the labels to look up.
-    users: whether to look up their users."""
+    """Return the names of holders by id, with the values of these pod labels and, if `users` is set, their users."""
     if not ids:
         return {}
-    asked = record_columns.column_table(record_columns.ID, [(i,) for i in sorted(ids)])
-    rows = cursor.rows("holder_names", incoming=asked)
+    incoming = record_columns.column_table(record_columns.ID, [(holder,) for holder in sorted(ids)])
+    rows = cursor.rows("holder_names", incoming=incoming)
     names = {
         number: HolderName(
             cluster, namespace, name, queue_ref, workload or f"{kind.capitalize()}/{name or uid}", container=container
@@ -361,11 +358,10 @@ def holders(
         for number, cluster, kind, uid, namespace, name, container, queue_ref, workload in rows
     }
     if labels:
-        for number, text in cursor.rows("holder_labels", incoming=asked):
-            found = _labels.decode(text)
-            kept = frozenset((key, value) for key, value in found.items() if key in labels)
-            names[number] = replace(names[number], labels=kept)
+        for number, text in cursor.rows("holder_labels", incoming=incoming):
+            chosen = frozenset((key, value) for key, value in _labels.decode(text).items() if key in labels)
+            names[number] = replace(names[number], labels=chosen)
     if users:
-        for number, user in cursor.rows("holder_users", incoming=asked):
+        for number, user in cursor.rows("holder_users", incoming=incoming):
             names[number] = replace(names[number], user=user)
     return names

@@ -44,19 +44,19 @@ _FACT = attrgetter(
 
 
 def digest(record: UsageInterval | PodFacts) -> int:
-    """A 64-bit digest of all fields except the number."""
+    """Return a 64-bit digest of all fields except the number."""
     text = _encoder.encode(_INTERVAL(record) if isinstance(record, UsageInterval) else _FACT(record))
     return int.from_bytes(_hash(text), "big")
 
 
 def contents(rows: Iterable[UsageInterval]) -> list[tuple[Any, ...]]:
-    """CONTENT_FIELDS of each row."""
+    """Return the CONTENT_FIELDS of each row."""
     return list(map(_INTERVAL, rows))
 
 
 def digests(of: Sequence[tuple[Any, ...]]) -> npt.NDArray[np.uint64]:
-    """`digest` of intervals, from their `contents`. All are encoded at once and split at line breaks, which JSON text
-    does not contain."""
+    """Return the `digest` of intervals, given by their `contents`. All are encoded at once and split at line breaks,
+    which JSON text does not contain."""
     texts = _encoder.encode_lines(of).split(b"\n")[: len(of)]
     return np.frombuffer(b"".join(map(_hash, texts)), ">u8").astype(np.uint64)
 
@@ -66,16 +66,13 @@ def _hash(text: bytes) -> bytes:
 
 
 def content(record: UsageInterval | PodFacts) -> str:
-    """The whole record as JSON, for people who inspect the quarantine."""
+    """Return the whole record as JSON, which the quarantine shows."""
     return _encoder.encode(record).decode()
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a record is not accepted.
-
-    reason: a stable identifier, usable as a label value.
-    detail: text for people."""
+    """The reason for which a record is rejected, as a stable identifier (`reason`) and as a message (`detail`)."""
 
     reason: str
     detail: str
@@ -93,8 +90,8 @@ L = TypeVar("L")
 
 
 class Section(NamedTuple):
-    """New rows of one outbox that arrived together; a set is never split over two sections. digests: if they are
-    known."""
+    """New rows of one outbox that arrived together, and their digests if these are known. All rows of a set are in the
+    same section."""
 
     stream: Stream
     rows: Sequence[UsageInterval]
@@ -128,7 +125,7 @@ def distinct(values: Sequence[K]) -> DistinctColumn[K]:
 
 
 def paired_column(first: DistinctColumn[K], second: DistinctColumn[L]) -> DistinctColumn[tuple[K, L]]:
-    """Both columns combined into one of pairs."""
+    """Return both columns as one column of pairs."""
     if len(second.values) == 1:
         return DistinctColumn([(value, second.values[0]) for value in first.values], first.of_row)
     if len(first.values) == 1:
@@ -139,11 +136,11 @@ def paired_column(first: DistinctColumn[K], second: DistinctColumn[L]) -> Distin
 
 
 class IntervalSets(NamedTuple):
-    """The sets of a group: rows of one GPU with equal span in one section. Numbered by section, GPU and start.
+    """The sets of a group: rows of one GPU with equal span in one section. Sets are in order of section, GPU and start.
 
     places: indices of all rows, set after set.
-    first: where each set begins in `places`.
-    seq: the lowest number of each set."""
+    first: the index in `places` at which each set begins.
+    seq: the lowest sequence number of each set."""
 
     places: Whole
     first: Whole
@@ -154,41 +151,41 @@ class IntervalSets(NamedTuple):
     seq: Whole
 
     def spread(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Converts a value per set into a value per row."""
+        """Convert a value per set into a value per row."""
         spread = np.empty(len(self.places), values.dtype)
         spread[self.places] = np.repeat(values, np.diff(self.first, append=len(self.places)))
         return spread
 
     def members(self, number: int) -> list[int]:
-        """The row indices of one set."""
+        """Return the row indices of one set."""
         end = self.first[number + 1] if number + 1 < len(self.first) else len(self.places)
         found: list[int] = self.places[self.first[number] : end].tolist()
         return found
 
 
 class Numbers(NamedTuple):
-    """A column of integers, some of which may be unknown.
+    """A column of integers, some of which are unknown.
 
-    told: the column as an Arrow array.
-    value: 0 for unknown."""
+    arrow: the column as an Arrow array.
+    value: the column with 0 for unknown."""
 
-    told: Any
+    arrow: Any
     value: Whole
 
     @classmethod
     def of(cls, values: Sequence[int | None]) -> Numbers:
         """Raises OverflowError for a number that does not fit 64 bits."""
         try:
-            told = pa.array(values, pa.int64())
+            arrow = pa.array(values, pa.int64())
         except pa.ArrowInvalid as error:
             raise OverflowError(str(error)) from error
-        if told.null_count == len(told):
-            return cls(told, np.zeros(len(told), np.int64))
-        return cls(told, (told.fill_null(0) if told.null_count else told).to_numpy())
+        if arrow.null_count == len(arrow):
+            return cls(arrow, np.zeros(len(arrow), np.int64))
+        return cls(arrow, (arrow.fill_null(0) if arrow.null_count else arrow).to_numpy())
 
     @property
     def known(self) -> Truth:
-        known: Truth = self.told.is_valid().to_numpy(zero_copy_only=False)
+        known: Truth = self.arrow.is_valid().to_numpy(zero_copy_only=False)
         return known
 
 
@@ -222,7 +219,7 @@ class Incoming:
         return np.repeat(np.arange(len(self.sections)), [len(section.rows) for section in self.sections])
 
     def by_section(self, values: Sequence[K]) -> DistinctColumn[K]:
-        """Converts a value per section into a column."""
+        """Convert a value per section into a column."""
         of_section = distinct(values)
         return DistinctColumn(of_section.values, of_section.of_row[self.section])
 
@@ -249,11 +246,11 @@ class Incoming:
         return found
 
     def names(self, name: str) -> DistinctColumn[str]:
-        """A text column: gpu_model, health or method."""
+        """Return a text column: gpu_model, health or method."""
         return distinct(self._columns[name])
 
     def with_gaps(self) -> list[int]:
-        """The indices of rows with gaps, for part of which a reading is missing."""
+        """Return the indices of rows with gaps, in which a reading is missing."""
         gaps = self._columns["gaps"]
         return [place for place, some in enumerate(gaps) if some] if any(gaps) else []
 
@@ -343,7 +340,7 @@ KIND = pa.schema([("id", _I32), ("kind", _I32)])
 
 
 def column_table(schema: Any, rows: Iterable[Sequence[object]]) -> Any:
-    """A table of rows in the schema's column order; may be empty."""
+    """Return rows, whose columns are in the order of the schema, as an Arrow table."""
     columns = list(zip(*rows, strict=True))
     if not columns:
         return schema.empty_table()
@@ -362,7 +359,7 @@ class RowIds(NamedTuple):
 
 
 def received(incoming: Incoming, cells: Whole, ids: RowIds, booked: Truth) -> Any:
-    """The columns of RECEIVED. booked: whether the row counts as received."""
+    """Return the columns of RECEIVED. `booked` states for each row whether it counts as received."""
     sharing = incoming.sharing
     modes = [None if shared is None else shared.mode for shared in sharing.values]
     replicas = [None if shared is None else shared.replicas for shared in sharing.values]
@@ -372,9 +369,9 @@ def received(incoming: Incoming, cells: Whole, ids: RowIds, booked: Truth) -> An
         "start_ms": incoming.start_ms, "end_ms": incoming.end_ms,
         "sharing": _by_row(modes, sharing.of_row, _TEXT), "replicas": _by_row(replicas, sharing.of_row, _I32),
         "health": _by_row(*incoming.names("health"), _TEXT), "method": _by_row(*incoming.names("method"), _TEXT),
-        "capacity_us": incoming.numbers("capacity_us").told, "allocated_us": incoming.numbers("allocated_us").told,
-        "measured_busy_us": incoming.numbers("busy_us").told, "sm_active_us": incoming.numbers("sm_active_us").told,
-        "tensor_active_us": incoming.numbers("tensor_active_us").told,
+        "capacity_us": incoming.numbers("capacity_us").arrow, "allocated_us": incoming.numbers("allocated_us").arrow,
+        "measured_busy_us": incoming.numbers("busy_us").arrow, "sm_active_us": incoming.numbers("sm_active_us").arrow,
+        "tensor_active_us": incoming.numbers("tensor_active_us").arrow,
         "gaps": _gaps(incoming), "digest": incoming.digests, "booked": booked,
         **dict(zip(CELLS, cells.T, strict=True)),
     }  # fmt: skip
@@ -391,14 +388,14 @@ def _gaps(incoming: Incoming) -> Any:
     places = incoming.with_gaps()
     if not places:
         return pa.nulls(len(incoming.records), _TEXT)
-    told: list[str | None] = [None] * len(incoming.records)
+    arrow: list[str | None] = [None] * len(incoming.records)
     for place in places:
-        told[place] = msgspec.json.encode(incoming.records[place].gaps).decode()
-    return told
+        arrow[place] = msgspec.json.encode(incoming.records[place].gaps).decode()
+    return arrow
 
 
 def cells(incoming: Incoming) -> Whole:
-    """The cells (accountant.core.gpu_time_accounts.AccountVector) of each row."""
+    """Return the cells (accountant.core.gpu_time_accounts.AccountVector) of each row."""
     capacity, allocated = (incoming.numbers(name).value for name in ("capacity_us", "allocated_us"))
     busy, energy, memory = (incoming.numbers(name) for name in ("busy_us", "energy_uj", "memory_mib_s"))
     by_holder = incoming.holder
@@ -432,7 +429,7 @@ MOST_AS_LISTS = 64
 
 
 def add(cursor: Cursor, table: str, schema: pa.Schema, rows: Sequence[Sequence[object]]) -> None:
-    """Appends rows, whose columns are in the order of `schema` and of the table."""
+    """Append rows, whose columns are in the order of `schema` and of the table."""
     if not rows:
         return
     if len(rows) <= MOST_AS_LISTS:

@@ -26,32 +26,30 @@ from accountant.storage.write import record_columns
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
 MOST_AT_ONCE = 7
-"""Days per checkpoint: at 10,000 GPUs a day takes a tenth of a second."""
+"""Days per checkpoint. At 10,000 GPUs, a day takes a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class DailySums:
-    """Which days have sums of their own.
-
-    kept: the days with sums, ascending, without overlap.
-    loose: starts of folded hours that are not entirely inside such a day; they may be without rows."""
+    """The days that have sums (`kept`), ascending and without overlap, and the starts of folded hours that are not
+    entirely inside such a day (`loose`). These hours can be without rows."""
 
     kept: tuple[Span, ...] = ()
     loose: frozenset[int] = field(default=frozenset())
 
     def touching(self, hours: Iterable[int]) -> list[Span]:
-        """Days with sums that overlap these hours."""
+        """Return the days with sums that overlap these hours."""
         ends = [end for _, end in self.kept]
-        found = set()
+        days = set()
         for hour in hours:
             for day in self.kept[bisect_left(ends, hour + 1) :]:
                 if day[0] >= hour + MS_PER_HOUR:
                     break
-                found.add(day)
-        return sorted(found)
+                days.add(day)
+        return sorted(days)
 
     def without(self, hours: Collection[int]) -> DailySums:
-        """The state after these hours were unfolded."""
+        """Return the state after these hours were unfolded."""
         if not hours:
             return self
         dropped = self.touching(hours)
@@ -62,20 +60,20 @@ class DailySums:
         return DailySums(left, self.loose.union(freed).difference(hours))
 
     def seen_from(self, zone: ZoneInfo) -> DailySums:
-        """The state for a time zone: days that are not days of this zone are to be computed again."""
+        """Return the state for a time zone: days that are not days of this zone will be computed again."""
         foreign = (day for day in self.kept if local_day(day[0], zone) != day)
         hours = {hour for start, end in foreign for hour in _hours(start, end)}
         return DailySums(self.kept, self.loose | hours) if hours else self
 
 
 def local_day(at_ms: int, zone: ZoneInfo) -> Span:
-    """The local day of an instant."""
+    """Return the local day of an instant."""
     day = local_date(at_ms, zone)
     return midnight_ms(day, zone), midnight_ms(day + timedelta(days=1), zone)
 
 
 def load(cursor: Cursor) -> DailySums:
-    """Reads the state from the tables."""
+    """Read the state from the tables."""
     kept = tuple(sorted((start, end) for start, end in cursor.run("FROM kept_day")))
     hours = [hour for (hour,) in cursor.run("SELECT DISTINCT at_ms FROM hour_of_all ORDER BY 1")]
     ends = [end for _, end in kept]
@@ -83,14 +81,14 @@ def load(cursor: Cursor) -> DailySums:
 
 
 def drop(cursor: Cursor, days: Iterable[Span]) -> None:
-    """Deletes the sums of these days, in the caller's transaction."""
-    gone = [(start,) for start, _ in days]
-    if gone:
-        cursor.rows("drop_days", incoming=record_columns.column_table(record_columns.HOUR, gone))
+    """Delete the sums of these days in the current transaction."""
+    starts = [(start,) for start, _ in days]
+    if starts:
+        cursor.rows("drop_days", incoming=record_columns.column_table(record_columns.HOUR, starts))
 
 
 def keep(cursor: Cursor, days: DailySums, unfolded: Collection[int], newest_ms: int, zone: ZoneInfo) -> DailySums:
-    """Computes the sums of days that ended by `newest_ms` and are entirely folded, in the caller's transaction."""
+    """Compute the sums of days that ended by `newest_ms` and are entirely folded, in the current transaction."""
     if not days.loose:
         return days
     ready, foreign = _ready(days, frozenset(unfolded), newest_ms, zone)
@@ -109,37 +107,37 @@ def keep(cursor: Cursor, days: DailySums, unfolded: Collection[int], newest_ms: 
 
 
 def _ready(days: DailySums, unfolded: frozenset[int], newest_ms: int, zone: ZoneInfo) -> tuple[list[Span], set[Span]]:
-    """Days to compute, and days of another zone that overlap them and are replaced."""
+    """Return the days to compute, and the days of another zone that overlap them and are replaced."""
     known = frozenset(days.kept)
-    found: list[Span] = []
-    for day in reversed(_of_hours(sorted(days.loose), zone)):
+    ready: list[Span] = []
+    for day in reversed(_days_of_hours(sorted(days.loose), zone)):
         start, end = day
-        if len(found) == MOST_AT_ONCE:
+        if len(ready) == MOST_AT_ONCE:
             break
         # A day that begins or ends inside a quarter-hour, in zones with historic odd offsets, cannot be summed.
         whole = not start % BUCKET_MS and not end % BUCKET_MS and start < end <= newest_ms
         if whole and day not in known and unfolded.isdisjoint(_hours(start, end)):
-            found.append(day)
-    return found, {old for old in days.kept if any(old[0] < end and start < old[1] for start, end in found)}
+            ready.append(day)
+    return ready, {old for old in days.kept if any(old[0] < end and start < old[1] for start, end in ready)}
 
 
-def _of_hours(hours: list[int], zone: ZoneInfo) -> list[Span]:
-    """The local days that contain these hours, which ascend."""
-    found: list[Span] = []
+def _days_of_hours(hours: list[int], zone: ZoneInfo) -> list[Span]:
+    """Return the local days that contain these hours, which ascend."""
+    days: list[Span] = []
     for hour in hours:
         for at in (hour, hour + MS_PER_HOUR - 1):
-            if not found or not found[-1][0] <= at < found[-1][1]:
-                found.append(local_day(at, zone))
-    return sorted(set(found))
+            if not days or not days[-1][0] <= at < days[-1][1]:
+                days.append(local_day(at, zone))
+    return sorted(set(days))
 
 
 def _hours(start_ms: int, end_ms: int) -> range:
-    """Starts of the hours that overlap a span."""
+    """Return the starts of the hours that overlap a span."""
     return range(start_ms - start_ms % MS_PER_HOUR, end_ms, MS_PER_HOUR)
 
 
 def _covered(hour: int, kept: tuple[Span, ...], ends: list[int]) -> bool:
-    """Whether days with sums cover all of an hour. ends: the ends of `kept`."""
+    """Return whether days with sums cover all of an hour. `ends` are the ends of `kept`."""
     until = hour + MS_PER_HOUR
     at = hour
     for start, end in kept[bisect_left(ends, hour + 1) :]:
@@ -152,19 +150,19 @@ def _covered(hour: int, kept: tuple[Span, ...], ends: list[int]) -> bool:
 
 
 def hours_of(quarters: Iterable[int]) -> frozenset[int]:
-    """Starts of the hours that contain these quarter-hours."""
+    """Return the starts of the hours that contain these quarter-hours."""
     return frozenset(at - at % MS_PER_HOUR for at in quarters)
 
 
 def row_range(hours: Collection[int]) -> dict[str, int]:
-    """The range of start_ms of rows of these hours; empty if there are no hours."""
+    """Return the range of start_ms of rows of these hours; empty if there are no hours."""
     return {"low": min(hours, default=0), "high": max(hours, default=-MS_PER_HOUR) + MS_PER_HOUR}
 
 
 def unfold_hours(cursor: Cursor, hours: Collection[int], newest_ms: int, days: DailySums) -> None:
-    """Makes these hours, which were folded or new, be summed from their rows.
+    """Delete the sums of these hours and mark the hours as unfolded. They are new, or were folded before.
 
-    newest_ms: end of the newest row booked before; hours after it cannot have been folded.
+    newest_ms: the end of the newest row booked before. Hours after it cannot have been folded.
     days: the state before."""
     late = [(hour,) for hour in hours if hour < newest_ms]
     if late:
@@ -176,8 +174,8 @@ def unfold_hours(cursor: Cursor, hours: Collection[int], newest_ms: int, days: D
 def compact(
     cursor: Cursor, unfolded: frozenset[int], days: DailySums, newest_ms: int, zone: ZoneInfo
 ) -> tuple[frozenset[int], DailySums]:
-    """Folds the hours that ended by `newest_ms`, in the caller's transaction; returns the hours that remain unfolded,
-    and the state of the days. zone: of days."""
+    """Fold the hours that ended by `newest_ms` in the current transaction. Returns the hours that remain unfolded, and
+    the state of the days of `zone`."""
     cursor.rows("compact_tenures", row_range(unfolded))
     cursor.rows("compact_progress")
     over = frozenset(hour for hour in unfolded if hour + MS_PER_HOUR <= newest_ms)
