@@ -53,7 +53,7 @@ class Verdict(Enum):
 
 
 def judge_log(log: bytes | mmap.mmap) -> tuple[Verdict, int]:
-    """Judges a log. Also returns the offset of the end of the last commit up to which every entry is complete.
+    """Judge a log. Also returns the offset of the end of the last commit up to which every entry is complete.
 
     TORN means that only the last commit is incomplete. A missing header belongs to a log whose first commit was never
     synced. A header of an unknown version is UNKNOWN."""
@@ -77,7 +77,7 @@ def judge_log(log: bytes | mmap.mmap) -> tuple[Verdict, int]:
 
 
 def _entry_end(log: bytes | mmap.mmap, at: int) -> int | None:
-    """Returns the offset behind the entry at `at`, or None if no complete entry begins there."""
+    """Return the offset behind the entry at `at`, or None if no complete entry begins there."""
     if at + 16 > len(log):
         return None
     size, checksum = struct.unpack_from("<QQ", log, at)
@@ -86,7 +86,7 @@ def _entry_end(log: bytes | mmap.mmap, at: int) -> int | None:
 
 
 def entry_checksum(payload: bytes) -> int:
-    """Returns DuckDB's checksum of an entry."""
+    """Return DuckDB's checksum of an entry."""
     words = np.frombuffer(payload, "<u8", len(payload) // 8)
     checksum = 5381 ^ int(np.bitwise_xor.reduce(words * np.uint64(0xBF58476D1CE4E5B9)))
     rest = payload[len(words) * 8 :]
@@ -94,7 +94,7 @@ def entry_checksum(payload: bytes) -> int:
 
 
 def _murmur_hash(rest: bytes) -> int:
-    """Returns MurmurHash64A of fewer than eight bytes."""
+    """Return MurmurHash64A of fewer than eight bytes."""
     factor, shift, mask = 0xC6A4A7935BD1E995, 47, 2**64 - 1
     value = 0xE17A1465 ^ (len(rest) * factor & mask)
     value = (value ^ int.from_bytes(rest, "little")) * factor & mask
@@ -103,7 +103,8 @@ def _murmur_hash(rest: bytes) -> int:
 
 
 def _header_end(log: bytes | mmap.mmap) -> int:
-    """The offset behind the header. Raises ValueError for an unknown header, IndexError if the log ends within it."""
+    """Return the offset behind the header. Raises ValueError for an unknown header, IndexError if the log ends within
+    it."""
     if not _MAGIC.startswith(log[: len(_MAGIC)]):
         raise ValueError("unknown header")
     at = len(_MAGIC)
@@ -128,7 +129,7 @@ def _varint(log: bytes | mmap.mmap, at: int) -> tuple[int, int]:
 
 
 def prepare_log(database: Path) -> Verdict | None:
-    """Makes the log beside `database` safe to open; returns None if there is no log (after a clean stop).
+    """Make the log beside `database` safe to open; returns None if there is no log (after a clean stop).
 
     Raises LedgerDamaged if opening would silently lose acknowledged rows."""
     log = database.with_name(database.name + ".wal")
@@ -159,7 +160,7 @@ def prepare_log(database: Path) -> Verdict | None:
 
 
 def _keep_both(database: Path, log: Path) -> None:
-    """Copies the file and its log before DuckDB opens them; once per log.
+    """Copy the file and its log before the engine opens them; once per log.
 
     Raises LedgerUnavailable if they cannot be copied."""
     ending = f".unknown-{log.stat().st_mtime_ns}"
@@ -197,20 +198,20 @@ class _SavedBlocks(msgspec.Struct):
     blocks: dict[int, bytes]
 
 
-_kept = msgspec.msgpack.Decoder(_SavedBlocks)
+_decoder = msgspec.msgpack.Decoder(_SavedBlocks)
 
 
 def block_copy_path(database: Path) -> Path:
-    """The path of the saved blocks of `database`."""
+    """Return the path of the saved blocks of `database`."""
     return database.with_name(database.name + ".blocks")
 
 
-def keep(database: Path, file: int, numbers: Iterable[int]) -> None:
-    """Saves these blocks durably, replacing those saved before. Raises OSError.
+def save_blocks(database: Path, file: int, numbers: Iterable[int]) -> None:
+    """Save these blocks durably, replacing those saved before. Raises OSError.
 
     file: a descriptor that stays open as long as DuckDB has the database open, since closing any descriptor would
     release its lock."""
-    kept = _SavedBlocks(
+    saved = _SavedBlocks(
         os.fstat(file).st_ino,
         os.pread(file, HEADERS, 0),
         {number: os.pread(file, BLOCK, HEADERS + number * BLOCK) for number in numbers},
@@ -218,7 +219,7 @@ def keep(database: Path, file: int, numbers: Iterable[int]) -> None:
     place = block_copy_path(database)
     fresh = place.with_name(f".{place.name}.new")
     with fresh.open("wb") as out:
-        out.write(msgspec.msgpack.encode(kept))
+        out.write(msgspec.msgpack.encode(saved))
         out.flush()
         os.fsync(out.fileno())
     fresh.replace(place)
@@ -226,24 +227,24 @@ def keep(database: Path, file: int, numbers: Iterable[int]) -> None:
 
 
 def restore_blocks(database: Path) -> int:
-    """Restores the blocks that an unfinished checkpoint overwrote, before DuckDB opens the file; returns how many.
+    """Restore the blocks that an unfinished checkpoint overwrote, before the engine opens the file; returns how many.
 
     Raises OSError."""
     try:
-        kept = _kept.decode(block_copy_path(database).read_bytes())
+        saved = _decoder.decode(block_copy_path(database).read_bytes())
         file = database.open("rb+")
     except (FileNotFoundError, msgspec.DecodeError):
         return 0  # nothing was saved, or a release with another format saved it
     with file:
-        if (os.fstat(file.fileno()).st_ino, file.read(HEADERS)) != (kept.file, kept.headers):
+        if (os.fstat(file.fileno()).st_ino, file.read(HEADERS)) != (saved.file, saved.headers):
             return 0
-        mended = 0
-        for number, block in kept.blocks.items():
+        restored = 0
+        for number, block in saved.blocks.items():
             file.seek(HEADERS + number * BLOCK)
             if file.read(BLOCK) != block:
                 file.seek(HEADERS + number * BLOCK)
                 file.write(block)
-                mended += 1
+                restored += 1
         file.flush()
         os.fsync(file.fileno())
-    return mended
+    return restored

@@ -62,7 +62,7 @@ def statement(name: str, **parts: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of DuckDB's message, without its illustrations and stack."""
+    """Return the first line of the engine's message, without its illustrations and stack."""
     return str(error).split("\n", 1)[0].strip() or type(error).__name__
 
 
@@ -73,15 +73,15 @@ def _translated(error: duckdb.Error) -> AccountantError:
 
 
 def streamed(table: pa.Table) -> Any:
-    """The table as a stream, which a statement may name in one place only and outside WITH: a stream can be read once,
-    and reading it twice would end the process. It halves DuckDB's time for small tables; for others it saves a
-    third."""
+    """Return the table as a stream, which takes the engine half to two thirds of the time of a table.
+
+    A statement may name a stream only once and outside WITH, because reading a stream twice ends the process."""
     return None if table is None else table.__arrow_c_stream__()
 
 
 class Cursor:
-    """A connection used by one call. Runs named statements; a statement may refer to the tables passed to it as
-    `incoming`, `payers` and `kinds`."""
+    """Runs statements on a connection of its own. A statement refers to the tables passed with it as `incoming`,
+    `payers` and `kinds`."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
@@ -95,7 +95,7 @@ class Cursor:
         payers: pa.Table = None,
         kinds: pa.Table = None,
     ) -> list[Row]:
-        """Runs sql/<name>.sql and fetches all rows."""
+        """Run sql/<name>.sql and return all rows."""
         return self.run(statement(name), parameters, incoming, payers, kinds)
 
     def run(
@@ -113,8 +113,8 @@ class Cursor:
             raise _translated(error) from error
 
     def plainly(self, sql: str, parameters: Parameters = None) -> list[Row]:
-        """Like `run`, without the optimiser, for statements with nothing to optimise, such as adding rows or looking
-        them up by one column: saves a quarter of a small statement's time. Not for joins or views."""
+        """Run a statement without the optimiser, which saves a quarter of a small statement's time. Use it to add rows
+        or to look them up by one column, and not for joins or views."""
         try:
             self._optimise(False)
             return self._connection.execute(sql, parameters).fetchall()
@@ -122,7 +122,7 @@ class Cursor:
             raise _translated(error) from error
 
     def insert(self, table: str, rows: pa.Table) -> None:
-        """Appends rows, whose columns are those of the table in its order."""
+        """Append rows, whose columns are those of the table in its order."""
         try:
             self._optimise(False)
             self._connection.from_arrow(streamed(rows)).insert_into(table)
@@ -142,7 +142,7 @@ class Cursor:
         payers: pa.Table = None,  # noqa: ARG002
         kinds: pa.Table = None,  # noqa: ARG002
     ) -> Mapping[str, Any]:
-        """The result as numpy arrays by column name, for many rows of numbers."""
+        """Run a statement and return the result as numpy arrays by column name, for many rows of numbers."""
         try:
             self._optimise(True)
             found: Mapping[str, Any] = self._connection.execute(sql, parameters).fetchnumpy()
@@ -151,14 +151,14 @@ class Cursor:
         return found
 
     def attach(self, path: Path) -> None:
-        """Attaches the file at `path` as the database `DUPLICATE`; ATTACH takes no parameters."""
+        """Attach the file at `path` as the database `DUPLICATE`."""
         if any(not character.isprintable() for character in str(path)):
             raise LedgerUnavailable(f"{str(path)!r}: a path with control characters cannot be written to")
         literal = str(path).replace("'", "''")
         self.run(f"ATTACH '{literal}' AS {DUPLICATE}")
 
     def rollback(self) -> None:
-        """Ends a failed transaction. It is no error if DuckDB has already ended it."""
+        """End a failed transaction. It is no error if the engine has already ended it."""
         try:
             self._connection.execute("ROLLBACK")
         except duckdb.TransactionException:
@@ -171,19 +171,20 @@ class Cursor:
 
 
 def fingerprints(cursor: Cursor) -> dict[str, tuple[int, int]]:
-    """For each table, its number of rows and a sum over them that does not depend on their order."""
+    """Return, for each table, its number of rows and a checksum that does not depend on their order."""
     tables = cursor.run(
         "SELECT table_name FROM information_schema.tables WHERE table_catalog = current_database() "
         "AND table_schema = 'main' AND table_type = 'BASE TABLE' ORDER BY ALL"
     )
-    asked = "SELECT count(*), coalesce(sum(hash(t)::HUGEINT), 0) FROM"
-    return {name: (count, total) for (name,) in tables for count, total in cursor.run(f"{asked} {name} t")}
+    sums = "SELECT count(*), coalesce(sum(hash(t)::HUGEINT), 0) FROM"
+    return {name: (count, total) for (name,) in tables for count, total in cursor.run(f"{sums} {name} t")}
 
 
 class Database:
-    """The open database file. Raises LedgerLocked, LedgerUnavailable or LedgerDamaged with the place and the reason.
+    """Opens, locks and migrates the database file. Raises LedgerLocked, LedgerUnavailable or LedgerDamaged with the
+    place and the reason.
 
-    threads: the number of DuckDB's threads. With 1, a query runs in the calling thread, so readers still run in
+    threads: the number of the engine's threads. With 1, each query runs in the calling thread. Readers still run in
     parallel, and a small commit takes half the CPU time that it takes with a thread pool."""
 
     def __init__(self, path: Path, memory_limit: str = "2GB", threads: int | None = 1) -> None:
@@ -214,7 +215,7 @@ class Database:
         self._migrate()
 
     def reach(self, files: AbstractFileSystem | None) -> None:
-        """Lets statements name files of an object store by their URLs. None: no such store is configured."""
+        """Let statements name files of an object store by their URLs, if such a store is configured."""
         if files is not None:
             self._connection.register_filesystem(files)
 
@@ -231,27 +232,27 @@ class Database:
                 )
             # All in one transaction: after a crash the file has the old schema or the new one, and only one sync is
             # needed.
-            if todo := [number for number in range(1, len(steps) + 1) if number not in done]:
+            if pending := [number for number in range(1, len(steps) + 1) if number not in done]:
                 cursor.run("BEGIN")
-                for number in todo:
+                for number in pending:
                     cursor.run(steps[number - 1][1].read_text(encoding="utf-8"))
                 cursor.run(
                     "INSERT INTO migration SELECT unnest(?::INTEGER[]), unnest(?::VARCHAR[])",
-                    [todo, [steps[number - 1][0] for number in todo]],
+                    [pending, [steps[number - 1][0] for number in pending]],
                 )
                 cursor.run("COMMIT")
             # Never leave schema changes and rows in the same write-ahead log; start with an empty one.
             self.checkpoint(cursor)
 
     def checkpoint(self, cursor: Cursor) -> None:
-        """Writes the log into the file. If the process is killed during it, the next opening restores the state before
-        it."""
+        """Write the log into the file. If the process is killed meanwhile, the next opening restores the state before
+        the checkpoint."""
         try:
-            crash_recovery.keep(
+            crash_recovery.save_blocks(
                 self.path, self._file.fileno(), (number for (number,) in cursor.run(crash_recovery.IN_PLACE))
             )
         except OSError as error:
-            raise LedgerUnavailable(f"{self.path}: no checkpoint: {error.strerror}") from error
+            raise LedgerUnavailable(f"{self.path}: the checkpoint failed: {error.strerror}") from error
         cursor.run("CHECKPOINT")
 
     @contextmanager
@@ -266,31 +267,31 @@ class Database:
             cursor.close()
 
     def wal_bytes(self) -> int:
-        """Size of the write-ahead log."""
+        """Return the size of the write-ahead log."""
         try:
             return self._wal.stat().st_size
         except FileNotFoundError:
             return 0
 
     def free_bytes(self) -> int:
-        """Free space for this process on the ledger's file system."""
+        """Return the free space for this process on the ledger's file system."""
         space = os.statvfs(self.path.parent)
         return space.f_bavail * space.f_frsize
 
     def duplicate(self, cursor: Cursor) -> dict[str, tuple[int, int]]:
-        """Copies everything in `cursor`'s snapshot to the attached new file and detaches it; returns the fingerprint of
-        every table.
+        """Copy everything in the snapshot of `cursor` to the attached new file, and return the fingerprint of every
+        table.
 
-        Writers can continue meanwhile. (Copying the file itself would release DuckDB's lock.)"""
+        Writers continue meanwhile. Copying the file itself would release the engine's lock."""
         source = cursor.run("SELECT current_database()")[0][0]
         cursor.run(f'COPY FROM DATABASE "{source}" TO {DUPLICATE}')
-        found = fingerprints(cursor)
+        copied = fingerprints(cursor)
         cursor.run("COMMIT")
-        return found
+        return copied
 
     @contextmanager
     def duplicating(self, path: Path) -> Iterator[None]:
-        """Attaches a new, empty file for `duplicate`; one at a time."""
+        """Attach a new, empty file for `duplicate` while the block runs. Only one file can be attached at a time."""
         if path.exists():
             raise LedgerUnavailable(f"{path}: exists already")
         with self.cursor() as cursor:
@@ -301,8 +302,8 @@ class Database:
                 cursor.run(f"DETACH {DUPLICATE}")
 
     def close(self) -> None:
-        """Runs a checkpoint and closes the file. Idempotent."""
-        # DuckDB's own checkpoint at closing does not update `checkpointed`, so ours runs first if there is anything
+        """Run a checkpoint and close the file. Idempotent."""
+        # The engine's own checkpoint at closing does not update `checkpointed`, so ours runs first if there is anything
         # to write.
         with suppress(AccountantError), self.cursor() as cursor:
             if self.wal_bytes():
@@ -315,8 +316,8 @@ class Database:
 
 
 def _create(path: Path) -> None:
-    """Makes an empty database and puts it in place only when it is complete. A power failure may leave an incomplete
-    new file, and DuckDB cannot open such a file."""
+    """Create an empty database under another name and then rename it, because the engine cannot open an incomplete
+    file, such as one that a power failure leaves."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
     duckdb.connect(str(fresh)).close()
@@ -326,7 +327,7 @@ def _create(path: Path) -> None:
 
 
 def _lock(path: Path) -> IO[bytes]:
-    """Locks `path` against every other process, and against a second opening in this one."""
+    """Lock `path` against every other process, and against a second opening in this one."""
     place = path.with_name(path.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -337,5 +338,7 @@ def _lock(path: Path) -> IO[bytes]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
-        raise LedgerLocked(f"{path}: another process has this ledger open; only one may") from error
+        raise LedgerLocked(
+            f"{path}: another process has this ledger open; only one may"
+        ) from error
     return lock

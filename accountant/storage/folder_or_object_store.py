@@ -30,11 +30,11 @@ _CHUNK: Final = 2**20
 
 
 class FileStore:
-    """A folder or a prefix. Names are relative to it, with slashes. Every method raises LedgerUnavailable, with the
-    place and the reason, if the store cannot be reached.
+    """Reads and writes files in a folder or under a prefix. Names are relative to it, with slashes. Every method raises
+    LedgerUnavailable, with the place and the reason, if the store cannot be reached.
 
-    address: the folder or URL, as in the settings.
-    files: the pyarrow file system whose root is the folder or prefix.
+    address: the address in the settings.
+    files: a file system whose root is `address`.
     staging: a local folder for files before their upload.
     folder: the store's folder if it is local, otherwise None."""
 
@@ -48,7 +48,7 @@ class FileStore:
         return self.address
 
     def names(self, folder: str = "") -> list[str]:
-        """The files and folders in a folder, sorted; empty if the folder does not exist."""
+        """Return the names of the files and folders in a folder, sorted; empty if the folder does not exist."""
         with self._reachable():
             found = self._files.get_file_info(arrow_files.FileSelector(folder, allow_not_found=True))
         return sorted(info.base_name for info in found)
@@ -58,7 +58,7 @@ class FileStore:
             return bool(self._files.get_file_info(name).type == arrow_files.FileType.File)
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """The content of a file, in chunks."""
+        """Yield the content of a file in chunks."""
         with self._reachable(), self._files.open_input_stream(name, compression=None) as file:
             while chunk := file.read(_CHUNK):
                 yield chunk
@@ -73,18 +73,18 @@ class FileStore:
         return digest.hexdigest()
 
     def url(self, name: str) -> str:
-        """The name by which DuckDB opens a file."""
+        """Return the name by which the engine opens a file."""
         return f"{PROTOCOL}://{name}" if self.folder is None else str(self.folder / name)
 
     def engine_files(self) -> AbstractFileSystem | None:
-        """The file system through which DuckDB opens `url`; None if it opens it directly."""
+        """Return the file system through which the engine opens a `url`; None if the engine opens files directly."""
         return None if self.folder is not None else _engine_files(self._files)
 
     def create(self, name: str, content: bytes) -> None:
-        """Writes a small file, completely or not at all. Raises LedgerUnavailable if it exists. In an object store two
-        writers at the same moment are not detected; use a lease to prevent them."""
+        """Write a small file, completely or not at all. Raises LedgerUnavailable if the file exists. An object store
+        does not detect two writers at the same moment; a lease must prevent them."""
         if self.exists(name):
-            raise LedgerUnavailable(f"{self.address}/{name}: exists already, and is not written over")
+            raise LedgerUnavailable(f"{self.address}/{name}: the file exists already and is not overwritten")
         with self._reachable():
             if self.folder is not None:
                 place = self.folder / name
@@ -102,7 +102,7 @@ class FileStore:
 
     @contextmanager
     def staged(self, name: str) -> Iterator[Path]:
-        """An empty local folder for files that are then `put`; it is removed at the end."""
+        """Create an empty local folder for files that are then `put`, and remove it after the block."""
         with self._reachable():
             fresh = (self.folder or self._staging) / f".{name}"
             shutil.rmtree(fresh, ignore_errors=True)
@@ -113,7 +113,7 @@ class FileStore:
             shutil.rmtree(fresh, ignore_errors=True)
 
     def put(self, source: Path, name: str) -> None:
-        """Moves a local file into the store, durably; replaces a file of that name."""
+        """Move a local file durably into the store. It replaces a file of that name."""
         with self._reachable():
             if self.folder is not None:
                 place = self.folder / name
@@ -126,11 +126,13 @@ class FileStore:
             with source.open("rb") as file:
                 self._write(name, iter(lambda: file.read(_CHUNK), b""))
             if self.sha256(name) != sha256(source):
-                raise LedgerUnavailable(f"{self.address}/{name}: is not there as it was sent")
+                raise LedgerUnavailable(
+                    f"{self.address}/{name}: the stored file differs from the uploaded one: upload it again"
+                )
             source.unlink()
 
     def delete(self, name: str) -> None:
-        """Removes a file; it is no error if it does not exist."""
+        """Remove a file. It is no error if the file does not exist."""
         with self._reachable():
             if self._files.get_file_info(name).type != arrow_files.FileType.NotFound:
                 self._files.delete_file(name)
@@ -150,19 +152,15 @@ class FileStore:
 
 
 def in_folder(folder: Path) -> FileStore:
-    """The store in a local folder, which need not exist yet."""
+    """Return the store in a local folder, which need not exist yet."""
     place = folder.absolute()
     files = arrow_files.SubTreeFileSystem(str(place), arrow_files.LocalFileSystem())
     return FileStore(str(folder), files, place, place)
 
 
 def open_store(address: str, storage: ObjectStorage, staging: Path) -> FileStore:
-    """The store at an address (`accountant.core.settings.StoreAddress`).
-
-    storage: access to the object store.
-    staging: see `FileStore`.
-
-    Raises LedgerUnavailable if the settings do not lead to a store."""
+    """Return the store at an address (`accountant.core.settings.StoreAddress`), with the access settings of object
+    storage. Raises LedgerUnavailable if the settings do not lead to a store."""
     if "://" not in address:
         return in_folder(Path(address))
     # Imported only here: it takes a third of a second and 40 MiB.
@@ -178,7 +176,7 @@ def open_store(address: str, storage: ObjectStorage, staging: Path) -> FileStore
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file of this machine, in hexadecimal digits. Raises OSError."""
+    """Return the SHA-256 of a local file in hexadecimal digits. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -187,7 +185,7 @@ def _engine_files(files: arrow_files.FileSystem) -> AbstractFileSystem:
     from fsspec.implementations.arrow import ArrowFSWrapper
 
     class EngineFiles(ArrowFSWrapper):  # type: ignore[misc]
-        """The store's files by their URLs."""
+        """Opens the store's files by their URLs."""
 
         cachable = False  # otherwise fsspec would reuse the instance for another store
         protocol = PROTOCOL

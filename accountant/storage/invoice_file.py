@@ -33,7 +33,7 @@ class InvoiceUnreadable(AccountantError):
 
 @dataclass(frozen=True, slots=True)
 class InvoiceItem:
-    """The cost of one kind of item in the span. instance: the machine type, or the provider's id of the item."""
+    """The cost of one kind of item in the span. `instance` is the machine type, or the provider's id of the item."""
 
     instance: str
     region: str
@@ -78,7 +78,7 @@ one."""
 
 
 def read_invoice(path: Path, start_ms: int, end_ms: int) -> list[InvoiceItem]:
-    """Items whose charge period lies in [start_ms, end_ms), sorted. Raises InvoiceUnreadable."""
+    """Return the items whose charge period lies in [start_ms, end_ms), sorted. Raises InvoiceUnreadable."""
     if not path.is_file():
         raise InvoiceUnreadable(f"{path}: there is no such file")
     source = "read_parquet($path)" if path.suffix == ".parquet" else _CSV
@@ -123,7 +123,7 @@ def _query(path: Path, columns: Mapping[str, str], source: str) -> str:
 
 
 def _filled(text: str, columns: Mapping[str, str]) -> str:
-    """The expression with the file's own column names; a missing column is null."""
+    """Return the expression with the file's own column names. A missing column is null."""
     parts = text.split("{")
     found = [parts[0]]
     for part in parts[1:]:
@@ -135,5 +135,5 @@ def _filled(text: str, columns: Mapping[str, str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """Normalises a column name: `lineItem/UnblendedCost` and `line_item_unblended_cost` are the same column."""
+    """Return the normal form of a column name: `lineItem/UnblendedCost` and `line_item_unblended_cost` are equal."""
     return "".join(char for char in name.lower() if char.isalnum())

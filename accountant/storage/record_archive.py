@@ -6,16 +6,15 @@ are new since the previous part; every other register is written in full if it c
 with the number of the part that holds it.
 
 A part is written locally from one snapshot, then moved to the archive with `part.json` as the last file, and only then
-recorded in the ledger. A part may exist that the ledger has not recorded, because the accountant was killed between the
-two steps, or the ledger was restored from a backup. Such a part is never overwritten. Its records are replayed into the
-ledger. A folder without `part.json` is a leftover of a killed writer. Parts are never changed or deleted.
+recorded in the ledger. If the accountant was killed between the last two steps, or the ledger was restored from a
+backup, the archive has a part that the ledger has not recorded. Its records are replayed into the ledger. A folder
+without `part.json` is a leftover of a killed writer. Parts are never changed or deleted.
 
 Parts are Parquet files (zstd) in a folder or in an object store (`folder_or_object_store`). `part.json` lists them with
 their SHA-256.
 
 Replayed rows are booked like rows from agents, so a rebuilt ledger equals the original. Replaying is idempotent: rows
-at or below a mark are skipped, and everything else is added only if it is missing. The caller opens the
-transactions."""
+at or below a mark are skipped, and everything else is added only if it is missing."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ from agent.wire import Gap, Holder, Sharing, Slice, UsageInterval
 
 RECORDS = ("rows", "facts", "holes", "quarantine", "marks")
 GROWING = ("act", "decision", "progress")
-"""Append-only registers: their rows are numbered in the order of arrival."""
+"""Append-only registers. Their rows are numbered in the order of arrival."""
 REGISTERS = ("policy", "node", "namespace", "past", "retired", "gpu_owner")
 """Registers that are written in full."""
 MANIFEST = "part.json"
@@ -49,11 +48,11 @@ MANIFEST = "part.json"
 class ArchivePart(msgspec.Struct, frozen=True):
     """The manifest of one part.
 
-    low_ms, high_ms: the span of its rows, equal if it has none.
-    files: name to SHA-256.
+    low_ms, high_ms: the span of the part's rows; equal if it has none.
+    files: the SHA-256 of each file.
     unchanged: for each file that equals that of an earlier part, the number of that part.
-    registers: by append-only register, the number up to which the parts up to this one contain it; empty in parts of
-        earlier releases, which contain each register in full."""
+    registers: by append-only register, the number up to which this part and earlier parts contain it. It is empty in
+        parts of earlier releases, which contain each register in full."""
 
     number: int
     at_ms: int
@@ -70,34 +69,36 @@ _part = msgspec.json.Decoder(ArchivePart)
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The parts in a store. Methods raise LedgerUnavailable if it cannot be read or written."""
+    """Reads and writes the parts in a store. Raises LedgerUnavailable if the store cannot be read or written."""
 
     store: FileStore
 
     def newest(self) -> int:
-        """The number of the newest complete part; 0 if there is none."""
+        """Return the number of the newest complete part; 0 if there is none."""
         return max(self._numbers(), default=0)
 
     def parts(self, after: int) -> list[ArchivePart]:
-        """The complete parts numbered above `after`, ascending. Raises LedgerDamaged if one is missing in between."""
+        """Return the complete parts numbered above `after`, ascending. Raises LedgerDamaged if one is missing in
+        between."""
         found = [self.part(number) for number in self._numbers() if number > after]
         missing = {part.number for part in found} ^ set(range(after + 1, after + 1 + len(found)))
         if missing:
-            raise LedgerDamaged(f"{self.store}: part {min(missing)} is missing between others")
+            raise LedgerDamaged(f"{self.store}: part {min(missing)} is missing: restore its folder")
         return found
 
     def part(self, number: int) -> ArchivePart:
-        """The manifest of a part. Raises LedgerDamaged if it is missing or unreadable."""
+        """Return the manifest of a part. Raises LedgerDamaged if it is missing or unreadable."""
         place = f"{_place(number)}/{MANIFEST}"
         if not self.store.exists(place):
-            raise LedgerDamaged(f"{self.store}/{place}: missing")
+            raise LedgerDamaged(f"{self.store}/{place}: the file is missing: restore it")
         try:
             return _part.decode(self.store.read(place))
         except msgspec.MsgspecError as error:
             raise LedgerDamaged(f"{self.store}/{place}: cannot be read: {error}") from error
 
     def _numbers(self) -> list[int]:
-        """Numbers of parts, ascending; without the last one if it has no manifest because its writer was killed."""
+        """Return the numbers of parts, ascending. The last part is left out if it has no manifest, because its writer
+        was killed."""
         names = self.store.names()
         numbers = sorted(int(name[5:]) for name in names if name.startswith("part-") and name[5:].isdecimal())
         if numbers and not self.store.exists(f"{_place(numbers[-1])}/{MANIFEST}"):
@@ -105,7 +106,7 @@ class Archive:
         return numbers
 
     def verify(self, part: ArchivePart) -> None:
-        """Raises LedgerDamaged if a file of the part, or one that it refers to, does not match its SHA-256."""
+        """Raise LedgerDamaged if a file of the part, or one that the part refers to, does not match its SHA-256."""
         for name, digest in part.files.items():
             self._verify(part.number, name, digest)
         for name, number in part.unchanged.items():
@@ -114,10 +115,10 @@ class Archive:
     def _verify(self, number: int, name: str, digest: str | None) -> None:
         place = f"{_place(number)}/{name}"
         if not self.store.exists(place) or self.store.sha256(place) != digest:
-            raise LedgerDamaged(f"{self.store}/{place}: missing, or not what was written")
+            raise LedgerDamaged(f"{self.store}/{place}: the file is missing, or its SHA-256 differs: restore it")
 
     def tables(self, part: ArchivePart) -> dict[str, str]:
-        """The file of each table that the part contains or refers to, by the table's name."""
+        """Return the file of each table that the part contains or refers to, by the table's name."""
         numbers = {**part.unchanged, **dict.fromkeys(part.files, part.number)}
         return {
             name.removesuffix(".parquet"): self.store.url(f"{_place(number)}/{name}")
@@ -130,13 +131,13 @@ class Archive:
     def write(
         self, cursor: Cursor, number: int, at_ms: int, pods: Collection[PodKey] | None, registers: Mapping[str, int]
     ) -> ArchivePart:
-        """Writes a part with everything above the marks in the snapshot of `cursor`.
+        """Write a part with everything above the marks in the snapshot of `cursor`.
 
-        pods: the pods with new facts, None: all pods.
+        pods: the pods with new facts; None for all pods.
         registers: by append-only register, the number up to which it is archived."""
         before, place = self._before(number), _place(number)
         if self.store.exists(f"{place}/{MANIFEST}"):
-            raise LedgerUnavailable(f"{self.store}/{place}: exists already, and is not written over")
+            raise LedgerUnavailable(f"{self.store}/{place}: the part exists already and is not overwritten")
         with self.store.staged(place) as fresh:
             part = self._written(cursor, fresh, number, at_ms, pods, registers, before)
             for name in part.files:
@@ -154,7 +155,7 @@ class Archive:
         registers: Mapping[str, int],
         before: Mapping[str, ArchivePart],
     ) -> ArchivePart:
-        """Writes a part's files into a local folder. before: by file of a register, the part that holds its last
+        """Write the files of a part into a local folder. `before` is, by file of a register, the part with its last
         version."""
         for name in RECORDS:
             _copy(cursor, statement(f"archive_{name}"), fresh / f"{name}.parquet")
@@ -163,8 +164,8 @@ class Archive:
             low = registers.get(name, 0)
             query = f"FROM {name} WHERE number > $low ORDER BY number"
             _copy(cursor, query, fresh / f"{name}.parquet", parameters={"low": low})
-            asked = f"SELECT coalesce(max(number), 0) FROM {name} WHERE number > ?"  # noqa: S608
-            through[name] = max(low, int(cursor.run(asked, [low])[0][0]))
+            newest = f"SELECT coalesce(max(number), 0) FROM {name} WHERE number > ?"  # noqa: S608
+            through[name] = max(low, int(cursor.run(newest, [low])[0][0]))
         for name in REGISTERS:
             _copy(cursor, f"FROM {name} ORDER BY ALL", fresh / f"{name}.parquet")
         keys = record_columns.column_table(record_columns.POD_KEY, sorted(pods or ()))
@@ -182,8 +183,8 @@ class Archive:
         return ArchivePart(number, at_ms, low, high, rows, files, unchanged, through)
 
     def _before(self, number: int) -> dict[str, ArchivePart]:
-        """For each file of a register, the part that holds its version before part `number`; empty if a needed manifest
-        cannot be read, so that everything is written."""
+        """Return, for each file of a register, the part with its version before part `number`. The result is empty if a
+        manifest cannot be read; the part then contains every register."""
         try:
             last = self.part(number - 1)
             named = {name: self.part(source) for name, source in last.unchanged.items()}
@@ -204,29 +205,29 @@ def _copy(
 
 
 def rows_of(cursor: Cursor, files: Collection[str]) -> str:
-    """A query for the rows in the files of parts, with the columns of `received`; valid for this cursor until the next
-    call."""
+    """Return a query for the rows in the files of parts, with the columns of `received`. It is valid for this cursor
+    until the next call."""
     cursor.run("SET VARIABLE archived = ?", [list(files)])
     return statement("archived_rows", rows=parts_rows("getvariable('archived')"))
 
 
 def parts_rows(files: str) -> str:
-    """A query for the rows as the parts store them. files: SQL expression for the list of files."""
+    """Return a query for the rows as the parts store them. `files` is an SQL expression for the list of files."""
     return statement("parts_rows", files=files)
 
 
 ROWS_AT_ONCE = 50_000
-"""Rows of one transaction, unless a single outbox has more."""
+"""Approximate number of rows of one transaction. All rows of an outbox are in the same transaction."""
 _gaps = msgspec.json.Decoder(list[Gap])
 _facts = msgspec.json.Decoder(ObservedPod)
 _WHOLE = ("node", "namespace", "past", "retired")
-"""Registers that hold the present state; the others are histories."""
+"""Registers of the present state. The other registers are histories."""
 
 
 def groups(
     cursor: Cursor, archive: Archive, part: ArchivePart, marks: Mapping[Stream, int], now_ms: int
 ) -> Iterator[GroupCommit]:
-    """The rows of a part above `marks`, as one group of outboxes per transaction, with their marks."""
+    """Yield the rows of a part above `marks`, one group of outboxes per transaction, with their marks."""
     rows, last = archive.files([part.number])[0], marks_of(cursor, archive, part)
     counts = cursor.run("SELECT cluster, node, epoch, count(*) FROM read_parquet(?) GROUP BY ALL ORDER BY ALL", [rows])
     sizes = {(cluster, node, epoch): count for cluster, node, epoch, count in counts}
@@ -245,10 +246,10 @@ def groups(
 
 
 def marks_of(cursor: Cursor, archive: Archive, part: ArchivePart) -> dict[Stream, int]:
-    """For each outbox, the number up to which everything is archived."""
+    """Return, for each outbox, the number up to which everything is archived."""
     file = archive.files([part.number], "marks")[0]
-    found = cursor.run("SELECT cluster, node, epoch, seq FROM read_parquet(?)", [file])
-    return {(cluster, node, epoch): seq for cluster, node, epoch, seq in found}
+    rows = cursor.run("SELECT cluster, node, epoch, seq FROM read_parquet(?)", [file])
+    return {(cluster, node, epoch): seq for cluster, node, epoch, seq in rows}
 
 
 def _group(
@@ -279,19 +280,19 @@ def _group(
     sections: list[Section] = []
     for (cluster, node, epoch, _), members in groupby(rows, key=lambda row: row[:4]):
         stream = (cluster, node, epoch)
-        kept = [row for row in members if row[5] > marks.get(stream, 0)]
-        if kept:
-            sections.append(Section(stream, list(map(_row, kept)), [row[4] for row in kept]))
+        new = [row for row in members if row[5] > marks.get(stream, 0)]
+        if new:
+            sections.append(Section(stream, list(map(_interval, new)), [row[4] for row in new]))
     group.incoming = Incoming(sections) if sections else None
     group.advanced = {stream: last[stream] for stream in streams}
     return group
 
 
-def _row(found: Row) -> UsageInterval:
-    """The interval as it was sent, as far as the ledger stores it."""
-    (seq, start, end, uuid, model, profile, gi, ci, compute, compute_of, memory, memory_of) = found[5:17]
-    (kind, uid, namespace, name, container, sharing, replicas, health, method) = found[17:26]
-    (capacity, allocated, busy, sm, tensor, gaps, held_memory, energy, blind, memory_blind) = found[26:36]
+def _interval(row: Row) -> UsageInterval:
+    """Return the interval of an archived row with those fields that the ledger stores."""
+    (seq, start, end, uuid, model, profile, gi, ci, compute, compute_of, memory, memory_of) = row[5:17]
+    (kind, uid, namespace, name, container, sharing, replicas, health, method) = row[17:26]
+    (capacity, allocated, busy, sm, tensor, gaps, held_memory, energy, blind, memory_blind) = row[26:36]
     return UsageInterval(
         seq=seq,
         start_ms=start,
@@ -315,8 +316,8 @@ def _row(found: Row) -> UsageInterval:
 
 
 def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart, *, behind: bool) -> None:
-    """Replays a part of the archive, except its rows. behind: the ledger lacks records of the part, so the part's
-    registers are newer and replace the ledger's."""
+    """Replay a part of the archive, except its rows. `behind` means that the ledger lacks records of the part, so that
+    the part's registers are newer and replace the ledger's."""
     files = archive.tables(part)
     named = "JOIN stream s ON s.cluster = p.cluster AND s.node = p.node AND s.epoch = p.epoch"
     for table, key, values in (
@@ -354,8 +355,8 @@ def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart, *, behind: bo
 
 
 def _take_numbered(cursor: Cursor, table: str, file: str, key: str, *, numbered: bool) -> None:
-    """Adds the rows of a register whose `key` is not in the ledger. numbered: whether the rows have numbers; rows of
-    earlier releases have none and get the numbers after the last one."""
+    """Add the rows of a register whose `key` is not in the ledger. Rows of earlier releases are not `numbered` and get
+    the numbers after the last one."""
     new = f"FROM read_parquet($file) WHERE ({key}) NOT IN (SELECT ({key}) FROM {table})"  # noqa: S608
     if not numbered:
         after = f"(SELECT coalesce(max(number), 0) FROM {table})"  # noqa: S608
@@ -364,9 +365,9 @@ def _take_numbered(cursor: Cursor, table: str, file: str, key: str, *, numbered:
 
 
 def _take_pods(cursor: Cursor, file: str) -> None:
-    found = cursor.run("SELECT source, cluster, content FROM read_parquet(?) WHERE source != 'label'", [file])
-    of_nodes = [(cluster, _fact(content)) for source, cluster, content in found if source == "node"]
-    of_cluster = [(cluster, _fact(content)) for source, cluster, content in found if source == "cluster"]
+    rows = cursor.run("SELECT source, cluster, content FROM read_parquet(?) WHERE source != 'label'", [file])
+    of_nodes = [(cluster, _facts.decode(content)) for source, cluster, content in rows if source == "node"]
+    of_cluster = [(cluster, _facts.decode(content)) for source, cluster, content in rows if source == "cluster"]
     write_pods(cursor, of_nodes)
     write_pods(cursor, of_cluster, "pod_seen")
     cursor.rows("name_pods")
@@ -375,7 +376,3 @@ def _take_pods(cursor: Cursor, file: str) -> None:
         "WHERE source = 'label' EXCEPT FROM pod_label",
         [file],
     )
-
-
-def _fact(content: str) -> ObservedPod:
-    return _facts.decode(content)

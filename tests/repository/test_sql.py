@@ -19,7 +19,7 @@ OWN = {
     "accountant/storage/duckdb_engine.py": {
         "'enable' if wanted else 'disable'",
         "DUPLICATE",
-        "asked",
+        "sums",
         "literal",
         "name",
         "source",
