@@ -338,7 +338,5 @@ def _lock(path: Path) -> IO[bytes]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
-        raise LedgerLocked(
-            f"{path}: another process has this ledger open; only one may"
-        ) from error
+        raise LedgerLocked(f"{path}: another process has this ledger open; only one may") from error
     return lock

@@ -30,16 +30,17 @@ class TaggedSpan:
 
 
 Bucket = tuple[int, int, int]
+"""(tag, gpu, start_ms) of a whole day, hour or quarter-hour."""
 _NO_DAY = (2**62, 2**62)
 
 
 @dataclass(slots=True)
 class SpanPlan:
-    """How a query reads its spans.
+    """The parts of a query's spans by the way in which they are read.
 
-    days: (tag, gpu, start) of days with sums.
-    hours, quarters: (tag, gpu, bucket start) of folded hours.
-    raw_hours, raw_quarters: the same of hours without sums, whose rows are read.
+    days: days with sums.
+    hours, quarters: whole hours and quarter-hours with sums.
+    raw_hours, raw_quarters: whole hours and quarter-hours of hours without sums.
     edges: spans inside one quarter-hour."""
 
     days: list[Bucket] = field(default_factory=list)
@@ -53,12 +54,11 @@ class SpanPlan:
 def plan_spans(
     spans: Iterable[TaggedSpan], unfolded: Collection[int], kept: Sequence[tuple[int, int]] = ()
 ) -> SpanPlan:
-    """Splits each span into days with sums, whole hours, whole quarter-hours and the shorter remainders at
-    both ends, which together equal the span.
+    """Split each span into days with sums, whole hours, whole quarter-hours, and shorter parts at both ends.
 
     unfolded: starts of hours without sums.
     kept: days with sums, ascending."""
-    found = SpanPlan()
+    plan = SpanPlan()
     starts = [start for start, _ in kept]
     for span in spans:
         at = span.start_ms
@@ -68,29 +68,29 @@ def plan_spans(
                 following += 1
             day = kept[following] if following < len(starts) else _NO_DAY
             if day[0] == at and day[1] <= span.end_ms:
-                found.days.append((span.tag, span.gpu, at))
+                plan.days.append((span.tag, span.gpu, at))
                 at = day[1]
             # A day may begin inside an hour.
             elif at % MS_PER_HOUR == 0 and at + MS_PER_HOUR <= span.end_ms and not at < day[0] < at + MS_PER_HOUR:
-                (found.raw_hours if at in unfolded else found.hours).append((span.tag, span.gpu, at))
+                (plan.raw_hours if at in unfolded else plan.hours).append((span.tag, span.gpu, at))
                 at += MS_PER_HOUR
             elif at % BUCKET_MS == 0 and at + BUCKET_MS <= span.end_ms:
                 raw = at - at % MS_PER_HOUR in unfolded
-                (found.raw_quarters if raw else found.quarters).append((span.tag, span.gpu, at))
+                (plan.raw_quarters if raw else plan.quarters).append((span.tag, span.gpu, at))
                 at += BUCKET_MS
             else:
                 end = min(span.end_ms, next_quarter(at))
-                found.edges.append(TaggedSpan(span.tag, at, end, span.gpu))
+                plan.edges.append(TaggedSpan(span.tag, at, end, span.gpu))
                 at = end
-    return found
+    return plan
 
 
 S = TypeVar("S", bound=TaggedSpan)
 
 
 def near(spans: Iterable[S], most: int = 4) -> list[list[S]]:
-    """Groups spans that are close together, so that each group covers a short range of time; one group if there would
-    be more than `most`."""
+    """Group spans that are close together, so that each group covers a short range of time. Returns one group if there
+    would be more than `most`."""
     ordered = sorted(spans, key=lambda span: span.start_ms)
     groups: list[list[S]] = []
     for span in ordered:
@@ -102,12 +102,12 @@ def near(spans: Iterable[S], most: int = 4) -> list[list[S]]:
 
 
 def next_quarter(at_ms: int) -> int:
-    """The first quarter-hour boundary after an instant."""
+    """Return the first quarter-hour boundary after an instant."""
     return at_ms - at_ms % BUCKET_MS + BUCKET_MS
 
 
 def quarters(start_ms: int, end_ms: int) -> list[tuple[int, int]]:
-    """The span, split at quarter-hours."""
+    """Return the span, split at quarter-hours."""
     first, last = next_quarter(start_ms), end_ms - end_ms % BUCKET_MS
     if end_ms <= first:
         return [(start_ms, end_ms)] if start_ms < end_ms else []
@@ -131,7 +131,7 @@ class LocalHour:
 
 @lru_cache(maxsize=16)
 def local_hours(start_ms: int, end_ms: int, zone: ZoneInfo) -> tuple[LocalHour, ...]:
-    """The span, split where the local day or hour changes. Time zones differ by multiples of a quarter-hour."""
+    """Return the span, split where the local day or hour changes. Time zones differ by multiples of a quarter-hour."""
     starts: list[tuple[int, str]] = []
     for begin, _ in quarters(start_ms, end_ms):
         local = (_EPOCH + timedelta(milliseconds=begin)).astimezone(zone)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from accountant.core.claim_overlap import intersect, subtract, union
-from accountant.core.gpu_time_accounts import AccountVector, add, part
-from accountant.core.window_decay import age_weight, age_weights, combine, factor
+from accountant.core.gpu_time_accounts import AccountVector, add, figures, merged, part
+from accountant.core.window_decay import age_weight, age_weights, combine, factor, term
 from gputally.base.units import BUCKET_MS
 
 
@@ -49,7 +50,8 @@ def test_span_arithmetic_is_arithmetic_of_instants(left: list[tuple[int, int]], 
     assert all(x[1] < y[0] for x, y in pairwise(a))
 
 
-ROW = st.lists(st.integers(0, 10**6), min_size=len(AccountVector._fields), max_size=len(AccountVector._fields))
+WIDTH = len(AccountVector._fields)
+ROW = st.lists(st.integers(0, 10**6), min_size=WIDTH, max_size=WIDTH)
 
 
 @given(rows=st.lists(ROW, min_size=1, max_size=5), span=st.integers(1, 5000), cuts=st.sets(st.integers(0, 5000)))
@@ -65,3 +67,22 @@ def test_parts_of_a_set_are_never_negative_and_add_up(rows: list[list[int]], spa
         assert all(value >= 0 for cells in piece for value in cells)
         assert sum(cells.capacity_us for cells in piece) == capacity // span * (b - a)
     assert [add(row) for row in zip(*pieces, strict=True)] == whole
+
+
+FIGURE = st.one_of(st.just(0), st.integers(0, BUCKET_MS * 200))
+
+
+@given(st.lists(st.lists(FIGURE, min_size=WIDTH, max_size=WIDTH), min_size=1, max_size=20), st.floats(0, 2))
+def test_figures_of_many_rows_are_those_of_each(rows: list[list[int]], weight: float) -> None:
+    found = figures(np.array(rows, dtype=np.int64), [weight] * len(rows))
+    for row, values in zip(rows, found.tolist(), strict=True):
+        cells = AccountVector(*row)
+        decaying = (cells.allocated_us, cells.busy_us, cells.energy_uj, cells.down_us)
+        plain = (cells.allocated_us, cells.unheld_us, cells.down_us, cells.unknown_us, cells.energy_blind_us)
+        assert values == [*(term(value, weight) for value in decaying), *plain]
+
+
+def test_sums_go_by_equal_keys() -> None:
+    keys = np.array([[1, 7], [2, 7], [1, 7]], dtype=np.int64)
+    distinct, sums = merged(keys, np.array([[1, 10], [2, 20], [3, 30]], dtype=np.int64))
+    assert (distinct.tolist(), sums.tolist()) == ([[1, 7], [2, 7]], [[4, 40], [2, 20]])

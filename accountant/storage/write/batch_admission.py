@@ -51,17 +51,12 @@ LARGEST_SEQ = 2**53
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
-    """Numbers between the mark and the batch are missing and may still arrive."""
+class BatchRecords:
+    """The records of a batch, compared with the mark of its outbox.
 
-
-@dataclass(frozen=True, slots=True)
-class BatchCounts:
-    """The records of a batch.
-
-    fresh_intervals, fresh_facts, fresh_skipped: above the mark.
-    replayed: at or below the mark.
-    lost: first and last number of records that will never arrive.
+    fresh_intervals, fresh_facts, fresh_skipped: records above the mark.
+    replayed: records at or below the mark.
+    lost: the first and last number of records that will never arrive.
     durable_seq: the mark after this batch."""
 
     fresh_intervals: tuple[UsageInterval, ...]
@@ -72,20 +67,20 @@ class BatchCounts:
     durable_seq: int
 
 
-def admit(batch: Batch, durable_seq: int) -> BatchCounts | Gap:
-    """Compare a batch with the outbox's mark. Raises BadBatch unless its records are numbered from first_seq on without
-    a gap."""
+def admit(batch: Batch, durable_seq: int) -> BatchRecords | None:
+    """Compare a batch with the outbox's mark. Returns None if numbers between the mark and the batch are missing and
+    may still arrive. Raises BadBatch unless the records are numbered from first_seq on without a gap."""
     count = _numbering(batch)
     lost = None
     if batch.first_seq > durable_seq + 1:
         if batch.first_seq != batch.oldest_seq:
-            return Gap()
+            return None
         lost = (durable_seq + 1, batch.first_seq - 1)
         durable_seq = batch.first_seq - 1
     last = batch.first_seq + count - 1
     if batch.first_seq == durable_seq + 1:
-        return BatchCounts(batch.intervals, batch.facts, batch.skipped, (), lost, max(last, durable_seq))
-    return BatchCounts(
+        return BatchRecords(batch.intervals, batch.facts, batch.skipped, (), lost, max(last, durable_seq))
+    return BatchRecords(
         fresh_intervals=tuple(row for row in batch.intervals if row.seq > durable_seq),
         fresh_facts=tuple(fact for fact in batch.facts if fact.seq > durable_seq),
         fresh_skipped=tuple(skip for skip in batch.skipped if skip.seq > durable_seq),
@@ -366,19 +361,21 @@ class GroupCommit:
     def take(self, batch: Batch) -> IntervalCounts:
         """Add a batch. If this raises SequenceGap or BadBatch, the group is unchanged."""
         stream = (batch.cluster, batch.node, batch.epoch)
-        intake = admit(batch, self.durable(stream))
-        if isinstance(intake, Gap):
+        records = admit(batch, self.durable(stream))
+        if records is None:
             raise SequenceGap(Ack(epoch=batch.epoch, durable_seq=self.durable(stream), checkpointed_seq=0))
-        duplicates, contradicting = self._replays(stream, intake.replayed)
-        if intake.lost is not None and not is_import(batch.epoch):  # numbers of an import are times, so gaps are normal
-            self.holes.append((stream, *intake.lost, "lost"))
-        self.holes += [(stream, skip.seq, skip.seq, skip.reason) for skip in intake.fresh_skipped]
-        for fact in intake.fresh_facts:
+        duplicates, contradicting = self._replays(stream, records.replayed)
+        if records.lost is not None and not is_import(
+            batch.epoch
+        ):  # numbers of an import are times, so gaps are normal
+            self.holes.append((stream, *records.lost, "lost"))
+        self.holes += [(stream, skip.seq, skip.seq, skip.reason) for skip in records.fresh_skipped]
+        for fact in records.fresh_facts:
             self._take_fact(stream, fact)
-        self.advanced[stream] = intake.durable_seq
-        tally = IntervalCounts(len(intake.fresh_intervals), duplicates, contradicting)
-        if intake.fresh_intervals:
-            self.sections.append(Section(stream, intake.fresh_intervals))
+        self.advanced[stream] = records.durable_seq
+        tally = IntervalCounts(len(records.fresh_intervals), duplicates, contradicting)
+        if records.fresh_intervals:
+            self.sections.append(Section(stream, records.fresh_intervals))
             self._tallies.append(tally)
         return tally
 

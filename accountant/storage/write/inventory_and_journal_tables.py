@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -17,7 +17,7 @@ from msgspec import structs
 from accountant.core.periods import Timeline
 from accountant.ledger.journal import FIRST_DIGEST, Act, ActKind, BooksMoved, NewAct, numbered
 from accountant.ledger.protocols import MOST_EPOCHS, EpochReport, Facts, JobKey, NamespaceFacts, NodeFacts
-from accountant.storage.duckdb_engine import Cursor
+from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import Fleet, NodeKey, blank
 from accountant.storage.write import record_columns
 from accountant.storage.write.interval_writer import write_pods
@@ -26,8 +26,6 @@ from accountant.wire.policy_models import Decision, PolicyVersion
 
 Key = tuple[str, str]
 """(cluster, name)."""
-Histories = Mapping[Key, Timeline[NodeFacts]]
-Charged = Mapping[Key, Timeline[NamespaceFacts]]
 T = TypeVar("T", bound=NodeFacts | NamespaceFacts)
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -56,24 +54,12 @@ def read_namespaces(cursor: Cursor) -> tuple[dict[Key, NamespaceFacts], dict[Key
     return spaces, _histories(cursor, "namespace", _namespace, spaces)
 
 
-def write_nodes(cursor: Cursor, nodes: Iterable[NodeFacts], histories: Histories) -> None:
-    _write(cursor, "set_nodes", nodes)
-    _write_past(cursor, "node", histories)
-
-
-def write_namespaces(cursor: Cursor, spaces: Iterable[NamespaceFacts], histories: Charged) -> None:
-    _write(cursor, "set_namespaces", spaces)
-    _write_past(cursor, "namespace", histories)
-
-
-def _write(cursor: Cursor, statement: str, facts: Iterable[NodeFacts | NamespaceFacts]) -> None:
-    rows = [(fact.cluster, fact.name, _text(fact)) for fact in facts]
-    if rows:
-        cursor.rows(statement, incoming=record_columns.column_table(_KEYED, rows))
-
-
-def _write_past(cursor: Cursor, kind: str, histories: Mapping[Key, Timeline[T]]) -> None:
-    """Replace the stored history of these nodes or namespaces."""
+def _write(
+    cursor: Cursor, kind: Literal["node", "namespace"], facts: Iterable[T], histories: Mapping[Key, Timeline[T]]
+) -> None:
+    """Store the present facts of nodes or namespaces, and replace the stored histories of those that have one."""
+    rows: list[tuple[object, ...]] = [(fact.cluster, fact.name, _text(fact)) for fact in facts]
+    cursor.run(statement("set_facts", table=kind), incoming=record_columns.column_table(_KEYED, rows))
     if not histories:
         return
     cursor.rows("drop_past", incoming=record_columns.column_table(_WHOSE, [(kind, *key) for key in histories]))
@@ -232,9 +218,9 @@ def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int, closed_
         since = now_ms if then.latest.team or then.latest.label else 0
         charged[key] = then.changed(space, max(since if space.since_ms is None else space.since_ms, closed_ms))
     if changed:
-        write_nodes(cursor, changed.values(), placed)
+        _write(cursor, "node", changed.values(), placed)
     if renamed:
-        write_namespaces(cursor, renamed.values(), charged)
+        _write(cursor, "namespace", renamed.values(), charged)
     if facts.pods:
         # An observation dated in the future would override every later one.
         write_pods(

@@ -107,13 +107,9 @@ class Dictionary(_WriterCache[Name, int]):
         match = " AND ".join(f"t.{c} = w.{c}" for c in self._columns)
         columns = ", ".join(f"t.{c}" for c in self._columns)
         sql = f"SELECT t.id, {columns} FROM {self._table} t JOIN incoming w ON {match}"  # noqa: S608
-        found = {row[1:]: row[0] for row in cursor.run(sql, incoming=self._arrow(dict.fromkeys(names, 0)))}
+        incoming = record_columns.column_table(self._schema, [(0, *name) for name in names])
+        found = {row[1:]: row[0] for row in cursor.run(sql, incoming=incoming)}
         return {name: found[name] for name in names if name in found}
-
-    def _arrow(self, names: dict[Name, int]) -> pa.Table:
-        columns: list[list[str | int]] = [list(names.values())]
-        columns += [list(column) for column in zip(*names, strict=True)]
-        return pa.table(dict(zip(self._schema.names, columns, strict=True)), schema=self._schema)
 
 
 class PodQueues(_WriterCache[PodKey, str]):
