@@ -1,4 +1,4 @@
-"""A ledger of some busy hours, booked in whatever order, and its prices."""
+"""A ledger of some busy hours, booked in random order, and its prices."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ROWS = st.lists(
 
 @contextmanager
 def busy_ledger(rows: list[tuple[int, int, int, int, bool]], order: random.Random) -> Iterator[DuckLedger]:
-    """These ROWS, with pods of several teams, a node that was down, and policies and labels that changed meanwhile."""
+    """A ledger with these ROWS, pods of several teams, a node that was down, and policies and labels that changed."""
     with (
         TemporaryDirectory() as folder,
         closing(open_ledger(fresh(Path(folder) / "ledger.duckdb"), VirtualClock(HAND.now_ms))) as ledger,

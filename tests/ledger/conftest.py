@@ -1,4 +1,4 @@
-"""A ledger on a virtual clock, and sets made by hand."""
+"""A ledger on a virtual clock, and a builder of records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOW_MS = START_MS + 60 * MINUTE
 
 @dataclass
 class Hand:
-    """Makes rows and batches with sensible defaults. Times are minutes after `start_ms`."""
+    """Builds rows, facts and batches with defaults. Times are minutes after `start_ms`."""
 
     start_ms: int = START_MS
     now_ms: int = NOW_MS

@@ -1,4 +1,4 @@
-"""Two replicas of the accountant with volumes of their own, which lead in turns."""
+"""Two replicas of the accountant with separate volumes, which lead in turns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START_MS = 1_790_812_800_000
 def two_replicas(
     folder: Path, archive: Path | str, backups: Path | str, object_storage: ObjectStorage | None = None
 ) -> tuple[Settings, Settings]:
-    """Settings of two with data folders of their own, one archive and one place for backups."""
+    """Settings of two replicas with separate data folders, and a common archive and backup folder."""
 
     def of(name: str) -> Settings:
         (folder / name).mkdir()
@@ -39,7 +39,7 @@ def two_replicas(
 
 
 def deliver(ledger: DuckLedger, quarters: int, clock: VirtualClock) -> Outbox:
-    """The same records each time: what an agent sends again."""
+    """The records that an agent sends, and sends again."""
     sender = Outbox("n1", START_MS, made=quarters)
     rows = tuple(sender._row(seq) for seq in range(1, sender.last + 1))
     batch = Batch(cluster="c", node="n1", boot_id="b", epoch=sender.epoch, first_seq=1, oldest_seq=1, intervals=rows)
@@ -59,7 +59,7 @@ def opened(settings: Settings, clock: VirtualClock) -> DuckLedger:
 
 
 def leaders_take_turns(replicas: tuple[Settings, Settings], clock: VirtualClock) -> None:
-    """Each dies without a word: what it had not archived, agents send again."""
+    """Each replica is killed. Agents send the records again that it had not archived."""
     months = [f"2026-{month:02d}" for month in range(1, 7)]
     for turn, month in enumerate(months):
         mine = replicas[turn % 2]

@@ -1,4 +1,4 @@
-"""What leaves the volume comes back as it was: copies, the archive, and rows of long ago."""
+"""Copies, the archive and old rows in the archive restore the ledger exactly."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def archive(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["folder", "object store"])
 def store(archive: Path, tmp_path: Path, request: pytest.FixtureRequest) -> FileStore:
-    """The archive. "object store": the engine reads and writes it as it does one, though its files are on this disk."""
+    """The archive, in a folder or as an object store whose files are on this disk."""
     if request.param == "folder":
         return in_folder(archive)
     files = PyFileSystem(FSSpecHandler(LocalFileSystem(auto_mkdir=True)))
@@ -43,7 +43,7 @@ def store(archive: Path, tmp_path: Path, request: pytest.FixtureRequest) -> File
 
 @pytest.fixture
 def make(path: Path, store: FileStore) -> Iterator[Callable[..., DuckLedger]]:
-    """Opens ledgers on the one archive; closes them all."""
+    """Opens ledgers on the same archive, and closes them after the test."""
     opened: list[DuckLedger] = []
 
     def ledger(place: Path = path) -> DuckLedger:
@@ -120,7 +120,7 @@ def test_a_copy_and_later_parts_and_what_agents_still_have_give_the_truth(
 def test_a_part_that_was_written_and_not_entered_is_taken_over(
     make: Callable[..., DuckLedger], hand: Hand, path: Path, tmp_path: Path
 ) -> None:
-    """Killed between the two: the file as it was before the part, the part beside it."""
+    """The accountant was killed between the two steps: the archive has a part that the ledger has not recorded."""
     ledger = filled(make(), hand)
     before = tmp_path / "before.duckdb"
     ledger.copy_to(before)
@@ -186,7 +186,9 @@ def test_a_damaged_or_missing_part_is_not_taken_over(
     ledger.append([hand.batch(hand.row(36, 45, 46))], NOW_MS)
     ledger.archive(NOW_MS)
     (archive / "part-00000002" / "rows.parquet").write_bytes(b"PAR1")
-    with pytest.raises(LedgerDamaged, match=r"part-00000002/rows\.parquet: the file is missing, or its SHA-256 differs"):
+    with pytest.raises(
+        LedgerDamaged, match=r"part-00000002/rows\.parquet: the file is missing, or its"
+    ):
         make(tmp_path / "a.duckdb")
     shutil.rmtree(archive / "part-00000001")
     with pytest.raises(LedgerDamaged, match="part 1 is missing: restore its folder"):
@@ -270,7 +272,7 @@ def test_a_part_holds_of_registers_only_what_is_new_since_the_part_before(
 def test_what_came_while_a_part_was_lost_on_its_way_into_the_ledger_is_in_the_next(
     make: Callable[..., DuckLedger], hand: Hand, path: Path, archive: Path, tmp_path: Path
 ) -> None:
-    """Killed after the part was written, before it was entered; decisions had come meanwhile."""
+    """The accountant was killed after it wrote the part and before it recorded it. New decisions arrived meanwhile."""
     ledger = filled(make(), hand)
     ledger.record_decisions([decision(1), decision(2)], NOW_MS)
     before = tmp_path / "before.duckdb"
@@ -300,14 +302,16 @@ def test_a_register_of_an_earlier_part_that_is_damaged_is_not_taken_over(
     ledger.append([hand.batch(hand.row(36, 45, 46))], NOW_MS)
     ledger.archive(NOW_MS)
     (archive / "part-00000001" / "node.parquet").write_bytes(b"PAR1")
-    with pytest.raises(LedgerDamaged, match=r"part-00000001/node\.parquet: the file is missing, or its SHA-256 differs"):
+    with pytest.raises(
+        LedgerDamaged, match=r"part-00000001/node\.parquet: the file is missing, or its"
+    ):
         make(copy)
 
 
 def test_parts_of_an_earlier_release_with_whole_registers_are_taken_over(
     make: Callable[..., DuckLedger], hand: Hand, archive: Path, tmp_path: Path
 ) -> None:
-    """Such parts have every register whole in each part, and neither numbers nor names of other parts."""
+    """Such parts contain every register in full, and neither numbers of rows nor references to other parts."""
     ledger = filled(make(), hand)
     key = JobKey("prod", "vision", "Job/train")
     ledger.record_decisions([decision(1), decision(2)], NOW_MS)
@@ -336,7 +340,7 @@ def test_parts_of_an_earlier_release_with_whole_registers_are_taken_over(
 def test_what_was_healed_stays_healed_after_a_restore(
     make: Callable[..., DuckLedger], hand: Hand, path: Path, store: FileStore, tmp_path: Path, copied: bool
 ) -> None:
-    """A clock was two days ahead for a while, what it dated reached the archive, and an admin healed it."""
+    """A clock was two days ahead, its records reached the archive, and an administrator corrected them."""
     ahead_ms = NOW_MS + 2 * MS_PER_DAY
     minutes = (ahead_ms - START_MS) // MINUTE
     ledger = filled(make(), hand)

@@ -1,4 +1,4 @@
-"""Whose time it was, what was down, what is missing."""
+"""Usage by queue and team, down time, and unmetered time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start-up and borrowed time of a long span: worked out in parts, never more than so much in memory, and the same."""
+"""Start-up and borrowed time of a long span are computed in parts of limited size, with the same result."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CountingCursor(Cursor):
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CountingCursor, State]]:
-    """Every GPU shared by two pods of a gang for three hours, then by two others; all start late, some borrow."""
+    """Two pods of a gang share each GPU for three hours, then two others. All start late, and some borrow time."""
     place, hand, end = tmp_path_factory.mktemp("bounded") / "ledger.duckdb", Hand(), START_MS + HOURS * MS_PER_HOUR
     ledger = open_ledger(place, VirtualClock(end))
     rows, pods, seq = [], {}, 0

@@ -1,4 +1,4 @@
-"""GET /v1/usage in depth: the sorts of idle time, guarantees nobody used, and place by zone and machine."""
+"""The breakdown of GET /v1/usage: causes of idle time, unused guarantees, zones and instance types."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ POLICY = Policy.model_validate(
 
 @pytest.fixture
 def filled(ledger: DuckLedger, hand: Any) -> DuckLedger:
-    """Ten minutes of two GPUs: vision's pod starts for two and a half and idles on; the other GPU is free."""
+    """Ten minutes of two GPUs: vision's pod starts for 2.5 minutes and is idle afterwards, and the other GPU is
+    free."""
     rows = [hand.row(i + 1, i, i + 1, holder=Holder(kind="pod", uid="pod-1"), busy_us=0) for i in range(10)]
     rows += [hand.row(i + 11, i, i + 1, "gpu-2", holder=None) for i in range(10)]
     fact = hand.fact(21, "pod-1", queue_ref="kai:vision", created_ms=hand.start_ms, started_ms=hand.start_ms + 150_000)
@@ -51,7 +52,7 @@ def test_the_sorts_of_idle_time_add_up(filled: DuckLedger, hand: Any) -> None:
 
 
 def test_a_guarantee_reserves_what_was_free_for_whom_it_was(filled: DuckLedger, hand: Any) -> None:
-    """Half a GPU of vision's and speech's whole one were unused; one GPU was free for both: a third and two."""
+    """Vision has 0.5 GPU unused and speech 1 GPU. The one free GPU is divided among them: a third and two thirds."""
     found = ask(filled, hand, "queue")
     assert {key[0]: line.reserved_unused_us for key, line in found.items()} == {
         "__idle__": 0, "speech": 400_000_000, "vision": 200_000_000,

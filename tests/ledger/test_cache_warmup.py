@@ -1,4 +1,4 @@
-"""After a start the policy's window is asked for once: the next one who asks needs no table."""
+"""After a start the accountant queries the policy's window once, so that later queries are answered from the cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.ledger.conftest import NOW_MS, START_MS, Hand
 
 
 class Counting(DuckLedger):
-    """Counts how often tables were needed."""
+    """Counts the snapshots that were opened."""
 
     read = 0
 
@@ -31,7 +31,7 @@ class Counting(DuckLedger):
 
 @pytest.fixture
 def counting(path: Path, clock: VirtualClock, hand: Hand) -> Iterator[Counting]:
-    """An hour of minutes, and a policy that decays; opened anew, so that nothing is remembered."""
+    """An hour of one-minute rows and a policy with a half-life, in a ledger with an empty cache."""
     ledger = Counting(path, clock)
     ledger.append([hand.batch(*(hand.row(i + 1, i, i + 1) for i in range(58)))], NOW_MS)
     spec = WindowSpec(size=3_600, half_life=1_800)

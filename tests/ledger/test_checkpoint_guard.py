@@ -1,4 +1,4 @@
-"""A process killed in the middle of a checkpoint: blocks that were written over in place are put back."""
+"""After a process is killed during a checkpoint, the blocks that it overwrote in place are restored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def booked(ledger: DuckLedger, hand: Any, seq: int) -> None:
 
 @pytest.fixture
 def cut_short(path: Path, clock: Any, hand: Any) -> list[tuple[bytes, bytes, bytes, bytes]]:
-    """Several times: file and log before a checkpoint, what was kept, and the file after it."""
+    """Several checkpoints: file and log before each, the saved blocks, and the file after it."""
     found = []
     ledger = open_ledger(path, clock)
     for number in range(ROUNDS):
@@ -40,7 +40,7 @@ def cut_short(path: Path, clock: Any, hand: Any) -> list[tuple[bytes, bytes, byt
 def test_every_block_that_matters_is_kept_and_put_back(
     cut_short: list[tuple[bytes, bytes, bytes, bytes]], path: Path, clock: Any, hand: Any
 ) -> None:
-    """The worst: whatever the checkpoint wrote, in place or into free blocks, is half written, but for the header."""
+    """The worst case: every block that the checkpoint wrote is incomplete, and the header is unchanged."""
     refused = 0
     for number, (before, log, kept, after) in enumerate(cut_short):
         half = BLOCK // 2

@@ -25,11 +25,11 @@ from agent.wire import Skipped
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR
 from tests.ledger.conftest import NOW_MS, START_MS, Hand
-from tests.ledger.kept_ledgers import KEPT, SCHEMAS
+from tests.ledger.earlier_schemas import KEPT, SCHEMAS
 
 
 def figures(line: UsageLine) -> list[int]:
-    """What a line has had from the first schema on."""
+    """The fields of a usage line that the first schema already had."""
     of = line.accounts_gpu_us
     accounts = (of.busy, of.allocated_idle, of.allocated_unknown, of.unallocated, of.unmetered, of.down)
     memory = line.memory_mib_s or 0  # the kept files were told an unknown memory as 0
@@ -37,7 +37,7 @@ def figures(line: UsageLine) -> list[int]:
 
 
 def told(ledger: DuckLedger) -> Mapping[str, Any]:
-    """What people and schedulers are told of a ledger, as JSON."""
+    """The answers of a ledger to people and schedulers, as JSON."""
     span = (START_MS, START_MS + 3 * MS_PER_HOUR)
     spec = WindowSpec(size=10_800, half_life=3_600)
     window = ledger.window(spec, span[1], "allocated", 0.98)
@@ -56,7 +56,7 @@ def told(ledger: DuckLedger) -> Mapping[str, Any]:
 
 
 def write(place: Path, hand: Hand) -> None:
-    """A small ledger in which every table has something."""
+    """A small ledger with rows in every table."""
     ledger = open_ledger(place, VirtualClock(NOW_MS), archive=in_folder(place.parent / "archive"))
     queue = QueuePolicy(name="left", team="red", refs=("kai:left",))
     ledger.put_policy(Policy(queues=(queue,)), START_MS, "ann")

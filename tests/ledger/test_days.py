@@ -1,4 +1,4 @@
-"""Sums of local days say what the rows say: whatever came late, whichever zone it was, however a span lies."""
+"""Sums of local days equal the rows, for late records, every time zone and every span."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ BYS: tuple[tuple[Dimension, ...], ...] = ((), ("pod",), ("gpu", "day"), ("namesp
 def test_sums_of_days_are_sums_of_rows(
     quarters: list[int], zones: list[str], order: random.Random, edges: tuple[int, int], whole: bool
 ) -> None:
-    """Against a ledger that never sums anything; in parts, out of order, over changes of the zone."""
+    """Compares with a ledger without sums, for records in random order and changes of the time zone."""
     low, high = (FIRST_MS + edge * BUCKET_MS // 4 for edge in sorted(edges))
     with TemporaryDirectory() as folder:
         straight, summed = Path(folder) / "straight.duckdb", Path(folder) / "summed.duckdb"

@@ -38,7 +38,7 @@ def of_day(day: int) -> Decision:
 
 
 def test_a_lookup_of_known_decisions_reads_no_others_than_those_of_its_instants(path: Path) -> None:
-    """The engine's own count of the rows that the table gave: most row groups are never read."""
+    """The engine's count of the rows that it read from the table. It skips most row groups."""
     ledger = DuckLedger(path, VirtualClock(NOW_MS))
     with ledger._transaction() as cursor:
         cursor.run(

@@ -1,4 +1,4 @@
-"""Devices summed by what a question sees of them: the same figures as of each GPU, added up."""
+"""Sums by kind of device equal the added sums of single GPUs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ downs = st.lists(st.tuples(st.sampled_from(NODES), st.integers(0, 50), st.intege
 
 
 def booked(path: Any, hand: Any, told: Any, down: Any, moved: bool) -> DuckLedger:
-    """GPUs that stand on nodes for ten minutes at a time, some held; nodes of pools, one that changed its own."""
+    """GPUs that are on nodes for ten minutes at a time, some of them held. The nodes have pools, and one node changes
+    its pool."""
     ledger = open_ledger(fresh(path), VirtualClock(hand.now_ms))
     for number, (gpu, node, model, when, held) in enumerate(told):
         row = {"gpu_model": model} if held else {"gpu_model": model, "holder": None}

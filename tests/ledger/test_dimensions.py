@@ -1,4 +1,4 @@
-"""Which container, whose, in which cluster: dimensions that the ledger knows beside team and job."""
+"""Usage by container, user and cluster."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_users_name_is_taken_from_the_first_key_that_has_one() -> None:
 
 
 def test_a_users_name_alone_says_nothing_of_the_team(hand: Any) -> None:
-    """Else it would be the pod's first word on its labels, before the one that the namespace lets count."""
+    """Otherwise its labels would be the earliest of the pod, and would determine the team."""
     named = hand.fact(1, labels={"gputally.dev/user": "ann"}, created_ms=hand.start_ms)
     assert not labels_count(named)
     assert labels_count(hand.fact(1, labels={"team": "x"}, created_ms=hand.start_ms))

@@ -1,4 +1,4 @@
-"""The ledger's file: one owner, what a crash leaves behind, copies, migrations."""
+"""The ledger's file: its lock, recovery after a crash, copies and migrations."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a ledger whose owner was killed after five commits: they stand in the write-ahead log alone."""
+    """The folder of a ledger whose process was killed after five commits, which are only in the write-ahead log."""
     folder = tmp_path_factory.mktemp("left")
     with owner(folder / "ledger.duckdb") as process:
         process.send_signal(signal.SIGKILL)
@@ -55,14 +55,14 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def killed(left: Path, path: Path) -> Path:
-    """A copy of it, to the byte."""
+    """A copy of the folder."""
     shutil.copytree(left, path.parent, dirs_exist_ok=True)
     return path
 
 
 @contextmanager
 def owner(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that has the ledger open, with its five commits made, until its input ends."""
+    """A process that has made five commits and keeps the ledger open until its input ends."""
     script = OWNER.format(now=NOW_MS, start=START_MS)
     with subprocess.Popen(
         [sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -145,7 +145,7 @@ def test_a_commit_torn_in_the_middle_is_as_if_it_never_was(killed: Path, clock: 
 
 @pytest.mark.parametrize("whole_commits", [0, 1, 4])
 def test_any_blocks_of_an_unsynced_commit_are_as_if_it_never_was(killed: Path, clock: Any, whole_commits: int) -> None:
-    """A power failure leaves any blocks of the commit that was not synced yet, its end among them, or none."""
+    """After a power failure, any blocks of the unsynced commit can be on disk."""
     log, file, chance = _log(killed).read_bytes(), killed.read_bytes(), random.Random(whole_commits)
     ends = [0, *(found.end() for found in re.finditer(re.escape(COMMIT), log))]
     synced, written = log[: ends[whole_commits]], log[: ends[whole_commits + 1]]
@@ -184,7 +184,7 @@ def test_damage_before_whole_commits_is_left_to_a_person(killed: Path, clock: An
 def test_a_log_of_an_unknown_kind_is_left_to_the_engine_with_copies_beside_it(
     killed: Path, clock: Any, hand: Any, opens: bool
 ) -> None:
-    """No header that is not known here is damage; an engine of another version may know it, and may drop it."""
+    """A header of an unknown version is not damage. The engine decides whether it reads or drops the log."""
     whole, file = _log(killed).read_bytes(), killed.read_bytes()
     unknown = b"something else" if opens else whole[:5] + b"\x09" + whole[6:]
     _log(killed).write_bytes(unknown)

@@ -1,4 +1,4 @@
-"""The GPUs of a fleet, counted: carried forward by commits it is what counting them all anew gives."""
+"""A census that commits update equals a new count of all GPUs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def booked(fleet: Fleet, gpu: int, node: str, start: int, end: int, *, imported:
 
 
 def told(fleet: Fleet, node: str, at: int, hours: int, *, deleted: bool) -> Fleet:
-    """Of the node of the first cluster; the other has one of the same name."""
+    """The facts of the node of the first cluster. The other cluster has a node of the same name."""
     facts = fleet.nodes.get((CLUSTERS[0], node), NodeFacts(CLUSTERS[0], node))
     if deleted:
         facts = replace(facts, deleted_ms=at)
@@ -47,7 +47,7 @@ def told(fleet: Fleet, node: str, at: int, hours: int, *, deleted: bool) -> Flee
 
 
 def plain_watermark(lives: Collection[Life], end: int, least: float) -> int | None:
-    """By the definition, one GPU at a time."""
+    """Computes the result by its definition, one GPU at a time."""
     reached = sorted(
         (
             min(life.last_ms, end)

@@ -1,4 +1,4 @@
-"""Columns of what was held say what `usage` says, and jobs are ranked by them as by charges looked at one by one."""
+"""Columns of held time equal `usage`, and jobs are ranked by them as by single charges."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand
 
 
 def told_by(found: Hours) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """By team, queue and hour: busy, idle, unknown."""
+    """Busy, idle and unknown time by team, queue and hour."""
     times = zip(found.busy_us.tolist(), found.idle_us.tolist(), found.unknown_us.tolist(), strict=True)
     sums: dict[tuple[str, ...], tuple[int, ...]] = {}
     for owner, hour, time in zip(found.owner.tolist(), found.hour.tolist(), times, strict=True):

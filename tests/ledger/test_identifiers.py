@@ -1,4 +1,4 @@
-"""What names something from outside is refused where it enters, or goes through archive and restore as it is."""
+"""An identifier from outside is either rejected at the entry, or unchanged after archive and restore."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_facts_with_an_odd_name_are_set_aside(ledger: DuckLedger, hand: Hand, od
 
 
 def test_an_annotation_with_control_characters_is_left_out_and_the_facts_stay(hand: Hand) -> None:
-    """Its owner must not keep what the node says of the pod out of the books."""
+    """The owner of an outbox must not prevent the node's facts about the pod from being stored."""
     fact = hand.fact(1, labels={"team": "red", "note": NUL, NUL: "a", "text": "two\nlines"}, requests={"gpu": "1\x1b"})
     (found,) = decode(body(hand.batch(fact))).facts
     assert (found.labels, found.requests) == ({"team": "red", "text": "two\nlines"}, {})

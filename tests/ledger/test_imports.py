@@ -1,4 +1,5 @@
-"""Imported rows in the ledger: they yield to agents in whatever order both come, and end with their last record."""
+"""Agents' rows take precedence over imported rows in any order of arrival, and imported GPUs end with their last
+record."""
 
 from __future__ import annotations
 

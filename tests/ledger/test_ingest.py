@@ -1,4 +1,4 @@
-"""Decoding, and one commit for all that wait."""
+"""Batches are decoded, and all waiting batches are committed together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agent.wire import Ack, Batch, Skipped
 
 
 class Gate:
-    """A ledger that waits to be let on, and remembers the size of each group it was given."""
+    """A ledger that blocks until it is released, and records the size of each group."""
 
     def __init__(self) -> None:
         self.open = threading.Semaphore(0)

@@ -1,4 +1,4 @@
-"""What the ledger takes, drops, refuses and quarantines."""
+"""The ledger books, drops, refuses or quarantines records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Acts: numbered without a hole, all or none, and only by who has seen the last one. The fake obeys too."""
+"""Acts are numbered without gaps, recorded all or none, and only if the caller has seen the last act. The fake does the
+same."""
 
 from __future__ import annotations
 

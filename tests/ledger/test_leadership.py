@@ -1,4 +1,4 @@
-"""Of several replicas of the accountant one serves: what it may commit, and what a new leader finds."""
+"""Only the leading replica of the accountant commits, and a new leader has its records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.patience import until
 
 
 class Scripted:
-    """An election that goes as the test says."""
+    """An election whose result the test sets."""
 
     fault = "the Lease could not be renewed"
 

@@ -1,4 +1,4 @@
-"""The published case of a replay and an overlap: dropped by number, clipped to the union."""
+"""The published case of a replay and an overlap: the replay is dropped, and the overlap is clipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU belongs to the node that first reported it: another node's sets are set aside and change nothing."""
+"""A GPU belongs to the node that first reported it. Sets of another node are quarantined."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_move_from_an_instant_on_leaves_the_former_owner_its_time_until_then(l
 
 
 def test_owners_that_only_records_tell_stay_known_after_a_move(path: Path, clock: VirtualClock, hand: Any) -> None:
-    """As of a ledger of an earlier release: the register is empty, the records are there."""
+    """A ledger of an earlier release: it has records, and its register is empty."""
     ledger = open_ledger(path, clock)
     ledger.append([hand.batch(hand.row(1)), hand.batch(hand.row(1, gpu="gpu-2"), node="n2")], hand.now_ms)
     ledger.close()

@@ -1,4 +1,4 @@
-"""Start-up time told by hourly sums where they suffice: to the microsecond what all the rows say."""
+"""Start-up time from hourly sums equals that from all rows to the microsecond."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _edges = st.lists(
 
 
 def history(pods: list[Pod], step: int, fill: Callable[[DuckLedger], None], path: Path) -> None:
-    """Each pod on a GPU of its own for up to two hours, a row every `step` minutes, some of them without idle time."""
+    """Each pod holds a GPU for up to two hours, with a row every `step` minutes. Some rows have no idle time."""
     hand, records, seq = Hand(), [], 0
     for number, pod in enumerate(pods):
         name = f"p{number}"
@@ -103,7 +103,7 @@ def history(pods: list[Pod], step: int, fill: Callable[[DuckLedger], None], path
 
 
 def told_by_rows(pods: list[Pod], path: Path, start_ms: int, end_ms: int) -> list[IdlePhases]:
-    """The definition: every row, cut at every phase."""
+    """Computes start-up time by its definition: cuts every row at every phase."""
     database = Database(path)
     with database.cursor() as cursor:
         rows = cursor.run(
@@ -149,7 +149,8 @@ def added(found: list[IdlePhases]) -> dict[tuple[str, ...], tuple[int, int]]:
 
 
 def test_who_waits_for_a_member_that_never_idles_waits_in_every_span(tmp_path: Path) -> None:
-    """The busy member is there before midnight only: asked for the hour after it, the other one still waits for it."""
+    """The busy member has rows only before midnight. In the hour after midnight, the other member still waits for
+    it."""
     hand = Hand()
     began = {"early": 5, "late": 90}
     facts = [
@@ -180,7 +181,7 @@ def test_who_waits_for_a_member_that_never_idles_waits_in_every_span(tmp_path: P
 @pytest.mark.thorough
 @settings(max_examples=examples(5, 30), deadline=None)
 def test_sums_and_rows_say_the_same(pods: list[Pod], edges: list[int], step: int, folded: bool, late: bool) -> None:
-    """Folded or not, or folded and then changed in one hour; however the span lies; parts add up by the rows too."""
+    """For folded and unfolded hours, hours that changed after folding, and any span. Parts add up to the whole."""
 
     def fill(ledger: DuckLedger) -> None:
         if folded:

@@ -1,4 +1,4 @@
-"""Facts about a pod are believed from its own node alone, and rows of another node share nothing with it."""
+"""Facts about a pod are accepted only from its own node, and rows of another node do not belong to the pod."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_facts_say_nothing_of_what_is_no_pod(ledger: Any, hand: Hand, books: Any
 
 
 def _account(ledger: Any, hand: Hand, nodes: str) -> None:
-    """Slurm's accounting tells of job 12 of account `vision`."""
+    """Slurm's accounting reports job 12 of account `vision`."""
     told = hand.fact(0, "12", node=nodes, queue_ref="kai:vision", namespace="", name="job 12")
     ledger.observe(Facts(pods=(("prod", told),)), hand.now_ms)
 
@@ -128,7 +128,7 @@ def test_a_job_counts_on_every_node_of_its_list_and_domains_do_not_matter(ledger
 
 
 def test_without_accounting_any_node_may_name_a_job(ledger: Any, hand: Hand, books: Any) -> None:
-    """A job runs on several nodes, and its rows alone say nothing of who pays."""
+    """A job runs on several nodes, and its rows do not contain the paying team."""
     job = Holder("slurm", "12", name="job 12")
     ledger.append([hand.batch(hand.row(1, holder=job))], hand.now_ms)
     ledger.append([hand.batch(hand.row(1, gpu="gpu-2", holder=job), **ATTACKER)], hand.now_ms)

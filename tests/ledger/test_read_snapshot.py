@@ -1,4 +1,4 @@
-"""All questions about one moment are answered from one commit."""
+"""All queries of a snapshot are answered from the same commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs taken out by command: from when on they are no capacity, and what is refused."""
+"""GPUs that are retired by command: the end of their capacity, and refused retirements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OFF_MS = START_MS + MS_PER_DAY
 
 @pytest.fixture
 def gone(ledger: DuckLedger, hand: Hand) -> DuckLedger:
-    """Node n1 reported a and b for a minute, three days ago, and n2 reported c."""
+    """Three days ago, node n1 reported the GPUs a and b for a minute, and n2 reported c."""
     ledger.append([hand.batch(hand.row(1, 0, 1, gpu="a"), hand.row(2, 0, 1, gpu="b"))], hand.now_ms)
     ledger.append([hand.batch(hand.row(1, 0, 1, gpu="c"), node="n2")], hand.now_ms)
     return ledger

@@ -30,7 +30,7 @@ def ask(ledger: DuckLedger, start=0.0, end=60.0):
 
 
 def test_idle_at_the_beginning_is_start_up(hand, ledger):
-    """Bound at 0, running from 2.5; the other member of the gang runs from 5: rows are cut exactly there."""
+    """A pod is bound at minute 0 and runs from 2.5. The other member of its gang runs from 5. Rows are cut there."""
     a = [hand.row(i + 1, i, i + 1, holder=pod("a"), busy_us=0) for i in range(8)]
     b = [hand.row(i + 9, i, i + 1, "gpu-2", holder=pod("b"), busy_us=0) for i in range(8)]
     facts = [
@@ -53,7 +53,8 @@ def test_pods_nobody_reported_idle_like_any_other(hand, ledger):
 
 @pytest.fixture
 def shared_gpu(hand, ledger):
-    """A quarter of a GPU each for two pods, half free; `greedy` works for all of it and more, `calm` hardly."""
+    """Two pods hold a quarter of a GPU each, and half of it is free. `greedy` uses more than its quarter, `calm`
+    less."""
     rows = []
     for minute in range(10):
         seq = minute * 3

@@ -1,4 +1,4 @@
-"""The mark of a span is equal as long as no answer about it changed, and another one when any may have."""
+"""The mark of a span stays equal while no answer about the span changes, and differs after any change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ YESTERDAY, TODAY = (START_MS, START_MS + MS_PER_DAY), (START_MS + MS_PER_DAY, ST
 
 @pytest.fixture
 def now_ms(ledger: DuckLedger, hand: Hand) -> int:
-    """Of a ledger that has a row of either day."""
+    """The marks of a ledger with a row on each of two days."""
     now = TODAY[1]
     ledger.append([hand.batch(hand.row(1, 0, 15), hand.row(2, DAY, DAY + 15), hand.fact(3))], now)
     return now

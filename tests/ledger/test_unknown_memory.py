@@ -1,4 +1,4 @@
-"""Memory that is not known is no 0: its time is told apart, through every width of sums and out of the archive."""
+"""Unknown memory is not 0: its time is separate in sums of every width and in the archive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ MINUTE_US = 60_000_000
 def test_unknown_memory_is_unknown_and_its_time_is_told_through_every_width_of_sums(
     path: Path, tmp_path: Path, hand: Hand
 ) -> None:
-    """From rows, hours, days and the archive: GPU 1 tells its memory, 2 does not, 3 half the time."""
+    """Reads rows, hours, days and the archive. The memory of GPU 1 is known, that of GPU 2 is not, and that of GPU 3
+    half the time."""
 
     def told(ledger: DuckLedger, end_ms: int, *by: Dimension) -> list[tuple[int | None, int, int]]:
         lines = ledger.usage(START_MS, end_ms, by)
@@ -73,7 +74,7 @@ def test_unknown_memory_is_unknown_and_its_time_is_told_through_every_width_of_s
 def test_what_was_booked_before_unknown_memory_was_kept_is_unknown_where_it_is_nothing(
     path: Path, tmp_path: Path, hand: Hand
 ) -> None:
-    """Parts of an earlier release have no such column, and 0 for what was unknown."""
+    """Parts of an earlier release lack the column and contain 0 for unknown memory."""
     ledger = open_ledger(path, VirtualClock(NOW_MS), archive=in_folder(tmp_path / "archive"))
     ledger.append([hand.batch(hand.row(1, 0, 1, memory_mib_s=None), hand.row(2, 1, 2, memory_mib_s=60))], NOW_MS)
     ledger.archive(NOW_MS)

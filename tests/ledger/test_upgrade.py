@@ -1,4 +1,4 @@
-"""A ledger of an earlier release under the present one, by the steps of docs/operations.md, and the way back."""
+"""An upgrade of a ledger of an earlier release by the steps of docs/operations.md, and the rollback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from tests.ledger.kept_ledgers import KEPT, SCHEMAS
+from tests.ledger.earlier_schemas import KEPT, SCHEMAS
 from tests.patience import patience_s
 from tests.real.programs import free_ports, running, wait_ready
 
@@ -28,7 +28,7 @@ def _ledger_of(schema: int, folder: Path) -> Path:
 
 @contextmanager
 def _accountant(folder: Path) -> Iterator[str]:
-    """The present release over this data folder; its address, once it is ready."""
+    """Starts the present release with this data folder, and returns its address when it is ready."""
     (port,) = free_ports(1)
     words = ["accountant", "serve", "--data", str(folder), "--listen", f"127.0.0.1:{port}", "--auth", "off"]
     log = folder / "log"

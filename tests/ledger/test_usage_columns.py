@@ -1,4 +1,4 @@
-"""Columns of a cut say what `usage` and `idle_phases` say, and the bills made of them add up to the charges."""
+"""Columns of a grouping equal `usage` and `idle_phases`, and bills from them add up to the charges."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.ledger.busy import BOOK, HAND, ROWS, busy_ledger
 from tests.ledger.conftest import MINUTE, START_MS
 
 ZONE = "Asia/Kathmandu"
-"""Whose days begin at a quarter past an hour of UTC."""
+"""A zone whose days begin at a quarter past an hour of UTC."""
 POLICIES = (
     IdlePolicy(),
     IdlePolicy(starting="cluster", gang_waiting="cluster"),
@@ -44,7 +44,7 @@ def told_by(found: UsageColumns) -> dict[tuple[object, ...], list[int]]:
 
 
 def by_account(found: Iterable[Charge]) -> dict[tuple[str, str, str], int]:
-    """GPU-µs by account, model and price: what no policy changes."""
+    """GPU-µs by account, model and price, which do not depend on the policy."""
     sums: dict[tuple[str, str, str], int] = {}
     for charge in found:
         key = charge.account, charge.place.gpu_model, charge.bucket

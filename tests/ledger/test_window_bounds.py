@@ -1,4 +1,4 @@
-"""Where windows begin: each kind, at and around its boundaries, across daylight saving."""
+"""The start of windows of each kind, at and around its boundaries, and across changes of daylight saving time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cached sums of windows are those of the tables, whatever is committed before, between and after the questions."""
+"""Windows from the cache equal windows from the tables, for commits before, between and after the queries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLICY = Policy.model_validate({"queues": QUEUES})
 
 
 def cached(ledger: DuckLedger, spec: WindowSpec, at_ms: int, cluster: str | None = None) -> UsageWindow | None:
-    """The answer from the cache alone."""
+    """The window from the cache, or None if the cache lacks a sum."""
     return ledger._windows.window(None, ledger._state, spec, at_ms, "allocated", 0.98, Weighting(cluster=cluster))
 
 
@@ -34,7 +34,7 @@ def from_the_tables(ledger: DuckLedger, spec: WindowSpec, at_ms: int, cluster: s
 
 
 def more(hand: Any) -> Any:
-    """Rows that follow, of a pod that is known and of another."""
+    """Later rows of a known pod and of another pod."""
     return hand.batch(hand.row(3, 10, 12), hand.fact(4, "pod-2", queue_ref="kai:b"), hand.row(5, 12, 14))
 
 
@@ -43,7 +43,7 @@ def another_queue(hand: Any) -> Any:
 
 
 def late(hand: Any) -> Any:
-    """A set that displaces what was there, so that the quarter-hour did not only grow."""
+    """A set that displaces a stored set, so that the commit does not only add rows."""
     return hand.batch(hand.row(1, 4, 6, holder=None), epoch="0191-a")
 
 
@@ -94,7 +94,7 @@ def test_another_cluster_that_begins_to_report_in_between(ledger: DuckLedger, ha
 
 @pytest.fixture
 def booked(ledger: DuckLedger, hand: Any) -> int:
-    """An hour and a half of minutes; the end of it."""
+    """Books an hour and a half of one-minute rows, and returns its end."""
     ledger.put_policy(POLICY, hand.start_ms)
     rows = [hand.row(2 + minute, minute, minute + 1) for minute in range(90)]
     ledger.append([hand.batch(hand.fact(1, queue_ref="kai:a"), *rows)], hand.start_ms + 3 * MS_PER_HOUR)

@@ -1,4 +1,4 @@
-"""Ledgers that the properties of windows fill."""
+"""Ledgers for the property tests of windows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.properties.streams import POLICY, SPAN_MS, START_MS
 
 @pytest.fixture
 def ledgers(tmp_path: Path) -> Iterator[Callable[..., DuckLedger]]:
-    """Makes a ledger after the other, each with facts of the cluster and a policy; closes them all."""
+    """Creates ledgers with facts of the cluster and a policy, and closes them after the test."""
     opened: list[DuckLedger] = []
 
     def make(*facts: Facts, policy: Policy | None = POLICY) -> DuckLedger:

@@ -1,4 +1,4 @@
-"""Streams of intervals of two nodes, booked in whatever order, and a plain scan of what was kept."""
+"""Streams of intervals of two nodes, and a plain computation of the intervals that count."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def shape(
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[Stream]:
-    """Two nodes that tile their GPU with holes, and a third outbox that claims the first GPU's time too."""
+    """Two nodes whose intervals cover their GPU with gaps, and a third outbox that claims time of the first GPU."""
     found = []
     for node, gpu, epoch in (("n1", "g1", "e1"), ("n2", "g2", "e1"), ("n1", "g1", "e0")):
         cuts = sorted(draw(st.sets(st.integers(0, SPAN_MS), min_size=2, max_size=7 if epoch == "e1" else 3)))

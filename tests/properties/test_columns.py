@@ -1,4 +1,4 @@
-"""What is asked of a whole group at once is what is asked of each row and each set alone."""
+"""Checks and figures of a whole group equal those of each row and each set."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class History:
     placed: int = 0
     unknown_since_ms: int | None = None
     unknown: list[tuple[int, int]] = field(default_factory=list)
-    """While the kubelet did not say who holds what."""
+    """The time in which the kubelet did not report holders."""
     last: Snapshot | None = None
 
     def __post_init__(self) -> None:

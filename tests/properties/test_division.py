@@ -1,4 +1,4 @@
-"""Laws of the division and of the weights made from it, over random trees."""
+"""Laws of the division and of the resulting weights, over random queue trees."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_what_a_law_wants_is_kept_within_the_multipliers(law: Law, siblings: Law
 
 
 def _lumps(owed_to: str, limit: float = -1.0) -> LawQueues:
-    """16 GPUs, `holder` sits on them with one gang, everybody waits with another."""
+    """16 GPUs that a gang of `holder` holds, while every queue waits with another gang."""
     usage = {"holder": 0.5, "second": 0.33, "third": 0.17}
     if owed_to == "second":
         usage = {"holder": 0.7, "second": 0.05, "third": 0.25}

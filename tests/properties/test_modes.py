@@ -103,7 +103,7 @@ seconds = st.builds(
 
 @dataclass
 class Node:
-    """A device in one mode with its true counters."""
+    """A device in one sharing mode with its true counters."""
 
     mode: str
     counters: HolderCounters = field(default_factory=HolderCounters)

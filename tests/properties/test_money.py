@@ -1,4 +1,4 @@
-"""Laws of money and of stated quantities: parts add up, currencies stay apart, nothing is lost."""
+"""Laws of money and of stated quantities: parts add up to the whole, and currencies are never mixed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a node sends, the other nodes' books, bills, statements and closed months are as without it."""
+"""Records of a node change no figures, bills, statements or closed months of other nodes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _honest(minute: int, node: str) -> Batch:
 
 
 def _honest_past(node: str) -> Batch:
-    """What the node reported in the month that is closed since."""
+    """The records of the node in the month that was closed later."""
     pod = Holder(kind="pod", uid=f"old-{node}", namespace=TEAMS[VICTIMS.index(node)], name="train-0")
     row = HAND.row(1, -MONTH_MS / MINUTE, 30 - MONTH_MS / MINUTE, f"gpu-{node}", holder=pod)
     return HAND.batch(row, node=node, epoch=f"0192-{node}", first_seq=1, oldest_seq=1)

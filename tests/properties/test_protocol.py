@@ -57,7 +57,7 @@ Record = Set | PodFacts | Skipped
 
 @dataclass
 class Outbox:
-    """An agent's side: records by number (a set takes as many numbers as it has parts)."""
+    """The outbox of an agent: records by number. A set has as many numbers as parts."""
 
     node: str
     epoch: str
@@ -117,7 +117,7 @@ def fact(uid: str, seq: int) -> PodFacts:
 
 @dataclass
 class Oracle:
-    """What the ledger should know: the sets it accepted, and how far each outbox is."""
+    """The expected state of the ledger: the accepted sets, and the mark of each outbox."""
 
     marks: dict[tuple[str, str], int] = field(default_factory=dict)
     claims: list[tuple[tuple[bool, str, int, str], Set]] = field(default_factory=list)
@@ -253,7 +253,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(["n1", "n2"]), ahead=st.integers(1, 3))
     def overtake(self, node: str, ahead: int) -> None:
-        """A later batch arrives first: refused, unless nothing older is left."""
+        """A later batch arrives first. It is refused unless the agent has no older records."""
         box = self.boxes[node]
         waiting = [group for group in box.groups if group[0] > box.acknowledged]
         if len(waiting) > ahead:
@@ -284,7 +284,7 @@ class Protocol(RuleBasedStateMachine):
     def claim_the_same_time(
         self, node: str, back: int, cells: int, parts: tuple[Part, ...], carried: bool, elder: bool
     ) -> None:
-        """Another outbox books a set over time that is (partly) booked already."""
+        """Another outbox reports a set that overlaps booked time."""
         first = max(0, self.reached[node] - back)
         rival = self.fresh_box(node)
         if elder:
@@ -297,7 +297,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(["n1", "n2"]), pick=st.integers(0, 50))
     def contradict(self, node: str, pick: int) -> None:
-        """An old number with other content is quarantined, and changes nothing; the same again is a duplicate of it."""
+        """A record with an old number and other content is quarantined. If it is repeated, it is a duplicate."""
         box = self.boxes[node]
         mark = self.oracle.marks.get((box.node, box.epoch), 0)
         known = [

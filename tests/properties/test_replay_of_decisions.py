@@ -1,4 +1,4 @@
-"""What is recorded is enough: record, JSON, replay comes to the same numbers, for every law, bit for bit."""
+"""A decision that is recorded as JSON and replayed gives the same numbers bit for bit, for every law."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _policy(law: str) -> Policy:
 
 @st.composite
 def cycles(draw: st.DrawFn) -> list[tuple[UsageWindow, dict[str, Standing], frozenset[str]]]:
-    """Several cycles in a row, so that there is a memory."""
+    """Runs several cycles, so that the law has a history."""
     found = []
     for i in range(draw(st.integers(1, 3))):
         used = {name: draw(st.integers(0, 20 * HOUR_US)) for name in ("a1", "a2", "b", "c")}

@@ -1,4 +1,4 @@
-"""The arithmetic that windows stand on: weights that fade, spans cut and joined, sets divided."""
+"""The arithmetic of windows: decay weights, spans that are cut and joined, divided sets, and sums of rows."""
 
 from __future__ import annotations
 

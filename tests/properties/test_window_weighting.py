@@ -50,7 +50,7 @@ NODES = Facts(
 
 @pytest.fixture(scope="module")
 def prices(tmp_path_factory: pytest.TempPathFactory) -> PriceBook:
-    """An H100 becomes dearer in the second quarter-hour."""
+    """A price book in which the price of an H100 rises in the second quarter-hour."""
     path = tmp_path_factory.mktemp("prices") / "prices.yaml"
     from_to = "valid_from: 2026-01-01, valid_to: '2026-10-01T00:21:40+00:00'"
     path.write_text(
@@ -63,7 +63,7 @@ def prices(tmp_path_factory: pytest.TempPathFactory) -> PriceBook:
 
 
 def modelled(found: list[Stream]) -> list[Stream]:
-    """The second GPU is another model."""
+    """Gives the second GPU another model."""
     return [
         Stream(
             stream.node,
@@ -82,7 +82,7 @@ def expected(
     weigh: Callable[[str, int], Fraction],
     cuts: list[int],
 ) -> dict[str, int]:
-    """Usage per leaf by the formula: whole microseconds of equal weight, multiplied once."""
+    """Usage per leaf queue by the formula: microseconds of equal weight are added and multiplied once."""
     terms: dict[tuple[str, Fraction], dict[tuple[int, int], int]] = defaultdict(lambda: defaultdict(int))
     for low, high in pairwise([start, *cuts, at]):
         for item in kept(found):
@@ -208,7 +208,7 @@ SLURM = shared_cases("vectors/schedulers.json", lambda document: document["slurm
     "case", SLURM, ids=lambda case: f"{case.get('half_life_s')}s over {case.get('observed_at_s')}s"
 )
 def test_slurms_decay_is_slurms(ledgers: Callable[..., DuckLedger], case: dict[str, float]) -> None:
-    """One GPU held for the job's time; the vector's billing is a factor."""
+    """One GPU is held for the job's time. The billing factor of the vector multiplies its usage."""
     ledger = ledgers(NODES)
     until, at = START_MS + round(case["job_runs_s"]) * 1000, START_MS + round(case["observed_at_s"]) * 1000
     facts = [pod_facts("d", START_MS, node="n2", queue_ref="kai:left")]

@@ -1,4 +1,4 @@
-"""Windows and usage against a plain scan, and the same in whatever order intervals arrive."""
+"""Windows and usage equal a plain computation over all rows, for any order of arrival."""
 
 from __future__ import annotations
 
@@ -190,7 +190,8 @@ def test_windows_are_bit_equal_whatever_the_order_and_equal_to_the_formula(
 def test_checkpoints_and_restarts_change_no_answer(
     ledgers: Callable[..., DuckLedger], found: list[Stream], half_life: int | None, at: int, order: random.Random
 ) -> None:
-    """Sums are folded at checkpoints only, and tenures written where they begin: rows have to tell the rest."""
+    """Sums are computed only at checkpoints, and tenures are written when they begin. The rest follows from the
+    rows."""
     spec, at_ms = WindowSpec(size=2 * SPAN_MS // 1000, half_life=half_life), START_MS + at
     straight = ledgers()
     book(straight, [batch for stream in found for batch in batches(stream, 4)])

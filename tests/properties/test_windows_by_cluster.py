@@ -33,7 +33,8 @@ WEIGHTS = {"H100": Decimal(3)}
 
 
 def nodes(cluster: str) -> Facts:
-    """The first node is down for a while in one of the clusters alone; shards are the other way round in the other."""
+    """The first node is down for a while in one cluster, and the shards of the nodes are swapped in the other
+    cluster."""
     down = (Down(START_MS + 400_123, START_MS + 1_500_777, "cordoned"),) if cluster == "prod" else ()
     one, other = ("a", "b") if cluster == "prod" else ("b", "a")
     return Facts(nodes=(NodeFacts(cluster, "n1", shard=one, down=down), NodeFacts(cluster, "n2", shard=other)))
@@ -44,7 +45,7 @@ def of_cluster(cluster: str, found: list[Stream], size: int) -> list[list[Batch]
 
 
 def plain(window: UsageWindow) -> UsageWindow:
-    """Without what is told only where a cluster was asked for."""
+    """The window without the fields that only a query for one cluster has."""
     return window.model_copy(update={"cluster": None, "policy_counting": None})
 
 

@@ -1,4 +1,4 @@
-"""A pod is one row however often, by whomever and in whatever order it is told of."""
+"""A pod has one row, for any number, source and order of its facts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PLACED = [("kai:vision", 10), ("kai:speech", 30), ("", 40), ("kai:finance", 20)]
 def test_a_queue_that_is_changed_after_the_pod_was_placed_changes_nothing(
     ledger: DuckLedger, hand: Any, order: tuple[int, ...]
 ) -> None:
-    """Whoever made the pod may change its label at any time; the scheduler read it once."""
+    """The creator of a pod can change its label at any time, but the scheduler reads it once."""
     at = hand.start_ms
     for seq, which in enumerate(order, start=1):
         queue, after_ms = PLACED[which]
@@ -61,7 +61,7 @@ def test_what_waits_may_still_choose_and_what_is_placed_without_a_queue_has_none
 
 
 def test_who_saw_the_pod_placed_first_decides_which_queue_it_counts_for(ledger: DuckLedger, hand: Any) -> None:
-    """The accountant was down while the pod was placed, and its label was changed before it was back."""
+    """The accountant was down when the pod was placed, and the label changed before the accountant restarted."""
     at = hand.start_ms
 
     def seen(seq: int, queue: str, after_ms: int) -> Any:

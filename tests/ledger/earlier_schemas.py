@@ -1,4 +1,4 @@
-"""Ledger files of every schema that there was, kept under golden/, and how many schemas there are."""
+"""Ledger files of every earlier schema under golden/, and the number of schemas."""
 
 from __future__ import annotations
 
