@@ -186,9 +186,7 @@ def test_a_damaged_or_missing_part_is_not_taken_over(
     ledger.append([hand.batch(hand.row(36, 45, 46))], NOW_MS)
     ledger.archive(NOW_MS)
     (archive / "part-00000002" / "rows.parquet").write_bytes(b"PAR1")
-    with pytest.raises(
-        LedgerDamaged, match=r"part-00000002/rows\.parquet: the file is missing, or its"
-    ):
+    with pytest.raises(LedgerDamaged, match=r"part-00000002/rows\.parquet: the file is missing, or its"):
         make(tmp_path / "a.duckdb")
     shutil.rmtree(archive / "part-00000001")
     with pytest.raises(LedgerDamaged, match="part 1 is missing: restore its folder"):
@@ -302,9 +300,7 @@ def test_a_register_of_an_earlier_part_that_is_damaged_is_not_taken_over(
     ledger.append([hand.batch(hand.row(36, 45, 46))], NOW_MS)
     ledger.archive(NOW_MS)
     (archive / "part-00000001" / "node.parquet").write_bytes(b"PAR1")
-    with pytest.raises(
-        LedgerDamaged, match=r"part-00000001/node\.parquet: the file is missing, or its"
-    ):
+    with pytest.raises(LedgerDamaged, match=r"part-00000001/node\.parquet: the file is missing, or its"):
         make(copy)
 
 
