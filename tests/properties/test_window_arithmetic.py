@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accountant.core.claim_overlap import intersect, subtract, union
-from accountant.core.gpu_time_accounts import AccountVector, add, figures, merged, part
+from accountant.core.gpu_time_accounts import AccountVector, add, figures, part, sum_by_key
 from accountant.core.window_decay import age_weight, age_weights, combine, factor, term
 from gputally.base.units import BUCKET_MS
 
@@ -84,5 +84,5 @@ def test_figures_of_many_rows_are_those_of_each(rows: list[list[int]], weight: f
 
 def test_sums_go_by_equal_keys() -> None:
     keys = np.array([[1, 7], [2, 7], [1, 7]], dtype=np.int64)
-    distinct, sums = merged(keys, np.array([[1, 10], [2, 20], [3, 30]], dtype=np.int64))
+    distinct, sums = sum_by_key(keys, np.array([[1, 10], [2, 20], [3, 30]], dtype=np.int64))
     assert (distinct.tolist(), sums.tolist()) == ([[1, 7], [2, 7]], [[4, 40], [2, 20]])
