@@ -1,11 +1,11 @@
-"""Runs `gputally dashboards build, check, push`: writes the JSON and YAML files, compares them with the code, uploads
-them.
+"""Runs `gputally dashboards`: `build` writes the JSON and YAML files, `check` compares them with the code, and `push`
+uploads the dashboards to Grafana.
 
 The files exist twice: in `dashboards/generated/`, for Grafana's import and provisioning and for a plain Prometheus, and
 inside the Helm chart, because a chart can only contain files of its own. Do not edit them by hand.
 
-A push is idempotent: a dashboard in Grafana that already equals ours is not written, so a second push creates no new
-version. Only our own folder and uids are written. The token is never shown.
+A push does not write a dashboard that Grafana already has in the same form, so a second push creates no new version. It
+writes only gputally's own folder and uids. No message contains the token.
 
 Source of the calls: Grafana's HTTP API reference (`/api/folders`, `/api/dashboards`), valid for Grafana 9 to 13."""
 
@@ -36,20 +36,20 @@ from gputally.base.command_line import OUTPUTS, show
 
 TIMEOUT_S = 30.0
 MOST_BYTES = 16 << 20
-"""Maximum size of an answer."""
+"""Largest size of an answer."""
 _REASONS = {
-    401: "the token is not known there, or has expired",
-    403: "the token may not do this; a service account with the role Editor may",
-    412: "it was changed meanwhile",
+    401: "Grafana does not know the token, or the token has expired",
+    403: "the token lacks a permission; use that of a service account with the role Editor",
+    412: "the dashboard was changed meanwhile; push again",
 }
-_SERVERS_OWN = ("id", "version")
+_SERVER_FIELDS = ("id", "version")
 """Fields that Grafana adds to a dashboard."""
 
 Change = Literal["created", "replaced", "unchanged"]
 
 
 class GrafanaError(Exception):
-    """A request to Grafana failed; a one-line message says which, and why."""
+    """A request to Grafana failed. The message has one line: the request and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,69 +62,73 @@ class PushResult:
 
 
 class Grafana:
-    """One Grafana server. url: its root, including a path. token: of a service account."""
+    """A client of one Grafana server. Raises GrafanaError for an invalid URL, or a CA file that cannot be read.
+
+    url: the server's root, with its path.
+    token: the token of a service account."""
 
     def __init__(self, url: str, token: str, ca_file: Path | None = None) -> None:
-        """Raises GrafanaError for an invalid URL, or a CA file that cannot be read."""
         parsed = http_calls.address(url, "https://grafana.example", GrafanaError)
         self._url = url.rstrip("/")
         self._token = token
-        self._trusted = http_calls.tls_context_for(parsed, ca_file, GrafanaError)
+        self._tls = http_calls.tls_context_for(parsed, ca_file, GrafanaError)
 
     def push(self, dashboards: Iterable[dict[str, Any]], folder: str) -> list[PushResult]:
-        """Uploads every dashboard to `folder` (its title). Raises GrafanaError at the first failure."""
+        """Upload every dashboard to the folder with this title. Raises GrafanaError at the first failure."""
         uid = self._folder(folder)
         return [self._push(dashboard, uid) for dashboard in dashboards]
 
     def _folder(self, title: str) -> str:
-        """The uid of the folder with this title, which is created if it does not exist."""
-        for known in self._ask("GET", "/api/folders?limit=1000"):
+        """Return the uid of the folder with this title, and create the folder if it does not exist."""
+        for known in self._request("GET", "/api/folders?limit=1000"):
             if known.get("title") == title:
                 return str(known["uid"])
-        return str(self._ask("POST", "/api/folders", {"title": title})["uid"])
+        return str(self._request("POST", "/api/folders", {"title": title})["uid"])
 
     def _push(self, dashboard: dict[str, Any], folder: str) -> PushResult:
         path = f"/api/dashboards/uid/{quote(dashboard['uid'], safe='')}"
-        known = self._ask("GET", path, missing_is_none=True)
+        known = self._request("GET", path, missing_is_none=True)
         title = str(dashboard["title"])
         if known is not None:
             meta = known.get("meta", {})
             if meta.get("provisioned"):
-                raise GrafanaError(f"{title}: it comes from a file on that server; change the file there")
-            if _plain(known["dashboard"]) == _plain(dashboard) and meta.get("folderUid", "") == folder:
+                raise GrafanaError(f"{title}: Grafana provisions this dashboard from a file; change the file there")
+            same = _without_server_fields(known["dashboard"]) == _without_server_fields(dashboard)
+            if same and meta.get("folderUid", "") == folder:
                 return PushResult(title, "unchanged", self._url + str(meta.get("url", "")))
         body = {"dashboard": dashboard, "folderUid": folder, "overwrite": True, "message": "gputally dashboards push"}
-        done = self._ask("POST", "/api/dashboards/db", body)
-        return PushResult(title, "replaced" if known is not None else "created", self._url + str(done.get("url", "")))
+        saved = self._request("POST", "/api/dashboards/db", body)
+        return PushResult(title, "replaced" if known is not None else "created", self._url + str(saved.get("url", "")))
 
-    def _ask(self, method: str, path: str, body: object = None, *, missing_is_none: bool = False) -> Any:
+    def _request(self, method: str, path: str, body: object = None, *, missing_is_none: bool = False) -> Any:
+        """Send a request and return the decoded answer; None for 404 if `missing_is_none`."""
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         place = f"{method} {self._url}{path}"
         content = None if body is None else json.dumps(body)
         try:
             with (
-                http_calls.client(self._trusted, TIMEOUT_S) as client,
+                http_calls.client(self._tls, TIMEOUT_S) as client,
                 client.stream(method, self._url + path, content=content, headers=headers) as answer,
             ):
-                found = http_calls.read_bounded(answer, MOST_BYTES)
+                answer_body = http_calls.read_bounded(answer, MOST_BYTES) or b""
             if answer.status_code == 404 and missing_is_none:
                 return None
             if not answer.is_success:
-                why = _REASONS.get(answer.status_code) or _words(found or b"", answer.reason_phrase)
-                raise GrafanaError(f"{place}: {answer.status_code}, {why}")
-            return json.loads(found or b"")
+                reason = _REASONS.get(answer.status_code) or _error_message(answer_body, answer.reason_phrase)
+                raise GrafanaError(f"{place}: {answer.status_code}, {reason}")
+            return json.loads(answer_body)
         except httpx2.HTTPError as error:
             raise GrafanaError(f"{place}: {http_calls.reason(error)}") from error
         except ValueError as error:
             raise GrafanaError(f"{place}: {error}") from error
 
 
-def _plain(dashboard: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in dashboard.items() if key not in _SERVERS_OWN}
+def _without_server_fields(dashboard: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in dashboard.items() if key not in _SERVER_FIELDS}
 
 
-def _words(body: bytes, phrase: str) -> str:
-    """Grafana's error message, as one line."""
+def _error_message(body: bytes, phrase: str) -> str:
+    """Return Grafana's error message as one line, or else the HTTP reason phrase."""
     try:
         message = json.loads(body)["message"]
     except (ValueError, KeyError, TypeError):
@@ -147,17 +151,17 @@ CHART = Path(__file__).parent.parent / "helm" / "gputally"
 
 
 def files() -> dict[str, str]:
-    """Name -> text of every generated file."""
+    """Return the text of every generated file, by name."""
     return {f"{name}.json": render() for name, render in DASHBOARDS.items()} | {RULES: prometheus_rules.render_rules()}
 
 
 def folders() -> list[Path]:
-    """The folders of the files: this package, and the chart in a checkout."""
+    """Return the folders of the files: that of this package, and in a checkout that of the chart."""
     return [GENERATED] + ([CHART / "dashboards"] if (CHART / "Chart.yaml").is_file() else [])
 
 
 def build(folder: Path) -> list[Path]:
-    """Writes all files into `folder`, creating it; returns the files. Raises OSError."""
+    """Write all files into `folder`, which is created if it does not exist. Return the files' paths. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, text in files().items():
@@ -168,24 +172,24 @@ def build(folder: Path) -> list[Path]:
 
 
 def stale_files(folder: Path) -> list[str]:
-    """The differences between `folder` and the code, one line per file. Raises OSError if a file cannot be read for
-    another reason than being absent."""
+    """Return the differences between the files in `folder` and the code, one line per file. Raises OSError if a file
+    exists and cannot be read."""
     faults = []
-    wanted = files()
-    for name, text in wanted.items():
+    generated = files()
+    for name, text in generated.items():
         try:
             committed = (folder / name).read_text(encoding="utf-8")
         except FileNotFoundError:
             faults.append(f"{folder / name}: missing")
             continue
         if committed != text:
-            faults.append(f"{folder / name}: not what the code gives")
-    found = {path.name for kind in ("*.json", "*.yaml") for path in folder.glob(kind)}
-    return faults + [f"{folder / name}: nothing of this name is generated" for name in sorted(found - set(wanted))]
+            faults.append(f"{folder / name}: differs from the code")
+    present = {path.name for kind in ("*.json", "*.yaml") for path in folder.glob(kind)}
+    return faults + [f"{folder / name}: the code generates no such file" for name in sorted(present - set(generated))]
 
 
 def check() -> list[str]:
-    """All faults of the dashboards and of the committed files, one line each."""
+    """Return all faults of the dashboards and of the committed files, one line each."""
     faults = [f"{name}: {fault}" for name, render in DASHBOARDS.items() for fault in lint.faults(json.loads(render()))]
     for folder in folders():
         faults += stale_files(folder)
@@ -193,26 +197,26 @@ def check() -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's arguments."""
+    """Return the parser of the command's arguments."""
     top = argparse.ArgumentParser(
         prog="gputally dashboards", description="Build, check and push dashboards and alerts."
     )
     commands = top.add_subparsers(dest="command", required=True)
     builder = commands.add_parser("build", help="write the dashboards as JSON and the rules as YAML")
     builder.add_argument("--out", type=Path, metavar="DIR", help="write into DIR instead of the repository's folders")
-    commands.add_parser("check", help="say whether the committed files are fresh and keep the rules")
-    pusher = commands.add_parser("push", help="put the dashboards into a Grafana; what is there already is left alone")
+    commands.add_parser("check", help="check that the committed files are fresh and follow the rules")
+    pusher = commands.add_parser("push", help="upload the dashboards to a Grafana; equal ones are not written again")
     pusher.add_argument("--url", required=True, help="Grafana's address, as https://grafana.example")
     pusher.add_argument("--token-file", type=Path, required=True, metavar="FILE", help="a service account's token")
     pusher.add_argument("--folder", default="gputally", help="title of the folder (default: gputally)")
-    pusher.add_argument("--output", choices=OUTPUTS, default="table", help="how to print what became of each")
-    pusher.add_argument("--ca-file", type=Path, metavar="FILE", help="authorities trusted for https, PEM")
+    pusher.add_argument("--output", choices=OUTPUTS, default="table", help="format of the result of each dashboard")
+    pusher.add_argument("--ca-file", type=Path, metavar="FILE", help="PEM file of the CAs trusted for https")
     return top
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs one command. Returns 0; 1 for faults found by `check`, an unusable folder, or a failed request to Grafana; 2
-    for wrong usage."""
+    """Run one command. Return 0 for success; 1 for faults that `check` finds, a folder that cannot be used, or a failed
+    request to Grafana; 2 for a wrong call."""
     try:
         arguments = parser().parse_args(argv)
     except SystemExit as done:
@@ -240,7 +244,7 @@ def _check() -> int:
     faults = check()
     if faults:
         print("\n".join(faults), file=sys.stderr)
-        return _fail(f"{len(faults)} faults; `gputally dashboards build` renews the files")
+        return _fail(f"{len(faults)} faults; `gputally dashboards build` writes the files again")
     print(f"{len(DASHBOARDS)} dashboards and {len(prometheus_rules.ALERTS)} alerts fresh, {len(lint.RULES)} rules kept")
     return 0
 
@@ -248,7 +252,7 @@ def _check() -> int:
 def _push(arguments: argparse.Namespace) -> int:
     token = arguments.token_file.read_text(encoding="utf-8").strip()
     if not token:
-        raise GrafanaError(f"{arguments.token_file}: empty, a service account's token is wanted")
+        raise GrafanaError(f"{arguments.token_file}: the file is empty; write a service account's token into it")
     server = Grafana(arguments.url, token, arguments.ca_file)
     pushed = server.push((json.loads(render()) for render in DASHBOARDS.values()), arguments.folder)
     if arguments.output != "table":

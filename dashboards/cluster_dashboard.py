@@ -1,8 +1,8 @@
 """Builds the dashboard "Cluster": use, cost, waiting and data quality, by model, pool and namespace.
 
-There are two sources, named in every description. *Live* figures come from the agents and follow the GPUs within an
-interval (a minute). *Booked* figures come from the accountant's ledger, from which bills and weights are computed; they
-lag by the minutes that rows may take to arrive."""
+Every description names its source. *Live* figures come from the agents and follow the GPUs within an interval (a
+minute). *Booked* figures come from the accountant's ledger, which is the source of bills and weights. They lag by the
+minutes that rows take to arrive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dashboards.layout import (
 DEVICES = promql.devices()
 ALLOCATED = promql.of_device(promql.metered(promql.rate("gpu_allocated_seconds_total")))
 HELD = promql.of_device(promql.metered(promql.rate("pod_gpu_allocated_seconds_total")))
-"""Held GPUs by pod. A counter that starts with its pod lacks the pod's first interval, so sums over devices use
+"""Held GPUs by pod. The counter of a pod starts with the pod and lacks its first interval, so sums over devices use
 ALLOCATED."""
 BUSY = promql.of_device(promql.metered(promql.rate("gpu_busy_seconds_total")))
 HELD_BY = ("cluster", "gpu_uuid", "mig_uuid", "namespace", "pod", "container")
@@ -38,12 +38,12 @@ IDLE_ANYWHERE = promql.metered(
     + ", 0)"
 )
 IDLE = promql.of_device(IDLE_ANYWHERE)
-"""GPUs that are held while nothing runs on them; holders whose utilisation is unknown are not counted."""
+"""GPUs that pods hold and do not use. Holders whose utilisation is unknown are not counted."""
 GPU_UID = "gputally-gpu"
 
 
 def by_model_and_pool() -> list[TimeSeries | BarGauge]:
-    """Utilisation and memory of each model, and the allocation of each pool."""
+    """Return panels with the utilisation and memory of each model, and the allocation of each pool."""
     by_model = promql.ratio(promql.total(BUSY, "gpu_model"), promql.total(DEVICES, "gpu_model"))
     memory = promql.ratio(
         promql.total(promql.of_device(promql.series("gpu_memory_used_bytes")), "gpu_model"),
@@ -72,7 +72,7 @@ def by_model_and_pool() -> list[TimeSeries | BarGauge]:
         ),
         bars(
             "Allocated by pool",
-            "Share of each pool's GPUs that some pod holds. Pools are those of the accountant's inventory. Live.",
+            "Share of each pool's GPUs that pods hold. Pools are those of the accountant's inventory. Live.",
             Query(by_pool, "{{pool}}"),
             "percentunit",
             decimals=0,
@@ -81,7 +81,7 @@ def by_model_and_pool() -> list[TimeSeries | BarGauge]:
 
 
 def namespaces() -> list[Table | BarGauge]:
-    """GPUs held by namespace, and idle holders while GPUs are scarce."""
+    """Return panels with the GPUs that namespaces hold and use, now and at peak hours."""
     held = promql.total(HELD, "namespace")
     busy = promql.total(promql.of_device(promql.metered(promql.rate("pod_gpu_busy_seconds_total"))), "namespace")
     columns = {
@@ -95,7 +95,7 @@ def namespaces() -> list[Table | BarGauge]:
         table(
             "GPUs by namespace",
             "GPUs that each namespace's pods hold and use now, and their mean at peak hours over the shown time. Peak "
-            "hours are from the hour “Peak from” up to “Peak to”, UTC. A name leads to its GPUs and pods. Live.",
+            "hours are from the hour “Peak from” up to “Peak to”, UTC. A name links to its GPUs and pods. Live.",
             [(heading, Query(expression, instant=True)) for heading, expression in columns.items()],
             by=("namespace",),
             columns={"Namespace": link_to(GPU_UID, "GPUs and pods of this namespace", "namespace")},
@@ -105,8 +105,8 @@ def namespaces() -> list[Table | BarGauge]:
         ),
         bars(
             "Held at peak hours, by namespace",
-            "Mean number of GPUs held at peak hours over the shown time: the ten largest. A namespace here that is not "
-            "among the largest users could move work into the night. Live.",
+            "Mean number of GPUs held at peak hours over the shown time: the ten largest. A namespace that is listed "
+            "here and not among the largest users could move work into the night. Live.",
             Query(promql.top(10, promql.at_peak(held)), "{{namespace}}"),
             GPUS,
             decimals=1,
@@ -115,7 +115,7 @@ def namespaces() -> list[Table | BarGauge]:
 
 
 def power() -> list[TimeSeries | BarGauge]:
-    """Watts, joules per busy second, and kilowatt-hours."""
+    """Return panels with watts, joules per busy second, and kilowatt-hours."""
     watts = promql.total(promql.of_device(promql.series("gpu_power_watts")), "gpu_model")
     drawn = promql.of_device(promql.increase("gpu_energy_joules_total"))
     useful = promql.ratio(
@@ -125,7 +125,7 @@ def power() -> list[TimeSeries | BarGauge]:
     return [
         timeseries(
             "Power by GPU model",
-            "Electric power that the GPUs draw now, by model. Live.",
+            "Electric power that the GPUs draw, by model. Live.",
             [Query(watts, "{{gpu_model}}")],
             "watt",
             stacked=True,
@@ -159,7 +159,7 @@ PEAK_FROM, PEAK_TO = 8, 18
 
 
 def render() -> str:
-    """The committed JSON text of the dashboard."""
+    """Return the dashboard as JSON text."""
     return dashboard(
         uid=UID,
         title="gputally / Cluster",
@@ -199,7 +199,7 @@ def _now() -> list[Stat]:
         ),
         stat(
             "Allocated",
-            "Share of the chosen GPUs that some pod holds, used or not. Live.",
+            "Share of the chosen GPUs that pods hold, used or not. Live.",
             Query(allocated),
             "percentunit",
             Levels(),
@@ -223,8 +223,8 @@ def _now() -> list[Stat]:
         ),
         stat(
             "Coverage",
-            "Metered share of the capacity. Below 98 % no queue weight is changed, because usage is not known "
-            "well enough. Booked.",
+            "Metered share of the capacity. Below 98 % the controller changes no queue weight, because too much usage "
+            "is unknown. Booked.",
             Query(promql.smallest(promql.series("ledger_coverage_ratio"))),
             "percentunit",
             Levels.good_above(0.98, warning=0.95),
@@ -232,8 +232,8 @@ def _now() -> list[Stat]:
         ),
         stat(
             "Imbalance",
-            "How far the accounts of all GPUs are from adding up to their capacity. Anything but 0 is a fault of "
-            "the ledger. Booked.",
+            "Difference between the accounts of all GPUs and their capacity. Any value but 0 is a defect of the "
+            "ledger. Booked.",
             Query(promql.max_by(f"abs({promql.series('ledger_imbalance_seconds')})")),
             "s",
             Levels.bad_above(0.000001),
@@ -248,8 +248,8 @@ def _money_and_demand() -> list[Stat]:
     return [
         stat(
             "Burn rate",
-            "What an hour of the cluster costs at the rate of the last quarter of an hour, held or not, in the price "
-            "book's currency. GPUs without a price are not in it. Booked.",
+            "Cost of the cluster per hour, held or not, at the rate of the last quarter of an hour, in the price "
+            "book's currency. GPUs without a price do not count. Booked.",
             Query(promql.total(rate, "currency"), "{{currency}}"),
             "suffix:/h",
             Levels(),
@@ -257,7 +257,7 @@ def _money_and_demand() -> list[Stat]:
         ),
         stat(
             "Paid for and unused",
-            "Share of the burn rate that goes into unheld GPUs. Booked.",
+            "Share of the burn rate for GPUs that no pod holds. Booked.",
             Query(promql.ratio(idle, promql.total(rate, "currency")), "{{currency}}"),
             "percentunit",
             Levels.bad_above(0.4, warning=0.2),
@@ -265,7 +265,7 @@ def _money_and_demand() -> list[Stat]:
         ),
         stat(
             "GPUs without a price",
-            "GPUs whose time no row of the price book prices: their time is unpriced, not free. Booked.",
+            "GPUs without a row in the price book. Their time is unpriced, not free. Booked.",
             Query(promql.total(promql.series("unpriced_gpus", pool="=~$pool", gpu_model="=~$gpu_model"))),
             GPUS,
             Levels.bad_above(0.01),
@@ -281,7 +281,7 @@ def _money_and_demand() -> list[Stat]:
         ),
         stat(
             "Longest wait",
-            "How long the first of all waiting workloads has waited. From the controller.",
+            "Time that the oldest waiting workload has waited. From the controller.",
             Query(promql.max_by(promql.series("queue_oldest_wait_seconds"))),
             "s",
             Levels.bad_above(86_400, warning=3600),
@@ -289,8 +289,7 @@ def _money_and_demand() -> list[Stat]:
         ),
         stat(
             "Stranded",
-            "GPUs that are free while no waiting gang fits on them: too few on one node for the gang. "
-            "From the controller.",
+            "Free GPUs on which no waiting gang fits, because too few are on one node. From the controller.",
             Query(STRANDED),
             GPUS,
             Levels.warning_above(1),
@@ -304,9 +303,10 @@ def _where() -> list[TimeSeries]:
     return [
         timeseries(
             "GPUs by account",
-            "What became of every GPU of the cluster, in the mean of the last settled quarter of an hour: each moment "
-            "of each GPU is in exactly one account, so the areas add up to the capacity. What arrived later than that "
-            "still stands in unmetered here. Booked.",
+            "All GPUs of the cluster by account, averaged over the last settled quarter of an hour. Each moment of "
+            "each "
+            "GPU is in exactly one account, so the areas add up to the capacity. Records that arrive later still count "
+            "as unmetered here. Booked.",
             [Query(promql.total(by_account, "account"), "{{account}}")],
             GPUS,
             stacked=True,
@@ -314,8 +314,8 @@ def _where() -> list[TimeSeries]:
         ),
         timeseries(
             "Capacity, allocated, busy",
-            "Chosen GPUs that exist, that a pod holds, and that execute work. Between allocated and busy lies "
-            "what is held but idle; busy above allocated is work without a reservation. Live.",
+            "Chosen GPUs that exist, that pods hold, and that execute work. The difference between allocated and busy "
+            "is held and idle. Busy above allocated is work without a reservation. Live.",
             [
                 Query(promql.total(DEVICES), "capacity"),
                 Query(promql.total(ALLOCATED), "allocated"),
@@ -332,8 +332,8 @@ def _month() -> list[BarGauge | Table]:
     return [
         bars(
             "GPU-hours by account, this month",
-            "GPU-hours since the beginning of the month, by account. Booked; late rows still move them until the "
-            "month is closed.",
+            "GPU-hours since the beginning of the month, by account. Late rows change them until the month is closed. "
+            "Booked.",
             Query(promql.hours(promql.total(promql.series("month_account_gpu_seconds"), "account")), "{{account}}"),
             GPU_HOURS,
             decimals=0,
@@ -341,8 +341,8 @@ def _month() -> list[BarGauge | Table]:
         ),
         bars(
             "Cost by team, this month",
-            "What each team's GPU time has cost since the beginning of the month, at the prices of the price "
-            "book. A team with unpriced time is left out: its cost is not known. Booked.",
+            "Cost of each team's GPU time since the beginning of the month, at the prices of the price book. A team "
+            "with unpriced time is left out, because its cost is unknown. Booked.",
             Query(spent, "{{team}} {{currency}}"),
             "short",
             decimals=2,
@@ -350,8 +350,8 @@ def _month() -> list[BarGauge | Table]:
         ),
         table(
             "Teams, this month",
-            "GPU-hours of each team since the beginning of the month: what it used, what it held idle, and what "
-            "it held while use could not be read. A team's name leads to its own dashboard. Booked.",
+            "GPU-hours that each team used, held idle, and held with unknown use since the beginning of the month. A "
+            "team's name links to its own dashboard. Booked.",
             [(heading, Query(_team_hours(account), instant=True)) for heading, account in TEAM_COLUMNS.items()],
             by=("team",),
             columns={
@@ -373,8 +373,8 @@ def _idle_and_waiting() -> list[TimeSeries | BarGauge]:
     return [
         timeseries(
             "Free, waiting, stranded",
-            "Unheld GPUs, GPUs that waiting workloads need, and what is free without being of use to any "
-            "of them. Free above waiting with much stranded: the room is in pieces. Live, and from the controller.",
+            "Free GPUs, GPUs that waiting workloads need, and free GPUs on which no waiting gang fits. If free exceeds "
+            "waiting and many are stranded, the free GPUs are fragmented. Live, and from the controller.",
             [
                 Query(promql.total(FREE), "free"),
                 Query(WAITING, "waiting"),
@@ -389,7 +389,7 @@ def _idle_and_waiting() -> list[TimeSeries | BarGauge]:
         ),
         timeseries(
             "Burn rate by team",
-            "What an hour costs, by who holds the GPUs; __idle__ is unheld capacity. Booked.",
+            "Cost per hour by the team that holds the GPUs; __idle__ is capacity that no pod holds. Booked.",
             [Query(promql.total(promql.series("burn_rate_per_hour"), "team", "currency"), "{{team}} {{currency}}")],
             "suffix:/h",
             stacked=True,
@@ -397,8 +397,8 @@ def _idle_and_waiting() -> list[TimeSeries | BarGauge]:
         ),
         bars(
             "Held but idle, by namespace",
-            "GPUs that a namespace's pods hold while nothing runs on them: the ten largest. A pod whose use "
-            "cannot be read is left out, not counted as idle. Live.",
+            "GPUs that a namespace's pods hold and do not use: the ten largest. A pod whose use cannot be read is left "
+            "out, not counted as idle. Live.",
             Query(promql.top(10, promql.total(IDLE, "namespace")), "{{namespace}}"),
             GPUS,
             decimals=1,

@@ -1,7 +1,7 @@
 """Builds the dashboard "Fairshare": what each queue is entitled to, holds and requests.
 
-All figures come from the controller. While it keeps the last good weights (usage too old, or not enough of it metered),
-shares and entitlements have no figure, because old ones would look current."""
+All figures come from the controller. While the controller keeps the last good weights (usage is too old, or too little
+of it is metered), the panels of shares and entitlements are empty, because old figures would look current."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ UID = "gputally-fairshare"
 SHARE: Json = {"unit": "percentunit", "decimals": 0}
 DASHED: Json = {"custom.lineStyle": {"fill": "dash", "dash": [8, 6]}}
 STALE_S = 900
-"""Older usage changes no weight, by the default policy."""
+"""Age of usage above which the default policy changes no weight."""
 
 
 def render() -> str:
-    """The committed JSON text of the dashboard."""
+    """Return the dashboard as JSON text."""
     return dashboard(
         uid=UID,
         title="gputally / Fairshare",
@@ -48,12 +48,12 @@ def render() -> str:
 
 
 def _of(metric: str) -> str:
-    """A queue's figure, for the chosen queues and schedulers. Two replicas export the same series; one counts."""
+    """Return a figure of the chosen queues and schedulers. If two replicas export the same series, one counts."""
     return promql.max_by(promql.series(metric, queue="=~$queue", target="=~$target"), "queue", "target")
 
 
 def _gpus(metric: str) -> str:
-    """GPUs of the chosen queues, added up over clusters."""
+    """Return the GPUs of the chosen queues, added up over clusters."""
     shown = promql.series(metric, queue="=~$queue", target="=~$target")
     return promql.total(promql.of_clusters(shown, "queue", "target"), "queue", "target")
 
@@ -73,7 +73,8 @@ def _now() -> list[Stat]:
     return [
         stat(
             "Acting controllers",
-            "Replicas that act: one, else no weight moves. Of several clusters the one with the fewest.",
+            "Replicas that lead. If there is not exactly one, no weight changes. Of several clusters, the smallest "
+            "number.",
             Query(leaders),
             "suffix: acting",
             Levels(grafana_panels.BAD, [Step(1, grafana_panels.GOOD), Step(2, grafana_panels.BAD)]),
@@ -81,7 +82,7 @@ def _now() -> list[Stat]:
         ),
         stat(
             "Holding",
-            "Reasons for which the last good weights are held: 0 while weights follow usage.",
+            "Number of reasons why the controller holds the last good weights; 0 while weights follow usage.",
             Query(f"count({promql.grouped(held, 'cluster', 'reason')}) or {leaders} * 0"),
             "suffix: reasons",
             Levels.warning_above(1),
@@ -89,7 +90,7 @@ def _now() -> list[Stat]:
         ),
         stat(
             "Targets degraded",
-            "Schedulers that the controller cannot serve: objects missing, fields contested, writes refused.",
+            "Schedulers whose objects the controller cannot write: they are missing, contested or refused.",
             Query(f"count({promql.grouped(degraded, 'cluster', 'target')}) or {leaders} * 0"),
             "suffix: targets",
             Levels.bad_above(1),
@@ -97,7 +98,8 @@ def _now() -> list[Stat]:
         ),
         stat(
             "Age of usage",
-            "How old the newest usage is that weights rest on. Past 15 minutes they are held.",
+            "Age of the newest usage from which weights are computed. Above 15 minutes the controller holds the "
+            "weights.",
             Query(promql.max_by(promql.series("fairshare_usage_age_seconds"))),
             "s",
             Levels.bad_above(STALE_S, warning=600),
@@ -113,7 +115,7 @@ def _now() -> list[Stat]:
         ),
         stat(
             "Stranded",
-            "GPUs that are free while no waiting gang fits on them.",
+            "Free GPUs on which no waiting gang fits.",
             Query(promql.total(promql.of_clusters(promql.series("fairshare_stranded_gpus")))),
             GPUS,
             Levels.warning_above(1),
@@ -134,8 +136,8 @@ def _shares() -> list[Table | TimeSeries]:
     return [
         table(
             "Queues",
-            "The share that a queue's configured weight stands for among its siblings who compete, and the share it "
-            "had over the policy's window; the GPUs it is due now with that history, its deserved quota, its GPUs.",
+            "The share of a queue by its configured weight among competing siblings, its share over the policy's "
+            "window, the GPUs that it is due with this history, its deserved quota, and the GPUs that it holds.",
             [(heading, Query(expression, instant=True)) for heading, expression in columns.items()],
             by=("queue", "target"),
             columns={"Entitled share": SHARE, "Actual share": SHARE},
@@ -145,8 +147,8 @@ def _shares() -> list[Table | TimeSeries]:
         ),
         timeseries(
             "Actual minus entitled share",
-            "Above 0 a queue has had more than its part over the policy's window and will give back; below 0 it is "
-            "owed. Lines that come together: history evens out.",
+            "Above 0 a queue got more than its share over the policy's window and will get less; below 0 it will get "
+            "more. Lines that converge show that the history evens out.",
             [Query(f"{actual} - {entitled}", "{{queue}} ({{target}})")],
             "percentunit",
             floor=None,
@@ -165,14 +167,14 @@ def _weights() -> list[TimeSeries]:
         ),
         timeseries(
             "Weight in force over configured weight",
-            "Above 1 a queue is given more than its configured weight because it has used less than its share; "
-            "below 1 it gives back.",
+            "Above 1 a queue gets more than by its configured weight because it used less than its share; below 1 it "
+            "gets less.",
             [Query(multiplier, "{{queue}} ({{target}})")],
             "suffix:×",
         ),
         timeseries(
             "GPUs due and held",
-            "GPUs that each queue is due now (dashed) and holds.",
+            "GPUs that each queue is due (dashed) and that it holds.",
             [
                 Query(_gpus("queue_entitled_gpus"), "{{queue}}: due"),
                 Query(_gpus("queue_allocated_gpus"), "{{queue}}: held"),
@@ -186,13 +188,13 @@ def _weights() -> list[TimeSeries]:
 def _demand() -> list[TimeSeries]:
     return [
         timeseries(
-            "Asked for",
+            "Requested",
             "GPUs that each queue requests, including those that it holds.",
             [Query(_gpus("queue_requested_gpus"), "{{queue}} ({{target}})")],
             GPUS,
         ),
         timeseries(
-            "Waited for",
+            "Needed by waiting workloads",
             "GPUs that waiting workloads need to start, by queue.",
             [Query(_waiting(), "{{queue}}")],
             GPUS,
@@ -200,7 +202,7 @@ def _demand() -> list[TimeSeries]:
         ),
         timeseries(
             "Longest wait",
-            "How long the first of each queue's waiting workloads has waited.",
+            "Time that the oldest waiting workload of each queue has waited.",
             [Query(_by_queue("queue_oldest_wait_seconds"), "{{queue}}")],
             "s",
         ),
@@ -212,16 +214,16 @@ def _preemptions() -> list[BarGauge | TimeSeries]:
     stopped = promql.increase("fairshare_preempted_total", **labels)
     return [
         bars(
-            "Who gave way and why, in the shown time",
-            "Workloads, or parts of them, that gave way, by the queue they belong to and the ground: above its share, "
-            "lower priority, and so on. What the cluster refused is not counted.",
+            "Preempted workloads, in the shown time",
+            "Preempted workloads, or parts of them, by queue and ground (above its share, lower priority, …). "
+            "Preemptions that the cluster refused are not counted.",
             Query(promql.total(stopped, "queue", "ground"), "{{queue}}: {{ground}}"),
             "suffix: workloads",
             decimals=0,
         ),
         bars(
-            "Work lost with them, in the shown time",
-            "GPU-hours since the last checkpoint of those who gave way, by their queue.",
+            "Work lost by preemption, in the shown time",
+            "GPU-hours of preempted workloads since their last checkpoint, by queue.",
             Query(
                 promql.hours(promql.total(promql.increase("fairshare_lost_gpu_seconds_total", **labels), "queue")),
                 "{{queue}}",
@@ -232,8 +234,8 @@ def _preemptions() -> list[BarGauge | TimeSeries]:
         ),
         timeseries(
             "Claims by outcome",
-            "Outcome of each claim for room in the latest cycle: there was room, others gave way, or no "
-            "workload may be stopped.",
+            "Claims for GPUs in the latest cycle by outcome: GPUs were free, workloads were preempted, or no workload "
+            "may be preempted.",
             [
                 Query(
                     promql.max_by(
@@ -253,16 +255,17 @@ def _calm() -> list[TimeSeries | BarGauge]:
     return [
         bars(
             "Turns of weights, in the shown time",
-            "How often a queue's weight went the other way than the time before. Many turns with few moves between "
-            "them: the law oscillates, and wants a longer window, a smaller k or a wider deadband.",
+            "Number of times that a queue's weight changed its direction. Many turns with few moves between them show "
+            "that the law oscillates: set a longer window, a smaller k or a wider deadband.",
             Query(promql.total(turned, "queue", "target"), "{{queue}} ({{target}})"),
             "suffix: turns",
             decimals=0,
         ),
         timeseries(
-            "Why weights stand still",
-            "1 while the last good weights are held, by reason: the accountant does not answer, usage is too old or "
-            "its coverage too low. 1 too while a target is degraded: its objects are missing, or a field is contested.",
+            "Why weights do not change",
+            "1 while the controller holds the last good weights, by reason: the accountant does not answer, usage is "
+            "too old, or its coverage is too low. Also 1 while a target is degraded: its objects are missing, or a "
+            "field is contested.",
             [
                 Query(promql.max_by(promql.series("weights_held"), "reason"), "held: {{reason}}"),
                 Query(
@@ -280,8 +283,8 @@ def _calm() -> list[TimeSeries | BarGauge]:
         ),
         timeseries(
             "Age of usage and of the last cycle",
-            "How old the usage is that weights rest on, and how long ago the controller last looked. The line is at 15 "
-            "minutes, after which weights are held.",
+            "Age of the usage from which weights are computed, and time since the controller's last cycle. The line is "
+            "at 15 minutes, after which the controller holds the weights.",
             [
                 Query(promql.max_by(promql.series("fairshare_usage_age_seconds")), "usage"),
                 Query(promql.age(promql.max_by(promql.series("fairshare_last_cycle_timestamp_seconds"))), "last cycle"),

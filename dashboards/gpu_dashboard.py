@@ -1,6 +1,6 @@
-"""Builds the dashboard "GPU and pod": all details of one device or one pod.
+"""Builds the dashboard "GPU and pod": all details of one GPU or one pod.
 
-If many GPUs are selected, only the twenty largest series are drawn; the panels are meant for one node, GPU or pod."""
+The panels are for one node, GPU or pod. If more are selected, a panel draws only the twenty largest series."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _pod_rate(what: str) -> str:
 
 
 def holders() -> Table:
-    """One row per holder."""
+    """Return a table with one row per holder."""
     columns = {
         "Share": promql.total(promql.of_device(promql.series("pod_gpu_share_ratio", **POD)), *BY),
         "Busy": promql.total(_pod_rate("busy"), *BY),
@@ -27,8 +27,8 @@ def holders() -> Table:
     share = {"unit": "percentunit", "decimals": 0}
     return table(
         "Holders",
-        "Each container that holds a part of a chosen GPU: the part it was given, how much of the GPU's time it is "
-        "busy, and the memory it uses. A cell is empty, and not 0, where the driver cannot measure the use. Live.",
+        "Each container that holds a part of a chosen GPU: its part of the GPU, the share of the GPU's time that it is "
+        "busy, and its memory. A cell is empty, not 0, if the driver cannot measure the use. Live.",
         [(heading, Query(expression, instant=True)) for heading, expression in columns.items()],
         by=BY,
         columns={"Share": share, "Busy": share, "Memory": {"unit": "bytes"}},
@@ -38,11 +38,11 @@ def holders() -> Table:
 
 
 def busy() -> list[TimeSeries]:
-    """The devices' busy time, by holder and by measuring method."""
+    """Return panels with the busy time of the GPUs, by holder and by method of attribution."""
     return [
         timeseries(
             "Busy, by holder",
-            "GPU time in use by each pod, and what belongs to no known holder; together they are the devices' own busy "
+            "Busy GPU time of each pod, and busy time without a known holder; together they are the GPUs' own busy "
             "time. The ten largest pods. Live.",
             [
                 Query(promql.top(10, promql.total(_pod_rate("busy"), "namespace", "pod")), "{{namespace}} / {{pod}}"),
@@ -53,9 +53,9 @@ def busy() -> list[TimeSeries]:
             looks={"^unattributed$": fixed_colour(grafana_panels.GREY)},
         ),
         timeseries(
-            "How busy time was come by",
-            "Busy GPU time by the method of attribution: exact where the device is one pod's, by processes where it is "
-            "shared. Live.",
+            "Busy, by method of attribution",
+            "Busy GPU time by the method that attributes it: exactly if one pod holds the GPU, by processes if several "
+            "share it. Live.",
             [Query(promql.total(_pod_rate("busy"), "method"), "{{method}}")],
             GPUS,
             stacked=True,
@@ -64,14 +64,14 @@ def busy() -> list[TimeSeries]:
 
 
 def sharing() -> list[TimeSeries | Table]:
-    """How GPUs are divided, and the MIG instances."""
+    """Return panels with the kinds of sharing and the MIG instances."""
     mig = promql.of_device(
         promql.max_by(promql.series("gpu_mig_info", gpu_uuid="=~$gpu"), "cluster", "gpu_uuid", "mig_uuid", "profile")
     )
     return [
         timeseries(
             "Held, by kind of sharing",
-            "GPUs given out whole, as MIG instances, in time slices, through MPS or as fractions. Live.",
+            "GPUs that are allocated whole, as MIG instances, in time slices, through MPS or as fractions. Live.",
             [Query(promql.total(promql.named(_pod_rate("allocated"), "sharing", "whole"), "sharing"), "{{sharing}}")],
             GPUS,
             stacked=True,
@@ -89,7 +89,7 @@ def sharing() -> list[TimeSeries | Table]:
 
 
 def pods() -> list[TimeSeries]:
-    """The chosen pods: what they hold, use and draw."""
+    """Return panels with the GPUs, memory and power of the chosen pods."""
 
     def each(expression: str) -> str:
         return promql.top(10, promql.total(expression, "namespace", "pod"))
@@ -99,7 +99,7 @@ def pods() -> list[TimeSeries]:
     return [
         timeseries(
             "Held and busy",
-            "GPUs that the chosen pods hold together, and how many of them execute work. Live.",
+            "GPUs that the chosen pods hold, and those of them that execute work. Live.",
             [Query(promql.total(_pod_rate("allocated")), "allocated"), Query(promql.total(_pod_rate("busy")), "busy")],
             GPUS,
             looks={"^allocated$": fixed_colour(grafana_panels.ORANGE), "^busy$": fixed_colour(grafana_panels.GREEN)},
@@ -113,8 +113,8 @@ def pods() -> list[TimeSeries]:
         ),
         timeseries(
             "Power, by pod",
-            "Power put on each chosen pod: active power by its busy time, idle power by what it holds. The ten "
-            "largest. Live.",
+            "Power attributed to each chosen pod: active power by its busy time, idle power by the GPUs that it holds. "
+            "The ten largest. Live.",
             [Query(each(energy), "{{namespace}} / {{pod}}")],
             "watt",
             names=grafana_panels.LAST,
@@ -132,11 +132,11 @@ HEALTH_MOST = 50
 
 
 def render() -> str:
-    """The committed JSON text of the dashboard."""
+    """Return the dashboard as JSON text."""
     return dashboard(
         uid=UID,
         title="gputally / GPU and pod",
-        description="One device or one pod in full: use, memory, power, clocks, faults, MIG, and who shares it.",
+        description="All details of one GPU or one pod: use, memory, power, clocks, faults, MIG and sharing.",
         variables=[
             *layout.scope(),
             *layout.devices(),
@@ -148,7 +148,7 @@ def render() -> str:
             Section("Chosen GPUs", 4, _now()),
             Section("Device", 9, _device()),
             Section("", 9, _power()),
-            Section("Who holds it", 10, [holders()]),
+            Section("Holders", 10, [holders()]),
             Section("", 9, busy()),
             Section("Sharing and MIG", 9, sharing(), (14, 10)),
             Section("Chosen pods", 9, pods()),
@@ -174,7 +174,7 @@ def _now() -> list[Stat]:
     memory = promql.ratio(promql.total(_of("gpu_memory_used_bytes")), promql.total(_of("gpu_memory_total_bytes")))
     recent = f"({promql.age(promql.series('gpu_xid_last_timestamp_seconds', gpu_uuid='=~$gpu'))} < 86400)"
     return [
-        stat("GPUs", "How many physical GPUs are chosen. Live.", Query(many), GPUS, Levels(), decimals=0),
+        stat("GPUs", "Number of chosen physical GPUs. Live.", Query(many), GPUS, Levels(), decimals=0),
         stat(
             "Busy",
             "Share of the time in which the chosen GPUs execute work, for any holder or none. Live.",
@@ -231,8 +231,8 @@ def _device() -> list[TimeSeries]:
         ),
         timeseries(
             "Multiprocessors and tensor cores",
-            "Mean share of the time in which the multiprocessors, and the tensor cores, of the chosen GPUs are active. "
-            "Busy far above them: kernels run that use a small part of the device. Live.",
+            "Mean share of the time in which the multiprocessors and the tensor cores of the chosen GPUs are active. "
+            "If busy is far above them, the kernels use a small part of the GPU. Live.",
             [
                 Query(f"avg({_rate_of('gpu_busy_seconds_total')})", "busy"),
                 Query(f"avg({_rate_of('gpu_sm_active_seconds_total')})", "multiprocessors"),
@@ -276,8 +276,8 @@ def _power() -> list[TimeSeries]:
             levels=Levels.bad_above(90, warning=80),
         ),
         timeseries(
-            "Clocks held down",
-            "How many of the chosen GPUs have their clocks held down, by reason. Live.",
+            "Throttled GPUs",
+            "Number of chosen GPUs whose clocks the driver throttles, by reason. Live.",
             [Query(throttled, "{{reason}}")],
             GPUS,
         ),
@@ -290,8 +290,8 @@ def _faults() -> list[Table | TimeSeries]:
     return [
         table(
             "XID errors",
-            f"XID errors that the driver reported, by number, and how long ago the last was: the {HEALTH_MOST} latest. "
-            "What a number means stands in NVIDIA's list of XID errors. Live.",
+            f"XID errors that the driver reported, by number, and the time since the last one: the {HEALTH_MOST} "
+            "latest. NVIDIA's list of XID errors explains the numbers. Live.",
             [("Since the last", Query(f"bottomk({HEALTH_MOST}, {xids})", instant=True))],
             by=("node", "gpu_uuid", "xid"),
             columns={},
@@ -306,7 +306,7 @@ def _faults() -> list[Table | TimeSeries]:
         ),
         timeseries(
             "GPUs lost",
-            "Chosen GPUs that are listed but cannot be used. Their time is booked as down and not billed. Live.",
+            "Chosen GPUs that the driver lists and cannot use. Their time is booked as down and not billed. Live.",
             [Query(promql.total(_of("gpu_lost"), "node"), "{{node}}")],
             GPUS,
         ),

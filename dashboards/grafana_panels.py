@@ -1,13 +1,14 @@
-"""Defines Grafana panels and colours on top of grafanalib; the only module that imports grafanalib.
+"""Defines Grafana panels and colours on top of grafanalib.
 
-grafanalib writes the schema of Grafana 4 to 8. The classes here keep its models and override their JSON: references to
-data sources are `{type, uid}` with a variable, and options and field configuration follow schema version 42. Dashboards
-are written with `dashboards.layout`, not with these classes. This module contains no PromQL, metric names or layout.
-Source of the JSON: the types of npm @grafana/schema 13.2.3.
+grafanalib writes the schema of Grafana 4 to 8. The classes of this module keep its models and override their JSON:
+references to data sources are `{type, uid}` with a variable, and options and field configuration follow schema version
+42. The dashboards use `dashboards.layout`, which uses these classes. This module contains no PromQL, metric names or
+layout. Source of the JSON: the types of npm @grafana/schema 13.2.3.
 
-The colours are the eight of Okabe and Ito, "Color Universal Design" (2008). A thing has the same colour in every panel.
-If names are not known in advance (queues, namespaces), a name's first or last character determines the colour; others
-use the Cividis scale, which has the same purpose (Nuñez, Anderton, Renslow, PLOS ONE 2018)."""
+The colours are the eight of Okabe and Ito, "Color Universal Design" (2008). An account or a GPU model has the same
+colour in every panel. The colour of a name that is not known in advance (of a queue, a namespace) depends on its first
+or last character. Other series use the Cividis scale, which people with colour blindness can read too (Nuñez, Anderton,
+Renslow, PLOS ONE 2018)."""
 
 from __future__ import annotations
 
@@ -32,9 +33,9 @@ _LETTERS = ("ahov07", "bipw18", "cjqx29", "dkry3", "elz4", "fms5", "gntu6_")
 _NAMED = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, GREY)
 FIRST = {f"^[{letters}{letters.upper()}]": color for letters, color in zip(_LETTERS, _NAMED, strict=True)}
 LAST = {f"[{letters}{letters.upper()}]$": color for letters, color in zip(_LETTERS, _NAMED, strict=True)}
-"""Regular expression of names -> colour, by their first or last character, so that a name keeps its colour for any
-value, and neighbours in a legend mostly differ. Without yellow, which is faint on white. Grafana has no named palette
-that is safe for colour blindness."""
+"""Colours of series by a regular expression of their names, that is by the first or last character. So a name has the
+same colour in every panel, and neighbours in a legend mostly differ. Yellow is left out, because it is faint on white.
+Grafana has no named palette that is safe for colour blindness."""
 
 GOOD, WARNING, BAD = GREEN, ORANGE, VERMILION
 
@@ -95,8 +96,8 @@ class Threshold(core.Threshold):
 
 
 class Variable(core.Template):
-    """A variable of a dashboard, filled by a query. query_kind: how Grafana's Prometheus source interprets the query (1
-    label values, 3 the series of an expression)."""
+    """A variable of a dashboard, filled by a query. query_kind: the meaning of the query for Grafana's Prometheus
+    source (1: label values, 3: the series of an expression)."""
 
     def __init__(self, query_kind: int = 1, **fields: Any) -> None:
         super().__init__(**fields)
@@ -125,7 +126,7 @@ class Variable(core.Template):
 
 
 class Link(core.DashboardLink):
-    """A link to all dashboards with one of its tags, keeping the variables and the time range."""
+    """A link to all dashboards with one of its tags. It keeps the variables and the time range."""
 
     def to_json_data(self) -> Json:
         return {
@@ -286,7 +287,7 @@ class Dashboard(core.Dashboard):
 
 
 def _panel(panel: Any, kind: str, defaults: Json, options: Json) -> Json:
-    """The parts that all panels share. Of grafanalib's own output only what Grafana still reads is kept."""
+    """Return the JSON of a panel. Of grafanalib's own output it contains only the overrides."""
     old = panel.panel_json({})
     return {
         "id": panel.id,

@@ -10,11 +10,11 @@ UID = "gputally-health"
 
 
 def render() -> str:
-    """The committed JSON text of the dashboard."""
+    """Return the dashboard as JSON text."""
     return dashboard(
         uid=UID,
         title="gputally / Health",
-        description="Coverage, spool lag, ingest, balance of the books, and the controller.",
+        description="Coverage, spool lag, ingest, the balance of the ledger, and the controller.",
         variables=layout.scope(),
         sections=[
             Section("Now", 4, _now()),
@@ -41,7 +41,7 @@ def _now() -> list[Stat]:
         ),
         stat(
             "Imbalance",
-            "GPU-seconds of the last settled hour that stand in no account or in two. Anything but 0 is a defect.",
+            "GPU-seconds of the last settled hour that are in no account or in two. Any value but 0 is a defect.",
             Query(promql.max_by(f"abs({promql.series('ledger_imbalance_seconds')})")),
             "s",
             Levels.bad_above(0.000001),
@@ -49,7 +49,7 @@ def _now() -> list[Stat]:
         ),
         stat(
             "Agents",
-            "Agents that are scraped, and whose driver answers.",
+            "Number of scraped agents whose driver answers.",
             Query(promql.total(promql.series("nvml_up"))),
             "suffix: up",
             Levels.good_above(1),
@@ -57,8 +57,8 @@ def _now() -> list[Stat]:
         ),
         stat(
             "Oldest not delivered",
-            "Age of the oldest record that waits in any agent's outbox. Nothing is lost while it waits; it is kept "
-            "for days.",
+            "Age of the oldest record in any agent's outbox that the accountant has not confirmed. The agent keeps "
+            "it for days, so no record is lost meanwhile.",
             Query(promql.max_by(promql.series("agent_outbox_oldest_age_seconds"))),
             "s",
             Levels.bad_above(86_400, warning=900),
@@ -66,7 +66,7 @@ def _now() -> list[Stat]:
         ),
         stat(
             "Quarantined",
-            "Records that were not booked because they contradict what is known. Their time is unmetered.",
+            "Records that were not booked because they contradict other records. Their time is unmetered.",
             Query(promql.max_by(promql.series("ledger_quarantined_rows"))),
             "suffix: rows",
             Levels.warning_above(1),
@@ -74,7 +74,8 @@ def _now() -> list[Stat]:
         ),
         stat(
             "Disk left",
-            "Room on the ledger's volume before nothing is taken in any more and agents keep it in their spools.",
+            "Free space on the ledger's volume until the accountant refuses batches and agents keep them in their "
+            "spools.",
             Query(promql.smallest(promql.series("ledger_room_bytes"))),
             "bytes",
             Levels.good_above(5 << 30, warning=1 << 30),
@@ -97,17 +98,17 @@ def _books() -> list[TimeSeries | BarGauge]:
         ),
         bars(
             "Nodes that are not metered",
-            "GPUs of each node that nothing was heard of in the last settled quarter of an hour: the ten that lack "
-            "most. An agent is down there, or cannot deliver. Empty where all are heard. Booked.",
+            "GPUs of each node without a record in the last settled quarter of an hour: the ten nodes with the most. "
+            "Their agent is down or cannot deliver. Empty if all GPUs have records. Booked.",
             Query(promql.top(10, promql.max_by(promql.series("unmetered_gpus"), "node")), "{{node}}"),
             GPUS,
             decimals=1,
         ),
         timeseries(
-            "Age of what has not arrived",
-            "Oldest interval that an agent has not yet delivered, and how far the ledger's watermark and the "
-            "usage that the controller works with lie behind. The line is at 15 minutes, after which weights are "
-            "held.",
+            "Age of records that have not arrived",
+            "Age of the oldest interval that an agent has not yet delivered, of the ledger's watermark, and of the "
+            "usage that the controller works with. The line is at 15 minutes, after which the controller holds the "
+            "weights.",
             [
                 Query(promql.max_by(promql.series("agent_outbox_oldest_age_seconds")), "oldest in an outbox"),
                 Query(promql.age(promql.smallest(promql.series("ledger_watermark_timestamp_seconds"))), "watermark"),
@@ -127,22 +128,22 @@ def _books() -> list[TimeSeries | BarGauge]:
 def _agents() -> list[TimeSeries]:
     return [
         timeseries(
-            "Records that wait",
-            "Records in all outboxes together that the accountant has not confirmed.",
+            "Records not confirmed",
+            "Records in all outboxes that the accountant has not confirmed.",
             [Query(promql.total(promql.series("agent_outbox_rows")), "waiting")],
             "suffix: rows",
             looks={"^waiting$": fixed_colour(grafana_panels.BLUE)},
         ),
         timeseries(
             "Largest outbox",
-            "Size of the largest outbox of any agent. It is bounded; at its bound the newest is not kept any more.",
+            "Size of the largest outbox of any agent. An outbox at its size limit keeps no new records.",
             [Query(promql.max_by(promql.series("agent_outbox_bytes")), "largest")],
             "bytes",
             looks={"^largest$": fixed_colour(grafana_panels.BLUE)},
         ),
         timeseries(
             "Sources that do not answer",
-            "Agents whose source (driver, kubelet, processes) did not answer last time, by source.",
+            "Agents whose source (driver, kubelet, processes) did not answer the last time, by source.",
             [
                 Query(
                     f"count by (collector) ({promql.series('collector_success')}) - "
@@ -160,7 +161,7 @@ def _refused() -> list[TimeSeries]:
         timeseries(
             "Rows refused",
             "Intervals per second that were not booked: parked on the node because the accountant cannot decode "
-            "them, or quarantined because they contradict what is known. Their time is unmetered.",
+            "them, or quarantined because they contradict other records. Their time is unmetered.",
             [
                 Query(promql.total(promql.rate("agent_rows_parked_total"), "reason"), "parked: {{reason}}"),
                 Query(promql.total(promql.rate("ingest_rows_total", result="quarantined")), "quarantined"),
@@ -170,13 +171,13 @@ def _refused() -> list[TimeSeries]:
         ),
         timeseries(
             "Uploads",
-            "Deliveries of the agents per second, by what came of them.",
+            "Deliveries of the agents per second, by result.",
             [Query(promql.total(promql.rate("agent_uploads_total"), "result"), "{{result}}")],
             "suffix:/s",
         ),
         timeseries(
-            "Reading everything once",
-            "How long the slowest agent took to read its devices and holders.",
+            "Duration of a reading",
+            "Time that the slowest agent took to read its devices and holders once.",
             [Query(promql.max_by(promql.series("agent_sample_duration_seconds")), "slowest")],
             "s",
             looks={"^slowest$": fixed_colour(grafana_panels.BLUE)},
@@ -187,9 +188,9 @@ def _refused() -> list[TimeSeries]:
 def _ingest() -> list[TimeSeries]:
     return [
         timeseries(
-            "Rows taken in",
-            "Rows of the agents' batches per second, by what became of them. A duplicate was sent again after a lost "
-            "answer, and is counted once.",
+            "Received rows",
+            "Rows of the agents' batches per second, by result. A duplicate was sent again after a lost answer, and "
+            "is booked once.",
             [Query(promql.total(promql.rate("ingest_rows_total"), "result"), "{{result}}")],
             "suffix: rows/s",
             looks={
@@ -200,7 +201,7 @@ def _ingest() -> list[TimeSeries]:
         ),
         timeseries(
             "Batches by answer",
-            "Batches per second by the HTTP status of the answer; 503 means that nothing can be stored.",
+            "Batches per second by the HTTP status of the answer; 503 means that the ledger can store no rows.",
             [Query(promql.total(promql.rate("ingest_batches_total"), "code"), "{{code}}")],
             "suffix:/s",
             looks={"^200$": fixed_colour(grafana_panels.GREEN), "^5": fixed_colour(grafana_panels.BAD)},
@@ -223,7 +224,7 @@ def _controller() -> list[TimeSeries]:
     return [
         timeseries(
             "Ledger's disk",
-            "Room left on the volume, and the size of the write-ahead log, which a checkpoint empties.",
+            "Free space on the volume, and the size of the write-ahead log, which a checkpoint empties.",
             [
                 Query(promql.smallest(promql.series("ledger_room_bytes")), "room left"),
                 Query(promql.max_by(promql.series("ledger_wal_bytes")), "write-ahead log"),
@@ -233,14 +234,14 @@ def _controller() -> list[TimeSeries]:
         ),
         timeseries(
             "Duration of a cycle",
-            "99 % of the controller's passes were faster than this.",
+            "99 % of the controller's cycles were faster than this.",
             [Query(promql.quantile(0.99, "fairshare_cycle_seconds"), "99 %")],
             "s",
             looks={"^99 %$": fixed_colour(grafana_panels.BLUE)},
         ),
         timeseries(
             "Writes of the latest cycle",
-            "Writes to the schedulers' objects, by target and what became of them.",
+            "Writes to the schedulers' objects, by target and result.",
             [Query(promql.max_by(promql.series("fairshare_writes"), "target", "result"), "{{target}}: {{result}}")],
             "suffix: writes",
         ),
@@ -251,9 +252,9 @@ def _lake() -> list[TimeSeries]:
     published = "fleet_published_timestamp_seconds"
     return [
         timeseries(
-            "Age of what is published",
-            "How long ago the accountant began its last publication in the lake, and how long ago the figures "
-            "of each ledger end there, as the fleet's pages read them. The line is at six hours.",
+            "Age of the published figures",
+            "Time since the accountant began its last publication in the lake, and since the end of each ledger's "
+            "figures there, as the fleet's pages read them. The line is at six hours.",
             [
                 Query(promql.age(promql.max_by(promql.series("lake_published_timestamp_seconds"))), "this accountant"),
                 Query(promql.age(promql.max_by(promql.series(published), "ledger")), "{{ledger}}"),
@@ -264,7 +265,7 @@ def _lake() -> list[TimeSeries]:
         ),
         timeseries(
             "Lake and ledger differ",
-            "Figures that the lake and the ledger told differently when they were last compared. Anything but 0 is a "
+            "Figures that differed between the lake and the ledger at their last comparison. Any value but 0 is a "
             "defect, or another program wrote to the lake.",
             [Query(promql.max_by(promql.series("lake_differences")), "differences")],
             "suffix: figures",
@@ -277,8 +278,8 @@ def _around() -> list[TimeSeries | Table]:
     running = " or ".join(promql.series(f"{program}_build_info") for program in ("agent", "accountant", "fairshare"))
     return [
         timeseries(
-            "Cluster's objects, age",
-            "How long ago the API server last answered the accountant about each kind of object. Absent without the "
+            "Age of the cluster's objects",
+            "Time since the API server last answered the accountant, by kind of object. Empty without the "
             "Kubernetes inventory.",
             [Query(promql.max_by(promql.series("inventory_age_seconds"), "kind"), "{{kind}}")],
             "s",
@@ -286,14 +287,14 @@ def _around() -> list[TimeSeries | Table]:
         ),
         timeseries(
             "Disagreements",
-            "Pods that run on a GPU without holding it: where control groups and the kubelet disagree.",
+            "Pods with processes on a GPU that they do not hold: control groups and the kubelet disagree.",
             [Query(promql.total(promql.series("attribution_disagreements")), "pods")],
             "suffix: pods",
             looks={"^pods$": fixed_colour(grafana_panels.ORANGE)},
         ),
         table(
             "Versions",
-            "How many of each program run, by version.",
+            "Number of running instances of each program, by version.",
             [
                 (
                     "Running",

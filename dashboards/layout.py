@@ -1,11 +1,11 @@
-"""Lays out panels, sections and variables with common units, and emits the JSON of a dashboard.
+"""Lays out panels, sections and variables with common units, and writes the JSON of a dashboard.
 
-All style choices (palette, legends, axes, sizes) are made here, so that a dashboard module states only what it shows.
-This module contains no PromQL and no metric names. The JSON contains no null except that of a threshold's first step.
+The module makes all choices of style (palette, legends, axes, sizes), so that a dashboard's module states only its
+panels. The JSON contains no null except that of a threshold's first step.
 
-Variables depend on each other in this order: data source, cluster, job, pool, GPU model, node, GPU, namespace, pod; and
-team, queue; and target. A dashboard includes those that its panels use. A cluster without pools in its inventory still
-has nodes: a node is left out only if it is known to be in another pool."""
+A variable depends on the earlier ones of this order: data source, cluster, job, pool, GPU model, node, GPU, namespace,
+pod; and team, queue; and target. A dashboard has the variables that its panels use. A node is left out only if the
+inventory has it in another pool, so a cluster without pools in its inventory still shows its nodes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ COLUMNS = 24
 """Width of Grafana's grid; at 1440 px a column is about 57 px."""
 
 LEAST_STEP = "1m"
-"""Minimum step of every query. Grafana's `$__rate_interval` is then at least four minutes, however short the data
-source's scrape interval is. Agents count by intervals, and in a shorter window none may end."""
+"""Minimum step of every query. Grafana's `$__rate_interval` is then at least four minutes. Agents' counters move only
+at the end of an interval, and a shorter window could contain no end of an interval."""
 
 TAG = "gputally"
 """Tag of all dashboards, by which they link to each other."""
@@ -33,7 +33,7 @@ _HEADINGS = {"gpu_uuid": "GPU", "mig_uuid": "MIG instance", "gpu_model": "GPU mo
 
 @dataclass(frozen=True)
 class Query:
-    """One PromQL expression. instant: only the newest value, as a table needs it."""
+    """One PromQL expression. instant: True for the newest value only, as a table needs it."""
 
     expr: str
     legend: str = ""
@@ -42,7 +42,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Step:
-    """From `value` upwards the colour is `color`."""
+    """The colour of a figure from `value` upwards."""
 
     value: float
     color: str
@@ -57,19 +57,19 @@ class Levels:
 
     @classmethod
     def good_above(cls, good: float, *, warning: float | None = None) -> Levels:
-        """Bad below `good`. warning: a value from which it is no longer bad, but not yet good."""
+        """Return the colours of a figure that is good from `good` upwards, and bad below `warning` or below `good`."""
         steps = [Step(good, grafana_panels.GOOD)]
         return cls(grafana_panels.BAD, steps if warning is None else [Step(warning, grafana_panels.WARNING), *steps])
 
     @classmethod
     def bad_above(cls, bad: float, *, warning: float | None = None) -> Levels:
-        """Good below `bad`. warning: a value from which it is no longer good, but not yet bad."""
+        """Return the colours of a figure that is bad from `bad` upwards, and good below `warning` or below `bad`."""
         steps = [Step(bad, grafana_panels.BAD)]
         return cls(grafana_panels.GOOD, steps if warning is None else [Step(warning, grafana_panels.WARNING), *steps])
 
     @classmethod
     def warning_above(cls, at: float) -> Levels:
-        """Good below, warning above, never bad."""
+        """Return the colours of a figure that is good below `at`, a warning from there upwards, and never bad."""
         return cls(grafana_panels.GOOD, [Step(at, grafana_panels.WARNING)])
 
 
@@ -78,8 +78,11 @@ _UNMARKED = Levels(grafana_panels.GOOD)
 
 @dataclass(frozen=True)
 class Section:
-    """Panels side by side under a heading ("": without one). height: of each panel, in grid units. widths: of each, in
-    columns; empty: all equal, so their number must divide 24."""
+    """Panels side by side under a heading.
+
+    title: the heading; "" for none.
+    height: the height of each panel, in grid units.
+    widths: the width of each panel, in columns; empty for equal widths, so that the number of panels must divide 24."""
 
     title: str
     height: int
@@ -96,7 +99,8 @@ def stat(
     decimals: int | None = None,
     looks: Mapping[str, Json] = {},
 ) -> grafana_panels.Stat:
-    """One figure, with a line of its past values behind it. looks: regular expression of names -> properties."""
+    """Return a panel with one figure and a line of its past values. looks: the properties of series, by a regular
+    expression of their names."""
     return grafana_panels.Stat(
         title=title,
         description=description,
@@ -114,8 +118,7 @@ def stat(
 def bars(
     title: str, description: str, query: Query, unit: str, decimals: int | None = None, looks: Mapping[str, Json] = {}
 ) -> grafana_panels.BarGauge:
-    """One horizontal bar per series, with present values only: the largest series at every past instant would be too
-    many. looks: regular expression of names -> properties."""
+    """Return a panel with one horizontal bar per series, of present values only. looks: see `stat`."""
     return grafana_panels.BarGauge(
         title=title,
         description=description,
@@ -143,9 +146,13 @@ def timeseries(
     looks: Mapping[str, Json] = {},
     names: Mapping[str, str] = grafana_panels.FIRST,
 ) -> grafana_panels.TimeSeries:
-    """Lines over time, or stacked areas. share: the axis is 0 to 100 %. floor: start of the axis; None: by the data.
-    `levels` are drawn as dashed lines. looks: regular expression of series names -> properties. names: likewise ->
-    colour, unless `looks` sets it."""
+    """Return a panel with lines over time, or with stacked areas.
+
+    share: True for an axis from 0 to 100 %.
+    floor: the start of the axis; None for the smallest value.
+    levels: thresholds, drawn as dashed lines.
+    looks: see `stat`.
+    names: the colours of series, by a regular expression of their names, unless `looks` sets them."""
     return grafana_panels.TimeSeries(
         title=title,
         description=description,
@@ -179,8 +186,12 @@ def table(
     descending: str,
     decimals: int | None = None,
 ) -> grafana_panels.Table:
-    """One row per value of the labels `by`, one column per (heading, query). columns: heading -> properties. decimals:
-    of numbers without decimals of their own."""
+    """Return a table with one row per value of the labels `by`.
+
+    queries: the columns, as (heading, query).
+    columns: the properties of columns, by heading.
+    descending: the heading of the column by which the rows are sorted.
+    decimals: the decimals of columns that set none of their own."""
     targets = _targets([query for _, query in queries])
     for target in targets:
         target.format = "table"
@@ -217,19 +228,20 @@ def table(
 
 
 def heading_of(label: str) -> str:
-    """A label as a table heading: `gpu_uuid` is "GPU", `mig_uuid` "MIG instance"."""
+    """Return the table heading of a label: "GPU" for `gpu_uuid`, "MIG instance" for `mig_uuid`."""
     return _HEADINGS.get(label, label.replace("_", " ").capitalize())
 
 
 def link_to(uid: str, title: str, choice: str) -> Json:
-    """Properties of a column whose cells link to another dashboard with the cell's value selected."""
-    kept = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}"
-    url = f"/d/{uid}?{kept}&var-{choice}=${{__value.raw}}"
+    """Return the properties of a column whose cells link to another dashboard. choice: the variable that the link sets
+    to the cell's value."""
+    parameters = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}"
+    url = f"/d/{uid}?{parameters}&var-{choice}=${{__value.raw}}"
     return {"links": [{"title": title, "url": url, "targetBlank": False}]}
 
 
 def fixed_colour(color: str) -> Json:
-    """Properties of a series with a fixed colour."""
+    """Return the properties of a series with a fixed colour."""
     return {"color": {"mode": "fixed", "fixedColor": color}}
 
 
@@ -240,7 +252,7 @@ def dashboard(
     variables: Sequence[grafana_panels.Variable],
     sections: Sequence[Section],
 ) -> str:
-    """The JSON text of a dashboard; equal input gives equal bytes.
+    """Return a dashboard as JSON text. Equal arguments give equal bytes.
 
     Raises ValueError if the panels of a section do not fill the width."""
     placed: list[Any] = []
@@ -336,12 +348,12 @@ PROGRAMS = '{__name__=~"gputally_.+_build_info"}'
 
 
 def datasource() -> grafana_panels.Variable:
-    """The Prometheus data source, to which every other variable and every panel refers."""
+    """Return the variable of the Prometheus data source, to which all variables and panels refer."""
     return grafana_panels.Variable(name="datasource", label="Data source", type="datasource", query="prometheus")
 
 
 def scope() -> list[grafana_panels.Variable]:
-    """The variables that every dashboard begins with."""
+    """Return the variables with which every dashboard begins."""
     return [
         datasource(),
         _chained("cluster", "Cluster", promql.values("cluster", PROGRAMS)),
@@ -350,7 +362,7 @@ def scope() -> list[grafana_panels.Variable]:
 
 
 def devices() -> list[grafana_panels.Variable]:
-    """Pool, model and node of the GPUs."""
+    """Return the variables for pool, model and node of the GPUs."""
     return [
         _chained("pool", "Pool", promql.values("pool", promql.series("node_info"))),
         _chained("gpu_model", "GPU model", promql.values("gpu_model", promql.series("gpu_info"))),
@@ -359,55 +371,55 @@ def devices() -> list[grafana_panels.Variable]:
 
 
 def node() -> grafana_panels.Variable:
-    """Nodes with GPUs of the chosen model, without those known to be in other pools."""
+    """Return the variable of nodes with GPUs of the chosen model, without those that are known to be in other pools."""
     ours = promql.grouped(promql.series("gpu_info", gpu_model="=~$gpu_model"), "cluster", "node")
     return _chained("node", "Node", f"query_result({promql.not_elsewhere(ours)})", QUERY_RESULT, '/node="([^"]+)"/')
 
 
 def gpu() -> grafana_panels.Variable:
-    """One device of the chosen nodes."""
+    """Return the variable of GPUs of the chosen nodes."""
     chosen = promql.series("gpu_info", node="=~$node", gpu_model="=~$gpu_model")
     return _chained("gpu", "GPU", promql.values("gpu_uuid", chosen))
 
 
 def namespace() -> grafana_panels.Variable:
-    """Namespaces whose pods hold GPUs of the chosen nodes."""
+    """Return the variable of namespaces whose pods hold GPUs of the chosen nodes."""
     return _chained("namespace", "Namespace", promql.values("namespace", promql.series("pod_info", node="=~$node")))
 
 
 def pod() -> grafana_panels.Variable:
-    """Pods of the chosen namespaces on the chosen nodes."""
+    """Return the variable of pods of the chosen namespaces on the chosen nodes."""
     chosen = promql.series("pod_info", node="=~$node", namespace="=~$namespace")
     return _chained("pod", "Pod", promql.values("pod", chosen))
 
 
 def team() -> grafana_panels.Variable:
-    """Teams with usage this month."""
+    """Return the variable of teams with usage this month."""
     return _chained("team", "Team", promql.values("team", promql.series("month_team_gpu_seconds")))
 
 
 def queue_of_team() -> grafana_panels.Variable:
-    """Queues that the chosen teams pay for."""
+    """Return the variable of queues for which the chosen teams pay."""
     return _chained("queue", "Queue", promql.values("queue", promql.series("queue_info", team="=~$team")))
 
 
 def target() -> grafana_panels.Variable:
-    """Schedulers to which the controller writes."""
+    """Return the variable of schedulers to which the controller writes."""
     return _chained("target", "Scheduler", promql.values("target", promql.series("queue_weight")))
 
 
 def queue_of_target() -> grafana_panels.Variable:
-    """Queues of the chosen schedulers."""
+    """Return the variable of queues of the chosen schedulers."""
     return _chained("queue", "Queue", promql.values("queue", promql.series("queue_weight", target="=~$target")))
 
 
 def hour(name: str, label: str, value: int) -> grafana_panels.Variable:
-    """An hour of the day, UTC, as an editable text field."""
+    """Return a variable for an hour of the day (UTC), which is an editable text field."""
     return grafana_panels.Variable(name=name, label=label, type="textbox", query=str(value))
 
 
 def _chained(name: str, label: str, query: str, kind: int = LABEL_VALUES, regex: str = "") -> grafana_panels.Variable:
-    """A list with multiple selection, which is read again when the time range changes."""
+    """Return a variable with multiple selection, whose values Grafana reads again when the time range changes."""
     return grafana_panels.Variable(
         name=name,
         label=label,
@@ -430,7 +442,7 @@ CURRENCIES = ("USD", "EUR", "GBP", "CHF", "JPY")
 MODELS: dict[str, Json] = {name: fixed_colour(color) for name, color in grafana_panels.MODELS.items()}
 ACCOUNTS: dict[str, Json] = {f"^{name}$": fixed_colour(color) for name, color in grafana_panels.ACCOUNTS.items()}
 MONEY: dict[str, Json] = {f"{code}$": {"unit": f"currency{code}"} for code in CURRENCIES}
-"""A series whose name ends in a currency is shown with its sign."""
+"""Units of series whose names end in a currency."""
 CAPACITY: dict[str, Json] = {
     "^capacity$": fixed_colour(grafana_panels.GREY),
     "^allocated$": fixed_colour(grafana_panels.ORANGE),

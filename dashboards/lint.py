@@ -1,8 +1,9 @@
 """Checks every finished dashboard against common rules.
 
-A rule is a function from a dashboard to faults, each with the panel and the reason. The rules follow
-grafana/dashboard-linter; our `node` variable replaces its `instance`, because people know nodes and not scrape
-addresses. Expressions are checked as text here; the tests prove that they parse and name existing metrics."""
+A rule is a function that yields the faults of a dashboard, each with the panel and the reason. The rules follow
+grafana/dashboard-linter, with the variable `node` instead of `instance`, because people know nodes and not scrape
+addresses. The rules check expressions as text. The tests parse the expressions and compare their metrics with the
+programs'."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ Rule = Callable[[Json], Iterator[str]]
 
 WINDOWS = {"$__rate_interval", "$__range", PEAK_WINDOW}
 SMALLEST = {"stat": (4, 3), "bargauge": (6, 6), "table": (8, 6), "timeseries": (8, 7)}
-"""Minimum width and height in grid units at which a panel is legible on a page 1440 px wide."""
+"""Smallest width and height, in grid units, at which a panel is legible on a page 1440 px wide."""
 
 _SELECTOR = re.compile(r"\bgputally_(\w+)(\{[^}]*\})?(\[[^\]]*\])?")
 _WINDOW = re.compile(r"\[([^\]]*)\]")
@@ -27,17 +28,17 @@ _COLOR = re.compile(r"#[0-9A-Fa-f]{6}")
 
 
 def faults(dashboard: Json) -> list[str]:
-    """All faults of a dashboard, one line each; empty if there are none."""
+    """Return all faults of a dashboard, one line each; empty if there are none."""
     return [f"{rule.__name__.replace('_', '-')}: {fault}" for rule in RULES for fault in rule(dashboard)]
 
 
 def panels(dashboard: Json) -> list[Json]:
-    """The panels that show data, without rows."""
+    """Return the panels that show data, without the headings of rows."""
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
 def expressions(dashboard: Json) -> Iterator[tuple[str, str]]:
-    """(title of the panel, PromQL) of every query."""
+    """Yield the title of the panel and the PromQL of every query."""
     for panel in panels(dashboard):
         for target in panel["targets"]:
             yield panel["title"], target["expr"]
@@ -85,9 +86,9 @@ def declared_choices(dashboard: Json) -> Iterator[str]:
 
 
 def linked(dashboard: Json) -> Iterator[str]:
-    """Every dashboard links to all others, keeping variables and time range."""
+    """Check that the dashboard links to all others and keeps the variables and the time range."""
     if TAG not in dashboard["tags"]:
-        yield f"the tag {TAG!r}, by which dashboards find each other, is missing"
+        yield f"the tag {TAG!r}, by which dashboards link to each other, is missing"
     for link in dashboard["links"]:
         if link["type"] == "dashboards" and link["tags"] == [TAG] and link["includeVars"] and link["keepTime"]:
             return
@@ -138,15 +139,15 @@ def rate_interval(dashboard: Json) -> Iterator[str]:
 def least_step(dashboard: Json) -> Iterator[str]:
     for panel in panels(dashboard):
         if any(target["interval"] != LEAST_STEP for target in panel["targets"]):
-            yield f"panel {panel['title']!r}: without a least step, Grafana may rate over less than an interval"
+            yield f"panel {panel['title']!r}: the minimum step is not {LEAST_STEP}, so a rate can miss an interval"
 
 
 def counted_by_intervals(dashboard: Json) -> Iterator[str]:
-    """A counter of the agents' closed intervals is divided by the metered time."""
+    """Check that each counter of the agents' closed intervals is divided by the metered time."""
     for title, expr in expressions(dashboard):
         read = re.findall(r"\brate\(gputally_(?:pod_)?gpu_\w+_(?:seconds|joules)_total", expr)
         if read and "gputally_gpu_unallocated_seconds_total" not in expr:
-            yield f"panel {title!r}: {read[0]}) jumps with the scrapes that its window meets; use promql.metered"
+            yield f"panel {title!r}: {read[0]}) jumps with the number of scrapes in its window; use promql.metered"
 
 
 def counters(dashboard: Json) -> Iterator[str]:

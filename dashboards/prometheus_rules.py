@@ -1,9 +1,8 @@
 """Defines recording rules and alerts, and writes them as a Prometheus rule file.
 
 An alert waits (`for`) long enough to ignore a roll-out, a restart or one lost scrape. Every expression keeps the label
-`cluster`, so that clusters in one Prometheus are evaluated separately; without this label there is one cluster. A
-component that died has no series, so alerts look for series that existed within the last day and do not now. Values and
-labels in texts are Prometheus templates.
+`cluster`, so that Prometheus evaluates each cluster separately; without the label there is one cluster. A component
+that died has no series, so some alerts look for series that existed within the last day and do not exist now.
 
 Names of records are level:metric:operation (prometheus.io/docs/practices/rules)."""
 
@@ -16,7 +15,8 @@ from typing import Literal
 import yaml
 
 Severity = Literal["critical", "warning", "info"]
-"""critical: money or measurements are being lost. warning: they will be, or a queue waits. info: money can be saved."""
+"""Severity of an alert. critical: bills or measurements are being lost. warning: they will be lost, or a queue waits.
+info: money can be saved."""
 
 RUNBOOKS = "https://gputally.dev/docs/runbooks"
 INTERVAL = "1m"
@@ -24,7 +24,7 @@ INTERVAL = "1m"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A series that is computed once for all queries."""
+    """A recording rule: a series that Prometheus computes once for all queries."""
 
     name: str
     expr: str
@@ -32,7 +32,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """`summary` and `description` may use the labels and the value of the alert as Prometheus templates."""
+    """An alerting rule. Its summary and description are Prometheus templates with the labels and the value of the
+    alert.
+
+    wait: the time for which the expression must be true (`for`)."""
 
     name: str
     expr: str
@@ -48,14 +51,14 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rules that are evaluated together, in order."""
+    """Rules that Prometheus evaluates together, in their order."""
 
     name: str
     rules: tuple[Record | Alert, ...]
 
 
 def render_groups(groups: Iterable[Group]) -> str:
-    """The rule file; equal input gives equal bytes."""
+    """Return the rule file as YAML. Equal arguments give equal bytes."""
     plain = [
         {"name": group.name, "interval": INTERVAL, "rules": [_plain(rule) for rule in group.rules]} for group in groups
     ]
@@ -84,7 +87,8 @@ def _of_device(series: str) -> str:
 
 
 def _by_model(series: str) -> str:
-    """Relative to the metered time, because a counter moves by a whole interval at once (see dashboards.promql)."""
+    """Return a counter's rate by model, per metered second, because a counter moves by a whole interval at once (see
+    dashboards.promql)."""
     held, free = (
         _of_device("gputally_gpu_allocated_seconds_total"),
         _of_device("gputally_gpu_unallocated_seconds_total"),
@@ -125,17 +129,18 @@ AGENT = "max by (cluster, instance, node) (gputally_agent_build_info)"
 
 
 def _of_agent(by_instance: str) -> str:
-    """A figure by cluster and instance, with the agent's node, because the instance is only an address."""
+    """Add the label `node` to a figure by cluster and instance, because the instance is only an address."""
     return f"{by_instance} * on (cluster, instance) group_left (node) {AGENT}"
 
 
 def _of_gpu(by_gpu: str) -> str:
-    """A figure by cluster and GPU, with the GPU's model and node."""
+    """Add the labels `node` and `gpu_model` to a figure by cluster and GPU."""
     return f"{by_gpu} * on (cluster, gpu_uuid) group_left (node, gpu_model) {DEVICES}"
 
 
 def _missed(series: str) -> str:
-    """Clusters that had `series` within the last day and have none now, or a series if no cluster has it."""
+    """Return the clusters that had `series` within the last day and have none now, or one series if no cluster had
+    it."""
     lately = f"last_over_time({series}[1d])"
     return f"group by (cluster) ({lately}) unless on (cluster) {series} or absent({lately})"
 
@@ -148,9 +153,9 @@ METERING = Group(
             "max by (cluster, node) (gputally_unmetered_gpus) > 0",
             "20m",
             "warning",
-            "Nothing is heard of GPUs on {{ $labels.node }}",
+            "The accountant gets no records of GPUs on {{ $labels.node }}",
             "{{ $value | humanize }} GPUs are unmetered there: no agent runs, or it cannot deliver. "
-            "What an agent has spooled is booked once it arrives; time that none has seen is lost to the books.",
+            "The records in an agent's spool are booked once they arrive; time without an agent stays unmetered.",
         ),
         Alert(
             "GputallyDriverSilent",
@@ -158,8 +163,8 @@ METERING = Group(
             "10m",
             "warning",
             "The NVIDIA driver does not answer the agent on {{ $labels.node }}",
-            "The agent runs and has no GPUs to read. Who holds those it knows goes on holding them, "
-            "their use unknown; the others are unmetered until the driver answers.",
+            "The agent runs and cannot read its GPUs. The time of known holders is booked with unknown use; "
+            "the time of other GPUs is unmetered until the driver answers.",
         ),
         Alert(
             "GputallyCoverageLow",
@@ -167,8 +172,9 @@ METERING = Group(
             " and on (cluster) sum by (cluster) (gputally_unmetered_gpus) > 0",
             "30m",
             "warning",
-            "Only {{ $value | humanizePercentage }} of the month's GPU time is metered, and more goes missing",
-            "The month's report says how much is not known; weights are held where their window knows as little.",
+            "Only {{ $value | humanizePercentage }} of the month's GPU time is metered, and some is missing now",
+            "The month's report states the coverage. The controller holds weights whose window has too little "
+            "coverage.",
         ),
         Alert(
             "GputallySpoolAgeing",
@@ -176,7 +182,7 @@ METERING = Group(
             "15m",
             "warning",
             "The agent on {{ $labels.node }} has not delivered for {{ $value | humanizeDuration }}",
-            "Its spool keeps what it measures, for days by default; then the time is lost.",
+            "Its spool keeps the records for days by default; later records are lost.",
         ),
         Alert(
             "GputallySpoolLosing",
@@ -189,7 +195,7 @@ METERING = Group(
             "0m",
             "critical",
             "The agent on {{ $labels.node }} loses measurements",
-            "Its spool is full, or it cannot be written and memory is full: {{ $value | humanize }} rows are gone.",
+            "Its spool is full, or it cannot be written and memory is full: {{ $value | humanize }} rows are lost.",
         ),
         Alert(
             "GputallySourceSilent",
@@ -218,8 +224,8 @@ METERING = Group(
             "5m",
             "warning",
             "GPU {{ $labels.gpu_uuid }} of {{ $labels.node }} does not answer",
-            "The driver answers for the others of the node. What the GPU ({{ $labels.gpu_model }}) does is not known: "
-            "its holder is billed for holding it.",
+            "The driver answers for the node's other GPUs. The use of the GPU ({{ $labels.gpu_model }}) is unknown, "
+            "and its holder is billed for holding it.",
         ),
         Alert(
             "GputallyXid",
@@ -246,15 +252,16 @@ LEDGER = Group(
             "10m",
             "critical",
             "The ledger cannot be read",
-            "The accountant does not run, is not scraped, or cannot read its file. Agents spool; weights stay.",
+            "The accountant does not run, is not scraped, or cannot read its file. Agents spool, and weights do not "
+            "change.",
         ),
         Alert(
             "GputallyImbalance",
             "max by (cluster) (abs(gputally_ledger_imbalance_seconds)) > 0",
             "5m",
             "critical",
-            "The books do not balance",
-            "{{ $value | humanize }} GPU-seconds of the last settled hour stand in no account or in two: a defect.",
+            "The ledger does not balance",
+            "{{ $value | humanize }} GPU-seconds of the last settled hour are in no account or in two: a defect.",
         ),
         Alert(
             "GputallyLedgerDiskFull",
@@ -262,7 +269,8 @@ LEDGER = Group(
             "5m",
             "critical",
             "The ledger's volume has {{ $value | humanize1024 }}B left",
-            "At 0 batches are refused with 503, and agents spool. Nothing breaks, and nothing is billed.",
+            "At 0 the accountant refuses batches with 503, and agents spool. No data is damaged, and no usage is "
+            "booked.",
         ),
         Alert(
             "GputallyLedgerDiskFilling",
@@ -270,8 +278,8 @@ LEDGER = Group(
             " and min by (cluster) (predict_linear(gputally_ledger_room_bytes[1d], 259200)) < 0",
             "1h",
             "warning",
-            "The ledger's volume is full within three days",
-            "At the rate of the last six hours, and of the last day, there is no room left in three days.",
+            "The ledger's volume will be full within three days",
+            "At the rate of the last six hours, and of the last day, the volume has no free space in three days.",
         ),
         Alert(
             "GputallyQuarantine",
@@ -279,7 +287,7 @@ LEDGER = Group(
             "0m",
             "warning",
             "{{ $value | humanize }} records were not booked within the last hour",
-            "They contradict what is known, or come from the future. Their time is unmetered.",
+            "They contradict other records, or lie in the future. Their time is unmetered.",
         ),
         Alert(
             "GputallyGpusUnpriced",
@@ -305,14 +313,14 @@ LEDGER = Group(
             "0m",
             "warning",
             "Budget {{ $labels.budget }} is used up ({{ $value | humanizePercentage }})",
-            "Of team {{ $labels.team }}, this month. What then happens is the policy's business (`exhausted`).",
+            "Of team {{ $labels.team }}, this month. The policy's key `exhausted` sets the consequence.",
         ),
         Alert(
             "GputallyBudgetForecast",
             "max by (cluster, budget, team) (gputally_budget_forecast_ratio) > 1",
             "6h",
             "info",
-            "Budget {{ $labels.budget }} comes to {{ $value | humanizePercentage }} by the month's end",
+            "Budget {{ $labels.budget }} will be {{ $value | humanizePercentage }} used at the month's end",
             "At the rate of the month's days so far, team {{ $labels.team }} overspends.",
         ),
         Alert(
@@ -328,16 +336,17 @@ LEDGER = Group(
             "max by (cluster, task) (gputally_upkeep_failing) == 1",
             "15m",
             "warning",
-            "What the accountant does by itself fails: {{ $labels.task }}",
-            "It failed the last time it was tried. Of a file that is refused, the last good version stays in force.",
+            "A periodic task of the accountant fails: {{ $labels.task }}",
+            "Its last run failed. If a file is refused, its last good version stays in force.",
         ),
         Alert(
             "GputallyProposalWaits",
             "max by (cluster) (gputally_proposals_waiting) > 0",
             "1h",
             "info",
-            "Something arrived late for {{ $value }} closed months and waits for an admin",
-            "The months stay as they were closed. Taken up, it is due in the first open one. Refused, it never is.",
+            "Late records for {{ $value }} closed months wait for an admin's decision",
+            "The closed months do not change. Accepted records are due in the first open month, and refused ones "
+            "never.",
         ),
         Alert(
             "GputallyBackupOld",
@@ -346,7 +355,8 @@ LEDGER = Group(
             "1h",
             "warning",
             "The newest backup of the ledger is {{ $value | humanizeDuration }} old",
-            "A lost volume comes back as it was then, and with what agents and the archive still have.",
+            "A lost volume can be restored to that time, with the later records that agents and the archive still "
+            "have.",
         ),
         Alert(
             "GputallyLakeDiffers",
@@ -354,7 +364,8 @@ LEDGER = Group(
             "5m",
             "warning",
             "The lake and the ledger differ in {{ $value }} figures",
-            "Reports of the fleet and of other engines show what the lake holds. Nothing repairs it by itself.",
+            "Reports of the fleet and of other engines show the figures of the lake. No program repairs the "
+            "difference.",
         ),
         Alert(
             "GputallyFleetBehind",
@@ -362,7 +373,7 @@ LEDGER = Group(
             "15m",
             "warning",
             "The figures of {{ $labels.ledger }} in the lake are {{ $value | humanizeDuration }} old",
-            "Its accountant does not publish. Everything up to then is there; nothing is lost.",
+            "Its accountant does not publish. All earlier figures are there, and none is lost.",
         ),
         Alert(
             "GputallyInventorySilent",
@@ -372,7 +383,7 @@ LEDGER = Group(
             "15m",
             "warning",
             "The accountant cannot read the cluster's {{ $labels.kind }}",
-            "Who pays, which nodes are down and which are gone stays as it was last known.",
+            "The ledger keeps the last known owners, node states and deletions.",
         ),
         Alert(
             "GputallyDeliveryStuck",
@@ -380,7 +391,8 @@ LEDGER = Group(
             "0m",
             "warning",
             "{{ $value | humanize }} reports or notices wait for a person",
-            "They were refused for days, or it is not known whether they arrived; nothing sends them again by itself.",
+            "They were refused for days, or it is unknown whether they arrived. The accountant does not send them "
+            "again.",
         ),
     ),
 )
@@ -397,16 +409,16 @@ FAIRSHARE = Group(
             "5m",
             "warning",
             "The fairshare controller does not act",
-            "None runs or is scraped, no replica leads, or the one that does made no pass for ten minutes, or three "
-            "intervals. Weights stay as they are.",
+            "No replica runs, is scraped or leads, or the leader completed no cycle for ten minutes or three "
+            "intervals. Weights do not change.",
         ),
         Alert(
             "GputallyControllerDegraded",
             "max by (cluster, reason) (gputally_fairshare_controller_degraded) == 1",
             "15m",
             "warning",
-            "The fairshare controller is not whole: {{ $labels.reason }}",
-            "It acts by the last good policy. A new one is refused, or what it decides and remembers cannot be kept.",
+            "The fairshare controller is degraded: {{ $labels.reason }}",
+            "It uses the last good policy. A new policy is refused, or its decisions and its state cannot be stored.",
         ),
         Alert(
             "GputallyUsageStale",
@@ -414,8 +426,8 @@ FAIRSHARE = Group(
             "15m",
             "warning",
             "Usage is {{ $value | humanizeDuration }} old",
-            "Weights follow usage no older than the policy's `max_staleness` (15 minutes unless it says otherwise); "
-            "beyond it they are held.",
+            "The controller holds the weights if usage is older than the policy's `max_staleness` (15 minutes by "
+            "default).",
         ),
         Alert(
             "GputallyWeightsHeld",
@@ -423,7 +435,7 @@ FAIRSHARE = Group(
             "30m",
             "warning",
             "Queue weights are held: {{ $labels.reason }}",
-            "The last good weights stay in force; history does not move them.",
+            "The last good weights stay in force, and usage does not change them.",
         ),
         Alert(
             "GputallyTargetDegraded",
@@ -431,7 +443,7 @@ FAIRSHARE = Group(
             "15m",
             "warning",
             "The controller cannot serve {{ $labels.target }}: {{ $labels.reason }}",
-            "Its objects are missing or contested, or writes are refused. Other schedulers are served.",
+            "Its objects are missing or contested, or writes are refused. Other schedulers get their weights.",
         ),
         Alert(
             "GputallySloUnreadable",
@@ -439,7 +451,7 @@ FAIRSHARE = Group(
             "15m",
             "warning",
             "The latency of {{ $labels.slo }} cannot be read",
-            "Its Prometheus does not answer, or the query has no number. However slow it gets, no room is made for it.",
+            "Its Prometheus does not answer, or the query has no number. The controller frees no GPUs for the service.",
         ),
         Alert(
             "GputallyQueueStarving",
@@ -449,7 +461,7 @@ FAIRSHARE = Group(
             "1h",
             "warning",
             "Queue {{ $labels.queue }} waits below its guarantee",
-            "{{ $value | humanize }} GPUs are waited for while the queue holds less than its deserved quota.",
+            "Its workloads wait for {{ $value | humanize }} GPUs while it holds less than its deserved quota.",
         ),
     ),
 )
@@ -465,7 +477,7 @@ SAVING = Group(
             "4h",
             "info",
             "{{ $labels.namespace }}/{{ $labels.pod }} holds {{ $value | humanize }} GPUs and uses none",
-            "It has been below 1 % for hours. It is billed like work.",
+            "The pod has used less than 1 % of its GPUs for hours. Its idle time is billed like busy time.",
         ),
         Alert(
             "GputallyIdleNode",
@@ -475,15 +487,15 @@ SAVING = Group(
             "6h",
             "info",
             "No GPU of {{ $labels.node }} has been held for hours",
-            "All {{ $value | humanize }} GPUs are free, and no workload waits: a node worth scaling down.",
+            "All {{ $value | humanize }} GPUs are free, and no workload waits: the node can be scaled down.",
         ),
         Alert(
             "GputallyStranded",
             "max by (cluster) (gputally_fairshare_stranded_gpus) > 0",
             "1h",
             "info",
-            "{{ $value | humanize }} GPUs are free and fit no workload that waits",
-            "The room is in pieces: waiting gangs need more on one node than any node has left.",
+            "{{ $value | humanize }} GPUs are free and fit no waiting workload",
+            "The free GPUs are fragmented: waiting gangs need more GPUs on one node than any node has free.",
         ),
     ),
 )
@@ -494,5 +506,5 @@ RECORDS = tuple(rule for group in GROUPS for rule in group.rules if isinstance(r
 
 
 def render_rules() -> str:
-    """The committed rule file."""
+    """Return the rule file with all groups."""
     return render_groups(GROUPS)

@@ -1,9 +1,13 @@
 """Composes PromQL expressions from a few patterns.
 
-Invariants: every selector contains the dashboard's variables; a counter is read through `rate` or `increase` and summed
-only afterwards; the window of a rate is `$__rate_interval`, so that it fits the scrape interval and the zoom; counters
-of the agents' closed intervals are divided by the time metered in the same window. The functions only compose text; the
-tests parse every expression."""
+These rules always hold:
+
+- Every selector contains the dashboard's variables.
+- A counter is read through `rate` or `increase`, and summed only afterwards.
+- The window of a rate is `$__rate_interval`, so that it fits the scrape interval and the zoom.
+- Counters of the agents' closed intervals are divided by the time that was metered in the same window.
+
+The functions return text. The tests parse every expression."""
 
 from __future__ import annotations
 
@@ -11,8 +15,8 @@ from collections.abc import Sequence
 
 PREFIX = "gputally_"
 SCOPE = {"cluster": "=~$cluster", "job": "=~$job"}
-"""Limits of every selector. Prometheus treats a missing label as "", which the `.*` of "All" matches, so a single
-cluster without a `cluster` label works."""
+"""Label matchers of every selector. Prometheus treats a missing label as "", which the `.*` of "All" matches, so a
+single cluster without the label `cluster` works."""
 
 
 PEAK_WINDOW = "$__range:15m"
@@ -20,7 +24,8 @@ PEAK_WINDOW = "$__range:15m"
 
 
 def series(metric: str, **labels: str) -> str:
-    """An instant selector of one of our metrics. A value `=~x`, `!=x` or `!~x` includes its operator."""
+    """Return an instant selector of one of gputally's metrics. A label's value `=~x`, `!=x` or `!~x` has its
+    operator."""
     matchers = []
     for label, value in {**SCOPE, **labels}.items():
         operator = next((o for o in ("=~", "!=", "!~") if value.startswith(o)), "=")
@@ -29,12 +34,12 @@ def series(metric: str, **labels: str) -> str:
 
 
 def rate(metric: str, **labels: str) -> str:
-    """Growth of a counter per second. For GPU-seconds this is a number of GPUs, for joules it is watts."""
+    """Return the growth of a counter per second. For GPU-seconds it is a number of GPUs, for joules it is watts."""
     return f"rate({series(metric, **labels)}[$__rate_interval])"
 
 
 def metered(growth: str) -> str:
-    """Growth of a counter of the agents' closed intervals, per second metered in the same window.
+    """Return the growth of a counter of the agents' closed intervals per metered second of the same window.
 
     These counters move by a whole interval at once, and `rate` counts the steps between scrapes: with 60 s intervals
     and 30 s scrapes, `rate` alone shows 0.86 or 1.14 GPUs for a GPU that is held all the time. The GPU's total time has
@@ -44,105 +49,105 @@ def metered(growth: str) -> str:
 
 
 def increase(metric: str, **labels: str) -> str:
-    """Growth of a counter over the whole time range of the dashboard."""
+    """Return the growth of a counter over the whole time range of the dashboard."""
     return f"increase({series(metric, **labels)}[$__range])"
 
 
 def total(expression: str, *by: str) -> str:
-    """Sum, by some labels or over all."""
+    """Return the sum by these labels, or over all series."""
     return _aggregate("sum", expression, by)
 
 
 def max_by(expression: str, *by: str) -> str:
-    """Maximum, by some labels or over all."""
+    """Return the maximum by these labels, or over all series."""
     return _aggregate("max", expression, by)
 
 
 def smallest(expression: str, *by: str) -> str:
-    """Minimum, by some labels or over all."""
+    """Return the minimum by these labels, or over all series."""
     return _aggregate("min", expression, by)
 
 
 def top(count: int, expression: str) -> str:
-    """The `count` series with the largest values."""
+    """Return the `count` series with the largest values."""
     return f"topk({count}, {expression})"
 
 
 def of_clusters(gauge: str, *by: str) -> str:
-    """A controller's figure, combined over clusters. Of two replicas with the same series one counts."""
+    """Return a controller's figure by cluster. If two replicas export the same series, one counts."""
     return max_by(gauge, "cluster", *by)
 
 
 def grouped(expression: str, *by: str) -> str:
-    """One series of value 1 per combination of labels."""
+    """Return one series of value 1 for each combination of these labels."""
     return _aggregate("group", expression, by)
 
 
 def not_elsewhere(of_nodes: str) -> str:
-    """Leaves out nodes that are known to be in other pools than the chosen ones; a node without a known pool stays."""
+    """Leave out nodes that are known to be in other pools than the chosen ones. A node without a known pool stays."""
     elsewhere = grouped(series("node_info", pool="!~$pool"), "cluster", "node")
     return f"({of_nodes} unless on (cluster, node) {elsewhere})"
 
 
 def devices() -> str:
-    """One series of value 1 per physical GPU of the chosen pools, nodes and models.
+    """Return one series of value 1 for each physical GPU of the chosen pools, nodes and models.
 
-    `max` merges the series of an agent's old and new pod, which overlap for some minutes after a roll-out; without it
-    the join of `of_device` would be ambiguous."""
+    `max` merges the series of an agent's old and new pod, which overlap for some minutes after a roll-out. Without it
+    the join in `of_device` would be ambiguous."""
     info = series("gpu_info", node="=~$node", gpu_model="=~$gpu_model")
     return not_elsewhere(max_by(info, "cluster", "gpu_uuid", "gpu_model", "node"))
 
 
 def of_device(expression: str, chosen: str = "") -> str:
-    """Adds the labels `gpu_model` and `node` of their GPU to series that have only `gpu_uuid`, and drops GPUs that are
-    not chosen. chosen: the devices, if not all of the selection."""
+    """Add the labels `gpu_model` and `node` of the GPU to series that have only `gpu_uuid`, and drop GPUs that are not
+    chosen. chosen: the series of the chosen GPUs; "" for those of `devices`."""
     return f"{expression} * on (cluster, gpu_uuid) group_left (gpu_model, node) {chosen or devices()}"
 
 
 def with_pool(of_nodes: str) -> str:
-    """Adds the label `pool` to series with a `node`; nodes without a known pool are dropped."""
+    """Add the label `pool` to series with the label `node`, and drop nodes without a known pool."""
     pools = max_by(series("node_info", pool="=~$pool"), "cluster", "node", "pool")
     return f"{of_nodes} * on (cluster, node) group_left (pool) {pools}"
 
 
 def named(expression: str, label: str, name: str) -> str:
-    """Sets `label` to `name` in series without it."""
+    """Set `label` to `name` in series without the label."""
     return f'label_replace({expression}, "{label}", "{name}", "{label}", "")'
 
 
 def where(expression: str, labels: str, known: str) -> str:
-    """Only series whose `labels` match a series of `known`."""
+    """Return only series whose `labels` match a series of `known`."""
     return f"{expression} and on ({labels}) {known}"
 
 
 def at_peak(gauge: str) -> str:
-    """The mean over the displayed time, only of the hours of the day from $peak_from up to $peak_to (UTC)."""
+    """Return the mean over the displayed time, of the hours of the day from $peak_from up to $peak_to (UTC) only."""
     hours_of_day = f"({gauge} and on () (hour() >= $peak_from < $peak_to))"
     return f"avg_over_time({hours_of_day}[{PEAK_WINDOW}])"
 
 
 def quantile(q: float, histogram: str, *by: str) -> str:
-    """A quantile of a histogram's newest observations, in its unit."""
+    """Return a quantile of a histogram's newest observations, in its unit."""
     return f"histogram_quantile({q}, {total(rate(histogram + '_bucket'), 'le', *by)})"
 
 
 def ratio(part: str, whole: str) -> str:
-    """One expression over another."""
+    """Return one expression divided by another."""
     return f"{part} / {whole}"
 
 
 def hours(seconds: str) -> str:
-    """Seconds as hours."""
+    """Convert seconds to hours."""
     return f"{seconds} / 3600"
 
 
 def age(timestamp: str) -> str:
-    """Seconds since a UNIX timestamp."""
+    """Return the seconds since a UNIX timestamp."""
     return f"time() - {timestamp}"
 
 
 def values(label: str, selector: str) -> str:
-    """The query of a dashboard variable: the values of a label among the selected series."""
+    """Return the query of a dashboard variable: the values of a label among the selected series."""
     return f"label_values({selector}, {label})"
 
 

@@ -1,7 +1,7 @@
 """Builds the dashboard "Team": a team's usage and cost compared with its budgets.
 
-Month figures are booked. Present usage is live and known by namespace: a namespace is shown if the team held anything
-in it this month, so a namespace of two teams is shown for both."""
+Figures of the month are booked. Present usage is live, and agents know only its namespace: the dashboard shows a
+namespace if the team held GPUs in it this month, so it shows a namespace of two teams for both."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ WORKLOADS = promql.max_by(promql.series("pod_info"), "cluster", "namespace", "po
 
 
 def render() -> str:
-    """The committed JSON text of the dashboard."""
+    """Return the dashboard as JSON text."""
     return dashboard(
         uid=UID,
         title="gputally / Team",
-        description="What a team used and what it cost this month, against its budgets; what is idle, and what waits.",
+        description="A team's usage and cost this month against its budgets, its idle GPUs, and its waiting workloads.",
         variables=[*layout.scope(), layout.team(), layout.queue_of_team()],
         sections=[
             Section("This month", 4, _month()),
             Section("Cost and budget", 9, _cost()),
-            Section("What is held now, and what of it idles", 9, _now()),
+            Section("Held and idle now", 9, _now()),
             Section("Jobs", 11, _jobs(), (12, 6, 6)),
             Section("Waiting", 9, _waiting()),
         ],
@@ -40,7 +40,7 @@ def render() -> str:
 
 
 def of_ours(expression: str) -> str:
-    """Restricts an expression to namespaces in which the chosen teams held anything this month."""
+    """Restrict an expression to namespaces in which the chosen teams held GPUs this month."""
     return promql.where(expression, "cluster, namespace", OURS)
 
 
@@ -56,8 +56,8 @@ def _month() -> list[Stat]:
     return [
         stat(
             "Cost to date",
-            "What the GPU time of the chosen teams has cost since the beginning of the month, before shares of idle "
-            "capacity. A team with unpriced time is left out: its cost is not known. Booked.",
+            "Cost of the chosen teams' GPU time since the beginning of the month, before shares of idle capacity. A "
+            "team with unpriced time is left out, because its cost is unknown. Booked.",
             Query(promql.total(promql.series("month_team_cost", team=TEAM), "currency"), "{{currency}}"),
             "short",
             Levels(),
@@ -74,7 +74,7 @@ def _month() -> list[Stat]:
         ),
         stat(
             "Held idle",
-            "Share of the held GPU time of this month in which nothing ran. It is paid for like the rest. Booked.",
+            "Share of this month's held GPU time that was idle. Idle time is billed like busy time. Booked.",
             Query(promql.ratio(promql.total(idle), promql.total(time))),
             "percentunit",
             Levels.bad_above(0.5, warning=0.3),
@@ -90,7 +90,7 @@ def _month() -> list[Stat]:
         ),
         stat(
             "Budget at the month's end",
-            "Largest share of a budget that the month will come to at the rate of its days so far. Booked.",
+            "Largest share of any budget that the month reaches at the rate of its days so far. Booked.",
             Query(promql.max_by(forecast)),
             "percentunit",
             Levels.bad_above(1, warning=0.9),
@@ -98,7 +98,7 @@ def _month() -> list[Stat]:
         ),
         stat(
             "Burn rate",
-            "What an hour costs at the rate of the last quarter of an hour. Booked.",
+            "Cost per hour at the rate of the last quarter of an hour. Booked.",
             Query(promql.total(promql.series("burn_rate_per_hour", team=TEAM), "currency"), "{{currency}}"),
             "suffix:/h",
             Levels(),
@@ -108,7 +108,7 @@ def _month() -> list[Stat]:
 
 
 def _with_unit(metric: str) -> str:
-    """A figure of each budget with the budget's unit, so that it is in the same row as its limit."""
+    """Return a figure of each budget with the budget's unit, so that a table shows it in the row of the limit."""
     units = promql.grouped(promql.series("budget_limit", team=TEAM), "budget", "team", "queue", "unit")
     known = promql.max_by(promql.series(metric, team=TEAM), "budget", "team", "queue")
     return promql.max_by(f"{known} * on (budget, team, queue) group_left (unit) {units}", "budget", "unit")
@@ -125,15 +125,15 @@ def _cost() -> list[TimeSeries | Table]:
     return [
         timeseries(
             "Cost since the month began",
-            "How the cost of each chosen team has grown; it begins at 0 with each month. Booked.",
+            "Cost of each chosen team, which begins at 0 with each month. Booked.",
             [Query(spent, "{{team}} {{currency}}")],
             "short",
             looks=layout.MONEY,
         ),
         table(
             "Budgets",
-            "Each budget of the chosen teams and of their queues: what it allows, what is used, and what the month "
-            "will come to. One whose spend is not known (unpriced time) has no share. Booked.",
+            "Each budget of the chosen teams and of their queues: its limit, the used share, and the share that the "
+            "month reaches at its present rate. A budget with unpriced time has no share. Booked.",
             [(heading, Query(expression, instant=True)) for heading, expression in budgets],
             by=("budget", "unit"),
             columns={"Used": share, "At month's end": share},
@@ -148,8 +148,8 @@ def _now() -> list[TimeSeries | BarGauge]:
     return [
         timeseries(
             "GPUs held, by account",
-            "GPUs that the chosen teams hold, in the mean of the last settled quarter of an hour: used, idle, and "
-            "those whose use cannot be read. Booked.",
+            "GPUs that the chosen teams hold, averaged over the last settled quarter of an hour: used, idle, and with "
+            "unknown use. Booked.",
             [Query(promql.total(by_account, "account"), "{{account}}")],
             GPUS,
             stacked=True,
@@ -157,7 +157,7 @@ def _now() -> list[TimeSeries | BarGauge]:
         ),
         timeseries(
             "Held and busy",
-            "GPUs that pods in the teams' namespaces hold, and how many of them execute work. Live.",
+            "GPUs that pods in the teams' namespaces hold, and those of them that execute work. Live.",
             [
                 Query(promql.total(of_ours(_held_now("allocated"))), "allocated"),
                 Query(promql.total(of_ours(_held_now("busy"))), "busy"),
@@ -167,8 +167,8 @@ def _now() -> list[TimeSeries | BarGauge]:
         ),
         bars(
             "Idle holders",
-            "Pods that hold GPUs while nothing runs on them, in GPUs: the ten largest. Each could be made smaller or "
-            "let go. Live.",
+            "GPUs that pods hold and do not use: the ten largest. Each of these pods could request fewer GPUs or end. "
+            "Live.",
             Query(promql.top(10, promql.total(of_ours(IDLE_ANYWHERE), "namespace", "pod")), "{{namespace}} / {{pod}}"),
             GPUS,
             decimals=1,
@@ -186,7 +186,7 @@ def _jobs() -> list[Table | BarGauge]:
         table(
             "Top jobs, in the shown time",
             "GPU-hours that each workload's pods held and used in the time range of the dashboard: the twenty that "
-            "held most. A workload is what the pods belong to: a Job, a training run, a Deployment. Live.",
+            "held most. A workload is the owner of the pods, such as a Job or a Deployment. Live.",
             [
                 ("Held", Query(promql.top(20, hours("allocated")), instant=True)),
                 ("Used", Query(hours("busy"), instant=True)),
@@ -199,8 +199,8 @@ def _jobs() -> list[Table | BarGauge]:
         ),
         bars(
             "Cost of jobs so far",
-            "The ten most expensive of the jobs that run or ended a while ago, with their cost from the start. Jobs "
-            "with unpriced time are left out. Booked.",
+            "The ten most expensive of the jobs that run or ended recently, with their cost from the start. Jobs with "
+            "unpriced time are left out. Booked.",
             Query(
                 promql.top(
                     10, promql.total(promql.series("job_cost", team=AMONG_TEAMS), "namespace", "workload", "currency")
@@ -243,15 +243,15 @@ def _waiting() -> list[TimeSeries]:
         ),
         timeseries(
             "Longest wait",
-            "How long the first of each queue's waiting workloads has waited. From the controller.",
+            "Time that the oldest waiting workload of each queue has waited. From the controller.",
             [Query(promql.max_by(promql.series("queue_oldest_wait_seconds", queue=QUEUE), "queue"), "{{queue}}")],
             "s",
             levels=Levels.warning_above(3600),
         ),
         timeseries(
             "Held and due",
-            "GPUs that each queue holds now, and that its share comes to with its history. Below its share a queue is "
-            "next in line. From the controller.",
+            "GPUs that each queue holds, and its share with its history. A queue that holds less than its share gets "
+            "the next free GPUs. From the controller.",
             [Query(held, "{{queue}}: held"), Query(due, "{{queue}}: due")],
             GPUS,
             looks={": due$": {"custom.lineStyle": {"fill": "dash", "dash": [8, 6]}}},

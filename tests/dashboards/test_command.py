@@ -37,8 +37,8 @@ def test_stale_missing_and_forgotten_files_are_named(tmp_path: Path) -> None:
     shutil.copy(file, tmp_path / "old.json")
     file.write_text(file.read_text() + " ")
     assert __main__.stale_files(tmp_path) == [
-        f"{file}: not what the code gives",
-        f"{tmp_path / 'old.json'}: nothing of this name is generated",
+        f"{file}: differs from the code",
+        f"{tmp_path / 'old.json'}: the code generates no such file",
     ]
     file.unlink()
     assert f"{file}: missing" in __main__.stale_files(tmp_path)

@@ -127,7 +127,10 @@ def test_a_folder_of_that_title_is_used(running: Running) -> None:
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        ((403, b'{"message": "denied"}'), "403, the token may not do this; a service account with the role Editor may"),
+        (
+            (403, b'{"message": "denied"}'),
+            "403, the token lacks a permission; use that of a service account with the role Editor",
+        ),
         ((500, b'{"message": "database is\\n locked"}'), "500, database is locked"),
         ((502, b"<html>"), "502, Bad Gateway"),
         ((200, b"<html>"), "Expecting value: line 1 column 1 (char 0)"),
@@ -154,7 +157,7 @@ def test_what_became_of_each_for_programs(running: Running, capsys: pytest.Captu
 def test_a_wrong_token_is_told(running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "token").write_text("another")
     assert main(running.arguments) == 1
-    assert "401, the token is not known there, or has expired" in capsys.readouterr().err
+    assert "401, Grafana does not know the token, or the token has expired" in capsys.readouterr().err
 
 
 def test_a_dashboard_from_a_file_of_the_server_is_not_fought_over(
@@ -163,7 +166,7 @@ def test_a_dashboard_from_a_file_of_the_server_is_not_fought_over(
     running.grafana.provisioned.add("gputally-cluster")
     assert main(running.arguments) == 0
     assert main(running.arguments) == 1
-    assert "gputally / Cluster: it comes from a file on that server" in capsys.readouterr().err
+    assert "gputally / Cluster: Grafana provisions this dashboard from a file" in capsys.readouterr().err
 
 
 def test_what_cannot_be_used_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,7 +182,7 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
     told = capsys.readouterr().err.splitlines()
     assert told == [
         f"gputally dashboards: {missing}: No such file or directory",
-        f"gputally dashboards: {token}: empty, a service account's token is wanted",
+        f"gputally dashboards: {token}: the file is empty; write a service account's token into it",
         "gputally dashboards: GET http://127.0.0.1:9/api/folders?limit=1000: Connection refused",
         f"gputally dashboards: CA file {missing}: No such file or directory",
         "gputally dashboards: not an address: 'grafana' (write for example https://grafana.example)",
