@@ -20,23 +20,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.core import settings
-from agent.core.errors import AgentError, ClockSetBack, DriverReplaced, SettingsError
 from agent.core.lean_http_client import Identity
-from agent.core.readings import Snapshot
-from agent.core.settings import Settings
-from agent.core.steady_clock import SteadyClock
+from agent.core.readings import Snapshot, Source
+from agent.core.settings import Settings, SettingsError
+from agent.core.steady_clock import ClockSetBack, SteadyClock
 from agent.devices import driver_lifecycle
-from agent.main_loop import Agent, Source
+from agent.devices.nvml_library import DriverReplaced
+from agent.main_loop import Agent
 from agent.upload.spool import Outbox
 from agent.upload.uploader import Uploader
 from gputally.base.background_tasks import BackgroundTasks, set_on_signals
 from gputally.base.clock import Clock, SystemClock
+from gputally.base.errors import AgentError
 from gputally.base.units import MS_PER_DAY
 from gputally.base.untrusted_text import for_terminal
 from gputally.base.yaml_file import FileFault
 
 if TYPE_CHECKING:
-    from agent.devices.driver_lifecycle import DriverHolder
+    from agent.devices.driver_lifecycle import Gpus
     from agent.metrics.dcgm_compat import DcgmOutput
 
 log = logging.getLogger("agent")
@@ -224,32 +225,31 @@ def _source(chosen: Settings, node: str, clock: Clock, tasks: BackgroundTasks, *
         source = kubernetes_source(chosen, node, gpus, clock, os.environ, bound, tasks)
         level = chosen.privilege
         log.info("privileges", extra={"privilege": level, "cannot_see": settings.privilege_text(level)})
-        return _released_by_signal(source, chosen, clock, tasks)
+        return _with_signal_and_dcgm(source, gpus, chosen, clock, tasks)
     pods: PodsFile | HpcJobs | None = PodsFile(Path(chosen.pods), node) if chosen.pods else None
     if chosen.hpc_jobs:
         pods = HpcJobs(Path(chosen.hpc_jobs))
     logs_of_pods = PodLogs(Path(chosen.pod_logs))
     processes = ProcessTable(Path(chosen.proc))
-    return _released_by_signal(NodeSource(gpus, processes, pods, logs_of_pods, node, clock), chosen, clock, tasks)
+    source = NodeSource(gpus, processes, pods, logs_of_pods, node, clock)
+    return _with_signal_and_dcgm(source, gpus, chosen, clock, tasks)
 
 
-def _released_by_signal(source: DriverHolder, chosen: Settings, clock: Clock, tasks: BackgroundTasks) -> Source:
+def _with_signal_and_dcgm(source: Source, gpus: Gpus, chosen: Settings, clock: Clock, tasks: BackgroundTasks) -> Source:
+    """Return the source with a driver that SIGUSR1 closes, and with a dcgm-exporter's figures if one is configured.
+
+    Raises SettingsError for an address that cannot be scraped."""
     from agent.devices.driver_lifecycle import ReleasableSource
 
-    releasable = ReleasableSource(source, clock, chosen.release_s)
-    signal.signal(signal.SIGUSR1, lambda *_: releasable.let_go())
-    return _with_dcgm(releasable, chosen, clock, tasks)
-
-
-def _with_dcgm(source: Source, chosen: Settings, clock: Clock, tasks: BackgroundTasks) -> Source:
-    """Raises SettingsError for an address that cannot be scraped."""
+    releasable = ReleasableSource(source, gpus, clock, chosen.release_s)
+    signal.signal(signal.SIGUSR1, lambda *_: releasable.close_driver())
     if not chosen.dcgm_url:
-        return source
+        return releasable
     from agent.devices.dcgm_exporter import Exporter, WithDcgm, fetch_from
 
     exporter = Exporter(fetch_from(chosen.dcgm_url), clock)
     exporter.start(tasks)
-    return WithDcgm(source, exporter)
+    return WithDcgm(releasable, exporter)
 
 
 def _compatible(chosen: Settings, node: str) -> DcgmOutput | None:

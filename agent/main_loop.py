@@ -13,19 +13,26 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 from zoneinfo import ZoneInfo
 
 import msgspec
 
-from agent.core.errors import ClockSetBack, DriverReplaced, OutboxUnavailable
-from agent.core.readings import Snapshot
+from agent.core.readings import Snapshot, Source
 from agent.core.settings import Settings, unseen
-from agent.core.steady_clock import SteadyClock, Timeline
+from agent.core.steady_clock import ClockSetBack, SteadyClock, Timeline
+from agent.devices.nvml_library import DriverReplaced
 from agent.metering.meter import ClosedSet, Meter, shifted_state
 from agent.metrics.exporter import AgentMetrics
 from agent.metrics.metric_families import Operations
-from agent.upload.spool import OUTBOX_FULL, SPOOL_UNWRITABLE, LostRecords, Outbox, Stats, lost_records
+from agent.upload.spool import (
+    OUTBOX_FULL,
+    SPOOL_UNWRITABLE,
+    LostRecords,
+    Outbox,
+    OutboxUnavailable,
+    Stats,
+    lost_records,
+)
 from agent.upload.uploader import WRONG_MS, ShipResult, Uploader
 from agent.wire import PodFacts
 from gputally.base.background_tasks import PATIENCE_S, BackgroundTask, BackgroundTasks
@@ -38,18 +45,6 @@ MAX_BACKLOG_ROWS = 20_000
 """Largest number of rows in memory while the spool cannot be written: some hours of a busy node, about 20 MiB."""
 STALE_SAMPLES = 10
 """Sampling hangs if no sample has ended for this many sampling periods and for `PATIENCE_S`, the longer of both."""
-
-
-class Source(Protocol):
-    """Reads a node: the real machine or a simulated one."""
-
-    def snapshot(self, at_ms: int) -> Snapshot:
-        """Read everything at `at_ms` (UTC milliseconds, never decreasing). A failed reading is Unavailable."""
-        ...
-
-    def close(self) -> None:
-        """Close the hardware."""
-        ...
 
 
 @dataclass(slots=True)

@@ -22,18 +22,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
-from agent.core.errors import AgentError, DriverReplaced
-from agent.core.readings import DeviceReading, InstanceReading, ProcessReading, Reading, Snapshot, Unavailable
+from agent.core.readings import DeviceReading, InstanceReading, ProcessReading, Reading, Snapshot, Source, Unavailable
+from agent.devices.nvml_library import DriverReplaced
 from agent.wire import Holder
 from gputally.base.clock import Clock, SystemClock
 from gputally.base.command_line import OUTPUTS, Output, show
+from gputally.base.errors import AgentError
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
 from gputally.base.untrusted_text import for_terminal
-
-if TYPE_CHECKING:
-    from agent.main_loop import Source
 
 LIBRARY = "libcuda.so.1"
 _NO_DEVICE = 100

@@ -26,8 +26,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agent.core.errors import SettingsError
+from agent.core.lean_http_client import page_reader
 from agent.core.readings import DeviceReading, Reading, Snapshot, Unavailable
+from agent.core.settings import SettingsError
 from agent.metering.busy_time_attribution import Layout, Share, lay_out
 from agent.metrics.metric_families import PREFIX
 from gputally.base import yaml_file
@@ -302,8 +303,6 @@ def parse(document: yaml_file.Document) -> Prices:
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-TIMEOUT_S = 2.0
-MAX_BYTES = 8 * 1024 * 1024
 MIN_PERIOD_S, MAX_PERIOD_S = 0.2, 5.0
 
 FrameReader = Callable[[], Frame]
@@ -373,25 +372,14 @@ def page(url: str, clock: Clock) -> FrameReader:
     message.
 
     Raises SettingsError for an address that is not http://."""
-    parts = urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname:
-        raise SettingsError(f"--metrics: expected http://HOST:PORT/metrics, got {url!r}")
-    host, port, path = parts.hostname, parts.port or 9401, parts.path or "/metrics"
+    read_page = page_reader(url, 9401, "--metrics")
 
     def read() -> Frame:
         at_ms = clock.wall_ms()
-        connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
         try:
-            connection.request("GET", path, headers={"Accept": "text/plain"})
-            answer = connection.getresponse()
-            body = answer.read(MAX_BYTES)
-            if answer.status != http.client.OK:
-                raise ValueError(f"HTTP {answer.status}")
-            return from_exposition(body.decode("utf-8", "replace"), at_ms)
+            return from_exposition(read_page(), at_ms)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            return Frame(at_ms, (), f"{host}:{port}: {error}")
-        finally:
-            connection.close()
+            return Frame(at_ms, (), f"{urlsplit(url).netloc}: {error}")
 
     return read
 

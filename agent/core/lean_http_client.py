@@ -9,22 +9,29 @@ import http.client
 import os
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from agent.core.errors import AgentError, SettingsError, TokenUnavailable
+from agent.core.settings import SettingsError
 from gputally.base.atomic_file import Stamp, stamp, stamp_of
+from gputally.base.errors import AgentError
 
 MAX_ANSWER_BYTES = 1024 * 1024
 MAX_TOKEN_BYTES = 64 * 1024
+MAX_PAGE_BYTES = 8 * 1024 * 1024
+PAGE_TIMEOUT_S = 2.0
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # Source: RFC 6750, 2.1 (b64token)
 
 
 class Unreachable(AgentError):
     """No complete answer came: the connection was refused, reset, timed out or not trusted, or the answer was too
     large."""
+
+
+class TokenUnavailable(AgentError):
+    """The bearer token's file is missing, unreadable, empty or contains no token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +162,32 @@ class HttpSender:
 
 def _reason(error: BaseException) -> str:
     return str(error.args[-1]) if error.args else type(error).__name__
+
+
+def page_reader(url: str, default_port: int, setting: str) -> Callable[[], str]:
+    """Return a function that reads the metrics page at a url.
+
+    setting: name of the setting or flag with the url, for the message.
+
+    Raises SettingsError for a url that is not http://HOST[:PORT][/PATH]. The function raises OSError,
+    http.client.HTTPException, and ValueError for an answer that is not a page."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise SettingsError(f"{setting}: expected http://HOST:PORT/metrics, got {url!r}")
+    host, port, path = parts.hostname, parts.port or default_port, parts.path or "/metrics"
+
+    def read() -> str:
+        connection = http.client.HTTPConnection(host, port, timeout=PAGE_TIMEOUT_S)
+        try:
+            connection.request("GET", path, headers={"Accept": "text/plain"})
+            answer = connection.getresponse()
+            body = answer.read(MAX_PAGE_BYTES + 1)
+        finally:
+            connection.close()
+        if answer.status != http.client.OK:
+            raise ValueError(f"HTTP {answer.status}")
+        if len(body) > MAX_PAGE_BYTES:
+            raise ValueError(f"more than {MAX_PAGE_BYTES} bytes")
+        return body.decode("utf-8", "replace")
+
+    return read

@@ -8,7 +8,7 @@ restarted the counters."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -222,6 +222,18 @@ class Snapshot:
     sources: tuple[tuple[str, str], ...] = field(default=())
     took_ms: tuple[tuple[str, int], ...] = field(default=())
     unknown_holders: tuple[tuple[str, str], ...] = field(default=())
+
+
+class Source(Protocol):
+    """Reads a node: the real machine or a simulated one."""
+
+    def snapshot(self, at_ms: int) -> Snapshot:
+        """Read everything at `at_ms` (UTC milliseconds, never decreasing). A failed reading is Unavailable."""
+        ...
+
+    def close(self) -> None:
+        """Close the hardware."""
+        ...
 
 
 PrivilegeLevel = Literal["allocation", "process", "profiling"]

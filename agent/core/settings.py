@@ -21,15 +21,19 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 from msgspec import Meta
 
-from agent.core.errors import SettingsError
 from agent.core.readings import KAI, SOLE, SYSTEMS, DeviceReading, PrivilegeLevel, Unavailable
 from gputally.base import yaml_file
+from gputally.base.errors import AgentError
 from gputally.base.units import BUCKET_MS
 
 ENV_PREFIX = "GPUTALLY_AGENT_"
 API_OFF = "off"
 """The value of `api_url` that disables the use of the API server."""
 _BUCKET_S = BUCKET_MS // 1000
+
+
+class SettingsError(AgentError):
+    """Invalid settings. The message has one line per fault, each with its place."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gputally.base.clock import Clock
+from gputally.base.errors import AgentError
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
 log = logging.getLogger("agent.core.steady_clock")
@@ -30,6 +31,11 @@ unchecked."""
 
 OriginCheck = Callable[[int], bool | None]
 """Returns whether an origin agrees with the accountant's clock; None if the accountant's clock is unknown."""
+
+
+class ClockSetBack(AgentError):
+    """The clock was far ahead when the agent started, and is right now: a new process must correct the times in the
+    spool and continue with the right time."""
 
 
 class SteadyClock:

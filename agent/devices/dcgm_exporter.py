@@ -20,15 +20,14 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Literal, Protocol
-from urllib.parse import urlsplit
+from typing import Literal
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from agent.core.errors import SettingsError
-from agent.core.readings import DeviceReading, InstanceReading, Reading, Snapshot, Unavailable
+from agent.core.lean_http_client import PAGE_TIMEOUT_S, page_reader
+from agent.core.readings import DeviceReading, InstanceReading, Reading, Snapshot, Source, Unavailable
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, error_summary
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
@@ -97,8 +96,6 @@ PAUSE_MS = 30 * MS_PER_SECOND
 FAILURES_BEFORE_PAUSE = 3
 MAX_AGE_MS = 90 * MS_PER_SECOND
 """Three of the exporter's own default periods."""
-MAX_BYTES = 8 * 1024 * 1024
-TIMEOUT_S = 2.0
 _PPM = 1_000_000
 _BOUNDS: tuple[Field, ...] = ("busy", "sm_active")
 
@@ -106,36 +103,9 @@ Fetch = Callable[[], str]
 """One scrape; raises OSError, http.client.HTTPException or ValueError."""
 
 
-class SnapshotSource(Protocol):
-    """The source whose snapshots are filled."""
-
-    def snapshot(self, at_ms: int) -> Snapshot: ...
-
-    def close(self) -> None: ...
-
-
 def fetch_from(url: str) -> Fetch:
-    """Scrapes an exporter. Raises SettingsError for anything but a plain http:// address."""
-    parts = urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname:
-        raise SettingsError(f"dcgm_url: expected http://HOST:PORT/metrics, got {url!r}")
-    host, port, path = parts.hostname, parts.port or 80, parts.path or "/metrics"
-
-    def fetch() -> str:
-        connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
-        try:
-            connection.request("GET", path, headers={"Accept": "text/plain"})
-            answer = connection.getresponse()
-            body = answer.read(MAX_BYTES + 1)
-        finally:
-            connection.close()
-        if answer.status != http.client.OK:
-            raise ValueError(f"HTTP {answer.status}")
-        if len(body) > MAX_BYTES:
-            raise ValueError(f"more than {MAX_BYTES} bytes")
-        return body.decode("utf-8", "replace")
-
-    return fetch
+    """Return a function that scrapes an exporter. Raises SettingsError for an address that is not http://."""
+    return page_reader(url, 80, "dcgm_url")
 
 
 class Exporter:
@@ -187,7 +157,7 @@ class Exporter:
         """Stop the thread; it may still be inside its last scrape."""
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(timeout=TIMEOUT_S)
+            self._thread.join(timeout=PAGE_TIMEOUT_S)
 
     def _run(self, stop: threading.Event, task: BackgroundTask) -> None:
         while not stop.is_set():
@@ -203,9 +173,9 @@ class Exporter:
 
 
 class WithDcgm:
-    """An `agent.main_loop.Source` that fills in another source's snapshots."""
+    """An `agent.core.readings.Source` that fills in another source's snapshots."""
 
-    def __init__(self, inner: SnapshotSource, exporter: Exporter) -> None:
+    def __init__(self, inner: Source, exporter: Exporter) -> None:
         self._inner = inner
         self._exporter = exporter
         self._sums: dict[tuple[Place, Field], int] = {}

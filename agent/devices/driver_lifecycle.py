@@ -2,20 +2,19 @@
 after a driver upgrade.
 
 A machine without a driver is not an error: the agent tries again every 30 s to 5 min. A lost GPU, or one whose driver
-call hangs, does not affect the others. If the library fails as a whole, it is started again. If that does not help
+call hangs, does not affect the others. If the library fails as a whole, `Gpus` starts it again. If that does not help
 while other GPUs answer, only the failing GPU stays unread. GPUs that were seen once stay listed without readings until
-they answer again, so their time is known to be unknown.
+they answer again, so the meter knows that their use is unknown.
 
-The driver is closed while a program asks for it, because neither MIG nor the driver itself can be changed while it is
-open.
+`Gpus` closes the driver on request, because neither MIG nor the driver itself can be changed while it is open.
 
 SIGUSR1 is for reconfiguring a machine by hand or by a script, without labels and without access to the spool folder.
-The driver is closed at the next sample. It is opened again automatically, so that a forgotten signal does not end the
-metering.
+`ReleasableSource` then closes the driver at the next sample. It opens the driver again after some time, so that a
+forgotten signal does not end the metering.
 
 After a driver upgrade, the library of the old driver stays mapped, so only a new process can continue. It has the same
-program, arguments, process number and spool, and the meter continues where it closed. The new process may also find the
-old library, because a container gets the new one only when it is restarted. The process then ends, and its supervisor
+program, arguments, process number and spool, and the meter continues where it closed. In a container, the new process
+may find the old library again, because only a new container gets the new one. The process then ends, and its supervisor
 restarts it."""
 
 from __future__ import annotations
@@ -27,10 +26,9 @@ from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
-from agent.core.errors import DriverReplaced
-from agent.core.readings import DeviceReading, Gpu, Snapshot
+from agent.core.readings import DeviceReading, Gpu, Snapshot, Source
 from agent.devices.gpu_device import Access, Device, total_mib
 from agent.devices.nvml_events import Events
 from agent.devices.nvml_library import (
@@ -38,6 +36,7 @@ from agent.devices.nvml_library import (
     CallHangs,
     CallWatchdog,
     Driver,
+    DriverReplaced,
     Fault,
     Lost,
     Refused,
@@ -66,8 +65,8 @@ _LIBRARY, _EVENTS = "library", "events"
 class DriverReading:
     """One reading of the machine.
 
-    failure: why nothing could be read ("" = the driver answered).
-    events_failure: why errors that the driver reports may be missing ("" = they are complete)."""
+    failure: why no reading succeeded; "" if the driver answered.
+    events_failure: why errors that the driver reports may be missing; "" if they are complete."""
 
     devices: tuple[DeviceReading, ...]
     failure: str
@@ -99,8 +98,8 @@ class Gpus:
         self._watchdog = CallWatchdog()
         self._hang_s = hang_s
         self._clock = clock
-        self._line_ms: int | None = None
-        """Wall time less monotonic time at the last reading."""
+        self._origin_ms: int | None = None
+        """Wall time at which the monotonic clock was 0, as of the last reading."""
         self._up = False
         self._was_up = restarted
         self._failure = ""
@@ -120,12 +119,12 @@ class Gpus:
     def release(self, why: str) -> None:
         """Close the driver at the next reading and keep it closed until `reacquire(why)`.
 
-        Requests are distinguished by `why`, which is shown as the reason; the driver is opened again when all of them
-        are withdrawn. May be called from any thread."""
+        `why` identifies the request and is its reason in the readings. The driver is opened again when all requests
+        are withdrawn. From any thread."""
         self._released.add(why)
 
     def reacquire(self, why: str) -> None:
-        """Withdraw a release. May be called from any thread."""
+        """Withdraw a release. From any thread."""
         self._released.discard(why)
 
     def look_again(self) -> None:
@@ -135,37 +134,37 @@ class Gpus:
 
     @property
     def idle(self) -> bool:
-        """Return whether the driver is closed at the moment."""
+        """True while the driver is closed."""
         return not self._up
 
     def read(self, at_ms: int) -> DriverReading:
-        """Read everything. Raises agent.core.errors.DriverReplaced if only a new process can continue."""
+        """Read everything. Raises agent.devices.nvml_library.DriverReplaced if only a new process can continue."""
         self._origin = self._origin or str(at_ms)
         if self._was_set_back():
-            log.warning("the system clock was set back: samples of the driver count from here on")
+            log.warning("the system clock was set back: earlier samples of the driver are ignored")
             for device in self._devices.values():
                 device.clock_set_back()
         released = self._release_reason()
         if released:
             self._stop(forget=True)
             self._failure, self._next_try_ms = released, at_ms
-            return self._blind()
+            return self._unread()
         if not self._up and (at_ms < self._next_try_ms or not self._start(at_ms)):
-            return self._blind()
+            return self._unread()
         try:
             return self._scan(at_ms)
         except Fault as fault:
             log.warning("NVML is started again", extra={"reason": str(fault)})
             self._failure, self._next_try_ms = str(fault), at_ms
             self._stop(forget=True)
-            return self._blind()
+            return self._unread()
 
     def _was_set_back(self) -> bool:
         if self._clock is None:
             return False
-        before_ms = self._line_ms
-        self._line_ms = self._clock.wall_ms() - self._clock.monotonic_ms()
-        return before_ms is not None and self._line_ms < before_ms - SET_BACK_MS
+        before_ms = self._origin_ms
+        self._origin_ms = self._clock.wall_ms() - self._clock.monotonic_ms()
+        return before_ms is not None and self._origin_ms < before_ms - SET_BACK_MS
 
     def close(self) -> None:
         """Close the driver."""
@@ -202,7 +201,7 @@ class Gpus:
             reason = _NO_ANSWER if isinstance(fault, CallHangs) else str(fault)
             if self._failure != reason:
                 what_to_do = {"remedy": remedy(reason)} if remedy(reason) else {}
-                log.warning("no NVIDIA driver answers; asking again later", extra={"reason": reason, **what_to_do})
+                log.warning("no NVIDIA driver answers: trying again later", extra={"reason": reason, **what_to_do})
             self._failure = reason
             self._stop(forget=True)
             self._next_try_ms = at_ms + self._retry_ms
@@ -252,8 +251,10 @@ class Gpus:
         return LIBRARY_HANG_S / HANG_S * self._hang_s
 
     def _enumerate(self) -> list[tuple[Any, Gpu]]:
-        """List every GPU that can be opened and has a name. One that cannot does not affect the others: if it was seen
-        before, it stays listed without a handle. Raises Fault, DriverReplaced."""
+        """Return every GPU that can be opened and has a name, with its handle. Raises Fault, DriverReplaced.
+
+        A GPU that cannot be opened does not affect the others: if it was seen before, it stays listed without a
+        handle."""
         version = self._text("nvmlSystemGetDriverVersion")
         found: list[tuple[Any, Gpu]] = []
         self._passed_over = []
@@ -269,8 +270,8 @@ class Gpus:
         return found
 
     def _describe(self, handle: Any, index: int, version: str) -> Gpu:
-        """Read a GPU's description. Fields that it refuses keep their former values. Raises Refused if it has
-        no name."""
+        """Return a GPU's description; fields that it refuses keep their former values. Raises Refused if it has no
+        name."""
         uuid = str(self._driver.call("nvmlDeviceGetUUID", handle))
         known = self._devices[uuid].gpu if uuid in self._devices else None
         model = self._text("nvmlDeviceGetName", handle) or (known.model if known else "")
@@ -313,7 +314,7 @@ class Gpus:
         for (group, _), outcome in zip(calls, (heard, *outcomes), strict=True):
             if not isinstance(outcome, Exception) or isinstance(outcome, (Lost, CallHangs)):
                 continue
-            if not (answered and self._stays(group, outcome, at_ms)):
+            if not (answered and self._was_just_restarted(group, outcome, at_ms)):
                 raise outcome
         readings: list[DeviceReading] = []
         lost = False
@@ -321,7 +322,7 @@ class Gpus:
             reason = (
                 _NO_ANSWER if isinstance(outcome, CallHangs) else str(outcome) if isinstance(outcome, Exception) else ""
             )
-            self._say(device.gpu, reason)
+            self._log_answering(device.gpu, reason)
             lost = lost or isinstance(outcome, Lost)
             if isinstance(outcome, Exception) or outcome is None:
                 readings.append(device.unread(reason or _NO_ANSWER, lost=isinstance(outcome, Lost)))
@@ -335,8 +336,8 @@ class Gpus:
             tuple(r for d, r in zip(devices, readings, strict=True) if d.known), "", self._events.failure
         )
 
-    def _say(self, gpu: Gpu, reason: str) -> None:
-        """Log once that a GPU stopped answering ("": that it answers again)."""
+    def _log_answering(self, gpu: Gpu, reason: str) -> None:
+        """Log once that a GPU stopped answering, with the reason, or that it answers again (reason "")."""
         if reason == self._silent.get(gpu.uuid, ""):
             return
         self._silent[gpu.uuid] = reason
@@ -345,7 +346,7 @@ class Gpus:
         else:
             log.info("a GPU answers again", extra={"uuid": gpu.uuid, "index": gpu.index})
 
-    def _stays(self, group: str, fault: Exception, at_ms: int) -> bool:
+    def _was_just_restarted(self, group: str, fault: Exception, at_ms: int) -> bool:
         """Return whether the library was restarted for this group recently, so that another restart would not help."""
         if not isinstance(fault, Restart):
             return False
@@ -354,7 +355,8 @@ class Gpus:
         self._restarted_ms[group] = at_ms
         return False
 
-    def _blind(self) -> DriverReading:
+    def _unread(self) -> DriverReading:
+        """Return the known GPUs without readings."""
         return DriverReading(
             tuple(device.unread(self._failure) for device in self._ordered() if device.known), self._failure
         )
@@ -366,40 +368,32 @@ class Gpus:
 BY_SIGNAL = "signal"
 
 
-class DriverHolder(Protocol):
-    """A source that keeps the driver open: `agent.holders.node_snapshot.NodeSource`."""
-
-    def snapshot(self, at_ms: int) -> Snapshot: ...
-    def release(self, why: str) -> None: ...
-    def reacquire(self, why: str) -> None: ...
-    def close(self) -> None: ...
-
-
 class ReleasableSource:
-    """An `agent.main_loop.Source` around another one. hold_s: how long one request keeps the driver closed."""
+    """An `agent.core.readings.Source` around another one, whose driver a signal closes for some time.
 
-    def __init__(self, source: DriverHolder, clock: Clock, hold_s: float) -> None:
+    hold_s: how long one signal keeps the driver closed."""
+
+    def __init__(self, source: Source, gpus: Gpus, clock: Clock, hold_s: float) -> None:
         self._source = source
+        self._gpus = gpus
         self._clock = clock
         self._hold_ms = round(hold_s * MS_PER_SECOND)
         self._until_ms: int | None = None
 
-    def let_go(self) -> None:
-        """Close the driver at the next sample; a further request restarts the time. Safe in a signal handler."""
+    def close_driver(self) -> None:
+        """Close the driver at the next sample; a further call restarts the time. Safe in a signal handler."""
         self._until_ms = self._clock.monotonic_ms() + self._hold_ms
-        self._source.release(BY_SIGNAL)
+        self._gpus.release(BY_SIGNAL)
 
     def snapshot(self, at_ms: int) -> Snapshot:
-        """See agent.main_loop.Source."""
         until_ms = self._until_ms
         if until_ms is not None and self._clock.monotonic_ms() >= until_ms:
             self._until_ms = None
-            self._source.reacquire(BY_SIGNAL)
+            self._gpus.reacquire(BY_SIGNAL)
             log.info("driver opened again after a signal")
         return self._source.snapshot(at_ms)
 
     def close(self) -> None:
-        """See agent.main_loop.Source."""
         self._source.close()
 
 
@@ -410,7 +404,8 @@ SETTLED_S = 60
 
 
 def was_restarted(environ: MutableMapping[str, str]) -> bool:
-    """Return whether this process replaced another one, and clear the mark, so that the next one starts fresh."""
+    """Return whether this process replaced another one, and remove the variable, so that it does not mark later
+    processes."""
     return environ.pop(RESTARTED, "") != ""
 
 

@@ -1,8 +1,8 @@
 """Reads the activity of a GPU and of its MIG instances from NVML's GPM samples, as a part of the physical GPU.
 
-GPM returns the exact average between two samples, so each engine keeps two and swaps them. Nothing between two readings
-is missed. Samples have times of their own, because a sample can be taken some time after its reading began, behind slow
-lookups. GPM is the only source of activity inside a MIG instance, and exists from Hopper on. The percentages become
+GPM returns the exact average between two samples, so no activity between two readings is missed. Each engine keeps two
+samples and swaps them. A sample has a time of its own, because slow lookups delay it after the reading has begun. GPM
+is the only source of activity inside a MIG instance, and exists from Hopper on. `Gpm` turns the percentages into
 counters of microseconds that never decrease. Source: nvml.h, nvmlGpmMetricsGet; two samples need at least 100 ms
 between them."""
 
@@ -13,9 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from agent.core.errors import DriverReplaced
 from agent.core.readings import Unavailable
-from agent.devices.nvml_library import Driver, Fault, Refused
+from agent.devices.nvml_library import Driver, DriverReplaced, Fault, Refused
 from gputally.base.clock import Clock
 from gputally.base.units import US_PER_MS
 
@@ -76,8 +75,8 @@ class Gpm:
     def read(self, handle: Any, at_ms: int, name: str = "", gi: int | None = None) -> EngineActivity | Unavailable:
         """Return an engine's activity since it was first read.
 
-        handle: the GPU's.
-        gi: the instance's, in MIG.
+        handle: the handle of the GPU.
+        gi: the id of the GPU instance; None for the whole GPU.
 
         Raises Lost, Restart, DriverReplaced."""
         try:
@@ -144,7 +143,7 @@ class Gpm:
         )
 
     def _prepared(self, engine: _Engine) -> Any:
-        if self._query is None:  # 19 KiB: made once
+        if self._query is None:  # the structure has 19 KiB, so it is created once
             self._query = self._driver.structure("c_nvmlGpmMetricsGet_t")
             self._query.version = self._driver.constant("NVML_GPM_METRICS_GET_VERSION")
             self._query.numMetrics = len(_METRICS)

@@ -1,9 +1,9 @@
 """Reads one physical GPU: counters, gauges, MIG instances and processes.
 
-Handles exist while the library is open (`open`, `close`). The facts about the GPU stay, and so do the counters unless
-the driver may have been restarted. A failed reading is Unavailable with its reason, and concerns only itself, whatever
-its code. A lost GPU, a library that must be restarted or a replaced driver is reported only if the handle or the GPU
-count confirms it. This module does not know the holder of a process."""
+Handles exist while the library is open (`open`, `close`). The facts about the GPU stay while the library is closed, and
+so do the counters unless the driver may have been restarted. A failed reading is Unavailable with its reason, and does
+not affect the other readings. `Device.read` raises an error for a lost GPU, a library that must be restarted or a
+replaced driver only if the handle or the GPU count confirms it. This module does not know the holder of a process."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from gputally.base.units import MS_PER_SECOND
 log = logging.getLogger("agent.devices.gpu_device")
 
 CONDITION_EVERY_MS = 10 * MS_PER_SECOND
-"""How often clocks, temperature and the like are read; people do not need them twice a second."""
+"""Time between two readings of clocks, temperature and similar values, which people do not need more often."""
 _MIB = 1024 * 1024
 _PERCENT = 100
 _GPU_IS_LOST = 15
 _OPEN = "nvmlDeviceGetHandleByIndex"
-_DRIVER_ASKS: dict[int, RecoveryAction] = {
+_RECOVERY_ACTIONS: dict[int, RecoveryAction] = {
     1: "reset_gpu", 2: "drain_node", 4: "reset_gpu", 6: "reset_gpu", 7: "drain_node",
 }  # fmt: skip
 """nvmlDeviceGpuRecoveryAction_t: 1 reset, 2 reboot of the node, 4 drain and reset, 6 reset of the bus, 7 reboot of the
@@ -70,8 +70,8 @@ class Access:
     """The data that the agent may read.
 
     processes: the agent sees the host's processes, so process numbers are meaningful.
-    gpm: the performance counters.
-    enable_accounting: switch accounting mode on, for the whole host."""
+    gpm: the agent may read the performance counters.
+    enable_accounting: the agent switches accounting mode on, for the whole host."""
 
     processes: bool = True
     gpm: bool = True
@@ -81,8 +81,8 @@ class Access:
 class Device:
     """One GPU.
 
-    origin: distinguishes this run's counters from those of an earlier run.
-    clock: see agent.devices.gpm_mig_activity."""
+    origin: distinguishes the counters of this process from those of an earlier one.
+    clock: dates the GPM samples (agent.devices.gpm_mig_activity)."""
 
     def __init__(
         self, driver: Driver, events: Events, gpu: Gpu, origin: str, access: Access, clock: Clock | None = None
@@ -100,7 +100,7 @@ class Device:
         self._busy = BusyCounter()
         self._has_ring = self._ringless = False
         self._coherent: bool | None = None
-        """Whether the GPU shares its memory with the system (None: unknown)."""
+        """Whether the GPU shares its memory with the system; None if unknown."""
         self._facts_ms: int | None = None
         self._mig = MigLayout(self._driver)
         self._gpm = Gpm(self._driver, clock)
@@ -110,15 +110,15 @@ class Device:
         self._condition = Condition()
         self._condition_ms: int | None = None
         self._row_remap_pending: bool | None = None
-        self._remap_asks: Recovery | None = None
-        self._driver_asks: Recovery | None = None
+        self._remap_recovery: Recovery | None = None
+        self._driver_recovery: Recovery | None = None
         self._recoveries: tuple[Recovery, ...] = ()
         self._victims: set[int] | None = None
         """Processes that ran when a contained memory error was reported and still run; None if unknown."""
 
     @property
     def known(self) -> bool:
-        """Return whether the MIG layout is known; before that, nothing can be said about the parts of holders."""
+        """True once the MIG layout is known; before that, the parts of holders are unknown."""
         return self._mig.known
 
     def open(self, handle: Any, gpu: Gpu) -> None:
@@ -130,20 +130,23 @@ class Device:
         self._events.listen(gpu.uuid, handle)
 
     def miss(self, faults: Sequence[Fault]) -> None:
-        """Record that the library started without this GPU. faults: why GPUs were passed over, without names; the GPU
-        is lost unless it may be one of them."""
-        there = [fault for fault in faults if not isinstance(fault, Lost)]
-        self._missing = str(there[0]) if there else ""
+        """Record that the library started without this GPU.
+
+        faults: why the library could not open some GPUs, which it does not name. This GPU is lost unless it may be one
+            of them."""
+        readable = [fault for fault in faults if not isinstance(fault, Lost)]
+        self._missing = str(readable[0]) if readable else ""
 
     def close(self, *, forget: bool) -> None:
-        """Drop the handles; call it while the library is still loaded. forget: the driver may restart, so its counters
-        begin again."""
+        """Drop the handles, while the library is still loaded.
+
+        forget: the driver may be restarted meanwhile, so its counters start again."""
         self._handle = None
         self._mig.void()
         self._gpm.close(forget=forget)
         self._condition_ms = None
         if forget:
-            self._events.mend(self.gpu.uuid)  # the GPU may be reset meanwhile; if not, the driver says so again
+            self._events.mend(self.gpu.uuid)  # the GPU may be reset; if not, the driver reports it again
             self._victims = None
             self._epoch += 1
             self._energy = EnergyCounter()
@@ -156,8 +159,8 @@ class Device:
         self._clock_set_back = self._sampler_behind = True
 
     def look_again(self) -> None:
-        """Look up the MIG layout again, because a caller named an unknown instance and a change may not have been
-        reported."""
+        """Look up the MIG layout soon, because a pod holds an unknown instance and the driver may have reported no
+        change."""
         self._mig.missed = True
 
     def read(self, at_ms: int) -> DeviceReading:
@@ -173,8 +176,10 @@ class Device:
         return reading
 
     def _confirm(self, silent: bool) -> None:
-        """Check a code that may concern more than its own call. Raises Lost, Restart or DriverReplaced if the library
-        or the handle confirms it; the first or the last of them if the GPU answers nothing."""
+        """Check error codes that may concern more than their own call.
+
+        Raises Lost, Restart or DriverReplaced if the library or the handle confirms it. If no reading of the GPU
+        succeeded (`silent`), Lost and DriverReplaced need no confirmation."""
         doubts = list(self._driver.doubts.values())
         self._driver.call("nvmlDeviceGetCount")
         with suppress(Refused):
@@ -207,9 +212,9 @@ class Device:
                 device_busy_us=busy - before_us if isinstance(busy, int) else 0,
             )
         if self._is_coherent():
-            memory = self._held_memory(processes)
+            memory = self._process_memory(processes)
             instances = tuple(
-                msgspec.structs.replace(i, memory_mib=self._held_memory(processes, i.mig_uuid)) for i in instances
+                msgspec.structs.replace(i, memory_mib=self._process_memory(processes, i.mig_uuid)) for i in instances
             )
         condition = self._refresh_condition(at_ms)
         condition = replace(condition, recoveries=self._recover(condition, processes))
@@ -284,14 +289,16 @@ class Device:
                 self._coherent = _GRACE.search(self.gpu.model) is not None
         return self._coherent
 
-    def _held_memory(self, processes: Processes, mig_uuid: str | None = None) -> Reading:
-        """Return used MiB of coherent memory. The driver counts all of the system's memory there as used, including its
-        file cache, so only processes tell what the GPU's users hold. mig_uuid: of one instance (None: of the GPU)."""
+    def _process_memory(self, processes: Processes, mig_uuid: str | None = None) -> Reading:
+        """Return the MiB of coherent memory that processes use.
+
+        The driver counts all of the system's used memory there, including the file cache, so its figure is not that of
+        the GPU's users. mig_uuid: the memory of one instance; None for the GPU."""
         if not self._access.processes:
-            return Unavailable("coherent memory: processes are not looked at")
-        for place, why in processes.unlisted:
-            if mig_uuid in (None, place):
-                return Unavailable(f"coherent memory: {why}")
+            return Unavailable("coherent memory: the agent cannot see processes")
+        for device, reason in processes.unlisted:
+            if mig_uuid in (None, device):
+                return Unavailable(f"coherent memory: {reason}")
         total = 0
         for process in processes.readings:
             if not process.running or mig_uuid not in (None, process.mig_uuid):
@@ -310,8 +317,10 @@ class Device:
         return self._energy.value_uj
 
     def _busy_us(self, at_ms: int) -> Reading:
-        """Return busy time integrated from the driver's sample ring. No samples mean idle only if the rate can be read,
-        and the rate replaces samples only on a GPU that never had a ring."""
+        """Return the busy time, integrated from the driver's sample ring.
+
+        An empty ring means an idle GPU only if the utilisation rate can be read. The rate replaces samples only on a
+        GPU that never had a ring."""
         try:
             rate = int(self._driver.call("nvmlDeviceGetUtilizationRates", self._handle).gpu)
         except Refused as fault:
@@ -328,7 +337,7 @@ class Device:
                 samples = []
             elif fault.unsupported and not self._has_ring:
                 samples = None
-                self._say_no_ring(str(fault))
+                self._log_no_ring(str(fault))
             else:
                 self._busy.lose(at_ms)
                 return Unavailable(str(fault), refused=True)
@@ -339,9 +348,9 @@ class Device:
             return self._busy.value_us
         return self._busy.take(at_ms, samples, min(rate, _PERCENT))
 
-    def _say_no_ring(self, reason: str) -> None:
+    def _log_no_ring(self, reason: str) -> None:
         if not self._ringless:
-            log.warning("a GPU keeps no samples of how busy it is; its rate stands in for them",
+            log.warning("a GPU has no busy-time samples: its utilisation rate replaces them",
                         extra={"uuid": self.gpu.uuid, "reason": reason})  # fmt: skip
         self._ringless = True
 
@@ -391,36 +400,35 @@ class Device:
             ecc_corrected=figure(ecc, handle, constant("NVML_MEMORY_ERROR_TYPE_CORRECTED"), since_load),
             ecc_uncorrected=figure(ecc, handle, constant("NVML_MEMORY_ERROR_TYPE_UNCORRECTED"), since_load),
             xids=xids,
-            recoveries=self._asked_by_driver(),
+            recoveries=self._driver_recoveries(),
             row_remap_pending=self._row_remap_pending,
         )
         return self._condition
 
-    def _asked_by_driver(self) -> tuple[Recovery, ...]:
-        """Return the actions that the driver itself reports, which outlast a restart of the agent.
+    def _driver_recoveries(self) -> tuple[Recovery, ...]:
+        """Return the actions that the driver itself reports, also after a restart of the agent.
 
-        If a call is refused for the moment, its last answer stays, because a fault does not disappear when the driver
-        does not report it."""
+        If the driver refuses a call for the moment, its last answer stays, because the fault still exists."""
         try:
             _, _, pending, failed = self._driver.call("nvmlDeviceGetRemappedRows", self._handle)
             self._row_remap_pending = bool(pending)
-            self._remap_asks = Recovery("reset_gpu", "row remapping failed") if failed else None
+            self._remap_recovery = Recovery("reset_gpu", "row remapping failed") if failed else None
         except Refused as refused:
             if refused.unsupported:
-                self._row_remap_pending = self._remap_asks = None
+                self._row_remap_pending = self._remap_recovery = None
         try:
             field = self._driver.constant("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")
             (value,) = self._driver.call("nvmlDeviceGetFieldValues", self._handle, [field])
             if value.nvmlReturn == 0:
-                action = _DRIVER_ASKS.get(int(value.value.uiVal))
-                self._driver_asks = None if action is None else Recovery(action, "driver")
+                action = _RECOVERY_ACTIONS.get(int(value.value.uiVal))
+                self._driver_recovery = None if action is None else Recovery(action, "driver")
         except Refused as refused:
             if refused.unsupported:
-                self._driver_asks = None
-        return tuple(asked for asked in (self._remap_asks, self._driver_asks) if asked is not None)
+                self._driver_recovery = None
+        return tuple(one for one in (self._remap_recovery, self._driver_recovery) if one is not None)
 
     def _recover(self, condition: Condition, processes: Processes | None) -> tuple[Recovery, ...]:
-        """Return the required actions for the GPU. A restart of programs is done once all processes that ran at the
+        """Return the actions that the GPU requires. A restart of programs is done once all processes that ran at the
         error have ended."""
         xids = self._events.unmended(self.gpu.uuid)
         contained = [xid for xid in xids if RECOVERY[xid] == "restart_app"]
@@ -437,7 +445,7 @@ class Device:
             *(Recovery(RECOVERY[xid], f"xid {xid}") for xid in xids),
         )
         if found != self._recoveries:
-            log.warning("what a GPU needs changed", extra={"uuid": self.gpu.uuid,
-                        "needs": ", ".join(f"{r.action} ({r.cause})" for r in found) or "nothing"})  # fmt: skip
+            log.warning("the recovery actions of a GPU changed", extra={"uuid": self.gpu.uuid,
+                        "actions": ", ".join(f"{r.action} ({r.cause})" for r in found) or "nothing"})  # fmt: skip
             self._recoveries = found
         return found

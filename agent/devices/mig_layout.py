@@ -1,9 +1,9 @@
 """Lists the MIG instances of a GPU and notices when the layout changes.
 
-A lookup takes 50 to 100 ms on some machines, so the list is read when MIG is switched, when the driver reports a
-change, soon after a caller named an instance that is not in it, and once a minute. A lookup that fails changes nothing
-and is repeated: if an instance were removed by mistake, its holder would get the whole GPU. Instances are distinguished
-by uuid in any form, because numbers are reused after a repartitioning. This module does not know what runs on them."""
+A lookup takes 50 to 100 ms on some machines. `MigLayout.refresh` therefore looks up the list only when MIG is switched
+on or off, when the driver reports a change, soon after a pod named an unknown instance, and once a minute. A lookup
+that fails changes nothing and is repeated: without an instance, its holder would get the whole GPU. The uuid identifies
+an instance, because a repartitioning reuses the numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
 RESCAN_MS = MS_PER_MINUTE
 LOOK_MS = 10 * MS_PER_SECOND
-"""Time until the next lookup if an instance is missing that may not exist."""
+"""Time until the next lookup while a pod names an unknown instance, which may not exist."""
 DEFAULT_SLICES = 7
 
 
@@ -48,7 +48,7 @@ class MigLayout:
         self.slices = DEFAULT_SLICES
         self.instances: tuple[Instance, ...] = ()
         self.missed = False
-        """Whether a caller named an instance that was not found since the last lookup."""
+        """Whether a pod named an unknown instance since the last lookup."""
 
     @property
     def facts(self) -> tuple[MigInstance, ...]:
@@ -60,8 +60,12 @@ class MigLayout:
         self._scanned_ms = None
 
     def refresh(self, handle: Any, at_ms: int, *, changed: bool = False) -> bool:
-        """Look up the layout if that is due; returns whether it was. A GPU that refuses to report its mode keeps the
-        former layout. If it never reported one, it is not known to be whole, unless it does not support modes."""
+        """Look up the layout if a lookup is due; return whether a lookup succeeded.
+
+        changed: the driver reported a change.
+
+        A GPU that refuses to report its mode keeps the former layout. If it never reported its mode, the layout stays
+        unknown, except for a GPU that does not support modes."""
         try:
             enabled = int(self._driver.call("nvmlDeviceGetMigMode", handle)[0]) == 1
         except Refused as fault:
@@ -74,16 +78,16 @@ class MigLayout:
             return False
         try:
             count = self._driver.call("nvmlDeviceGetMaxMigDeviceCount", handle) if enabled else 0
-            found = tuple(self._look_up(handle, count))
+            instances = tuple(self._look_up(handle, count))
         except Refused:
             self._scanned_ms = None
             return False
         self._scanned_ms, self.missed = at_ms, False
-        inside = Counter(instance.facts.gi for instance in found)
+        inside = Counter(instance.facts.gi for instance in instances)
         self.known, self.enabled, self.slices = True, enabled, count or DEFAULT_SLICES
         self.instances = tuple(
             Instance(i.handle, i.facts, i.gi_slices, inside[i.facts.gi] == 1 and i.facts.compute == i.gi_slices)
-            for i in found
+            for i in instances
         )
         return True
 

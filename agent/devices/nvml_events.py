@@ -1,9 +1,9 @@
 """Reads the driver's NVML events: counts XID errors, notes changed MIG layouts, and names the recovery actions that
 some XID errors require.
 
-One event set for all GPUs is emptied at every reading without waiting, so no second thread uses the driver. Counts are
-kept by the GPU's uuid, and stay when NVML is closed and opened again. A GPU or a driver without events is not a fault.
-If the driver supports events and does not deliver them, `failure` has the reason."""
+`Events.poll` empties one event set for all GPUs at every reading without waiting, so no second thread uses the driver.
+The counts stay when NVML is closed and opened again. A GPU or a driver without events is not a fault. If the driver
+supports events and does not deliver them, `failure` has the reason."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import logging
 from contextlib import suppress
 from typing import Any, Final
 
-from agent.core.errors import DriverReplaced
 from agent.core.readings import RecoveryAction, XidCount
-from agent.devices.nvml_library import Driver, Fault, Refused
+from agent.devices.nvml_library import Driver, DriverReplaced, Fault, Refused
 
 log = logging.getLogger("agent.devices.nvml_events")
 
@@ -45,19 +44,19 @@ class Events:
         self._xids: dict[str, dict[int, XidCount]] = {}
         self._unmended: dict[str, set[int]] = {}
         self._changed: set[str] = set()
-        self._unheard: dict[str, str] = {}
+        self._unavailable: dict[str, str] = {}
         """GPUs whose events are not available, with the reason."""
-        self._broken = ""
+        self._poll_failure = ""
 
     @property
     def failure(self) -> str:
-        """Return why events may be missing ("" = they are complete)."""
-        return self._broken or next(iter(self._unheard.values()), "")
+        """Why events may be missing; "" if they are complete."""
+        return self._poll_failure or next(iter(self._unavailable.values()), "")
 
     def listen(self, uuid: str, handle: Any) -> None:
         """Register a GPU for events. A GPU without events is metered all the same."""
         self._uuids[self._driver.address(handle)] = uuid
-        self._unheard.pop(uuid, None)
+        self._unavailable.pop(uuid, None)
         wanted = self._driver.constant(_XID) | self._driver.constant(_MIG_CHANGED)
         try:
             if self._set is None:
@@ -68,40 +67,40 @@ class Events:
         except Fault as fault:  # a fault that concerns more than events shows in the next reading
             if not (isinstance(fault, Refused) and fault.unsupported):
                 log.warning("a GPU's events are not reported", extra={"uuid": uuid, "reason": str(fault)})
-                self._unheard[uuid] = str(fault)
+                self._unavailable[uuid] = str(fault)
 
     def poll(self, at_ms: int) -> None:
         """Read the events since the last call. If an event cannot be read, the following ones stay in the queue."""
         if self._set is None:
             return
-        broken = ""
+        failure = ""
         for _ in range(MAX_AT_ONCE):
             try:
                 event = self._driver.call("nvmlEventSetWait_v2", self._set, 0)
             except Refused as fault:
                 if fault.code == _TIMEOUT:
                     break
-                broken = str(fault)
+                failure = str(fault)
                 continue
             uuid = self._uuid(event.device)
             if not uuid:
-                broken = "an event names no GPU that is known"
+                failure = "an event of an unknown GPU"
                 log.warning("an event of an unknown GPU", extra={"type": event.eventType, "data": event.eventData})
                 continue
             if event.eventType & self._driver.constant(_XID):
                 self._count(uuid, int(event.eventData), at_ms)
             if event.eventType & self._driver.constant(_MIG_CHANGED):
                 self._changed.add(uuid)
-        if broken and broken != self._broken:
-            log.warning("events of the driver may be missing", extra={"reason": broken})
-        self._broken = broken
+        if failure and failure != self._poll_failure:
+            log.warning("events of the driver may be missing", extra={"reason": failure})
+        self._poll_failure = failure
 
     def unmended(self, uuid: str) -> tuple[int, ...]:
-        """Return the errors that require an action since the driver was last closed or restarted, by number."""
+        """Return the XIDs whose required action was not taken yet, since the driver was last closed or restarted."""
         return tuple(sorted(self._unmended.get(uuid, ())))
 
     def mend(self, uuid: str, *xids: int) -> None:
-        """Record that the action for these errors was taken (no errors named: for all)."""
+        """Record that the actions for these XIDs were taken; without XIDs, the actions for all."""
         if not xids:
             self._unmended.pop(uuid, None)
         self._unmended.get(uuid, set()).difference_update(xids)
@@ -125,7 +124,7 @@ class Events:
         self._uuids.clear()
 
     def _uuid(self, handle: Any) -> str:
-        """Return the uuid of a handle; the driver is asked for an unknown handle. "" if it cannot be found."""
+        """Return the uuid of a handle, from the driver if the handle is new; "" if the driver refuses it."""
         address = self._driver.address(handle)
         if address not in self._uuids:
             try:

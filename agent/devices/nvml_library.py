@@ -28,8 +28,8 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from agent.core.errors import DriverReplaced
 from agent.core.readings import Reading, Unavailable
+from gputally.base.errors import AgentError
 
 _REASONS = {
     0: "nothing to read", 1: "nvml uninitialized", 2: "invalid argument", 3: "not supported", 4: "no permission",
@@ -57,13 +57,19 @@ _EXPECTED, _MOST_PROCESSES = 32, 65_536
 _NOT_REPORTED = 2**64 - 1
 _LOST = frozenset({15, 16, 28})
 _RESTART = frozenset({1, 999})
-_SPEAK_FOR_MORE = frozenset({"nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"})
+_WIDE_FUNCTIONS = frozenset({"nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"})
 """Functions whose failure concerns more than the call itself."""
 
 
 def remedy(reason: str) -> str:
     """Return what to do if the driver does not start for this reason, the text of a Fault; "" if no remedy is known."""
     return _REMEDIES.get(reason.partition(" (")[0], "")
+
+
+class DriverReplaced(AgentError):
+    """The kernel driver was replaced while its NVML library was loaded, so only a new process can use the new driver.
+
+    Source: NVML_ERROR_LIB_RM_VERSION_MISMATCH. The command restarts itself (agent.devices.driver_lifecycle)."""
 
 
 class Fault(Exception):
@@ -123,7 +129,7 @@ class _Process(ctypes.Structure):
     )
 
 
-def _concerns_more(code: int, function: str) -> Fault | DriverReplaced | None:
+def _wide_fault(code: int, function: str) -> Fault | DriverReplaced | None:
     """Return what a code says about the GPU, the library or the process; None for a code that concerns only
     the call."""
     if code == _REPLACED:
@@ -202,10 +208,10 @@ class Driver:
         return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
     def _fault(self, code: int, function: str) -> Fault | DriverReplaced:
-        more = _concerns_more(code, function)
+        more = _wide_fault(code, function)
         if more is None:
             return Refused(code, function)
-        if function in _SPEAK_FOR_MORE:
+        if function in _WIDE_FUNCTIONS:
             return more
         self.doubts[code] = more
         return Refused(code, function)
@@ -287,8 +293,8 @@ class _Round(Generic[_Result]):
         self.outcomes: list[_Result | Exception] = []
         self.given_up = False
 
-    def make(self) -> bool:
-        """Run the calls; returns whether all of them were run."""
+    def run(self) -> bool:
+        """Run the calls; return whether all of them were run."""
         for action in self.actions:
             outcome: _Result | Exception
             try:
@@ -332,6 +338,6 @@ class _Worker:
                     made = len(task.outcomes)
 
     def _serve(self) -> None:
-        while (task := self.tasks.get()) is not None and task.make():
+        while (task := self.tasks.get()) is not None and task.run():
             self._finished.put(None)
             del task

@@ -466,19 +466,13 @@ class ProcessSampler:
         accounted = self._accounting.read(handle, at_ms, sorted(running), gone, period_us)
         if isinstance(rates, dict):
             self._add_ended(rates, gone, device_busy_us)
+        processes = {pid: (running[pid], True) for pid in sorted(running)}
+        processes |= {pid: (_Running(before[pid], 0, False, False), False) for pid in gone}
         readings = []
-        for pid in sorted(running):
-            one = running[pid]
+        for pid, (one, runs) in processes.items():
             busy = rates if isinstance(rates, Unavailable) else rates.get(pid, 0)
             exact = accounted.times.get(pid, accounted.otherwise)
-            reading = ProcessReading(
-                pid, one.place, one.memory, busy, exact, mps_client=one.mps_client, graphics=one.graphics
-            )
-            readings.append(reading)
-        for pid in gone:
-            busy = rates if isinstance(rates, Unavailable) else rates.get(pid, 0)
-            exact = accounted.times.get(pid, accounted.otherwise)
-            readings.append(ProcessReading(pid, before[pid], 0, busy, exact, running=False))
+            readings.append(ProcessReading(pid, one.place, one.memory, busy, exact, runs, one.mps_client, one.graphics))
         for pid, exact in sorted(accounted.ended.items()):
             readings.append(ProcessReading(pid, "", _ENDED, _ENDED, exact, running=False))
         self._alive = {pid: uuid for pid, uuid in self._alive.items() if uuid in unlisted}

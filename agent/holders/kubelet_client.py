@@ -27,11 +27,11 @@ import h2.errors
 import h2.events
 import h2.exceptions
 
-from agent.core.errors import AgentError
 from agent.holders import kubelet_pod_resources
 from agent.holders.kubelet_pod_resources import Devices, Malformed, PodResources
 from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import Clock
+from gputally.base.errors import AgentError
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024

@@ -14,6 +14,10 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
 
 
+_Fields = dict[int, list[bytes | int]]
+"""The values of a message's fields by number; a fixed-size value as its bytes."""
+
+
 class Malformed(ValueError):
     """Bytes that are not a message of this kind."""
 
@@ -55,71 +59,64 @@ class PodResources:
 
 def decode_list(message: bytes) -> tuple[PodResources, ...]:
     """Decode a ListPodResourcesResponse. Raises Malformed."""
-    return tuple(_pod(_part(part)) for number, part in _fields(message) if number == 1)
+    return tuple(_pod(_grouped(part)) for part in _parts(_grouped(message), 1))
 
 
 def decode_allocatable(message: bytes) -> tuple[Devices, ...]:
     """Decode the devices of an AllocatableResourcesResponse. Raises Malformed."""
-    return tuple(_devices(_part(part)) for number, part in _fields(message) if number == 1)
+    return tuple(_devices(_grouped(part)) for part in _parts(_grouped(message), 1))
 
 
-def _pod(message: bytes) -> PodResources:
-    name = namespace = ""
-    containers = []
+def _pod(fields: _Fields) -> PodResources:
+    containers = tuple(_container(_grouped(part)) for part in _parts(fields, 3))
+    return PodResources(_last_text(fields, 2), _last_text(fields, 1), containers)
+
+
+def _container(fields: _Fields) -> ContainerResources:
+    devices = tuple(_devices(_grouped(part)) for part in _parts(fields, 2))
+    claimed = tuple(device for part in _parts(fields, 5) for device in _claimed(_grouped(part)))
+    return ContainerResources(_last_text(fields, 1), devices, claimed)
+
+
+def _devices(fields: _Fields) -> Devices:
+    return Devices(_last_text(fields, 1), _texts(fields, 2))
+
+
+def _claimed(fields: _Fields) -> list[ClaimedDevice]:
+    """Return the devices of a DynamicResource."""
+    claim, namespace = _last_text(fields, 2), _last_text(fields, 3)
+    resources = [_grouped(part) for part in _parts(fields, 4)]
+    return [ClaimedDevice(namespace, claim, *(_last_text(one, number) for number in (2, 3, 4))) for one in resources]
+
+
+def _grouped(message: bytes) -> _Fields:
+    """Return the values of each field by number, in order."""
+    fields: _Fields = {}
     for number, value in _fields(message):
-        if number == 1:
-            name = _text(value)
-        elif number == 2:
-            namespace = _text(value)
-        elif number == 3:
-            containers.append(_container(_part(value)))
-    return PodResources(namespace, name, tuple(containers))
+        fields.setdefault(number, []).append(value)
+    return fields
 
 
-def _container(message: bytes) -> ContainerResources:
-    name = ""
-    devices: list[Devices] = []
-    claimed: list[ClaimedDevice] = []
-    for number, value in _fields(message):
-        if number == 1:
-            name = _text(value)
-        elif number == 2:
-            devices.append(_devices(_part(value)))
-        elif number == 5:
-            claimed += _claim(_part(value))
-    return ContainerResources(name, tuple(devices), tuple(claimed))
+def _parts(fields: _Fields, number: int) -> list[bytes]:
+    """Return the messages of a repeated field."""
+    values = fields.get(number, [])
+    if any(isinstance(value, int) for value in values):
+        raise Malformed("a number instead of a message or a text")
+    return [value for value in values if isinstance(value, bytes)]
 
 
-def _devices(message: bytes) -> Devices:
-    resource = ""
-    ids = []
-    for number, value in _fields(message):
-        if number == 1:
-            resource = _text(value)
-        elif number == 2:
-            ids.append(_text(value))
-    return Devices(resource, tuple(ids))
+def _texts(fields: _Fields, number: int) -> tuple[str, ...]:
+    """Return the texts of a repeated field."""
+    try:
+        return tuple(part.decode() for part in _parts(fields, number))
+    except UnicodeDecodeError as error:
+        raise Malformed("a text that is not UTF-8") from error
 
 
-def _claim(message: bytes) -> list[ClaimedDevice]:
-    name = namespace = ""
-    resources = []
-    for number, value in _fields(message):
-        if number == 2:
-            name = _text(value)
-        elif number == 3:
-            namespace = _text(value)
-        elif number == 4:
-            resources.append(_part(value))
-    return [_claimed(part, namespace, name) for part in resources]
-
-
-def _claimed(message: bytes, claim_namespace: str, claim: str) -> ClaimedDevice:
-    texts = {2: "", 3: "", 4: ""}
-    for number, value in _fields(message):
-        if number in texts:
-            texts[number] = _text(value)
-    return ClaimedDevice(claim_namespace, claim, texts[2], texts[3], texts[4])
+def _last_text(fields: _Fields, number: int) -> str:
+    """Return the text of a field, "" without one. If a field that is not repeated occurs several times, the last one
+    counts."""
+    return ("", *_texts(fields, number))[-1]
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
@@ -155,16 +152,3 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at + position + 1
     raise Malformed(f"a number longer than {_MAX_VARINT_BYTES} bytes")
-
-
-def _part(value: bytes | int) -> bytes:
-    if isinstance(value, int):
-        raise Malformed("a number instead of a message or a text")
-    return value
-
-
-def _text(value: bytes | int) -> str:
-    try:
-        return _part(value).decode()
-    except UnicodeDecodeError as error:
-        raise Malformed("a text that is not UTF-8") from error

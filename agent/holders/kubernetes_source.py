@@ -25,9 +25,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from agent.core.errors import SettingsError
 from agent.core.readings import KAI, Gpu, Unavailable
-from agent.core.settings import API_OFF, Settings, comma_separated
+from agent.core.settings import API_OFF, Settings, SettingsError, comma_separated
 from agent.devices.driver_lifecycle import Gpus
 from agent.holders import kubernetes_api_objects
 from agent.holders.device_allocations import SLICES_PATH as SLICES

@@ -34,14 +34,15 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from agent.core.errors import AgentError, SettingsError, TokenUnavailable
-from agent.core.lean_http_client import TokenFile, connection_to
+from agent.core.lean_http_client import TokenFile, TokenUnavailable, connection_to
+from agent.core.settings import SettingsError
 from agent.holders import kubernetes_api_objects
 from agent.holders.kubernetes_api_objects import GPU_FRACTION, GPU_MEMORY, PodView, Unreadable
 from agent.wire import PodFacts
 from gputally.base import atomic_file
 from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import Clock
+from gputally.base.errors import AgentError
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
 log = logging.getLogger("agent.holders.lean_list_watch")

@@ -246,7 +246,7 @@ class AllocationSource(Protocol):
 
 
 class NodeSource:
-    """An `agent.main_loop.Source` over the real machine.
+    """An `agent.core.readings.Source` over the real machine.
 
     processes: None if the agent cannot see the host's processes, and process numbers would match other processes.
     pods: None if the running processes are the holders (standalone).
@@ -282,7 +282,7 @@ class NodeSource:
         self._readings = 0
 
     def snapshot(self, at_ms: int) -> Snapshot:
-        """Read the node. Raises agent.core.errors.DriverReplaced if only a new process can continue."""
+        """Read the node. Raises agent.devices.nvml_library.DriverReplaced if only a new process can continue."""
         began_ms = self._now_ms()
         scan = self._gpus.read(at_ms)
         took_ms = [("nvml", self._now_ms() - began_ms)] if self._clock is not None else []
@@ -376,14 +376,6 @@ class NodeSource:
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ms() if self._clock is not None else 0
-
-    def release(self, why: str) -> None:
-        """See agent.devices.driver_lifecycle.Gpus.release."""
-        self._gpus.release(why)
-
-    def reacquire(self, why: str) -> None:
-        """See agent.devices.driver_lifecycle.Gpus.reacquire."""
-        self._gpus.reacquire(why)
 
     def close(self) -> None:
         """Close the source of allocations, then the driver."""

@@ -17,13 +17,13 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-from agent.core.errors import PortUnavailable
 from agent.core.readings import Snapshot, Unavailable
 from agent.metering.meter import ClosedSet
 from agent.metrics import metric_families
 from agent.metrics.metric_families import DeviceTotals, Family, Operations, Place, PodKey, TextFormat, names
 from agent.wire import Holder, PodFacts, UsageInterval
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks
+from gputally.base.errors import AgentError
 from gputally.base.units import MS_PER_MINUTE
 
 if TYPE_CHECKING:
@@ -160,6 +160,10 @@ class AgentMetrics:
 
 MAX_REQUESTS = 4
 TIMEOUT_S = 5.0
+
+
+class PortUnavailable(AgentError):
+    """The metrics port cannot be opened."""
 
 
 class Exposition:

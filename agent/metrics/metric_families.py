@@ -227,28 +227,24 @@ def _place(device: DeviceReading, reading: HolderReading) -> Place:
 
 def of_the_agent(ops: Operations, version: str, node: str) -> Iterator[Family]:
     """Yield the families of the agent itself and of its sources."""
-    yield _single(counter("agent_intervals_closed", "Usage rows closed by the meter."), ops.intervals_closed)
     uploads = counter("agent_uploads", "Uploads by result.", ("result",))
     parked = counter("agent_rows_parked", "Records that never reach the ledger, by reason.", ("reason",))
+    yield _single(counter("agent_intervals_closed", "Usage rows closed by the meter."), ops.intervals_closed)
     for family, values in ((uploads, ops.uploads), (parked, ops.parked)):
-        for name, value in sorted(values.items()):
-            family.add((name,), value)
+        family.series = [((name,), value) for name, value in sorted(values.items())]
         yield family
     if ops.nvml_up is not None:
         yield _single(gauge("nvml_up", "1 while the NVIDIA driver answers."), ops.nvml_up)
-    yield _single(gauge("agent_outbox_rows", "Records that the accountant has not stored yet."), ops.outbox_rows)
-    yield _single(gauge("agent_outbox_bytes", "Size of the outbox."), ops.outbox_bytes)
-    yield _single(
-        gauge("agent_outbox_oldest_age_seconds", "Age of the oldest record that the accountant has not stored yet."),
-        ops.outbox_oldest_age_s,
-    )
-    yield _single(
-        gauge("agent_unspooled_rows", "Rows in memory because the spool cannot be written."), ops.unspooled_rows
-    )
-    yield _single(
-        counter("agent_unspooled_lost_rows", "Rows lost because the spool could not be written and memory was full."),
-        ops.unspooled_lost_rows,
-    )
+    for name, text, value in (
+        ("agent_outbox_rows", "Records that the accountant has not stored yet.", ops.outbox_rows),
+        ("agent_outbox_bytes", "Size of the outbox.", ops.outbox_bytes),
+        ("agent_outbox_oldest_age_seconds", "Age of the oldest record that the accountant has not stored yet.",
+         ops.outbox_oldest_age_s),
+        ("agent_unspooled_rows", "Rows in memory because the spool cannot be written.", ops.unspooled_rows),
+    ):  # fmt: skip
+        yield _single(gauge(name, text), value)
+    lost = counter("agent_unspooled_lost_rows", "Rows lost because the spool could not be written and memory was full.")
+    yield _single(lost, ops.unspooled_lost_rows)
     if ops.privilege:
         level = gauge("agent_privilege_info", "The agent's privilege level; always 1.", ("level",))
         level.add((ops.privilege,), 1)
@@ -257,8 +253,7 @@ def of_the_agent(ops: Operations, version: str, node: str) -> Iterator[Family]:
             "What the agent cannot see, because a privilege is missing or the driver refuses it; always 1.",
             ("what",),
         )
-        for what in ops.unseen:
-            unseen.add((what,), 1)
+        unseen.series = [((what,), 1) for what in ops.unseen]
         yield from (level, unseen)
     yield _single(gauge("agent_sample_duration_seconds", "Duration of the last reading of all sources."), ops.sample_s)
     success = gauge("collector_success", "1 if the source answered at the last reading.", ("collector",))

@@ -1,1 +1,1 @@
-"""Simulates a node whose true usage is known to the microsecond."""
+"""Simulates a node with GPUs, holders and faults, whose true usage is known to the microsecond."""

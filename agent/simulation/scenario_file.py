@@ -24,8 +24,8 @@ events:                    # each has `at_ms` (UTC) or `after_ms`, and exactly o
 
 GPUs and MIG instances are named by their position, holders by their `uid` (default: the pod's name). `place` also takes
 `container`, `kind`, and of a shared GPU either `replicas` of `of_replicas` with `sharing` (default time-slicing) or
-`fraction_ppm`. Every fault of the file is reported with file:line. To find events that are impossible, the scenario is
-run once on a separate node before it is used."""
+`fraction_ppm`. Every fault of the file is reported with file:line. To find impossible events, `load_scenario` applies
+all events to a separate node first."""
 
 from __future__ import annotations
 
@@ -110,15 +110,16 @@ class _Scenario(_Struct, frozen=True, kw_only=True):
 
 
 def load_scenario(path: Path, node: str, now_ms: int) -> SimulatedSource:
-    """The source a scenario file describes, for the node of that name. Raises FileFault.
+    """Return the source that a scenario file describes. Raises FileFault.
 
-    now_ms: UTC milliseconds, the origin of `after_ms` if the file gives none."""
+    node: the name of the node.
+    now_ms: start of `after_ms` if the file gives none, in UTC milliseconds."""
     document = read(path)
     scenario = convert(document, _Scenario)
     origin_ms = now_ms if scenario.start_ms is None else scenario.start_ms
     events = _events(document, scenario, origin_ms, node)
     first_ms = min([origin_ms, now_ms, *(event.at_ms for _, event in events)])
-    _rehearse(document, events, _node(document, scenario, node, first_ms))
+    _apply_all(document, events, _node(document, scenario, node, first_ms))
     return SimulatedSource(_node(document, scenario, node, first_ms), [event for _, event in events])
 
 
@@ -137,21 +138,21 @@ def _node(document: Document, scenario: _Scenario, name: str, start_ms: int) -> 
 
 
 def _events(document: Document, scenario: _Scenario, origin_ms: int, node: str) -> list[tuple[int, Event]]:
-    """The events in the order they happen, each with its position in the file."""
+    """Return the events in the order of their times, each with its position in the file."""
     faults = []
     events = []
     for index, event in enumerate(scenario.events):
         place = document.place(("events", index))
         actions = [name for name in _ACTIONS if getattr(event, name) is not None]
         if len(actions) != 1:
-            faults.append(f"{place}: exactly one of {', '.join(_ACTIONS)}, not {len(actions)}")
+            faults.append(f"{place}: an event needs exactly one of {', '.join(_ACTIONS)}, not {len(actions)}")
             continue
         if event.at_ms is not None and event.after_ms is None:
             at_ms = event.at_ms
         elif event.after_ms is not None and event.at_ms is None:
             at_ms = origin_ms + event.after_ms
         else:
-            faults.append(f"{place}: exactly one of at_ms, after_ms")
+            faults.append(f"{place}: an event needs exactly one of at_ms, after_ms")
             continue
         events.append((index, Event(at_ms, _action(event, at_ms, node))))
     if faults:
@@ -159,7 +160,7 @@ def _events(document: Document, scenario: _Scenario, origin_ms: int, node: str) 
     return sorted(events, key=lambda placed: placed[1].at_ms)
 
 
-def _rehearse(document: Document, events: Sequence[tuple[int, Event]], node: SimulatedNode) -> None:
+def _apply_all(document: Document, events: Sequence[tuple[int, Event]], node: SimulatedNode) -> None:
     for index, event in events:
         try:
             event.apply(node)

@@ -1,9 +1,9 @@
 """Simulates a node with exact counters: GPUs, holders and faults.
 
-Only the hardware is simulated: the agent meters a `SimulatedSource` as it would meter NVML. The node knows the holders
-and their use at every moment, so tests and the demo compare the ledger with `allocated_us`, `busy_us` and similar
-figures. A device's counter is the sum of its holders' counters. There is no clock: every change has a time, which is
-never before the previous change.
+Only the hardware is simulated: the agent meters a `SimulatedSource` like NVML. The node knows the holders and their use
+at every moment, so tests and the demo compare the ledger with `allocated_us`, `busy_us` and similar figures. A device's
+counter is the sum of its holders' counters. There is no clock: every change has a time, which is never before the
+previous change.
 
 Rates are rationals with integer parts and counters are floors of their integrals, so the sum over any spans is exact.
 """
@@ -18,7 +18,6 @@ from fractions import Fraction
 
 import msgspec
 
-from agent.core.errors import AgentError
 from agent.core.readings import (
     Allocation,
     DeviceReading,
@@ -30,6 +29,7 @@ from agent.core.readings import (
     Unavailable,
 )
 from agent.wire import Holder, PodFacts
+from gputally.base.errors import AgentError
 from gputally.base.units import US_PER_MS, apportion
 
 PPM = 1_000_000
@@ -62,14 +62,14 @@ MIG_PROFILES = {
 
 
 def make_gpu(uuid: str, index: int, model: GpuModel, mig: Sequence[str] = ()) -> Gpu:
-    """A GPU of a known model, cut into MIG instances of the named profiles.
+    """Return a GPU of a known model, divided into MIG instances of the named profiles.
 
-    Raises ValueError for an unknown profile or more than the device has."""
+    Raises ValueError for an unknown profile, and for more instances than fit on the device."""
     unknown = [profile for profile in mig if profile not in MIG_PROFILES]
     if unknown:
         raise ValueError(f"unknown MIG profile {unknown[0]!r} (known: {', '.join(MIG_PROFILES)})")
     if sum(MIG_PROFILES[p][0] for p in mig) > 7 or sum(MIG_PROFILES[p][1] for p in mig) > 8:
-        raise ValueError(f"{', '.join(mig)} is more than one GPU")
+        raise ValueError(f"{', '.join(mig)} do not fit on one GPU")
     instances = tuple(
         MigInstance(
             uuid=f"MIG-{uuid.removeprefix('GPU-')}-{gi}-{profile}",
@@ -173,19 +173,17 @@ class SimulatedGpu:
         """Busy time of holders that left, per MIG instance ("" = the GPU)."""
         self.origins_us: dict[str, int] = {}
         """Values of the counters at the last reset, per MIG instance."""
-        self.gone_us = 0
-        """`past_us` less `origins_us`, over the whole GPU."""
         self.memory_mib = 0
         """Memory in use now."""
         self.power_mw = self.idle_mw
         """Power drawn now, in proportion to the load."""
 
     def busy_us(self, at_ms: int) -> int:
-        """Since the beginning, at any instant."""
+        """Return the busy time from the beginning to any instant."""
         return sum(p.busy.upto(at_ms) for p in (*self.past, *self.present))
 
     def counter_us(self, at_ms: int, mig_uuid: str) -> int:
-        """Return the driver's count of an instance at a time not before the last change."""
+        """Return the driver's counter of an instance at a time not before the last change."""
         return self.raw_us(at_ms, mig_uuid) - self.origins_us.get(mig_uuid, 0)
 
     def raw_us(self, at_ms: int, mig_uuid: str) -> int:
@@ -193,16 +191,14 @@ class SimulatedGpu:
         return self.past_us[mig_uuid] + present
 
     def energy_uj(self, span_ms: int, busy_us: int) -> int:
-        """mW x ms = uJ; the active part follows the busy time."""
+        """Return the energy of a span with this busy time (mW x ms = uJ)."""
         return self.idle_mw * span_ms + self.extra_mw * busy_us // US_PER_MS
 
     def evict(self, at_ms: int, placements: Sequence[Placement]) -> None:
         for placement in placements:
             placement.busy.set(at_ms, 0)
             placement.set_share(at_ms, Fraction(0))
-            busy_us = placement.busy.upto(at_ms)
-            self.past_us[placement.allocation.mig_uuid] += busy_us
-            self.gone_us += busy_us
+            self.past_us[placement.allocation.mig_uuid] += placement.busy.upto(at_ms)
             self.present.remove(placement)
             self.past.append(placement)
             self.left.append(placement)
@@ -234,7 +230,6 @@ class SimulatedGpu:
             placement.origin_us = placement.busy.upto(at_ms)
         parts = {*self.past_us, *(p.allocation.mig_uuid for p in self.present)}
         self.origins_us = {part: self.raw_us(at_ms, part) for part in parts}
-        self.gone_us = sum(self.past_us.values()) - sum(self.origins_us.values())
 
 
 def _fraction(allocation: Allocation, holders: int) -> Fraction:
@@ -297,11 +292,11 @@ class SimulatedNode:
         already."""
         device = self._device(allocation.gpu_uuid)
         instance = self._instance(device, allocation.mig_uuid)
-        _check(utilisation_ppm)
+        _check_utilisation(utilisation_ppm)
         key = (allocation.holder, allocation.mig_uuid)
         if any((p.allocation.holder, p.allocation.mig_uuid) == key for p in device.present):
             raise ValueError(f"{allocation.holder.name or allocation.holder.uid} is on {allocation.gpu_uuid} already")
-        self._move(at_ms)
+        self._advance(at_ms)
         scale = (instance.compute, device.gpu.compute_slices) if instance else (1, 1)
         device.present.append(Placement(allocation, utilisation_ppm, memory_mib, scale))
         if facts is not None:
@@ -315,8 +310,8 @@ class SimulatedNode:
         """Remove a holder from all its devices. Raises ValueError if it holds none."""
         found = [d for d in self._devices.values() if any(p.allocation.holder.uid == holder_uid for p in d.present)]
         if not found:
-            raise ValueError(f"{holder_uid} holds nothing here")
-        self._move(at_ms)
+            raise ValueError(f"{holder_uid} holds no device of this node")
+        self._advance(at_ms)
         for device in found:
             device.evict(at_ms, [p for p in device.present if p.allocation.holder.uid == holder_uid])
         if holder_uid in self._facts:
@@ -327,8 +322,8 @@ class SimulatedNode:
 
     def set_utilisation(self, at_ms: int, holder_uid: str, utilisation_ppm: int) -> None:
         """Change how busy a holder is, on every device it holds."""
-        _check(utilisation_ppm)
-        self._move(at_ms)
+        _check_utilisation(utilisation_ppm)
+        self._advance(at_ms)
         for device in self._devices.values():
             mine = [p for p in device.present if p.allocation.holder.uid == holder_uid]
             for placement in mine:
@@ -340,8 +335,8 @@ class SimulatedNode:
         """Let a process of a pod without an allocation use a GPU (0: the process ends)."""
         device = self._device(gpu_uuid)
         self._instance(device, "")
-        _check(utilisation_ppm)
-        self._move(at_ms)
+        _check_utilisation(utilisation_ppm)
+        self._advance(at_ms)
         strays = [p for p in device.present if p.allocation.replicas == 0]
         if utilisation_ppm and not strays:
             holder = Holder(kind="process", uid=f"stray-{gpu_uuid}", name="stray")
@@ -353,24 +348,24 @@ class SimulatedNode:
         device.settle(at_ms)
 
     def lose(self, at_ms: int, gpu_uuid: str) -> None:
-        """Let the GPU fall off the bus: it is still listed and held, nothing runs, and nothing can be read."""
+        """Let the GPU fall off the bus: it stays listed and held, no process runs, and no reading succeeds."""
         device = self._device(gpu_uuid)
-        self._move(at_ms)
+        self._advance(at_ms)
         device.lost.set(at_ms, 1)
         device.settle(at_ms)
 
     def recover(self, at_ms: int, gpu_uuid: str) -> None:
-        """Let the GPU come back with a fresh driver: counters start again from zero."""
+        """Let a lost GPU work again. Its driver is new, so its counters start from zero."""
         device = self._device(gpu_uuid)
-        self._move(at_ms)
+        self._advance(at_ms)
         device.lost.set(at_ms, 0)
         device.settle(at_ms)
         device.reset(at_ms)
 
     def reset_counters(self, at_ms: int, gpu_uuid: str) -> None:
-        """Reload the driver while the agent runs."""
+        """Let the counters start from zero, as after a reload of the driver."""
         device = self._device(gpu_uuid)
-        self._move(at_ms)
+        self._advance(at_ms)
         device.reset(at_ms)
 
     def repartition(self, at_ms: int, gpu_uuid: str, mig: Sequence[str]) -> None:
@@ -380,26 +375,26 @@ class SimulatedNode:
             raise ValueError(f"{gpu_uuid} is in use and cannot be repartitioned")
         model = next((m for m in MODELS.values() if m.name == device.gpu.model), H100)
         gpu = make_gpu(gpu_uuid, device.gpu.index, model, mig)
-        self._move(at_ms)
+        self._advance(at_ms)
         device.gpu = gpu
 
     def set_offline(self, at_ms: int, offline: bool) -> None:
         """Switch the node off or on; its pods stay placed."""
-        self._move(at_ms)
+        self._advance(at_ms)
         self._offline = offline
 
     def set_holders_unavailable(self, at_ms: int, reason: str) -> None:
         """Make the holders unknown, as if the kubelet did not answer ("" = it answers again)."""
-        self._move(at_ms)
+        self._advance(at_ms)
         self._holders_unavailable = reason
 
     # --- readings ---------------------------------------------------------------------------
 
     def snapshot(self, at_ms: int) -> Snapshot:
-        """Return a source's reading at `at_ms`, not before the last change.
+        """Return the reading of the node at `at_ms`, which is not before the last change.
 
-        Facts of pods that ended are shown twice more. Raises NodeOffline while the node is down."""
-        self._move(at_ms)
+        The facts of a pod that ended stay in two more snapshots. Raises NodeOffline while the node is down."""
+        self._advance(at_ms)
         if self._offline:
             raise NodeOffline(f"node {self.name} is offline")
         devices = tuple(self._read(device, at_ms) for device in self._devices.values())
@@ -426,7 +421,7 @@ class SimulatedNode:
                 device.gpu, "lost", epoch, _LOST, _LOST, _LOST, _LOST, _LOST, _LOST, method="simulated"
             )
         busy = [p.busy.upto(at_ms) for p in device.present]
-        busy_us = device.gone_us + sum(busy)
+        busy_us = sum(device.past_us.values()) - sum(device.origins_us.values()) + sum(busy)
         holders: tuple[HolderReading, ...] = ()
         if self._per_holder:
             seen = [*zip(device.present, busy, strict=True)]
@@ -479,11 +474,11 @@ class SimulatedNode:
         return int(self.allocated(holder_uid, start_ms, end_ms))
 
     def busy_us(self, holder_uid: str, start_ms: int, end_ms: int) -> int:
-        """Physical-GPU microseconds a holder was busy."""
+        """Return the physical-GPU microseconds for which a holder was busy."""
         return sum(p.busy.upto(end_ms) - p.busy.upto(start_ms) for p in self._placements(holder_uid))
 
     def device_busy_us(self, gpu_uuid: str, start_ms: int, end_ms: int) -> int:
-        """Microseconds a GPU was busy, for all of its users."""
+        """Return the microseconds for which a GPU was busy, for all of its users."""
         device = self._device(gpu_uuid)
         return device.busy_us(end_ms) - device.busy_us(start_ms)
 
@@ -522,13 +517,13 @@ class SimulatedNode:
                 return instance
         raise ValueError(f"no MIG instance {mig_uuid} on {device.gpu.uuid}")
 
-    def _move(self, at_ms: int) -> None:
+    def _advance(self, at_ms: int) -> None:
         if at_ms < self._at_ms:
             raise ValueError(f"time does not run backwards: {at_ms} ms is before {self._at_ms} ms")
         self._at_ms = at_ms
 
 
-def _check(utilisation_ppm: int) -> None:
+def _check_utilisation(utilisation_ppm: int) -> None:
     if not 0 <= utilisation_ppm <= PPM:
         raise ValueError(f"utilisation is between 0 and {PPM} ppm, got {utilisation_ppm}")
 
@@ -542,7 +537,7 @@ class Event:
 
 
 class SimulatedSource:
-    """An `agent.main_loop.Source` over a simulated node: it applies due events, then reads the node."""
+    """An `agent.core.readings.Source` over a simulated node: it applies due events, then reads the node."""
 
     def __init__(self, node: SimulatedNode, events: Sequence[Event] = ()) -> None:
         self.node = node
@@ -558,4 +553,4 @@ class SimulatedSource:
         return self.node.snapshot(at_ms)
 
     def close(self) -> None:
-        """Do nothing: there is nothing to close."""
+        """Do nothing, because a simulated node holds no resources."""

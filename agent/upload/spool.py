@@ -38,9 +38,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from agent.core.errors import OutboxLocked, OutboxUnavailable, SpoolNotWritable
 from agent.wire import Ack, PodFacts, Skipped, UsageInterval
 from gputally.base.clock import Clock
+from gputally.base.errors import AgentError
 from gputally.base.units import MS_PER_DAY
 
 log = logging.getLogger("agent.upload.spool")
@@ -67,6 +67,18 @@ CREATE TABLE loss (
     sets INTEGER NOT NULL, facts INTEGER NOT NULL
 );
 """
+
+
+class OutboxLocked(AgentError):
+    """Another agent uses this outbox."""
+
+
+class OutboxUnavailable(AgentError):
+    """The outbox cannot be opened, read or written: no space, no permission, a failing disk."""
+
+
+class SpoolNotWritable(OutboxUnavailable):
+    """The disk cannot be written now, because it is full, read-only or failing. The fault may pass."""
 
 
 def uuid7(wall_ms: int, randbits: Callable[[int], int] = secrets.randbits) -> str:

@@ -31,8 +31,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from agent.core.errors import TokenUnavailable
-from agent.core.lean_http_client import Answer, HttpSender, Identity, TokenFile, Unreachable
+from agent.core.lean_http_client import Answer, HttpSender, Identity, TokenFile, TokenUnavailable, Unreachable
 from agent.upload.spool import LOSSES, Outbox, Pending
 from agent.wire import PROBLEM, Ack, Batch
 from gputally.base.clock import Clock

@@ -19,6 +19,12 @@ class FairshareError(Exception):
     """Base class of fairshare's errors."""
 
 
+class AgentError(Exception):
+    """Base class of the agent's errors: the command prints `str()` and exits with a code other than 0.
+
+    A failed reading is not an exception but `agent.core.readings.Unavailable`."""
+
+
 class ClusterError(AccountantError, FairshareError):
     """Base class of the Kubernetes API's errors. The accountant and the controller both report it as their own."""
 

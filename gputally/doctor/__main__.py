@@ -24,7 +24,7 @@ from rich.padding import Padding
 from rich.table import Column
 from rich.text import Text
 
-from agent.core.errors import AgentError
+from gputally.base.errors import AgentError
 from gputally.base import command_line
 from gputally.base.clock import SystemClock
 from gputally.base.command_line import OUTPUTS, Output, show

@@ -185,7 +185,7 @@ _BETWEEN_S = 1.0
 
 
 def read_machine(proc: Path, clock: Clock) -> Machine:
-    """Read this machine's GPUs and the processes that hold them. Raises agent.core.errors.DriverReplaced."""
+    """Read this machine's GPUs and the processes that hold them. Raises agent.devices.nvml_library.DriverReplaced."""
     driver = Driver()
     source = NodeSource(Gpus(driver), ProcessTable(proc), None, PodLogs(_POD_LOGS))
     try:

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from agent.core.errors import SettingsError
 from agent.core.readings import Snapshot, Unavailable
-from agent.core.settings import Settings
+from agent.core.settings import Settings, SettingsError
 from agent.devices.driver_lifecycle import Gpus, ReleasableSource
 from agent.devices.gpu_device import Access
 from agent.devices.mig_layout import LOOK_MS
@@ -256,12 +255,12 @@ def test_the_driver_is_let_go_while_the_node_asks_for_it(running: Running, api_s
 
 def test_a_signal_lets_go_for_its_time(nvml: FakeNvml, clock: VirtualClock) -> None:
     gpus = Gpus(Driver())
-    source = ReleasableSource(NodeSource(gpus, None), clock, hold_s=60)
+    source = ReleasableSource(NodeSource(gpus, None), gpus, clock, hold_s=60)
     assert dict(source.snapshot(1_000).sources)["nvml"] == ""
-    source.let_go()
+    source.close_driver()
     assert dict(source.snapshot(2_000).sources)["nvml"] == "released: signal"
     clock.advance(59_999)
-    source.let_go()
+    source.close_driver()
     clock.advance(59_999)
     source.snapshot(3_000)
     assert gpus.idle

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.core.errors import SettingsError
+from agent.core.settings import SettingsError
 from agent.holders.device_allocations import SliceStore
 from agent.holders.kubernetes_source import NodeStore, release_reason, replica_mode
 from agent.holders.lean_list_watch import (

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 
-from agent.core.errors import AgentError
 from agent.core.readings import Snapshot
 from agent.core.settings import Settings
 from agent.devices.dcgm_exporter import Exporter, WithDcgm
@@ -29,6 +28,7 @@ from agent.upload.spool import Outbox
 from agent.upload.uploader import ShipResult, Uploader
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import SystemClock, VirtualClock
+from gputally.base.errors import AgentError
 from tests.agent_cluster.conftest import T0
 from tests.fakes.apiserver.server import FakeApiServer
 from tests.fakes.kubelet.server import FakeKubelet

@@ -72,10 +72,19 @@ def test_relative_times_count_from_the_start_of_the_agent_where_no_origin_is_giv
         ("gpus:\n  - {model: V100}\n", "node.yaml:2: unknown GPU model 'V100'"),
         ("gpus:\n  - {model: A100, mig: [9g]}\n", "node.yaml:2: unknown MIG profile '9g'"),
         ("gpus: [{model: H100, uuid: x}, {model: H100, uuid: x}]\n", "node.yaml:1: two GPUs have the same uuid"),
-        ("gpus: [{model: H100}]\nevents:\n  - {after_ms: 1}\n", "node.yaml:3: exactly one of place, remove,"),
-        ("gpus: [{model: H100}]\nevents:\n  - {lose: 0}\n", "node.yaml:3: exactly one of at_ms, after_ms"),
+        (
+            "gpus: [{model: H100}]\nevents:\n  - {after_ms: 1}\n",
+            "node.yaml:3: an event needs exactly one of place",
+        ),
+        (
+            "gpus: [{model: H100}]\nevents:\n  - {lose: 0}\n",
+            "node.yaml:3: an event needs exactly one of at_ms",
+        ),
         ("gpus: [{model: H100}]\nevents:\n  - {after_ms: 1, lose: 3}\n", "node.yaml:3: no GPU 3: the node has 1"),
-        ("gpus: [{model: H100}]\nevents:\n  - {after_ms: 1, remove: a}\n", "node.yaml:3: a holds nothing here"),
+        (
+            "gpus: [{model: H100}]\nevents:\n  - {after_ms: 1, remove: a}\n",
+            "node.yaml:3: a holds no device",
+        ),
         (
             "gpus: [{model: H100}]\nevents:\n  - {after_ms: 1, place: {gpu: 0, pod: a, mig: 0}}\n",
             "node.yaml:3: no MIG instance 0: GPU 0 has 0",

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from agent.core.errors import ClockSetBack
 from agent.core.settings import Settings
-from agent.core.steady_clock import SteadyClock
+from agent.core.steady_clock import ClockSetBack, SteadyClock
 from agent.main_loop import Agent
 from agent.simulation.simulated_node import H100, SimulatedNode, SimulatedSource, make_gpu
 from agent.upload.spool import Outbox

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from agent.__main__ import JsonLines, main
-from agent.core.errors import PortUnavailable
 from agent.metrics import exporter
+from agent.metrics.exporter import PortUnavailable
 from agent.upload.spool import Outbox
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.__main__ import main
-from agent.core.errors import SettingsError
 from agent.core.readings import DeviceReading, InstanceReading, Snapshot, Unavailable
+from agent.core.settings import SettingsError
 from agent.devices import dcgm_exporter
 from agent.devices.dcgm_exporter import (
     FAILURES_BEFORE_PAUSE,

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 
-from agent.core.errors import DriverReplaced
 from agent.core.readings import Snapshot
 from agent.core.settings import Settings
+from agent.devices.nvml_library import DriverReplaced
 from agent.main_loop import Agent
 from agent.metrics.exporter import AgentMetrics
 from agent.simulation.simulated_node import H100, SimulatedNode, SimulatedSource, make_gpu

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from agent.core.errors import OutboxUnavailable
 from agent.main_loop import MAX_BACKLOG_ROWS
 from agent.metrics.exporter import AgentMetrics
-from agent.upload.spool import Outbox
+from agent.upload.spool import Outbox, OutboxUnavailable
 from tests.agent_shell.loops import MINUTE, Site
 from tests.agent_shell.outboxes import T0
 

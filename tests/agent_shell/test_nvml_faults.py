@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.errors import DriverReplaced
 from agent.core.steady_clock import Timeline
+from agent.devices.nvml_library import DriverReplaced
 from agent.metering.meter import Meter
 from gputally.base.clock import VirtualClock
 from tests.agent_shell.rig import GIB, T0, Rig
@@ -121,9 +121,9 @@ class History(Rig):
         elif what == 13 and self.hanging:
             tell(f"on {chance.randint(0, 1)}", f"hang {chance.choice(FUNCTIONS[5:32])}")
         elif what == 14:
-            self.source.release("test")
+            self.gpus.release("test")
         elif what == 15:
-            self.source.reacquire("test")
+            self.gpus.reacquire("test")
         elif what == 16:
             self.clock.step_wall(chance.choice([-3_600_000, -700, 800, 90_000]))
         elif what == 17:

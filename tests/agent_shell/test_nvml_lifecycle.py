@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from accountant.core.gpu_time_accounts import split
-from agent.core.errors import DriverReplaced
 from agent.core.readings import Condition, ProcessReading, Recovery, RecoveryAction, Unavailable, XidCount
 from agent.devices.driver_lifecycle import RETRY_MIN_MS, REVIVE_MS, Gpus
 from agent.devices.gpu_device import CONDITION_EVERY_MS
-from agent.devices.nvml_library import Driver
+from agent.devices.nvml_library import Driver, DriverReplaced
 from gputally.base.clock import VirtualClock
 from tests.agent_shell.rig import GIB, T0, Rig
 from tests.fakes.nvml.library import FakeNvml
@@ -265,11 +264,11 @@ def test_mig_is_cut_anew_while_the_agent_lets_go(rig: Rig) -> None:
         (1_001, OLD_FORM, Unavailable("MIG: no per-process utilisation"))
     ]
     rig.kill(1)
-    rig.source.release("mig.config.state=pending")
+    rig.gpus.release("mig.config.state=pending")
     assert rig.tick().devices[0].busy_us == Unavailable("released: mig.config.state=pending")
     assert rig.gpus.idle
     rig.fake.tell("on 0", "migclear", f"mig MIG-new 1 0 7 7g.141gb {140 * GIB} 0")
-    rig.source.reacquire("mig.config.state=pending")
+    rig.gpus.reacquire("mig.config.state=pending")
     device = rig.tick().devices[0]
     assert [(m.uuid, m.gi, m.compute) for m in device.gpu.mig] == [("MIG-new", 1, 7)]
     assert device.instances[0].busy_us == 0

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.errors import DriverReplaced
 from agent.core.readings import Allocation
+from agent.devices.nvml_library import DriverReplaced
 from agent.holders.node_snapshot import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from agent.metering.meter import Meter

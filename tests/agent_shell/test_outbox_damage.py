@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.errors import OutboxLocked, OutboxUnavailable, SpoolNotWritable
-from agent.upload.spool import RESERVE_BYTES, Outbox
+from agent.upload.spool import RESERVE_BYTES, Outbox, OutboxLocked, OutboxUnavailable, SpoolNotWritable
 from gputally.base.clock import VirtualClock
 from tests.agent_shell.outboxes import ALL, acknowledge, make_set, pending_seqs
 

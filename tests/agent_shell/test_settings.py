@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from agent.core import settings
-from agent.core.errors import SettingsError
-from agent.core.settings import Settings
+from agent.core.settings import Settings, SettingsError
 
 
 def faults(config: Path | None, environ: dict[str, str], flags: dict[str, object]) -> list[str]:

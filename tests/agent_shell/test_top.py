@@ -16,8 +16,8 @@ from rich.console import Console
 
 from agent.__main__ import main
 from agent.commands.top_command import Drawing, History, Prices, from_exposition, page, parse, uniform_price
-from agent.core.errors import SettingsError
 from agent.core.readings import Allocation
+from agent.core.settings import SettingsError
 from agent.metering.meter import Meter
 from agent.metrics.exporter import AgentMetrics, Exposition
 from agent.simulation.simulated_node import A100, H100, SimulatedNode, make_gpu

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from agent.core.errors import SettingsError
 from agent.core.lean_http_client import Identity
+from agent.core.settings import SettingsError
 from agent.upload.uploader import BACKOFF_CAP_MS
 from tests.agent_shell.outboxes import make_set
 from tests.agent_shell.shipping import Shipping

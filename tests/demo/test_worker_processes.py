@@ -53,7 +53,7 @@ def test_what_fails_there_is_said_here_and_logged_there(agents: AgentPool, tmp_p
     never_started = Stopped(LATER, Job("j", "llm", 0, 1, 1), slots_of(NODES[0])[:1], 1, "finished")
     agents.begin([])
     agents.start_hour([never_started], LATER)
-    with pytest.raises(WorkerLost, match=r"^a process with agents failed: ValueError: .* holds nothing here"):
+    with pytest.raises(WorkerLost, match=r"^a process with agents failed: ValueError: .* holds no device of this node"):
         agents.finish_hour()
     assert "Traceback" in (tmp_path / "log").read_text()
 
