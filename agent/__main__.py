@@ -38,7 +38,6 @@ from gputally.base.yaml_file import FileFault
 
 if TYPE_CHECKING:
     from agent.devices.driver_lifecycle import Gpus
-    from agent.metrics.dcgm_compat import DcgmOutput
 
 log = logging.getLogger("agent")
 
@@ -74,9 +73,9 @@ def _log_json(level: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    given = sys.argv[1:] if argv is None else list(argv)
-    commands = parser(given)
-    arguments = commands.parse_args(given)
+    words = sys.argv[1:] if argv is None else list(argv)
+    commands = parser(words)
+    arguments = commands.parse_args(words)
     if arguments.command is None:
         commands.print_help()
         return 2
@@ -114,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
+def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return the parser of all commands; for the command `run` only its own, so that the daemon does not import the
     libraries of the other commands."""
     whole = argparse.ArgumentParser(prog="gputally agent", description="Meters the GPUs of one machine.")
@@ -132,7 +131,7 @@ def parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
             run.add_argument(settings.flag(name), dest=name, action="store_true", default=None, help=text)
         else:
             run.add_argument(settings.flag(name), dest=name, metavar=settings.metavar(name), help=text)
-    if given[:1] != ["run"]:
+    if words[:1] != ["run"]:
         from agent.commands import gpu_load_check, top_command
 
         top_command.add_parser(commands)
@@ -166,7 +165,12 @@ def _run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
         stack.callback(source.close)
         uploader = _uploader(chosen, outbox, node, clock)
         stack.callback(uploader.close)
-        metrics = AgentMetrics(node, _version(), _compatible(chosen, node), tasks)
+        dcgm_output = None
+        if chosen.dcgm_names:
+            from agent.metrics.dcgm_compat import DcgmOutput
+
+            dcgm_output = DcgmOutput(node)
+        metrics = AgentMetrics(node, _version(), dcgm_output, tasks)
         show: Callable[[Snapshot], None] | None = None
         if watch:
             from agent.commands.top_command import LiveTable, from_snapshot
@@ -250,14 +254,6 @@ def _with_signal_and_dcgm(source: Source, gpus: Gpus, chosen: Settings, clock: C
     exporter = Exporter(fetch_from(chosen.dcgm_url), clock)
     exporter.start(tasks)
     return WithDcgm(releasable, exporter)
-
-
-def _compatible(chosen: Settings, node: str) -> DcgmOutput | None:
-    if not chosen.dcgm_names:
-        return None
-    from agent.metrics.dcgm_compat import DcgmOutput
-
-    return DcgmOutput(node)
 
 
 def _uploader(chosen: Settings, outbox: Outbox, node: str, clock: Clock) -> Uploader:

@@ -136,7 +136,7 @@ class HttpSender:
             self.close()
             if reused and isinstance(error, ConnectionError):
                 return self.post(path, body, headers)
-            raise Unreachable(f"accountant unreachable: {_reason(error)}") from error
+            raise Unreachable(f"accountant unreachable: {failure_reason(error)}") from error
         if len(content) > MAX_ANSWER_BYTES:
             self.close()
             raise Unreachable(f"accountant unreachable: answer larger than {MAX_ANSWER_BYTES} bytes")
@@ -160,7 +160,8 @@ class HttpSender:
             self._connection.close()
 
 
-def _reason(error: BaseException) -> str:
+def failure_reason(error: BaseException) -> str:
+    """Return why a request failed, in the system's words if they are known."""
     return str(error.args[-1]) if error.args else type(error).__name__
 
 

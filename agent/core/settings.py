@@ -322,8 +322,8 @@ def _contradictions(values: Mapping[str, object], places: Mapping[str, str]) -> 
     if len(sources) > 1:
         faults.append(f"{places[sources[1]]}: {sources[1]}: cannot be combined with {sources[0]}; choose one")
     if bool(values.get("client_cert")) != bool(values.get("client_key")):
-        given = "client_cert" if values.get("client_cert") else "client_key"
-        faults.append(f"{places[given]}: {given}: client_cert and client_key need each other; set both")
+        present = "client_cert" if values.get("client_cert") else "client_key"
+        faults.append(f"{places[present]}: {present}: client_cert and client_key need each other; set both")
     if values.get("accounting") and not sources and values.get("privilege", "allocation") == "allocation":
         faults.append(f"{places['accounting']}: accounting: needs privilege process or profiling")
     return faults

@@ -125,7 +125,7 @@ class NodeStore:
     def _update_reason(self) -> None:
         before, self._reason = self._reason, release_reason(self._labels)
         if before != self._reason:
-            event = "driver closed because of a node label" if self._reason else "driver opened again: label is gone"
+            event = "driver released because of a node label" if self._reason else "driver opened again"
             log.warning(event, extra={"label": self._reason or before})
             self._on_change(before, self._reason)
 
@@ -221,15 +221,15 @@ class NodePods:
             self._claims.monitored(listed) if self._claims is not None else frozenset(),
             self._systems,
         )
-        found = find_holders(listed, views, node)
+        holders = find_holders(listed, views, node)
         return Pods(
-            self._facts(at_ms, {allocation.holder.uid for allocation in found.allocations}),
-            found.allocations,
-            sources=self._sources(found),
+            self._facts(at_ms, {allocation.holder.uid for allocation in holders.allocations}),
+            holders.allocations,
+            sources=self._sources(holders),
             known=_known_pods(views),
             took_ms=self._took(),
-            unresolved=found.unresolved,
-            unknown=_possible_gpus(gpus, found.unresolved),
+            unresolved=holders.unresolved,
+            unknown=_possible_gpus(gpus, holders.unresolved),
         )
 
     def _facts(self, at_ms: int, holders: Collection[str]) -> tuple[PodFacts, ...]:
@@ -251,12 +251,12 @@ class NodePods:
                 del self._listed[key]
         return holding
 
-    def _sources(self, found: NodeAllocations) -> tuple[tuple[str, str], ...]:
+    def _sources(self, holders: NodeAllocations) -> tuple[tuple[str, str], ...]:
         """Return each source with its failure. The failure of `allocations` names devices that this node does not have,
         or a sharing system that the settings do not name."""
-        mismatch = f"no GPU here is called {', '.join(found.unresolved[:3])}" if found.unresolved else ""
-        if not mismatch and found.unnamed:
-            systems = ",".join(sorted(found.unnamed))
+        mismatch = f"no GPU here is called {', '.join(holders.unresolved[:3])}" if holders.unresolved else ""
+        if not mismatch and holders.unnamed:
+            systems = ",".join(sorted(holders.unnamed))
             mismatch = f"pods share GPUs by {systems}: add it to gpu_sharing; until then shares are the kubelet's"
         sources = [("kubelet", self._kubelet.answer().failure), ("allocations", mismatch)]
         if self._pods is not None:

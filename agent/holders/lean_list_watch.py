@@ -34,7 +34,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from agent.core.lean_http_client import TokenFile, TokenUnavailable, connection_to
+from agent.core.lean_http_client import TokenFile, TokenUnavailable, connection_to, failure_reason
 from agent.core.settings import SettingsError
 from agent.holders import kubernetes_api_objects
 from agent.holders.kubernetes_api_objects import GPU_FRACTION, GPU_MEMORY, PodView, Unreadable
@@ -228,7 +228,7 @@ class ApiServer:
         except TokenUnavailable as error:
             raise ApiUnavailable(str(error)) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise ApiUnavailable(f"API server unreachable: {_reason(error)}") from error
+            raise ApiUnavailable(f"API server unreachable: {failure_reason(error)}") from error
         finally:
             with self._mutex:
                 self._open.discard(connection)
@@ -264,10 +264,6 @@ def _refusal(response: http.client.HTTPResponse) -> ApiUnavailable:
     after = response.getheader("Retry-After", "").strip()
     retry_after_s = min(int(after[:6]), 3600) if after.isascii() and after.isdigit() else 0
     return ApiUnavailable(f"API server: HTTP {response.status} {reason}", response.status, retry_after_s)
-
-
-def _reason(error: BaseException) -> str:
-    return str(error.args[-1]) if error.args else type(error).__name__
 
 
 PAGE_ITEMS = 500

@@ -52,7 +52,7 @@ _NONE: Set[int] = frozenset()
 
 
 class SpanReadings(msgspec.Struct, frozen=True, gc=False):
-    """One row's figures over a closed span; None if unknown.
+    """One row's figures over a closed span, with the names of `UsageInterval`; None if unknown.
 
     method: the coarsest method that contributed to its busy time; `allocation` if the busy time is unknown."""
 
@@ -670,11 +670,5 @@ def _row(
         health=health,
         capacity_us=capacity,
         allocated_us=0 if share.holder is None else capacity,
-        busy_us=figures.busy_us,
-        sm_active_us=figures.sm_active_us,
-        tensor_active_us=figures.tensor_active_us,
-        memory_mib_s=figures.memory_mib_s,
-        energy_uj=figures.energy_uj,
-        method=figures.method,
-        gaps=figures.gaps,
+        **msgspec.structs.asdict(figures),
     )

@@ -138,7 +138,6 @@ def measure(
     total = sum(parts_busy) if isinstance(device, Unavailable) else device
     reasons = tuple([busy.reason if isinstance(busy, Unavailable) else "" for busy in holders_busy])
     idle = total == 0 and not (isinstance(device, Unavailable) and any(reasons))
-    activity = _reads_activity(before)
     return Step(
         busy_known,
         total,
@@ -149,8 +148,8 @@ def measure(
         tuple(ranks),
         parts_rank,
         _or_none(energy),
-        _activities(layout, before, after, "sm_active_us") if activity else None,
-        _activities(layout, before, after, "tensor_active_us") if activity else None,
+        _activities(layout, before, after, "sm_active_us"),
+        _activities(layout, before, after, "tensor_active_us"),
         tuple([_memory(share, before, holders) for share in layout.shares]),
         _or_none(before.memory_used_mib),
         _or_none(before.power_mw) if idle else None,
@@ -243,13 +242,6 @@ def _busy(part: GpuPart, before: _PartReading, after: _PartReading) -> Reading:
 
 
 _Activity = Literal["sm_active_us", "tensor_active_us"]
-
-
-def _reads_activity(reading: DeviceReading) -> bool:
-    """Return whether the reading contains activity. On most machines it does not, because activity needs privileges."""
-    if reading.instances:
-        return True
-    return not (isinstance(reading.sm_active_us, Unavailable) and isinstance(reading.tensor_active_us, Unavailable))
 
 
 def _activities(

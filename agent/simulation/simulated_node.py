@@ -308,11 +308,11 @@ class SimulatedNode:
 
     def remove(self, at_ms: int, holder_uid: str) -> None:
         """Remove a holder from all its devices. Raises ValueError if it holds none."""
-        found = [d for d in self._devices.values() if any(p.allocation.holder.uid == holder_uid for p in d.present)]
-        if not found:
+        holding = [d for d in self._devices.values() if any(p.allocation.holder.uid == holder_uid for p in d.present)]
+        if not holding:
             raise ValueError(f"{holder_uid} holds no device of this node")
         self._advance(at_ms)
-        for device in found:
+        for device in holding:
             device.evict(at_ms, [p for p in device.present if p.allocation.holder.uid == holder_uid])
         if holder_uid in self._facts:
             self._facts[holder_uid] = msgspec.structs.replace(
@@ -424,14 +424,14 @@ class SimulatedNode:
         busy_us = sum(device.past_us.values()) - sum(device.origins_us.values()) + sum(busy)
         holders: tuple[HolderReading, ...] = ()
         if self._per_holder:
-            seen = [*zip(device.present, busy, strict=True)]
+            shown = [*zip(device.present, busy, strict=True)]
             if device.left:
-                seen = [*((p, p.busy.upto(at_ms)) for p in device.left), *seen]
+                shown = [*((p, p.busy.upto(at_ms)) for p in device.left), *shown]
                 device.left.clear()
             holders = tuple(
                 [
                     HolderReading(p.allocation.holder, p.allocation.mig_uuid, upto - p.origin_us, p.memory_mib)
-                    for p, upto in seen
+                    for p, upto in shown
                 ]
             )
         return DeviceReading(

@@ -24,11 +24,10 @@ from rich.padding import Padding
 from rich.table import Column
 from rich.text import Text
 
-from gputally.base.errors import AgentError
 from gputally.base import command_line
 from gputally.base.clock import SystemClock
 from gputally.base.command_line import OUTPUTS, Output, show
-from gputally.base.errors import AccountantError, FairshareError
+from gputally.base.errors import AccountantError, AgentError, FairshareError
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from gputally.base.yaml_file import FileFault
 from gputally.doctor.check_inputs import Options, Sources, real_sources

@@ -168,12 +168,12 @@ def test_time_does_not_run_backwards_and_nobody_leaves_twice() -> None:
     simulated.snapshot(T + 10)
     with pytest.raises(ValueError, match="backwards"):
         simulated.lose(T + 9, "GPU-0")
-    with pytest.raises(ValueError, match="holds nothing"):
+    with pytest.raises(ValueError, match="holds no device"):
         simulated.remove(T + 10, "a")
 
 
 @pytest.mark.parametrize(
-    ("mig", "message"), [(["9g.90gb"], "unknown MIG profile"), (["4g.40gb", "4g.40gb"], "more than one GPU")]
+    ("mig", "message"), [(["9g.90gb"], "unknown MIG profile"), (["4g.40gb", "4g.40gb"], "do not fit on one GPU")]
 )
 def test_impossible_mig_layouts_are_refused(mig: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):

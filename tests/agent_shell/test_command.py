@@ -118,7 +118,7 @@ def test_a_signal_ends_it_cleanly_with_everything_spooled(
 
 def test_without_a_driver_it_says_so_once_and_keeps_serving(start: Callable[..., Process], no_driver: str) -> None:
     process = start("--standalone", "--sample", "0.02", LD_LIBRARY_PATH=no_driver)
-    warning = process.wait_for("no NVIDIA driver answers; asking again later")
+    warning = process.wait_for("no NVIDIA driver answers: trying again later")
     assert warning["reason"] == "libnvidia-ml.so.1 not found (nvmlInit, 12)"
     assert "agent.runtimeClassName" in warning["remedy"]
     if not any("port" in line for line in process.lines):

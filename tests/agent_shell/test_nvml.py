@@ -102,7 +102,7 @@ def test_coherent_memory_is_unknown_where_its_processes_are(fake_nvml: Any) -> N
         reasons.append(used.reason)
         machine.close()
     assert reasons == [
-        "coherent memory: processes are not looked at",
+        "coherent memory: the agent cannot see processes",
         "coherent memory: operating system (nvmlDeviceGetComputeRunningProcesses_v3, 17)",
         "coherent memory of a process: not reported",
     ]

@@ -68,7 +68,8 @@ class Meter:
     """The agent's source on this machine, read every second."""
 
     def __init__(self) -> None:
-        self.source = NodeSource(Gpus(Driver(), clock=CLOCK), ProcessTable(Path("/proc")))
+        self.gpus = Gpus(Driver(), clock=CLOCK)
+        self.source = NodeSource(self.gpus, ProcessTable(Path("/proc")))
         self.busy_us: dict[int, int] = {}
         """Busy time by pid, scaled to that of the GPU."""
         self.device = self.source.snapshot(CLOCK.wall_ms()).devices[0]
@@ -217,9 +218,9 @@ def test_a_released_driver_leaves_no_open_file(meter: Meter) -> None:
         return [target for target in targets if "nvidia" in target]
 
     assert open_files()
-    meter.source.release("test")
+    meter.gpus.release("test")
     meter.watch(1)
     assert open_files() == []
-    meter.source.reacquire("test")
+    meter.gpus.reacquire("test")
     meter.watch(2)
     known(meter.device.busy_us)
