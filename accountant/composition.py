@@ -51,13 +51,14 @@ from accountant.runtime.background_tasks import Maintenance, PeriodicTasks, Rout
 from accountant.runtime.clock_step_guard import GuardedClock
 from accountant.runtime.ingest import Ingest
 from accountant.runtime.job_and_task_metrics import (
-    BooksCollector,
-    DeliveryCollector,
-    InventoryCollector,
+    FunctionCollector,
     JobCollector,
-    LakeCollector,
     Metrics,
-    UpkeepCollector,
+    delivery_metrics,
+    inventory_metrics,
+    lake_metrics,
+    proposal_metrics,
+    upkeep_metrics,
 )
 from accountant.storage.backups import Backup
 from accountant.storage.duckdb_ledger import open_ledger
@@ -436,17 +437,17 @@ class Service:
     def _metrics(self) -> Metrics:
         metrics = Metrics()
         if self.deliveries is not None:
-            metrics.watch(DeliveryCollector(self.deliveries))
+            metrics.watch(FunctionCollector(partial(delivery_metrics, self.deliveries)))
         metrics.watch(LedgerCollector(self.ledger, self.book, self.settings, self._clock))
         settings = self.settings
         metrics.watch(JobCollector(self.ledger, self.book, settings.job_metrics, self._clock, settings.timezone))
         metrics.watch(TaskMetrics(self.tasks))
         if self._publisher is not None:
-            metrics.watch(LakeCollector(self._publisher))
-        metrics.watch(BooksCollector(lambda: self.books.waiting))
-        metrics.watch(UpkeepCollector(self.tasks, self._refused, self._known_backups))
+            metrics.watch(FunctionCollector(partial(lake_metrics, self._publisher)))
+        metrics.watch(FunctionCollector(partial(proposal_metrics, lambda: self.books.waiting)))
+        metrics.watch(FunctionCollector(partial(upkeep_metrics, self.tasks, self._refused, self._known_backups)))
         if self._cluster is not None:
-            metrics.watch(InventoryCollector(self._cluster, self._clock))
+            metrics.watch(FunctionCollector(partial(inventory_metrics, self._cluster, self._clock)))
         return metrics
 
     def _known_backups(self) -> list[Backup]:

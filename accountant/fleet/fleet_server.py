@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, cast
 from urllib.parse import quote
 
@@ -18,7 +19,6 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -37,7 +37,7 @@ from accountant.core.settings import Settings
 from accountant.fleet import fleet_routes
 from accountant.fleet.fleet_ledgers import Fleet, Member
 from accountant.fleet.fleet_routes import FleetState
-from accountant.runtime.job_and_task_metrics import Metrics
+from accountant.runtime.job_and_task_metrics import FunctionCollector, Metrics
 from accountant.web import overview_pages
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, set_on_signals
 from gputally.base.clock import Clock
@@ -80,21 +80,16 @@ class _Served:
     allocations: ASGIApp
 
 
-class PublishedCollector(Collector):
-    """Metrics about the published figures of the ledgers. state: the ledgers served at present."""
-
-    def __init__(self, state: FleetState) -> None:
-        self._state = state
-
-    def collect(self) -> Iterable[Metric]:
-        until = GaugeMetricFamily(
-            "gputally_fleet_published_timestamp_seconds",
-            "Up to when the figures of each ledger of the lake are published (Unix time), as last read.",
-            labels=["ledger"],
-        )
-        for member in self._state.members:
-            until.add_metric([member.name], member.status.until_ms / MS_PER_SECOND)
-        yield until
+def published_metrics(state: FleetState) -> Iterable[Metric]:
+    """The publications of the ledgers. state: the ledgers served at present."""
+    until = GaugeMetricFamily(
+        "gputally_fleet_published_timestamp_seconds",
+        "Up to when the figures of each ledger of the lake are published (Unix time), as last read.",
+        labels=["ledger"],
+    )
+    for member in state.members:
+        until.add_metric([member.name], member.status.until_ms / MS_PER_SECOND)
+    yield until
 
 
 class FleetService:
@@ -117,7 +112,7 @@ class FleetService:
         self._callers = CallersFile(settings, clock, self._refused, _no_cluster, self._state.teams)
         self._metrics = Metrics()
         self._metrics.watch(TaskMetrics(self.tasks))
-        self._metrics.watch(PublishedCollector(self._state))
+        self._metrics.watch(FunctionCollector(partial(published_metrics, self._state)))
         self._own = self._deps(cast(ServedLedger, self._state), clock, self._state.no_books, "")
         self.read_lake()
         self.app: ASGIApp = self._composed()

@@ -77,7 +77,7 @@ class Metrics:
         for result in ("stored", "duplicate", "quarantined"):
             self._rows.labels(result)
         self._batches.labels("200")
-        self.registry.register(_Build())
+        self.registry.register(FunctionCollector(build_metrics))
 
     def booked(self, receipt: Receipt, seconds: float) -> None:
         """Records that a batch was committed `seconds` after its arrival."""
@@ -117,11 +117,21 @@ class _WithoutTeams(Collector):
                 yield family
 
 
-class _Build(Collector):
+class FunctionCollector(Collector):
+    """Collects the metrics that a function returns, at every scrape."""
+
+    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
+        self._read = read
+
     def collect(self) -> Iterable[Metric]:
-        build = GaugeMetricFamily("gputally_accountant_build_info", "Version of this accountant.", labels=["version"])
-        build.add_metric([version("gputally")], 1)
-        yield build
+        return self._read()
+
+
+def build_metrics() -> Iterable[Metric]:
+    """The version of this accountant."""
+    build = GaugeMetricFamily("gputally_accountant_build_info", "Version of this accountant.", labels=["version"])
+    build.add_metric([version("gputally")], 1)
+    yield build
 
 
 EVERY_MS: Final = 60_000
@@ -233,123 +243,97 @@ class JobCollector(Collector):
         return family
 
 
-class UpkeepCollector(Collector):
+def upkeep_metrics(
+    tasks: BackgroundTasks, refused: Callable[[], Mapping[str, bool]], backups: Callable[[], list[Backup]]
+) -> Iterable[Metric]:
     """Background tasks, files and backups.
 
     refused: by file, whether its newest version is not in force.
     backups: returns the backups, newest first."""
+    failing = GaugeMetricFamily(
+        "gputally_upkeep_failing",
+        "1 while what the accountant does by itself failed the last time, or takes too long: making backups and "
+        "archives, looking for late facts, reading the inventory, putting a changed file in force (prices, policy, "
+        "deliveries, tokens, callers, certificate), watching the cluster; else 0.",
+        labels=["task"],
+    )
+    faults = {name: state.fault is not None for name, state in tasks.states().items()}
+    files = refused()
+    for task in sorted({*faults, *files}):
+        failing.add_metric([task], faults.get(task, False) or files.get(task, False))
+    yield failing
+    newest = GaugeMetricFamily(
+        "gputally_backup_last_timestamp_seconds",
+        "When the newest backup at `backups.to` was made (Unix time); absent where there is none.",
+    )
+    number = GaugeMetricFamily("gputally_backups", "Backups there.")
+    try:
+        known = backups()
+    except AccountantError:
+        known = []  # the task reports it; the newest backup is unknown
+    number.add_metric([], len(known))
+    if known:
+        newest.add_metric([], known[0].at_ms / MS_PER_SECOND)
+    yield from (newest, number)
 
-    def __init__(
-        self, tasks: BackgroundTasks, refused: Callable[[], Mapping[str, bool]], backups: Callable[[], list[Backup]]
-    ) -> None:
-        self._tasks = tasks
-        self._refused = refused
-        self._backups = backups
 
-    def collect(self) -> Iterable[Metric]:
-        tasks = GaugeMetricFamily(
-            "gputally_upkeep_failing",
-            "1 while what the accountant does by itself failed the last time, or takes too long: making backups and "
-            "archives, looking for late facts, reading the inventory, putting a changed file in force (prices, policy, "
-            "deliveries, tokens, callers, certificate), watching the cluster; else 0.",
-            labels=["task"],
+def lake_metrics(publisher: Publisher) -> Iterable[Metric]:
+    """The publications of this accountant in the lake."""
+    if publisher.published_ms is not None:
+        yield GaugeMetricFamily(
+            "gputally_lake_published_timestamp_seconds",
+            "When the last publication that succeeded began (Unix time); absent before the first.",
+            value=publisher.published_ms / MS_PER_SECOND,
         )
-        faults = {name: state.fault is not None for name, state in self._tasks.states().items()}
-        refused = self._refused()
-        for task in sorted({*faults, *refused}):
-            tasks.add_metric([task], faults.get(task, False) or refused.get(task, False))
-        yield tasks
-        newest = GaugeMetricFamily(
-            "gputally_backup_last_timestamp_seconds",
-            "When the newest backup at `backups.to` was made (Unix time); absent where there is none.",
+    if publisher.compared is not None:
+        yield GaugeMetricFamily(
+            "gputally_lake_differences",
+            "Figures of a cluster, a day and an account that differed between the lake and the ledger at the last "
+            "comparison.",
+            value=len(publisher.compared.differences),
         )
-        number = GaugeMetricFamily("gputally_backups", "Backups there.")
-        try:
-            known = self._backups()
-        except AccountantError:
-            known = []  # the task reports it; the newest backup is unknown
-        number.add_metric([], len(known))
-        if known:
-            newest.add_metric([], known[0].at_ms / MS_PER_SECOND)
-        yield from (newest, number)
-
-
-class LakeCollector(Collector):
-    """Metrics of this accountant's publications in the lake."""
-
-    def __init__(self, publisher: Publisher) -> None:
-        self._publisher = publisher
-
-    def collect(self) -> Iterable[Metric]:
-        if self._publisher.published_ms is not None:
-            yield GaugeMetricFamily(
-                "gputally_lake_published_timestamp_seconds",
-                "When the last publication that succeeded began (Unix time); absent before the first.",
-                value=self._publisher.published_ms / MS_PER_SECOND,
-            )
-        if self._publisher.compared is not None:
-            yield GaugeMetricFamily(
-                "gputally_lake_differences",
-                "Figures of a cluster, a day and an account that differed between the lake and the ledger at the last "
-                "comparison.",
-                value=len(self._publisher.compared.differences),
-            )
 
 
 OUTCOMES: tuple[Outcome, ...] = ("delivered", "refused", "given-up", "unsure")
 
 
-class DeliveryCollector(Collector):
-    def __init__(self, deliveries: Dispatcher) -> None:
-        self._deliveries = deliveries
-
-    def collect(self) -> Iterable[Metric]:
-        count = collections.Counter(one.outcome for one in self._deliveries.known())
-        family = GaugeMetricFamily(
-            "gputally_deliveries",
-            "Reports and notices by what became of them: refused ones are tried again, those given up or unsure "
-            "wait for a person.",
-            labels=["outcome"],
-        )
-        for outcome in OUTCOMES:
-            family.add_metric([outcome], count[outcome])
-        yield family
+def delivery_metrics(deliveries: Dispatcher) -> Iterable[Metric]:
+    """Reports and notices by outcome."""
+    count = collections.Counter(one.outcome for one in deliveries.known())
+    family = GaugeMetricFamily(
+        "gputally_deliveries",
+        "Reports and notices by what became of them: refused ones are tried again, those given up or unsure "
+        "wait for a person.",
+        labels=["outcome"],
+    )
+    for outcome in OUTCOMES:
+        family.add_metric([outcome], count[outcome])
+    yield family
 
 
-class InventoryCollector(Collector):
-    """Metrics of one inventory, as of the scrape."""
-
-    def __init__(self, inventory: ClusterInventory, clock: Clock) -> None:
-        self._inventory = inventory
-        self._clock = clock
-
-    def collect(self) -> Iterable[Metric]:
-        age = GaugeMetricFamily(
-            "gputally_inventory_age_seconds",
-            "Since the API server last answered about this kind of object; absent until it has once.",
-            labels=["kind"],
-        )
-        failures = CounterMetricFamily(
-            "gputally_inventory_failures", "Times the API server did not answer about this kind.", labels=["kind"]
-        )
-        for kind in self._inventory.kinds:
-            if kind.heard_ms is not None:
-                age.add_metric([kind.kind], max(0, self._clock.wall_ms() - kind.heard_ms) / MS_PER_SECOND)
-            failures.add_metric([kind.kind], kind.failures)
-        yield age
-        yield failures
+def inventory_metrics(inventory: ClusterInventory, clock: Clock) -> Iterable[Metric]:
+    """The watches of one inventory, as of the scrape."""
+    age = GaugeMetricFamily(
+        "gputally_inventory_age_seconds",
+        "Since the API server last answered about this kind of object; absent until it has once.",
+        labels=["kind"],
+    )
+    failures = CounterMetricFamily(
+        "gputally_inventory_failures", "Times the API server did not answer about this kind.", labels=["kind"]
+    )
+    for kind in inventory.kinds:
+        if kind.heard_ms is not None:
+            age.add_metric([kind.kind], max(0, clock.wall_ms() - kind.heard_ms) / MS_PER_SECOND)
+        failures.add_metric([kind.kind], kind.failures)
+    yield age
+    yield failures
 
 
-class BooksCollector(Collector):
-    """Closed months. waiting: returns the proposals found at the last check."""
-
-    def __init__(self, waiting: Callable[[], Sequence[Proposal]]) -> None:
-        self._waiting = waiting
-
-    def collect(self) -> Iterable[Metric]:
-        family = GaugeMetricFamily(
-            "gputally_proposals_waiting",
-            "Closed months for which something arrived late that waits for an admin to take it up or to refuse it.",
-        )
-        family.add_metric([], len(self._waiting()))
-        yield family
+def proposal_metrics(waiting: Callable[[], Sequence[Proposal]]) -> Iterable[Metric]:
+    """Closed months with proposals. waiting: returns the proposals found at the last check."""
+    family = GaugeMetricFamily(
+        "gputally_proposals_waiting",
+        "Closed months with late records that wait for an admin to accept or refuse them.",
+    )
+    family.add_metric([], len(waiting()))
+    yield family

@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 
 from accountant.api.ledger_metrics import LedgerCollector
 from accountant.core.settings import Settings
-from accountant.runtime.job_and_task_metrics import BooksCollector
+from accountant.runtime.job_and_task_metrics import FunctionCollector, proposal_metrics
 from accountant.runtime.job_and_task_metrics import Metrics as AccountantMetrics
 from accountant.storage.duckdb_ledger import open_ledger
 from agent.metrics.exporter import AgentMetrics
@@ -66,7 +66,7 @@ def test_the_accountant_exposes_what_is_listed(published: dict[str, set[str]], t
     metrics = AccountantMetrics()
     ledger = open_ledger(tmp_path / "ledger.duckdb", clock)
     settings = Settings(data=tmp_path, auth="off", listen="127.0.0.1:0")
-    metrics.watch(BooksCollector(lambda: ()))
+    metrics.watch(FunctionCollector(lambda: proposal_metrics(lambda: ())))
     metrics.watch(LedgerCollector(ledger, lambda: None, settings, clock))
     exposed = names(metrics.registry.collect())
     ledger.close()

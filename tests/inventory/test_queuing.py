@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from accountant.inventory.kubernetes_inventory import ClusterInventory
 from accountant.ledger.team_assignment import Assignment
-from accountant.runtime.job_and_task_metrics import InventoryCollector
+from accountant.runtime.job_and_task_metrics import FunctionCollector, inventory_metrics
 from accountant.wire.policy_models import UNASSIGNED, Policy, PolicyVersion
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import Refused
@@ -154,7 +155,7 @@ def test_schedulers_that_are_not_there(clock: VirtualClock) -> None:
 
 def test_how_old_what_is_known_is(api: FakeApi, inventory: ClusterInventory, clock: VirtualClock) -> None:
     registry = CollectorRegistry()
-    registry.register(InventoryCollector(inventory, clock))
+    registry.register(FunctionCollector(partial(inventory_metrics, inventory, clock)))
     assert b"gputally_inventory_age_seconds{" not in generate_latest(registry)
     inventory.sync()
     clock.advance(90_000)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from zoneinfo import ZoneInfo
@@ -17,7 +18,7 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from accountant.runtime.job_and_task_metrics import InventoryCollector
+from accountant.runtime.job_and_task_metrics import FunctionCollector, inventory_metrics
 from accountant.wire.policy_models import Budget
 from agent.core.readings import Allocation, Condition, XidCount
 from agent.metering.meter import ClosedSet, Meter
@@ -104,7 +105,7 @@ def scraped(recorder: Recorder, pipeline: Pipeline) -> None:
     fairshare = Metrics(clock)
     inventory = CollectorRegistry()
     kind = SimpleNamespace(kind="Node", heard_ms=pipeline.scenario.start_ms, failures=0)
-    inventory.register(InventoryCollector(SimpleNamespace(kinds=[kind]), clock))  # type: ignore[arg-type]
+    inventory.register(FunctionCollector(partial(inventory_metrics, SimpleNamespace(kinds=[kind]), clock)))  # type: ignore[arg-type]
 
     def scrape(now_ms: int) -> None:
         clock.advance_to(now_ms)
