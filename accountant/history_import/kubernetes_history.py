@@ -78,8 +78,7 @@ class _PodTables:
         self._owners = _by_pod(seen.owners)
         self._info = _by_pod(seen.pods)
         self._schedulers = _by_pod(seen.schedulers)
-        self._starts = {_key(labels): round(value * MS_PER_SECOND) for labels, value in seen.starts}
-        self._ends = {_key(labels): round(value * MS_PER_SECOND) for labels, value in seen.ends}
+        self._starts, self._ends = _instants(seen.starts), _instants(seen.ends)
         self._above: dict[tuple[str, str, str], Owner] = {}
         for labels in seen.upper_owners:
             for kind, name in _ABOVE:
@@ -93,7 +92,7 @@ class _PodTables:
         labels = {key: written[name] for name, key in self._names.items() if written.get(name)}
         chain = self._chain(pod, uid)
         placed_by = of(self._of(self._schedulers, pod, uid), "name") or scheduler
-        started = self._starts.get((pod, uid), self._starts.get((pod, "")))
+        started = _instant_of(self._starts, pod, uid)
         return PodFacts(
             seq=0,
             uid=uid,
@@ -107,7 +106,7 @@ class _PodTables:
             requests={name: str(count) for name, count in sorted(requests.items())},
             scheduled_ms=started,
             started_ms=started,
-            ended_ms=self._ends.get((pod, uid), self._ends.get((pod, ""))),
+            ended_ms=_instant_of(self._ends, pod, uid),
             observed_ms=seen.grid.end_ms,
         )
 
@@ -146,8 +145,7 @@ def _created_by(labels: Labels) -> Owner | None:
 
 def of_requests(containers: Sequence[Container], devices: Sequence[Device], seen: Observed) -> list[Demand]:
     """The demands of one node, with the devices that were labelled with each pod."""
-    starts = {(pod_of(labels), of(labels, "uid")): round(value * MS_PER_SECOND) for labels, value in seen.starts}
-    ends = {(pod_of(labels), of(labels, "uid")): round(value * MS_PER_SECOND) for labels, value in seen.ends}
+    starts, ends = _instants(seen.starts), _instants(seen.ends)
     on: dict[PodName, set[tuple[str, int]]] = {}
     for device in devices:
         for part, pod in device.labelled:
@@ -156,15 +154,21 @@ def of_requests(containers: Sequence[Container], devices: Sequence[Device], seen
     for one in containers:
         holder = Holder("pod", one.uid, one.pod[0], one.pod[1], one.name)
         for first, last in one.runs:
-            reported = (_instant_of(starts, one), _instant_of(ends, one))
+            reported = _instant_of(starts, one.pod, one.uid), _instant_of(ends, one.pod, one.uid)
             start, end = _edges(first, last, seen, *reported, over=last + 1 in one.over)
             if start < end:
                 found.append(Demand(holder, one.resource, one.count, start, end, frozenset(on.get(one.pod, ()))))
     return found
 
 
-def _instant_of(instants: Mapping[tuple[PodName, str], int], one: Container) -> int | None:
-    return instants.get((one.pod, one.uid), instants.get((one.pod, "")))
+def _instants(series: Sequence[tuple[Labels, float]]) -> dict[tuple[PodName, str], int]:
+    """Epoch ms by pod and uid."""
+    return {_key(labels): round(seconds * MS_PER_SECOND) for labels, seconds in series}
+
+
+def _instant_of(instants: Mapping[tuple[PodName, str], int], pod: PodName, uid: str) -> int | None:
+    """The instant of a pod; if no series names its uid, that of a series without a uid."""
+    return instants.get((pod, uid), instants.get((pod, "")))
 
 
 def _edges(
