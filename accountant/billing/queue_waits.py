@@ -55,7 +55,7 @@ class WaitStatistics:
     longest_ms: int
 
 
-def merged(node: PodFacts | None, cluster: PodFacts | None) -> PodFacts:
+def merge_sources(node: PodFacts | None, cluster: PodFacts | None) -> PodFacts:
     """Combines the facts from the pod's node and from the API server.
 
     Created, scheduled and started are the earliest known instants. Owners and workload come from the API server if it

@@ -558,7 +558,7 @@ def observed(fact: PodFacts, *, through_owners: bool) -> ObservedPod:
     return ObservedPod(**values, queue_ms=known)
 
 
-def merged(one: ObservedPod, other: ObservedPod) -> ObservedPod:
+def merge_observations(one: ObservedPod, other: ObservedPod) -> ObservedPod:
     """Combines two observations of one observer: the newer one, with the queue that was fixed first."""
     newer, older = sorted((one, other), key=_order, reverse=True)
     with_queue = [fact for fact in (newer, older) if fact.queue_ms is not None]

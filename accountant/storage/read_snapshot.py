@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from accountant.billing.queue_waits import KnownPod, merged
+from accountant.billing.queue_waits import KnownPod, merge_sources
 from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, full_us
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.ledger.protocols import EpochReport, IdlePhases, JobKey, LentTime, Quarantined
@@ -116,7 +116,8 @@ class Snapshot:
     def _pod(self, cluster: str, node: str | None, seen: str | None, start_ms: int) -> KnownPod:
         """Return the merged facts of one pod. `node` and `seen` are its encoded facts from the node and from the API
         server; None if there are none."""
-        facts = merged(None if node is None else _decoder.decode(node), None if seen is None else _decoder.decode(seen))
+        of_node, of_cluster = (None if facts is None else _decoder.decode(facts) for facts in (node, seen))
+        facts = merge_sources(of_node, of_cluster)
         created_ms = facts.created_ms if facts.created_ms is not None else start_ms
         rules = NO_POLICY
         for policy in self._state.policies[:1] + tuple(p for p in self._state.policies[1:] if p.since_ms <= created_ms):

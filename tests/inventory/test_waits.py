@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.billing.queue_waits import PodWait, WaitStatistics, merged, pod_wait, wait_statistics
+from accountant.billing.queue_waits import PodWait, WaitStatistics, merge_sources, pod_wait, wait_statistics
 from accountant.ledger.protocols import Facts, NamespaceFacts
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import UNASSIGNED, Policy
@@ -41,11 +41,11 @@ def test_what_a_pod_waited(given: dict[str, int], expected: PodWait) -> None:
 def test_node_and_cluster_together_know_all_instants() -> None:
     node = fact(observed_ms=9, started_ms=45, ended_ms=80, node="n1")
     cluster = fact(observed_ms=5, created_ms=10, scheduled_ms=40, queue_ref="kai:a", node="")
-    both = merged(node, cluster)
-    assert both == merged(cluster, node)
+    both = merge_sources(node, cluster)
+    assert both == merge_sources(cluster, node)
     assert (both.created_ms, both.scheduled_ms, both.started_ms, both.ended_ms) == (10, 40, 45, 80)
     assert (both.node, both.queue_ref) == ("n1", "kai:a")
-    assert merged(None, cluster) == cluster
+    assert merge_sources(None, cluster) == cluster
 
 
 @given(st.lists(st.none() | st.integers(0, 1000)))

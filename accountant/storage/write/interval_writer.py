@@ -445,4 +445,4 @@ def _pod_row(cluster: str, fact: ObservedPod) -> _PodRow:
 
 def _merge(newest: dict[PodKey, ObservedPod], key: PodKey, fact: ObservedPod) -> None:
     known = newest.get(key)
-    newest[key] = fact if known is None else pod_facts.merged(known, fact)
+    newest[key] = fact if known is None else pod_facts.merge_observations(known, fact)
