@@ -79,7 +79,7 @@ def test_a_decayed_window_is_near_the_ledgers_own(two: TwoLedgers) -> None:
 )
 def test_a_window_that_hours_cannot_answer_is_refused(two: TwoLedgers, asked: dict[str, Any]) -> None:
     given = {"spec": WindowSpec(size=4 * 3_600), "at_ms": SPAN[1], "measure": "allocated", **asked}
-    with pytest.raises(UnsupportedQuestion, match="ask"):
+    with pytest.raises(UnsupportedQuestion, match="accountant"):
         two.fleet.window(two.fleet.members(["north"]), **given)
 
 
