@@ -116,7 +116,7 @@ def test_an_older_record_says_what_it_lacks_and_another_release_is_named() -> No
     changed = [records[0].model_copy(update={"inputs": lacking}), *records[1:-1]]
     bent = [*changed, records[-1].model_copy(update={"value": 1.25})]
     (count,) = recount(bent, {policy.version(): policy}, RELEASE)
-    assert "holds no memory" in count.reason
+    assert "has no memory" in count.reason
     (count,) = recount([records[0], bent[-1]], {policy.version(): policy}, "99.0")
     assert count.reason == f"decided by release {RELEASE}, computed again by 99.0: the arithmetic may be another one"
 
