@@ -118,7 +118,7 @@ def test_an_older_record_says_what_it_lacks_and_another_release_is_named() -> No
     (count,) = recount(bent, {policy.version(): policy}, RELEASE)
     assert "has no memory" in count.reason
     (count,) = recount([records[0], bent[-1]], {policy.version(): policy}, "99.0")
-    assert count.reason == f"decided by release {RELEASE}, computed again by 99.0: the arithmetic may be another one"
+    assert count.reason == f"release {RELEASE} decided, and 99.0 computes again: their arithmetic can differ"
 
 
 def test_an_unknown_policy_and_an_empty_record_are_faults() -> None:
