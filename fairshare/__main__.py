@@ -170,13 +170,13 @@ def run(
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings in force and stop.")] = False,
 ) -> None:
     """Publish weights until SIGTERM or Ctrl-C. The policy decides what is written."""
-    given = {
+    options = {
         "policy": policy, "accountant": accountant, "token_file": token_file, "ca_file": ca_file,
         "accountants": accountants, "cluster": cluster,
         "kubeconfig": kubeconfig, "interval": interval, "listen": listen,
         "extender_listen": extender_listen, "pages_listen": pages_listen, "dry_run": dry_run, "log_level": log_level,
     }  # fmt: skip
-    settings = load(config, os.environ, {name: value for name, value in given.items() if value is not None})
+    settings = load(config, os.environ, {name: value for name, value in options.items() if value is not None})
     if print_config:
         print(settings.as_yaml(), end="")
         return

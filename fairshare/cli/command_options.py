@@ -31,7 +31,7 @@ from gputally.server.config_loading import parse_duration
 
 PolicyPath = Annotated[Path, typer.Option("--policy", help="Policy file (YAML).")]
 PolicyOrInForce = Annotated[
-    Path | None, typer.Option("--policy", help="Policy file (YAML); the one in force at the accountant without it.")
+    Path | None, typer.Option("--policy", help="Policy file (YAML; default: the accountant's policy in force).")
 ]
 TokenPath = Annotated[Path | None, typer.Option("--token-file", help="File with the bearer token.")]
 CaPath = Annotated[

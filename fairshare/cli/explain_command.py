@@ -241,16 +241,16 @@ def explain(
     others = at.others()
     with at.client() as client:
         in_force = policies.load(policy, others)[0] if policy is not None else client.policy()
-        given = _explanation_input(client, in_force, back_s, others, on)
-    if subject in {queue.name for queue in given.policy.queues}:
+        inputs = _explanation_input(client, in_force, back_s, others, on)
+    if subject in {queue.name for queue in inputs.policy.queues}:
         queues = explain_queue(
-            given.policy, given.report, subject, modes=given.modes, budgets=given.budgets, past=given.past
+            inputs.policy, inputs.report, subject, modes=inputs.modes, budgets=inputs.budgets, past=inputs.past
         )
         if not queues:
-            raise FairshareError(f"{subject}: {_why_nothing(given.report)}")
+            raise FairshareError(f"{subject}: {_why_nothing(inputs.report)}")
         _print([queue_json(each) for each in queues], [queue_view(each) for each in queues], output)
         return
-    pod = _pod(given, subject)
+    pod = _pod(inputs, subject)
     _print([pod_json(pod)], [pod_view(pod)], output)
 
 
@@ -269,17 +269,17 @@ def _explanation_input(
     return _ExplanationInput(policy, report, pods, budgets, past, modes(policy))
 
 
-def _pod(given: _ExplanationInput, subject: str) -> PodAccount:
-    pods = find_pods(given.pods, subject)
+def _pod(inputs: _ExplanationInput, subject: str) -> PodAccount:
+    pods = find_pods(inputs.pods, subject)
     if len(pods) > 1:
         names = ", ".join(f"{pod.namespace}/{pod.name}" for pod in pods)
         raise FairshareError(f"{subject}: several pods have this name ({names}): write NAMESPACE/NAME")
     if pods:
         return explain_pod(
-            given.policy, given.report, pods[0], given.pods,
-            modes=given.modes, budgets=given.budgets, past=given.past,
+            inputs.policy, inputs.report, pods[0], inputs.pods,
+            modes=inputs.modes, budgets=inputs.budgets, past=inputs.past,
         )  # fmt: skip
-    preemptions = tuple(d for d in given.past if d.kind == "preemption" and mentions(d, frozenset({subject})))
+    preemptions = tuple(d for d in inputs.past if d.kind == "preemption" and mentions(d, frozenset({subject})))
     if not preemptions:
         raise FairshareError(
             f"{subject}: no queue of the policy, no pod that requests GPUs and no recent preemption has this name"

@@ -74,16 +74,16 @@ def recount(decisions: Sequence[Decision], policies: Mapping[str, Policy], relea
 
 
 def _replay_cycle(
-    cycle: Decision, made: Iterable[Decision], policies: Mapping[str, Policy], release: str
+    cycle: Decision, decisions: Iterable[Decision], policies: Mapping[str, Policy], release: str
 ) -> CycleReplay:
     policy = policies.get(cycle.policy_version)
     if policy is None:
         return CycleReplay(cycle, 0, (), f"policy {cycle.policy_version} is not among the accountant's versions")
     try:
         if cycle.kind == "weight":
-            numbers = _weights(cycle, made, cycle_report.replay_weights(policy, cycle))
+            numbers = _weights(cycle, decisions, cycle_report.replay_weights(policy, cycle))
         else:
-            numbers = _preemptions(cycle, made, target_preemption.replay_verdicts(policy, cycle))
+            numbers = _preemptions(cycle, decisions, target_preemption.replay_verdicts(policy, cycle))
     except (ValueError, TypeError, KeyError, ArithmeticError) as error:
         return CycleReplay(cycle, 0, (), f"the record cannot be read: {error}")
     compared = tuple(numbers)
@@ -91,10 +91,10 @@ def _replay_cycle(
     return CycleReplay(cycle, len(compared), differences, reason=_reason(cycle, release) if differences else "")
 
 
-def _preemptions(cycle: Decision, made: Iterable[Decision], verdicts: Sequence[Verdict]) -> Iterator[Difference]:
+def _preemptions(cycle: Decision, decisions: Iterable[Decision], verdicts: Sequence[Verdict]) -> Iterator[Difference]:
     """Yield every number of the cycle's verdicts and victims, as recorded and as recomputed."""
     expected = dict(_expected(cycle, verdicts))
-    for decision in made:
+    for decision in decisions:
         recorded = {"value": decision.value, "reason": decision.reason, **decision.inputs}
         fresh = expected.get(decision.id)
         if fresh is None:

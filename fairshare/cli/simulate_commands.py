@@ -42,19 +42,21 @@ from gputally.base.yaml_file import read
 
 def simulate(
     trace: Annotated[Path | None, typer.Option(help="Jobs: CSV, CSV.gz or Parquet (docs/traces.md).")] = None,
-    law: Annotated[str, typer.Option(help="What to run, or several with commas.")] = "deficit",
-    with_all: Annotated[bool, typer.Option("--compare", help="Beside it every feedback law and baseline.")] = False,
-    share: Annotated[Path | None, typer.Option(help="CSV with a team's `share`; equal shares without it.")] = None,
-    team_column: Annotated[str, typer.Option(help="Column that says whose job it is.")] = "team",
-    start: Annotated[str, typer.Option(help="Where in the trace to begin, for example 41d33m.")] = "0s",
-    days: Annotated[int | None, typer.Option(min=8, help="How much of it; to the last submission.")] = None,
+    law: Annotated[str, typer.Option(help="Law or policy to run, or several, separated by commas.")] = "deficit",
+    with_all: Annotated[bool, typer.Option("--compare", help="Also run every feedback law and baseline.")] = False,
+    share: Annotated[Path | None, typer.Option(help="CSV with each team's `share` (default: equal shares).")] = None,
+    team_column: Annotated[str, typer.Option(help="Column with a job's team.")] = "team",
+    start: Annotated[str, typer.Option(help="Time in the trace to begin at, for example 41d33m.")] = "0s",
+    days: Annotated[int | None, typer.Option(min=8, help="Days to replay (default: to the last submission).")] = None,
     leave_out_faulty: Annotated[
-        bool, typer.Option("--leave-out-faulty", help="Replay without the rows that cannot be a job.")
+        bool, typer.Option("--leave-out-faulty", help="Replay without the invalid rows.")
     ] = False,
-    loads: Annotated[str, typer.Option(help="Offered work over what the cluster can do.")] = "1.13",
-    capacity: Annotated[int | None, typer.Option(min=1, help="GPUs, instead of a load.")] = None,
-    windows: Annotated[int, typer.Option(min=1, max=100, help="Stretches to replay; 1 is all of it.")] = 1,
-    window_days: Annotated[int, typer.Option(min=15, help="Length of each, its first week to warm up.")] = 21,
+    loads: Annotated[
+        str, typer.Option(help="Offered work over the cluster's capacity, or several with commas.")
+    ] = "1.13",
+    capacity: Annotated[int | None, typer.Option(min=1, help="GPUs of the cluster, instead of --loads.")] = None,
+    windows: Annotated[int, typer.Option(min=1, max=100, help="Number of windows to replay; 1: the whole trace.")] = 1,
+    window_days: Annotated[int, typer.Option(min=15, help="Days of each window; the first week is warm-up.")] = 21,
     plots: Annotated[Path | None, typer.Option(help="Folder for figures.")] = None,
     kai_config: Annotated[Path | None, typer.Option(help="A scenario of KAI's own time-based simulator.")] = None,
     output: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
@@ -82,9 +84,9 @@ def simulate(
         sizes = [(workload.gpu_hours / (capacity * length / 3600), capacity)]
     if windows > 1 and window_days * 86_400 > length:
         raise FairshareError(f"--window-days {window_days}: the replay has {length // 86_400} days")
-    stretches = policy_comparison.windows_of(length, windows, window_days)
+    spans = policy_comparison.windows_of(length, windows, window_days)
     console = Terminal(width=None if sys.stdout.isatty() else 200)
-    results = _run(workload, parts, names, stretches, sizes)
+    results = _run(workload, parts, names, spans, sizes)
     for table in policy_comparison.tables(policy_comparison.summarise(results)):
         console.print(table)
     if output is not None:
@@ -106,13 +108,13 @@ def _run(
     workload: Workload,
     parts: Sequence[float],
     names: Sequence[str],
-    stretches: Sequence[policy_comparison.Window],
+    spans: Sequence[policy_comparison.Window],
     sizes: Sequence[tuple[float, int]],
 ) -> list[Result]:
     with _progress_bar() as bar, parallel_replays(policy_comparison.TaskRunner(workload, parts)) as replays:
         task = bar.add_task("replaying", total=1.0)
         return policy_comparison.compare(
-            names, stretches, sizes, replays, lambda name, part: bar.update(task, completed=part, description=name)
+            names, spans, sizes, replays, lambda name, part: bar.update(task, completed=part, description=name)
         )
 
 
@@ -127,12 +129,12 @@ def _workload(trace: Path, share: Path | None, team: str, lenient: bool) -> tupl
     else:
         jobs = job_traces.load(trace, 0, team=team)
     teams = teams_of(jobs)
-    given = job_traces.shares(share, team=team) if share is not None else dict.fromkeys(teams, 1.0)
-    names = [name for name in teams if name in given]
+    share_of = job_traces.shares(share, team=team) if share is not None else dict.fromkeys(teams, 1.0)
+    names = [name for name in teams if name in share_of]
     if not names:
         raise FairshareError(f"{share}: no team of {trace} has a share")
-    whole = sum(given[name] for name in names)
-    return workload_of(jobs, names), [given[name] / whole for name in names]
+    whole = sum(share_of[name] for name in names)
+    return workload_of(jobs, names), [share_of[name] / whole for name in names]
 
 
 def _kai(path: Path, law: str, output: Path | None) -> None:
@@ -179,12 +181,12 @@ def _loads(text: str) -> list[float]:
 def what_if(
     policy: Annotated[Path, typer.Argument(help="The other policy (YAML).")],
     against: Annotated[
-        Path | None, typer.Option(help="The policy to compare with; the one in force at the accountant without it.")
+        Path | None, typer.Option(help="Policy to compare with (default: the accountant's policy in force).")
     ] = None,
-    since: Annotated[str, typer.Option(help="How far back to look.")] = "30d",
-    trace: Annotated[Path | None, typer.Option(help="Jobs of a file (docs/traces.md) instead of the books.")] = None,
-    capacity: Annotated[int | None, typer.Option(min=1, help="GPUs; with --trace it has to be said.")] = None,
-    format: Annotated[Output, typer.Option("--format", help="How to print it.")] = "table",
+    since: Annotated[str, typer.Option(help="Span of the history to replay.")] = "30d",
+    trace: Annotated[Path | None, typer.Option(help="Trace file (docs/traces.md), instead of the ledger.")] = None,
+    capacity: Annotated[int | None, typer.Option(min=1, help="GPUs of the cluster; required with --trace.")] = None,
+    format: Annotated[Output, typer.Option("--format", help="Format of the output.")] = "table",
     output: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for the figure.")] = None,
     *,

@@ -150,7 +150,7 @@ def score(policy: str, record: Record, windows: dict[int, frozenset[int]], from_
     """Return the figures of one run. windows: the result of `contended` for the first-come-first-served run."""
     weeks, days = spans(record, 168, from_s), spans(record, 24, from_s)
     used = np.array(record.used[record.end_s // CONTROL_S], float) - np.array(record.used[from_s // CONTROL_S], float)
-    demand, due, taken = (
+    demand, due, used_sums = (
         [float(value) for value in np.sum(rows, axis=0)] if rows else []
         for rows in ([s.demand for s in weeks], [s.due for s in weeks], [s.used for s in weeks])
     )
@@ -158,8 +158,8 @@ def score(policy: str, record: Record, windows: dict[int, frozenset[int]], from_
     by_queue = [float(waited[queues == q].mean()) for q in range(len(record.workload.queues)) if (queues == q).any()]
     jains = [value for s in weeks if (value := s.jain) is not None]
     move, swing = movement(record, from_s)
-    ratio = [a / b for a, b in zip(taken, due, strict=True) if b > 0]
-    met = [a / b for a, b in zip(taken, demand, strict=True) if a > 0]
+    ratio = [a / b for a, b in zip(used_sums, due, strict=True) if b > 0]
+    met = [a / b for a, b in zip(used_sums, demand, strict=True) if a > 0]
     return PolicyScore(
         policy,
         _mean_p95([s.error for s in weeks if s.start_s in windows[168]]),

@@ -523,12 +523,12 @@ def _fair(gang: Gang, victims: Sequence[Gang], held: Sequence[int], tree: QueueT
 def _without_surplus(victims: Sequence[Gang], surplus: int) -> list[Gang]:
     """Return the victims without those that are not needed. The longest running are spared first, because they would
     lose most."""
-    kept = list(victims)
+    needed = list(victims)
     for victim in sorted(victims, key=lambda victim: (victim.start_ms, victim.name, victim.number)):
         if victim.gpus <= surplus:
             surplus -= victim.gpus
-            kept.remove(victim)
-    return kept
+            needed.remove(victim)
+    return needed
 
 
 @dataclass(slots=True)

@@ -433,8 +433,9 @@ def _shards(
             foreign[pod.node] = foreign.get(pod.node, 0.0) + pod.gpus
     pool_of_node = {node["metadata"]["name"]: _label_of(node, label) for node in nodes}
     if pools is None or not {*pools, *pool_of_queue.values(), *pool_of_node.values()} - {""}:
-        taken = fsum(foreign.values())
-        return ((Shard(tuple(queue.name for queue in policy.queues), None, taken),) if taken else ()), []
+        foreign_gpus = fsum(foreign.values())
+        whole_cluster = Shard(tuple(queue.name for queue in policy.queues), None, foreign_gpus)
+        return ((whole_cluster,) if foreign_gpus else ()), []
     issues = [
         Issue(name, f"it has {label}: {pool or '(none)'}, a node pool that no SchedulingShard schedules")
         for name, pool in sorted(pool_of_queue.items())

@@ -295,9 +295,9 @@ def _effective(mode: str, name: str, configuration: Sequence[Object], strangers:
     wanted = _PLUGIN[mode]
     namespace, _, config_map = name.partition("/")
     line = _LINE.get(mode, f"- {{name: {wanted}}}")
-    apart = " and take proportion out of that tier" if mode == "hierarchy" else ""
+    removal = " and take proportion out of that tier" if mode == "hierarchy" else ""
     edit = f"kubectl -n {namespace} edit configmap {config_map}"
-    remedy = f"{edit}: under `plugins` of a tier in {_CONFIGURATION} write `{line}`{apart}"
+    remedy = f"{edit}: under `plugins` of a tier in {_CONFIGURATION} write `{line}`{removal}"
     tiers = _tiers(configuration)
     if isinstance(tiers, str):
         text = f"Volcano's configuration cannot be read ({tiers}): make sure that the plugin {wanted} is active"

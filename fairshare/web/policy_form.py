@@ -195,13 +195,17 @@ def _merged(lines: Sequence[str], before: Sequence[str], after: Sequence[str]) -
     done = 0
     for start, end, at, last in _line_changes(before, after):
         if start < end:
-            kept = content[first[start]]  # the comments above the changed lines
+            first_changed = content[first[start]]  # the comments above the changed lines
         else:
-            kept = max(done, ends[start])
-            while kept < len(lines) and not _has_content(lines[kept]) and _indent(lines[kept]) > _indent(after[at]):
-                kept += 1  # the comments at the end of the part before
-        merged += [*lines[done:kept], *after[at:last]]
-        done = max(kept, ends[end])
+            first_changed = max(done, ends[start])
+            while (
+                first_changed < len(lines)
+                and not _has_content(lines[first_changed])
+                and _indent(lines[first_changed]) > _indent(after[at])
+            ):
+                first_changed += 1  # the comments at the end of the part before
+        merged += [*lines[done:first_changed], *after[at:last]]
+        done = max(first_changed, ends[end])
     return "".join([*merged, *lines[done:]])
 
 
