@@ -195,7 +195,7 @@ def test_a_defect_while_a_connection_is_opened_gives_its_place_back(tmp_path):
     class Broken(Tls):
         failures = 2
 
-        def look(self) -> bool:
+        def renew(self) -> bool:
             if self.failures:
                 self.failures -= 1
                 raise ValueError("I/O operation on closed file")
