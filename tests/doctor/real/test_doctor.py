@@ -97,7 +97,7 @@ def test_what_is_wrong_is_found(inspector: Inspector, examine: Callable[..., dic
     found = examine(inspector, "placement", "weights", "guarantees", "conflicts", at=later)
     taint, huge = found["placement"].findings
     assert taint.what == "taint dedicated=infra:NoSchedule keeps 1 pods from free GPUs: work/train"
-    assert "8 GPUs free on tainted; asked for: 4" in taint.evidence
+    assert "8 GPUs free on tainted; requested: 4" in taint.evidence
     assert 'the scheduler: "0/2 nodes are available' in taint.evidence
     assert huge.what == "work/huge waits: 32 GPUs are not free"
     assert "Insufficient nvidia.com/gpu" in huge.evidence
@@ -105,7 +105,7 @@ def test_what_is_wrong_is_found(inspector: Inspector, examine: Callable[..., dic
         "weights published to kai cannot act (HistoryCountedTwice)",
         "kai is not set up as the policy says (PolicyDiffers)",
         "it is unknown whether weights published to kueue act (ConfigurationUnread)",
-        "queue speech has no place at kueue",
+        "queue speech has no object at kueue",
     ]
     assert found["guarantees"].findings[0].evidence == "64 deserved, 16 installed, 16 up: vision 64"
     assert found["conflicts"].status == "ok"
@@ -133,13 +133,13 @@ def test_rights_of_a_caller_and_of_an_account(
     plain = Inspector.connect(KINDS, server.kubeconfig_for(PLAIN_TOKEN, tmp_path))
     refused = examine(plain, "permissions")["permissions"]
     assert [each.severity for each in refused.findings] == ["error", "error", "warning", "error"]
-    assert "asked for plain" in refused.seen
+    assert "reviewed for plain" in refused.seen
     labels = {"app.kubernetes.io/name": "gputally", "app.kubernetes.io/component": "agent"}
     space = "/api/v1/namespaces/default/serviceaccounts"
     server.request("POST", space, {"metadata": {"name": "gputally-agent", "labels": labels}})
     try:
         (found,) = examine(inspector, "permissions")["permissions"].findings
-        assert found.evidence == "7 of 7 rights refused to system:serviceaccount:default:gputally-agent"
+        assert found.evidence == "system:serviceaccount:default:gputally-agent lacks 7 of 7 rights"
         bind(server, "gputally-agent")
         allowed = examine(inspector, "permissions")["permissions"]
         assert (allowed.status, "7 rights of agent" in allowed.seen) == ("ok", True)

@@ -73,7 +73,7 @@ def test_a_field_is_taken_over_as_it_stands_and_no_other_way(cluster: Cluster, n
     with pytest.raises(Conflict):
         cluster.apply(_queue(name, 1), field_manager="argocd")
     assert cluster.apply(_queue(name, 5), field_manager="us")["metadata"]["uid"] == taken["metadata"]["uid"]
-    with pytest.raises(ValueError, match="version"):
+    with pytest.raises(ValueError, match="resourceVersion"):
         cluster.transfer(_queue(name, 5), field_manager="us")
 
 

@@ -183,7 +183,7 @@ def follow_until(reflector: Any, event: str) -> None:
         metadata_only=reflector._metadata_only,
     )
     for line in lines:
-        reflector._take(line)
+        reflector._apply_line(line)
         if json.loads(line)["type"] == event:
             break
     lines.close()
