@@ -207,7 +207,7 @@ def _source(chosen: Settings, node: str, clock: Clock, tasks: BackgroundTasks, *
 
         return load_scenario(Path(chosen.simulated), node, clock.wall_ms())
     from agent.devices.driver_lifecycle import Gpus
-    from agent.devices.gpu_device import Access
+    from agent.devices.nvml_device import Access
     from agent.devices.nvml_library import Driver
     from agent.holders.node_snapshot import NodeSource
     from agent.holders.pod_and_job_files import HpcJobs, PodsFile

@@ -32,7 +32,7 @@ from dashboards import (
     team_dashboard,
 )
 from gputally.base import http_calls
-from gputally.base.command_line import OUTPUTS, show
+from gputally.base.command_output import OUTPUTS, show
 
 TIMEOUT_S = 30.0
 MOST_BYTES = 16 << 20

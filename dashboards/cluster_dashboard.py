@@ -6,8 +6,8 @@ minutes that rows take to arrive."""
 
 from __future__ import annotations
 
-from dashboards import grafana_panels, layout, promql
-from dashboards.grafana_panels import BarGauge, Stat, Table, TimeSeries
+from dashboards import grafana_schema, layout, promql
+from dashboards.grafana_schema import BarGauge, Stat, Table, TimeSeries
 from dashboards.layout import (
     GPU_HOURS,
     GPUS,
@@ -355,7 +355,7 @@ def _month() -> list[BarGauge | Table]:
             [(heading, Query(_team_hours(account), instant=True)) for heading, account in TEAM_COLUMNS.items()],
             by=("team",),
             columns={
-                heading: fixed_colour(grafana_panels.ACCOUNTS[account]) for heading, account in TEAM_COLUMNS.items()
+                heading: fixed_colour(grafana_schema.ACCOUNTS[account]) for heading, account in TEAM_COLUMNS.items()
             }
             | {"Team": link_to(TEAM_UID, "This team", "team")},
             unit=GPU_HOURS,
@@ -382,9 +382,9 @@ def _idle_and_waiting() -> list[TimeSeries | BarGauge]:
             ],
             GPUS,
             looks={
-                "^free$": fixed_colour(grafana_panels.SKY),
-                "^waiting$": fixed_colour(grafana_panels.PURPLE),
-                "^stranded$": fixed_colour(grafana_panels.VERMILION),
+                "^free$": fixed_colour(grafana_schema.SKY),
+                "^waiting$": fixed_colour(grafana_schema.PURPLE),
+                "^stranded$": fixed_colour(grafana_schema.VERMILION),
             },
         ),
         timeseries(
@@ -393,7 +393,7 @@ def _idle_and_waiting() -> list[TimeSeries | BarGauge]:
             [Query(promql.total(promql.series("burn_rate_per_hour"), "team", "currency"), "{{team}} {{currency}}")],
             "suffix:/h",
             stacked=True,
-            looks={"^__idle__": fixed_colour(grafana_panels.GREY)},
+            looks={"^__idle__": fixed_colour(grafana_schema.GREY)},
         ),
         bars(
             "Held but idle, by namespace",

@@ -5,8 +5,8 @@ of it is metered), the panels of shares and entitlements are empty, because old 
 
 from __future__ import annotations
 
-from dashboards import grafana_panels, layout, promql
-from dashboards.grafana_panels import BarGauge, Json, Stat, Table, TimeSeries
+from dashboards import grafana_schema, layout, promql
+from dashboards.grafana_schema import BarGauge, Json, Stat, Table, TimeSeries
 from dashboards.layout import (
     GPU_HOURS,
     GPUS,
@@ -77,7 +77,7 @@ def _now() -> list[Stat]:
             "number.",
             Query(leaders),
             "suffix: acting",
-            Levels(grafana_panels.BAD, [Step(1, grafana_panels.GOOD), Step(2, grafana_panels.BAD)]),
+            Levels(grafana_schema.BAD, [Step(1, grafana_schema.GOOD), Step(2, grafana_schema.BAD)]),
             decimals=0,
         ),
         stat(
@@ -276,9 +276,9 @@ def _calm() -> list[TimeSeries | BarGauge]:
             ],
             "short",
             looks={
-                "^degraded": fixed_colour(grafana_panels.BAD),
-                "^held": fixed_colour(grafana_panels.WARNING),
-                "^well$": fixed_colour(grafana_panels.GOOD),
+                "^degraded": fixed_colour(grafana_schema.BAD),
+                "^held": fixed_colour(grafana_schema.WARNING),
+                "^well$": fixed_colour(grafana_schema.GOOD),
             },
         ),
         timeseries(
@@ -291,6 +291,6 @@ def _calm() -> list[TimeSeries | BarGauge]:
             ],
             "s",
             levels=Levels.bad_above(STALE_S),
-            looks={"^usage$": fixed_colour(grafana_panels.PURPLE), "^last cycle$": fixed_colour(grafana_panels.BLUE)},
+            looks={"^usage$": fixed_colour(grafana_schema.PURPLE), "^last cycle$": fixed_colour(grafana_schema.BLUE)},
         ),
     ]

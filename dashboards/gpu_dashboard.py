@@ -4,8 +4,8 @@ The panels are for one node, GPU or pod. If more are selected, a panel draws onl
 
 from __future__ import annotations
 
-from dashboards import grafana_panels, layout, promql
-from dashboards.grafana_panels import Stat, Table, TimeSeries
+from dashboards import grafana_schema, layout, promql
+from dashboards.grafana_schema import Stat, Table, TimeSeries
 from dashboards.layout import GPUS, Levels, Query, Section, Step, dashboard, fixed_colour, stat, table, timeseries
 
 CHOSEN = promql.of_device(promql.grouped(promql.series("gpu_info", gpu_uuid="=~$gpu"), "cluster", "gpu_uuid"))
@@ -50,7 +50,7 @@ def busy() -> list[TimeSeries]:
             ],
             GPUS,
             stacked=True,
-            looks={"^unattributed$": fixed_colour(grafana_panels.GREY)},
+            looks={"^unattributed$": fixed_colour(grafana_schema.GREY)},
         ),
         timeseries(
             "Busy, by method of attribution",
@@ -102,14 +102,14 @@ def pods() -> list[TimeSeries]:
             "GPUs that the chosen pods hold, and those of them that execute work. Live.",
             [Query(promql.total(_pod_rate("allocated")), "allocated"), Query(promql.total(_pod_rate("busy")), "busy")],
             GPUS,
-            looks={"^allocated$": fixed_colour(grafana_panels.ORANGE), "^busy$": fixed_colour(grafana_panels.GREEN)},
+            looks={"^allocated$": fixed_colour(grafana_schema.ORANGE), "^busy$": fixed_colour(grafana_schema.GREEN)},
         ),
         timeseries(
             "Memory in use, by pod",
             "Device memory that each chosen pod uses: the ten largest. Live.",
             [Query(each(memory), "{{namespace}} / {{pod}}")],
             "bytes",
-            names=grafana_panels.LAST,
+            names=grafana_schema.LAST,
         ),
         timeseries(
             "Power, by pod",
@@ -117,7 +117,7 @@ def pods() -> list[TimeSeries]:
             "The ten largest. Live.",
             [Query(each(energy), "{{namespace}} / {{pod}}")],
             "watt",
-            names=grafana_panels.LAST,
+            names=grafana_schema.LAST,
         ),
     ]
 
@@ -188,7 +188,7 @@ def _now() -> list[Stat]:
             "Share of the device memory of the chosen GPUs that is in use. Live.",
             Query(memory),
             "percentunit",
-            Levels(grafana_panels.BLUE, [Step(0.95, grafana_panels.WARNING)]),
+            Levels(grafana_schema.BLUE, [Step(0.95, grafana_schema.WARNING)]),
             decimals=1,
         ),
         stat(
@@ -226,7 +226,7 @@ def _device() -> list[TimeSeries]:
             f"Share of the time in which each GPU executes work: the {MOST} busiest. Live.",
             [Query(_each(_rate_of("gpu_busy_seconds_total")), "{{node}} {{gpu_uuid}}")],
             "percentunit",
-            names=grafana_panels.LAST,
+            names=grafana_schema.LAST,
             share=True,
         ),
         timeseries(
@@ -241,9 +241,9 @@ def _device() -> list[TimeSeries]:
             "percentunit",
             share=True,
             looks={
-                "^busy$": fixed_colour(grafana_panels.GREEN),
-                "^multiprocessors$": fixed_colour(grafana_panels.BLUE),
-                "^tensor": fixed_colour(grafana_panels.ORANGE),
+                "^busy$": fixed_colour(grafana_schema.GREEN),
+                "^multiprocessors$": fixed_colour(grafana_schema.BLUE),
+                "^tensor": fixed_colour(grafana_schema.ORANGE),
             },
         ),
         timeseries(
@@ -251,7 +251,7 @@ def _device() -> list[TimeSeries]:
             f"Share of each GPU's memory that is in use: the {MOST} fullest. Live.",
             [Query(_each(memory), "{{node}} {{gpu_uuid}}")],
             "percentunit",
-            names=grafana_panels.LAST,
+            names=grafana_schema.LAST,
             share=True,
         ),
     ]
@@ -265,14 +265,14 @@ def _power() -> list[TimeSeries]:
             f"Electric power that each GPU draws: the {MOST} largest. Live.",
             [Query(_each(_of("gpu_power_watts")), "{{node}} {{gpu_uuid}}")],
             "watt",
-            names=grafana_panels.LAST,
+            names=grafana_schema.LAST,
         ),
         timeseries(
             "Temperature, by GPU",
             f"Temperature of each GPU: the {MOST} hottest. The lines are at 80 and 90 °C. Live.",
             [Query(_each(_of("gpu_temperature_celsius")), "{{node}} {{gpu_uuid}}")],
             "celsius",
-            names=grafana_panels.LAST,
+            names=grafana_schema.LAST,
             levels=Levels.bad_above(90, warning=80),
         ),
         timeseries(

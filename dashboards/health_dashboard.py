@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dashboards import grafana_panels, layout, promql
-from dashboards.grafana_panels import BarGauge, Stat, Table, TimeSeries
+from dashboards import grafana_schema, layout, promql
+from dashboards.grafana_schema import BarGauge, Stat, Table, TimeSeries
 from dashboards.layout import GPUS, Levels, Query, Section, bars, dashboard, fixed_colour, stat, table, timeseries
 
 UID = "gputally-health"
@@ -94,7 +94,7 @@ def _books() -> list[TimeSeries | BarGauge]:
             "percentunit",
             share=True,
             levels=Levels.good_above(0.98, warning=0.95),
-            looks={"^coverage$": fixed_colour(grafana_panels.BLUE)},
+            looks={"^coverage$": fixed_colour(grafana_schema.BLUE)},
         ),
         bars(
             "Nodes that are not metered",
@@ -117,9 +117,9 @@ def _books() -> list[TimeSeries | BarGauge]:
             "s",
             levels=Levels.bad_above(900),
             looks={
-                "^oldest": fixed_colour(grafana_panels.ORANGE),
-                "^watermark$": fixed_colour(grafana_panels.BLUE),
-                "^usage": fixed_colour(grafana_panels.PURPLE),
+                "^oldest": fixed_colour(grafana_schema.ORANGE),
+                "^watermark$": fixed_colour(grafana_schema.BLUE),
+                "^usage": fixed_colour(grafana_schema.PURPLE),
             },
         ),
     ]
@@ -132,14 +132,14 @@ def _agents() -> list[TimeSeries]:
             "Records in all outboxes that the accountant has not confirmed.",
             [Query(promql.total(promql.series("agent_outbox_rows")), "waiting")],
             "suffix: rows",
-            looks={"^waiting$": fixed_colour(grafana_panels.BLUE)},
+            looks={"^waiting$": fixed_colour(grafana_schema.BLUE)},
         ),
         timeseries(
             "Largest outbox",
             "Size of the largest outbox of any agent. An outbox at its size limit keeps no new records.",
             [Query(promql.max_by(promql.series("agent_outbox_bytes")), "largest")],
             "bytes",
-            looks={"^largest$": fixed_colour(grafana_panels.BLUE)},
+            looks={"^largest$": fixed_colour(grafana_schema.BLUE)},
         ),
         timeseries(
             "Sources that do not answer",
@@ -167,7 +167,7 @@ def _refused() -> list[TimeSeries]:
                 Query(promql.total(promql.rate("ingest_rows_total", result="quarantined")), "quarantined"),
             ],
             "suffix: rows/s",
-            looks={"^quarantined$": fixed_colour(grafana_panels.BAD)},
+            looks={"^quarantined$": fixed_colour(grafana_schema.BAD)},
         ),
         timeseries(
             "Uploads",
@@ -180,7 +180,7 @@ def _refused() -> list[TimeSeries]:
             "Time that the slowest agent took to read its devices and holders once.",
             [Query(promql.max_by(promql.series("agent_sample_duration_seconds")), "slowest")],
             "s",
-            looks={"^slowest$": fixed_colour(grafana_panels.BLUE)},
+            looks={"^slowest$": fixed_colour(grafana_schema.BLUE)},
         ),
     ]
 
@@ -194,9 +194,9 @@ def _ingest() -> list[TimeSeries]:
             [Query(promql.total(promql.rate("ingest_rows_total"), "result"), "{{result}}")],
             "suffix: rows/s",
             looks={
-                "^stored$": fixed_colour(grafana_panels.GREEN),
-                "^duplicate$": fixed_colour(grafana_panels.SKY),
-                "^quarantined$": fixed_colour(grafana_panels.BAD),
+                "^stored$": fixed_colour(grafana_schema.GREEN),
+                "^duplicate$": fixed_colour(grafana_schema.SKY),
+                "^quarantined$": fixed_colour(grafana_schema.BAD),
             },
         ),
         timeseries(
@@ -204,7 +204,7 @@ def _ingest() -> list[TimeSeries]:
             "Batches per second by the HTTP status of the answer; 503 means that the ledger can store no rows.",
             [Query(promql.total(promql.rate("ingest_batches_total"), "code"), "{{code}}")],
             "suffix:/s",
-            looks={"^200$": fixed_colour(grafana_panels.GREEN), "^5": fixed_colour(grafana_panels.BAD)},
+            looks={"^200$": fixed_colour(grafana_schema.GREEN), "^5": fixed_colour(grafana_schema.BAD)},
         ),
         timeseries(
             "Time to commit",
@@ -215,7 +215,7 @@ def _ingest() -> list[TimeSeries]:
                 Query(promql.quantile(0.5, "ingest_commit_seconds"), "half"),
             ],
             "s",
-            looks={"^99 %$": fixed_colour(grafana_panels.ORANGE), "^half$": fixed_colour(grafana_panels.GREEN)},
+            looks={"^99 %$": fixed_colour(grafana_schema.ORANGE), "^half$": fixed_colour(grafana_schema.GREEN)},
         ),
     ]
 
@@ -230,14 +230,14 @@ def _controller() -> list[TimeSeries]:
                 Query(promql.max_by(promql.series("ledger_wal_bytes")), "write-ahead log"),
             ],
             "bytes",
-            looks={"^room left$": fixed_colour(grafana_panels.GREEN), "^write": fixed_colour(grafana_panels.ORANGE)},
+            looks={"^room left$": fixed_colour(grafana_schema.GREEN), "^write": fixed_colour(grafana_schema.ORANGE)},
         ),
         timeseries(
             "Duration of a cycle",
             "99 % of the controller's cycles were faster than this.",
             [Query(promql.quantile(0.99, "fairshare_cycle_seconds"), "99 %")],
             "s",
-            looks={"^99 %$": fixed_colour(grafana_panels.BLUE)},
+            looks={"^99 %$": fixed_colour(grafana_schema.BLUE)},
         ),
         timeseries(
             "Writes of the latest cycle",
@@ -261,7 +261,7 @@ def _lake() -> list[TimeSeries]:
             ],
             "s",
             levels=Levels.warning_above(21_600),
-            looks={"^this accountant$": fixed_colour(grafana_panels.BLUE)},
+            looks={"^this accountant$": fixed_colour(grafana_schema.BLUE)},
         ),
         timeseries(
             "Lake and ledger differ",
@@ -269,7 +269,7 @@ def _lake() -> list[TimeSeries]:
             "defect, or another program wrote to the lake.",
             [Query(promql.max_by(promql.series("lake_differences")), "differences")],
             "suffix: figures",
-            looks={"^differences$": fixed_colour(grafana_panels.BAD)},
+            looks={"^differences$": fixed_colour(grafana_schema.BAD)},
         ),
     ]
 
@@ -290,7 +290,7 @@ def _around() -> list[TimeSeries | Table]:
             "Pods with processes on a GPU that they do not hold: control groups and the kubelet disagree.",
             [Query(promql.total(promql.series("attribution_disagreements")), "pods")],
             "suffix: pods",
-            looks={"^pods$": fixed_colour(grafana_panels.ORANGE)},
+            looks={"^pods$": fixed_colour(grafana_schema.ORANGE)},
         ),
         table(
             "Versions",

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dashboards import grafana_panels, promql
-from dashboards.grafana_panels import Json
+from dashboards import grafana_schema, promql
+from dashboards.grafana_schema import Json
 
 COLUMNS = 24
 """Width of Grafana's grid; at 1440 px a column is about 57 px."""
@@ -52,28 +52,28 @@ class Step:
 class Levels:
     """The colours of a figure: `base`, then each step's colour from its value upwards."""
 
-    base: str = grafana_panels.BLUE
+    base: str = grafana_schema.BLUE
     steps: Sequence[Step] = ()
 
     @classmethod
     def good_above(cls, good: float, *, warning: float | None = None) -> Levels:
         """Return the colours of a figure that is good from `good` upwards, and bad below `warning` or below `good`."""
-        steps = [Step(good, grafana_panels.GOOD)]
-        return cls(grafana_panels.BAD, steps if warning is None else [Step(warning, grafana_panels.WARNING), *steps])
+        steps = [Step(good, grafana_schema.GOOD)]
+        return cls(grafana_schema.BAD, steps if warning is None else [Step(warning, grafana_schema.WARNING), *steps])
 
     @classmethod
     def bad_above(cls, bad: float, *, warning: float | None = None) -> Levels:
         """Return the colours of a figure that is bad from `bad` upwards, and good below `warning` or below `bad`."""
-        steps = [Step(bad, grafana_panels.BAD)]
-        return cls(grafana_panels.GOOD, steps if warning is None else [Step(warning, grafana_panels.WARNING), *steps])
+        steps = [Step(bad, grafana_schema.BAD)]
+        return cls(grafana_schema.GOOD, steps if warning is None else [Step(warning, grafana_schema.WARNING), *steps])
 
     @classmethod
     def warning_above(cls, at: float) -> Levels:
         """Return the colours of a figure that is good below `at`, a warning from there upwards, and never bad."""
-        return cls(grafana_panels.GOOD, [Step(at, grafana_panels.WARNING)])
+        return cls(grafana_schema.GOOD, [Step(at, grafana_schema.WARNING)])
 
 
-_UNMARKED = Levels(grafana_panels.GOOD)
+_UNMARKED = Levels(grafana_schema.GOOD)
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,10 @@ def stat(
     levels: Levels,
     decimals: int | None = None,
     looks: Mapping[str, Json] = {},
-) -> grafana_panels.Stat:
+) -> grafana_schema.Stat:
     """Return a panel with one figure and a line of its past values. looks: the properties of series, by a regular
     expression of their names."""
-    return grafana_panels.Stat(
+    return grafana_schema.Stat(
         title=title,
         description=description,
         targets=_targets([query]),
@@ -117,9 +117,9 @@ def stat(
 
 def bars(
     title: str, description: str, query: Query, unit: str, decimals: int | None = None, looks: Mapping[str, Json] = {}
-) -> grafana_panels.BarGauge:
+) -> grafana_schema.BarGauge:
     """Return a panel with one horizontal bar per series, of present values only. looks: see `stat`."""
-    return grafana_panels.BarGauge(
+    return grafana_schema.BarGauge(
         title=title,
         description=description,
         targets=_targets([replace(query, instant=True)]),
@@ -144,8 +144,8 @@ def timeseries(
     floor: float | None = 0,
     levels: Levels = _UNMARKED,
     looks: Mapping[str, Json] = {},
-    names: Mapping[str, str] = grafana_panels.FIRST,
-) -> grafana_panels.TimeSeries:
+    names: Mapping[str, str] = grafana_schema.FIRST,
+) -> grafana_schema.TimeSeries:
     """Return a panel with lines over time, or with stacked areas.
 
     share: True for an axis from 0 to 100 %.
@@ -153,12 +153,12 @@ def timeseries(
     levels: thresholds, drawn as dashed lines.
     looks: see `stat`.
     names: the colours of series, by a regular expression of their names, unless `looks` sets them."""
-    return grafana_panels.TimeSeries(
+    return grafana_schema.TimeSeries(
         title=title,
         description=description,
         targets=_targets(queries),
         unit=unit,
-        colorMode=grafana_panels.OPEN_ENDED,
+        colorMode=grafana_schema.OPEN_ENDED,
         fillOpacity=70 if stacked else 8,
         lineWidth=1 if stacked else 2,
         showPoints="never",
@@ -185,7 +185,7 @@ def table(
     unit: str,
     descending: str,
     decimals: int | None = None,
-) -> grafana_panels.Table:
+) -> grafana_schema.Table:
     """Return a table with one row per value of the labels `by`.
 
     queries: the columns, as (heading, query).
@@ -201,7 +201,7 @@ def table(
             for name, properties in columns.items()
         }
     headings = {f"Value #{t.refId}": name for t, (name, _) in zip(targets, queries, strict=True)}
-    return grafana_panels.Table(
+    return grafana_schema.Table(
         title=title,
         description=description,
         targets=targets,
@@ -218,7 +218,7 @@ def table(
                 },
             },
         ],
-        sortBy=[grafana_panels.SortBy(displayName=descending, desc=True)],
+        sortBy=[grafana_schema.SortBy(displayName=descending, desc=True)],
         overrides=[
             # A label is text even if it looks like a number: an XID of 119 is not two minutes.
             *(_override("byName", heading_of(label), {"unit": "string"}) for label in by),
@@ -249,7 +249,7 @@ def dashboard(
     uid: str,
     title: str,
     description: str,
-    variables: Sequence[grafana_panels.Variable],
+    variables: Sequence[grafana_schema.Variable],
     sections: Sequence[Section],
 ) -> str:
     """Return a dashboard as JSON text. Equal arguments give equal bytes.
@@ -260,26 +260,26 @@ def dashboard(
     for section in sections:
         widths = _widths(section)
         if section.title:
-            placed.append(grafana_panels.Row(title=section.title, gridPos={"h": 1, "w": COLUMNS, "x": 0, "y": y}))
+            placed.append(grafana_schema.Row(title=section.title, gridPos={"h": 1, "w": COLUMNS, "x": 0, "y": y}))
             y += 1
         for i, (member, width) in enumerate(zip(section.panels, widths, strict=True)):
             member.gridPos = {"h": section.height, "w": width, "x": sum(widths[:i]), "y": y}
             placed.append(member)
         y += section.height
-    board = grafana_panels.Dashboard(
+    board = grafana_schema.Dashboard(
         uid=uid,
         title=title,
         description=description,
         tags=[TAG],
-        links=[grafana_panels.Link(title="gputally", tags=[TAG], includeVars=True, keepTime=True)],
-        schemaVersion=grafana_panels.SCHEMA_VERSION,
+        links=[grafana_schema.Link(title="gputally", tags=[TAG], includeVars=True, keepTime=True)],
+        schemaVersion=grafana_schema.SCHEMA_VERSION,
         version=1,
         editable=False,
         graphTooltip=1,
         refresh="1m",
-        time=grafana_panels.Time("now-24h", "now"),
+        time=grafana_schema.Time("now-24h", "now"),
         timezone="browser",
-        templating=grafana_panels.Templating(list(variables)),
+        templating=grafana_schema.Templating(list(variables)),
         panels=placed,
     ).auto_panel_ids()
     plain = json.loads(json.dumps(board, default=lambda model: model.to_json_data()))
@@ -299,9 +299,9 @@ def _widths(section: Section) -> Sequence[int]:
     return section.widths
 
 
-def _targets(queries: Sequence[Query]) -> list[grafana_panels.Target]:
+def _targets(queries: Sequence[Query]) -> list[grafana_schema.Target]:
     return [
-        grafana_panels.Target(
+        grafana_schema.Target(
             expr=q.expr,
             interval=LEAST_STEP,
             legendFormat=q.legend or "__auto",
@@ -312,10 +312,10 @@ def _targets(queries: Sequence[Query]) -> list[grafana_panels.Target]:
     ]
 
 
-def _steps(levels: Levels) -> list[grafana_panels.Threshold]:
+def _steps(levels: Levels) -> list[grafana_schema.Threshold]:
     return [
-        grafana_panels.Threshold(levels.base, 0, 0.0),
-        *(grafana_panels.Threshold(s.color, i, float(s.value)) for i, s in enumerate(levels.steps, 1)),
+        grafana_schema.Threshold(levels.base, 0, 0.0),
+        *(grafana_schema.Threshold(s.color, i, float(s.value)) for i, s in enumerate(levels.steps, 1)),
     ]
 
 
@@ -347,12 +347,12 @@ LABEL_VALUES, QUERY_RESULT = 1, 3
 PROGRAMS = '{__name__=~"gputally_.+_build_info"}'
 
 
-def datasource() -> grafana_panels.Variable:
+def datasource() -> grafana_schema.Variable:
     """Return the variable of the Prometheus data source, to which all variables and panels refer."""
-    return grafana_panels.Variable(name="datasource", label="Data source", type="datasource", query="prometheus")
+    return grafana_schema.Variable(name="datasource", label="Data source", type="datasource", query="prometheus")
 
 
-def scope() -> list[grafana_panels.Variable]:
+def scope() -> list[grafana_schema.Variable]:
     """Return the variables with which every dashboard begins."""
     return [
         datasource(),
@@ -361,7 +361,7 @@ def scope() -> list[grafana_panels.Variable]:
     ]
 
 
-def devices() -> list[grafana_panels.Variable]:
+def devices() -> list[grafana_schema.Variable]:
     """Return the variables for pool, model and node of the GPUs."""
     return [
         _chained("pool", "Pool", promql.values("pool", promql.series("node_info"))),
@@ -370,57 +370,57 @@ def devices() -> list[grafana_panels.Variable]:
     ]
 
 
-def node() -> grafana_panels.Variable:
+def node() -> grafana_schema.Variable:
     """Return the variable of nodes with GPUs of the chosen model, without those that are known to be in other pools."""
     ours = promql.grouped(promql.series("gpu_info", gpu_model="=~$gpu_model"), "cluster", "node")
     return _chained("node", "Node", f"query_result({promql.not_elsewhere(ours)})", QUERY_RESULT, '/node="([^"]+)"/')
 
 
-def gpu() -> grafana_panels.Variable:
+def gpu() -> grafana_schema.Variable:
     """Return the variable of GPUs of the chosen nodes."""
     chosen = promql.series("gpu_info", node="=~$node", gpu_model="=~$gpu_model")
     return _chained("gpu", "GPU", promql.values("gpu_uuid", chosen))
 
 
-def namespace() -> grafana_panels.Variable:
+def namespace() -> grafana_schema.Variable:
     """Return the variable of namespaces whose pods hold GPUs of the chosen nodes."""
     return _chained("namespace", "Namespace", promql.values("namespace", promql.series("pod_info", node="=~$node")))
 
 
-def pod() -> grafana_panels.Variable:
+def pod() -> grafana_schema.Variable:
     """Return the variable of pods of the chosen namespaces on the chosen nodes."""
     chosen = promql.series("pod_info", node="=~$node", namespace="=~$namespace")
     return _chained("pod", "Pod", promql.values("pod", chosen))
 
 
-def team() -> grafana_panels.Variable:
+def team() -> grafana_schema.Variable:
     """Return the variable of teams with usage this month."""
     return _chained("team", "Team", promql.values("team", promql.series("month_team_gpu_seconds")))
 
 
-def queue_of_team() -> grafana_panels.Variable:
+def queue_of_team() -> grafana_schema.Variable:
     """Return the variable of queues for which the chosen teams pay."""
     return _chained("queue", "Queue", promql.values("queue", promql.series("queue_info", team="=~$team")))
 
 
-def target() -> grafana_panels.Variable:
+def target() -> grafana_schema.Variable:
     """Return the variable of schedulers to which the controller writes."""
     return _chained("target", "Scheduler", promql.values("target", promql.series("queue_weight")))
 
 
-def queue_of_target() -> grafana_panels.Variable:
+def queue_of_target() -> grafana_schema.Variable:
     """Return the variable of queues of the chosen schedulers."""
     return _chained("queue", "Queue", promql.values("queue", promql.series("queue_weight", target="=~$target")))
 
 
-def hour(name: str, label: str, value: int) -> grafana_panels.Variable:
+def hour(name: str, label: str, value: int) -> grafana_schema.Variable:
     """Return a variable for an hour of the day (UTC), which is an editable text field."""
-    return grafana_panels.Variable(name=name, label=label, type="textbox", query=str(value))
+    return grafana_schema.Variable(name=name, label=label, type="textbox", query=str(value))
 
 
-def _chained(name: str, label: str, query: str, kind: int = LABEL_VALUES, regex: str = "") -> grafana_panels.Variable:
+def _chained(name: str, label: str, query: str, kind: int = LABEL_VALUES, regex: str = "") -> grafana_schema.Variable:
     """Return a variable with multiple selection, whose values Grafana reads again when the time range changes."""
-    return grafana_panels.Variable(
+    return grafana_schema.Variable(
         name=name,
         label=label,
         query=query,
@@ -439,12 +439,12 @@ GPUS = "suffix: GPUs"
 GPU_HOURS = "suffix: GPU-h"
 CURRENCIES = ("USD", "EUR", "GBP", "CHF", "JPY")
 
-MODELS: dict[str, Json] = {name: fixed_colour(color) for name, color in grafana_panels.MODELS.items()}
-ACCOUNTS: dict[str, Json] = {f"^{name}$": fixed_colour(color) for name, color in grafana_panels.ACCOUNTS.items()}
+MODELS: dict[str, Json] = {name: fixed_colour(color) for name, color in grafana_schema.MODELS.items()}
+ACCOUNTS: dict[str, Json] = {f"^{name}$": fixed_colour(color) for name, color in grafana_schema.ACCOUNTS.items()}
 MONEY: dict[str, Json] = {f"{code}$": {"unit": f"currency{code}"} for code in CURRENCIES}
 """Units of series whose names end in a currency."""
 CAPACITY: dict[str, Json] = {
-    "^capacity$": fixed_colour(grafana_panels.GREY),
-    "^allocated$": fixed_colour(grafana_panels.ORANGE),
-    "^busy$": fixed_colour(grafana_panels.GREEN),
+    "^capacity$": fixed_colour(grafana_schema.GREY),
+    "^allocated$": fixed_colour(grafana_schema.ORANGE),
+    "^busy$": fixed_colour(grafana_schema.GREEN),
 }

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from dashboards import grafana_panels
-from dashboards.grafana_panels import DATASOURCE, SCHEMA_VERSION, Json
+from dashboards import grafana_schema
+from dashboards.grafana_schema import DATASOURCE, SCHEMA_VERSION, Json
 from dashboards.layout import LEAST_STEP, TAG
 from dashboards.promql import PEAK_WINDOW
 
@@ -169,7 +169,7 @@ def thresholds(dashboard: Json) -> Iterator[str]:
 
 def colours(dashboard: Json) -> Iterator[str]:
     for panel in panels(dashboard):
-        strange = sorted(set(_COLOR.findall(str(panel["fieldConfig"]))) - set(grafana_panels.PALETTE))
+        strange = sorted(set(_COLOR.findall(str(panel["fieldConfig"]))) - set(grafana_schema.PALETTE))
         if strange:
             yield f"panel {panel['title']!r}: {strange} are not in the colour-blind safe palette"
         if "palette-classic" in str(panel["fieldConfig"]):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dashboards import layout, promql
 from dashboards.cluster_dashboard import GPU_UID, IDLE_ANYWHERE
-from dashboards.grafana_panels import BarGauge, Stat, Table, TimeSeries
+from dashboards.grafana_schema import BarGauge, Stat, Table, TimeSeries
 from dashboards.layout import GPU_HOURS, GPUS, Levels, Query, Section, bars, dashboard, link_to, stat, table, timeseries
 
 UID = "gputally-team"

@@ -49,7 +49,7 @@ from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem,
 from fairshare.core.settings import load
 from fairshare.explain import plan_tables
 from fairshare.laws.division import divide as divide_case
-from fairshare.preemption.preemption_cycle import by_hand, latency_reason
+from fairshare.preemption.preemption_controller import by_hand, latency_reason
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.service_latency_objectives import prometheus_latency
 from fairshare.preemption.target_preemption import PreemptionReport
@@ -58,7 +58,7 @@ from fairshare.targets import ADAPTERS
 from fairshare.targets.kai import shard_advice
 from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import SystemClock
-from gputally.base.command_line import show, with_option_groups
+from gputally.base.command_output import show, with_option_groups
 from gputally.base.errors import AccountantError, DivisionError, FairshareError
 from gputally.base.untrusted_text import for_terminal
 from gputally.base.yaml_file import FileFault

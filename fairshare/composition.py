@@ -26,11 +26,11 @@ from fairshare.controller.controller_metrics import Metrics
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.kube_scheduler_extender import Extender, ExtenderViews
 from fairshare.controller.policy_file import PolicyLocation, policy_writer
-from fairshare.core.pods import BoundPods
+from fairshare.core.gpu_demand import BoundPods
 from fairshare.core.queues_and_weights import Pod
 from fairshare.core.settings import Settings, address
 from fairshare.http_server import LIMITS, Health, serve, serve_extender
-from fairshare.preemption.preemption_cycle import no_calls
+from fairshare.preemption.preemption_controller import no_calls
 from fairshare.preemption.service_latency_objectives import Alarms, prometheus_latency
 from fairshare.targets import KINDS
 from fairshare.targets.kube_scheduler import NAME as KUBE_SCHEDULER

@@ -22,7 +22,7 @@ from accountant.core import periods
 from accountant.core.errors import nearest, shown
 from accountant.core.settings import Settings
 from accountant.wire.policy_models import IDLE, UNASSIGNED
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.clock import Clock
 from gputally.base.errors import CannotStart
 from gputally.kubernetes.objects import Api

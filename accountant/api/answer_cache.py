@@ -48,7 +48,7 @@ from cachetools import TLRUCache
 from pydantic import TypeAdapter
 
 from accountant.api.problems import Refusal
-from accountant.wire.usage_models import CostAnswer, JobsAnswer, UsageAnswer
+from accountant.wire.usage_cost_and_job_models import CostAnswer, JobsAnswer, UsageAnswer
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND

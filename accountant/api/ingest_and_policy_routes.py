@@ -41,7 +41,7 @@ from accountant.ledger.protocols import Facts, Receipt
 from accountant.runtime.ingest import decode
 from accountant.storage.write.batch_admission import fact_fault
 from accountant.wire.policy_models import Decision, Policy, PolicyVersion
-from accountant.wire.usage_models import ChunkNote, DoneSpan, ImportMark, ImportState, MeteredSpan
+from accountant.wire.usage_cost_and_job_models import ChunkNote, DoneSpan, ImportMark, ImportState, MeteredSpan
 from gputally.base.units import MS_PER_SECOND, US_PER_HOUR
 from gputally.server.config_loading import Model
 from gputally.server.tokens_and_grants import Principal

@@ -32,7 +32,7 @@ from accountant.core.settings import Settings
 from accountant.ledger.protocols import NodeFacts, Questions
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE, Policy
-from accountant.wire.usage_models import UsageLine
+from accountant.wire.usage_cost_and_job_models import UsageLine
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
 from gputally.base.money import exact_sum

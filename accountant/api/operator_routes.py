@@ -25,7 +25,7 @@ from accountant.runtime.clock_step_guard import SKEW_MS, ClockState
 from accountant.runtime.job_and_task_metrics import CONTENT_TYPE
 from accountant.storage import backups
 from accountant.storage.backups import Backup, NoBackup
-from accountant.wire.usage_models import coverage
+from accountant.wire.usage_cost_and_job_models import coverage
 from gputally.base.units import MS_PER_SECOND
 from gputally.server.config_loading import Model
 

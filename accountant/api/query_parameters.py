@@ -18,7 +18,7 @@ from accountant.api.problems import Refusal, with_faults
 from accountant.core import periods
 from accountant.core.settings import Limits
 from accountant.reports.report_text import age_note
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)

@@ -51,7 +51,7 @@ from accountant.core.window_decay import bounds
 from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey
 from accountant.reports.report_text import age_note
 from accountant.wire.policy_models import Measure, UsageWindow, WindowKind, WindowSpec
-from accountant.wire.usage_models import (
+from accountant.wire.usage_cost_and_job_models import (
     BudgetState,
     CostAnswer,
     Dimension,

@@ -33,7 +33,7 @@ from accountant.core.periods import Month, days, whole_day, zone
 from accountant.ledger.protocols import Questions
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import Budget, Policy, PolicyVersion
-from accountant.wire.usage_models import BudgetState, Dimension
+from accountant.wire.usage_cost_and_job_models import BudgetState, Dimension
 from gputally.base.money import exact_sum
 from gputally.base.units import MS_PER_DAY
 

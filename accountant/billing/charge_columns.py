@@ -27,7 +27,7 @@ from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.ledger.protocols import Questions
 from accountant.ledger.usage_columns import Int64Array, Place, UsageColumns
 from accountant.prices.price_book import Price, PriceBook
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 
 T = TypeVar("T", bound=tuple[str, ...])
 LineKey: TypeAlias = tuple[str, Account, Detail, str, str, str | None]

@@ -31,7 +31,7 @@ from accountant.billing.charge_columns import (
 )
 from accountant.billing.quota_usage import reserve, unused_by_team
 from accountant.billing.statements import Statement, build, for_teams
-from accountant.billing.unallocated_borrowed_and_mig_time import spread_shares, whole_weights
+from accountant.billing.time_reallocation import spread_shares, whole_weights
 from accountant.billing.usage_pricing import (
     ALLOCATED,
     DETAILS,
@@ -47,7 +47,7 @@ from accountant.ledger.protocols import OF_HOLDERS, Questions
 from accountant.ledger.usage_columns import Place
 from accountant.prices.price_book import Billing, PriceBook, commitment_use
 from accountant.wire.policy_models import IDLE
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.money import exact_product, exact_sum
 from gputally.base.units import US_PER_MS
 

@@ -27,7 +27,7 @@ from typing import Literal, NamedTuple
 from accountant.billing.quota_usage import reserve, unused_by_queue
 from accountant.core.periods import zone
 from accountant.ledger.protocols import OF_HOLDERS, Questions
-from accountant.wire.usage_models import Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 
 Where = Mapping[Dimension, Collection[str]]
 Key = tuple[str, ...]

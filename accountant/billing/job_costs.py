@@ -38,7 +38,16 @@ from accountant.core.claim_overlap import Span
 from accountant.ledger.protocols import EpochReport, JobKey, Questions
 from accountant.ledger.usage_columns import PRICED_BY, Place
 from accountant.prices.price_book import PriceBook
-from accountant.wire.usage_models import Accounts, Dimension, EpochLine, Job, JobAnswer, JobPart, JobState, UsageLine
+from accountant.wire.usage_cost_and_job_models import (
+    Accounts,
+    Dimension,
+    EpochLine,
+    Job,
+    JobAnswer,
+    JobPart,
+    JobState,
+    UsageLine,
+)
 from gputally.base.units import US_PER_MS, apportion
 
 

@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 
 from accountant.core.periods import hours
 from accountant.wire.policy_models import Policy, PolicyVersion
-from accountant.wire.usage_models import UsageLine
+from accountant.wire.usage_cost_and_job_models import UsageLine
 from gputally.base.units import US_PER_MS, apportion
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from accountant.billing.statements import Statement, StatementLine, payable_line
 from accountant.billing.usage_pricing import ALLOCATED, Account
 from accountant.ledger.usage_columns import Int64Array
 from accountant.wire.policy_models import IDLE
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.money import HOUR_PLACES, exact_product, exact_sum, minor_places, nano_gpu_hours
 from gputally.base.units import MS_PER_SECOND, US_PER_HOUR, US_PER_MS, apportion
 

@@ -20,13 +20,13 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Final, Literal, TypeVar, cast, get_args
 
-from accountant.billing.unallocated_borrowed_and_mig_time import by_memory, memory_to_compute
+from accountant.billing.time_reallocation import by_memory, memory_to_compute
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import hours, zone
 from accountant.ledger.protocols import OF_HOLDERS, Questions
 from accountant.ledger.usage_columns import PRICED_BY, Place
 from accountant.prices.price_book import Committed, Price, PriceBook, commitment_cover
-from accountant.wire.usage_models import CostAnswer, CostLine, Dimension
+from accountant.wire.usage_cost_and_job_models import CostAnswer, CostLine, Dimension
 from gputally.base.money import apportion_gpu_hours, exact_product, exact_sum
 from gputally.base.units import US_PER_MS
 

@@ -39,7 +39,7 @@ from accountant.ledger.protocols import Ledger
 from accountant.ledger.usage_columns import PRICED_BY
 from accountant.prices.price_book import PriceBook, Share
 from accountant.wire.policy_models import IDLE
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.money import Money, exact_product, exact_sum, gpu_hours, minor_places, payable
 from gputally.server.config_loading import Model
 

@@ -39,7 +39,7 @@ from accountant.cli import terminal_tables
 from accountant.cli.connection_options import Printed, Server, ZonedLedger, print_answer
 from accountant.core import periods
 from accountant.ledger.protocols import GpuOwnership, RetiredDevice
-from gputally.base.command_line import with_option_groups
+from gputally.base.command_output import with_option_groups
 from gputally.base.errors import CannotStart
 from gputally.server.config_loading import Model, load_yaml
 

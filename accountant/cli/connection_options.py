@@ -1,6 +1,6 @@
 """Defines the options of commands that call a running accountant, or, with `--db`, open a stopped ledger.
 
-A command has a parameter of type `Server`, `Ledger`, `ZonedLedger` or `Priced` (`gputally.base.command_line`)."""
+A command has a parameter of type `Server`, `Ledger`, `ZonedLedger` or `Priced` (`gputally.base.command_output`)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pydantic import BaseModel
 from rich.console import RenderableType
 
 from accountant.core import periods
-from accountant.wire.http_client import AccountantClient
+from accountant.wire.accountant_client import AccountantClient
 from gputally.base.accountant_connection import Query, Unanswered
-from gputally.base.command_line import Output, show
+from gputally.base.command_output import Output, show
 from gputally.base.errors import CannotStart
 from gputally.base.http_calls import read_token
 

@@ -24,10 +24,10 @@ from accountant.core.settings import Issuer, Lake, load
 from accountant.reports.output_formats import RENDERINGS, Form, file_name
 from accountant.reports.report_text import money
 from accountant.wire.policy_models import UNASSIGNED, WindowSpec
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base import atomic_file
 from gputally.base.clock import SystemClock
-from gputally.base.command_line import Terminal, figures, show, table, with_option_groups
+from gputally.base.command_output import Terminal, figures, show, table, with_option_groups
 from gputally.base.errors import CannotStart
 from gputally.base.money import exact_sum
 from gputally.base.number_format import NOTHING, hours

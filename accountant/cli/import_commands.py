@@ -25,7 +25,7 @@ from accountant.history_import.import_run import KNOWN_LIMITS, Destination, Read
 from accountant.history_import.prometheus_source import History, PrometheusFailed
 from accountant.history_import.slurm_history import SlurmHistory, offers
 from gputally.base.clock import SystemClock
-from gputally.base.command_line import Output, Terminal, show, with_option_groups
+from gputally.base.command_output import Output, Terminal, show, with_option_groups
 from gputally.base.errors import AccountantError
 from gputally.base.prometheus_api import Prometheus
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR

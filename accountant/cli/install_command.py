@@ -17,7 +17,7 @@ import yaml
 
 from accountant.cli.connection_options import Printed
 from accountant.cli.server_commands import with_entry, without
-from gputally.base.command_line import show, table
+from gputally.base.command_output import show, table
 from gputally.base.errors import AccountantError, ClusterError, NotFound, Refused, Unavailable
 from gputally.base.yaml_file import FileFault, parse
 from gputally.kubernetes.api_client import KubernetesCluster

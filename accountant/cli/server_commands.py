@@ -45,7 +45,7 @@ from gputally.base import atomic_file
 from gputally.base.accountant_connection import Unanswered
 from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import SystemClock
-from gputally.base.command_line import Terminal, show, table, with_option_groups
+from gputally.base.command_output import Terminal, show, table, with_option_groups
 from gputally.base.yaml_file import FileFault
 from gputally.server import config_loading, logs_and_metrics
 from gputally.server.https_server import serve as serving

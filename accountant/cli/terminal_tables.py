@@ -30,8 +30,8 @@ from accountant.core.periods import utc
 from accountant.ledger.journal import Act
 from accountant.reports.report_text import money
 from accountant.wire.policy_models import IDLE, UNASSIGNED, UsageWindow
-from accountant.wire.usage_models import Accounts, CostAnswer, UsageAnswer
-from gputally.base.command_line import figures, table
+from accountant.wire.usage_cost_and_job_models import Accounts, CostAnswer, UsageAnswer
+from gputally.base.command_output import figures, table
 from gputally.base.money import exact_sum, minor_places
 from gputally.base.number_format import NOTHING, hours, percent
 

@@ -33,12 +33,20 @@ from accountant.core.errors import nearest
 from accountant.core.periods import Month, utc
 from accountant.reports.output_formats import BINARY, RENDERINGS, Form, file_name
 from accountant.reports.report_text import money
-from accountant.wire.http_client import AccountantClient
-from accountant.wire.usage_models import CostAnswer, EpochLine, Job, JobAnswer, JobsAnswer, JobState, UsageAnswer
+from accountant.wire.accountant_client import AccountantClient
+from accountant.wire.usage_cost_and_job_models import (
+    CostAnswer,
+    EpochLine,
+    Job,
+    JobAnswer,
+    JobsAnswer,
+    JobState,
+    UsageAnswer,
+)
 from gputally.base import atomic_file
 from gputally.base.accountant_connection import Query, Unanswered
 from gputally.base.clock import SystemClock
-from gputally.base.command_line import Terminal, figures, show, table, with_option_groups
+from gputally.base.command_output import Terminal, figures, show, table, with_option_groups
 from gputally.base.errors import CannotStart
 from gputally.base.money import exact_sum, gpu_hours, plain
 from gputally.base.number_format import NOTHING, hours

@@ -45,7 +45,7 @@ from fastapi.responses import PlainTextResponse, Response
 
 from accountant.api import query_parameters
 from accountant.billing.queue_waits import KnownPod
-from accountant.billing.unallocated_borrowed_and_mig_time import spread_shares, whole_weights
+from accountant.billing.time_reallocation import spread_shares, whole_weights
 from accountant.billing.usage_pricing import ALLOCATED, Charge, charges
 from accountant.compat.opencost_query import (
     ASSET,
@@ -63,7 +63,7 @@ from accountant.core.settings import Limits
 from accountant.ledger.protocols import Ledger, NodeFacts
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import UNASSIGNED
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
 from gputally.base.money import exact_product

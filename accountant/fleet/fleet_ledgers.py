@@ -27,7 +27,15 @@ from accountant.lake.query_engines import Engine
 from accountant.reports import report_builder
 from accountant.reports.report_builder import Report
 from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
-from accountant.wire.usage_models import Accounts, CostAnswer, CostLine, Dimension, UsageAnswer, UsageLine, coverage
+from accountant.wire.usage_cost_and_job_models import (
+    Accounts,
+    CostAnswer,
+    CostLine,
+    Dimension,
+    UsageAnswer,
+    UsageLine,
+    coverage,
+)
 from gputally.base.clock import Clock, VirtualClock
 from gputally.base.errors import AccountantError
 from gputally.base.money import exact_product, exact_sum, plain

@@ -41,7 +41,7 @@ from accountant.prices.price_book import Price, PriceBook
 from accountant.reports import focus_export
 from accountant.reports.report_builder import Report
 from accountant.storage.span_splitting import local_hours
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.units import US_PER_HOUR
 
 _BILLED: Final = [account in BILLED for account in ACCOUNTS]

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from accountant.ledger.usage_columns import COLUMNS, PRICED_BY
 from accountant.reports.focus_export import COST_AND_USAGE, NUMBERS
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 
 ColumnType = Literal["string", "long", "boolean", "date", "timestamptz", "decimal"]
 ARROW: Final[dict[ColumnType, pa.DataType]] = {

@@ -21,7 +21,7 @@ from accountant.ledger.journal import NewAct
 from accountant.ledger.usage_columns import UsageColumns
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from accountant.wire.usage_models import Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from agent.wire import Ack, Batch, PodFacts
 from gputally.server.config_loading import Model
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from accountant.core.periods import hours, zone
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.units import MS_PER_HOUR
 
 if TYPE_CHECKING:  # a command that prints report rows does not load numpy

@@ -32,7 +32,7 @@ from accountant.reports import report_builder
 from accountant.reports.output_formats import RENDERINGS
 from accountant.reports.report_builder import Report, ReportQuestions
 from accountant.wire.policy_models import IDLE, UNASSIGNED
-from accountant.wire.usage_models import BudgetState
+from accountant.wire.usage_cost_and_job_models import BudgetState
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
 from gputally.base.units import MS_PER_DAY, MS_PER_MINUTE

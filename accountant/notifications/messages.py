@@ -20,7 +20,7 @@ from accountant.reports.output_formats import RENDERINGS, file_name
 from accountant.reports.report_breakdowns import TimeAndCost
 from accountant.reports.report_builder import Report
 from accountant.wire.policy_models import IDLE, UNASSIGNED
-from accountant.wire.usage_models import BudgetState
+from accountant.wire.usage_cost_and_job_models import BudgetState
 from gputally.base.money import exact_sum
 from gputally.base.untrusted_text import escaped
 

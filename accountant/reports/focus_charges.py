@@ -29,7 +29,7 @@ from accountant.core.periods import Month, midnight_ms
 from accountant.core.settings import Issuer
 from accountant.ledger.protocols import Questions
 from accountant.prices.price_book import Price, PriceBook
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.money import HOUR_PLACES, exact_product, exact_sum
 from gputally.base.units import apportion
 

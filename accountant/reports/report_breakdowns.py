@@ -18,7 +18,7 @@ from accountant.billing.usage_pricing import ACCOUNTS, ALLOCATED, Account, Charg
 from accountant.core.periods import days
 from accountant.ledger.usage_columns import Hours, Place
 from accountant.wire.policy_models import IDLE
-from accountant.wire.usage_models import Accounts, Dimension
+from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
 from gputally.base.money import exact_sum
 from gputally.base.units import MS_PER_HOUR
 

@@ -60,7 +60,7 @@ from accountant.reports.report_breakdowns import (
 )
 from accountant.reports.savings_hints import Hint, SpotRow, savings_hints
 from accountant.wire.policy_models import PolicyVersion
-from accountant.wire.usage_models import BudgetState, Dimension
+from accountant.wire.usage_cost_and_job_models import BudgetState, Dimension
 from gputally.base.money import exact_sum
 
 CANDIDATES = 25

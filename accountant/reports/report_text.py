@@ -17,7 +17,7 @@ from accountant.reports.report_breakdowns import Difference, change
 from accountant.reports.savings_hints import HARDLY_USED as HARDLY_USED
 from accountant.reports.savings_hints import SLICES, Hint
 from accountant.wire.policy_models import IDLE, UNASSIGNED
-from accountant.wire.usage_models import BudgetState
+from accountant.wire.usage_cost_and_job_models import BudgetState
 from gputally.base.money import HOUR_PLACES, Money, minor_places
 from gputally.base.number_format import NOTHING as NOTHING
 from gputally.base.number_format import gpus as gpus

@@ -22,7 +22,7 @@ from accountant.billing.usage_pricing import ALLOCATED, Charge
 from accountant.ledger.usage_columns import JobName, Peak, Place
 from accountant.prices.price_book import Price, PriceBook
 from accountant.reports.report_breakdowns import JobRow
-from accountant.wire.usage_models import Accounts
+from accountant.wire.usage_cost_and_job_models import Accounts
 from gputally.base.money import exact_product, exact_sum, gpu_hours
 from gputally.base.units import US_PER_HOUR
 

@@ -33,7 +33,7 @@ from accountant.notifications.dispatcher import Dispatcher
 from accountant.notifications.subscriptions import Outcome
 from accountant.prices.price_book import PriceBook
 from accountant.storage.backups import Backup
-from accountant.wire.usage_models import Job
+from accountant.wire.usage_cost_and_job_models import Job
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError

@@ -51,7 +51,7 @@ from accountant.storage.duckdb_engine import Cursor, Database, fingerprints, sta
 from accountant.storage.folder_or_object_store import FileStore
 from accountant.storage.gpu_lifetimes import retired_devices, retirement_act, retirement_ends
 from accountant.storage.ledger_state import Mark
-from accountant.storage.query.window_weighting import Weighting, model_weights
+from accountant.storage.query.gpu_weights import Weighting, model_weights
 from accountant.storage.read_snapshot import Hole, Imbalance, Snapshot, holes, imbalance, quarantine
 from accountant.storage.record_archive import Archive, ArchivePart, groups, marks_of, take_rest
 from accountant.storage.transactions import WAL_BYTES, Transactions
@@ -64,7 +64,7 @@ from accountant.storage.write.inventory_and_journal_tables import read_acts, wri
 from accountant.storage.write.record_columns import Stream, add
 from accountant.storage.write.rollups import DailySums
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from accountant.wire.usage_models import Dimension, UsageLine, coverage
+from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine, coverage
 from agent.wire import Ack, Batch
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR

@@ -28,7 +28,7 @@ from accountant.storage.write.name_ids import NO_DEVICE, DeviceName, Devices
 from accountant.storage.write.record_columns import Stream
 from accountant.storage.write.rollups import DailySums, row_range
 from accountant.wire.policy_models import Policy, PolicyVersion
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.units import MS_PER_DAY
 
 OF_NODES: frozenset[Dimension] = frozenset({"pool", "region", "zone", "instance_type", "capacity_type"})

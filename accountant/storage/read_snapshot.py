@@ -27,7 +27,7 @@ from accountant.storage.query.usage_query import hourly_peaks, hours, usage, usa
 from accountant.storage.write import inventory_and_journal_tables, record_columns
 from accountant.storage.write.inventory_and_journal_tables import epochs_between, read_epochs
 from accountant.wire.policy_models import PolicyVersion
-from accountant.wire.usage_models import Dimension, UsageLine, coverage
+from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine, coverage
 
 _FEW = 500
 """Up to this many jobs are passed to DuckDB by name."""

@@ -29,7 +29,7 @@ import msgspec
 from agent.core.lean_http_client import page_reader
 from agent.core.readings import DeviceReading, Reading, Snapshot, Unavailable
 from agent.core.settings import SettingsError
-from agent.metering.busy_time_attribution import Layout, Share, lay_out
+from agent.metering.usage_attribution import Layout, Share, lay_out
 from agent.metrics.metric_families import PREFIX
 from gputally.base import yaml_file
 from gputally.base.background_tasks import set_on_signals
@@ -585,7 +585,7 @@ class LiveTable:
 def print_once(read: FrameReader, clock: Clock, console: Console | None = None, prices: Prices | None = None) -> int:
     """Read twice, a second apart (busy time is a difference), print the table, and return the exit code: 1 without a
     GPU."""
-    from gputally.base.command_line import Terminal
+    from gputally.base.command_output import Terminal
 
     history = History(prices)
     frame = read()

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agent.core.readings import DeviceReading, Gpu, Snapshot, Source
-from agent.devices.gpu_device import Access, Device, total_mib
+from agent.devices.nvml_device import Access, Device, total_mib
 from agent.devices.nvml_events import Events
 from agent.devices.nvml_library import (
     NO_GPUS_REMEDY,

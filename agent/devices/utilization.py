@@ -7,7 +7,7 @@ counter does not change. Between two calls of `take` the counter grows by at mos
 whose samples were late.
 
 Busy time of processes has two sources. The per-process sampler has one ring for all processes, whose entries are
-overwritten. Accounting mode is exact if it is on. Both figures are returned; agent.metering.busy_time_attribution,
+overwritten. Accounting mode is exact if it is on. Both figures are returned; agent.metering.usage_attribution,
 which divides the device's busy time among the holders, chooses.
 
 A process is returned one more time in the reading after its end, so that its last use is counted. Compute and graphics

@@ -7,7 +7,7 @@ of the device's busy time.
 
 Busy time per process comes from accounting mode, which misses nothing, otherwise from per-process samples, an estimate
 that is good over minutes. Without both, only the allocation is known. Counters count up from zero for as long as a
-holder is on a device, and never decrease. `busy_time_attribution` scales them to the device's own busy time.
+holder is on a device, and never decrease. `usage_attribution` scales them to the device's own busy time.
 
 If the driver refuses to list processes, or their busy time, no coarser method replaces the reading. The time of the
 holders there is then unknown, except for a holder that has all of the device and had it alone before. If the time of

@@ -30,7 +30,8 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from agent.core.readings import Allocation, DeviceReading, Gpu, Snapshot, Unavailable
-from agent.metering.busy_time_attribution import (
+from agent.metering.reading_deltas import METHODS, NO_HOLDER_READING, Holders, Step, index_holders, measure
+from agent.metering.usage_attribution import (
     Layout,
     Share,
     active_energy,
@@ -39,7 +40,6 @@ from agent.metering.busy_time_attribution import (
     attribute_energy,
     lay_out,
 )
-from agent.metering.reading_deltas import METHODS, NO_HOLDER_READING, Holders, Step, index_holders, measure
 from agent.wire import UNATTRIBUTED, Gap, Health, Method, UsageInterval
 from gputally.base.units import BUCKET_MS, MS_PER_MINUTE, MS_PER_SECOND
 

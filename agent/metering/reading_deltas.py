@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from agent.core.readings import DeviceReading, HolderReading, InstanceReading, Reading, Unavailable
-from agent.metering.busy_time_attribution import GpuPart, Layout, Share, attribute_busy, reading_key
+from agent.metering.usage_attribution import GpuPart, Layout, Share, attribute_busy, reading_key
 from agent.wire import Method
 from gputally.base.units import prorate
 

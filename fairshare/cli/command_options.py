@@ -15,7 +15,7 @@ from fairshare import composition
 from fairshare.controller import policy_file as policies
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.core.pods import read_pod
+from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import Pod
 from fairshare.laws.feedback_laws import Memory
 from fairshare.targets import status_config_map
@@ -24,7 +24,7 @@ from fairshare.targets.status_config_map import StatusObject
 from fairshare.usage.accountant_client import AccountantApi, other_clusters
 from fairshare.usage.usage_windows import OtherClusters
 from gputally.base.clock import SystemClock
-from gputally.base.command_line import Output
+from gputally.base.command_output import Output
 from gputally.base.errors import ClusterError, FairshareError
 from gputally.kubernetes.objects import CONFIG_MAP, POD, Cluster, Objects
 from gputally.server.config_loading import parse_duration

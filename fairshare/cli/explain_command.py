@@ -16,13 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from accountant.wire.policy_models import Decision, Policy
-from accountant.wire.usage_models import BudgetState
+from accountant.wire.usage_cost_and_job_models import BudgetState
 from fairshare.cli.command_options import FleetOptions, PolicyOrInForce, Printed, TargetOptions, dry_run_cycle, seconds
 from fairshare.controller import policy_file as policies
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.core.queues_and_weights import UNLIMITED, Gang, Pod
 from fairshare.explain.plan_tables import indented, lost_words, number, titled_table
-from fairshare.explain.queue_explanation import (
+from fairshare.explain.queue_and_pod_explanation import (
     PodAccount,
     QueueAccount,
     QueueLevel,
@@ -35,7 +35,7 @@ from fairshare.targets import modes
 from fairshare.usage.accountant_client import AccountantApi
 from fairshare.usage.usage_windows import OtherClusters
 from gputally.base.clock import SystemClock
-from gputally.base.command_line import Output, show, with_option_groups
+from gputally.base.command_output import Output, show, with_option_groups
 from gputally.base.errors import AccountantUnavailable, FairshareError
 
 MOST_GANGS = 8

@@ -28,7 +28,7 @@ from fairshare.laws.weight_calculation import WeightResult
 from fairshare.laws.weight_change_causes import WeightChange
 from fairshare.preemption import preemption_types, target_preemption
 from fairshare.preemption.preemption_types import Verdict
-from gputally.base.command_line import show, with_option_groups
+from gputally.base.command_output import show, with_option_groups
 from gputally.base.errors import FairshareError
 from gputally.base.units import MS_PER_DAY, MS_PER_MINUTE, MS_PER_SECOND
 

@@ -33,7 +33,7 @@ from fairshare.simulator.job_traces import teams_of
 from fairshare.simulator.policy_comparison import Result, parallel_replays
 from fairshare.simulator.simulation_model import Workload, workload_of
 from gputally.base.clock import SystemClock
-from gputally.base.command_line import Output, Terminal, show, with_option_groups
+from gputally.base.command_output import Output, Terminal, show, with_option_groups
 from gputally.base.errors import DivisionError, FairshareError
 from gputally.base.units import MS_PER_DAY
 from gputally.base.untrusted_text import for_cell

@@ -32,7 +32,7 @@ from fairshare.laws.weight_calculation import WeightInputs, WeightResult, calcul
 from fairshare.laws.weight_change_causes import DecidedWeight, WeightChange, weight_changes
 from fairshare.preemption import target_preemption
 from fairshare.preemption.preemption_claims import free_by_node
-from fairshare.preemption.preemption_cycle import Calls, PreemptionCounts, Preemptions, no_calls
+from fairshare.preemption.preemption_controller import Calls, PreemptionCounts, Preemptions, no_calls
 from fairshare.preemption.target_preemption import mode_of
 from fairshare.preemption.unfinished_preemptions import NOT_RESUMED, FinishedPreemptions, PreemptionFinisher
 from fairshare.targets import ADAPTERS, status_config_map

@@ -32,7 +32,7 @@ import msgspec
 
 from accountant.wire.policy_models import Policy
 from fairshare.controller.cycle_report import CycleReport, TargetReport
-from fairshare.core.pods import LABELLED, gpus_taken, queue_lookup, read_pod
+from fairshare.core.gpu_demand import LABELLED, gpus_taken, queue_lookup, read_pod
 from fairshare.core.queues_and_weights import Condition, Entitlement, Pod, PolicyTree
 from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
 from gputally.base.clock import Clock

@@ -14,7 +14,7 @@ from math import isfinite
 from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
-from fairshare.core.pods import millis
+from fairshare.core.gpu_demand import millis
 from fairshare.core.queues_and_weights import Condition, Issue, Observation, Standing, TargetQueue, Value
 from gputally.kubernetes.objects import Kind, Object
 

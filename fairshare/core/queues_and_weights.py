@@ -126,7 +126,7 @@ class Standing:
         and 0 if never.
     gang: GPUs of its smallest pending gang, 0 if it has none.
     reclaims: workloads of other queues that were stopped for it since the last cycle, by its scheduler or by the
-        controller (`fairshare.preemption.preemption_cycle`)."""
+        controller (`fairshare.preemption.preemption_controller`)."""
 
     requested: float
     allocated: float

@@ -28,7 +28,7 @@ from itertools import compress
 from math import exp2, fsum, inf, log
 
 from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, UsageWindow, WindowSpec
-from accountant.wire.usage_models import BudgetState
+from accountant.wire.usage_cost_and_job_models import BudgetState
 from fairshare.core.queues_and_weights import (
     UNLIMITED,
     Claim,

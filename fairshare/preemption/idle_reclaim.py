@@ -25,7 +25,7 @@ from math import fsum
 from typing import Any, Literal
 
 from accountant.wire.policy_models import IdleExemptions, IdleReclaimPolicy, Mode, Policy
-from accountant.wire.usage_models import Accounts
+from accountant.wire.usage_cost_and_job_models import Accounts
 from fairshare.core.queue_annotations import instant
 from fairshare.core.queues_and_weights import Gang, Pod
 from fairshare.preemption.eviction import OPT_OUT

@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass
 from math import fsum, inf
 
 from accountant.wire.policy_models import Policy, PreemptionPolicy
-from fairshare.core.pods import gpus_taken
+from fairshare.core.gpu_demand import gpus_taken
 from fairshare.core.queues_and_weights import UNLIMITED, Entitlement, Gang, Pod, PolicyTree, Quota
 from fairshare.preemption.preemption_rules import (
     EPSILON,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from fairshare.core.pods import millis
+from fairshare.core.gpu_demand import millis
 from fairshare.core.queue_annotations import join_texts
 from fairshare.core.queues_and_weights import Condition
 from fairshare.targets.kueue import WORKLOADS

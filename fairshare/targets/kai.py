@@ -18,7 +18,7 @@ from math import fsum, isfinite
 from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
-from fairshare.core.pods import CHECKPOINT, gang_key, millis, pods_by_gang, sorted_gangs, with_pods
+from fairshare.core.gpu_demand import CHECKPOINT, gang_key, millis, pods_by_gang, sorted_gangs, with_pods
 from fairshare.core.queue_annotations import differences, in_sync, match, owners, read_queues, target_queue
 from fairshare.core.queues_and_weights import (
     Condition,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from accountant.wire.policy_models import Policy
-from fairshare.core.pods import LABELLED, gangs_by_label, queue_lookup, standings_of
+from fairshare.core.gpu_demand import LABELLED, gangs_by_label, queue_lookup, standings_of
 from fairshare.core.queue_annotations import owners
 from fairshare.core.queues_and_weights import Condition, Eviction, Observation, Pod, Standing, TargetQueue, Value
 from fairshare.targets.weight_plan import Adapter, Mode, ObjectQuery, Seen

@@ -39,7 +39,7 @@ from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.core.admission_quota_tree import QuotaTree, total_quota
-from fairshare.core.pods import (
+from fairshare.core.gpu_demand import (
     CHECKPOINT,
     gang_key,
     millis,

@@ -20,7 +20,7 @@ from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.core import queue_annotations
-from fairshare.core.pods import (
+from fairshare.core.gpu_demand import (
     CHECKPOINT,
     gang_key,
     millis,

@@ -18,7 +18,7 @@ from math import isclose
 from typing import Any, Literal
 
 from accountant.wire.policy_models import Policy
-from fairshare.core.pods import smallest_waiting
+from fairshare.core.gpu_demand import smallest_waiting
 from fairshare.core.queue_annotations import WeightAnnotations, join_texts
 from fairshare.core.queues_and_weights import Condition, Observation, Pod, TargetQueue, Value, Weight
 from gputally.base.errors import ClusterError, NotFound, Refused

@@ -19,9 +19,9 @@ from typing import Any, Protocol, TypeVar
 import httpx2
 from pydantic import Field, TypeAdapter, ValidationError
 
-from accountant.wire.http_client import AccountantClient
+from accountant.wire.accountant_client import AccountantClient
 from accountant.wire.policy_models import ClusterName, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from accountant.wire.usage_models import Accounts, BudgetState, Dimension, UsageAnswer, UsageLine
+from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState, Dimension, UsageAnswer, UsageLine
 from fairshare.core.queue_annotations import instant
 from fairshare.laws import weight_calculation
 from fairshare.usage.usage_windows import NO_OTHER_CLUSTERS, OtherClusters, UsageHold, usage_hold

@@ -31,7 +31,7 @@ from math import fsum
 from typing import Final
 
 from accountant.wire.policy_models import UsageWindow
-from fairshare.core.pods import millis
+from fairshare.core.gpu_demand import millis
 from fairshare.core.queue_annotations import join_texts
 from fairshare.core.queues_and_weights import Condition, Shard, own_window
 from fairshare.laws.weight_calculation import Pool, effective_length_s, pools

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 
 from fairshare.controller.policy_file import PolicyLocation
 from fairshare.explain.plan_tables import number
-from fairshare.explain.queue_explanation import span
+from fairshare.explain.queue_and_pod_explanation import span
 from fairshare.web import svg_plots
 from fairshare.web.page_authentication import (
     Caller,

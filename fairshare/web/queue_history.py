@@ -12,7 +12,7 @@ from itertools import islice
 from cachetools import TTLCache
 
 from accountant.wire.policy_models import Decision, Policy
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.core.queues_and_weights import PolicyTree
 from fairshare.usage.accountant_client import AccountantApi

@@ -18,7 +18,7 @@ from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy, UsageWindow
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport
 from fairshare.core.queues_and_weights import UNLIMITED, Condition, PolicyTree, Standing, Weight
-from fairshare.explain.queue_explanation import QueueAccount, explain_queue
+from fairshare.explain.queue_and_pod_explanation import QueueAccount, explain_queue
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.targets import modes
 from fairshare.web import queue_history, svg_plots

@@ -24,7 +24,7 @@ from accountant.core.periods import hours, parse_instant, zone
 from accountant.ledger.protocols import JobKey
 from accountant.prices.price_book import PriceBook
 from accountant.reports.report_text import money
-from accountant.wire.http_client import AccountantClient
+from accountant.wire.accountant_client import AccountantClient
 from gputally.advise.autoscaling_spot_and_sharing import (
     DAYS,
     HOURS,
@@ -44,7 +44,7 @@ from gputally.advise.autoscaling_spot_and_sharing import (
     variables,
 )
 from gputally.base.clock import SystemClock
-from gputally.base.command_line import Output, figures, show, table, with_option_groups
+from gputally.base.command_output import Output, figures, show, table, with_option_groups
 from gputally.base.errors import AccountantError
 from gputally.base.money import plain
 from gputally.base.number_format import NOTHING, percent

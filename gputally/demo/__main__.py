@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from accountant.core.periods import utc
 from fairshare.simulator.job_traces import TraceError
-from gputally.base.command_line import OUTPUTS, Output, Terminal
+from gputally.base.command_output import OUTPUTS, Output, Terminal
 from gputally.base.errors import AccountantError
 from gputally.base.units import BUCKET_MS, MS_PER_SECOND
 from gputally.base.untrusted_text import for_terminal

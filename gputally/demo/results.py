@@ -21,11 +21,11 @@ from accountant.billing.usage_pricing import ACCOUNTS
 from accountant.core.periods import utc
 from accountant.reports import report_text
 from accountant.wire.policy_models import IDLE, UNASSIGNED
-from accountant.wire.usage_models import Accounts
+from accountant.wire.usage_cost_and_job_models import Accounts
 from fairshare.explain.plan_tables import report_view
 from fairshare.simulator.fairness_measures import entitlement, feasible_demand
-from gputally.base.command_line import Output, Terminal
-from gputally.base.command_line import show as print_result
+from gputally.base.command_output import Output, Terminal
+from gputally.base.command_output import show as print_result
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
 from gputally.demo.cluster_and_workload import parts
 from gputally.demo.ground_truth import HELD, TRUE_ACCOUNTS, TrueTotals

@@ -37,7 +37,7 @@ from gputally.demo.cluster_and_workload import FaultPlan
 from gputally.demo.ground_truth import TrueTotals
 
 if TYPE_CHECKING:
-    from accountant.wire.usage_models import Accounts
+    from accountant.wire.usage_cost_and_job_models import Accounts
 
 GC_ALLOCATIONS = 50_000
 """Allocations between garbage collections. An hour of the simulation allocates about ten thousand objects, hardly any

@@ -24,9 +24,9 @@ from rich.padding import Padding
 from rich.table import Column
 from rich.text import Text
 
-from gputally.base import command_line
+from gputally.base import command_output
 from gputally.base.clock import SystemClock
-from gputally.base.command_line import OUTPUTS, Output, show
+from gputally.base.command_output import OUTPUTS, Output, show
 from gputally.base.errors import AccountantError, AgentError, FairshareError
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from gputally.base.yaml_file import FileFault
@@ -169,7 +169,7 @@ def _weights(sources: Sources) -> CheckResult:
 
 
 def _conflicts(sources: Sources) -> CheckResult:
-    from fairshare.core.pods import read_pod
+    from fairshare.core.gpu_demand import read_pod
     from gputally.base.pod_queue_labels import placed_by
     from gputally.doctor.scheduler_checks import conflicts, own_queues
 
@@ -204,7 +204,7 @@ def _placement(sources: Sources) -> CheckResult:
 
 
 def _idle(sources: Sources) -> CheckResult:
-    from accountant.wire.usage_models import UsageAnswer
+    from accountant.wire.usage_cost_and_job_models import UsageAnswer
     from gputally.doctor.accountant_and_usage_checks import idle_holders
 
     end = sources.now_ms // MS_PER_HOUR * MS_PER_HOUR
@@ -214,7 +214,7 @@ def _idle(sources: Sources) -> CheckResult:
 
 
 def _unowned(sources: Sources) -> CheckResult:
-    from accountant.wire.usage_models import UsageAnswer
+    from accountant.wire.usage_cost_and_job_models import UsageAnswer
     from gputally.doctor.accountant_and_usage_checks import unattributed_time
 
     query = {"by": "node", "start": str(sources.now_ms - MS_PER_DAY), "end": str(sources.now_ms)}
@@ -277,7 +277,7 @@ _MARK: dict[Status, str] = {"ok": "ok", "warning": "warning", "error": "ERROR", 
 def table(results: Sequence[Result]) -> RenderableType:
     """Render one line per check, then every finding with its figures and remedy, the worst first."""
 
-    overview = command_line.table(
+    overview = command_output.table(
         "Checks", [Column("check", no_wrap=True), Column("result", no_wrap=True), Column("examined", overflow="fold")]
     )
     for result in results:

@@ -26,7 +26,7 @@ from gputally.doctor.findings import CannotCheck
 from gputally.doctor.node_checks import Machine
 
 if TYPE_CHECKING:
-    from accountant.wire.http_client import AccountantClient
+    from accountant.wire.accountant_client import AccountantClient
     from accountant.wire.policy_models import Policy
     from gputally.kubernetes.objects import Kind, Object
 
@@ -143,7 +143,7 @@ class Sources:
         return self.cluster().list(NODE)
 
     def _read_pods(self) -> Sequence[Object]:
-        from fairshare.core.pods import read_pod
+        from fairshare.core.gpu_demand import read_pod
         from gputally.kubernetes.objects import POD
 
         pods: list[Object] = []
@@ -167,7 +167,7 @@ def real_sources(options: Options, clock: Clock) -> Sources:
         return Inspector.connect(KINDS, options.kubeconfig)
 
     def accountant() -> AccountantClient:
-        from accountant.wire.http_client import AccountantClient
+        from accountant.wire.accountant_client import AccountantClient
         from gputally.base.accountant_connection import Unanswered
         from gputally.base.http_calls import read_token
 

@@ -12,8 +12,8 @@ import pytest
 from agent.core.readings import Snapshot, Unavailable
 from agent.core.settings import Settings, SettingsError
 from agent.devices.driver_lifecycle import Gpus, ReleasableSource
-from agent.devices.gpu_device import Access
 from agent.devices.mig_layout import LOOK_MS
+from agent.devices.nvml_device import Access
 from agent.devices.nvml_library import Driver
 from agent.holders.kubelet_client import Kubelet, UnaryChannel
 from agent.holders.kubernetes_source import NodePods, kubernetes_source

@@ -15,7 +15,7 @@ from agent.core.readings import Snapshot
 from agent.core.settings import Settings
 from agent.devices.dcgm_exporter import Exporter, WithDcgm
 from agent.devices.driver_lifecycle import Gpus
-from agent.devices.gpu_device import Access
+from agent.devices.nvml_device import Access
 from agent.devices.nvml_library import Driver
 from agent.holders.device_allocations import ResourceClaims, SliceStore
 from agent.holders.kubelet_client import Kubelet

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.core.readings import Allocation, Gpu, MigInstance
-from agent.metering.busy_time_attribution import (
+from agent.metering.usage_attribution import (
     active_energy,
     attribute_activity,
     attribute_busy,

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 from agent.core.readings import Allocation, Gpu, Snapshot
 from agent.devices.driver_lifecycle import Gpus
-from agent.devices.gpu_device import Access
+from agent.devices.nvml_device import Access
 from agent.devices.nvml_library import Driver
 from agent.holders.node_snapshot import NodeSource
 from agent.holders.pod_and_job_files import Pods

@@ -11,7 +11,7 @@ import pytest
 
 from agent.core.readings import Unavailable
 from agent.devices.driver_lifecycle import RETRY_MAX_MS, RETRY_MIN_MS, REVIVE_MS, DriverReading, Gpus
-from agent.devices.gpu_device import Access
+from agent.devices.nvml_device import Access
 from agent.devices.nvml_library import Driver, DriverReplaced
 
 T0 = 1_790_812_800_000

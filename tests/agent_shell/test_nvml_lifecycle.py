@@ -11,7 +11,7 @@ import pytest
 from accountant.core.gpu_time_accounts import split
 from agent.core.readings import Condition, ProcessReading, Recovery, RecoveryAction, Unavailable, XidCount
 from agent.devices.driver_lifecycle import RETRY_MIN_MS, REVIVE_MS, Gpus
-from agent.devices.gpu_device import CONDITION_EVERY_MS
+from agent.devices.nvml_device import CONDITION_EVERY_MS
 from agent.devices.nvml_library import Driver, DriverReplaced
 from gputally.base.clock import VirtualClock
 from tests.agent_shell.rig import GIB, T0, Rig

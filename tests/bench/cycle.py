@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from accountant.wire.usage_models import Accounts, BudgetState
+from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState
 from fairshare.controller.control_loop import Controller
-from fairshare.core.pods import read_pod
+from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import Pod
 from fairshare.targets.kai import POD_GROUP, QUEUE, SHARD
 from gputally.base.clock import VirtualClock

@@ -32,7 +32,7 @@ from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import Decision
-from accountant.wire.usage_models import Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.page_routing import PagesApp
 from fairshare.web.policy_pages import ROUTES

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import Policy
-from accountant.wire.usage_models import Accounts
+from accountant.wire.usage_cost_and_job_models import Accounts
 from gputally.base.yaml_file import parse
 from gputally.server.config_loading import validate
 from tests.fakes.rows import Row

@@ -18,7 +18,7 @@ from accountant.bookkeeping.month_closing import CannotClose, faults, statement_
 from accountant.core.errors import LedgerUnavailable
 from accountant.core.periods import Month, zone
 from accountant.ledger.protocols import Quarantined
-from accountant.wire.usage_models import Accounts
+from accountant.wire.usage_cost_and_job_models import Accounts
 from gputally.base.clock import VirtualClock
 from tests.billing.bookkeeping_cases import BOOK, NOV, OCT, SEP, Breaking, october
 

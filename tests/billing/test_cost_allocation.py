@@ -14,7 +14,7 @@ from accountant.billing.charge_columns import split_in_order
 from accountant.billing.cost_allocation import bills, bills_by_grouping, weights
 from accountant.billing.idle_time_breakdown import Launch, PhaseSpan, gang, phase_spans
 from accountant.billing.quota_usage import reserve
-from accountant.billing.unallocated_borrowed_and_mig_time import Share, lend, spread_shares
+from accountant.billing.time_reallocation import Share, lend, spread_shares
 from accountant.billing.usage_pricing import charges, quantify, total_cost
 from accountant.ledger.protocols import IdlePhases
 from accountant.prices.price_book import PriceBook

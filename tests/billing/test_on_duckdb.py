@@ -17,7 +17,7 @@ from accountant.reports import html_and_pdf
 from accountant.reports.report_builder import build
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.wire.policy_models import IDLE
-from accountant.wire.usage_models import Accounts
+from accountant.wire.usage_cost_and_job_models import Accounts
 from agent.wire import Batch, Gap, Holder, PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
 from tests.fresh import fresh

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.billing.unallocated_borrowed_and_mig_time import memory_to_compute, rebase
+from accountant.billing.time_reallocation import memory_to_compute, rebase
 from accountant.billing.usage_pricing import charges, cost
 from accountant.core.periods import parse_instant, zone
 from accountant.prices.price_book import Amortised, PriceBook
 from accountant.wire.policy_models import IDLE
-from accountant.wire.usage_models import Accounts
+from accountant.wire.usage_cost_and_job_models import Accounts
 from gputally.base.yaml_file import FileFault, parse
 from gputally.server.config_loading import validate
 

@@ -15,7 +15,7 @@ from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports import csv_xlsx_parquet, html_and_pdf, report_tables
 from accountant.reports.report_builder import build, made_of, read_data
 from accountant.wire.policy_models import IDLE
-from accountant.wire.usage_models import Accounts
+from accountant.wire.usage_cost_and_job_models import Accounts
 from tests.billing.october import HOUR, OCTOBER, Page, build_month
 
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from accountant.billing.unallocated_borrowed_and_mig_time import spread_shares
+from accountant.billing.time_reallocation import spread_shares
 from gputally.base.units import apportion
 
 UNIT = 10**8

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from accountant.wire.http_client import AccountantClient
+from accountant.wire.accountant_client import AccountantClient
 from gputally.base import http_calls
 from gputally.base.accountant_connection import Unanswered
 

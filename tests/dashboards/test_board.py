@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dashboards import grafana_panels, layout
+from dashboards import grafana_schema, layout
 from dashboards.__main__ import DASHBOARDS
 from dashboards.layout import Levels, Query, Section, bars, dashboard, link_to, stat, table, timeseries
 
@@ -68,7 +68,7 @@ def test_a_cell_leads_to_another_dashboard_with_source_cluster_and_time() -> Non
 def test_thresholds_begin_at_minus_infinity_and_nothing_else_is_null() -> None:
     loaded = board(Section("One", 4, [figure("a")]))
     steps = loaded["panels"][1]["fieldConfig"]["defaults"]["thresholds"]["steps"]
-    assert steps == [{"color": grafana_panels.GOOD, "value": None}, {"color": grafana_panels.BAD, "value": 1.0}]
+    assert steps == [{"color": grafana_schema.GOOD, "value": None}, {"color": grafana_schema.BAD, "value": 1.0}]
     assert json.dumps(loaded).count("null") == 1
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import promql_parser as pq
 import pytest
 
-from accountant.wire.usage_models import Accounts
-from dashboards import grafana_panels, layout, lint
+from accountant.wire.usage_cost_and_job_models import Accounts
+from dashboards import grafana_schema, layout, lint
 from tests.dashboards.queries import SCRAPED, selectors, walk
 
 
@@ -90,5 +90,5 @@ def test_variables_ask_for_published_metrics(
 
 
 def test_every_account_of_the_ledger_has_a_colour_of_its_own() -> None:
-    assert set(grafana_panels.ACCOUNTS) == set(Accounts.model_fields)
-    assert len(set(grafana_panels.ACCOUNTS.values())) == len(grafana_panels.ACCOUNTS)
+    assert set(grafana_schema.ACCOUNTS) == set(Accounts.model_fields)
+    assert len(set(grafana_schema.ACCOUNTS.values())) == len(grafana_schema.ACCOUNTS)

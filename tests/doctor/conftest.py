@@ -10,7 +10,7 @@ import pytest
 
 from accountant.composition import Service
 from accountant.core.settings import Settings
-from accountant.wire.http_client import AccountantClient
+from accountant.wire.accountant_client import AccountantClient
 from agent.core.readings import Snapshot
 from agent.holders.kubelet_client import KubeletAnswer
 from fairshare.core.queue_annotations import instant

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from accountant.composition import Service
-from accountant.wire.http_client import AccountantClient
+from accountant.wire.accountant_client import AccountantClient
 from accountant.wire.policy_models import Policy
 from agent.holders.kubelet_client import KubeletAnswer
 from agent.wire import Batch, Holder

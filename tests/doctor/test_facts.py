@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from accountant.storage.write.batch_admission import SKEW_MS
-from accountant.wire.usage_models import Accounts, UsageLine
+from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
 from agent.core.readings import Allocation, DeviceReading, Gpu, HolderReading, Snapshot, Unavailable
 from agent.wire import Holder
 from gputally.doctor.accountant_and_usage_checks import (

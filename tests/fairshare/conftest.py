@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from accountant.wire.usage_models import Accounts, BudgetState
+from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState
 from fairshare.controller.control_loop import Controller
 from fairshare.core.queues_and_weights import Observation, Pod
 from fairshare.targets import KINDS

@@ -16,7 +16,7 @@ from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision, Policy
 from fairshare.cli.replay_command import recount
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.explain.queue_explanation import explain_queue
+from fairshare.explain.queue_and_pod_explanation import explain_queue
 from fairshare.laws.weight_change_causes import CAUSES, WeightChange, change_sentence
 from gputally.base.clock import VirtualClock
 from tests.fairshare.builders import cluster_of, policy_of, queue_object, shard_object

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from accountant.wire.usage_models import BudgetState
+from accountant.wire.usage_cost_and_job_models import BudgetState
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport, replay_weights
 from fairshare.core import queue_annotations

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fairshare.core.pods import (
+from fairshare.core.gpu_demand import (
     CHECKPOINT,
     GANG_LABEL,
     QUEUE_LABEL,

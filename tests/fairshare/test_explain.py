@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from accountant.wire.policy_models import Decision, Policy
-from accountant.wire.usage_models import BudgetState
+from accountant.wire.usage_cost_and_job_models import BudgetState
 from fairshare.__main__ import main
 from gputally.kubernetes.objects import POD
 from tests.fairshare.builders import object_of, pod_group, queue_object, shard_object

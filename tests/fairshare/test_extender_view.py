@@ -10,7 +10,7 @@ import pytest
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.kube_scheduler_extender import Extender, ExtenderViews, fair_nodes
-from fairshare.core.pods import read_pod
+from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import Pod
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from accountant.wire.usage_models import Accounts
+from accountant.wire.usage_cost_and_job_models import Accounts
 from fairshare.controller.control_loop import Controller
-from fairshare.core.pods import QUEUE_LABEL, read_pod
+from fairshare.core.gpu_demand import QUEUE_LABEL, read_pod
 from fairshare.preemption.idle_reclaim import CHECKS_PER_GRACE, WARNING
 from fairshare.preemption.target_preemption import replay_verdicts
 from fairshare.targets import KINDS

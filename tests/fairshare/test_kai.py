@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fairshare.core import queue_annotations
-from fairshare.core.pods import read_pod
+from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import Issue, Pod, TargetQueue
 from fairshare.preemption.victim_candidates import bundles
 from fairshare.targets.kai import CONFIG, POD_GROUP, QUEUE, SHARD, KaiAdapter, effective, read_queue, usage_read

@@ -13,7 +13,7 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import release_weights
 from fairshare.core import queue_annotations
 from fairshare.core.queues_and_weights import Issue, TargetQueue
-from fairshare.preemption.preemption_cycle import NotPossible, by_hand
+from fairshare.preemption.preemption_controller import NotPossible, by_hand
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.targets import ADAPTERS, KINDS
 from fairshare.targets.kueue import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, WORKLOADS, KueueAdapter

@@ -20,7 +20,7 @@ from fairshare.controller.policy_file import PolicyFile
 from fairshare.core.queues_and_weights import FleetWindow
 from fairshare.explain.what_if_replay import history_from_ledger
 from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
-from fairshare.preemption.preemption_cycle import NotPossible, by_hand
+from fairshare.preemption.preemption_controller import NotPossible, by_hand
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.targets import ADAPTERS
 from fairshare.targets.kai import QUEUE

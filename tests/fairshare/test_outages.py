@@ -18,7 +18,7 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.controller.cycle_recorder import MOST_CYCLES, CycleLog, CycleRecorder
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.core.pods import read_pod
+from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import Pod
 from fairshare.targets.kai import QUEUE, SHARD
 from fairshare.targets.status_config_map import StatusObject

@@ -12,9 +12,9 @@ from accountant.wire.policy_models import Policy
 from fairshare.__main__ import main, preemption_view
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
-from fairshare.core.pods import read_pod
+from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import Pod
-from fairshare.preemption.preemption_cycle import NotPossible, by_hand, latency_reason
+from fairshare.preemption.preemption_controller import NotPossible, by_hand, latency_reason
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.service_latency_objectives import Alarms
 from fairshare.targets import ADAPTERS, KINDS

@@ -9,9 +9,9 @@ import pytest
 
 from accountant.wire.policy_models import Policy
 from fairshare.controller.control_loop import Controller
-from fairshare.core.pods import read_pod
+from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import Eviction, Pod, Standing
-from fairshare.preemption.preemption_cycle import PreemptionCounts
+from fairshare.preemption.preemption_controller import PreemptionCounts
 from fairshare.targets import KINDS
 from fairshare.targets.kai import POD_GROUP, KaiAdapter
 from fairshare.targets.kube_scheduler import KubeSchedulerAdapter

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from accountant.wire.policy_models import Decision, Policy
-from accountant.wire.usage_models import Accounts
+from accountant.wire.usage_cost_and_job_models import Accounts
 from fairshare.__main__ import main
 from fairshare.controller.control_loop import Controller
-from fairshare.core.pods import read_pod
+from fairshare.core.gpu_demand import read_pod
 from fairshare.targets import KINDS
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster

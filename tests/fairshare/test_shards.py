@@ -10,7 +10,7 @@ import pytest
 from accountant.wire.policy_models import WindowSpec
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import replay_weights
-from fairshare.core.pods import read_pod
+from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import Shard
 from fairshare.preemption.preemption_claims import preemption_inputs
 from fairshare.targets.kai import CONFIG, POOL_LABEL, SHARD

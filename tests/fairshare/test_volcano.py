@@ -15,7 +15,7 @@ import fairshare
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import adopt, advice, release_weights, write_weights
 from fairshare.core import queue_annotations
-from fairshare.core.pods import read_pod
+from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import TargetQueue
 from fairshare.preemption.unfinished_preemptions import PREEMPTION
 from fairshare.targets import ADAPTERS, KINDS

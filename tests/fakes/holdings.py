@@ -18,7 +18,7 @@ from accountant.ledger.usage_columns import (
     UsageColumns,
     repeated,
 )
-from accountant.wire.usage_models import Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from gputally.base.units import MS_PER_HOUR
 
 

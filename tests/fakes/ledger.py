@@ -27,7 +27,7 @@ from accountant.ledger.protocols import (
 from accountant.prices.price_book import PriceBook
 from accountant.storage.read_snapshot import Hole, Imbalance
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from accountant.wire.usage_models import Accounts, Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine
 from agent.wire import Ack, Batch
 from tests.fakes.holdings import FromLines
 from tests.fakes.journal import MemoryJournal

@@ -20,7 +20,7 @@ from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports import report_builder
 from accountant.reports.output_formats import RENDERINGS, Form
 from accountant.wire.policy_models import Measure, WindowSpec
-from accountant.wire.usage_models import Accounts
+from accountant.wire.usage_cost_and_job_models import Accounts
 from gputally.base.money import exact_sum
 from tests.fleet.conftest import TwoLedgers
 from tests.lake.questions import SPAN, published

@@ -27,7 +27,7 @@ from accountant.prices.price_book import PriceBook
 from accountant.runtime.ingest import decode
 from accountant.runtime.job_and_task_metrics import Metrics
 from accountant.wire.policy_models import IDLE
-from accountant.wire.usage_models import Accounts, UsageLine
+from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
 from agent.wire import Batch, Holder, UsageInterval
 from gputally.base.clock import VirtualClock
 from gputally.server.tokens_and_grants import AllowAll, Authenticator, TokenFile, sha256

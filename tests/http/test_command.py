@@ -21,7 +21,7 @@ from accountant.__main__ import app
 from accountant.cli.usage_commands import before, jobs_named
 from accountant.composition import Service
 from accountant.core.settings import Settings
-from accountant.wire.usage_models import Job
+from accountant.wire.usage_cost_and_job_models import Job
 from gputally.server.https_server import serve
 from tests.price_books import price_book_text
 

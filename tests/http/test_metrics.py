@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from accountant.api.ledger_metrics import CACHE_MS
 from accountant.core.errors import LedgerUnavailable
-from accountant.wire.usage_models import Accounts, UsageLine
+from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
 
 GOLDEN = {
     "gputally_budget_exhausted_timestamp_seconds": ("gauge", set()),

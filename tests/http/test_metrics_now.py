@@ -10,7 +10,7 @@ from accountant.api import ledger_metrics as metrics_names
 from accountant.api import ledger_metrics as metrics_now
 from accountant.ledger.protocols import NodeFacts
 from accountant.wire.policy_models import Policy
-from accountant.wire.usage_models import Accounts, UsageLine
+from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
 from gputally.base.units import BUCKET_MS, US_PER_MS
 
 GPU_US = BUCKET_MS * US_PER_MS

@@ -14,7 +14,7 @@ from accountant.billing.statement_breakdown import DIMENSIONS
 from accountant.storage.duckdb_engine import Cursor, Parameters, Row
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.storage.query.group_by_dimensions import coarser_lines
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.bench import pages
 

@@ -10,7 +10,7 @@ from accountant.ledger.protocols import Quarantined
 from accountant.storage.read_snapshot import Hole
 from accountant.web.page_rows import by_node, current_use, month_so_far
 from accountant.wire.policy_models import Decision
-from accountant.wire.usage_models import Accounts, UsageLine
+from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
 from gputally.base.units import BUCKET_MS
 from tests.http.readers import EVIL, read
 

@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 
 from accountant.reports import report_text
-from accountant.wire.usage_models import Accounts, CostLine, UsageLine
+from accountant.wire.usage_cost_and_job_models import Accounts, CostLine, UsageLine
 from agent.wire import PROBLEM
 
 OCTOBER = 1_790_812_800_000

@@ -21,7 +21,7 @@ from accountant.api.problems import Refusal
 from accountant.composition import Service
 from accountant.core.errors import LedgerUnavailable
 from accountant.core.settings import Limits, Settings
-from accountant.wire.usage_models import Accounts, CostAnswer, CostLine, UsageLine
+from accountant.wire.usage_cost_and_job_models import Accounts, CostAnswer, CostLine, UsageLine
 from agent.wire import PROBLEM
 from gputally.base.clock import VirtualClock
 from gputally.server.tokens_and_grants import sha256

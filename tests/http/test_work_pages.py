@@ -18,7 +18,7 @@ from accountant.core.settings import Settings
 from accountant.ledger.protocols import JobKey
 from accountant.web import page_rows
 from accountant.web.job_and_node_pages import MOST_STRIPS, cells, timeline, timeline_svg
-from accountant.wire.usage_models import Accounts, Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine
 from agent.wire import PodFacts
 from tests import fresh
 from tests.http.readers import EVIL, read

@@ -24,7 +24,7 @@ from accountant.reports import report_builder
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.storage.read_snapshot import Snapshot
 from accountant.wire.policy_models import Decision, WindowSpec
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.clock import VirtualClock
 from tests.ledger.busy import BOOK, HAND, busy_ledger
 from tests.ledger.conftest import MINUTE, START_MS

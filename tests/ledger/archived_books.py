@@ -5,7 +5,7 @@ from __future__ import annotations
 from accountant.ledger.protocols import Facts, NamespaceFacts, NodeFacts
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import Policy, QueuePolicy, WindowSpec
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Batch, Skipped, Slice
 from gputally.base.units import MS_PER_HOUR
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand

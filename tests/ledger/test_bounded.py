@@ -11,7 +11,7 @@ from accountant.storage.duckdb_engine import Cursor, Database, Row
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.storage.ledger_state import State, load
 from accountant.storage.query.idle_time_query import idle_phases, lent_time
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR

@@ -11,7 +11,7 @@ from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import Facts, NodeFacts
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import Policy
-from accountant.wire.usage_models import Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from agent.wire import Holder
 
 MINUTE, US = 60_000, 60_000_000

@@ -20,7 +20,7 @@ from accountant.ledger.protocols import EpochReport, Facts, JobKey, NamespaceFac
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.storage.folder_or_object_store import in_folder
 from accountant.wire.policy_models import Policy, QueuePolicy, WindowSpec
-from accountant.wire.usage_models import UsageLine
+from accountant.wire.usage_cost_and_job_models import UsageLine
 from agent.wire import Skipped
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR

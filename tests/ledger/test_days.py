@@ -18,7 +18,7 @@ from accountant.storage.duckdb_engine import Database
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.storage.span_splitting import TaggedSpan, plan_spans
 from accountant.storage.write.rollups import MOST_AT_ONCE, DailySums, local_day
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from accountant.ledger.protocols import Down, Facts, NodeFacts
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
-from accountant.wire.usage_models import Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from gputally.base.clock import VirtualClock
 from tests.effort import examples
 from tests.fresh import fresh

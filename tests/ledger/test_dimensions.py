@@ -12,7 +12,7 @@ from accountant.inventory.pod_facts import Pod, pod_sighting
 from accountant.ledger.protocols import Facts
 from accountant.ledger.team_assignment import labels_count
 from accountant.storage.duckdb_ledger import DuckLedger
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Holder
 from tests.inventory.api import pod
 

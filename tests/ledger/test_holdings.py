@@ -18,7 +18,7 @@ from accountant.reports.job_ranking import BilledJobs
 from accountant.reports.report_breakdowns import BY_JOB
 from accountant.reports.savings_hints import by_name
 from accountant.storage.duckdb_ledger import DuckLedger
-from accountant.wire.usage_models import UsageLine
+from accountant.wire.usage_cost_and_job_models import UsageLine
 from tests.effort import examples
 from tests.fakes.holdings import peaks_of_lines
 from tests.ledger.busy import BOOK, ROWS, busy_ledger

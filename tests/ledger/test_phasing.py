@@ -18,7 +18,7 @@ from accountant.ledger.protocols import IdlePhases
 from accountant.storage.duckdb_engine import Database
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.policy_models import Policy, QueuePolicy
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Holder, UsageInterval
 from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR, prorate

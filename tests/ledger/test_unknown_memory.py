@@ -10,7 +10,7 @@ import duckdb
 
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.storage.folder_or_object_store import in_folder
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand

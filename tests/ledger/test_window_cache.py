@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from accountant.core.window_decay import factor, term
 from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.storage.query.gpu_weights import Weighting
 from accountant.storage.query.window_sums import MOST_KEYS, Figures, Sums, added_up
-from accountant.storage.query.window_weighting import Weighting
 from accountant.wire.policy_models import Policy, UsageWindow, WindowSpec
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_MINUTE
 from tests.properties.streams import total

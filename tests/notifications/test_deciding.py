@@ -22,7 +22,7 @@ from accountant.notifications.subscriptions import (
     outcome_of_refusal,
 )
 from accountant.notifications.triggers import LEAST_US, TeamDay, unusual
-from accountant.wire.usage_models import BudgetState
+from accountant.wire.usage_cost_and_job_models import BudgetState
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR
 from gputally.base.yaml_file import FileFault, parse
 from gputally.server import config_loading

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Budget, Decision, Policy, UsageWindow
-from accountant.wire.usage_models import BudgetState
+from accountant.wire.usage_cost_and_job_models import BudgetState
 from fairshare.cli.replay_command import recount
 from fairshare.controller.cycle_report import Outcome, TargetReport, replay_weights, weight_decisions
 from fairshare.core.queues_and_weights import Standing

@@ -17,7 +17,7 @@ from accountant.core.window_decay import factor, term
 from accountant.ledger.protocols import Down, Facts, NodeFacts
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.policy_models import IDLE, UNASSIGNED, Measure, WindowSpec
-from accountant.wire.usage_models import Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS
 from tests.effort import examples

@@ -21,7 +21,7 @@ from accountant.api.ledger_metrics import SETTLE_MS
 from accountant.billing import usage_pricing
 from accountant.prices.price_book import PriceBook, load
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
-from accountant.wire.usage_models import Accounts, Dimension
+from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
 from dashboards import lint
 from dashboards.__main__ import DASHBOARDS
 from gputally.base.clock import VirtualClock

@@ -25,7 +25,7 @@ from accountant.reports.report_builder import MonthBooks, Report, build
 from accountant.reports.report_tables import records
 from accountant.web.page_rows import to_lines
 from accountant.wire.policy_models import Policy
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import PodFacts
 from gputally.base.clock import VirtualClock
 from tests.billing.rows import HOUR_MS, at, held, price_book, unheld

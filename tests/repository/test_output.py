@@ -10,7 +10,7 @@ from decimal import Decimal
 import pytest
 from rich.table import Table
 
-from gputally.base.command_line import WIDTH_WITHOUT_TERMINAL, Output, flat, show
+from gputally.base.command_output import WIDTH_WITHOUT_TERMINAL, Output, flat, show
 from gputally.base.untrusted_text import for_cell
 from gputally.command_tree import all_commands
 

@@ -28,7 +28,7 @@ from accountant.storage.ledger_state import OF_NODES, State
 from accountant.storage.span_splitting import local_hours
 from accountant.storage.write.name_ids import DeviceName, HolderName, holders
 from accountant.wire.policy_models import IDLE
-from accountant.wire.usage_models import Accounts, Dimension, UsageLine, known_memory
+from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine, known_memory
 
 MOST_CANDIDATES: Final = 1_000
 """Up to this many holders are grouped in Python. DuckDB groups more than that."""

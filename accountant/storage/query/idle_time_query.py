@@ -21,7 +21,7 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 
 from accountant.billing.idle_time_breakdown import Launch, Phase, PhaseSpan, gang, in_gangs, phase_spans
-from accountant.billing.unallocated_borrowed_and_mig_time import Share, lend
+from accountant.billing.time_reallocation import Share, lend
 from accountant.core.claim_overlap import union
 from accountant.ledger.protocols import IdlePhases, LentTime
 from accountant.storage.duckdb_engine import Cursor, Row, statement
@@ -32,7 +32,7 @@ from accountant.storage.span_splitting import TaggedSpan
 from accountant.storage.write import record_columns
 from accountant.storage.write.name_ids import NO_DEVICE, holders
 from accountant.storage.write.rollups import row_range
-from accountant.wire.usage_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
 MOST_HOLDERS = 50_000

@@ -52,7 +52,7 @@ from accountant.storage.query.usage_sums import ALL_CELLS, GROUPED_BY, UJ_PER_J,
 from accountant.storage.span_splitting import EVERY_GPU, TaggedSpan
 from accountant.storage.write.name_ids import NO_DEVICE, DeviceName, holders
 from accountant.storage.write.record_columns import Numbering
-from accountant.wire.usage_models import Accounts, Dimension, UsageLine, known_memory
+from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine, known_memory
 from gputally.base.units import MS_PER_HOUR
 
 Where = Mapping[Dimension, Collection[str]]

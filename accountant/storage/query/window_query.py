@@ -5,7 +5,7 @@ changes. The sums of each slice come from `window_sums`, mostly from its cache. 
 the GPUs.
 
 Sums of GPU groups with equal weight are added as integers. They are decayed by the age of their slice, combined, and
-multiplied once by the weight (see `window_weighting`).
+multiplied once by the weight (see `gpu_weights`).
 
 Down time, of a node or of a lost GPU, is not capacity. Time when both are down counts once."""
 
@@ -32,6 +32,14 @@ from accountant.ledger.team_assignment import NO_POLICY, Assignment, in_force, r
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.gpu_lifetimes import Fleet, GpuCensus, down_in, in_service
 from accountant.storage.ledger_state import State
+from accountant.storage.query.gpu_weights import (
+    COST_UNIT_PLACES,
+    GpuGroup,
+    GpuGroups,
+    Weighting,
+    gpus_of_shard,
+    group_changes,
+)
 from accountant.storage.query.window_sums import (
     NO_PAYER,
     NO_SUMS,
@@ -43,14 +51,6 @@ from accountant.storage.query.window_sums import (
     SumsReader,
     TimeSlice,
     exact,
-)
-from accountant.storage.query.window_weighting import (
-    COST_UNIT_PLACES,
-    GpuGroup,
-    GpuGroups,
-    Weighting,
-    gpus_of_shard,
-    group_changes,
 )
 from accountant.storage.span_splitting import EVERY_GPU, quarters
 from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec

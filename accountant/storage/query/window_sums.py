@@ -29,8 +29,8 @@ from accountant.core.window_decay import factor, reference_ms
 from accountant.storage.duckdb_engine import Cursor, Row, statement
 from accountant.storage.gpu_lifetimes import down_in
 from accountant.storage.ledger_state import State
+from accountant.storage.query.gpu_weights import GpuGroup, GpuGroups
 from accountant.storage.query.usage_sums import straddling_parts
-from accountant.storage.query.window_weighting import GpuGroup, GpuGroups
 from accountant.storage.span_splitting import TaggedSpan, near
 from accountant.storage.write import record_columns
 from accountant.storage.write.interval_writer import AddedRows, BookedChanges

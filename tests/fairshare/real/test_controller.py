@@ -17,7 +17,7 @@ import pytest
 
 from fairshare.controller import policy_file as policies
 from fairshare.controller.control_loop import Controller
-from fairshare.core.pods import read_pod
+from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import Gang
 from fairshare.preemption.eviction import EvictionCheck, stop_victim
 from fairshare.preemption.preemption_types import Victim

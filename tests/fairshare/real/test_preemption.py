@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from accountant.wire.policy_models import Policy
-from accountant.wire.usage_models import Accounts
+from accountant.wire.usage_cost_and_job_models import Accounts
 from fairshare.controller.control_loop import Controller
-from fairshare.core.pods import QUEUE_LABEL, SPOT_LABEL, read_pod
+from fairshare.core.gpu_demand import QUEUE_LABEL, SPOT_LABEL, read_pod
 from fairshare.core.queues_and_weights import Gang
 from fairshare.preemption.eviction import EvictionCheck, stop_victim
 from fairshare.preemption.idle_reclaim import WARNING

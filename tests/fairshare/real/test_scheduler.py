@@ -11,7 +11,7 @@ import pytest
 import trustme
 
 from fairshare.controller.kube_scheduler_extender import Extender, ExtenderView, QueueShare
-from fairshare.core.pods import QUEUE_LABEL, read_pod
+from fairshare.core.gpu_demand import QUEUE_LABEL, read_pod
 from fairshare.core.queues_and_weights import Pod
 from fairshare.http_server import serve_extender
 from gputally.base.clock import SystemClock

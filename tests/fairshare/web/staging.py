@@ -16,7 +16,7 @@ import httpx2
 from starlette.testclient import TestClient
 
 from accountant.wire.policy_models import Decision, Policy
-from accountant.wire.usage_models import Accounts, Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine
 from fairshare.controller import policy_file as policies
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.policy_file import PolicyFileWriter, PolicyLocation

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 
 from accountant.wire.policy_models import Decision, Policy
-from accountant.wire.usage_models import Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from fairshare.web.queue_history import CACHED_MS, MOST_CACHED, MOST_NAMED, History
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR, US_PER_HOUR

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter
 
-from accountant.wire.usage_models import CostAnswer, JobsAnswer, UsageAnswer
+from accountant.wire.usage_cost_and_job_models import CostAnswer, JobsAnswer, UsageAnswer
 from gputally.base.accountant_connection import AccountantConnection, Query, Unanswered
 
 M = TypeVar("M")

@@ -14,7 +14,7 @@ from math import fsum
 from typing import Any
 
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy
-from accountant.wire.usage_models import BudgetState
+from accountant.wire.usage_cost_and_job_models import BudgetState
 from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.core.queues_and_weights import UNLIMITED, Entitlement, Gang, Pod, PolicyTree, Standing, Weight
 from fairshare.laws.gang_turns import gang_reach

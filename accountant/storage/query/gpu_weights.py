@@ -15,7 +15,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Final, NamedTuple
 
-from accountant.billing.unallocated_borrowed_and_mig_time import memory_to_compute
+from accountant.billing.time_reallocation import memory_to_compute
 from accountant.prices.gpu_model_names import GpuModel, parse_gpu_model
 from accountant.prices.price_book import PriceBook
 from accountant.storage.gpu_lifetimes import Fleet, GpuCensus, NodeKey, changes_between

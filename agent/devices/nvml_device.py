@@ -34,7 +34,7 @@ from agent.devices.utilization import BusyCounter, EnergyCounter, Processes, Pro
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
 
-log = logging.getLogger("agent.devices.gpu_device")
+log = logging.getLogger("agent.devices.nvml_device")
 
 CONDITION_EVERY_MS = 10 * MS_PER_SECOND
 """Time between two readings of clocks, temperature and similar values, which people do not need more often."""

@@ -10,8 +10,8 @@ import pytest
 
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
-from fairshare.core.pods import CHECKPOINT, read_pod
-from fairshare.preemption.preemption_cycle import VETO_VALID_MS
+from fairshare.core.gpu_demand import CHECKPOINT, read_pod
+from fairshare.preemption.preemption_controller import VETO_VALID_MS
 from fairshare.preemption.target_preemption import replay_verdicts
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock

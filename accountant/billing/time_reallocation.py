@@ -26,7 +26,7 @@ from typing import Final, TypeVar
 from accountant.ledger.protocols import OF_HOLDERS
 from accountant.prices.gpu_model_names import parse_gpu_model, parse_mig_profile
 from accountant.wire.policy_models import IDLE
-from accountant.wire.usage_models import Accounts, Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine
 from gputally.base.units import apportion
 
 P = TypeVar("P", bound=Hashable)
