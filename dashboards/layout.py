@@ -3,9 +3,11 @@
 The module makes all choices of style (palette, legends, axes, sizes), so that a dashboard's module states only its
 panels. The JSON contains no null except that of a threshold's first step.
 
-A variable depends on the earlier ones of this order: data source, cluster, job, pool, GPU model, node, GPU, namespace,
-pod; and team, queue; and target. A dashboard has the variables that its panels use. A node is left out only if the
-inventory has it in another pool, so a cluster without pools in its inventory still shows its nodes."""
+The choices that a variable offers follow the earlier choices. All lists follow the data source, the cluster and the
+job. Besides, nodes follow pool and GPU model, GPUs follow node and GPU model, namespaces follow node, and pods follow
+node and namespace. Queues follow the team on one dashboard and the target on another. A dashboard has the variables
+that its panels use. A node is left out only if the inventory has it in another pool, so a cluster without pools in its
+inventory still shows its nodes."""
 
 from __future__ import annotations
 

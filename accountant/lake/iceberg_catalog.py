@@ -4,8 +4,10 @@ A commit of Iceberg replaces one pointer. Writers of other partitions can commit
 and repeats the commit. If a commit gives no answer, `committed` looks for its id in the table's snapshots: the commit
 succeeded if and only if a snapshot has it.
 
-Versions with a tag are never removed: the months as they were stated. A file is removed only if it is older than the
-remaining versions, because a newer file can belong to a commit in progress."""
+When a closed month is published, the current versions of the tables with its usage and statement are tagged. A tagged
+version is never removed, so the month stays readable as it was stated. A file is removed only if no remaining version
+needs it and it was written a day or more before the age limit of versions, because a newer file can belong to a commit
+in progress."""
 
 from __future__ import annotations
 

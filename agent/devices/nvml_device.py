@@ -2,8 +2,12 @@
 
 Handles exist while the library is open (`open`, `close`). The facts about the GPU stay while the library is closed, and
 so do the counters unless the driver may have been restarted. A failed reading is Unavailable with its reason, and does
-not affect the other readings. `Device.read` raises an error for a lost GPU, a library that must be restarted or a
-replaced driver only if the handle or the GPU count confirms it. This module does not know the holder of a process."""
+not affect the other readings. This module does not know the holder of a process.
+
+The error code of one reading may mean that the GPU is lost, that the library must be restarted or that the driver was
+replaced. `Device.read` then counts the GPUs and opens this one again, and raises such an error only if one of these two
+calls fails in that way. If no reading of the GPU succeeded, a lost GPU or a replaced driver needs no such
+confirmation."""
 
 from __future__ import annotations
 

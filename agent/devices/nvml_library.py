@@ -1,7 +1,7 @@
 """Loads NVML, calls it with a time limit and translates its error codes; the only importer of pynvml.
 
-The binding is imported when the driver is first used, so a machine without a driver saves the time. Every call raises
-one of four exceptions, and the caller decides only by the type:
+The binding is imported when the driver is first used, so a machine without a driver saves the time. A call that fails
+raises one of four exceptions, and the caller decides only by the type:
 
 - `Refused` concerns this call.
 - `Lost` concerns this GPU.
@@ -15,10 +15,12 @@ then finds out which.
 
 Source of the codes: nvml.h (NVIDIA Management Library), nvmlReturn_t.
 
-On a hung GPU a call blocks inside the kernel and cannot be interrupted. Calls therefore run on a worker thread. If one
-does not return in time, its thread is abandoned, its group is refused until it returns, and a new worker serves the
-other groups. Normally a whole round of calls needs one hand-over and no new thread. While a call of a group hangs, its
-thread may still write to the group's data. Two groups must therefore not share data."""
+On a hung GPU a call blocks inside the kernel and cannot be interrupted. Calls therefore run on a worker thread. They
+are grouped by what may hang together: a group for each GPU, one for starting and stopping the library, and one for its
+events. If a call does not return in time, its thread is abandoned, further calls of its group are refused until it
+returns, and a new worker serves the other groups. Normally a whole round of calls needs one hand-over and no new
+thread. While a call of a group hangs, its thread may still write to the group's data. Two groups must therefore not
+share data."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
 """Maps a process id to a pod, Slurm step or container through its control group, and a pod's uid to its name.
 
-A control group inside a pod or Slurm step belongs to the outermost pod or step, otherwise to the container that it
-names. A process without any of them is its own holder. Slurm jobs and processes also have a user. The root of the
-process table is an argument (`/host/proc` in a container).
+The path of a control group determines its holder: the Slurm job and step if it names one, otherwise the pod (of nested
+pods the first that this node's kubelet knows, or else the outermost), otherwise the container. A process without any of
+them is its own holder. Slurm jobs and processes also have a user. The root of the process table is an argument
+(`/host/proc` in a container).
 
 The start time of a process distinguishes it from a later one with the same number. `ProcessTable` remembers holders,
 because a process that just ended has no control group any more.
 
-`PodLogs` reads names of pods from the kubelet's folders `/var/log/pods/NAMESPACE_NAME_UID/`, of which every pod has
-one; a static pod's has the uid of its control group. Outside Kubernetes there are no such folders, which is not a
-fault. The module does not know GPUs."""
+The kubelet creates a folder `/var/log/pods/NAMESPACE_NAME_UID/` for every pod, and `PodLogs` reads the pods' names from
+the names of these folders. For a static pod, UID is the id in its control group, not the uid of the API object. Outside
+Kubernetes there are no such folders, which is not a fault. The module does not know GPUs."""
 
 from __future__ import annotations
 

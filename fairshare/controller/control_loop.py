@@ -1,8 +1,9 @@
 """Runs one cycle after the other: read usage, observe the targets, compute weights, write them, preempt, record.
 
 A cycle needs only the policy, the accountant and the cluster, because annotations hold the state of the weights. The
-last report and undelivered decisions are in memory, and only avoid repeated messages. If the stored state of a law
-(smoothed errors, credit for turns) is lost, the law starts again from the usage in the ledger.
+last report (which prevents repeated messages) and the decisions that the accountant has not accepted yet are only in
+memory, so a restart loses them. If the stored state of a feedback law (smoothed errors, credit for turns) is lost, the
+law starts again from the usage in the ledger.
 
 The report shows a target that cannot be written as degraded, and the other targets continue. Unusable usage changes no
 weight (see `usage_windows`). The loop never forces a field, and writes nothing in dry-run."""

@@ -6,15 +6,15 @@ The state contains:
 - the owners that were warned of idle GPUs
 - the recorded outcomes, so that each is recorded once
 - the victims that the cluster does not allow to be stopped
-- the time since which a latency is too high
 
 The first two are also in the status ConfigMap and survive a restart. Without them the limits would allow too much, and
 grace periods would begin again.
 
-`PreemptionCounts` counts the evictions that took GPUs from another queue, by workload and not by pod: those by the
-target's scheduler that are new since the last cycle (`Observation.evictions`), and the controller's own. The first
-cycle counts none, because their age is unknown. These counts are only in memory, so a restart loses at most those of
-one cycle. Volcano's scheduler does not state which queue an eviction is for, so there only the controller's own count.
+`PreemptionCounts` counts, for each queue, the workloads (not pods) of other queues that were stopped for it since the
+last cycle, by the target's scheduler (`Observation.evictions`) or by the controller. The first cycle counts no
+evictions by the scheduler, because their age is unknown. These counts are only in memory, so a restart loses at most
+those of one cycle. Volcano's scheduler does not state for which queue it evicts, so with Volcano only the controller's
+own evictions are counted.
 
 A preemption by hand follows the controller's rules and limits, for a single workload. The class and wait of the
 workload do not matter. It is refused while usage is old or its coverage is low."""

@@ -1,14 +1,17 @@
 """Reads jobs from trace files, and reconstructs jobs from the ledger's history.
 
-Every row of a trace that is not a valid job is reported as a fault with its place (`file:line`).
+Every row of a trace that is not a valid job is reported as a fault with its place (`file:line`, or `file: row N` in a
+Parquet file).
 
-The ledger knows which jobs ran, but not which jobs were requested. The reconstruction makes these assumptions, which
-are shown with every result (`ASSUMED`):
+The ledger knows which jobs ran, but not which jobs were requested. The reconstruction makes the assumptions below.
+Every result shows most of them, and what is assumed about the cluster (`ASSUMED`).
 
 - A job is one gang of as many GPUs as it held in its fullest hour. If it was too short to fill an hour, the gang is the
   number of different GPUs that it held.
-- A job was submitted before it first held a GPU, by the median wait of its queue. It finished its work.
-- A job that holds GPUs again within a day after it stopped is the same job, later it is another job.
+- A job was submitted at the time when it first held a GPU, minus the median wait of its queue. Every job finished its
+  work.
+- If a job holds GPUs again within a day after it stopped, it is the same job. After a longer gap it counts as a new
+  job.
 - The ledger has no jobs that never got a GPU, so demand is underestimated where queues waited for long."""
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 A window consists of `TimeSlice`s, each inside one quarter-hour. The sums of a slice (`Sums`) are grouped by `GpuGroup`
 and by the queue reference of the payer's pod.
 
-The cache contains sums of whole quarter-hours, and sums of quarter-hours by the spans of their rows. A commit adds its
-rows to cached quarter-hours if it can, and otherwise removes these quarter-hours. A reader uses only entries that no
-commit after its own snapshot has changed.
+For a quarter-hour the cache can hold the totals of the groups, the same sums split by the start and end of the rows,
+and the sums inside the down time of GPUs. The split sums serve slices that begin or end inside the quarter-hour; rows
+that cross the edge of such a slice are read from the ledger. A commit adds its rows to cached quarter-hours if it can,
+and otherwise removes these quarter-hours. A reader uses only entries that no commit after its own snapshot has changed.
 
 Decayed sums are integers. Each row is decayed to the end of its quarter-hour and rounded there (see `window_decay`), so
 the sums do not depend on the order in which rows arrived."""
