@@ -5,7 +5,9 @@ These rules always hold:
 - Every selector contains the dashboard's variables.
 - A counter is read through `rate` or `increase`, and summed only afterwards.
 - The window of a rate is `$__rate_interval`, so that it fits the scrape interval and the zoom.
-- Counters of the agents' closed intervals are divided by the time that was metered in the same window.
+- An agent raises its counters of held and busy time only when an interval closes, by the whole interval at once, so
+  `rate` alone shows steps. That rate is therefore divided by the rate of the GPU's metered time, held and not held, in
+  the same window (`metered`).
 
 The functions return text. The tests parse every expression."""
 

@@ -1,7 +1,8 @@
 """Builds the dashboard "Team": a team's usage and cost compared with its budgets.
 
-Figures of the month are booked. Present usage is live, and agents know only its namespace: the dashboard shows a
-namespace if the team held GPUs in it this month, so it shows a namespace of two teams for both."""
+Figures of the month are booked. Present usage is live. Agents know the namespace of a pod but not its team, so the
+dashboard shows every namespace in which the team held GPUs this month. If two teams use the same namespace, each of
+them sees all usage of it."""
 
 from __future__ import annotations
 

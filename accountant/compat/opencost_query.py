@@ -11,7 +11,8 @@ pkg/costmodel/aggregation.go (the handlers' parameters), core/pkg/opencost/query
 A window is a name (`today`, `lastweek`, ...), a duration back from now (`7d`, `24h offset 14h`), or a pair of instants
 (`1790812800,1790899200`, also with `-`, or RFC 3339). As in OpenCost, durations end at the next full hour, and those of
 whole days or weeks at the next midnight. Weeks begin on Sunday, and everything is UTC. Source: OpenCost
-core/pkg/opencost/window.go (parseWindow). OpenCost counts an offset in weeks as 24 weeks. Here a week is a week.
+core/pkg/opencost/window.go (parseWindow). For each week of an offset, OpenCost shifts the window by 24 weeks. This
+module shifts it by one week.
 
 filter = element (('+' | '|') element)*      + is and, | is or; both together only with parentheses
     element = '(' filter ')' | key operator value
@@ -19,8 +20,8 @@ filter = element (('+' | '|') element)*      + is and, | is or; both together on
     operator = ':' equals, '~:' contains, '<~:' starts with, '~>:' ends with; '!' before it negates
     value = "text" (',' "text")*                 one of them; negated: none of them
 
-Source: OpenCost core/pkg/filter/ast/parser.go and core/pkg/filter/allocation/parser.go. `one_of` is a filter of version
-1."""
+Source: OpenCost core/pkg/filter/ast/parser.go and core/pkg/filter/allocation/parser.go. `one_of` implements OpenCost's
+older filter parameters, such as `filterNamespaces=a,b*`."""
 
 from __future__ import annotations
 

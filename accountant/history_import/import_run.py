@@ -8,12 +8,12 @@ numbered from `first_seq(T)` on, and equal chunks give equal records. The acknow
 up to which instant it is imported. After a crash the chunk is rebuilt, and only records above that number are sent.
 Unused numbers between two chunks are not recorded as lost.
 
-The epoch names the source and the start of the run of chunks. Its prefix `import:` sorts after every agent's epoch,
-because a UUIDv7 begins with a hexadecimal digit.
+The epoch names the source and the start of the run of chunks. It begins with `import:` and therefore sorts after every
+agent's epoch: that is a UUIDv7, whose first character is 0-9 or a-f.
 
 A finished chunk is recorded as an act (`ImportedChunk`), so it is part of the audit trail, of the archive and of every
-backup. `said_of` prorates chunks at the edges of a span. Its result is shown as the source of figures and never used to
-compute them."""
+backup. `said_of` lists the imports inside a span, and prorates the amounts of a chunk that lies only partly in it. The
+list is shown to tell where imported figures come from; no figure is computed from it."""
 
 from __future__ import annotations
 

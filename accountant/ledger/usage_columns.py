@@ -1,8 +1,12 @@
-"""Holds usage as integer columns: accounts by key and place (`UsageColumns`), and held time by local hour, team and
-queue (`Hours`). `Peak` is the most that a job held and used in one hour.
+"""Holds usage as integer columns.
 
-A row is one group in one stretch of the queried span, the time between two neighbouring edges. Python objects are
-created only for the rows that are displayed.
+`UsageColumns` holds accounts by group key and by `Place`, the values on which a price may depend (GPU model, pool,
+region, capacity type). `Hours` holds held time by local hour, team and queue. `Peak` is the most that a job held and
+used in one hour.
+
+The caller cuts the queried span at given instants (edges); the time between two neighbouring edges is a stretch. A row
+holds the accounts of one key and place in one stretch. Python objects are created only for the rows that are
+displayed.
 """
 
 from __future__ import annotations

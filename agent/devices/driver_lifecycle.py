@@ -8,9 +8,11 @@ they answer again, so the meter knows that their use is unknown.
 
 `Gpus` closes the driver on request, because neither MIG nor the driver itself can be changed while it is open.
 
-SIGUSR1 is for reconfiguring a machine by hand or by a script, without labels and without access to the spool folder.
-`ReleasableSource` then closes the driver at the next sample. It opens the driver again after some time, so that a
-forgotten signal does not end the metering.
+The driver is released while node labels of NVIDIA's operator or MIG manager ask for it
+(`agent.holders.kubernetes_source`), while the release file exists (the chart puts it in the spool folder), or after
+SIGUSR1. The signal is for a person or a script that can set neither the labels nor the file. `ReleasableSource` then
+closes the driver at the next sample. It opens the driver again after some time, so that a forgotten signal does not end
+the metering.
 
 After a driver upgrade, the library of the old driver stays mapped, so only a new process can continue. It has the same
 program, arguments, process number and spool, and the meter continues where it closed. In a container, the new process

@@ -20,14 +20,16 @@
             replicas: 1                               # ... of which it has this many
             fraction: 0.5                             # for fraction and dra
 
-A pod holds its devices from `started` (if absent from `scheduled`, otherwise always) to `ended`. `PodsFile` reads the
-file again when it changes. After a fault, which it reports with file:line, the last valid version stays in use.
+A pod holds its devices from `started` to `ended`. Without `started` it holds them from `scheduled`, and without both
+from the beginning. `PodsFile` reads the file again when it changes. After a fault, which it reports with file:line, the
+last valid version stays in use.
 
 The folder of HPC job files has one file per GPU, named by the GPU's index (`0`) or, for a MIG instance, by index and
 GPU instance (`0.1`), with one job id per line. Source: dcgm-exporter, DCGM_HPC_JOB_MAPPING_DIR. Jobs of one file share
-its device equally. `HpcJobs` reads the folder with every reading, up to a limit. A GPU without a file has no job. If a
-file cannot be read or is invalid, its GPU keeps the jobs that were read last, and its holders are unknown until the
-file can be read again. If the folder cannot be read, this applies to every GPU."""
+its device equally. `HpcJobs` reads the folder with every reading, but at most 1,024 files; the holders of the other
+files' GPUs are unknown. A GPU without a file has no job. If a file cannot be read or is invalid, its GPU keeps the jobs
+that were read last, and its holders are unknown until the file can be read again. If the folder cannot be read, this
+applies to every GPU."""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ at every moment, so tests and the demo compare the ledger with `allocated_us`, `
 counter is the sum of its holders' counters. There is no clock: every change has a time, which is never before the
 previous change.
 
-Rates are rationals with integer parts and counters are floors of their integrals, so the sum over any spans is exact.
+A rate is stored as an integer number of small units (1/`per`), so its integral over time is exact. A counter shows this
+integral rounded down, so no rounding errors add up over any number of spans.
 """
 
 from __future__ import annotations

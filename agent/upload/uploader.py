@@ -13,9 +13,9 @@ The uploader follows the protocol's rules for refusals exactly, because each of 
 The uploader has no thread and does not sleep: the main loop calls it again after `retry_in_ms`. Clock and randomness
 are arguments. It never logs a token and never follows a redirect.
 
-Every record is dated by one setting of the node's clock, which its origin identifies: the wall time at which the
-monotonic clock was 0. Within one boot of the node, the difference of two origins is the error of the wrong one, so
-`ClockOrigins` corrects the times of unsent records."""
+The agent dates records by the monotonic clock plus an origin, the wall time at which the monotonic clock was 0. If the
+node's clock is set, the origin changes. Within one boot of the node, the difference between the wrong and the right
+origin is the error of all times dated by the wrong one, and `ClockOrigins` shifts the unsent records by it."""
 
 from __future__ import annotations
 

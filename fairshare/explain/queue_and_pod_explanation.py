@@ -1,7 +1,7 @@
 """Explains why a queue has its share and why a pod waits, from the numbers of a cycle.
 
-Entitlement, usage, weights and traces come from the cycle's report, and the reach of the law from
-`gang_turns.gang_reach`. This module computes only their differences.
+Entitlement, usage, weights and traces come from the cycle's report. How far the feedback law can raise a queue for one
+gang comes from `gang_turns.gang_reach`. This module computes only their differences.
 
 A sentence says what the scheduler may do, never that it will, because the scheduler decides when a pod starts."""
 

@@ -1,11 +1,12 @@
 """Finds pods that do not use their GPUs, warns their owners, and selects those whose grace period is over.
 
-A pod is idle if its GPUs were busy for less than the part `below` of the time, over `sustained` and again over `grace`.
-Unknown and unmetered time counts as busy, so the rule never applies without measured utilisation. A pod that works
-again during the grace period is no longer idle.
+A pod is idle if its GPUs were busy for less than the fraction `below` of the last `sustained` seconds, and also of the
+last `grace` seconds (three settings of the policy). Unknown and unmetered time counts as busy, so the rule never
+applies without measured utilisation. A pod that works again during the grace period is no longer idle.
 
-A gang is stopped as a whole if each of its pods is idle. Otherwise only idle surplus is stopped. The rule never uses an
-average over pods, because one of them may work. Victims count against the limits of all preemptions.
+A gang is stopped as a whole if each of its pods is idle. Otherwise only idle pods of its surplus are stopped: pods
+without which the gang still runs. The rule never uses an average over pods, because one of them may work. Victims count
+against the limits of all preemptions.
 
 The accountant returns how busy every pod was recently. The owner of each newly idle pod gets an annotation and an
 Event. The time of the warning is in memory and, for restarts, in the status ConfigMap. If a pod is no longer idle, the

@@ -1,7 +1,7 @@
 """Chooses the victims for each claim, with a reason for each victim and each spared workload.
 
 For a claim without room, parts of running workloads are taken as KAI's rules allow. Three conditions are stricter than
-KAI's rules. Neither the victim's queue nor a queue above it, up to the level below the common ancestor, goes below its
+KAI's rules. The victim's queue, and every queue above it that is not also above the claim's queue, keeps at least its
 deserved quota. Only a claim within its queue's deserved quota takes from a workload of higher priority. The policy's
 limits apply.
 

@@ -11,8 +11,8 @@ code. The other policies model a kind of scheduling, not a product:
   scheduler enforces them like any fair share.
 - `oracle` knows the future and sets weights.
 
-Karma, Stateful DRF and the oracle keep deserved quotas. They model the published mechanisms on one resource with shares
-that are fractions of GPUs.
+Under Karma, Stateful DRF and the oracle every queue still gets its deserved quota first. Karma and Stateful DRF are
+simpler than in the papers: GPUs are the only resource, and a queue's share may be a fraction of a GPU.
 
 Usage over the policy's window is a running sum, so a control period costs microseconds. A test compares the resulting
 weights with those of `calculate_weights` on real answers of the accountant (`tests/demo/test_same_weights.py`)."""

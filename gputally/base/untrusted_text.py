@@ -5,9 +5,10 @@ medium replaces the characters that Unicode calls not printable (controls, bidir
 unassigned characters, separators other than the space) by visible escapes. jinja2 escapes the characters of HTML, and
 json those of JSON.
 
-The module declares the alphabet and the greatest length of each identifier. The published models use these types, so
-they refuse an invalid value with its place. `is_name` checks the names inside a record (of a holder, a pod, a GPU
-model) record by record, so that one invalid name does not reject the data of a whole node."""
+The types `Epoch`, `Name` and `BootId` declare the allowed characters and the greatest length of each identifier. The
+models of requests (`agent.wire`) use these types, so a request with an invalid value is refused with an error that
+names the field. `is_name` checks the names inside a record (of a holder, a pod, a GPU model) record by record, so that
+one invalid name does not reject the data of a whole node."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Runs the demo's accountant and its sites of machines with agents in worker processes, and calls their methods.
+"""Runs the demo's accountant and its two sites in worker processes, and calls their methods.
 
 A worker process contains one object. The main process calls its methods through pipes: it sends the name of a method
 with the arguments, and receives the result later, so that several workers run at the same time. A pipe carries one call
 at a time. If the main process disappears, the worker ends and removes its files. Agents and accountant communicate only
 over HTTP.
 
-A site has two pipes, so that its machines can simulate an hour while their agents deliver the hour before.
+A site is a part of the simulated machines with their agents. It has two pipes, so that its machines can simulate an
+hour while their agents deliver the hour before.
 
 A worker imports the libraries of its object when it starts, and creates the object when its arguments are known. The
 main process imports none of these libraries."""

@@ -1,7 +1,7 @@
 """Checks whether each program has the RBAC rights that it needs.
 
-The needed rights are those of the chart's roles, which a test compares. No program needs a right on a kind that the API
-server does not serve."""
+`NEEDS` and `PREEMPTING` list the rights that the chart's roles grant; a test compares the lists with the roles. No
+program needs a right on a kind that the API server does not serve."""
 
 from __future__ import annotations
 

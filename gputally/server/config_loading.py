@@ -5,8 +5,8 @@ both. Every fault names its place: `file:line` for the file, the variable for th
 command line.
 
 A `ReloadedFile` checks a file for a new version and puts it in force. A version that is invalid is tried again once the
-file has changed. A version that something else keeps from force (a file that cannot be read, a full disk) is tried
-again at every check."""
+file has changed. A version that cannot be read, or cannot be put in force for a reason outside the file (such as a full
+disk), is tried again at every check."""
 
 from __future__ import annotations
 

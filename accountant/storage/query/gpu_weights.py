@@ -3,8 +3,9 @@
 GPUs of equal weight form a `GpuGroup`. A window sums the microseconds of each group as integers and multiplies the sum
 once by an exact fraction, so the result does not depend on the order of arrival or on how time is split.
 
-A cost uses the price book's rows at the time, per whole GPU-hour. This is the amount of a statement before commitments
-and billing policy, which depend on the usage of other teams too."""
+For a cost, GPU time is priced by the row of the price book that was valid at the time of use. The price of a row is for
+one hour of a whole GPU. The cost is the amount of a statement before commitments and billing policy, which depend on
+the usage of other teams too."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Writes intervals and resolves their overlaps with stored ones.
 
-Rows are stored as received. Most sets need no comparison: a set that starts after all earlier rows of its GPU and lies
-inside one quarter-hour counts as it is (`simple`). Any other set is resolved against the sets that it overlaps
-(`settle`). The result is computed from all sets that overlap the changed span, so the ledger does not depend on the
-order in which sets arrive.
+Rows are stored as received. A set is the rows of one GPU with the same span. Most sets need no comparison: a set that
+starts after all earlier rows of its GPU and lies inside one quarter-hour counts as it is (`simple`). Any other set is
+resolved against the sets that it overlaps (`settle`). The result is computed from all sets that overlap the changed
+span, so the ledger does not depend on the order in which sets arrive.
 
 In a small commit each SQL statement costs more than its rows. Nothing is therefore written that can be derived from the
 rows. Sums are computed later (`rollups.py`). A tenure (the span in which a node has a GPU) is written when it begins,
