@@ -146,7 +146,7 @@ def test_a_lead_sees_own_queues_and_is_told_where_there_is_nothing_to_see(house:
         answer = page.goto(f"{house.url}/policy")
         assert answer is not None
         assert answer.status == 403
-        assert "you see those of your teams" in page.inner_text("main")
+        assert "you may see those of your teams" in page.inner_text("main")
 
 
 def test_a_session_goes_on_at_the_replica_that_takes_over(house: PageContext) -> None:
