@@ -154,7 +154,7 @@ def reconcile(month: str, invoice: Invoice, charges: Sequence[Charge], currency:
     currency."""
     other = sorted({line.currency for line in invoice.lines} - {currency})
     if other:
-        raise CannotClose(f"the invoice is in {', '.join(other)} and the price book in {currency}")
+        raise CannotClose(f"the invoice has charges in {' and '.join(other)}, but the price book is in {currency}")
     billed = [charge for charge in charges if charge.billed]
     pools, rest = _pools(invoice.lines, billed)
     lines = tuple(_line(pool) for pool in pools)

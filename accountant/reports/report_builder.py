@@ -101,7 +101,7 @@ class Readings:
     billed, earlier: bills by team of the span and of the one before.
     unused: unused commitments.
     waits: the waits in all teams' queues.
-    epochs: the epochs reported in the span.
+    epochs: the epochs of jobs that ended in the span.
     peaks: hourly maxima of the jobs that left the most GPU time idle in each of `scopes` (team names; None: the whole
         cluster)."""
 

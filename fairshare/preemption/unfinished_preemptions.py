@@ -196,7 +196,7 @@ def finish_all(cluster: Cluster, now_ms: int) -> FinishedPreemptions:
 
 
 class PreemptionFinisher:
-    """Finishes the preemptions of one controller. Not thread-safe."""
+    """Finishes the preemptions that an earlier cycle or a person began, for one controller. Not thread-safe."""
 
     def __init__(self) -> None:
         self._next_ms: dict[str, int] = {}

@@ -299,7 +299,8 @@ class Record:
 
     used, held, weights, shares: one list of queues per control period; `used` is GPU-seconds since the start.
     backlog: per snapshot, the numbers of the submitted and unfinished jobs, and their seconds of work left.
-    started_s, finished_s, evicted: one per job; -1 for a time that did not happen."""
+    started_s, finished_s: one per job; -1 if it did not start or finish.
+    evicted: for each job, how often it was evicted."""
 
     workload: Workload
     pool: Pool

@@ -256,7 +256,7 @@ def node_up(node: Object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event about an object. A repeated event with the same object, reason and message is the same event.
+    """An event about an object. A cluster records events with the same object, reason and message only once.
 
     namespace: "" for a cluster-scoped object."""
 

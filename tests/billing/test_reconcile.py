@@ -232,7 +232,7 @@ def test_a_price_file_under_which_a_month_cannot_follow_its_invoice_is_refused(b
 
 
 def test_what_cannot_be_trued_up(keeper, books):
-    with pytest.raises(CannotClose, match="the invoice is in EUR and the price book in USD"):
+    with pytest.raises(CannotClose, match="the invoice has charges in EUR, but the price book is in USD"):
         keeper.reconcile(OCT, Invoice(source="s", lines=(line("a", "1", currency="EUR"),)))
     with pytest.raises(CannotClose, match="needs a reason"):
         keeper.true_up(OCT, INVOICE, "ada", " ")

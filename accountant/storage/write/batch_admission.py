@@ -112,12 +112,12 @@ def _numbering(batch: Batch) -> int:
             "invalid-batch",
             f"first_seq {batch.first_seq} must be at least 1 and oldest_seq {batch.oldest_seq} not above it",
         )
+    if len(set(numbers)) != len(numbers):
+        raise BadBatch("invalid-batch", "a record number occurs twice in the batch")
     if numbers and (numbers[0] != batch.first_seq or numbers[-1] - numbers[0] + 1 != len(numbers)):
         raise BadBatch(
-            "invalid-batch", f"the records do not cover the numbers from {batch.first_seq} on without a hole"
+            "invalid-batch", f"the records must be numbered from first_seq {batch.first_seq} on without a gap"
         )
-    if len(set(numbers)) != len(numbers):
-        raise BadBatch("invalid-batch", "a number occurs twice in the batch")
     return len(numbers)
 
 

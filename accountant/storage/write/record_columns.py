@@ -277,7 +277,7 @@ class Incoming:
 
     @cached_property
     def device(self) -> DistinctColumn[tuple[tuple[NodeName, GpuName], tuple[str, Slice | None]]]:
-        """For each row, node and GPU, and model and slice."""
+        """The device of each row: its node and GPU, and the GPU's model and MIG instance (None: a whole GPU)."""
         sort = paired_column(distinct(self._columns["gpu_model"]), distinct(self._columns["slice"]))
         return paired_column(paired_column(self.node, self.gpu), sort)
 
