@@ -24,7 +24,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol
 
-from agent.core.readings import DeviceReading, InstanceReading, ProcessReading, Reading, Snapshot, Source, Unavailable
+from agent.core.readings import (
+    DeviceReading,
+    InstanceReading,
+    ProcessReading,
+    Reading,
+    Snapshot,
+    Source,
+    Unavailable,
+    sum_readings,
+)
 from agent.devices.nvml_library import DriverReplaced
 from agent.wire import Holder
 from gputally.base.clock import Clock, SystemClock
@@ -324,13 +333,7 @@ def _busy(views: Sequence[_View]) -> Check:
 
 def _busy_of_process(views: Sequence[_View]) -> Reading:
     """Return the process's busy time in all views; each has only the time since the view before it."""
-    total_us = 0
-    for view in views:
-        busy_us = view.process.busy_us if view.process else Unavailable("process not seen")
-        if isinstance(busy_us, Unavailable):
-            return busy_us
-        total_us += busy_us
-    return total_us
+    return sum_readings(view.process.busy_us if view.process else Unavailable("process not seen") for view in views)
 
 
 def _busy_of_device(before: _View, after: _View) -> Reading:

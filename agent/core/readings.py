@@ -7,6 +7,7 @@ restarted the counters."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -26,6 +27,16 @@ class Unavailable:
 
 
 Reading = int | Unavailable
+
+
+def sum_readings(readings: Iterable[Reading]) -> Reading:
+    """Return the sum, or the first reading that is unavailable."""
+    total = 0
+    for reading in readings:
+        if isinstance(reading, Unavailable):
+            return reading
+        total += reading
+    return total
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from agent.core.readings import (
     Reading,
     Snapshot,
     Unavailable,
+    sum_readings,
 )
 from agent.devices.driver_lifecycle import DriverReading, Gpus
 from agent.holders.device_allocations import RunningHolder, replace_reservations
@@ -147,7 +148,7 @@ class HolderCounters:
                 busy = refused.get(key[0], SOLE)
             elif not isinstance(busy, Unavailable):
                 methods.add(method)
-            readings.append(HolderReading(key[1], key[0], busy, _sum([p.memory_mib for p in processes])))
+            readings.append(HolderReading(key[1], key[0], busy, sum_readings([p.memory_mib for p in processes])))
         return readings, methods
 
     def forget(self, present: Collection[str]) -> None:
@@ -221,15 +222,6 @@ def _step(processes: Sequence[ProcessReading]) -> tuple[Reading, Method]:
             return reading, "allocation"
         total += reading
     return total, method
-
-
-def _sum(readings: Sequence[Reading]) -> Reading:
-    total = 0
-    for reading in readings:
-        if isinstance(reading, Unavailable):
-            return reading
-        total += reading
-    return total
 
 
 CHECK_EVERY = 10

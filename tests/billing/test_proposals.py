@@ -38,7 +38,7 @@ def test_what_arrives_late_waits_and_changes_nothing(books, keep):
     assert keeper.proposals() == []
     ledger.add(books.held("2026-10-07", "2026-10-07T10:00", team="late"))
     (found,) = keeper.new_proposals()
-    assert keeper.new_proposals() == [], "it is told once"
+    assert keeper.new_proposals() == [], "a proposal is new only once"
     assert keeper.waiting == (found,)
     assert [(e.team, e.gpu_us, e.amount) for e in found.effects()] == [("late", 10 * HOUR_US, Decimal("21.00"))]
     assert found.effects(["red"]) == []

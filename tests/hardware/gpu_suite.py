@@ -43,12 +43,12 @@ def result(process: subprocess.Popen[str]) -> dict[str, int]:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts loads, in front of which a command may stand; ends them at the end."""
+    """Starts loads; ends them at the end."""
     running: list[subprocess.Popen[str]] = []
 
-    def run(*arguments: object, before: tuple[str, ...] = (), **environment: str) -> subprocess.Popen[str]:
+    def run(*arguments: object, **environment: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [*before, *LOAD, *map(str, arguments)],
+            [*LOAD, *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
