@@ -23,7 +23,7 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -668,20 +668,22 @@ def lake_page(current: str) -> str:
     return f"{before}{LAKE_BEGIN}\n{lake_tables()}\n\n{LAKE_END}{after}"
 
 
+PAGES: Mapping[Path, Callable[[], str]] = {
+    API_PAGE: lambda: api_page(json.loads(DOCUMENT.read_text(encoding="utf-8"))),
+    METRICS_PAGE: metrics_page,
+    COMMANDS_PAGE: commands_page,
+    LAKE_PAGE: lambda: lake_page(LAKE_PAGE.read_text(encoding="utf-8")),
+    SIZING_PAGE: lambda: sizing_page(SIZING_PAGE.read_text(encoding="utf-8")),
+    VALUES_PAGE: lambda: values_page(
+        VALUES_PAGE.read_text(encoding="utf-8"), (CHART / "values.yaml").read_text(encoding="utf-8")
+    ),
+}
+"""The pages, and what writes each."""
+
+
 def main() -> None:
-    pages = (
-        (API_PAGE, api_page(json.loads(DOCUMENT.read_text(encoding="utf-8")))),
-        (METRICS_PAGE, metrics_page()),
-        (COMMANDS_PAGE, commands_page()),
-        (LAKE_PAGE, lake_page(LAKE_PAGE.read_text(encoding="utf-8"))),
-        (SIZING_PAGE, sizing_page(SIZING_PAGE.read_text(encoding="utf-8"))),
-        (
-            VALUES_PAGE,
-            values_page(VALUES_PAGE.read_text(encoding="utf-8"), (CHART / "values.yaml").read_text(encoding="utf-8")),
-        ),
-    )
-    for file, text in pages:
-        file.write_text(text, encoding="utf-8")
+    for file, page in PAGES.items():
+        file.write_text(page(), encoding="utf-8")
         print(f"{file.relative_to(ROOT)}: written")
 
 

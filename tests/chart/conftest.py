@@ -19,6 +19,11 @@ Values = dict[str, Any]
 Manifest = dict[str, Any]
 COMPONENT = "app.kubernetes.io/component"
 Render = Callable[[Values], list[Manifest]]
+AGENT, ACCOUNTANT = ("DaemonSet", "gputally-agent"), ("StatefulSet", "gputally-accountant")
+FAIRSHARE, FLEET_PAGES = ("Deployment", "gputally-fairshare"), ("Deployment", "gputally-fleet")
+WORKLOADS = {"DaemonSet", "StatefulSet", "Deployment"}
+PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
+JOBS: Values = {"backup": {"enabled": True}, "report": {"enabled": True}}
 
 OF_A_POD: Values = {
     "podLabels": {"example.org/cost": "platform"},
@@ -217,15 +222,10 @@ VARIATIONS: dict[str, Values] = {
     },
 }
 FLEET = VARIATIONS["the fleet's pages alone"]
-EXAMPLES: dict[str, Values] = {
-    path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted((CHART / "examples").glob("*.yaml"))
-}
-PRESETS: dict[str, Values] = {
-    path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted((CHART / "presets").glob("*.yaml"))
-}
 FILES: dict[str, Values] = {
-    **{f"examples/{name}": values for name, values in EXAMPLES.items()},
-    **{f"presets/{name}": values for name, values in PRESETS.items()},
+    f"{folder}/{path.stem}": yaml.safe_load(path.read_text("utf-8"))
+    for folder in ("examples", "presets")
+    for path in sorted((CHART / folder).glob("*.yaml"))
 }
 EVERY: dict[str, Values] = {**VARIATIONS, **FILES}
 
@@ -301,6 +301,16 @@ def manifests_of(chart: helm_python.Chart, values: Values) -> list[Manifest]:
     return [manifest for text in texts for manifest in yaml.load_all(text, yaml.CSafeLoader) if manifest]
 
 
+def made(manifests: list[Manifest], *kinds: str) -> list[Manifest]:
+    """Those of these kinds."""
+    return [manifest for manifest in manifests if manifest["kind"] in kinds]
+
+
+def agent_of(render: Render, **values: Any) -> Manifest:
+    """The agents' DaemonSet with these values of `agent`."""
+    return named(render({"agent": values}))[AGENT]
+
+
 def ways_out(policy: Manifest) -> dict[int | str, list[Any]]:
     """Port -> who may be asked on it."""
     found: dict[int | str, list[Any]] = {}
@@ -353,11 +363,8 @@ def manifests(render: Render, values: Values) -> list[Manifest]:
 @pytest.fixture
 def workloads(manifests: list[Manifest]) -> dict[str, Manifest]:
     """Component (of an agent, and its pool) -> its DaemonSet, StatefulSet or Deployment."""
-    kinds = {"DaemonSet", "StatefulSet", "Deployment"}
-    return {
-        "/".join(
-            filter(None, (m["metadata"]["labels"].get(f"{group}") for group in (COMPONENT, "gputally.dev/pool")))
-        ): m
-        for m in manifests
-        if m["kind"] in kinds
-    }
+    found = {}
+    for workload in made(manifests, *WORKLOADS):
+        labels = workload["metadata"]["labels"]
+        found["/".join(filter(None, (labels.get(COMPONENT), labels.get("gputally.dev/pool"))))] = workload
+    return found

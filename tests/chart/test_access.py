@@ -19,12 +19,25 @@ from gputally.base.yaml_file import parse
 from gputally.server.config_loading import validate
 from gputally.server.token_review import TokenReviews
 from gputally.server.tokens_and_grants import Callers, Principal
-from tests.chart.conftest import Manifest, container, named, notes, pod_specs, volumes, ways_out
+from tests.chart.conftest import (
+    ACCOUNTANT,
+    AGENT,
+    JOBS,
+    PROBES,
+    Manifest,
+    Values,
+    container,
+    made,
+    named,
+    notes,
+    pod_specs,
+    volumes,
+    ways_out,
+)
 from tests.fakes.ledger import NOW_MS
 from tests.inventory.issued import ask, signed
 from tests.inventory.reviewing import Reviewing, account
 
-JOBS = {"backup": {"enabled": True}, "report": {"enabled": True}}
 HOST = "gputally-accountant.metering.svc"
 
 
@@ -35,10 +48,10 @@ def callers(manifests: list[Manifest]) -> Callers:
 
 def test_nobody_has_to_write_a_secret(render: Any) -> None:
     manifests = render(JOBS)
-    made = {m["metadata"]["name"] for m in manifests if m["kind"] == "Secret"}
+    secrets = {m["metadata"]["name"] for m in made(manifests, "Secret")}
     for component, spec in pod_specs(manifests):
         named_by = {v["secret"]["secretName"] for v in spec["volumes"] if "secret" in v}
-        assert named_by <= made, component
+        assert named_by <= secrets, component
         if component != "accountant":
             (token,) = (v for v in spec["volumes"] if v["name"] == "token")
             source = {"path": "token", "audience": "gputally", "expirationSeconds": 3607}
@@ -54,7 +67,7 @@ def test_the_accountant_lets_in_the_charts_programs_each_for_what_it_does(render
     server.users, server.rights = {}, set()
     way = TokenReviews(server, clock, "prod", found.kubernetes, found.grants)
     scopes = {"agent": {"ingest"}, "fairshare": {"read", "policy"}, "backup": {"admin"}, "report": {"read"}}
-    accounts = {(m["metadata"]["namespace"], m["metadata"]["name"]) for m in manifests if m["kind"] == "ServiceAccount"}
+    accounts = {(m["metadata"]["namespace"], m["metadata"]["name"]) for m in made(manifests, "ServiceAccount")}
     for number, (component, spec) in enumerate(pod_specs(manifests)):
         if component == "accountant":
             continue
@@ -113,7 +126,10 @@ def shaken_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> N
 
 
 def test_by_default_the_accountant_has_a_certificate_that_its_clients_trust(render: Any, tmp_path: Path) -> None:
-    found = named(render({**JOBS, "agent": {"namespace": {"name": "agents", "create": True}}}))
+    manifests = render({**JOBS, "agent": {"namespace": {"name": "agents", "create": True}}})
+    maps = {(m["metadata"]["namespace"], m["metadata"]["name"]) for m in made(manifests, "ConfigMap")}
+    assert {("agents", "gputally-authority"), ("metering", "gputally-authority")} <= maps
+    found = named(manifests)
     pair = {key: base64.b64decode(text) for key, text in found["Secret", "gputally-accountant-tls"]["data"].items()}
     for name, content in pair.items():
         (tmp_path / name).write_bytes(content)
@@ -127,21 +143,30 @@ def test_by_default_the_accountant_has_a_certificate_that_its_clients_trust(rend
         shaken_hands(server, trusting, "another.metering.svc")
     with pytest.raises(ssl.SSLCertVerificationError, match="unable to get local issuer"):
         shaken_hands(server, ssl.create_default_context(), HOST)
-    accountant = container(found["StatefulSet", "gputally-accountant"])
-    assert {"--tls-cert=/etc/gputally/tls/tls.crt", "--tls-key=/etc/gputally/tls/tls.key"} <= set(accountant["args"])
-    assert accountant["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
 
 
-def test_everything_of_the_chart_asks_over_tls_and_trusts_the_authority(render: Any) -> None:
-    manifests = render({**JOBS, "agent": {"namespace": {"name": "agents", "create": True}}})
-    maps = {(m["metadata"]["namespace"], m["metadata"]["name"]) for m in manifests if m["kind"] == "ConfigMap"}
-    assert {("agents", "gputally-authority"), ("metering", "gputally-authority")} <= maps
+OWN_TLS = {"tls": {"existingSecret": "tls"}, "authority": {"existingConfigMap": "authorities", "key": "bundle"}}
+
+
+@pytest.mark.parametrize(
+    ("accountant", "authority", "key"),
+    [({}, "gputally-authority", "ca.crt"), (OWN_TLS, "authorities", "bundle")],
+    ids=["self-signed", "named"],
+)
+def test_everything_of_the_chart_asks_over_tls_and_trusts_the_authority(
+    render: Any, accountant: Values, authority: str, key: str
+) -> None:
+    manifests = render({**JOBS, "accountant": accountant})
+    server = container(named(manifests)[ACCOUNTANT])
+    assert {"--tls-cert=/etc/gputally/tls/tls.crt", "--tls-key=/etc/gputally/tls/tls.key"} <= set(server["args"])
+    assert not any(argument.startswith("--tls-client-ca") for argument in server["args"])
+    assert {server[probe]["httpGet"]["scheme"] for probe in PROBES} == {"HTTPS"}
     asking = [(c, spec) for c, spec in pod_specs(manifests) if c != "accountant"]
     assert len(asking) == 4
     for component, spec in asking:
         (volume,) = (v for v in spec["volumes"] if v["name"] == "authority")
-        items = [{"key": "ca.crt", "path": "ca.crt"}]
-        assert volume["configMap"] == {"name": "gputally-authority", "items": items}, component
+        assert volume["configMap"] == {"name": authority, "items": [{"key": key, "path": "ca.crt"}]}, component
+        assert "tls" not in {v["name"] for v in spec["volumes"]}
         for one in spec["containers"]:
             assert "--ca-file=/etc/gputally/authority/ca.crt" in one["args"]
             assert {f"--url=https://{HOST}:8080", f"--accountant=https://{HOST}:8080"} & set(one["args"])
@@ -150,9 +175,9 @@ def test_everything_of_the_chart_asks_over_tls_and_trusts_the_authority(render: 
 def test_plain_http_is_asked_for_and_warned_of(render: Any, chart: helm_python.Chart) -> None:
     values = {"accountant": {"tls": {"enabled": False}}}
     manifests = render(values)
-    assert not any(m["kind"] == "Secret" for m in manifests)
+    assert made(manifests, "Secret") == []
     assert "gputally-authority" not in str(manifests)
-    accountant = container(named(manifests)["StatefulSet", "gputally-accountant"])
+    accountant = container(named(manifests)[ACCOUNTANT])
     assert not any(argument.startswith("--tls") for argument in accountant["args"])
     assert accountant["readinessProbe"]["httpGet"]["scheme"] == "HTTP"
     told = notes(chart, values)
@@ -168,9 +193,9 @@ def test_cert_manager_makes_the_certificate_where_an_issuer_is_named(render: Any
     assert spec["issuerRef"] == {"name": "internal", "kind": "Issuer", "group": "cert-manager.io"}
     assert HOST in spec["dnsNames"]
     assert not any(kind == "Secret" for kind, _ in found)
-    accountant = volumes(found["StatefulSet", "gputally-accountant"])
+    accountant = volumes(found[ACCOUNTANT])
     assert accountant["tls"]["secret"]["secretName"] == spec["secretName"]
-    assert volumes(found["DaemonSet", "gputally-agent"])["authority"]["configMap"]["name"] == "ours"
+    assert volumes(found[AGENT])["authority"]["configMap"]["name"] == "ours"
 
 
 @pytest.mark.parametrize(
@@ -196,18 +221,18 @@ def test_to_an_accountant_elsewhere_there_is_one_way_out(
 
 
 def test_no_policy_lets_anything_out_to_everywhere(manifests: list[Manifest]) -> None:
-    for policy in (m for m in manifests if m["kind"] == "NetworkPolicy"):
+    for policy in made(manifests, "NetworkPolicy"):
         for rule in policy["spec"].get("egress", []):
             assert rule.get("to"), policy["metadata"]["name"]
             assert rule.get("ports"), policy["metadata"]["name"]
 
 
-def test_the_agent_runs_as_the_user_that_is_asked_for(render: Any) -> None:
-    for user, group in ((0, 0), (65532, 0)):
-        agent = next(m for m in render({"agent": {"runAsUser": user, "runAsGroup": group}}) if m["kind"] == "DaemonSet")
-        context = container(agent)["securityContext"]
-        assert (context["runAsUser"], context["runAsGroup"], context["runAsNonRoot"]) == (user, group, user != 0)
-        assert context["capabilities"] == {"drop": ["ALL"]}
+@pytest.mark.parametrize("user", [0, 65532])
+def test_the_agent_runs_as_the_user_that_is_asked_for(render: Any, user: int) -> None:
+    agent = named(render({"agent": {"runAsUser": user, "runAsGroup": 0}}))[AGENT]
+    context = container(agent)["securityContext"]
+    assert (context["runAsUser"], context["runAsGroup"], context["runAsNonRoot"]) == (user, 0, user != 0)
+    assert context["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_a_hook_makes_the_tokens_where_it_is_asked_for(render: Any) -> None:
@@ -215,8 +240,7 @@ def test_a_hook_makes_the_tokens_where_it_is_asked_for(render: Any) -> None:
     found = named(render({**JOBS, "accountant": {"tokens": {"create": True}}}))
     job = found["Job", "gputally-tokens"]
     assert container(job)["args"] == ["install", "--namespace=metering", "--name=gputally"]
-    file = volumes(found["StatefulSet", "gputally-accountant"])["tokens"]
-    assert file["secret"]["secretName"] == "gputally-accountant-tokens"
+    assert volumes(found[ACCOUNTANT])["tokens"]["secret"]["secretName"] == "gputally-accountant-tokens"
     hooks = [m for m in found.values() if m["metadata"]["name"] == "gputally-tokens"]
     assert {m["kind"] for m in hooks} == {"ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "Job"}
     for manifest in hooks:
@@ -233,13 +257,13 @@ def test_without_reviews_the_hook_makes_the_programs_tokens_too(render: Any) -> 
     found = named(manifests)
     assert container(found["Job", "gputally-tokens"])["args"][-1] == "--programs"
     plan = Plan("gputally", "metering", programs=True)
-    made = {m["metadata"]["name"]: m["stringData"] for m in secrets_of(plan, {})}
+    secrets = {m["metadata"]["name"]: m["stringData"] for m in secrets_of(plan, {})}
     (rule, _) = found["Role", "gputally-tokens"]["rules"]
-    assert set(rule["resourceNames"]) == set(made)
+    assert set(rule["resourceNames"]) == set(secrets)
     for component, spec in pod_specs(manifests):
         for volume in (v for v in spec.get("volumes", []) if v["name"] in {"token", "tokens"}):
             (item,) = volume["secret"]["items"]
-            assert item["key"] in made[volume["secret"]["secretName"]], component
+            assert item["key"] in secrets[volume["secret"]["secretName"]], component
 
 
 def test_the_notes_say_what_is_an_example(chart: helm_python.Chart) -> None:

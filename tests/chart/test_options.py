@@ -143,29 +143,6 @@ def test_agents_may_have_a_privileged_namespace_of_their_own(render: Any) -> Non
     assert to["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "metering"}}
 
 
-def test_with_tls_everybody_who_asks_the_accountant_trusts_its_authority(render: Any) -> None:
-    secure = {"tls": {"existingSecret": "tls"}, "authority": {"existingConfigMap": "authorities", "key": "bundle"}}
-    found = named(render({"accountant": secure, "backup": {"enabled": True}, "report": {"enabled": True}}))
-    accountant = container(found["StatefulSet", "gputally-accountant"])
-    assert {"--tls-cert=/etc/gputally/tls/tls.crt", "--tls-key=/etc/gputally/tls/tls.key"} <= set(accountant["args"])
-    assert not any(argument.startswith("--tls-client-ca") for argument in accountant["args"])
-    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert accountant[probe]["httpGet"]["scheme"] == "HTTPS"
-    url = "https://gputally-accountant.metering.svc:8080"
-    jobs = [found["CronJob", f"gputally-{name}"]["spec"]["jobTemplate"] for name in ("backup", "report")]
-    pods = [found["DaemonSet", "gputally-agent"], found["Deployment", "gputally-fairshare"], *jobs]
-    for workload in pods:
-        spec = workload["spec"]["template"]["spec"]
-        for one in spec["containers"]:
-            assert "--ca-file=/etc/gputally/authority/ca.crt" in one["args"]
-            assert any(argument in {f"--url={url}", f"--accountant={url}"} for argument in one["args"])
-        volume = next(v for v in spec["volumes"] if v["name"] == "authority")
-        items = [{"key": "bundle", "path": "ca.crt"}]
-        assert volume["configMap"] == {"name": "authorities", "items": items}
-    for workload in pods:
-        assert "tls" not in {v["name"] for v in workload["spec"]["template"]["spec"]["volumes"]}
-
-
 def test_the_lake_is_where_the_values_say_and_its_secrets_come_by_reference(render: Any) -> None:
     lake = {
         "warehouse": "s3://books/lake", "existingSecret": "lake-secrets", "every": "30m",

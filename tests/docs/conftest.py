@@ -11,17 +11,11 @@ import structlog
 from gputally.base.clock import SystemClock
 from gputally.server import logs_and_metrics
 from tests.docs import site
+from tests.docs.fences import ROOT, written
 from tests.docs.shell import Shell
 
-ROOT = Path(__file__).parents[2]
 FOLDERS = ("accountant", "dashboards", "docs", "fairshare", "helm", "tests")
 """Of the checkout, by links: paths in the pages begin there."""
-
-
-def written() -> dict[Path, str]:
-    """Every Markdown file that people read, with its text."""
-    found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "helm").rglob("*.md")]
-    return {path: path.read_text(encoding="utf-8") for path in sorted(found)}
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 MARKS = {
     "demo": "queries the pages of `make demo`; run by `make test-real` against a demo of a month",
     "slow": "run by `make test-real`, not by `make test`",
@@ -66,6 +67,21 @@ def fences(page: Path, text: str) -> Iterator[Fence]:
         language, *words = found["info"].split() or [""]
         line = text.count("\n", 0, found.start()) + 1
         yield Fence(page, line, language, tuple(words), textwrap.dedent(found["text"]))
+
+
+def written() -> dict[Path, str]:
+    """Every Markdown file that people read, with its text."""
+    found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "helm").rglob("*.md")]
+    return {path: path.read_text(encoding="utf-8") for path in sorted(found)}
+
+
+PAGES = {str(page.relative_to(ROOT)): list(fences(page, text)) for page, text in written().items()}
+"""The blocks of every page, by its place in the repository."""
+
+
+def with_commands(mark: str | None) -> list[str]:
+    """The pages that have commands with that mark; None: without one."""
+    return [name for name, blocks in PAGES.items() if any(f.language in COMMANDS and f.mark == mark for f in blocks)]
 
 
 def steps(fence: Fence) -> list[Step]:

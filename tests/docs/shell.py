@@ -1,4 +1,4 @@
-"""Runs the commands of a page, in order, in one folder.
+"""Types what a page says, from its top: runs its commands, in order, in one folder.
 
 `gputally` is called in this process, because a page has dozens of calls and a start of Python costs a second each;
 whatever needs a shell gets one, with the same folder and environment."""
@@ -12,11 +12,12 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gputally.__main__ import main
+from tests.docs.fences import COMMANDS, PAGES, ROOT, Fence, renewed, same, steps
 
 SECONDS = 120
 _SHELL = re.compile(r"[|<>;&`$(){}\n]")
@@ -87,3 +88,30 @@ class Shell:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
         )  # fmt: skip
         return Said(done.returncode, done.stdout)
+
+
+def put(folder: Path, fence: Fence) -> None:
+    """The file that the page shows, where it names one."""
+    if fence.language in ("yaml", "csv", "json") and fence.words:
+        name = fence.words[-1]
+        if "." in name:
+            (folder / name).write_text(fence.text, "utf-8")
+
+
+def follow(page: str, marks: Collection[str | None], shell: Shell, stands_for: Mapping[str, str] = {}) -> list[str]:
+    """Type the blocks with one of these marks, top down. stands_for: what a reader puts for a word in capitals.
+
+    Returns what came otherwise than the page shows."""
+    names = re.compile("|".join(rf"(?<![\w-]){re.escape(name)}(?![\w-])" for name in stands_for) or r"(?!)")
+    otherwise = []
+    for fence in PAGES[page]:
+        put(shell.folder, fence)
+        if fence.language not in COMMANDS or fence.mark not in marks:
+            continue
+        for step in steps(fence):
+            said = shell.run(names.sub(lambda found: stands_for[found[0]], step.command))
+            good = said.code == 0 if step.expected is None else same(step.expected, said.printed)
+            if not good and os.environ.get("GPUTALLY_UPDATE"):
+                (ROOT / page).write_text(renewed((ROOT / page).read_text("utf-8"), step, said.printed), "utf-8")
+            otherwise += [] if good else [f"{step.where}: {step.command}\n{said.printed}"]
+    return otherwise

@@ -11,8 +11,8 @@ import pytest
 from kubernetes.config import kube_config
 
 from tests.docs import ground
-from tests.docs.following import PAGES, follow, with_commands
-from tests.docs.shell import Shell
+from tests.docs.fences import PAGES, with_commands
+from tests.docs.shell import Shell, follow
 from tests.fairshare.realserver import served
 from tests.real.controlplane import ApiServer
 from tests.real.programs import built

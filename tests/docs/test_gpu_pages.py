@@ -17,9 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.conftest import ROOT
-from tests.docs.fences import COMMANDS, Step, steps
-from tests.docs.following import PAGES
+from tests.docs.fences import COMMANDS, PAGES, ROOT, Step, steps
 from tests.fakes.compiled import compiled
 from tests.fakes.cuda.library import build as build_cuda
 from tests.fakes.nvml.library import build as build_nvml

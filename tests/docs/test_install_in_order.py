@@ -22,10 +22,9 @@ import pytest
 
 from gputally.kubernetes.objects import GPU
 from tests.docs import ground
-from tests.docs.conftest import FOLDERS, ROOT
-from tests.docs.fences import COMMANDS, Fence, steps
-from tests.docs.following import PAGES, put
-from tests.docs.shell import Shell
+from tests.docs.conftest import FOLDERS
+from tests.docs.fences import COMMANDS, PAGES, ROOT, Fence, steps
+from tests.docs.shell import Shell, put
 from tests.fairshare.realserver import MERGE, served
 from tests.patience import until
 from tests.real.controlplane import ApiServer

@@ -109,8 +109,6 @@ def test_nothing_names_the_machine_it_was_written_on(pages: dict[Path, str]) -> 
         assert not re.search(r"(?<![\w.])/(work|root|home|Users|tmp)/", text), page
 
 
-def test_every_fence_says_what_it_holds(pages: dict[Path, str]) -> None:
+def test_every_fence_is_closed(pages: dict[Path, str]) -> None:
     for page, text in pages.items():
-        fences = re.findall(r"^```(.*)$", text, re.MULTILINE)
-        assert len(fences) % 2 == 0, page
-        assert all(fences[::2]), page
+        assert len(re.findall(r"^```", text, re.MULTILINE)) % 2 == 0, page

@@ -1,4 +1,4 @@
-"""Every unmarked command of the pages runs, in order, and prints what its page shows.
+"""Every command of the pages that needs no cluster and no GPU runs, in order, and prints what its page shows.
 
 `GPUTALLY_UPDATE=1` puts what is printed now into the pages, where they show it without an ellipsis. Read the
 difference."""
@@ -6,19 +6,50 @@ difference."""
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
+from rich.console import Console
 
+from accountant.core.periods import Month
 from gputally.base.yaml_file import FileFault
+from gputally.demo.__main__ import simulate
+from gputally.demo.pipeline import Pipeline
+from gputally.demo.scenario import Options, build
 from tests.docs import kinds
-from tests.docs.fences import Fence
-from tests.docs.following import PAGES, follow, with_commands
-from tests.docs.shell import Shell
+from tests.docs.conftest import FOLDERS
+from tests.docs.fences import PAGES, ROOT, Fence, with_commands
+from tests.docs.shell import Shell, follow
 
 
 @pytest.mark.parametrize("page", with_commands(None))
 def test_the_commands_of_the_page_run(page: str, shell: Shell) -> None:
     otherwise = follow(page, [None], shell)
+    assert otherwise == [], "\n\n".join(otherwise)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("page", with_commands("slow"))
+def test_the_slow_commands_of_the_page_run(page: str, tmp_path: Path) -> None:
+    """Each as a process of its own, as a reader would start it."""
+    for name in (*FOLDERS, "gputally", ".venv"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    otherwise = follow(page, ["slow"], Shell(tmp_path, {"COLUMNS": "120"}, in_process=False))
+    assert otherwise == [], "\n\n".join(otherwise)
+
+
+@pytest.mark.real
+@pytest.mark.timeout(1_800)  # a month takes minutes where other tests run beside it
+@pytest.mark.parametrize("page", with_commands("demo"))
+def test_what_follows_the_demo_runs_against_its_pages(page: str, tmp_path: Path) -> None:
+    """Every page's commands for a second terminal, after a whole month: the demo's clock stands at the next one."""
+    (tmp_path / ".venv").symlink_to(ROOT / ".venv")
+    demo = build(Options())
+    assert Month.spanning(demo.start_ms, demo.end_ms, ZoneInfo("UTC")) is not None
+    with Pipeline(demo, tmp_path, 0) as pipeline:
+        simulate(demo, pipeline, Console(quiet=True), tmp_path)
+        otherwise = follow(page, ["demo"], Shell(tmp_path, {"COLUMNS": "120", "GPUTALLY_URL": pipeline.url}, False))
     assert otherwise == [], "\n\n".join(otherwise)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.reference_pages import MODULES, Family, agent_families, families_in
+from scripts.reference_pages import Family, agent_families, families_by_program
 from tests.real.programs import built
 from tests.real.prometheus import backfill, prometheus, promtool
 
@@ -59,10 +59,7 @@ def test_the_pages_query_of_held_and_idle_gpus_counts_each_pod_by_itself(tmp_pat
 
 def test_promtool_finds_no_fault_in_any_metric() -> None:
     """Every family that docs/metrics.md lists, as `promtool check metrics` sees it scraped."""
-    programs = [
-        list(agent_families()),
-        *([f for module in modules for f in families_in(module)] for modules in MODULES.values()),
-    ]
+    programs = [list(agent_families()), *families_by_program().values()]
     families = {family.series: family for program in programs for family in program}
     assert len(families) > 50
     done = subprocess.run(

@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from gputally.__main__ import COMMANDS, main
-from gputally.command_tree import all_commands
-from scripts.reference_pages import COMMANDS_PAGE, commands_page
 
 
 def bash(line: str) -> dict[str, str]:
@@ -126,21 +124,3 @@ def test_help_loads_no_library() -> None:
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.split(".")[0] for name in said.stderr.split()}
     assert not loaded & {"pandas", "duckdb", "fastapi", "kubernetes", "pydantic", "typer", "rich", "numpy"}
-
-
-def test_the_page_of_commands_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("GPUTALLY_")]:
-        monkeypatch.delenv(name)
-    assert COMMANDS_PAGE.read_text(encoding="utf-8") == commands_page(), "write it anew: make reference"
-
-
-def test_every_command_and_option_is_explained() -> None:
-    silent = []
-    for path, command in all_commands():
-        silent += [] if command.help else [path]
-        silent += [
-            f"{path} {each.opts[0]}"
-            for each in command.params
-            if each.param_type_name == "option" and not getattr(each, "help", None)
-        ]
-    assert silent == []
