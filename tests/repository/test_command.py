@@ -1,11 +1,15 @@
-"""The one command: lazy, honest about what is missing, and lean where it must be."""
+"""The one command: lazy, honest about what is missing, lean where it must be, and completed by shells through the
+protocol that their completion functions speak."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 import types
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import typer
@@ -13,38 +17,33 @@ import typer
 from accountant import __main__ as accountant
 from gputally.__main__ import COMMANDS, Command, main, run, usage
 
-HEAVY = ["pandas", "numpy", "duckdb", "fastapi", "pydantic", "kubernetes", "pyarrow", "rich", "pynvml", "typer"]
+HEAVY = {"pandas", "numpy", "duckdb", "fastapi", "pydantic", "kubernetes", "pyarrow", "rich", "pynvml", "typer"}
+QUESTIONS = "accountant.cli.usage_commands, accountant.cli.bookkeeping_commands"
+WITHOUT_CLUSTER = "accountant.composition, fairshare.composition, gputally.kubernetes.list_watch"
 
 
-def _imported_by(statement: str) -> set[str]:
-    code = f"import sys; {statement}; print(*sorted({{m.split('.')[0] for m in sys.modules}}))"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(answer.stdout.split())
+def _called(statement: str, **environment: str) -> tuple[str, set[str]]:
+    """What a statement prints in a process of its own, and the packages that it loads."""
+    loads = "print(*sorted({m.split('.')[0] for m in sys.modules}), file=sys.stderr)"
+    code = f"import sys; from gputally.__main__ import main; {statement}; {loads}"
+    environ = {**os.environ, **environment}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    return done.stdout, set(done.stderr.split())
 
 
-def test_the_agent_imports_nothing_heavy() -> None:
-    assert not _imported_by("import agent.__main__").intersection(HEAVY)
-
-
-def test_the_command_imports_no_program_before_it_is_called() -> None:
-    imported = _imported_by("import gputally.__main__")
-    assert not imported.intersection([*HEAVY, "agent", "accountant", "fairshare", "dashboards"])
-
-
-def test_a_question_loads_nothing_of_what_answers_it() -> None:
-    asking = ", ".join(
-        [
-            "accountant.cli.usage_commands",
-            "accountant.cli.bookkeeping_commands",
-        ]
-    )
-    imported = _imported_by(f"import accountant.__main__, {asking}")
-    assert not imported.intersection(["numpy", "duckdb", "fastapi", "uvicorn", "structlog"])
-
-
-def test_a_program_without_a_cluster_does_not_load_the_kubernetes_client() -> None:
-    imported = _imported_by("import accountant.composition, fairshare.composition, gputally.kubernetes.list_watch")
-    assert not imported.intersection(["kubernetes", "kubernetes_asyncio"])
+@pytest.mark.parametrize(
+    ("statement", "not_loaded"),
+    [
+        ("import agent.__main__", HEAVY),
+        ("pass", {*HEAVY, "agent", "accountant", "fairshare", "dashboards"}),
+        ("main(['--help'])", HEAVY),
+        (f"import accountant.__main__, {QUESTIONS}", {"numpy", "duckdb", "fastapi", "uvicorn", "structlog"}),
+        (f"import {WITHOUT_CLUSTER}", {"kubernetes", "kubernetes_asyncio"}),
+    ],
+    ids=["the agent", "the command", "its help", "a question to the accountant", "programs without a cluster"],
+)
+def test_nothing_is_loaded_before_it_is_needed(statement: str, not_loaded: set[str]) -> None:
+    assert not _called(statement)[1] & not_loaded
 
 
 def test_every_module_of_the_accountant_adds_the_commands_it_is_listed_for() -> None:
@@ -104,3 +103,109 @@ def test_a_missing_library_is_named_when_only_the_part_that_is_called_needs_it(m
     monkeypatch.setitem(sys.modules, "in_parts", module)
     with pytest.raises(SystemExit, match=r"needs 'uvicorn'.*pip install gputally"):
         run(Command("in_parts", ""), [])
+
+
+# --- completion ---------------------------------------------------------------------------------
+
+
+def bash(line: str) -> dict[str, str]:
+    words = line.split()
+    return {"COMP_WORDS": line, "COMP_CWORD": str(len(words) if line.endswith(" ") else len(words) - 1)}
+
+
+def zsh(line: str) -> dict[str, str]:
+    return {"_TYPER_COMPLETE_ARGS": line}
+
+
+def fish(line: str) -> dict[str, str]:
+    return {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+
+
+PROTOCOLS = {"bash": bash, "zsh": zsh, "fish": fish}
+
+
+@pytest.fixture(params=PROTOCOLS)
+def complete(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], str]:
+    """What a shell is told for a line that is being typed."""
+
+    def ask(line: str) -> str:
+        monkeypatch.setenv("_GPUTALLY_COMPLETE", f"complete_{request.param}")
+        for name, value in PROTOCOLS[request.param](line).items():
+            monkeypatch.setenv(name, value)
+        assert main([]) == 0
+        return capsys.readouterr().out
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("line", "offered", "not_offered"),
+    [
+        ("gputally ", ["accountant", "fairshare", "doctor", "demo"], ["slurm"]),
+        ("gputally do", ["doctor"], ["demo"]),
+        ("gputally fairshare ", ["plan", "what-if", "explain"], ["usage"]),
+        ("gputally accountant slurm ", ["import"], []),
+        ("gputally jobs --st", ["--start", "--state"], ["--end"]),
+        ("gputally jobs --state ", ["waiting", "running", "ended"], []),
+        ("gputally agent ", ["run", "top", "smoke"], []),
+        ("gputally agent run --pri", ["--privilege", "--print-config"], ["--pods"]),
+        ("gputally doctor --output ", ["table", "json", "csv"], []),
+        ("gputally advise autoscaler --format ", ["tfvars", "ansible", "karpenter"], []),
+        ("gputally dashboards push --to", ["--token-file"], []),
+        ("gputally demo --s", ["--seed"], ["--days"]),
+    ],
+)
+def test_every_program_is_completed(
+    complete: Callable[[str], str], line: str, offered: list[str], not_offered: list[str]
+) -> None:
+    said = complete(line)
+    assert all(word in said for word in offered), said
+    assert not any(word in said for word in not_offered), said
+
+
+@pytest.mark.parametrize("shell", PROTOCOLS)
+def test_the_script_for_a_shell(
+    shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "")
+    assert main(["--show-completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert f"_GPUTALLY_COMPLETE=complete_{shell}" in script
+    assert main(["--show-completion", "csh"]) == 2
+
+
+def test_what_is_installed_completes_in_a_bash_that_starts_anew(tmp_path: Path) -> None:
+    """Written into the reader's own start file once, and bash then asks the program that is on its path."""
+    environ = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    (tmp_path / ".bashrc").write_text("export MINE=1\n")
+    for _ in range(2):
+        install = [sys.executable, "-m", "gputally", "--install-completion", "bash"]
+        subprocess.run(install, env=environ, check=True, capture_output=True)
+    written = (tmp_path / ".bashrc").read_text()
+    assert written.startswith("export MINE=1\n")
+    assert written.count("source ") == 1
+    typed = """
+        complete_line() {
+            COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+            "$function" gputally
+            echo "${COMPREPLY[*]}"
+        }
+        read -r _ _ _ _ function _ <<<"$(complete -p gputally)"
+        echo "$MINE"
+        complete_line gputally fair
+        complete_line gputally agent run --pri
+    """
+    said = subprocess.run(
+        ["bash", "--norc", "-c", f"source {tmp_path}/.bashrc\n{typed}"],
+        env=environ, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert said.stdout.splitlines() == ["1", "fairshare", "--print-config --privilege"]
+
+
+def test_names_are_completed_without_loading_a_program() -> None:
+    asked = {"_GPUTALLY_COMPLETE": "complete_bash", **bash("gputally ")}
+    said, loaded = _called("main([])", **asked)
+    assert said.split() == list(COMMANDS)
+    assert not loaded & {"pandas", "duckdb", "fastapi", "kubernetes", "agent", "accountant", "fairshare", "dashboards"}
