@@ -19,6 +19,7 @@ from fairshare.preemption.service_latency_objectives import Alarms
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
 from scripts import reference_pages
+from tests.dashboards.conftest import PUBLISHED
 from tests.usage_windows import usage_window
 
 NOW_MS = 1_790_000_000_000
@@ -47,21 +48,20 @@ def of(program: str) -> set[str]:
     return found
 
 
-def agree(exposed: dict[str, set[str]], published: dict[str, set[str]]) -> bool:
+def agree(exposed: dict[str, set[str]]) -> bool:
     """A family without samples may not know its labels."""
-    return all(name in published and labels <= published[name] for name, labels in exposed.items())
+    return all(name in PUBLISHED and labels <= PUBLISHED[name] for name, labels in exposed.items())
 
 
-def test_the_agent_exposes_what_is_listed(published: dict[str, set[str]]) -> None:
-    suffixes = {"counter": "_total"}
-    exposed = {
-        f.name.removeprefix("gputally_").removesuffix("_total") + suffixes.get(f.kind, ""): set(f.labels)
-        for f in AgentMetrics("node", "1").collect()
-    }
-    assert {n: published[n] for n in exposed} == exposed
+def test_the_agent_exposes_what_is_listed() -> None:
+    exposed = {}
+    for family in AgentMetrics("node", "1").collect():
+        name = family.name.removeprefix("gputally_").removesuffix("_total")
+        exposed[name + ("_total" if family.kind == "counter" else "")] = set(family.labels)
+    assert {n: PUBLISHED[n] for n in exposed} == exposed
 
 
-def test_the_accountant_exposes_what_is_listed(published: dict[str, set[str]], tmp_path: Path) -> None:
+def test_the_accountant_exposes_what_is_listed(tmp_path: Path) -> None:
     clock = VirtualClock(NOW_MS)
     metrics = AccountantMetrics()
     ledger = open_ledger(tmp_path / "ledger.duckdb", clock)
@@ -70,7 +70,7 @@ def test_the_accountant_exposes_what_is_listed(published: dict[str, set[str]], t
     metrics.watch(LedgerCollector(ledger, lambda: None, settings, clock))
     exposed = names(metrics.registry.collect())
     ledger.close()
-    assert agree(exposed, published)
+    assert agree(exposed)
     asked_for = (
         "backup",
         "deliveries",
@@ -85,7 +85,7 @@ def test_the_accountant_exposes_what_is_listed(published: dict[str, set[str]], t
     assert {n for n in of("Accountant") - set(exposed) if not n.startswith(asked_for)} == set()
 
 
-def test_fairshare_exposes_what_is_listed(published: dict[str, set[str]]) -> None:
+def test_fairshare_exposes_what_is_listed() -> None:
     clock = VirtualClock(NOW_MS)
     metrics = FairshareMetrics(clock, tasks=BackgroundTasks(clock))
     window = usage_window({}, 0, end_ms=NOW_MS)
@@ -96,4 +96,4 @@ def test_fairshare_exposes_what_is_listed(published: dict[str, set[str]]) -> Non
     }
     listed = {family.series for family in reference_pages.families_by_program()["Fairshare"]}
     assert {name for name in seen if not name.endswith("_created")} == {n.removeprefix("gputally_") for n in listed}
-    assert agree(names(metrics.collect()), published)
+    assert agree(names(metrics.collect()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import promql_parser as pq
@@ -11,11 +10,11 @@ import pytest
 
 from accountant.wire.usage_cost_and_job_models import Accounts
 from dashboards import grafana_schema, layout, lint
-from tests.dashboards.queries import SCRAPED, selectors, walk
+from tests.dashboards.conftest import PUBLISHED, SCRAPED, parse, selectors, walk
 
 
 @pytest.fixture
-def trees(dashboard: dict[str, Any], parse: Callable[[str], Any]) -> list[tuple[str, Any]]:
+def trees(dashboard: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(f"{title}: {expr}", parse(expr)) for title, expr in lint.expressions(dashboard)]
 
 
@@ -25,25 +24,23 @@ def test_every_expression_parses_and_selects_something(trees: list[tuple[str, An
         assert list(selectors(tree)), text
 
 
-def test_every_metric_and_label_is_published(trees: list[tuple[str, Any]], published: dict[str, set[str]]) -> None:
+def test_every_metric_and_label_is_published(trees: list[tuple[str, Any]]) -> None:
     for text, tree in trees:
         for selector, _ in selectors(tree):
             name = selector.name.removeprefix("gputally_")
             assert selector.name.startswith("gputally_"), text
-            assert name in published, text
+            assert name in PUBLISHED, text
             used = {matcher.name for matcher in selector.matchers.matchers}
-            assert used <= published[name] | SCRAPED, f"{text}: {name} has no {used - published[name]}"
+            assert used <= PUBLISHED[name] | SCRAPED, f"{text}: {name} has no {used - PUBLISHED[name]}"
 
 
-def test_grouping_uses_labels_that_the_series_below_it_have(
-    trees: list[tuple[str, Any]], published: dict[str, set[str]]
-) -> None:
+def test_grouping_uses_labels_that_the_series_below_it_have(trees: list[tuple[str, Any]]) -> None:
     for text, tree in trees:
         for node, _ in walk(tree):
             if isinstance(node, pq.AggregateExpr) and node.modifier is not None:
                 below = set(SCRAPED)
                 for selector, _above in selectors(node.expr):
-                    below |= published[selector.name.removeprefix("gputally_")]
+                    below |= PUBLISHED[selector.name.removeprefix("gputally_")]
                 assert set(node.modifier.labels) <= below, text
 
 
@@ -65,9 +62,7 @@ def test_counters_are_read_through_rate_and_summed_afterwards(trees: list[tuple[
                 assert not any(isinstance(node, pq.AggregateExpr) for node in above[call:]), text
 
 
-def test_variables_ask_for_published_metrics(
-    dashboard: dict[str, Any], parse: Callable[[str], Any], published: dict[str, set[str]]
-) -> None:
+def test_variables_ask_for_published_metrics(dashboard: dict[str, Any]) -> None:
     for variable in dashboard["templating"]["list"]:
         if variable["type"] != "query":
             continue
@@ -75,17 +70,17 @@ def test_variables_ask_for_published_metrics(
         if kind == layout.QUERY_RESULT:
             tree = parse(query.removeprefix("query_result(").removesuffix(")"))
             (label,) = re.findall(r'(\w+)="', variable["regex"])
-            named = [published[s.name.removeprefix("gputally_")] for s, _ in selectors(tree)]
+            named = [PUBLISHED[s.name.removeprefix("gputally_")] for s, _ in selectors(tree)]
             assert all(label in labels for labels in named)
             continue
         selector, label = query.removeprefix("label_values(").removesuffix(")").rsplit(", ", 1)
         if selector.startswith("gputally_"):
-            assert label in published[selector.split("{")[0].removeprefix("gputally_")]
+            assert label in PUBLISHED[selector.split("{")[0].removeprefix("gputally_")]
         else:
             assert label in SCRAPED
             pattern = re.search(r'__name__=~"([^"]+)"', selector)
             assert pattern is not None
-            found = {name for name in published if re.fullmatch(pattern[1], f"gputally_{name}")}
+            found = {name for name in PUBLISHED if re.fullmatch(pattern[1], f"gputally_{name}")}
             assert found == {"agent_build_info", "accountant_build_info", "fairshare_build_info"}
 
 

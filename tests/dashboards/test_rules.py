@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import promql_parser as pq
 import pytest
@@ -13,7 +11,7 @@ import yaml
 
 from dashboards import prometheus_rules
 from dashboards.prometheus_rules import Alert, Record
-from tests.dashboards.queries import SCRAPED, selectors, walk
+from tests.dashboards.conftest import PUBLISHED, SCRAPED, parse, selectors, walk
 
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks.md"
 RULES = [*prometheus_rules.RECORDS, *prometheus_rules.ALERTS]
@@ -40,20 +38,16 @@ def sections() -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def test_an_expression_asks_for_what_is_published_or_recorded(
-    rule: Record | Alert, parse: Callable[[str], Any], published: dict[str, set[str]]
-) -> None:
+def test_an_expression_asks_for_what_is_published_or_recorded(rule: Record | Alert) -> None:
     recorded = {record.name for record in prometheus_rules.RECORDS}
     for selector, _ in selectors(parse(rule.expr)):
         if selector.name not in recorded:
             name = selector.name.removeprefix("gputally_")
-            assert name in published
-            assert {m.name for m in selector.matchers.matchers} <= published[name] | SCRAPED
+            assert name in PUBLISHED
+            assert {m.name for m in selector.matchers.matchers} <= PUBLISHED[name] | SCRAPED
 
 
-def test_grouping_uses_labels_that_there_are(
-    rule: Record | Alert, parse: Callable[[str], Any], published: dict[str, set[str]]
-) -> None:
+def test_grouping_uses_labels_that_there_are(rule: Record | Alert) -> None:
     levels = {
         record.name: set(record.name.split(":")[0].split("_")) | {"gpu_model"} for record in prometheus_rules.RECORDS
     }
@@ -62,7 +56,7 @@ def test_grouping_uses_labels_that_there_are(
             below = SCRAPED | BY_PROMETHEUS
             for selector, _above in selectors(node.expr):
                 below = below | levels.get(selector.name, set())
-                below = below | published.get(selector.name.removeprefix("gputally_"), set())
+                below = below | PUBLISHED.get(selector.name.removeprefix("gputally_"), set())
             assert set(node.modifier.labels) <= below, rule.expr
 
 
@@ -81,7 +75,7 @@ def test_an_alert_says_what_it_means_in_a_sentence_and_how_bad_it_is(alert: Aler
     assert alert.description.endswith(".")
 
 
-def test_what_an_alert_names_is_a_label_that_it_keeps(alert: Alert, parse: Callable[[str], Any]) -> None:
+def test_what_an_alert_names_is_a_label_that_it_keeps(alert: Alert) -> None:
     used = set(re.findall(r"\$labels\.(\w+)", alert.summary + alert.description))
     kept: set[str] = set()
     for node, _ in walk(parse(alert.expr)):

@@ -1,4 +1,4 @@
-"""Panels, layout and the shape of the JSON."""
+"""Panels, layout, what columns of tables are shown as, and the shape of the JSON."""
 
 from __future__ import annotations
 
@@ -63,6 +63,17 @@ def test_a_cell_leads_to_another_dashboard_with_source_cluster_and_time() -> Non
     assert link["url"].startswith("/d/gputally-gpu?${__url_time_range}&${datasource:queryparam}")
     assert link["url"].endswith("&var-gpu=${__value.raw}")
     assert panel["transformations"][1]["options"]["renameByName"] == {"gpu_uuid": "GPU", "Value #A": "Share"}
+
+
+def test_a_label_is_text_also_where_it_looks_like_a_number() -> None:
+    """Grafana reads a number out of a text in a column of seconds: XID 119 would be two minutes."""
+    columns = {"Since the last": {"decimals": 0}}
+    made: Any = table("t", "d", [("Since the last", Query("x", instant=True))], ("node", "xid"), columns, "s", "XID")
+    looks = {
+        override["matcher"]["options"]: {one["id"]: one["value"] for one in override["properties"]}
+        for override in made.overrides
+    }
+    assert looks == {"Node": {"unit": "string"}, "XID": {"unit": "string"}, "Since the last": {"decimals": 0}}
 
 
 def test_thresholds_begin_at_minus_infinity_and_nothing_else_is_null() -> None:
