@@ -1,23 +1,36 @@
-"""Windows and usage equal a plain computation over all rows, for any order of arrival."""
+"""Windows and usage equal a plain computation over all rows, for any order of arrival: of a ledger, of one cluster of
+several that share it, and where not every microsecond counts alike (cost, weights of models, shards, Slurm's decay)."""
 
 from __future__ import annotations
 
-import random
+import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
-from accountant.core.gpu_time_accounts import ACCOUNTS, AccountVector, add
-from accountant.core.window_decay import factor, term
+from accountant.billing.usage_pricing import ALLOCATED, charges
+from accountant.core.claim_overlap import intersect, subtract, union
+from accountant.core.errors import UnsupportedQuestion
+from accountant.core.gpu_time_accounts import ACCOUNTS, AccountVector, add, figures, part, sum_by_key
+from accountant.core.window_decay import age_weight, age_weights, combine, factor, reference_ms, term
 from accountant.ledger.protocols import Down, Facts, NodeFacts
+from accountant.prices.price_book import PriceBook, load
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
-from accountant.wire.policy_models import IDLE, UNASSIGNED, Measure, WindowSpec
+from accountant.wire.policy_models import IDLE, UNASSIGNED, Measure, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
+from agent.wire import Batch
+from fairshare.usage.usage_windows import sum_of_windows
 from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS
 from tests.effort import examples
@@ -34,11 +47,33 @@ from tests.properties.streams import (
     streams,
     total,
 )
+from tests.shelf import shared_cases
+from tests.usage_records import batch, interval, pod_facts, pod_holder
 
+Ledgers = Callable[..., DuckLedger]
 TRUSTED = settings(max_examples=examples(4, 24), deadline=None, suppress_health_check=list(HealthCheck))
 
 
-NODE_DOWN = Facts(nodes=(NodeFacts("c", "n1", down=(Down(START_MS + 400_123, START_MS + 1_500_777, "cordoned"),)),))
+def few(quick: int, long: int) -> settings:
+    """So many examples of hundreds of rows, which nobody gains by shrinking."""
+    phases = [Phase.explicit, Phase.reuse, Phase.generate]
+    return settings(TRUSTED, max_examples=examples(quick, long), phases=phases)
+
+
+HALF_LIVES = st.sampled_from([None, 60, 3600, 604_800])
+INSTANTS = st.integers(1, SPAN_MS + BUCKET_MS)
+SIZES = st.integers(1, 2 * SPAN_MS // 1000)
+ORDERS = st.randoms(use_true_random=False)
+MEASURES: tuple[Measure, ...] = ("allocated", "busy", "energy")
+DOWN = Down(START_MS + 400_123, START_MS + 1_500_777, "cordoned")
+NODE_DOWN = Facts(nodes=(NodeFacts("c", "n1", down=(DOWN,)),))
+
+
+def piecemeal(found: list[Stream], size: int, order: Random) -> Iterator[Batch]:
+    """The batches of all streams, interleaved."""
+    queues = [batches(stream, size) for stream in found]
+    while any(queues):
+        yield order.choice([queue for queue in queues if queue]).pop(0)
 
 
 @pytest.mark.thorough
@@ -50,7 +85,7 @@ NODE_DOWN = Facts(nodes=(NodeFacts("c", "n1", down=(Down(START_MS + 400_123, STA
     middle=st.integers(0, SPAN_MS),
 )
 def test_usage_is_what_a_scan_of_all_rows_gives_and_adds_up(
-    ledgers: Callable[..., DuckLedger], found: list[Stream], low: int, high: int, middle: int
+    ledgers: Ledgers, found: list[Stream], low: int, high: int, middle: int
 ) -> None:
     ledger = ledgers(policy=None)
     for stream in found:
@@ -92,7 +127,7 @@ def test_usage_is_what_a_scan_of_all_rows_gives_and_adds_up(
 @TRUSTED
 @given(found=streams(), low=st.integers(-1000, SPAN_MS), high=st.integers(0, SPAN_MS + 1000))
 def test_a_filter_takes_lines_away_and_a_coarser_question_adds_them_up(
-    ledgers: Callable[..., DuckLedger], found: list[Stream], low: int, high: int
+    ledgers: Ledgers, found: list[Stream], low: int, high: int
 ) -> None:
     ledger = ledgers()
     for stream in found:
@@ -129,31 +164,28 @@ def _by_gpu(ledger: DuckLedger, start: int, end: int) -> dict[str, tuple[int, ..
 @TRUSTED
 @given(
     found=streams(),
-    half_life=st.sampled_from([None, 60, 3600, 604_800]),
-    at=st.integers(1, SPAN_MS + BUCKET_MS),
-    size=st.integers(1, 2 * SPAN_MS // 1000),
-    order=st.randoms(use_true_random=False),
+    half_life=HALF_LIVES,
+    at=INSTANTS,
+    size=SIZES,
+    order=ORDERS,
 )
 def test_windows_are_bit_equal_whatever_the_order_and_equal_to_the_formula(
-    ledgers: Callable[..., DuckLedger],
+    ledgers: Ledgers,
     found: list[Stream],
     half_life: int | None,
     at: int,
     size: int,
-    order: random.Random,
+    order: Random,
 ) -> None:
     spec = WindowSpec(size=size, half_life=half_life)
     at_ms = START_MS + at
     first, second = ledgers(), ledgers()
     book(first, [batch for stream in found for batch in batches(stream, 4)])
     # The second one hears the streams interleaved and piecemeal, and is asked in between.
-    queues = [batches(stream, 1) for stream in found]
-    while any(queues):
-        queue = order.choice([queue for queue in queues if queue])
-        book(second, [queue.pop(0)])
+    for one in piecemeal(found, 1, order):
+        book(second, [one])
         second.window(spec, at_ms, "allocated", 0.98)
-    measures: tuple[Measure, ...] = ("allocated", "busy", "energy")
-    for measure in measures:
+    for measure in MEASURES:
         assert first.window(spec, at_ms, measure, 0.98) == second.window(spec, at_ms, measure, 0.98)
     window = first.window(spec, at_ms, "allocated", 0.98)
     terms: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
@@ -184,11 +216,11 @@ def test_windows_are_bit_equal_whatever_the_order_and_equal_to_the_formula(
 @given(
     found=streams(),
     half_life=st.sampled_from([None, 3600]),
-    at=st.integers(1, SPAN_MS + BUCKET_MS),
-    order=st.randoms(use_true_random=False),
+    at=INSTANTS,
+    order=ORDERS,
 )
 def test_checkpoints_and_restarts_change_no_answer(
-    ledgers: Callable[..., DuckLedger], found: list[Stream], half_life: int | None, at: int, order: random.Random
+    ledgers: Ledgers, found: list[Stream], half_life: int | None, at: int, order: Random
 ) -> None:
     """Sums are computed only at checkpoints, and tenures are written when they begin. The rest follows from the
     rows."""
@@ -201,9 +233,8 @@ def test_checkpoints_and_restarts_change_no_answer(
         ledger = open_ledger(path, clock)
         try:
             ledger.put_policy(POLICY, START_MS)
-            queues = [batches(stream, 2) for stream in found]
-            while any(queues):
-                book(ledger, [order.choice([queue for queue in queues if queue]).pop(0)])
+            for one in piecemeal(found, 2, order):
+                book(ledger, [one])
                 event = order.randrange(4)
                 if event == 0:
                     ledger.checkpoint()
@@ -220,3 +251,392 @@ def test_checkpoints_and_restarts_change_no_answer(
             assert examined.total_us == 0, examined.lines
         finally:
             ledger.close()
+
+
+# --- one cluster of several that share a ledger -------------------------------------------------
+# The clusters have nodes, GPUs, pods and queues of the same names.
+
+
+CLUSTERS = ("prod", "staging")
+THREEFOLD = {"H100": Decimal(3)}
+
+
+def nodes(cluster: str) -> Facts:
+    """The first node is down for a while in one cluster, and the shards of the nodes are swapped in the other
+    cluster."""
+    down = (DOWN,) if cluster == "prod" else ()
+    one, other = ("a", "b") if cluster == "prod" else ("b", "a")
+    return Facts(nodes=(NodeFacts(cluster, "n1", shard=one, down=down), NodeFacts(cluster, "n2", shard=other)))
+
+
+def of_cluster(cluster: str, found: list[Stream], size: int) -> list[list[Batch]]:
+    return [[structs.replace(batch, cluster=cluster) for batch in batches(stream, size)] for stream in found]
+
+
+def plain(window: UsageWindow) -> UsageWindow:
+    """The window without the fields that only a query for one cluster has."""
+    return window.model_copy(update={"cluster": None, "policy_counting": None})
+
+
+@pytest.mark.thorough
+@few(2, 25)
+@given(
+    found=st.tuples(streams(), streams()),
+    half_life=HALF_LIVES,
+    at=INSTANTS,
+    size=SIZES,
+    order=ORDERS,
+)
+def test_a_cluster_is_as_if_it_were_alone_and_all_of_them_add_up(
+    ledgers: Ledgers,
+    found: tuple[list[Stream], list[Stream]],
+    half_life: int | None,
+    at: int,
+    size: int,
+    order: Random,
+) -> None:
+    spec, at_ms = WindowSpec(size=size, half_life=half_life), START_MS + at
+    shared, alone = ledgers(*map(nodes, CLUSTERS)), {cluster: ledgers(nodes(cluster)) for cluster in CLUSTERS}
+    queues = []
+    for cluster, mine in zip(CLUSTERS, found, strict=True):
+        book(alone[cluster], [batch for stream in of_cluster(cluster, mine, 4) for batch in stream])
+        queues += of_cluster(cluster, mine, 2)
+    # The shared one hears both interleaved and piecemeal, and is asked in between.
+    while any(queues):
+        chosen = order.sample([queue for queue in queues if queue], k=min(2, sum(map(bool, queues))))
+        book(shared, [queue.pop(0) for queue in chosen])
+        if order.random() < 0.4:
+            for cluster in (*CLUSTERS, None, "nobody"):
+                shared.window(spec, at_ms, "allocated", 0.98, cluster=cluster)
+        if order.random() < 0.1:
+            shared.checkpoint()
+    for measure in MEASURES:
+        parts = [shared.window(spec, at_ms, measure, 0.98, cluster=cluster) for cluster in CLUSTERS]
+        for cluster, window in zip(CLUSTERS, parts, strict=True):
+            assert (window.cluster, window.policy_counting) == (cluster, POLICY.counting())
+            assert plain(window) == alone[cluster].window(spec, at_ms, measure, 0.98)
+        whole = shared.window(spec, at_ms, measure, 0.98)
+        # Decayed sums are rounded to a whole unit each, once.
+        most = 0 if half_life is None else len(CLUSTERS)
+        for name, value in whole.usage.items():
+            assert abs(value - sum(one.usage[name] for one in parts)) <= most * (3 if name == "top" else 1)
+        assert abs(whole.unassigned - sum(one.unassigned for one in parts)) <= most
+        assert abs(whole.capacity - sum(one.capacity for one in parts)) <= most
+    for shard, weights, decay in (("a", {}, "exact"), (None, THREEFOLD, "exact"), ("b", THREEFOLD, "slurm")):
+        if decay == "slurm" and half_life is None:
+            continue
+        other = spec.model_copy(update={"gpu_weights": weights, "decay": decay})
+        for cluster in CLUSTERS:
+            window = shared.window(other, at_ms, "allocated", 0.98, shard=shard, cluster=cluster)
+            assert plain(window) == alone[cluster].window(other, at_ms, "allocated", 0.98, shard=shard)
+            mark = shared.watermark(at_ms, 0.98, shard, cluster)
+            assert mark == window.watermark_ms == alone[cluster].watermark(at_ms, 0.98, shard)
+
+
+@pytest.mark.thorough
+@few(2, 25)
+@given(found=st.tuples(streams(), streams(), streams()), half_life=HALF_LIVES, at=INSTANTS, size=SIZES)
+def test_windows_of_several_ledgers_add_up_to_that_of_one_ledger_with_all_rows(
+    ledgers: Ledgers,
+    found: tuple[list[Stream], list[Stream], list[Stream]],
+    half_life: int | None,
+    at: int,
+    size: int,
+) -> None:
+    names = (*CLUSTERS, "west")
+    spec, at_ms = WindowSpec(size=size, half_life=half_life), START_MS + at
+    together, apart = ledgers(*map(nodes, names)), {name: ledgers(nodes(name)) for name in names}
+    for name, mine in zip(names, found, strict=True):
+        rows = [batch for stream in of_cluster(name, mine, 4) for batch in stream]
+        book(apart[name], rows)
+        book(together, rows)
+    for measure in MEASURES:
+        first, *others = (apart[name].window(spec, at_ms, measure, 0.98, cluster=name) for name in names)
+        added = sum_of_windows(names[0], first, dict(zip(names[1:], others, strict=True)))
+        whole = together.window(spec, at_ms, measure, 0.98)
+        same = ("start_ms", "end_ms", "half_life_s", "measure", "unit", "by", "lost_ms", "since_ms")
+        assert [getattr(added, what) for what in same] == [getattr(whole, what) for what in same]
+        assert added.coverage <= whole.coverage + 1e-12, "the lowest of any"
+        if half_life is None:
+            assert (added.usage, added.unassigned, added.capacity) == (whole.usage, whole.unassigned, whole.capacity)
+        most = (len(names) + 1) / 2  # each sum is rounded to a whole unit, once
+        for queue, value in whole.usage.items():
+            assert abs(value - added.usage[queue]) <= most * (3 if queue == "top" else 1)
+        assert abs(whole.unassigned - added.unassigned) <= most
+        assert abs(whole.capacity - added.capacity) <= most
+
+
+def test_of_a_cluster_that_never_reported_there_is_neither_usage_nor_capacity(
+    ledgers: Ledgers,
+) -> None:
+    ledger = ledgers(nodes("prod"))
+    for number in range(40):
+        window = ledger.window(WindowSpec(size=3600), START_MS, "allocated", 0.98, cluster=f"other-{number}")
+        assert (window.capacity, window.watermark_ms, set(window.usage.values())) == (0, None, {0})
+    assert not ledger._windows.sums._sums, "names are free to invent: nothing is cached of them"
+
+
+# --- cost, weights of models, shards, and Slurm's decay -----------------------------------------
+
+
+CHANGE_MS = START_MS + BUCKET_MS + 400_000
+MODELS = {"g1": "NVIDIA H100 80GB HBM3", "g2": "NVIDIA A100-SXM4-40GB"}
+PRICE_ROW = "  - {{id: {}, model: {}, price: '{}', {}, per: gpu-hour, source: s, as_of: 2026-01-01, basis: gpu-only}}\n"
+WEIGHTS = {"H100": Decimal(4), "A100-40GB": Decimal("2.5")}
+NODES = Facts(
+    nodes=(
+        NodeFacts("c", "n1", shard="a", pool="p", down=(DOWN,)),
+        NodeFacts("c", "n2", shard="b", pool="p"),
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def prices(tmp_path_factory: pytest.TempPathFactory) -> PriceBook:
+    """A price book in which the price of an H100 rises in the second quarter-hour."""
+    path = tmp_path_factory.mktemp("prices") / "prices.yaml"
+    from_to = "valid_from: 2026-01-01, valid_to: '2026-10-01T00:21:40+00:00'"
+    path.write_text(
+        "schema: 1\ncurrency: EUR\nrows:\n"
+        + PRICE_ROW.format("h", "H100", "4.123456", from_to)
+        + PRICE_ROW.format("h2", "H100", "6.1", "valid_from: '2026-10-01T00:21:40+00:00'")
+        + PRICE_ROW.format("a", "A100", "2.5", "valid_from: 2026-01-01")
+    )
+    return load(path)
+
+
+def modelled(found: list[Stream]) -> list[Stream]:
+    """Gives the second GPU another model."""
+    return [
+        Stream(
+            stream.node,
+            stream.epoch,
+            tuple(tuple(structs.replace(row, gpu_model=MODELS[row.gpu_uuid]) for row in rows) for rows in stream.sets),
+        )
+        for stream in found
+    ]
+
+
+def expected(
+    found: list[Stream],
+    start: int,
+    at: int,
+    half_life: int | None,
+    weigh: Callable[[str, int], Fraction],
+    cuts: list[int],
+) -> dict[str, int]:
+    """Usage per leaf queue by the formula: microseconds of equal weight are added and multiplied once."""
+    terms: dict[tuple[str, Fraction], dict[tuple[int, int], int]] = defaultdict(lambda: defaultdict(int))
+    for low, high in pairwise([start, *cuts, at]):
+        for item in kept(found):
+            begin, end = max(low, item.start_ms), min(high, item.end_ms)
+            bucket = item.start_ms - item.start_ms % BUCKET_MS
+            reference = reference_ms(max(low, bucket), min(high, bucket + BUCKET_MS), half_life)
+            for payer, cells in inside(item, low, high):
+                if payer:
+                    own = terms[QUEUE_OF.get(payer, UNASSIGNED), weigh(MODELS[item.gpu], low)]
+                    own[low, reference] += term(cells.allocated_us, factor(begin, end, reference, half_life))
+    sums: dict[str, Fraction] = defaultdict(Fraction)
+    for (queue, weight), own in terms.items():
+        in_order = [(reference, value) for (_, reference), value in sorted(own.items())]
+        sums[queue] += weight * total(in_order, at, half_life)
+    return {queue: round(value) for queue, value in sums.items()}
+
+
+def told(window: UsageWindow) -> dict[str, int]:
+    assert window.usage["top"] == window.usage["left"] + window.usage["right"]
+    return {"left": window.usage["left"], "right": window.usage["right"], UNASSIGNED: window.unassigned}
+
+
+@pytest.mark.thorough
+@few(3, 20)
+@given(
+    found=streams(),
+    half_life=st.sampled_from([None, 60, 3600]),
+    at=INSTANTS,
+    size=SIZES,
+    order=ORDERS,
+)
+def test_cost_and_weights_are_the_formula_whatever_the_order(
+    ledgers: Ledgers,
+    prices: PriceBook,
+    found: list[Stream],
+    half_life: int | None,
+    at: int,
+    size: int,
+    order: Random,
+) -> None:
+    found, at_ms, start = modelled(found), START_MS + at, START_MS + at - size * 1000
+    plain = WindowSpec(size=size, half_life=half_life)
+    weighted = WindowSpec(size=size, half_life=half_life, gpu_weights=WEIGHTS)
+    first, second = ledgers(NODES), ledgers(NODES)
+    book(first, [one for stream in found for one in batches(stream, 4)])
+    for one in piecemeal(found, 1, order):
+        book(second, [one])
+        if order.random() < 0.3:
+            second.window(weighted, at_ms, "allocated", 0.98)
+            second.window(plain, at_ms, "cost", 0.98, book=prices)
+        if order.random() < 0.1:
+            second.checkpoint()
+    asked: tuple[tuple[WindowSpec, Measure], ...] = ((weighted, "allocated"), (weighted, "busy"), (plain, "cost"))
+    for spec, of in asked:
+        window = first.window(spec, at_ms, of, 0.98, book=prices)
+        assert window == second.window(spec, at_ms, of, 0.98, book=prices), of
+        assert window == first.window(spec, at_ms, of, 0.98, book=prices), "remembered or not"
+    cuts = [CHANGE_MS] if start < CHANGE_MS < at_ms else []
+    cost = first.window(plain, at_ms, "cost", 0.98, book=prices)
+    unit = Fraction(10**9, 3_600_000_000)
+
+    def price(model: str, at_ms: int) -> Fraction:
+        later = Fraction("6.1") if at_ms >= CHANGE_MS else Fraction("4.123456")
+        return unit * (later if "H100" in model else Fraction("2.5"))
+
+    nothing = {"left": 0, "right": 0, UNASSIGNED: 0}
+    assert told(cost) == nothing | expected(found, start, at_ms, half_life, price, cuts)
+    assert (cost.unit, cost.price_book_version) == ("1e-9 EUR", prices.version)
+    heavy = first.window(weighted, at_ms, "allocated", 0.98)
+    weigh = lambda model, _: Fraction(4) if "H100" in model else Fraction("2.5")  # noqa: E731
+    assert told(heavy) == nothing | expected(found, start, at_ms, half_life, weigh, [])
+    assert (heavy.unit, heavy.gpu_weights) == ("weighted_gpu_us", WEIGHTS)
+    straight = first.window(plain, at_ms, "allocated", 0.98)
+    assert (heavy.watermark_ms, heavy.coverage) == (straight.watermark_ms, straight.coverage)
+    assert (cost.watermark_ms, cost.coverage) == (straight.watermark_ms, straight.coverage)
+    # A lens that changes nothing changes nothing, to the last bit.
+    same = first.window(plain.model_copy(update={"gpu_weights": {"MI300X": Decimal(7)}}), at_ms, "allocated", 0.98)
+    assert same.model_copy(update={"unit": "gpu_us", "gpu_weights": {}}) == straight
+    if half_life is None:
+        ones = [charge for charge in charges(first, prices, start, at_ms, ("queue",)) if charge.account in ALLOCATED]
+        for queue in nothing:
+            exact = sum(
+                (unit * Fraction(c.row.price) * c.gpu_us for c in ones if c.row and c.key == (queue,)), Fraction(0)
+            )
+            assert told(cost)[queue] == round(exact)
+        shards = [first.window(plain, at_ms, "allocated", 0.98, shard=shard) for shard in ("a", "b", "")]
+        assert straight.capacity == sum(shard.capacity for shard in shards)
+        assert straight.usage == {queue: sum(shard.usage[queue] for shard in shards) for queue in straight.usage}
+
+
+def test_time_without_a_price_is_neither_usage_nor_covered(ledgers: Ledgers, prices: PriceBook) -> None:
+    ledger = ledgers(NODES)
+    rows = [
+        interval(START_MS, gpu, pod_holder("d"), span_ms=60_000, gpu_model=model, busy_us=1)
+        for gpu, model in (("g1", "NVIDIA H100 80GB HBM3"), ("g2", "MI300X"))
+    ]
+    book(ledger, [batch(rows, node="n2")])
+    window = ledger.window(WindowSpec(size=60), START_MS + 60_000, "cost", 0.98, book=prices)
+    assert (window.unassigned, window.capacity) == (round(Fraction("4.123456") * 10**9 / 60),) * 2
+    assert window.coverage == 0.5
+
+
+def test_what_cannot_be_asked_is_refused(ledgers: Ledgers, prices: PriceBook) -> None:
+    ledger = ledgers(NODES)
+    with pytest.raises(UnsupportedQuestion, match="without a price book"):
+        ledger.window(WindowSpec(), START_MS, "cost", 0.98)
+    for of in ("cost", "energy"):
+        with pytest.raises(UnsupportedQuestion, match=f"this window measures {of}"):
+            ledger.window(WindowSpec(gpu_weights=WEIGHTS), START_MS, of, 0.98, book=prices)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="needs a half_life"):
+        WindowSpec(decay="slurm")
+    with pytest.raises(ValueError, match="divides a quarter of an hour"):
+        WindowSpec(calc_period=400)
+
+
+SLURM = shared_cases("vectors/schedulers.json", lambda document: document["slurm_accrual"]["cases"])
+
+
+@pytest.mark.parametrize(
+    "case", SLURM, ids=lambda case: f"{case.get('half_life_s')}s over {case.get('observed_at_s')}s"
+)
+def test_slurms_decay_is_slurms(ledgers: Ledgers, case: dict[str, float]) -> None:
+    """One GPU is held for the job's time. The billing factor of the vector multiplies its usage."""
+    ledger = ledgers(NODES)
+    until, at = START_MS + round(case["job_runs_s"]) * 1000, START_MS + round(case["observed_at_s"]) * 1000
+    facts = [pod_facts("d", START_MS, node="n2", queue_ref="kai:left")]
+    rows = [
+        interval(start, "g2", pod_holder("d"), span_ms=min(start + BUCKET_MS, until) - start)
+        for start in range(START_MS, until, BUCKET_MS)
+    ]
+    assert not isinstance(ledger.append([batch(rows, facts, node="n2")], at + 60_000)[0], Exception)
+    span = round(case["observed_at_s"])
+    half_life, period = round(case["half_life_s"]), round(case["calc_period_s"])
+    spec = WindowSpec(size=span, half_life=half_life, decay="slurm", calc_period=period)
+    usage = ledger.window(spec, at, "allocated", 0.98).usage["left"] * case["billing"]
+    assert usage / 1e6 == pytest.approx(case["slurm_raw_usage"], rel=1e-9)
+    exact = ledger.window(WindowSpec(size=span, half_life=half_life), at, "allocated", 0.98).usage["left"]
+    assert exact * case["billing"] / 1e6 == pytest.approx(case["exact_decayed_integral"], rel=1e-9)
+
+
+# --- arithmetic: decay weights, spans that are cut and joined, divided sets, sums of rows -------
+
+
+@given(
+    start=st.integers(0, BUCKET_MS - 1),
+    length=st.integers(1, BUCKET_MS),
+    half_life=st.integers(1, 10**7),
+    age=st.integers(0, BUCKET_MS),
+)
+def test_the_mean_weight_is_the_integral(start: int, length: int, half_life: int, age: int) -> None:
+    end = start + length
+    x = length / (half_life * 1000)
+    exact = math.pow(2.0, -age / (half_life * 1000)) * -math.expm1(-math.log(2) * x) / (math.log(2) * x)
+    assert math.isclose(factor(start, end, end + age, half_life), exact, rel_tol=4e-15)
+    assert 0 <= factor(start, end, end + age, half_life) <= 1
+
+
+def test_a_window_forgets_by_halves() -> None:
+    assert age_weight(0, 3_600_000, 3600) == 0.5
+    assert combine([1000, 1000], age_weights([0, 3_600_000], 3_600_000, 3600)) == 1500
+    assert combine([10**30, 1], age_weights([0, 1], 5, None)) == 10**30 + 1
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(lambda s: (min(s), max(s))), max_size=8)
+
+
+@given(left=SPANS, right=SPANS)
+def test_span_arithmetic_is_arithmetic_of_instants(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> None:
+    def instants(spans: list[tuple[int, int]]) -> set[int]:
+        return {at for start, end in spans for at in range(start, end)}
+
+    a, b = union(left), union(right)
+    assert instants(a) == instants(left)
+    assert instants(intersect(a, b)) == instants(left) & instants(right)
+    assert instants([s for span in a for s in subtract(span, b)]) == instants(left) - instants(right)
+    assert all(x[1] < y[0] for x, y in pairwise(a))
+
+
+WIDTH = len(AccountVector._fields)
+ROW = st.lists(st.integers(0, 10**6), min_size=WIDTH, max_size=WIDTH)
+
+
+@given(rows=st.lists(ROW, min_size=1, max_size=5), span=st.integers(1, 5000), cuts=st.sets(st.integers(0, 5000)))
+def test_parts_of_a_set_are_never_negative_and_add_up(rows: list[list[int]], span: int, cuts: set[int]) -> None:
+    whole = [AccountVector(*row) for row in rows]
+    # Fill the last row up, so that the set is full.
+    missing = -sum(cells.capacity_us for cells in whole) % (span * 1000)
+    whole.append(AccountVector(unheld_us=missing))
+    capacity = sum(cells.capacity_us for cells in whole)
+    edges = [0, *sorted(cut for cut in cuts if 0 < cut < span), span]
+    pieces = [part(whole, span, a, b) for a, b in pairwise(edges)]
+    for (a, b), piece in zip(pairwise(edges), pieces, strict=True):
+        assert all(value >= 0 for cells in piece for value in cells)
+        assert sum(cells.capacity_us for cells in piece) == capacity // span * (b - a)
+    assert [add(row) for row in zip(*pieces, strict=True)] == whole
+
+
+FIGURE = st.one_of(st.just(0), st.integers(0, BUCKET_MS * 200))
+
+
+@given(st.lists(st.lists(FIGURE, min_size=WIDTH, max_size=WIDTH), min_size=1, max_size=20), st.floats(0, 2))
+def test_figures_of_many_rows_are_those_of_each(rows: list[list[int]], weight: float) -> None:
+    found = figures(np.array(rows, dtype=np.int64), [weight] * len(rows))
+    for row, values in zip(rows, found.tolist(), strict=True):
+        cells = AccountVector(*row)
+        decaying = (cells.allocated_us, cells.busy_us, cells.energy_uj, cells.down_us)
+        plain = (cells.allocated_us, cells.unheld_us, cells.down_us, cells.unknown_us, cells.energy_blind_us)
+        assert values == [*(term(value, weight) for value in decaying), *plain]
+
+
+def test_sums_go_by_equal_keys() -> None:
+    keys = np.array([[1, 7], [2, 7], [1, 7]], dtype=np.int64)
+    distinct, sums = sum_by_key(keys, np.array([[1, 10], [2, 20], [3, 30]], dtype=np.int64))
+    assert (distinct.tolist(), sums.tolist()) == ([[1, 7], [2, 7]], [[4, 40], [2, 20]])
