@@ -194,7 +194,7 @@ comes from something in between (a proxy); it is retried and has no other effect
 
 
 def usage_batch() -> str:
-    """The schema of POST /v1/usage as indented JSON with a final newline; the same text every time."""
+    """Return the schema of POST /v1/usage as indented JSON with a final newline; the same text every time."""
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"https://gputally.dev/schema/usage-batch.v{SCHEMA}.json",

@@ -2,10 +2,10 @@
 
 It holds device memory and keeps the GPU busy through the CUDA driver, and reads NVML like the agent. Run in several
 pods that share a GPU, it shows whether the agent assigns to each pod the memory that this pod allocated. It prints the
-expected and the measured value of each check. A value that is invisible here is unknown and not a failure. Exit codes:
-0 all values are as expected, 1 some value is not, 2 wrong call, 3 no GPU.
+expected and the measured value of each check. A value that this process may not read is unknown and not a failure. Exit
+codes: 0 all values are as expected, 1 some value is not, 2 wrong call, 3 no GPU.
 
-The driver's library is loaded on first use. Metering does not use this module. It is for one thread.
+The driver's library is loaded on first use. Metering does not use this module. Not thread-safe.
 
 Source of the calls: cuda.h (CUDA driver API); the kernel is PTX, which the driver compiles for its GPU."""
 
@@ -77,7 +77,7 @@ class NoCuda(CudaFault):
 
 
 class Cuda:
-    """One device with a context of its own; a context manager. Raises NoCuda, CudaFault.
+    """A CUDA device, used as a context manager that holds a CUDA context. Raises NoCuda, CudaFault.
 
     ordinal: the index among the devices that this process may use. library: path of libcuda, if not the system's."""
 
@@ -113,13 +113,13 @@ class Cuda:
         return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
     def allocate(self, size: int) -> None:
-        """Hold `size` bytes of device memory, written to, until the context ends."""
+        """Allocate `size` bytes of device memory and write to them. They stay allocated until the context ends."""
         self._call("cuMemAlloc_v2", ctypes.byref(self._memory), ctypes.c_size_t(size))
         self._call("cuMemsetD8_v2", self._memory, ctypes.c_ubyte(0xA5), ctypes.c_size_t(size))
         self._call("cuCtxSynchronize")
 
     def spin(self, milliseconds: int) -> None:
-        """Keep every multiprocessor busy for that long, after earlier calls; returns at once."""
+        """Start work that keeps every multiprocessor busy for that long, after earlier work. Return at once."""
         if self._kernel.value is None:
             module = ctypes.c_void_p()
             self._call("cuModuleLoadData", ctypes.byref(module), _KERNEL)
@@ -201,7 +201,7 @@ class _View:
 
 
 def size(text: str) -> int:
-    """Bytes of `512MiB` or `2GiB`. Raises ValueError."""
+    """Return the bytes of a text such as `512MiB` or `2GiB`. Raises ValueError."""
     match = _SIZE.fullmatch(text)
     if match is None or int(match[1]) == 0:
         raise ValueError(f"expected a size like 512MiB or 2GiB, got {text!r}")
@@ -209,7 +209,7 @@ def size(text: str) -> int:
 
 
 def duration_ms(text: str) -> int:
-    """Milliseconds of `10s`, `500ms` or `2m`. Raises ValueError."""
+    """Return the milliseconds of a text such as `10s`, `500ms` or `2m`. Raises ValueError."""
     match = _TIME.fullmatch(text)
     if match is None:
         raise ValueError(f"expected a time like 10s, 500ms or 2m, got {text!r}")
@@ -219,7 +219,7 @@ def duration_ms(text: str) -> int:
 def examine(
     load: Load, source: Source, clock: Clock, pid: int, holder: Holder | None, memory: int, busy_ms: int
 ) -> tuple[Check, ...]:
-    """Make the load and check the agent's readings. holder: the holder of this process, None if unknown.
+    """Put the load on the GPU and check the agent's readings. holder: the holder of this process, None if unknown.
 
     Raises CudaFault."""
     uuid = load.uuid()
@@ -313,7 +313,7 @@ def _holder(expected: Holder, view: _View) -> Check:
         return Check("holder", _called(expected), _called(expected), "ok")
     private = expected.kind != "process" and any(h.kind == "process" for h in view.holders)
     if private and view.process is not None:
-        return Check("holder", _called(expected), "a process: control groups are private here", "unknown")
+        return Check("holder", _called(expected), "a process: this container has a private cgroup namespace", "unknown")
     return Check("holder", _called(expected), seen, "FAILED")
 
 
@@ -332,7 +332,7 @@ def _busy(views: Sequence[_View]) -> Check:
 
 
 def _busy_of_process(views: Sequence[_View]) -> Reading:
-    """Return the process's busy time in all views; each has only the time since the view before it."""
+    """Return the sum of the process's busy times. Each view has only the time since the previous view."""
     return sum_readings(view.process.busy_us if view.process else Unavailable("process not seen") for view in views)
 
 
@@ -364,7 +364,7 @@ def _digits(uuid: str) -> str:
 
 
 def table(checks: Sequence[Check]) -> str:
-    """The checks, aligned, with one line of summary."""
+    """Return the checks as an aligned table, followed by a summary line."""
     head = Check("CHECK", "EXPECTED", "SEEN", "ok")
     widths = [max(len(getattr(check, column)) for check in (head, *checks)) for column in ("name", "expected", "seen")]
     lines = []
@@ -386,7 +386,7 @@ def print_checks(checks: Sequence[Check], output: Output) -> None:
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """The arguments of `gputally agent smoke`."""
+    """Add the arguments of `gputally agent smoke`."""
     parser = commands.add_parser(
         "smoke",
         help="make a known load and check that it is seen",
@@ -407,7 +407,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The command; returns its exit code."""
+    """Run the command and return its exit code."""
     from agent.devices.driver_lifecycle import Gpus
     from agent.devices.nvml_library import Driver
     from agent.holders.node_snapshot import NodeSource

@@ -1,4 +1,4 @@
-"""Sends POST requests over one persistent connection, limits answers, and reads bearer tokens again from their file.
+"""Sends POST requests over one persistent connection, limits the size of answers, and reads renewed token files again.
 
 The module uses only http.client, because the agent's image contains no HTTP library. It follows no redirects."""
 

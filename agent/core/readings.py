@@ -92,7 +92,7 @@ class Allocation:
 class HolderReading(msgspec.Struct, frozen=True, gc=False):
     """Readings of one holder on one device; counters are cumulative since the holder was first seen.
 
-    The holder's uid and container join them with allocations. A holder whose reading failed is listed with Unavailable.
+    The holder's uid and container find its allocation. A holder whose reading failed is listed with Unavailable.
     A holder that is not listed did nothing if `DeviceReading.method` is `process` or `accounting`, and is unknown
     otherwise."""
 
@@ -258,3 +258,4 @@ SYSTEMS = frozenset({KAI, HAMI})
 
 
 SOLE = Unavailable("sole holder")
+"""Busy time of a holder that has a device to itself. It is not read, because it follows from the device's busy time."""

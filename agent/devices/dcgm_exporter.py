@@ -1,13 +1,14 @@
-"""Reads a dcgm-exporter on this node for figures that NVML does not show on this GPU.
+"""Reads figures that NVML does not give on a GPU from the dcgm-exporter on the same node.
 
-These are multiprocessor and tensor activity, and the busy time of MIG instances, on GPUs before Hopper. A figure that
-NVML has shown once is never filled in, because the two count from different origins. The exporter's figures are
-averages that it renews periodically (every 30 s by default). They are integrated over time like any gauge, and unknown
-once they are too old. A separate thread fetches them, limited in size and time, with a pause after repeated failures.
+These figures are multiprocessor and tensor activity, and the busy time of MIG instances, on GPUs older than Hopper. A
+figure that NVML has given at least once never comes from the exporter, because the two counters have different origins.
+The exporter's figures are averages that it renews periodically (every 30 s by default). They are integrated over time
+like any gauge, and unknown once they are too old. A separate thread fetches them. It limits the size and the time of a
+request, and pauses after repeated failures.
 
-Only (GPU uuid, GPU instance) -> value is read. The exporter's pod labels name the holder at another moment and are
-ignored. The exporter lists a device that several pods share several times, partly with copies of the whole value and
-partly with shares. The largest value is the device's. Only ValueError is raised, for text that is not an exposition.
+The exporter's pod labels are ignored, because they name the holder at another moment. A device that several pods share
+is listed several times. Some of these samples have the device's whole value and others only a part of it, so the
+largest value is the device's.
 
 Source of names and units: dcgm-exporter, etc/default-counters.csv; DCGM 4.6, dcgm_fields.h (renames)."""
 
@@ -173,7 +174,7 @@ class Exporter:
 
 
 class WithDcgm:
-    """An `agent.core.readings.Source` that fills in another source's snapshots."""
+    """An `agent.core.readings.Source` that adds the exporter's figures to the snapshots of another source."""
 
     def __init__(self, inner: Source, exporter: Exporter) -> None:
         self._inner = inner

@@ -14,10 +14,10 @@ SIGUSR1. The signal is for a person or a script that can set neither the labels 
 closes the driver at the next sample. It opens the driver again after some time, so that a forgotten signal does not end
 the metering.
 
-After a driver upgrade, the library of the old driver stays mapped, so only a new process can continue. It has the same
-program, arguments, process number and spool, and the meter continues where it closed. In a container, the new process
-may find the old library again, because only a new container gets the new one. The process then ends, and its supervisor
-restarts it."""
+After a driver upgrade, the library of the old driver stays mapped, so only a new process can continue. The new process
+has the same program, arguments, process number and spool, and its meter continues where the old one ended. In a
+container, the new process may find the old library again, because only a new container gets the new one. The process
+then ends, and its supervisor restarts it."""
 
 from __future__ import annotations
 

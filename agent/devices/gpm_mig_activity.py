@@ -1,10 +1,10 @@
-"""Reads the activity of a GPU and of its MIG instances from NVML's GPM samples, as a part of the physical GPU.
+"""Reads the activity of a GPU and of its MIG instances from NVML's GPM samples.
 
-GPM returns the exact average between two samples, so no activity between two readings is missed. Each engine keeps two
-samples and swaps them. A sample has a time of its own, because slow lookups delay it after the reading has begun. GPM
-is the only source of activity inside a MIG instance, and exists from Hopper on. `Gpm` turns the percentages into
-counters of microseconds that never decrease. Source: nvml.h, nvmlGpmMetricsGet; two samples need at least 100 ms
-between them."""
+GPM returns the exact average between two samples, so no activity between two readings is missed. `Gpm` keeps two sample
+buffers for the GPU and for each instance (an engine), and swaps them. It dates each sample separately, because slow
+lookups can delay a sample after the reading has begun. It turns the percentages into counters of microseconds that
+never decrease. GPM is the only source of activity inside a MIG instance, and exists from Hopper on. Source: nvml.h,
+nvmlGpmMetricsGet; two samples need at least 100 ms between them."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@ so do the counters unless the driver may have been restarted. A failed reading i
 not affect the other readings. This module does not know the holder of a process.
 
 The error code of one reading may mean that the GPU is lost, that the library must be restarted or that the driver was
-replaced. `Device.read` then counts the GPUs and opens this one again, and raises such an error only if one of these two
-calls fails in that way. If no reading of the GPU succeeded, a lost GPU or a replaced driver needs no such
-confirmation."""
+replaced. `Device.read` then confirms this by two calls: it counts the GPUs and opens this one again. It raises the
+error that one of these calls gives, and nothing if both succeed. If no reading of the GPU succeeded, it raises Lost or
+DriverReplaced even then."""
 
 from __future__ import annotations
 

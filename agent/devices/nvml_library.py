@@ -1,6 +1,6 @@
 """Loads NVML, calls it with a time limit and translates its error codes; the only importer of pynvml.
 
-The binding is imported when the driver is first used, so a machine without a driver saves the time. A call that fails
+The binding is imported only when the driver is first used, because the import takes time. A call that fails
 raises one of four exceptions, and the caller decides only by the type:
 
 - `Refused` concerns this call.
@@ -18,8 +18,8 @@ Source of the codes: nvml.h (NVIDIA Management Library), nvmlReturn_t.
 On a hung GPU a call blocks inside the kernel and cannot be interrupted. Calls therefore run on a worker thread. They
 are grouped by what may hang together: a group for each GPU, one for starting and stopping the library, and one for its
 events. If a call does not return in time, its thread is abandoned, further calls of its group are refused until it
-returns, and a new worker serves the other groups. Normally a whole round of calls needs one hand-over and no new
-thread. While a call of a group hangs, its thread may still write to the group's data. Two groups must therefore not
+returns, and a new worker serves the other groups. Normally one worker runs all calls of a reading, and no new thread is
+needed. While a call of a group hangs, its thread may still write to the group's data. Two groups must therefore not
 share data."""
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Driver:
         return Driver()
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """One NVML call. Raises Refused, Lost, Restart, DriverReplaced."""
+        """Make one NVML call. Raises Refused, Lost, Restart, DriverReplaced."""
         nvml = self._binding()
         try:
             return getattr(nvml, name)(*arguments)
@@ -171,22 +171,21 @@ class Driver:
             return Unavailable(str(fault))
 
     def constant(self, name: str) -> int:
-        """A constant of nvml.h."""
+        """Return a constant of nvml.h."""
         return int(getattr(self._binding(), name))
 
     def structure(self, name: str) -> Any:
-        """An empty structure of nvml.h."""
+        """Return an empty structure of nvml.h."""
         return getattr(self._binding(), name)()
 
     @staticmethod
     def fields(structure: Any, *names: str) -> tuple[Any, ...]:
-        """Return the numbers of a structure without the binding's own access, which looks for text in every field."""
+        """Return the named numbers of a structure. This bypasses the binding, which checks each field for text."""
         kind = type(structure)
         return tuple([getattr(kind, name).__get__(structure) for name in names])
 
     def processes(self, name: str, handle: Any) -> list[tuple[int, int | None]]:
-        """Return (pid, bytes of memory or None) for a list of processes. name: the function's in the library, version
-        3.
+        """Return (pid, bytes of memory or None) for a list of processes. name: the library's function (`..._v3`).
 
         It bypasses the binding, which makes an object of every process at ten times the cost. Raises like `call`."""
         try:
@@ -229,7 +228,7 @@ class Driver:
 _Result = TypeVar("_Result")
 
 IMPATIENCE = 5
-"""Part of the time limit that other calls get after the first one hangs, because a driver usually hangs as a whole."""
+"""Divisor of the time limit of other calls after the first one hangs, because a driver usually hangs as a whole."""
 
 
 class CallHangs(Exception):

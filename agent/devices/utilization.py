@@ -3,17 +3,18 @@
 Busy time of a device: a driver keeps a short ring of samples (timestamp, percent) for 10 to 14 seconds. A gauge that
 is read periodically misses most of the use. Here every sample represents the time since the previous sample. For
 example, a sample of 50 % that is 200 ms after the previous one adds 100 ms. Missed samples are a gap, in which the
-counter does not change. Between two calls of `take` the counter grows by at most the time between them, plus the time
-whose samples were late.
+counter does not change. Between two calls of `BusyCounter.take` the counter grows by at most the time between them,
+plus earlier time whose samples had not arrived yet.
 
 Busy time of processes has two sources. The per-process sampler has one ring for all processes, whose entries are
-overwritten. Accounting mode is exact if it is on. Both figures are returned; agent.metering.usage_attribution,
-which divides the device's busy time among the holders, chooses.
+overwritten. Accounting mode is exact if it is on. Both figures are returned, and agent.holders.node_snapshot chooses
+one of them.
 
-A process is returned one more time in the reading after its end, so that its last use is counted. Compute and graphics
-processes are two lists, and a process may be in both. If the driver refuses a list for the GPU (or a MIG instance), its
-processes are unknown until the list can be read again. Of the sampler's error codes only NVML_ERROR_NOT_FOUND means
-that no process was busy; any other one leaves the busy time unknown. This module does not know the holder of a process.
+A process is returned one more time in the reading after its end, so that its last use is counted. The driver lists
+compute and graphics processes separately, and a process may be in both lists. If the driver refuses a list for the GPU
+(or a MIG instance), its processes are unknown until the list can be read again. Of the sampler's error codes only
+NVML_ERROR_NOT_FOUND means that no process was busy; any other one leaves the busy time unknown. This module does not
+know the holder of a process.
 
 Accounting mode loses nothing between two readings. It also keeps the last 128 ended processes, so a process that lived
 only between two readings is found as well. nvmlDeviceGetAccountingStats_v2 gives running sums. The older
@@ -197,7 +198,7 @@ SWEEP_MS = 5 * MS_PER_SECOND
 ASK_AGAIN_MS = MS_PER_MINUTE
 """How often accounting mode is checked again while it is off, because it may have been switched on."""
 _OFF = Unavailable("accounting mode is off")
-_ONLY_AT_THE_END = Unavailable("accounting: this driver tells only after the end")
+_ONLY_AT_THE_END = Unavailable("accounting: this driver reports a process only after its end")
 _LEFT_NO_TRACE = Unavailable("accounting: ended processes are not shown to this agent")
 _NO_PERIOD = Unavailable("accounting: the time between two samples is not known yet")
 _COUNTS_FROM_HERE = Unavailable("accounting: counts from this reading on")
@@ -278,7 +279,7 @@ class Accounting:
                     log.info("accounting mode was switched on")
                     mode = 1
                 except Refused as fault:
-                    log.warning("accounting mode cannot be switched on; the driver lets CAP_SYS_ADMIN do it",
+                    log.warning("accounting mode cannot be switched on: this needs CAP_SYS_ADMIN",
                                 extra={"reason": str(fault)})  # fmt: skip
                     self._enable = False
             self._on = mode == 1
@@ -584,6 +585,6 @@ class ProcessSampler:
         self._answered = False
         self._no_rate = Unavailable(f"no per-process utilisation: {reason}")
         log.warning(
-            "a GPU does not tell how busy each process is; the next method is asked",
+            "the driver does not report how busy each process of a GPU is; the next method is tried",
             extra={"uuid": self._uuid, "function": lacking, "reason": reason, "methods_left": len(self._samplers)},
         )

@@ -1,14 +1,15 @@
 """Polls the kubelet's gRPC socket for its device assignments on a thread of its own.
 
 A kubelet that is slow, restarting or rate limiting never delays sampling, because `Kubelet.answer` returns the last
-answer with its age. Devices stay with running containers while a kubelet restarts. An answer is therefore valid for
-half a minute after it could not be renewed; then the holders are unknown.
+answer with its time. Running containers keep their devices while a kubelet restarts. The last answer therefore stays
+valid for half a minute while polls fail; then the holders are unknown.
 
-The kubelet's socket is the agent's only use of gRPC, and grpcio would cost every node about 20 MiB. `UnaryChannel`
-sends an HTTP/2 POST with five bytes of prefix and reads the status from the trailers. It returns flow control windows
-as data arrives, and limits answers. It replaces a connection that a restarted server left behind once within a call;
-this is safe because the calls are reads. It offers no compression and accepts none. It is for one thread at a time.
-Source: gRPC over HTTP2 (grpc.io, PROTOCOL-HTTP2), RFC 9113."""
+The kubelet's socket is the agent's only use of gRPC, and grpcio would cost every node about 20 MiB. `UnaryChannel` is
+therefore a minimal gRPC client. It sends an HTTP/2 POST whose body has the five-byte prefix of gRPC, and reads the
+status from the trailers. It reopens the flow control windows as data arrives, limits the size of answers, and supports
+no compression. If a restarted server has closed the connection, it connects and sends the call once more, which is safe
+because all calls are reads. Only one thread at a time may use it. Source: gRPC over HTTP2 (grpc.io, PROTOCOL-HTTP2),
+RFC 9113."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Lists and watches objects of the API server over plain HTTPS, and keeps this node's pods in memory.
 
 The Kubernetes client would cost every node 40 MiB for two requests. `ApiServer` reads the service account's token again
-when the kubelet renews its file, and limits lines and pages. TCP's keep-alive detects a dead network long before a
-watch would time out.
+when the kubelet renews its file, and limits the size of lines and pages. TCP's keep-alive detects a dead network long
+before a watch would time out.
 
 `Reflector` continues a watch from the last resource version after every break. Bookmarks advance the version while
 nothing happens. 410 Gone means that the version is too old; then `Reflector` lists all objects again. It backs off

@@ -9,12 +9,13 @@ Busy time per process comes from accounting mode, which misses nothing, otherwis
 that is good over minutes. Without both, only the allocation is known. Counters count up from zero for as long as a
 holder is on a device, and never decrease. `usage_attribution` scales them to the device's own busy time.
 
-If the driver refuses to list processes, or their busy time, no coarser method replaces the reading. The time of the
-holders there is then unknown, except for a holder that has all of the device and had it alone before. If the time of
-one process is unknown, so is its holder's. A process without a known holder makes the time of every holder of that GPU
+If the driver refuses to list the processes of a device, or to report their busy time, no coarser method replaces the
+reading. The busy time of the device's holders is then unknown. One holder is an exception: a holder that has the whole
+device, had it at the last reading too, and shared it with no other process at the last listing. If the time of one
+process is unknown, so is its holder's. A process without a known holder makes the time of every holder of that GPU
 unknown.
 
-The result is deterministic. There is one instance per node."""
+The result is deterministic. Each node has one `NodeSource`."""
 
 from __future__ import annotations
 

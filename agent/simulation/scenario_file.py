@@ -12,13 +12,13 @@ events:                    # each has `at_ms` (UTC) or `after_ms`, and exactly o
   - {after_ms: 0,     place: {gpu: 1, mig: 2, namespace: nlp, pod: notebook, utilisation_ppm: 20000}}
   - {after_ms: 5000,  utilisation: {pod: train-0, ppm: 400000}}
   - {after_ms: 9000,  remove: train-0}
-  - {after_ms: 9500,  stray: {gpu: 0, ppm: 100000}}      # a process of a pod that the GPU was not allocated to
+  - {after_ms: 9500,  stray: {gpu: 0, ppm: 100000}}      # a process without an allocation of the GPU
   - {after_ms: 10000, lose: 0}                           # the GPU falls off the bus
   - {after_ms: 12000, recover: 0}
   - {after_ms: 13000, reset: 0}                          # its counters start again
   - {after_ms: 13500, remove: notebook}
   - {after_ms: 13500, repartition: {gpu: 1, mig: [7g.80gb]}}
-  - {after_ms: 14000, holders: kubelet gone}             # holders are unknown ("" = again)
+  - {after_ms: 14000, holders: kubelet gone}             # holders are unknown ("": known again)
   - {after_ms: 15000, offline: true}                     # the node is down (false: up again)
 ```
 

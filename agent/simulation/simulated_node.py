@@ -117,6 +117,7 @@ class Integral:
             self.totals.append(total)
 
     def raw(self, at_ms: int) -> int:
+        """Return the integral until `at_ms`, in units of 1/`per`."""
         times = self.times
         if not times or at_ms <= times[0]:
             return 0
@@ -124,6 +125,7 @@ class Integral:
         return self.totals[i] + self.rates[i] * (at_ms - times[i])
 
     def upto(self, at_ms: int) -> int:
+        """Return the integral until `at_ms`, rounded down to a whole number."""
         return self.raw(at_ms) // self.per
 
     @property
@@ -256,8 +258,8 @@ class SimulatedNode:
     per_holder: whether per-holder busy and memory readings exist. Without them only the device (or the MIG instance)
         can be read.
 
-    `utilisation_ppm` is the part of the device (for MIG: of the instance) that a holder uses, in millionths. Holders
-    that together want more than all of it get it in proportion."""
+    `utilisation_ppm` is the part of the device (for MIG: of the instance) that a holder uses, in millionths. If the
+    holders together want more than the whole, it is divided in proportion."""
 
     def __init__(self, name: str, gpus: Iterable[Gpu], *, start_ms: int, per_holder: bool = True) -> None:
         self.name = name
@@ -333,7 +335,7 @@ class SimulatedNode:
                 device.settle(at_ms)
 
     def set_stray(self, at_ms: int, gpu_uuid: str, utilisation_ppm: int) -> None:
-        """Let a process of a pod without an allocation use a GPU (0: the process ends)."""
+        """Let a process without an allocation use a GPU (0: the process ends)."""
         device = self._device(gpu_uuid)
         self._instance(device, "")
         _check_utilisation(utilisation_ppm)

@@ -12,8 +12,8 @@
 - Size and age are limited. The outbox keeps the oldest rows and refuses new ones that do not fit. For each
   uninterrupted period of refusals it uses one sequence number, which it sends as "skipped", so the accountant sees the
   loss.
-- A lock file beside the sqlite file admits one process at a time, and a lock within the process one thread. The
-  sampling and the shipping thread may therefore use the outbox at the same time.
+- A lock file beside the sqlite file admits one process at a time. A mutex lets the sampling and the uploading thread
+  of this process use the outbox in turn.
 - The marks are stored in the file and change in the same transaction as the records that they describe.
 
 A file that sqlite reports as damaged is never deleted: it is renamed, and a new file takes its place. The lock is a

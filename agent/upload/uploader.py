@@ -1,4 +1,4 @@
-"""Sends batches at least once: obeys refusals, retries with back-off, splits batches that are too large.
+"""Sends the records of the outbox to the accountant at least once, retries failures, and acts on refusals.
 
 The uploader follows the protocol's rules for refusals exactly, because each of them affects time that a team pays for:
 
@@ -296,7 +296,7 @@ class Uploader:
         if answer.status == 413 and pending.units > 1:
             return self._narrow(pending)  # a proxy's limit is a limit too
         if not problem.from_accountant or answer.status in (401, 403, 429) or answer.status >= 500:
-            return self._retry(f"HTTP {answer.status} {problem.slug or 'from something in between'}", answer)
+            return self._retry(f"HTTP {answer.status} {problem.slug or 'from another server'}", answer)
         if answer.status == 409 and problem.ack is not None:
             return self._rewind(problem.ack, pending)
         if answer.status in (400, 413, 422):

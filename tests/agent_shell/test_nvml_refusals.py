@@ -252,7 +252,7 @@ def test_a_method_that_a_gpu_lacks_is_named(
     node.close()
     lacking = [record for record in caplog.records if record.levelname == "WARNING"]
     assert {record.getMessage().split(";")[0] for record in lacking} == {
-        "a GPU does not tell how busy each process is",
+        "the driver does not report how busy each process of a GPU is",
         "a GPU has no busy-time samples: its utilisation rate replaces them",
     }
     assert len(lacking) == 2, "once each"

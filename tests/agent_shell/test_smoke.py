@@ -128,7 +128,7 @@ def test_a_pod_is_looked_for_and_a_private_control_group_is_no_failure(
     assert "FAILED" in capsys.readouterr().out
     (tmp_path / "proc" / str(os.getpid()) / "cgroup").write_text("0::/\n")
     assert smoke(Holder(kind="pod", uid="5f0ce1b2-7a41-4c0e-9d55-0123456789ab")) == 0
-    assert "control groups are private here" in capsys.readouterr().out
+    assert "this container has a private cgroup namespace" in capsys.readouterr().out
 
 
 def test_beside_others_it_is_its_own_busy_time(
