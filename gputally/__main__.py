@@ -44,7 +44,7 @@ COMMANDS = {
     "restore": Command("accountant.__main__", "rebuild a lost ledger and check it", prefix=("restore",)),
     "install": Command("accountant.__main__", "make the Secrets with bearer tokens for a cluster", prefix=("install",)),
     "fleet": Command("accountant.__main__", "usage, cost and reports of several clusters", prefix=("fleet",)),
-    "fairshare": Command("fairshare.__main__", "turn history into queue weights; divide; plan"),
+    "fairshare": Command("fairshare.__main__", "turn usage history into queue weights; plan, explain, simulate"),
     "dashboards": Command("dashboards.__main__", "build, check and push Grafana dashboards and alerts"),
     "doctor": Command("gputally.doctor.__main__", "look for common faults, and report how to fix them"),
     "advise": Command("gputally.advise.__main__", "recommend node counts, spot capacity and shared GPUs"),

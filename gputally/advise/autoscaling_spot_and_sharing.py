@@ -1,17 +1,17 @@
-"""Computes node counts by hour of the week, spot savings and GPU sharing candidates, and writes them as autoscaler
-files.
+"""Computes how many nodes are needed by hour of the week (also as files for autoscalers), which jobs would be cheaper
+on spot capacity, and which jobs could share a GPU.
 
-An hour needs one node for every `threshold` × GPUs-per-node GPUs that were held on average in the hour. Held GPUs
-count, not busy ones, because a held GPU cannot be given back. The need of an hour of the week is the largest need of
-that hour in any week of the window. The pool's smallest and largest node counts are the minimum and maximum of these
-needs. Held time does not show demand that waited because no GPU was free. `PoolAdvice.full_hours` therefore counts the
-hours in which nearly all GPUs were held.
+The number of nodes that an hour needs is its mean number of held GPUs, divided by `threshold` times the GPUs of a node,
+rounded up. Held GPUs count, not busy ones, because a held GPU cannot be given back. The need of an hour of the week is
+the largest need of that hour in any week of the window. The pool's smallest and largest node counts are the minimum and
+maximum of these needs. Held time does not show demand that waited because no GPU was free. `PoolAdvice.full_hours`
+therefore counts the hours in which nearly all GPUs were held.
 
 Sources: Terraform, "Variable definitions (.tfvars) files" (JSON); Karpenter, NodePool karpenter.sh/v1: `spec.limits`
 maps a resource to a quantity.
 
-The optimal interval τ between checkpoints follows Daly's higher order estimate. Its first term is Young's. For a
-checkpoint that takes δ, and exponentially distributed interruptions with the mean distance M, it is
+The optimal interval τ between checkpoints follows Daly's higher order estimate. Its first term is Young's. If a
+checkpoint takes δ, and the times between interruptions are exponentially distributed with the mean M, the interval is
 
     τ = √(2δM) · [1 + ⅓ √(δ/2M) + ⅑ (δ/2M)] − δ    for δ < 2M, else M.
 

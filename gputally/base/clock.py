@@ -1,4 +1,4 @@
-"""Defines the clock that every stage takes as an argument, and a virtual clock for tests and the demo.
+"""Defines the clock that every program takes as an argument, and a virtual clock for tests and the demo.
 
 A clock has two readings: wall time (UTC, which an administrator can set) and monotonic time (which never goes back and
 has an arbitrary origin). The demo and the tests move a `VirtualClock` themselves, so they do not sleep."""

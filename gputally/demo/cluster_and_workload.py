@@ -11,8 +11,8 @@ The workload is synthetic, with figures from published traces:
 
 * Run times are lognormal with the median of 24 min and the 90th percentile of 9.2 h of the Philly trace (Jeon et al.,
   USENIX ATC 2019), cut at 2 days. As in that trace, large gangs run longer.
-* Most jobs take one GPU and few GPU-hours; jobs of 5 GPUs and more take about 60 % of the GPU-hours (Philly: 61 %, and
-  89 % of the jobs with 21 % of the GPU-hours).
+* Most jobs take one GPU and few GPU-hours (Philly: 89 % of the jobs, 21 % of the GPU-hours). Jobs of 5 GPUs and more
+  take about 60 % of the GPU-hours (Philly: 61 %).
 * Arrivals come in campaigns (a sweep is many jobs at once), follow the working day, and teams have sprints, so hours
   differ far more than in a Poisson process (Philly: index of dispersion 189).
 * Utilisation of training jobs follows Philly's distribution (quartiles 0, 48, 92 %, 90th percentile 99 %), notebooks
@@ -117,7 +117,7 @@ class FaultPlan:
 def plan(seed: int, nodes: Sequence[str], start_ms: int, days: int) -> FaultPlan:
     """Plan about one lost acknowledgement per day, and each other fault once per run, at times off the interval grid
     and apart from each other. nodes: at least two nodes without outages; the agent of the first one is killed."""
-    random = Random(f"{seed}/faults")  # noqa: S311 - repeatable is what is wanted here
+    random = Random(f"{seed}/faults")  # noqa: S311 - the demo must be repeatable
     hours = days * 24
     away = int(hours * 0.83)
     possible = [hour for hour in range(2, hours) if abs(hour - away) > 2]
@@ -206,7 +206,7 @@ def generate(seed: int, start_ms: int, days: int, whole_gpus: int) -> list[Job]:
     offered = LOAD * whole_gpus * days * 24.0
     jobs: list[Job] = []
     for team in TEAMS:
-        random = Random(f"{seed}/{team.name}")  # noqa: S311 - repeatable is what is wanted here
+        random = Random(f"{seed}/{team.name}")  # noqa: S311 - the demo must be repeatable
         jobs += _team(random, team, start_ms, days, offered)
     jobs += _forgotten(start_ms, days)
     return sorted(jobs, key=lambda job: (job.submit_ms, job.id))

@@ -358,7 +358,7 @@ def _protocol_table(results: Results) -> RenderableType:
     table.add_row(f"duplicates dropped ({results.acks_lost} answers lost on the way)", f"{results.duplicates:,}")
     table.add_row("coverage (metered part of the working capacity)", report_text.percent(results.coverage, 3))
     table.add_row(
-        f"control cycles ({results.holds} held for want of usage)",
+        f"control cycles ({results.holds} held because usage was missing)",
         f"{results.cycles:,}",
     )
     table.add_row("weights written to Queue objects", f"{results.weights_published:,}")

@@ -319,7 +319,7 @@ class AgentSite:
         self._truth = GroundTruth(config.nodes, config.start_ms, config.interval_s * 1000)
         self._machines: dict[str, Machine] = {}
         for node in config.nodes:
-            random = Random(f"{config.seed}/{node.name}")  # noqa: S311 - repeatable is what is wanted here
+            random = Random(f"{config.seed}/{node.name}")  # noqa: S311 - the demo must be repeatable
             self._machines[node.name] = Machine(
                 node,
                 config.folder,

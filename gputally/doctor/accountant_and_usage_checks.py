@@ -1,4 +1,4 @@
-"""Checks clocks, whether the accountant can be reached, and idle, unpriced or unowned GPU time in the ledger.
+"""Checks the clocks, the accountant, and its ledger's GPU time: idle, oversized, unpriced and unowned.
 
 The rules and thresholds for idle and oversized jobs are those of the report (accountant.reports.savings_hints)."""
 

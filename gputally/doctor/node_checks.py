@@ -29,8 +29,8 @@ class Machine:
 
 
 def driver(machine: Machine) -> CheckResult:
-    """Find GPUs that do not answer, and readings that are missing and on which usage depends. Raises CannotCheck if no
-    driver answers."""
+    """Find GPUs that do not answer, and missing readings on which usage depends. Raises CannotCheck if no driver
+    answers."""
     snapshot = machine.snapshot
     failure = dict(snapshot.sources).get("nvml", "")
     if failure and not snapshot.devices and not machine.counted:

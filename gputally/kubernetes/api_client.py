@@ -396,7 +396,7 @@ _REVIEWS = "/apis/authorization.k8s.io/v1"
 
 
 class Inspector(KubernetesCluster):
-    """A cluster that also tells its API versions, access rights and time. Every method raises
+    """A client that also reads API versions, access rights and the server's time. Every method raises
     gputally.base.errors.ClusterError."""
 
     def served(self, groups: Iterable[str]) -> dict[tuple[str, str], tuple[str, ...]]:

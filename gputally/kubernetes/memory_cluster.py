@@ -2,15 +2,15 @@
 
 The simulated server behaves like a real one in these points:
 
-- Each field is owned by managers. To apply another value to another manager's field is a Conflict that names the
-  manager and changes nothing. To apply the same value shares the ownership.
+- Each field is owned by managers. Applying another value to another manager's field raises a Conflict, which names the
+  manager, and changes nothing. Applying the same value shares the ownership.
 - Fields that a manager omits from its next apply are removed, unless another manager owns them too.
 - An apply creates a missing object. The status is written only through its subresource.
 - `resourceVersion` changes with every change, and `generation` with the spec. A stale resourceVersion is a Conflict.
 - A dry run returns the same answer and stores nothing.
 
 The simulated server has no wall clock, validates no schemas, and runs no controllers. An `admit` function replaces
-webhooks. Lists are atomic. The server is not thread-safe.
+webhooks. A list counts as one field. The server is not thread-safe.
 
 Source: https://kubernetes.io/docs/reference/using-api/server-side-apply/"""
 
@@ -170,7 +170,7 @@ def merged(old: Any, change: Any) -> Any:
 
 
 def _changes(obj: Object, owned: FieldPath, mine: FieldPath, value: Any) -> bool:
-    """Return True if setting `mine` to the value would change `owned`. To add a key to a mapping is no change."""
+    """Return True if setting `mine` to the value would change `owned`. Adding a key to a mapping is no change."""
     if not overlap(owned, mine):
         return False
     if len(mine) > len(owned):

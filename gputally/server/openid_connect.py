@@ -1,8 +1,8 @@
 """Verifies tokens of OpenID Connect issuers with PyJWT, and exchanges authorization codes for ID tokens.
 
-The module verifies a token's signature against the issuer's own keys (JWKS, from a file or over HTTPS) with asymmetric
-algorithms only, its audience, and its times by the local clock. The issuer of a cluster can authenticate only the
-agents of that cluster and, if configured, its pods.
+The module verifies a token's signature, its audience, and its times by the local clock. It accepts only asymmetric
+signature algorithms, and reads the issuer's keys (JWKS) from a file or over HTTPS. The issuer of a cluster can
+authenticate only the agents of that cluster and, if configured, its pods.
 
 Sources: OpenID Connect Core 1.0 §3.1, OpenID Connect Discovery 1.0 §4, RFC 7636 (PKCE), RFC 6749 §4.1.3."""
 
@@ -292,7 +292,7 @@ class Provider:
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
-        """The TLS context with the system's CAs. It is cached, because to load it takes longer than a request."""
+        """The TLS context with the system's CAs. It is cached, because loading the CAs takes longer than a request."""
         return http_calls.tls_context(None, AuthorityUnavailable)
 
     def _secret(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Limits the number of open connections, of all clients and by address, and the rate of each client's requests.
+"""Limits the number of open connections, in total and per address, and the rate of each client's requests.
 
 A connection counts from the moment it is accepted, before TLS, until it is closed. The limit of all connections leaves
 file descriptors for the rest of the process. A token bucket limits the rate of a client's requests."""

@@ -3,8 +3,8 @@
 A session is a signed cookie, and the server stores nothing. The cookie has no grants; the server looks them up at every
 request, so a withdrawn grant ends at once. The session of an issuer that is no longer configured is invalid.
 
-Cookies are JWTs, signed by HS256 with a key that all replicas of the pages share and no other program has. A cookie of
-a sign-in in progress is never accepted as a session, nor is a cookie of other pages.
+Cookies are JWTs, signed by HS256 with a key that all replicas of the pages share and no other program has. A cookie
+names its program and its purpose (a sign-in in progress, or a session), and the server accepts it for no other.
 
 Scripts cannot read the cookies, and browsers do not send them with posts from other sites. Under https a cookie is
 bound to this host (`__Host-`, `__Secure-`: RFC 6265bis §4.1.3).
