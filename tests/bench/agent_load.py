@@ -20,7 +20,8 @@ from agent.upload.spool import Outbox
 from agent.upload.uploader import Uploader
 from agent.wire import PodFacts
 from gputally.base.clock import VirtualClock
-from tests.agent_shell.rig import GIB, T0, Rig
+from tests.agent.nvml_rig import Rig
+from tests.agent.values import GIB, T0
 from tests.fakes.nvml.library import loaded
 
 TICKS, BATCH, SCRAPES = 200, 20, 50

@@ -31,15 +31,12 @@ def compile_messages(folder: Path) -> ModuleType:
 
 
 class FakeKubelet:
-    """Lists `pods`, offers `allocatable`; `fail` is a status every call is answered with, None for none.
-
-    tail: bytes put behind every List answer, as fields of a newer kubelet."""
+    """Lists `pods`, offers `allocatable`; `fail` is a status every call is answered with, None for none."""
 
     def __init__(self, messages: ModuleType, path: Path) -> None:
         self.path = path
         self.calls: list[str] = []
         self.fail: grpc.StatusCode | None = None
-        self.tail = b""
         self.raw: bytes | None = None
         self._pb: Any = messages
         self._pods: dict[tuple[str, str], Any] = {}
@@ -119,7 +116,7 @@ class FakeKubelet:
         if self.raw is not None:
             return self.raw
         message = self._pb.ListPodResourcesResponse(pod_resources=self._pods.values())
-        return bytes(message.SerializeToString()) + self.tail
+        return bytes(message.SerializeToString())
 
     def _offered(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         message = self._pb.AllocatableResourcesResponse()

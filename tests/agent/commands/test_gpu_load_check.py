@@ -1,0 +1,204 @@
+"""The load check on a fake CUDA driver whose process appears on the fake NVML."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.__main__ import main
+from agent.commands.gpu_load_check import Check, Cuda, CudaFault, NoCuda, duration_ms, print_checks, report, size, table
+from agent.devices.driver_lifecycle import Gpus
+from agent.devices.nvml_library import Driver
+from agent.holders.node_snapshot import NodeSource
+from agent.holders.process_cgroups import ProcessTable
+from agent.wire import Holder
+from gputally.base.clock import VirtualClock
+from tests.agent.values import CID, MIB, T0
+from tests.fakes.compiled import compiled
+from tests.fakes.cuda.library import build
+
+UUID = "11111111-2222-3333-4444-555555555555"
+MIG_UUID = "99999999-2222-3333-4444-555555555555"
+SIMULATED = [f"gpu GPU-{UUID} NVIDIA_H200", f"mem {144384 * MIB} 0", "simulate 75000 600000", "at 1000000"]
+
+
+class Lockstep(VirtualClock):
+    """A clock that takes the fake hardware with it."""
+
+    def __init__(self, fake: Any) -> None:
+        super().__init__(T0)
+        self._fake = fake
+
+    def wait(self, seconds: float, stop: threading.Event) -> bool:
+        stopped = super().wait(seconds, stop)
+        self._fake.tell(f"at {1_000_000 + (self.wall_ms() - T0) * 1_000}")
+        return stopped
+
+
+@pytest.fixture(scope="session")
+def fake_cuda_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(build, tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture
+def smoke(
+    fake_nvml: Any, fake_cuda_library: Path, proc: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., int]]:
+    """Runs the examination on what the fake NVML shows, as a container of a container runtime."""
+    root = proc(os.getpid(), cgroup=f"0::/system.slice/docker-{CID}.scope")
+    monkeypatch.setenv("FAKE_NVML_LIBRARY", str(tmp_path / "libnvidia-ml.so.1"))
+    monkeypatch.setenv("FAKE_CUDA_UUID", UUID.replace("-", ""))
+    sources: list[NodeSource] = []
+
+    def run(holder: Holder | None = None, memory: int = 512 * MIB, busy_ms: int = 0) -> int:
+        processes = ProcessTable(root)
+        source = NodeSource(Gpus(Driver()), processes)
+        sources.append(source)
+        expected = holder or processes.holder(os.getpid())
+        return report(Cuda(0, str(fake_cuda_library)), source, Lockstep(fake_nvml), expected, memory, busy_ms)
+
+    yield run
+    for source in sources:
+        source.close()
+
+
+def test_a_load_that_is_seen_passes(
+    smoke: Callable[..., int], fake_nvml: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_nvml.show(*SIMULATED)
+    assert smoke(busy_ms=10_000) == 0
+    pid = str(os.getpid())
+    lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    rows = {cells[0]: [cell.strip() for cell in cells if cell.strip()][1:] for cells in lines if len(cells) > 1}
+    assert rows == {
+        "CHECK": ["EXPECTED", "SEEN", "RESULT"],
+        "device": [UUID, "GPU 0, NVIDIA H200", "ok"],
+        "process": [pid, pid, "ok"],
+        "memory": ["512 MiB more", "512 MiB more", "ok"],
+        "holder": [f"container docker/{CID[:12]}", f"container docker/{CID[:12]}", "ok"],
+        "busy": ["80 % or more", rows["busy"][1], "ok"],
+    }
+    assert lines[-1] == ["passed: 5 ok"]
+
+
+def test_an_odd_size_is_rounded_up_to_a_granule(smoke: Callable[..., int], fake_nvml: Any) -> None:
+    fake_nvml.show(*SIMULATED)
+    assert smoke(memory=3 * MIB) == 0
+
+
+def test_a_load_that_nobody_sees_fails_and_says_what_was_seen(
+    smoke: Callable[..., int], fake_nvml: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_nvml.show(*SIMULATED)
+    monkeypatch.setenv("FAKE_CUDA_HIDDEN", "1")
+    assert smoke(busy_ms=2_000) == 1
+    said = capsys.readouterr().out
+    assert "process not seen" in said
+    assert said.splitlines()[-1] == "FAILED: 1 ok, 4 FAILED"
+
+
+def test_another_device_than_nvml_lists_fails(
+    smoke: Callable[..., int], fake_nvml: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nvml.show(*SIMULATED)
+    monkeypatch.setenv("FAKE_CUDA_UUID", "0" * 32)
+    assert smoke() == 1
+
+
+def test_a_pod_is_looked_for_and_a_private_control_group_is_no_failure(
+    smoke: Callable[..., int],
+    fake_nvml: Any,
+    proc: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    fake_nvml.show(*SIMULATED)
+    assert smoke(Holder(kind="pod", uid="5f0ce1b2-7a41-4c0e-9d55-0123456789ab")) == 1
+    assert "FAILED" in capsys.readouterr().out
+    (tmp_path / "proc" / str(os.getpid()) / "cgroup").write_text("0::/\n")
+    assert smoke(Holder(kind="pod", uid="5f0ce1b2-7a41-4c0e-9d55-0123456789ab")) == 0
+    assert "this container has a private cgroup namespace" in capsys.readouterr().out
+
+
+def test_beside_others_it_is_its_own_busy_time(
+    smoke: Callable[..., int], fake_nvml: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_nvml.show(*SIMULATED, f"load 999999 500000 {64 * MIB}")
+    assert smoke(busy_ms=5_000) == 0
+    percent = re.search(r"more than 0 % +(\d+) %", capsys.readouterr().out)
+    assert percent is not None
+    assert 55 <= int(percent[1]) <= 75, "of two that want all and half of the GPU, it gets two thirds"
+
+
+def test_on_a_mig_instance(
+    smoke: Callable[..., int], fake_nvml: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_UUID", MIG_UUID.replace("-", ""))
+    monkeypatch.setenv("FAKE_CUDA_GI", "2")
+    monkeypatch.setenv("FAKE_CUDA_CI", "0")
+    fake_nvml.show(*SIMULATED, "migmode 1", f"mig MIG-{MIG_UUID} 2 0 3 3g.71gb {71680 * MIB} 0")
+    assert smoke(busy_ms=3_000) == 0
+    said = capsys.readouterr().out
+    assert "3g.71gb, GPU instance 2" in said
+
+
+@pytest.mark.parametrize(
+    ("failure", "exception", "text"),
+    [
+        ("cuInit 100", NoCuda, "no GPU"),
+        ("cuDeviceGet 100", NoCuda, "no GPU"),
+        ("cuMemAlloc_v2 2", CudaFault, "cuMemAlloc_v2: out of memory"),
+        ("cuLaunchKernel 700", CudaFault, "cuLaunchKernel: CUDA error 700"),
+    ],
+)
+def test_what_the_driver_refuses_is_one_line(
+    smoke: Callable[..., int], fake_nvml: Any, monkeypatch: pytest.MonkeyPatch, failure: str, exception: type, text: str
+) -> None:
+    fake_nvml.show(*SIMULATED)
+    monkeypatch.setenv("FAKE_CUDA_FAIL", failure)
+    with pytest.raises(exception, match=text):
+        smoke(busy_ms=1_000)
+
+
+def test_without_a_driver_the_command_says_so() -> None:
+    command = [sys.executable, "-m", "agent", "smoke", "--memory", "64MiB"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 3
+    assert answer.stderr.startswith("gputally agent smoke: libcuda.so.1 cannot be loaded")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--memory", "512"], ["--memory", "0MiB"], ["--busy", "10"], ["--busy", "-1s"], ["--memory", "1TB"]]
+)
+def test_a_wrong_call_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["smoke", *arguments])
+    except SystemExit as error:
+        code = error.code
+    assert code == 2
+    assert "expected" in capsys.readouterr().err
+
+
+def test_checks_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    check = Check("memory", "512 MiB", "510 MiB", "ok")
+    print_checks([check], "json")
+    assert json.loads(capsys.readouterr().out) == [
+        {"name": "memory", "expected": "512 MiB", "seen": "510 MiB", "verdict": "ok"}
+    ]
+    print_checks([check], "csv")
+    assert capsys.readouterr().out == "name,expected,seen,verdict\nmemory,512 MiB,510 MiB,ok\n"
+
+
+def test_sizes_and_times() -> None:
+    assert (size("512MiB"), size("2GiB")) == (512 * MIB, 2048 * MIB)
+    assert [duration_ms(text) for text in ("10s", "500ms", "2m", "0s")] == [10_000, 500, 120_000, 0]
+    assert table(()).splitlines()[-1] == "passed: "

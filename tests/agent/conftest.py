@@ -1,0 +1,117 @@
+"""What the agent's tests share: a clock, GPUs, a kubelet, an API server, outboxes, an accountant, a process table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from agent.upload.spool import Outbox
+from gputally.base.clock import VirtualClock
+from tests.agent.nvml_rig import Rig
+from tests.agent.scripted_accountant import ScriptedAccountant, Shipping, Site
+from tests.agent.values import MIB, T0
+from tests.fakes.apiserver.server import TOKEN, FakeApiServer
+from tests.fakes.kubelet.server import FakeKubelet, compile_messages
+from tests.fakes.nvml.library import FakeNvml
+from tests.fakes.process_table import add_process
+
+BUSY_GPU = ["gpu GPU-a NVIDIA_H200", f"mem {1000 * MIB} {300 * MIB}", "simulate 70000 500000", f"load 10 500000 {MIB}"]
+"""Busy half of the time."""
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(T0)
+
+
+@pytest.fixture(scope="session")
+def messages(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    return compile_messages(tmp_path_factory.mktemp("podresources"))
+
+
+@pytest.fixture
+def kubelet(messages: ModuleType, tmp_path: Path) -> Iterator[FakeKubelet]:
+    with FakeKubelet(messages, tmp_path / "kubelet.sock").running() as running:
+        yield running
+
+
+@pytest.fixture
+def nvml(fake_nvml: FakeNvml) -> FakeNvml:
+    """With one GPU, which is busy."""
+    fake_nvml.tell("reset", f"at {T0 * 1_000}", *BUSY_GPU)
+    return fake_nvml
+
+
+@pytest.fixture
+def new_rig(fake_nvml: FakeNvml, tmp_path: Path) -> Callable[..., Rig]:
+    """Makes a rig on a process table of its own."""
+
+    def make(kind: type[Rig] = Rig, name: str = "proc", **options: Any) -> Rig:
+        return kind(fake_nvml, tmp_path / name, **options)
+
+    return make
+
+
+@pytest.fixture
+def api_server() -> Iterator[FakeApiServer]:
+    running = FakeApiServer()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    """A file with the token that the API server takes."""
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    return path
+
+
+@pytest.fixture
+def open_outbox(tmp_path: Path, clock: VirtualClock) -> Iterator[Callable[..., Outbox]]:
+    """Opens an outbox of the test; all of them are closed at the end."""
+    opened: list[Outbox] = []
+
+    def open_(name: str = "outbox.sqlite", fsync: bool = False, **options: Any) -> Outbox:
+        opened.append(Outbox(tmp_path / name, clock, fsync=fsync, **options))
+        return opened[-1]
+
+    yield open_
+    for outbox in opened:
+        outbox.close()
+
+
+@pytest.fixture
+def accountant() -> Iterator[ScriptedAccountant]:
+    server = ScriptedAccountant()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Callable[..., Path]:
+    """Adds a process to a fake process table and returns the table's root."""
+    root = tmp_path / "proc"
+    root.mkdir()
+    return partial(add_process, root)
+
+
+@pytest.fixture
+def shipping(
+    open_outbox: Callable[..., Outbox], accountant: ScriptedAccountant, clock: VirtualClock
+) -> Iterator[Shipping]:
+    made = Shipping(open_outbox(), accountant, clock)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def site(open_outbox: Callable[..., Outbox], accountant: ScriptedAccountant, clock: VirtualClock) -> Iterator[Site]:
+    made = Site(open_outbox, accountant, clock)
+    yield made
+    made.close()

@@ -1,0 +1,232 @@
+"""A dcgm-exporter as a source: its page read, integrated, merged into what NVML does not show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.__main__ import main
+from agent.core.readings import DeviceReading, InstanceReading, Snapshot, Unavailable
+from agent.core.settings import SettingsError
+from agent.devices import dcgm_exporter
+from agent.devices.dcgm_exporter import (
+    FAILURES_BEFORE_PAUSE,
+    MAX_AGE_MS,
+    PAUSE_MS,
+    PERIOD_MS,
+    Exporter,
+    WithDcgm,
+    fetch_from,
+)
+from agent.simulation.simulated_node import A100, make_gpu
+from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.clock import VirtualClock
+from tests.agent.values import T0
+from tests.fakes.http_server import Handler, listening
+
+GPU = make_gpu("GPU-a", 0, A100)
+MIG = make_gpu("GPU-m", 1, A100, ["3g.40gb", "1g.10gb"])
+UNREAD = Unavailable("MIG: no utilisation")
+
+OLD_PAGE = """\
+# HELP DCGM_FI_DEV_GPU_UTIL GPU utilization (in %).
+# TYPE DCGM_FI_DEV_GPU_UTIL gauge
+DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-a",device="nvidia0",modelName="A100",Hostname="n",pod="x"} 30
+DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-a",device="nvidia0",modelName="A100",Hostname="n"} 80
+# TYPE DCGM_FI_PROF_SM_ACTIVE gauge
+DCGM_FI_PROF_SM_ACTIVE{gpu="0",UUID="GPU-a",pod="x",exported_pod="y"} 0.25
+DCGM_FI_PROF_SM_ACTIVE{gpu="1",UUID="GPU-m",GPU_I_PROFILE="3g.40gb",GPU_I_ID="1"} 1.3
+DCGM_FI_PROF_GR_ENGINE_ACTIVE{gpu="1",UUID="GPU-m",GPU_I_PROFILE="3g.40gb",GPU_I_ID="1"} 0.333
+DCGM_FI_PROF_GR_ENGINE_ACTIVE{gpu="1",UUID="GPU-m",GPU_I_PROFILE="1g.10gb",GPU_I_ID="2"} 0.5
+DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{gpu="1",UUID="GPU-m",GPU_I_PROFILE="1g.10gb",GPU_I_ID="2"} 0.1
+DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{gpu="0",UUID="GPU-a"} 9223372036854775794
+"""
+NEW_PAGE = """\
+DCGM_FI_DEV_GPU_UTIL_RATIO{gpu="0",uuid="GPU-a"} 0.8
+DCGM_FI_PROF_SM_UTIL_RATIO{gpu="0",uuid="GPU-a"} 0.25
+DCGM_FI_PROF_SM_UTIL_RATIO{gpu="1",uuid="GPU-m",GPU_I_ID="1"} 1
+DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO{gpu="1",uuid="GPU-m",GPU_I_ID="1"} 0.333
+DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO{gpu="1",uuid="GPU-m",GPU_I_ID="2"} 0.5
+DCGM_FI_PROF_TENSOR_UTIL_RATIO{gpu="1",uuid="GPU-m",GPU_I_ID="2"} 0.1
+"""
+
+
+class Inner:
+    """A node with a plain A100 that NVML reads and one in MIG mode that it does not."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def snapshot(self, at_ms: int) -> Snapshot:
+        whole = DeviceReading(GPU, busy_us=(at_ms - T0) * 500)
+        instances = tuple(InstanceReading(m.uuid, UNREAD) for m in MIG.mig)
+        cut = DeviceReading(MIG, busy_us=UNREAD, instances=instances, method="allocation")
+        return Snapshot(at_ms, (whole, cut), (), sources=(("nvml", ""),))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("page", [OLD_PAGE, NEW_PAGE])
+def test_old_and_new_names_say_the_same(page: str) -> None:
+    seen = dcgm_exporter.read(page)
+    assert seen == {
+        ("GPU-a", None): {"busy": 0.8, "sm_active": 0.25},
+        ("GPU-m", 1): {"busy": 0.333, "sm_active": 1.0},
+        ("GPU-m", 2): {"busy": 0.5, "tensor_active": 0.1},
+    }
+
+
+def test_what_nvml_does_not_show_is_filled_and_what_it_shows_stays() -> None:
+    clock = VirtualClock(T0)
+    exporter = Exporter(lambda: OLD_PAGE, clock)
+    assert exporter.refresh() == PERIOD_MS
+    source = WithDcgm(Inner(), exporter)
+    source.snapshot(T0)
+    whole, cut = source.snapshot(T0 + 10_000).devices
+    assert (whole.busy_us, whole.sm_active_us, whole.method) == (5_000_000, 2_500_000, "device")
+    assert isinstance(whole.tensor_active_us, Unavailable)
+    large, small = cut.instances
+    assert (large.busy_us, large.sm_active_us, large.method) == (10_000_000 * 3 // 7, 10_000_000 * 3 // 7, "dcgm")
+    assert (small.busy_us, small.tensor_active_us, small.method) == (5_000_000 // 7, 1_000_000 // 7, "dcgm")
+    assert cut.busy_us == UNREAD
+
+
+@pytest.mark.parametrize("field", ["busy_us", "sm_active_us"])
+def test_two_counters_are_never_mixed(field: str) -> None:
+    """A GPU that hangs answers NVML no more, and the exporter goes on for a while with figures of its own origin."""
+
+    class Hanging(Inner):
+        def snapshot(self, at_ms: int) -> Snapshot:
+            known = {"busy_us": at_ms - T0, "sm_active_us": at_ms - T0, field: UNREAD if at_ms > T0 + 20_000 else 7}
+            return Snapshot(at_ms, (DeviceReading(GPU, **known),), ())  # type: ignore[arg-type]
+
+    exporter = Exporter(lambda: OLD_PAGE, VirtualClock(T0))
+    exporter.refresh()
+    source = WithDcgm(Hanging(), exporter)
+    seen = [source.snapshot(T0 + second * 10_000).devices[0] for second in range(4)]
+    assert [getattr(device, field) for device in seen] == [7, 7, 7, UNREAD]
+    assert {device.method for device in seen} == {"device"}
+
+
+@pytest.mark.parametrize("field", ["busy_us", "sm_active_us"])
+def test_what_the_driver_refuses_is_not_filled(field: str) -> None:
+    refused = Unavailable("timeout (nvmlDeviceGetSamples, 10)", refused=True)
+
+    class Refusing(Inner):
+        def snapshot(self, at_ms: int) -> Snapshot:
+            known = {"busy_us": UNREAD, "sm_active_us": UNREAD, field: refused}
+            return Snapshot(at_ms, (DeviceReading(GPU, **known),), ())
+
+    exporter = Exporter(lambda: OLD_PAGE, VirtualClock(T0))
+    exporter.refresh()
+    source = WithDcgm(Refusing(), exporter)
+    source.snapshot(T0)
+    (device,) = source.snapshot(T0 + 10_000).devices
+    filled = {"busy_us": 8_000_000, "sm_active_us": 2_500_000, field: refused}
+    assert (device.busy_us, device.sm_active_us) == (filled["busy_us"], filled["sm_active_us"])
+
+
+def test_figures_that_are_too_old_are_unknown_and_counters_go_on_after() -> None:
+    clock = VirtualClock(T0)
+    pages = iter([OLD_PAGE, "", OLD_PAGE])
+    exporter = Exporter(lambda: next(pages), clock)
+    source = WithDcgm(Inner(), exporter)
+    exporter.refresh()
+    source.snapshot(T0)
+    clock.advance(MAX_AGE_MS + 1)
+    stale = source.snapshot(T0 + 10_000)
+    assert stale.devices[1].instances[1].busy_us == UNREAD
+    exporter.refresh()
+    exporter.refresh()
+    assert source.snapshot(T0 + 20_000).devices[1].instances[1].busy_us == 5_000_000 // 7
+
+
+def test_an_exporter_that_fails_is_named_and_left_alone_for_a_while() -> None:
+    def fail() -> str:
+        raise ConnectionRefusedError("refused")
+
+    exporter = Exporter(fail, VirtualClock(T0))
+    pauses = [exporter.refresh() for _ in range(FAILURES_BEFORE_PAUSE)]
+    assert pauses == [PERIOD_MS] * (FAILURES_BEFORE_PAUSE - 1) + [PAUSE_MS]
+    source = WithDcgm(Inner(), exporter)
+    snapshot = source.snapshot(T0)
+    assert snapshot.sources == (("nvml", ""), ("dcgm", "ConnectionRefusedError: refused"))
+    assert isinstance(snapshot.devices[0].sm_active_us, Unavailable)
+
+
+def test_an_instance_cut_into_compute_instances_is_not_guessed_at() -> None:
+    one, other = MIG.mig
+    double = make_gpu("GPU-m", 1, A100, ["3g.40gb", "1g.10gb"])
+    object.__setattr__(double, "mig", (one, type(other)("MIG-x", other.profile, one.gi, 1, 1, 1)))
+    exporter = Exporter(lambda: OLD_PAGE, VirtualClock(T0))
+    exporter.refresh()
+
+    class Twice(Inner):
+        def snapshot(self, at_ms: int) -> Snapshot:
+            instances = tuple(InstanceReading(m.uuid, UNREAD) for m in double.mig)
+            return Snapshot(at_ms, (DeviceReading(double, busy_us=UNREAD, instances=instances),), ())
+
+    (device,) = WithDcgm(Twice(), exporter).snapshot(T0).devices
+    assert [i.busy_us for i in device.instances] == [UNREAD, UNREAD]
+
+
+@pytest.fixture
+def http_page() -> Iterator[tuple[str, list[tuple[int, bytes]]]]:
+    answers: list[tuple[int, bytes]] = []
+
+    class Page(Handler):
+        def do_GET(self) -> None:
+            self.say(*answers[0])
+
+    with listening(Page) as url:
+        yield f"{url}/metrics", answers
+
+
+def test_over_http(http_page: tuple[str, list[tuple[int, bytes]]]) -> None:
+    url, answers = http_page
+    answers.append((200, OLD_PAGE.encode()))
+    fetch = fetch_from(url)
+    assert fetch() == OLD_PAGE
+    answers[0] = (503, b"starting")
+    with pytest.raises(ValueError, match="HTTP 503"):
+        fetch()
+    exporter = Exporter(fetch, VirtualClock(T0))
+    exporter.start(BackgroundTasks(VirtualClock(T0)))
+    exporter.close()
+    for bad in ("https://x/metrics", "localhost:9400", "http:///x"):
+        with pytest.raises(SettingsError, match="dcgm_url"):
+            fetch_from(bad)
+
+
+@given(st.one_of(st.text(max_size=200), st.text(alphabet='DCGM_FI_PROF_SM_ACTIVE{}="U,ID 0.1e9\n#', max_size=200)))
+def test_no_page_is_too_strange(text: str) -> None:
+    try:
+        seen = dcgm_exporter.read(text)
+    except ValueError:
+        return
+    assert all(0 <= ratio <= 1 for values in seen.values() for ratio in values.values())
+
+
+values = st.one_of(st.floats(), st.sampled_from([9.2e18, 2147483632.0, -1.0, 100.0, 1.3]))
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(dcgm_exporter._FIELDS)), st.text(max_size=6), values), max_size=8))
+def test_any_number_is_a_ratio_or_left_out(lines: list[tuple[str, str, float]]) -> None:
+    def quoted(text: str) -> str:
+        return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+    page = "".join(f'{name}{{UUID="GPU-a",GPU_I_ID="{quoted(gi)}"}} {value!r}\n' for name, gi, value in lines)
+    try:
+        seen = dcgm_exporter.read(page)
+    except ValueError:
+        return
+    assert all(0 <= ratio <= 1 for found in seen.values() for ratio in found.values())
+
+
+def test_an_address_that_cannot_be_scraped_is_refused_at_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--once", "--standalone", "--dcgm-url", "node:9400"]) == 2
+    assert capsys.readouterr().err == ("gputally agent: dcgm_url: expected http://HOST:PORT/metrics, got 'node:9400'\n")

@@ -1,0 +1,277 @@
+"""Unknown is not zero, as a property: every NVML function, every return code, on GPUs whose truth is known.
+
+Each run is compared, second by second, with the same run without the refusal. A refusal makes a reading unknown,
+with the function and the code in the reason. It never lowers or raises the busy, idle or memory time of a holder, it
+never books a held GPU as unheld or down, and it never makes a holder of the process that happens to be known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.core.readings import Allocation
+from agent.devices.nvml_library import DriverReplaced
+from agent.holders.node_snapshot import NodeSource
+from agent.holders.process_cgroups import ProcessTable
+from agent.metering.meter import Meter
+from agent.wire import Holder, UsageInterval
+from tests.agent.nvml_rig import GIB, T0, Rig
+from tests.effort import THOROUGH
+from tests.fakes.nvml.functions import CODES, FUNCTIONS
+from tests.fakes.nvml.library import FakeNvml
+
+SECONDS = 9
+REFUSED = {"meanwhile": range(3, 6), "at-first": range(3), "always": range(SECONDS)}
+FEW = (3, 4, 10, 999)
+"""Of the return codes, what is tried for every function without effort; the others are dealt out."""
+SAMPLE_US = 160_000
+"""A row may differ from the truth by one sample of the driver."""
+NOTHING_TO_TELL = {
+    ("nvmlDeviceGetProcessUtilization", 6), ("nvmlDeviceGetProcessesUtilizationInfo", 6), ("nvmlDeviceGetSamples", 6),
+    ("nvmlDeviceGetMigDeviceHandleByIndex", 2), ("nvmlDeviceGetMigDeviceHandleByIndex", 6),
+}  # fmt: skip
+"""Answers, not refusals: no process was busy, there is no newer sample, there is no such instance."""
+LACKS = {
+    (name, code) for name in ("nvmlDeviceGetMigMode", "nvmlDeviceGetGraphicsRunningProcesses_v3") for code in (3, 13)
+}
+"""From the first reading on the answer of a GPU that cannot be cut, or on which nothing draws."""
+MIG = [
+    f"mig MIG-1 1 0 4 4g.71gb {71 * GIB} 0", f"mig MIG-2 2 0 2 2g.35gb {35 * GIB} 0",
+    f"mig MIG-3 3 0 1 1c.2g.35gb {35 * GIB} 0 2", f"mig MIG-4 3 1 1 1c.2g.35gb {35 * GIB} 0 2",
+]  # fmt: skip
+"""The last two are compute instances of one GPU instance."""
+Row = tuple[str, str, int]
+
+
+class Node(Rig):
+    """Five GPUs: one to itself, two time-sliced by two pods each, the second of them with accounting mode, one cut by
+    MIG, and one with coherent memory. One pod draws only, one draws and computes. A row for each second."""
+
+    def __init__(self, fake: FakeNvml, root: Path) -> None:
+        super().__init__(fake, root, gpus=4)
+        fake.tell("gpu GPU-4 NVIDIA_GH200_480GB", f"mem {96 * GIB} {60 * GIB}", "simulate 70000 500000", "addressing 2")
+        fake.tell("on 2", "accounting 1", "on 3", "migmode 1", *MIG)
+        self.meter = Meter(1_000, self.zone, boot_id="boot")
+        self.start(0, 0, 700_000)
+        self.start(1, 1, 600_000, of=2)
+        self.start(2, 1, 300_000, of=2)
+        self.start(3, 2, 200_000, of=2)
+        self.start(4, 2, 500_000, of=2)
+        self.start(5, 3, 500_000, mig="MIG-1", gi=1)
+        self.start(6, 3, 900_000, mig="MIG-2", gi=2)
+        self.start(7, 3, 400_000, mig="MIG-3", gi=3)
+        self.start(8, 4, 600_000)
+        fake.tell("on 1", "draw 1001 1", "on 2", "draw 1003 2")
+
+    def play(self, function: str = "", code: int = 0, refused: range = range(0)) -> None:
+        """Nine seconds; the function answers the code in those of `refused`."""
+        try:
+            for second in range(SECONDS):
+                self.fake.tell("clear")
+                if second in refused:
+                    self.fake.tell("machine", f"fail {function} {code}")
+                self.look() if not second else self.tick()
+            self.fake.tell("clear")
+        except DriverReplaced:
+            pass
+        self.close()
+
+
+def by_second(rows: list[UsageInterval]) -> dict[Row, UsageInterval]:
+    """Without the busy time without an owner: by how little the samples are less than the whole."""
+    held = [row for row in rows if row.holder is None or row.holder.kind != "unattributed"]
+    return {(row.gpu_uuid, row.holder.uid if row.holder else "", row.start_ms): row for row in held}
+
+
+def accused(true: dict[Row, UsageInterval], rows: list[UsageInterval], code: int) -> list[str]:
+    """What a run says that is neither true nor unknown."""
+    wrong = []
+    for key, row in by_second(rows).items():
+        one = true.get(key)
+        if one is None or row.health != "ok":
+            wrong.append(f"{key}: {row.holder}, {row.health}")
+            continue
+        if row.allocated_us != one.allocated_us or row.end_ms != one.end_ms:
+            wrong.append(f"{key}: allocated {row.allocated_us}, not {one.allocated_us}")
+        if row.busy_us is None:
+            if one.busy_us is not None and not any(f", {code})" in gap.reason for gap in row.gaps):
+                wrong.append(f"{key}: unknown for {row.gaps}")
+        elif one.busy_us is None or abs(row.busy_us - one.busy_us) > SAMPLE_US:
+            wrong.append(f"{key}: busy {row.busy_us}, not {one.busy_us}")
+        if row.memory_mib_s not in (None, one.memory_mib_s):
+            wrong.append(f"{key}: memory {row.memory_mib_s}, not {one.memory_mib_s}")
+    return wrong
+
+
+@pytest.mark.parametrize("when", REFUSED)
+@pytest.mark.parametrize("function", [name for name in FUNCTIONS if name != "*"])
+def test_no_refusal_lowers_or_raises_what_anybody_used(
+    fake_nvml: FakeNvml, tmp_path: Path, function: str, when: str
+) -> None:
+    node = Node(fake_nvml, tmp_path / "proc")
+    node.play()
+    true = by_second(node.rows())
+    assert len(true) == 10 * (SECONDS - 1), "of nine pods, and of an instance that is not held"
+    wrong: list[str] = []
+    for code in CODES if THOROUGH else sorted({*FEW, *CODES[FUNCTIONS.index(function) % 6 :: 6]}):
+        if (function, code) in NOTHING_TO_TELL or (when != "meanwhile" and (function, code) in LACKS):
+            continue
+        node = Node(fake_nvml, tmp_path / "proc")
+        node.play(function, code, REFUSED[when])
+        wrong += [f"{code}: {line}" for line in accused(true, node.rows(), code)]
+    assert not wrong, "\n".join([str(len(wrong)), *wrong[:12]])
+
+
+@pytest.mark.parametrize("access", [{}, {"gpm": False}, {"processes": False}])
+def test_compute_instances_of_one_gpu_instance_are_unknown_and_never_idle(
+    fake_nvml: FakeNvml, tmp_path: Path, access: dict[str, bool]
+) -> None:
+    """GPM says what the GPU instance does, and not which of its compute instances."""
+    node = Rig(fake_nvml, tmp_path / "proc", setup=["migmode 1", *MIG], **access)
+    node.start(1, 0, 900_000, mig="MIG-3", gi=3)
+    node.pods.claims["idle"] = Allocation("GPU-0", Holder(kind="pod", uid="idle"), "MIG-4")
+    node.run(60)
+    inside = [row for row in node.rows() if row.slice and row.slice.gi == 3]
+    reason = "GPM: shares its GPU instance" if access.get("gpm", True) else "GPM is not allowed"
+    assert [(row.busy_us, row.method, *{gap.reason for gap in row.gaps}) for row in inside] == [
+        (None, "allocation", reason)
+    ] * 2
+
+
+class Standalone(Rig):
+    """A node without Kubernetes: its processes say who holds what."""
+
+    def open_source(self, *, restarted: bool = False) -> None:
+        super().open_source(restarted=restarted)
+        self.source = NodeSource(self.gpus, ProcessTable(self.root))
+
+
+@pytest.mark.parametrize("code", [3, 4, 10, 13, 17])
+def test_a_gpu_whose_processes_were_never_listed_is_not_booked_unheld(
+    fake_nvml: FakeNvml, tmp_path: Path, code: int
+) -> None:
+    node = Standalone(fake_nvml, tmp_path / "proc", gpus=2)
+    fake_nvml.tell("on 0", f"fail nvmlDeviceGetComputeRunningProcesses_v3 {code}")
+    node.start(1, 0, 900_000, allocate=False)
+    node.look()
+    for _ in range(60):
+        snapshot = node.tick()
+    reason = f"(nvmlDeviceGetComputeRunningProcesses_v3, {code})"
+    assert [(uuid, why.endswith(reason)) for uuid, why in snapshot.unknown_holders] == [("GPU-0", True)]
+    node.close()
+    assert {row.gpu_uuid for row in node.rows()} == {"GPU-1"}, "of GPU 0 nothing is known: it is unmetered"
+
+
+def test_a_holder_whose_process_is_not_listed_for_a_while_holds_on(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    node = Standalone(fake_nvml, tmp_path / "proc")
+    node.start(1, 0, 900_000, allocate=False)
+    node.run(60, "fail nvmlDeviceGetComputeRunningProcesses_v3 10")
+    assert all(row.holder for row in node.rows()), "never unheld"
+    (row,) = node.rows_of(1)
+    assert (row.allocated_us, row.busy_us) == (60_000_000, pytest.approx(49 * 900_000, rel=0.02))
+    assert sum(gap.end_ms - gap.start_ms for gap in row.gaps) == 11_000
+    assert {gap.reason.split(": ")[-1] for gap in row.gaps} == {"timeout (nvmlDeviceGetComputeRunningProcesses_v3, 10)"}
+
+
+def test_an_unheld_gpu_whose_processes_cannot_be_listed_any_more_is_unmetered(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    node = Standalone(fake_nvml, tmp_path / "proc")
+    node.run(60, "fail nvmlDeviceGetComputeRunningProcesses_v3 10")
+    assert [(row.holder, row.start_ms - T0, row.end_ms - T0) for row in node.rows()] == [
+        (None, 0, 21_000), (None, 31_000, 60_000),
+    ]  # fmt: skip
+
+
+def test_what_draws_on_a_workstation_holds_its_gpu(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    node = Standalone(fake_nvml, tmp_path / "proc")
+    node.start(1, 0, 300_000, allocate=False)
+    fake_nvml.tell("on 0", "draw 1001 1")
+    node.start(2, 0, 500_000, allocate=False)
+    fake_nvml.tell("on 0", "draw 1002 2")
+    node.run(60)
+    for pod, ppm in ((1, 300_000), (2, 500_000)):
+        (row,) = node.rows_of(pod)
+        assert row.allocated_us == 30_000_000
+        assert row.busy_us == pytest.approx(60 * ppm, rel=0.03)
+        assert row.memory_mib_s == 60 * 1024, "once, although both lists have it"
+
+
+@pytest.mark.parametrize("code", [3, 13])
+def test_a_gpu_that_knows_no_graphics_processes_has_none(fake_nvml: FakeNvml, tmp_path: Path, code: int) -> None:
+    node = Standalone(fake_nvml, tmp_path / "proc", setup=[f"fail nvmlDeviceGetGraphicsRunningProcesses_v3 {code}"])
+    node.start(1, 0, 300_000, allocate=False)
+    node.look()
+    for _ in range(9):
+        snapshot = node.tick()
+    node.close()
+    assert snapshot.unknown_holders == ()
+    assert snapshot.devices[0].unlisted == ()
+
+
+@pytest.mark.parametrize("code", [3, 4, 10, 17, 999])
+def test_a_holder_that_draws_holds_on_while_its_list_is_refused(fake_nvml: FakeNvml, tmp_path: Path, code: int) -> None:
+    """A GPU that told its graphics processes once does not lack them later."""
+    node = Standalone(fake_nvml, tmp_path / "proc")
+    node.start(1, 0, 900_000, allocate=False)
+    fake_nvml.tell("on 0", "draw 1001 1")
+    node.run(60, f"fail nvmlDeviceGetGraphicsRunningProcesses_v3 {code}")
+    assert all(row.holder for row in node.rows()), "never unheld"
+    (row,) = node.rows_of(1)
+    assert row.allocated_us == 60_000_000
+    assert sum(gap.end_ms - gap.start_ms for gap in row.gaps) == 11_000
+    assert all(f"(nvmlDeviceGetGraphicsRunningProcesses_v3, {code})" in gap.reason for gap in row.gaps)
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization"])
+def test_beside_a_stranger_a_refusal_leaves_the_holder_unknown(
+    fake_nvml: FakeNvml, tmp_path: Path, function: str
+) -> None:
+    """Otherwise the holder of the whole GPU would be charged for what the stranger did."""
+    node = Rig(fake_nvml, tmp_path / "proc")
+    node.start(1, 0, 300_000)
+    node.start(2, 0, 600_000, allocate=False)
+    node.run(60, f"fail {function} 4")
+    (row,) = node.rows_of(1)
+    assert row.busy_us == pytest.approx(49 * 300_000, rel=0.05)
+    assert [(gap.end_ms - gap.start_ms, gap.reason.endswith(f"no permission ({function}, 4)")) for gap in row.gaps] == [
+        (11_000, True)
+    ]
+
+
+def test_a_method_that_a_gpu_lacks_is_named(
+    fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Rig(
+        fake_nvml, tmp_path / "proc", setup=["fail nvmlDeviceGetProcessUtilization 3", "fail nvmlDeviceGetSamples 3"]
+    )
+    node.start(1, 0, 300_000)
+    for _ in range(3):
+        node.tick()
+    node.close()
+    lacking = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert {record.getMessage().split(";")[0] for record in lacking} == {
+        "the driver does not report how busy each process of a GPU is",
+        "a GPU has no busy-time samples: its utilisation rate replaces them",
+    }
+    assert len(lacking) == 2, "once each"
+
+
+def test_a_sum_that_was_refused_for_a_while_is_not_booked_in_one_step(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    node = Rig(fake_nvml, tmp_path / "proc", setup=["accounting 1"])
+    node.meter = Meter(1_000, node.zone, boot_id="boot")
+    node.start(1, 0, 900_000, of=2)
+    node.start(2, 0, 0, of=2)
+    node.look()
+    for second in range(20):
+        fake_nvml.tell("clear")
+        if 5 <= second < 15:
+            fake_nvml.tell("on 0", "fail nvmlDeviceGetAccountingStats_v2 999")
+        if second == 15:
+            node.load(1, 0)
+            node.load(2, 900_000)
+        node.tick()
+    node.close()
+    late = [row for row in node.rows_of(1) if row.start_ms >= T0 + 15_000]
+    assert [(row.busy_us or 0) <= SAMPLE_US for row in late] == [True] * 5

@@ -1,0 +1,454 @@
+"""Who holds which device: names of devices, the kubelet's list joined with the pods, claims, reservations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.core.readings import Allocation
+from agent.holders.device_allocations import (
+    CLAIMS_PATH,
+    HOLDS_MS,
+    DeviceNames,
+    DeviceRef,
+    Node,
+    NodeAllocations,
+    ResourceClaims,
+    find_holders,
+    like_a_gpu,
+    limited_ppm,
+    replace_reservations,
+)
+from agent.holders.kubelet_pod_resources import ClaimedDevice, ContainerResources, Devices, PodResources
+from agent.holders.kubernetes_api_objects import PodView
+from agent.holders.lean_list_watch import ApiServer
+from agent.wire import Holder
+from gputally.base.clock import VirtualClock
+from tests.agent.pods import view
+from tests.agent.values import UID, gpu, pod, uuid
+from tests.effort import examples
+from tests.fakes.apiserver.server import FakeApiServer
+
+A, B = uuid(0), uuid(1)
+B1, B2, B3 = (uuid(16 + i, "MIG") for i in (1, 2, 3))
+NAMED = [gpu(0), gpu(1, "1g.18gb", "1g.18gb", "3g.71gb")]
+NAMES = DeviceNames(NAMED)
+GPUS = (gpu(0), gpu(1), gpu(2, "1g.18gb", "3g.71gb"))
+MEMORY_MIB = 143_771
+
+
+@pytest.mark.parametrize(("name", "place"), [
+    (A, DeviceRef(A)),
+    (f"{A}::0", DeviceRef(A, replica="0")),
+    (f"{A}::12", DeviceRef(A, replica="12")),
+    (B1, DeviceRef(B, B1)),
+    (f"{B1}::3", DeviceRef(B, B1, "3")),
+    (f"MIG-{B}/2/0", DeviceRef(B, B2)),
+    (f"MIG-{B}/2/0::1", DeviceRef(B, B2, "1")),
+    ("nvidia0", DeviceRef(A)),
+    ("nvidia0/vgpu2", DeviceRef(A, replica="2")),
+    ("nvidia1/gi3", DeviceRef(B, B3)),
+    ("nvidia1/gi3/vgpu1", DeviceRef(B, B3, "1")),
+    (f"{A}-7", DeviceRef(A, replica="7", virtual=True)),
+])  # fmt: skip
+def test_a_device_plugins_id_points_to_its_device(name: str, place: DeviceRef) -> None:
+    assert NAMES.find(name) == place
+    assert like_a_gpu(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "::1", "GPU-", uuid(9), f"{uuid(9)}::1", f"MIG-{B}/9/0", f"MIG-{A}/1/0", f"MIG-{uuid(9)}/1/0", "nvidia7",
+     "nvidia0/gi1", "nvidia1/gi9/vgpu0", "nvidiactl", "mlx5_0", f"{A}::", f"{A}::x", f"{A}-x", f" {A}", f"{A}\n"],
+)  # fmt: skip
+def test_what_names_no_device_of_this_node_points_nowhere(name: str) -> None:
+    assert NAMES.find(name) is None
+
+
+@pytest.mark.parametrize(("name", "place"), [
+    ("gpu-0", DeviceRef(A)),
+    ("gpu-1-mig-3g71gb-9-4", DeviceRef(B, B3)),
+    ("gpu-1-mig-3g.71gb-9-4", DeviceRef(B, B3)),
+    ("gpu-1-mig-1g18gb-19-0", None),   # two of that profile
+    ("gpu-1-mig-7g141gb-0-0", None),
+    ("gpu-5", None),
+    ("gpu-x", None),
+    ("", None),
+])  # fmt: skip
+def test_a_device_of_the_dra_driver(name: str, place: DeviceRef | None) -> None:
+    assert NAMES.find_claimed("node-1", name) == place
+
+
+def test_a_published_uuid_comes_before_what_the_name_says() -> None:
+    claimable = {("node-1", "gpu-1-mig-9-0-4"): B3, ("node-1", "gpu-0"): B, ("node-1", "gpu-7"): uuid(9)}
+    names = DeviceNames(NAMED, claimable)
+    assert names.find_claimed("node-1", "gpu-1-mig-9-0-4") == DeviceRef(B, B3)
+    assert names.find_claimed("node-1", "gpu-0") == DeviceRef(B)
+    assert names.find_claimed("node-2", "gpu-0") == DeviceRef(A)
+    assert names.find_claimed("node-1", "gpu-7") is None
+
+
+@pytest.mark.parametrize(("minors", "found"), [
+    ((None,), (A, None)),
+    ((1, None), (B, A)),  # the index is no minor number
+    ((None, None), (None, None)),  # reported, not guessed
+    ((1, 0), (B, A)),
+])  # fmt: skip
+def test_a_minor_number_that_was_not_read_is_the_only_one_left_or_unknown(
+    minors: tuple[int | None, ...], found: tuple[str | None, ...]
+) -> None:
+    names = DeviceNames([replace(gpu(index), minor=minor) for index, minor in enumerate(minors)])
+    refs = [names.find("nvidia0"), names.find("nvidia1")]
+    assert refs == [DeviceRef(uuid) if uuid else None for uuid in found]
+
+
+def test_other_plugins_devices_are_not_taken_for_gpus() -> None:
+    assert not any(like_a_gpu(name) for name in ("mlx5_0", "rdma-1", "/dev/fuse", "0000:1a:00.0", ""))
+
+
+@given(st.one_of(st.text(), st.from_regex(r"(MIG-|GPU-|nvidia|gpu-)[0-9a-z:/.+-]{0,40}", fullmatch=True)))
+def test_no_name_makes_it_fail(name: str) -> None:
+    for place in (NAMES.find(name), NAMES.find_claimed("node-1", name)):
+        assert place is None or place.gpu_uuid in (A, B)
+    like_a_gpu(name)
+
+
+# --- the kubelet's list and the pods of the API server ---------------------------------------------
+
+
+def given_pod(name: str, *containers: ContainerResources, namespace: str = "vision") -> PodResources:
+    return PodResources(namespace, name, containers)
+
+
+def box(name: str, *ids: str, resource: str = "nvidia.com/gpu") -> ContainerResources:
+    return ContainerResources(name, (Devices(resource, ids),))
+
+
+def claiming(*devices: str, claim: str = "c", driver: str = "gpu.nvidia.com") -> ContainerResources:
+    claimed = tuple(ClaimedDevice("vision", claim, driver, "node-1", device) for device in devices)
+    return ContainerResources("main", claimed=claimed)
+
+
+def offered(*ids: str) -> tuple[Devices, ...]:
+    return (Devices("nvidia.com/gpu", ids),)
+
+
+def join(pods: Iterable[PodResources], views: Iterable[PodView] = (), **node: object) -> NodeAllocations:
+    return find_holders(pods, {v.key: v for v in views}, Node(GPUS, **node))  # type: ignore[arg-type]
+
+
+def held(holding: NodeAllocations) -> list[tuple[str, str, str, str]]:
+    return [(a.gpu_uuid, a.mig_uuid, a.holder.name, a.holder.container) for a in holding.allocations]
+
+
+def shares(found: Iterable[Allocation]) -> list[tuple[str, str | None, int | None]]:
+    return [(a.holder.name, a.sharing, a.fraction_ppm) for a in found]
+
+
+def test_a_whole_gpu_is_held_under_the_name_of_the_api_server() -> None:
+    holding = join([given_pod("train-0", box("main", A))], [view()])
+    holder = Holder("pod", UID, "vision", "train-0", "main")
+    assert holding == NodeAllocations((Allocation(A, holder),))
+
+
+def test_without_the_api_server_the_log_folder_knows_the_uid_and_else_the_name_stands_for_it() -> None:
+    pods = [given_pod("train-0", box("main", A)), given_pod("train-1", box("main", B))]
+    found = join(pods, uids={("vision", "train-0"): "uid-0"})
+    assert [a.holder.uid for a in found.allocations] == ["uid-0", "vision/train-1"]
+
+
+def test_a_pod_that_ended_holds_nothing_though_an_old_kubelet_lists_it() -> None:
+    assert join([given_pod("train-0", box("main", A))], [view(phase="Succeeded")]) == NodeAllocations(())
+
+
+@pytest.mark.parametrize(("containers", "expected"), [
+    # The init container's device is given on to the main one; a sidecar has none.
+    ((box("init", A), box("main", A), box("sidecar", resource="cpu")), [(A, "init")]),
+    ((box("a", A), box("b", B)), [(A, "a"), (B, "b")]),
+    ((box("a", A, B),), [(A, "a"), (B, "a")]),
+], ids=["handed on", "two containers", "one container"])  # fmt: skip
+def test_a_device_counts_once_per_pod(
+    containers: tuple[ContainerResources, ...], expected: list[tuple[str, str]]
+) -> None:
+    found = held(join([given_pod("train-0", *containers)]))
+    assert found == [(uuid, "", "train-0", container) for uuid, container in expected]
+
+
+def test_replicas_are_parts_of_what_the_kubelet_offers() -> None:
+    ids = [f"{A}::{k}" for k in range(4)]
+    pods = [
+        given_pod("p0", box("main", ids[0], ids[1], resource="nvidia.com/gpu.shared")),
+        given_pod("p1", box("m", ids[3])),
+    ]
+    found = join(pods, offered=offered(*ids, *ids, B)).allocations
+    assert [(a.sharing, a.sharing_replicas, a.replicas) for a in found] == [
+        ("time-slicing", 4, 2),
+        ("time-slicing", 4, 1),
+    ]
+    mps = join(pods, offered=offered(*ids), replica_mode="mps").allocations
+    assert {a.sharing for a in mps} == {"mps"}
+    assert {a.sharing_replicas for a in join(pods).allocations} == {0}
+
+
+def test_instances_and_their_replicas() -> None:
+    one, three = (m.uuid for m in GPUS[2].mig)
+    pods = [
+        given_pod("p0", box("main", one, resource="nvidia.com/mig-1g.18gb")),
+        given_pod("p1", box("main", f"{three}::0")),
+        given_pod("p2", box("main", f"MIG-{uuid(2)}/2/0::1")),
+    ]
+    found = join(pods, offered=offered(f"{three}::0", f"{three}::1")).allocations
+    assert [(a.mig_uuid, a.sharing_replicas) for a in found] == [(one, 0), (three, 2), (three, 2)]
+
+
+def test_an_id_for_a_gpu_that_is_not_here_is_reported_and_other_devices_are_not() -> None:
+    holding = join([given_pod("p0", box("main", uuid(9), A), box("net", "mlx5_0", resource="rdma/hca"))])
+    assert (held(holding), holding.unresolved) == ([(A, "", "p0", "main")], (uuid(9),))
+
+
+def test_claimed_devices_are_shared_where_several_pods_name_them() -> None:
+    def claimed(*devices: str) -> NodeAllocations:
+        return join([given_pod(f"p{number}", claiming(device)) for number, device in enumerate(devices)])
+
+    assert [(a.gpu_uuid, a.sharing) for a in claimed("gpu-0").allocations] == [(A, None)]
+    several = claimed("gpu-0", "gpu-0", "gpu-1").allocations
+    assert [(a.gpu_uuid, a.sharing) for a in several] == [(A, "dra"), (A, "dra"), (B, None)]
+    mig = claimed("gpu-2-mig-3g71gb-9-4", "gpu-9")
+    assert [a.mig_uuid for a in mig.allocations] == [GPUS[2].mig[1].uuid]
+    assert mig.unresolved == ("gpu-9",)
+    assert join([given_pod("p0", claiming("dev-0", driver="net.example"))]) == NodeAllocations(())
+
+
+# --- reservations and virtual devices -------------------------------------------------------------
+
+RESERVATION = view(
+    namespace="kai-resource-reservation", name="gpu-reservation-1", uid="r", labels={"runai-gpu-group": "g1"}
+)
+RESERVED = given_pod("gpu-reservation-1", box("main", A), namespace="kai-resource-reservation")
+
+
+def sharer(name: str, fraction: str = "", **more: object) -> PodView:
+    annotations = {"gpu-fraction": fraction} if fraction else {}
+    fields: dict[str, object] = {"labels": {"runai-gpu-group": "g1"}, "annotations": annotations, **more}
+    return view(name=name, uid=name, gpus=0, **fields)
+
+
+def reserved(*views: PodView, **node: object) -> NodeAllocations:
+    return join([RESERVED], [RESERVATION, *views], **node)
+
+
+def test_the_pods_that_share_a_gpu_hold_it_and_not_the_one_that_reserves_it() -> None:
+    found = reserved(sharer("half", "0.5"), sharer("quarter", "0.25"), sharer("over", "0.5", phase="Failed"))
+    assert shares(found.allocations) == [("half", "fraction", 500_000), ("quarter", "fraction", 250_000)]
+    assert {a.gpu_uuid for a in found.allocations} == {A}
+
+
+def test_a_part_declared_in_memory_is_a_fraction_of_the_memory() -> None:
+    (found,) = reserved(sharer("p", annotations={"gpu-memory": str(MEMORY_MIB // 2)})).allocations
+    assert found.fraction_ppm == 499_996  # 71885 of 143771 MiB
+    (odd,) = reserved(sharer("p", "much")).allocations
+    assert odd.fraction_ppm is None
+
+
+def test_a_reservation_without_its_pods_still_keeps_the_gpu() -> None:
+    assert held(reserved()) == [(A, "", "gpu-reservation-1", "main")]
+
+
+def test_a_pod_on_several_shared_gpus() -> None:
+    other = view(namespace="runai-reservation", name="r2", uid="r2", labels={"runai-gpu-group": "g2"})
+    second = given_pod("r2", box("main", B), namespace="runai-reservation")
+    both = sharer("p", "0.5", labels={"runai-gpu-group/g1": "g1", "runai-gpu-group/g2": "g2"})
+    found = join([RESERVED, second], [RESERVATION, other, both]).allocations
+    assert [(a.gpu_uuid, a.holder.name) for a in found] == [(A, "p"), (B, "p")]
+
+
+@pytest.mark.parametrize(("namespaces", "listed"), [
+    (("kai-resource-reservation",), [Allocation(A, pod("a"), sharing="fraction", fraction_ppm=500_000)]),
+    (("kai-resource-reservation", "runai-reservation"), []),
+], ids=["listed by the kubelet too", "two reservations of one GPU"])  # fmt: skip
+def test_a_pod_behind_reservations_counts_once(namespaces: tuple[str, ...], listed: list[Allocation]) -> None:
+    stand_ins = [Allocation(A, Holder("pod", uid=name, namespace=name, name="x")) for name in namespaces]
+    found = replace_reservations([*stand_ins, *listed], [(A, "", pod("a"))], {}, {A: GPUS[0]})
+    assert shares(found) == [("a", "fraction", 500_000 if listed else None)]
+
+
+FORGED = {"hami.io/vgpu-devices-allocated": f"{B},NVIDIA,1438,1:;", "gpu-fraction": "0.01", "gpu-memory": "1",
+          "nvidia.com/gpucores": "1", "nvidia.com/gpumem": "1"}  # fmt: skip
+"""What the owner of a pod can write into it at any time."""
+
+
+@pytest.mark.parametrize("systems", [frozenset(), frozenset({"kai"}), frozenset({"hami"}), frozenset({"kai", "hami"})])
+@pytest.mark.parametrize("device", [A, f"{A}::1", GPUS[2].mig[0].uuid])
+def test_annotations_take_nothing_off_what_the_kubelet_gave(systems: frozenset[str], device: str) -> None:
+    pods = [given_pod("train-0", box("main", device))]
+    parts = offered(f"{A}::0", f"{A}::1")
+    plain = join(pods, [view()], offered=parts, systems=systems)
+    assert join(pods, [view(annotations=FORGED)], offered=parts, systems=systems) == plain
+    assert len(plain.allocations) == 1
+
+
+def limited(**limits: object) -> dict[str, object]:
+    named = {f"nvidia.com/{key.replace('_', '-')}": str(value) for key, value in limits.items()}
+    return {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1", **named}}}]}
+
+
+@pytest.mark.parametrize(
+    ("limits", "ppm"),
+    [
+        ({"gpucores": 30, "gpumem": MEMORY_MIB // 5}, 300_000),
+        ({"gpucores": 10, "gpumem": MEMORY_MIB}, 1_000_000),  # nobody else can have the memory
+        ({"gpucores": 0, "gpumem": 14_378}, 100_006),
+        ({"gpucores": 1}, 1_000_000),  # memory without a limit is all of it
+        ({"gpucores": 200}, 1_000_000),
+        ({"gpumem_percentage": 25}, 250_000),
+        ({"gpucores": "many"}, 1_000_000),
+        ({"gpucores": "nan", "gpumem": "much"}, 1_000_000),
+        ({}, 1_000_000),
+    ],
+)
+def test_a_virtual_device_of_hami_is_the_part_that_its_limits_leave(limits: dict[str, object], ppm: int) -> None:
+    """The limits of a container cannot be changed once its pod is bound; its annotations can."""
+    told = view(spec=limited(**limits), annotations=FORGED)
+    (found,) = join([given_pod("train-0", box("main", f"{A}-3"))], [told], systems=frozenset({"hami"})).allocations
+    assert (found.gpu_uuid, found.sharing, found.fraction_ppm) == (A, "fraction", ppm)
+
+
+def test_a_part_declared_of_a_size_that_was_not_read_is_unknown() -> None:
+    assert limited_ppm({"nvidia.com/gpumem": "20390"}, None) is None, "not all of the GPU"
+    assert limited_ppm({"nvidia.com/gpumem-percentage": "25"}, None) == 250_000
+    requests = {"a": {"gpu-memory": "20390"}}
+    unsized = {A: replace(GPUS[0], memory_mib=None)}
+    stand_in = Allocation(A, Holder("pod", uid="r", namespace="kai-resource-reservation", name="x"))
+    found = replace_reservations([stand_in], [(A, "", pod("a"))], requests, unsized)
+    assert shares(found) == [("a", "fraction", None)]
+
+
+def test_where_hami_is_not_switched_on_its_devices_are_equal_parts_and_said_to_be_unread() -> None:
+    ids = [f"{A}-{k}" for k in range(10)]
+    views = [view(spec=limited(gpucores=1, gpumem=1))]
+    found = join([given_pod("train-0", box("main", ids[3]))], views, offered=offered(*ids))
+    (part,) = found.allocations
+    assert (part.sharing, part.replicas, part.sharing_replicas, part.fraction_ppm) == ("time-slicing", 1, 10, None)
+    assert found.unnamed == {"hami"}
+
+
+def test_where_kai_is_not_switched_on_the_reservation_pod_holds_what_the_kubelet_gave_it() -> None:
+    found = reserved(sharer("half", "0.5"), systems=frozenset())
+    assert held(found) == [(A, "", "gpu-reservation-1", "main")]
+    assert found.unnamed == {"kai"}
+
+
+def test_a_pod_that_kai_did_not_place_joins_none_of_its_groups() -> None:
+    stranger = sharer("stranger", "0.5", spec={"schedulerName": "default-scheduler"})
+    found = reserved(sharer("half", "0.5"), stranger).allocations
+    assert [a.holder.name for a in found] == ["half"]
+
+
+request_keys = st.sampled_from(["gpu-fraction", "gpu-memory", "nvidia.com/gpucores"])
+
+
+@given(st.dictionaries(request_keys, st.text(max_size=12)))
+def test_no_request_text_is_too_strange(requests: dict[str, str]) -> None:
+    for known in ({A: GPUS[0]}, {}):
+        stand_in = Allocation(A, Holder("pod", uid="r", namespace="kai-resource-reservation", name="x"))
+        replace_reservations([stand_in], [(A, "", pod("a"))], {"a": requests}, known)
+    part = limited_ppm(requests, MEMORY_MIB)
+    assert part is not None
+    assert 0 < part <= 1_000_000
+
+
+names = st.sampled_from([A, f"{A}::0", f"{A}::1", GPUS[2].mig[0].uuid, "nvidia0/vgpu1", uuid(9), "mlx5_0", f"{A}-1"])
+boxes = st.builds(lambda n, ids: box(n, *ids), st.sampled_from("abc"), st.lists(names, max_size=4))
+given_pods = st.lists(
+    st.builds(lambda n, c: given_pod(n, *c), st.sampled_from(["p0", "p1"]), st.lists(boxes)), max_size=3
+)
+fraction_texts = st.sampled_from(["", "0.5", "-1", "2", "NaN", "Infinity", "1e-30", "x" * 40, "1E+400000000"])
+hami_texts = st.one_of(
+    st.text(max_size=40), st.from_regex(r"(GPU-[0-9a-f]{2},NVIDIA,\d+,\d+[:;]){1,3}", fullmatch=True)
+)
+
+
+@settings(max_examples=examples(50, 300), deadline=None)
+@given(given_pods, fraction_texts, fraction_texts, hami_texts)
+def test_whatever_is_said_nobody_holds_what_is_not_there(
+    pods: list[PodResources], fraction: str, memory: str, hami: str
+) -> None:
+    annotations = {"gpu-fraction": fraction, "gpu-memory": memory, "hami.io/vgpu-devices-allocated": hami}
+    views = [RESERVATION, view(name="p0", annotations=annotations), sharer("s", annotations=annotations)]
+    for allocation in join([*pods, RESERVED], views).allocations:
+        assert allocation.gpu_uuid in {g.uuid for g in GPUS}
+        assert allocation.fraction_ppm is None or 0 < allocation.fraction_ppm <= 1_000_000
+        assert allocation.replicas >= 1
+
+
+# --- ResourceClaims with admin access -------------------------------------------------------------
+
+
+def claim_object(name: str, *results: dict[str, Any]) -> dict[str, Any]:
+    status = {"allocation": {"devices": {"results": list(results)}}}
+    return {"kind": "ResourceClaim", "metadata": {"namespace": "vision", "name": name}, "status": status}
+
+
+def result(device: str, admin: bool | None) -> dict[str, Any]:
+    return {"request": "gpus", "driver": "gpu.nvidia.com", "pool": "node-1", "device": device, "adminAccess": admin}
+
+
+@pytest.fixture
+def claims(api_server: FakeApiServer, clock: VirtualClock, token: Path) -> ResourceClaims:
+    return ResourceClaims(ApiServer(api_server.url, None, token), clock)
+
+
+def holders(claims: ResourceClaims, *pods: PodResources) -> list[tuple[str, str, str | None]]:
+    found = join(pods, monitored=claims.monitored(pods))
+    assert found.unresolved == ()
+    return [(a.gpu_uuid, a.holder.name, a.sharing) for a in found.allocations]
+
+
+EXPORTER = given_pod("exporter", claiming("gpu-0", claim="all"))
+
+
+def test_a_monitor_holds_nothing_of_what_it_looks_at(api_server: FakeApiServer, claims: ResourceClaims) -> None:
+    api_server.put(claim_object("all", result("gpu-0", True), result("gpu-1", True)))
+    api_server.put(claim_object("one", result("gpu-0", None)))
+    exporter = given_pod("exporter", claiming("gpu-0", "gpu-1", claim="all"))
+    pods = exporter, given_pod("train", claiming("gpu-0", claim="one"))
+    assert len(holders(claims, *pods)) == 3, "nothing is known of the claims yet"
+    claims.step()
+    assert holders(claims, *pods) == [(A, "train", None)]
+    assert claims.failure == ""
+
+
+def test_each_claim_is_asked_for_once_and_now_and_then(
+    api_server: FakeApiServer, claims: ResourceClaims, clock: VirtualClock
+) -> None:
+    api_server.put(claim_object("all", result("gpu-0", True)))
+    for _ in range(3):
+        holders(claims, EXPORTER)
+        claims.step()
+    assert [path.rstrip("?") for path in api_server.requests] == [CLAIMS_PATH.format("vision", "all")]
+    clock.advance(HOLDS_MS)
+    api_server.refuse = 503, {}
+    claims.step()
+    assert "503" in claims.failure
+    assert holders(claims, EXPORTER) == [], "what was known stays known"
+    assert len(api_server.requests) == 2
+    holders(claims)
+    claims.step()
+    assert (claims.failure, len(api_server.requests)) == ("", 2), "nobody names it any more"
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_claim_that_may_not_be_read_counts_as_held_and_it_is_said(
+    api_server: FakeApiServer, claims: ResourceClaims, status: int
+) -> None:
+    api_server.refuse = status, {}
+    for _ in range(3):
+        assert holders(claims, EXPORTER) == [(A, "exporter", None)]
+        claims.step()
+    assert len(api_server.requests) == 1

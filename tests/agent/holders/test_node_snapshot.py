@@ -1,0 +1,361 @@
+"""GPUs joined with their holders: standalone and with a pods file, through to exact rows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.core.readings import SOLE, Allocation, DeviceReading, Gpu, ProcessReading, Reading, Snapshot, Unavailable
+from agent.core.settings import Settings
+from agent.devices.driver_lifecycle import Gpus
+from agent.devices.nvml_library import Driver
+from agent.holders.node_snapshot import UNKNOWN_PROCESS, HolderCounters, NodeSource, OwnedProcess
+from agent.holders.pod_and_job_files import Pods, PodsFile
+from agent.holders.process_cgroups import RESCAN_MS, PodLogs, ProcessTable
+from agent.main_loop import Agent
+from agent.simulation.simulated_node import H100, make_gpu
+from agent.upload.spool import Outbox
+from agent.upload.uploader import Uploader
+from agent.wire import Holder, UsageInterval
+from gputally.base.clock import VirtualClock
+from tests.agent.snapshots import pod
+from tests.agent.values import CID, MIB, T0, UID
+
+GPU = ["gpu GPU-a NVIDIA_H200", f"mem {1000 * MIB} {300 * MIB}", "util 50 0", "power 350000 1000"]
+Proc = Callable[..., Path]
+
+
+@pytest.fixture
+def source(fake_nvml: Any, proc: Proc) -> Iterator[NodeSource]:
+    node = NodeSource(Gpus(Driver()), ProcessTable(proc(1)))
+    yield node
+    node.close()
+
+
+def holders(snapshot: Snapshot) -> list[tuple[str, str, str | None]]:
+    assert not isinstance(snapshot.allocations, Unavailable)
+    return [(a.holder.kind, a.holder.uid, a.sharing) for a in snapshot.allocations]
+
+
+class Fraction:
+    """A pod that was given a part of the GPU: of its memory, or of the GPU."""
+
+    def __init__(self, ppm: int | None) -> None:
+        self.holder = Holder(kind="pod", uid=UID, namespace="n", name="p", container="main")
+        self.ppm = ppm
+
+    def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
+        return Pods((), (Allocation("GPU-a", self.holder, sharing="fraction", fraction_ppm=self.ppm),))
+
+
+@pytest.mark.parametrize(("ppm", "unknown"), [(250_000, []), (None, ["GPU-a"])])
+def test_a_part_of_a_memory_whose_size_was_not_read_is_unknown(
+    fake_nvml: Any, ppm: int | None, unknown: list[str]
+) -> None:
+    refused = [f"fail {name} 17" for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")]
+    fake_nvml.show(*GPU, *refused)
+    node = NodeSource(Gpus(Driver()), None, Fraction(ppm))
+    found = node.snapshot(T0).unknown_holders
+    node.close()
+    assert [uuid for uuid, _ in found] == unknown
+    assert all(why.endswith("operating system (nvmlDeviceGetMemoryInfo, 17)") for _, why in found)
+
+
+def test_a_sole_process_has_the_whole_gpu(source: NodeSource, fake_nvml: Any, proc: Proc) -> None:
+    proc(10, comm="train.py", start=5)
+    fake_nvml.show(*GPU, f"proc 10 {100 * MIB}")
+    snapshot = source.snapshot(T0)
+    assert holders(snapshot) == [("process", "10:5", None)]
+    (reading,) = snapshot.devices[0].holders
+    assert (reading.memory_mib, reading.busy_us) == (100, Unavailable("sole holder"))
+    assert snapshot.devices[0].method == "device"
+    assert snapshot.sources == (("nvml", ""),)
+
+
+def test_processes_of_one_container_are_one_holder(source: NodeSource, fake_nvml: Any, proc: Proc) -> None:
+    for pid in (10, 11):
+        proc(pid, cgroup=f"0::/system.slice/docker-{CID}.scope")
+    fake_nvml.show(*GPU, f"proc 10 {100 * MIB}", f"proc 11 {50 * MIB}")
+    snapshot = source.snapshot(T0)
+    assert holders(snapshot) == [("container", CID, None)]
+    assert snapshot.devices[0].holders[0].memory_mib == 150
+
+
+def test_several_holders_share_equally_and_each_has_its_own_busy_time(
+    source: NodeSource, fake_nvml: Any, proc: Proc
+) -> None:
+    proc(10, comm="a", start=1)
+    proc(11, cgroup="0::/system.slice/slurmstepd.scope/job_7/step_0")
+    fake_nvml.show(*GPU, "proc 10 1", "proc 11 1")
+    source.snapshot(T0)
+    fake_nvml.show(*GPU, "proc 10 1", "proc 11 1", "pu 2000000 10 30", "pu 2000000 11 20")
+    snapshot = source.snapshot(T0 + 2_000)
+    assert holders(snapshot) == [("process", "10:1", "processes"), ("slurm", "7", "processes")]
+    device = snapshot.devices[0]
+    assert device.method == "process"
+    assert {r.holder.uid: r.busy_us for r in device.holders} == {"10:1": 600_000, "7": 400_000}
+
+
+def test_an_mps_server_holds_nothing_and_its_time_belongs_to_its_clients(
+    source: NodeSource, fake_nvml: Any, proc: Proc
+) -> None:
+    """As an H200 shows it: the server and its clients compute, and every sample names the server."""
+    proc(9, comm="nvidia-cuda-mps", start=1)
+    fake_nvml.show(*GPU, f"proc 9 {66 * MIB}")
+    assert holders(source.snapshot(T0)) == []
+    for pid in (10, 11):
+        proc(pid, start=5)
+    clients = [f"{how} {pid} {100 * MIB}" for pid in (10, 11) for how in ("proc", "mps")]
+    fake_nvml.show(*GPU, f"proc 9 {66 * MIB}", *clients, "pu 1000000 9 99")
+    source.snapshot(T0 + 2_000)
+    fake_nvml.show(*GPU, f"proc 9 {66 * MIB}", *clients, "pu 3000000 9 80")
+    snapshot = source.snapshot(T0 + 4_000)
+    assert holders(snapshot) == [("process", "10:5", "processes"), ("process", "11:5", "processes")]
+    busy = {r.holder.uid: r.busy_us for r in snapshot.devices[0].holders}
+    assert busy == {"9:1": 0, "10:5": 1_790_000, "11:5": 1_790_000}
+
+
+def test_an_idle_gpu_is_held_by_nobody(source: NodeSource, fake_nvml: Any) -> None:
+    fake_nvml.show(*GPU)
+    snapshot = source.snapshot(T0)
+    assert snapshot.allocations == ()
+    assert snapshot.devices[0].holders == ()
+
+
+def test_a_process_outside_our_table_holds_the_gpu_as_a_number(source: NodeSource, fake_nvml: Any, proc: Proc) -> None:
+    proc(10, start=1)
+    fake_nvml.show(*GPU, "proc 10 1", "proc 99 1", "pu 1000000 10 30")
+    snapshot = source.snapshot(T0)
+    assert holders(snapshot) == [("process", "10:1", "processes"), ("process", "99:", "processes")]
+    assert all(isinstance(r.busy_us, Unavailable) for r in snapshot.devices[0].holders)
+
+
+def test_without_a_driver_nobody_can_say_who_holds_what(source: NodeSource, fake_nvml: Any) -> None:
+    fake_nvml.show("initerr 12")
+    snapshot = source.snapshot(T0)
+    assert snapshot.devices == ()
+    assert snapshot.allocations == Unavailable("libnvidia-ml.so.1 not found (nvmlInit, 12)")
+    assert snapshot.sources == (("nvml", "libnvidia-ml.so.1 not found (nvmlInit, 12)"),)
+
+
+def test_mig_processes_hold_their_instance(source: NodeSource, fake_nvml: Any, proc: Proc) -> None:
+    proc(10, start=1)
+    fake_nvml.show(
+        "gpu GPU-a NVIDIA_H200", f"mem {1000 * MIB} 0", "migmode",
+        f"mig MIG-1 1 0 3 3g.71gb {400 * MIB} {10 * MIB}", "proc 10 1 1 0",
+    )  # fmt: skip
+    snapshot = source.snapshot(T0)
+    assert not isinstance(snapshot.allocations, Unavailable)
+    assert [(a.mig_uuid, a.holder.uid, a.sharing) for a in snapshot.allocations] == [("MIG-1", "10:1", None)]
+
+
+def test_pods_hold_what_the_file_says_and_processes_say_who_was_busy(
+    fake_nvml: Any, proc: Proc, tmp_path: Path
+) -> None:
+    pods = tmp_path / "pods.yaml"
+    device = "{gpu: 0, container: main, sharing: time-slicing, of: 2}"
+    pods.write_text(
+        f"pods:\n  - {{uid: {UID}, namespace: n, name: a, devices: [{device}]}}\n"
+        f"  - {{uid: other, namespace: n, name: b, devices: [{device}]}}\n"
+    )
+    root = proc(10, cgroup=f"0::/kubepods/pod{UID}/{CID}")
+    proc(11, comm="stranger", start=3)
+    source = NodeSource(Gpus(Driver()), ProcessTable(root), PodsFile(pods, "n1"))
+    fake_nvml.show(*GPU, f"proc 10 {5 * MIB}", "proc 11 1")
+    source.snapshot(T0)
+    fake_nvml.show(*GPU, f"proc 10 {5 * MIB}", "proc 11 1", "pu 1000 10 40", "pu 1000 11 10")
+    snapshot = source.snapshot(T0 + 1_000)
+    assert holders(snapshot) == [("pod", UID, "time-slicing"), ("pod", "other", "time-slicing")]
+    readings = {r.holder.uid: r for r in snapshot.devices[0].holders}
+    assert readings[UID].holder == Holder(kind="pod", uid=UID, namespace="n", name="a", container="main")
+    assert (readings[UID].busy_us, readings[UID].memory_mib) == (400_000, 5)
+    assert readings["11:3"].busy_us == 100_000
+    assert [f.uid for f in snapshot.facts] == [UID, "other"]
+    assert snapshot.sources == (("nvml", ""), ("pods", ""))
+    pods.unlink()
+    assert dict(source.snapshot(T0 + 2_000).sources)["pods"].endswith("No such file or directory")
+    source.close()
+
+
+def test_a_pod_found_by_its_process_is_called_what_its_log_folder_says(
+    fake_nvml: Any, proc: Proc, tmp_path: Path
+) -> None:
+    folders = tmp_path / "pods"
+    for folder in (f"vision_train-0_{UID}", "kube-system_odd", "a__b", "nlp_idle_0a1b2c3d-1111-4222-8333-444455556666"):
+        (folders / folder).mkdir(parents=True)
+    outer = "11111111-2222-4333-8444-555566667777"  # a runtime inside somebody else's: not this kubelet's pod
+    root = proc(10, cgroup=f"0::/pod{outer}/{'d' * 64}/kubepods/pod{UID}/{CID}")
+    source = NodeSource(Gpus(Driver()), ProcessTable(root), None, PodLogs(folders), "n1")
+    fake_nvml.show(*GPU, "proc 10 1")
+    snapshot = source.snapshot(T0)
+    assert not isinstance(snapshot.allocations, Unavailable)
+    holder = Holder(kind="pod", uid=UID, namespace="vision", name="train-0", container=CID[:12])
+    assert [a.holder for a in snapshot.allocations] == [holder]
+    assert [(f.uid, f.namespace, f.name, f.node) for f in snapshot.facts] == [(UID, "vision", "train-0", "n1")]
+    source.close()
+
+
+def test_pod_names_are_read_again_after_a_while(tmp_path: Path) -> None:
+    logs = PodLogs(tmp_path / "pods")
+    assert logs.names(T0) == {}
+    (tmp_path / "pods" / "a_b_c").mkdir(parents=True)
+    assert logs.names(T0 + RESCAN_MS - 1) == {}
+    assert logs.names(T0 + RESCAN_MS) == {"c": ("a", "b")}
+
+
+def test_standalone_end_to_end_books_every_microsecond(
+    source: NodeSource, fake_nvml: Any, proc: Proc, clock: VirtualClock, open_outbox: Callable[..., Outbox],
+    accountant: Any,
+) -> None:  # fmt: skip
+    """Ten minutes on a GPU: idle, one process at 50 %, then a second one beside it, then the GPU is lost."""
+    proc(10, comm="train", start=1)
+    proc(11, comm="eval", start=2)
+    outbox = open_outbox()
+    uploader = Uploader(outbox, accountant.url, "c", "n", "boot", None, clock)
+    agent = Agent(Settings(node="n"), source, outbox, uploader, clock)
+    energy_mj = 0
+    for second in range(0, 601, 2):
+        lines = ["gpu GPU-a NVIDIA_H200", f"mem {1000 * MIB} 0", f"power 500000 {energy_mj}"]
+        ring = range(max(0, second - 10) * 5 + 1, second * 5 + 1)
+        if second <= 120:
+            lines += ["util 0 0", *[f"sample {n * 200_000} 0" for n in ring]]
+        else:
+            lines += ["util 50 0", *[f"sample {n * 200_000} {50 if n > 600 else 0}" for n in ring], "proc 10 1"]
+        if second > 300:
+            lines += ["proc 11 1", f"pu {second * 1_000_000} 10 30", f"pu {second * 1_000_000} 11 20"]
+        if second > 480:
+            lines += ["lost"]
+        fake_nvml.show(*lines)
+        agent.sample()
+        clock.advance(2_000)
+        energy_mj += 1_000_000
+    agent.shutdown()
+    rows: list[UsageInterval] = [row for batch in accountant.batches for row in batch.intervals]
+    spans = defaultdict(int)
+    for row in rows:
+        spans[row.start_ms, row.end_ms] += row.capacity_us
+    assert all(total == (end - start) * 1_000 for (start, end), total in spans.items())
+    assert sum(spans.values()) == 602 * 1_000_000
+    lost = [row for row in rows if row.health == "lost"]
+    assert sum(row.capacity_us for row in lost) == (602 - 482) * 1_000_000
+    assert {row.holder.kind for row in rows if row.holder} == {"process", "unattributed"}
+    by_name: defaultdict[str, list[UsageInterval]] = defaultdict(list)
+    for row in rows:
+        if row.holder is not None:
+            by_name[row.holder.name].append(row)
+    sole = [row for row in by_name["train"] if row.end_ms <= T0 + 300_000]
+    assert sum(row.busy_us or 0 for row in sole) == (300 - 122) * 500_000
+    for name, percent in (("train", 30), ("eval", 20)):
+        shared = [row for row in by_name[name] if row.start_ms >= T0 + 302_000 and row.end_ms <= T0 + 480_000]
+        assert sum(row.capacity_us for row in shared) == (480 - 302) * 500_000
+        assert sum(row.busy_us or 0 for row in shared) == (480 - 302) * percent * 10_000
+    # Two seconds of each newcomer passed before it was first seen.
+    assert sum(row.busy_us or 0 for row in by_name[""]) == 2 * 500_000 + 2 * 200_000
+    assert outbox.durable_seq == outbox.last_seq == len(rows)
+
+
+def test_the_driver_and_the_process_table_are_timed(fake_nvml: Any, proc: Proc) -> None:
+    fake_nvml.show(*GPU)
+    source = NodeSource(Gpus(Driver()), ProcessTable(proc(1)), clock=VirtualClock(T0))
+    assert source.snapshot(T0).took_ms == (("nvml", 0), ("processes", 0))
+    source.close()
+
+
+SILENT = Unavailable("not supported")
+SERVER = Holder(kind="process", uid="1:1", name="nvidia-cuda-mps-server")
+
+
+def claims(*names: str, mode: bool = True) -> list[Allocation]:
+    return [Allocation("GPU-0", pod(n), sharing="time-slicing" if mode else None, sharing_replicas=4) for n in names]
+
+
+def ran(
+    pid: int, holder: Holder | None, busy: Reading = SILENT, accounted: Reading = SILENT, mps: bool = False
+) -> OwnedProcess:
+    return OwnedProcess(ProcessReading(pid, "", 10, busy, accounted, mps_client=mps), holder)
+
+
+def read(counters: HolderCounters, held: list[Allocation], *owned: OwnedProcess) -> tuple[str, dict[str, Reading]]:
+    device = counters.read(DeviceReading(make_gpu("GPU-0", 0, H100)), owned, held)
+    return device.method, {r.holder.name: r.busy_us for r in device.holders}
+
+
+def test_accounting_is_taken_before_samples_and_its_sum_goes_on() -> None:
+    counters = HolderCounters()
+    held = claims("a", "b")
+    assert read(counters, held, ran(1, pod("a"), 90, 100), ran(2, pod("a"), 9, 10), ran(3, pod("b"), 5, 7)) == (
+        "accounting",
+        {"a": 110, "b": 7},
+    )
+    assert read(counters, held, ran(1, pod("a"), 90, 1), ran(3, pod("b"), 5, 0)) == (
+        "accounting",
+        {"a": 111, "b": 7},
+    )
+
+
+def test_one_process_without_accounting_makes_the_device_one_of_samples() -> None:
+    assert read(HolderCounters(), claims("a", "b"), ran(1, pod("a"), 90, 100), ran(3, pod("b"), 5)) == (
+        "process",
+        {"a": 100, "b": 5},
+    )
+
+
+def test_where_the_driver_says_nothing_the_allocation_is_all() -> None:
+    method, seen = read(HolderCounters(), claims("a", "b"), ran(1, pod("a")), ran(3, pod("b")))
+    assert (method, seen) == ("device", {"a": SILENT, "b": SILENT})
+
+
+def test_a_sole_holder_has_what_the_device_did_and_strangers_their_own() -> None:
+    method, seen = read(HolderCounters(), claims("a", mode=False), ran(1, pod("a"), 90), ran(2, pod("x"), 10))
+    assert (method, seen) == ("process", {"a": SOLE, "x": 10})
+
+
+def test_in_the_step_in_which_a_gpu_becomes_somebodys_own_it_is_still_read_per_process() -> None:
+    counters = HolderCounters()
+    read(counters, claims("a", "b"), ran(1, pod("a"), 10), ran(2, pod("b"), 10))
+    assert read(counters, claims("a", mode=False), ran(1, pod("a"), 30))[1] == {"a": 40}
+    assert read(counters, claims("a", mode=False), ran(1, pod("a"), 30))[1] == {"a": SOLE}
+
+
+def test_a_process_nobody_can_name_may_be_anybodys() -> None:
+    method, seen = read(HolderCounters(), claims("a", "b"), ran(1, pod("a"), 30), ran(77, None, 10))
+    assert method == "device"
+    assert seen == {"a": UNKNOWN_PROCESS, "pid 77": UNKNOWN_PROCESS}
+
+
+def test_the_time_of_an_mps_server_goes_to_its_clients() -> None:
+    counters = HolderCounters()
+    held = claims("a", "b")
+    clients = ran(2, pod("a"), 0, mps=True), ran(3, pod("b"), 0, mps=True), ran(4, pod("b"), 0, mps=True)
+    assert read(counters, held, ran(1, SERVER, 100), *clients)[1] == {SERVER.name: 0, "a": 33, "b": 67}
+    busy = ran(2, pod("a"), 60, mps=True), ran(3, pod("b"), 40, mps=True)
+    assert read(counters, held, ran(1, SERVER, 5), *busy)[1] == {SERVER.name: 5, "a": 93, "b": 107}
+
+
+def test_a_process_that_draws_is_not_taken_for_an_mps_server() -> None:
+    desktop = OwnedProcess(
+        ProcessReading(9, "", 10, 70, SILENT, graphics=True), Holder(kind="process", uid="9:1", name="Xorg")
+    )
+    idle = ran(2, pod("a"), 0, mps=True), ran(3, pod("b"), 0, mps=True)
+    assert read(HolderCounters(), claims("a", "b"), desktop, *idle)[1] == {"Xorg": 70, "a": 0, "b": 0}
+
+
+def test_who_left_and_came_back_counts_from_zero() -> None:
+    counters = HolderCounters()
+    held = claims("a", "b")
+    read(counters, held, ran(1, pod("a"), 30))
+    read(counters, held)
+    assert read(counters, held, ran(1, pod("a"), 5))[1] == {"a": 5}
+    counters.forget([])
+    assert read(counters, held, ran(1, pod("a"), 5))[1] == {"a": 5}
+
+
+def test_an_empty_shared_gpu_is_known_to_have_done_nothing_only_where_processes_can_be_seen() -> None:
+    counters, device = HolderCounters(), DeviceReading(make_gpu("GPU-0", 0, H100))
+    assert counters.read(device, (), claims("a", "b"), visible=True).method == "process"
+    assert counters.read(device, (), claims("a", "b")).method == "device"
+    assert counters.read(device, (), claims("a", mode=False), visible=True).method == "device"

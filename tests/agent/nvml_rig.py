@@ -1,0 +1,137 @@
+"""A node whose NVML is the fake library and whose truth it knows: pods with processes, metered once a second."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+from agent.core.readings import Allocation, Gpu, Snapshot
+from agent.devices.driver_lifecycle import Gpus
+from agent.devices.nvml_device import Access
+from agent.devices.nvml_library import Driver
+from agent.holders.node_snapshot import NodeSource
+from agent.holders.pod_and_job_files import Pods
+from agent.holders.process_cgroups import ProcessTable
+from agent.metering.meter import ClosedSet, Meter
+from agent.wire import Holder, UsageInterval
+from tests.agent.values import GIB, T0
+from tests.fakes.nvml.library import FakeNvml
+from tests.fakes.process_table import add_process
+
+
+class Assignments:
+    """Who was given what, as the kubelet would say it."""
+
+    def __init__(self) -> None:
+        self.claims: dict[str, Allocation] = {}
+
+    def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
+        return Pods(allocations=tuple(self.claims.values()), facts=())
+
+
+class Rig:
+    """See the module's text. Pods are known by number; each has one process, whose pid is 1000 + number."""
+
+    hang_s = 30.0
+
+    def __init__(
+        self, fake: FakeNvml, root: Path, gpus: int = 1, *, setup: Sequence[str] = (), **options: object
+    ) -> None:
+        self.fake = fake
+        self.root = root
+        root.mkdir(exist_ok=True)
+        self.now_ms = T0
+        self.start_ms = T0
+        self.pods = Assignments()
+        self.places: dict[int, tuple[int, str]] = {}
+        fake.tell("reset", f"at {T0 * 1_000}")
+        for index in range(gpus):
+            fake.tell(f"gpu GPU-{index} NVIDIA_H200", f"mem {141 * GIB} {GIB}", "simulate 70000 500000", *setup)
+        self.access = Access(**options)  # type: ignore[arg-type]
+        self.open_source()
+        self.zone = ZoneInfo("UTC")
+        self.meter = Meter(60_000, self.zone, boot_id="boot")
+        self.closed: list[ClosedSet] = []
+
+    def open_source(self, *, restarted: bool = False) -> None:
+        self.gpus = Gpus(Driver(), access=self.access, restarted=restarted, hang_s=self.hang_s)
+        self.source = NodeSource(self.gpus, ProcessTable(self.root), self.pods)  # type: ignore[arg-type]
+
+    @staticmethod
+    def uid(pod: int) -> str:
+        return f"5f0ce1b2-7a41-4c0e-9d55-{pod:012x}"
+
+    def start(
+        self, pod: int, gpu: int, ppm: int, *, of: int = 0, mig: str = "", gi: int = -1, allocate: bool = True
+    ) -> None:
+        """A pod begins to run. of: into how many replicas its device is cut; mig, gi: its instance."""
+        pid = 1_000 + pod
+        add_process(self.root, pid, f"0::/kubepods/pod{self.uid(pod)}/{pod:064x}", "train", start=pod + 1)
+        self.places[pod] = gpu, mig
+        self.load(pod, ppm, gi)
+        if allocate:
+            holder = Holder(kind="pod", uid=self.uid(pod), namespace="n", name=f"pod-{pod}", container="main")
+            sharing = "time-slicing" if of else None
+            self.pods.claims[self.uid(pod)] = Allocation(f"GPU-{gpu}", holder, mig, sharing, of)  # type: ignore[arg-type]
+
+    def load(self, pod: int, ppm: int, gi: int = -1) -> None:
+        ci = 0 if gi >= 0 else -1
+        self.fake.tell(f"on {self.places[pod][0]}", f"load {1_000 + pod} {ppm} {GIB} {gi} {ci}")
+
+    def kill(self, pod: int) -> None:
+        self.fake.tell(f"on {self.places[pod][0]}", f"exit {1_000 + pod}")
+        self.pods.claims.pop(self.uid(pod), None)
+        folder = self.root / str(1_000 + pod)
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+
+    def wait(self, milliseconds: int) -> None:
+        """Time passes and nobody looks."""
+        self.now_ms += milliseconds
+        self.fake.tell(f"at {self.now_ms * 1_000}")
+
+    def look(self) -> Snapshot:
+        snapshot = self.source.snapshot(self.now_ms)
+        self.closed += self.meter.observe(snapshot)
+        return snapshot
+
+    def tick(self, milliseconds: int = 1_000) -> Snapshot:
+        self.wait(milliseconds)
+        return self.look()
+
+    def run(self, seconds: int, fault: str = "", during: range = range(20, 30)) -> None:
+        """A reading a second, to the end. fault: of the first GPU, from some of these seconds to others."""
+        self.look()
+        for second in range(seconds):
+            if fault:
+                self.fake.tell("clear")
+                if second in during:
+                    self.fake.tell("on 0", fault)
+            self.tick()
+        self.close()
+
+    def let_go(self, reason: str = "test") -> None:
+        """The driver is let go for a second and taken again, which the next reading sees."""
+        self.gpus.release(reason)
+        self.tick()
+        self.gpus.reacquire(reason)
+
+    def close(self) -> None:
+        self.closed += self.meter.flush(self.now_ms)
+        self.source.close()
+
+    def rows(self) -> list[UsageInterval]:
+        return [row for closed in self.closed for row in closed.rows]
+
+    def rows_of(self, pod: int) -> list[UsageInterval]:
+        return [row for row in self.rows() if row.holder and row.holder.uid == self.uid(pod)]
+
+    def metered_us(self, pod: int) -> int:
+        """What the rows say a pod was busy."""
+        return sum(row.busy_us or 0 for row in self.rows_of(pod))
+
+    def truth_us(self, pod: int) -> int:
+        """What it was busy, on its GPU or instance."""
+        return self.fake.truth_us(self.places[pod][0], 1_000 + pod)

@@ -1,0 +1,288 @@
+"""The agent's background tasks: every thread is one, and one that raises, hangs or dies is seen within a minute."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from agent.core.readings import Snapshot
+from agent.core.settings import Settings
+from agent.devices.dcgm_exporter import Exporter, WithDcgm
+from agent.devices.driver_lifecycle import Gpus
+from agent.devices.nvml_device import Access
+from agent.devices.nvml_library import Driver
+from agent.holders.device_allocations import ResourceClaims, SliceStore
+from agent.holders.kubelet_client import Kubelet
+from agent.holders.kubernetes_source import NodePods, NodeStore, kubernetes_source
+from agent.holders.lean_list_watch import PATH, ApiServer, PodStore, Reflector
+from agent.main_loop import Agent
+from agent.metrics.exporter import AgentMetrics, Exposition
+from agent.simulation.simulated_node import SimulatedNode, SimulatedSource
+from agent.upload.spool import Outbox
+from agent.upload.uploader import ShipResult, Uploader
+from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.clock import SystemClock, VirtualClock
+from gputally.base.errors import AgentError
+from tests.agent.values import T0
+from tests.fakes.apiserver.server import FakeApiServer
+from tests.fakes.kubelet.server import FakeKubelet
+from tests.fakes.nvml.library import FakeNvml
+from tests.patience import until
+
+SAMPLE, LISTENER = "sample", "metrics"
+OTHERS = ("fake", "Thread-")
+"""Of the test, and of one request to the listener."""
+THREADS = ("ship", "kubelet", "pods", "node", "slices", "claims", "dcgm", LISTENER)
+WATCHED_BY_ITS_CALLER = "nvml"
+"""The thread of calls to the driver: each call has a time limit, and who made it goes on without its answer."""
+
+
+def asked(port: int, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def stopped(port: int) -> dict[str, float]:
+    """By task what `gputally_task_stopped` shows."""
+    lines = asked(port, "/metrics")[1].splitlines()
+    shown = [line.split() for line in lines if line.startswith("gputally_task_stopped{")]
+    return {series.split('"')[1]: float(value) for series, value in shown}
+
+
+@dataclass
+class Whole:
+    """An agent with every source it may have, on threads of its own."""
+
+    tasks: BackgroundTasks
+    port: int
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+@pytest.fixture
+def whole(
+    nvml: FakeNvml, kubelet: FakeKubelet, api_server: FakeApiServer, token: Path, tmp_path: Path
+) -> Iterator[tuple[Whole, set[threading.Thread]]]:
+    chosen = Settings(
+        node="node-1", kubelet_socket=str(kubelet.path), api_url=api_server.url, api_token_file=str(token),
+        sample_s=0.05, grace_s=0,
+    )  # fmt: skip
+    clock, before = SystemClock(), set(threading.enumerate())
+    tasks = BackgroundTasks(clock, (AgentError,))
+    gpus = Gpus(Driver(), access=Access(processes=False))
+    source = kubernetes_source(chosen, "node-1", gpus, clock, {}, tasks=tasks)
+    exporter = Exporter(lambda: "", clock)
+    exporter.start(tasks)
+    outbox = Outbox(tmp_path / "spool", clock, 10 * 2**20, 86_400_000)
+    uploader = Uploader(outbox, "", "c", "node-1", "boot", None, clock)
+    metrics = AgentMetrics("node-1", "0", tasks=tasks)
+    agent = Agent(chosen, WithDcgm(source, exporter), outbox, uploader, clock, metrics=metrics, tasks=tasks)
+    exposition = Exposition("127.0.0.1", 0, metrics.exposition, agent.alive, tasks)
+    made = Whole(tasks, exposition.port)
+    main = threading.Thread(target=agent.run, args=(made.stop,), name="main of the agent")
+    main.start()
+    yield made, before | {main}
+    made.stop.set()
+    main.join(30)
+    exporter.close()
+    exposition.close()
+
+
+def test_every_thread_is_a_watched_task(whole: tuple[Whole, set[threading.Thread]]) -> None:
+    running, others = whole
+    until(lambda: SAMPLE in stopped(running.port), "the first sample does not end")
+    threads = {thread.name for thread in set(threading.enumerate()) - others}
+    assert {name for name in threads if not name.startswith(OTHERS)} - {WATCHED_BY_ITS_CALLER} == set(THREADS)
+    assert running.tasks.states().keys() == {*THREADS, SAMPLE}
+    assert stopped(running.port) == dict.fromkeys(sorted([*THREADS, SAMPLE]), 0)
+    assert asked(running.port, "/readyz") == (200, "ok\n")
+    assert asked(running.port, "/livez") == (200, "ok\n")
+
+
+class Ended(BaseException):
+    """Ends a thread, as nothing catches it."""
+
+
+class Step:
+    """Stands for what a task asks: the kubelet, the API server, an exporter, the accountant."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+        self.calls = 0
+        self.waits, self.released = threading.Event(), threading.Event()
+
+    def __call__(self, *_: object) -> Any:
+        self.calls += 1
+        if self.how == "dies":
+            raise Ended
+        if self.how == "hangs" or self.calls > 1:
+            self.waits.set()
+            self.released.wait(60)
+        raise ZeroDivisionError("a defect")
+
+
+class Asked:
+    """A kubelet's channel, an API server or an uploader whose every answer is the step."""
+
+    def __init__(self, step: Step) -> None:
+        self.call = self.page = step
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+class AskedClaims(ResourceClaims):
+    """Asks for claims though no pod names one."""
+
+    def __init__(self, step: Step, clock: VirtualClock) -> None:
+        super().__init__(cast(ApiServer, Asked(step)), clock)
+        self.step = step  # type: ignore[method-assign]
+
+
+def started(name: str, step: Step, clock: VirtualClock, tasks: BackgroundTasks) -> Callable[[], None]:
+    """Start the task; the function ends it."""
+    if name == "dcgm":
+        exporter = Exporter(step, clock)
+        exporter.start(tasks)
+        return exporter.close
+    api = cast(ApiServer, Asked(step))
+    other = Step("hangs")
+    kubelet = Kubelet(Path("/none"), clock, Asked(step if name == "kubelet" else other))
+    followed: dict[str, Any] = {}
+    if name == "pods":
+        pods = PodStore("n", (), clock, lambda: None)
+        followed["pods"] = (pods, Reflector(api, PATH, "spec.nodeName=n", pods, clock))
+    elif name == "node":
+        node = NodeStore("n", lambda before, reason: None)
+        followed["node"] = (node, Reflector(api, PATH, "metadata.name=n", node, clock))
+    elif name == "slices":
+        slices = SliceStore()
+        followed["slices"] = (slices, Reflector(api, PATH, "spec.nodeName=n", slices, clock))
+    elif name == "claims":
+        followed["claims"] = AskedClaims(step, clock)
+    source = NodePods(kubelet, clock, **followed, tasks=tasks)
+    source.start()
+
+    def end() -> None:
+        other.released.set()
+        source.close()
+
+    return end
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("name", sorted(set(THREADS) - {"ship", LISTENER}))
+@pytest.mark.parametrize(
+    ("how", "fault"),
+    [
+        ("raises", "failed: ZeroDivisionError: a defect"),
+        ("hangs", "has not ended for 59 s"),
+        ("dies", "its thread has ended"),
+    ],
+)
+def test_what_does_not_work_is_seen_within_a_minute(clock: VirtualClock, name: str, how: str, fault: str) -> None:
+    tasks, step = BackgroundTasks(clock), Step(how)
+    exposition = Exposition("127.0.0.1", 0, AgentMetrics("n", "0", tasks=tasks).exposition, lambda: True, tasks)
+    end = started(name, step, clock, tasks)
+    try:
+        if how == "dies":
+            until(lambda: name in tasks.faults(), "its thread does not end")
+        else:
+            assert step.waits.wait(30)
+        if how == "hangs":
+            clock.advance(59_000)
+        until(lambda: LISTENER not in tasks.faults(), "the listener looks up twice a second")
+        answer = asked(exposition.port, "/readyz")
+        assert (answer[0], f"{name}: {fault}" in answer[1].splitlines()) == (503, True), answer
+        assert asked(exposition.port, "/livez")[0] == 200
+        assert stopped(exposition.port)[name] == 1
+    finally:
+        step.released.set()
+        end()
+        exposition.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("how", ["raises", "hangs", "dies"])
+def test_an_upload_that_does_not_work_is_seen_while_the_sampling_goes_on(
+    clock: VirtualClock, tmp_path: Path, how: str
+) -> None:
+    tasks, step, stop = BackgroundTasks(clock), Step(how), threading.Event()
+    outbox = Outbox(tmp_path / "spool", clock, 10 * 2**20, 86_400_000)
+
+    class Failing(Uploader):
+        def ship(self, upto: int | None = None) -> ShipResult:
+            result: ShipResult = step()
+            return result
+
+    class OneGpu(SimulatedSource):
+        def snapshot(self, at_ms: int) -> Snapshot:
+            if "ship" in tasks.faults():
+                seen.append(tasks.faults()["ship"])
+                stop.set()
+            return super().snapshot(at_ms)
+
+    seen: list[str] = []
+    source = OneGpu(SimulatedNode("n1", [], start_ms=T0))
+    uploader = Failing(outbox, "", "c", "n1", "boot", None, clock)
+    agent = Agent(Settings(node="n1", grace_s=0), source, outbox, uploader, clock, tasks=tasks)
+    agent.run(stop)
+    step.released.set()
+    assert seen[0].startswith({"raises": "failed: Zero", "hangs": "has not ended for 4", "dies": "its thread"}[how])
+
+
+@pytest.mark.parametrize("expected", [True, False])
+def test_a_source_that_raises_is_a_fault_until_a_sample_ends(
+    clock: VirtualClock, tmp_path: Path, expected: bool
+) -> None:
+    tasks = BackgroundTasks(clock, (AgentError,))
+    outbox = Outbox(tmp_path / "spool", clock, 10 * 2**20, 86_400_000)
+    errors: list[Exception] = [AgentError("no driver") if expected else KeyError("a defect")]
+
+    class Failing(SimulatedSource):
+        def snapshot(self, at_ms: int) -> Snapshot:
+            if errors:
+                raise errors.pop()
+            return super().snapshot(at_ms)
+
+    uploader = Uploader(outbox, "", "c", "n1", "boot", None, clock)
+    source = Failing(SimulatedNode("n1", [], start_ms=T0))
+    agent = Agent(Settings(node="n1"), source, outbox, uploader, clock, tasks=tasks)
+    agent.sample()
+    state = tasks.states()[SAMPLE]
+    assert (state.fault, state.stopped) == (
+        ("failed: no driver", False) if expected else ("failed: KeyError: 'a defect'", True)
+    )
+    agent.sample()
+    assert tasks.states()[SAMPLE].fault is None
+    agent.shutdown()
+
+
+def test_a_defect_in_a_scrape_is_reported_and_counted(clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
+    tasks, broken = BackgroundTasks(clock), [True]
+    metrics = AgentMetrics("n", "0", tasks=tasks)
+
+    def exposition() -> bytes:
+        if broken:
+            broken.clear()
+            raise ZeroDivisionError("a defect")
+        return metrics.exposition()
+
+    served = Exposition("127.0.0.1", 0, exposition, lambda: True, tasks)
+    try:
+        with pytest.raises(http.client.RemoteDisconnected):
+            asked(served.port, "/metrics")
+        until(lambda: "a request to the metrics port failed" in caplog.text, "nothing is logged")
+        assert 'gputally_task_failures_total{task="metrics"} 1' in asked(served.port, "/metrics")[1]
+    finally:
+        served.close()

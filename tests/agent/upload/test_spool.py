@@ -1,0 +1,652 @@
+"""The durable spool: numbering, resending, room, damage, locking, and a model of the accountant."""
+
+from __future__ import annotations
+
+import resource
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from agent.metering.meter import ClosedSet
+from agent.upload.spool import (
+    OUTBOX_FULL,
+    RESERVE_BYTES,
+    SPOOL_UNWRITABLE,
+    LostRecords,
+    Outbox,
+    OutboxLocked,
+    OutboxUnavailable,
+    SpoolNotWritable,
+    uuid7,
+)
+from agent.wire import Ack, PodFacts, Skipped, UsageInterval
+from gputally.base.clock import VirtualClock
+from tests.agent.records import ALL, acknowledge, make_facts, make_set, pending_seqs
+from tests.effort import examples
+
+Open = Callable[..., Outbox]
+
+
+@settings(max_examples=examples(16, 100), deadline=None)
+@given(st.integers(0, 2**48 - 1), st.integers(0, 2**62 - 1))
+def test_epochs_are_version_7_uuids_that_sort_by_creation(at_ms: int, bits: int) -> None:
+    made = uuid.UUID(uuid7(at_ms, lambda n: bits & ((1 << n) - 1)))
+    assert made.version == 7
+    assert made.variant == uuid.RFC_4122
+    assert made.int >> 80 == at_ms
+    assert str(made) == uuid7(at_ms, lambda n: bits & ((1 << n) - 1))
+    assert uuid7(at_ms, lambda n: 0) < uuid7(at_ms + 1, lambda n: 0) or at_ms == 2**48 - 1
+
+
+def test_numbers_run_from_one_with_facts_before_the_sets_they_explain(open_outbox: Open) -> None:
+    outbox = open_outbox()
+    done = outbox.append([make_set(rows=2), make_set(rows=1, gpu="GPU-b")], [make_facts("p1")], None)
+    assert (done.last_seq, done.refused_sets) == (4, 0)
+    pending = outbox.pending(**ALL)
+    assert pending is not None
+    assert (pending.first_seq, pending.last_seq, pending.oldest_seq) == (1, 4, 1)
+    assert [f.seq for f in pending.facts] == [1]
+    assert [(r.seq, r.gpu_uuid) for r in pending.intervals] == [(2, "GPU-a"), (3, "GPU-a"), (4, "GPU-b")]
+
+
+def test_a_record_keeps_its_number_whatever_the_order_of_its_stored_fields(open_outbox: Open) -> None:
+    outbox = open_outbox()
+    outbox.append([make_set(rows=1), make_set(rows=1, gpu="GPU-b")], [], None)
+    outbox.close()
+    with sqlite3.connect(outbox.path) as db:
+        (payload,) = db.execute("SELECT payload FROM record WHERE seq = 2").fetchone()
+        reordered = dict(reversed(msgspec.json.decode(payload).items()))  # as no release wrote it
+        db.execute("UPDATE record SET payload = ? WHERE seq = 2", (msgspec.json.encode(reordered),))
+    db.close()
+    pending = open_outbox().pending(**ALL)
+    assert pending is not None
+    assert msgspec.structs.replace(pending.intervals[1], seq=0, gpu_uuid="GPU-a") == msgspec.structs.replace(
+        pending.intervals[0], seq=0
+    )
+    assert [(r.seq, r.gpu_uuid) for r in pending.intervals] == [(1, "GPU-a"), (2, "GPU-b")]
+
+
+def test_everything_survives_a_restart_with_its_epoch(open_outbox: Open) -> None:
+    first = open_outbox()
+    first.append([make_set()], [], b"state one")
+    epoch = first.epoch
+    first.close()
+    second = open_outbox()
+    assert second.epoch == epoch
+    assert second.meter_state() == b"state one"
+    assert second.append([make_set()], [], None).last_seq == 2
+    assert second.meter_state() == b"state one"
+    assert pending_seqs(second) == [1, 2]
+
+
+def test_a_new_outbox_has_a_new_epoch(open_outbox: Open) -> None:
+    assert open_outbox("a").epoch != open_outbox("b").epoch
+
+
+@pytest.mark.parametrize(("limits", "expected"), [
+    ({"max_rows": 1}, [1, 2, 3]),
+    ({"max_rows": 3}, [1, 2, 3]),
+    ({"max_rows": 5}, [1, 2, 3]),
+    ({"max_rows": 6}, [1, 2, 3, 4, 5, 6]),
+    ({"max_bytes": 1}, [1, 2, 3]),
+    ({"max_units": 1}, [1, 2, 3]),
+    ({"max_units": 2}, [1, 2, 3, 4, 5, 6]),
+    ({"upto": 6}, [1, 2, 3, 4, 5, 6]),
+    ({"upto": 0}, []),
+    ({}, list(range(1, 8))),
+])  # fmt: skip
+def test_a_set_is_never_split(open_outbox: Open, limits: dict[str, int], expected: list[int]) -> None:
+    outbox = open_outbox()
+    outbox.append([make_set(rows=3), make_set(rows=3, gpu="GPU-b"), make_set(rows=1, gpu="GPU-c")], [], None)
+    assert pending_seqs(outbox, **limits) == expected
+
+
+def test_rows_leave_at_the_checkpoint_where_there_is_no_archive(open_outbox: Open) -> None:
+    outbox = open_outbox()
+    outbox.append([make_set() for _ in range(5)], [], None)
+    acknowledge(outbox, durable=5)
+    assert pending_seqs(outbox) == []
+    assert outbox.stats().rows == 5
+    acknowledge(outbox, durable=5, checkpointed=3)
+    assert outbox.stats().rows == 2
+
+
+def test_rows_leave_at_the_archive_where_there_is_one(open_outbox: Open) -> None:
+    outbox = open_outbox()
+    outbox.append([make_set() for _ in range(5)], [], None)
+    acknowledge(outbox, durable=5, checkpointed=5, archived=2)
+    assert outbox.stats().rows == 3
+    acknowledge(outbox, durable=5, checkpointed=5, archived=5)
+    assert (outbox.stats().rows, outbox.stats().bytes) == (0, 0)
+
+
+def test_a_restored_ledger_gets_everything_again_that_is_still_here(open_outbox: Open) -> None:
+    outbox = open_outbox()
+    outbox.append([make_set() for _ in range(6)], [], None)
+    acknowledge(outbox, durable=6, checkpointed=6, archived=2)
+    acknowledge(outbox, durable=1, checkpointed=1, archived=1)
+    pending = outbox.pending(**ALL)
+    assert pending is not None
+    assert (pending.first_seq, pending.oldest_seq, pending.last_seq) == (3, 3, 6)
+
+
+def test_numbers_are_never_used_again_when_everything_was_dropped(open_outbox: Open) -> None:
+    outbox = open_outbox()
+    outbox.append([make_set(), make_set()], [], None)
+    acknowledge(outbox, durable=2, checkpointed=2)
+    outbox.close()
+    again = open_outbox()
+    assert again.append([make_set()], [], None).last_seq == 3
+    assert pending_seqs(again) == [3]
+
+
+def test_the_answer_for_another_epoch_changes_nothing(open_outbox: Open) -> None:
+    outbox = open_outbox()
+    outbox.append([make_set()], [], None)
+    outbox.acknowledge(Ack(epoch="somebody else", durable_seq=1, checkpointed_seq=1))
+    assert pending_seqs(outbox) == [1]
+
+
+def test_an_old_copy_of_the_outbox_begins_a_new_epoch_and_sends_what_it_has(open_outbox: Open) -> None:
+    outbox = open_outbox()
+    outbox.append([make_set(rows=2), make_set(rows=2)], [], None)
+    acknowledge(outbox, durable=2, checkpointed=2)
+    old = outbox.epoch
+    acknowledge(outbox, durable=900, checkpointed=900)
+    assert outbox.epoch > old
+    assert pending_seqs(outbox) == [1, 2]
+    assert pending_seqs(outbox, max_units=1) == [1, 2]
+    outbox.append([make_set()], [], None)
+    outbox.close()
+    assert pending_seqs(open_outbox()) == [1, 2, 3]
+
+
+def test_parking_declares_the_whole_set_and_is_declared_again_until_it_is_dropped(open_outbox: Open) -> None:
+    outbox = open_outbox()
+    outbox.append([make_set(rows=2), make_set()], [], None)
+    outbox.park(2, "invalid-batch")
+    outbox.close()
+    again = open_outbox()
+    pending = again.pending(**ALL)
+    assert pending is not None
+    assert [(s.seq, s.reason) for s in pending.skipped] == [(1, "invalid-batch"), (2, "invalid-batch")]
+    assert [r.seq for r in pending.intervals] == [3]
+    acknowledge(again, durable=3)
+    acknowledge(again, durable=0)
+    assert pending_seqs(again) == [1, 2, 3]
+    assert again.stats().parked == 2
+    again.unpark(1)
+    assert again.stats().parked == 0
+
+
+def test_when_full_the_oldest_is_kept_and_the_loss_is_declared_once(open_outbox: Open) -> None:
+    outbox = open_outbox(max_bytes=2_000)
+    refused = [outbox.append([make_set(start)], [], None).refused_sets for start in range(0, 20 * 60_000, 60_000)]
+    kept = refused.index(1)
+    assert kept >= 2
+    assert refused[kept:] == [1] * (20 - kept)
+    assert outbox.append([make_set()], [make_facts("p")], None).refused_facts == 1
+    pending = outbox.pending(**ALL)
+    assert pending is not None
+    assert [r.seq for r in pending.intervals] == list(range(1, kept + 1))
+    assert [(s.seq, s.reason) for s in pending.skipped] == [(kept + 1, OUTBOX_FULL)]
+    assert outbox.stats().lost_sets == 20 - kept + 1
+    acknowledge(outbox, durable=kept + 1, checkpointed=kept + 1)
+    assert outbox.append([make_set()], [], None).refused_sets == 0
+    assert pending_seqs(outbox) == [kept + 2]
+
+
+def test_what_was_lost_before_it_came_here_is_declared_behind_everything_that_did(open_outbox: Open) -> None:
+    outbox = open_outbox()
+    outbox.append([make_set(0)], [], None)
+    outbox.declare(LostRecords(60_000, 120_000, 1, 0) + LostRecords(120_000, 180_000, 2, 1))
+    outbox.declare(LostRecords(180_000, 240_000, 1, 0))
+    outbox.append([make_set(240_000)], [], None)
+    pending = outbox.pending(**ALL)
+    assert pending is not None
+    assert [row.seq for row in pending.intervals] == [1, 3]
+    assert [(skip.seq, skip.reason) for skip in pending.skipped] == [(2, SPOOL_UNWRITABLE)]
+    assert (outbox.stats().unspooled_sets, outbox.stats().lost_sets) == (4, 0)
+
+
+def test_room_is_made_of_what_only_insures_the_accountants_volume(open_outbox: Open) -> None:
+    outbox = open_outbox(max_bytes=2_000)
+    while outbox.append([make_set()], [], None).refused_sets == 0:
+        acknowledge(outbox, durable=outbox.last_seq, checkpointed=0, archived=0)
+    durable_only = outbox.stats()
+    assert (durable_only.released_early, durable_only.lost_sets) == (0, 1)
+    acknowledge(outbox, durable=outbox.last_seq, checkpointed=2, archived=0)
+    assert outbox.append([make_set()], [], None).refused_sets == 0
+    assert outbox.stats().released_early == 2
+
+
+def test_when_the_oldest_is_too_old_new_time_is_refused(open_outbox: Open, clock: VirtualClock) -> None:
+    outbox = open_outbox(max_age_ms=3_600_000)
+    outbox.append([make_set()], [], None)
+    clock.advance(3_600_000)
+    assert outbox.append([make_set()], [], None).refused_sets == 0
+    clock.advance(1)
+    assert outbox.append([make_set()], [], b"state").refused_sets == 1
+    assert outbox.meter_state() == b"state"
+    assert outbox.stats().oldest_age_ms == 3_600_001
+    acknowledge(outbox, durable=outbox.last_seq)
+    assert outbox.append([make_set()], [], None).refused_sets == 0
+
+
+Open = Callable[..., Outbox]
+
+
+@contextmanager
+def limited_files(size: int) -> Iterator[None]:
+    """The disk takes no file beyond so many bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_disk_that_takes_no_writes_is_waited_for_where_that_was_asked(tmp_path: Path, clock: VirtualClock) -> None:
+    """A file where the spool's folder should be is a mistake to be told at once; a full disk passes."""
+    with limited_files(0):
+        with pytest.raises(SpoolNotWritable):
+            Outbox(tmp_path / "a" / "outbox.sqlite", clock)
+        outbox = Outbox(tmp_path / "b" / "outbox.sqlite", clock, patient=True)
+        for attempt in (outbox.stats, outbox.meter_state, lambda: outbox.append([], [], b"state")):
+            with pytest.raises(SpoolNotWritable):
+                attempt()
+    assert outbox.append([], [], b"state").last_seq == 0
+    assert (outbox.meter_state(), outbox.epoch != "") == (b"state", True)
+    with pytest.raises(OutboxLocked):
+        Outbox(tmp_path / "b" / "outbox.sqlite", clock)
+    outbox.close()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutboxUnavailable) as told:
+        Outbox(tmp_path / "file" / "outbox.sqlite", clock, patient=True)
+    assert not isinstance(told.value, SpoolNotWritable)
+
+
+def test_a_second_agent_is_told_in_one_line(open_outbox: Open, tmp_path: Path, clock: VirtualClock) -> None:
+    held = open_outbox()
+    with pytest.raises(OutboxLocked, match=r"outbox .*outbox\.sqlite is in use by another agent") as caught:
+        Outbox(tmp_path / "outbox.sqlite", clock)
+    assert "\n" not in str(caught.value)
+    held.close()
+    open_outbox()
+
+
+@pytest.mark.parametrize("damage", ["garbage", "pages"])
+def test_a_damaged_outbox_is_kept_aside_and_a_new_epoch_begins(
+    open_outbox: Open, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "outbox.sqlite"
+    if damage == "garbage":
+        path.write_bytes(b"this is no database at all, " * 400)
+        epoch = ""
+    else:
+        outbox = open_outbox()
+        outbox.append([make_set() for _ in range(200)], [], None)
+        epoch = outbox.epoch
+        outbox.close()
+        raw = bytearray(path.read_bytes())
+        raw[4096 * 3 : 4096 * 6] = b"\xff" * (4096 * 3)
+        path.write_bytes(bytes(raw))
+    again = open_outbox()
+    assert again.epoch != epoch
+    assert pending_seqs(again) == []
+    assert again.append([make_set()], [], None).last_seq == 1
+    assert [p.name for p in tmp_path.glob("*.damaged-*")] == [f"outbox.sqlite.damaged-{1_790_812_800_000}"]
+    assert "the file is renamed" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["files", "folder", "replaced"])
+def test_an_outbox_that_is_removed_under_the_agent_is_written_anew_from_what_is_open(
+    open_outbox: Open, tmp_path: Path, clock: VirtualClock, what: str
+) -> None:
+    folder = tmp_path / "node" / "spool"
+    outbox = Outbox(folder / "outbox.sqlite", clock)
+    outbox.append([make_set()], [], b"state")
+    acknowledge(outbox, durable=1)
+    outbox.append([make_set()], [], None)
+    epoch = outbox.epoch
+    if what == "replaced":
+        (folder / "outbox.sqlite").write_bytes(b"somebody else's")
+        (folder / "outbox.sqlite").rename(folder / "other")
+        (folder / "other").replace(folder / "outbox.sqlite")
+    for path in [] if what == "replaced" else [*folder.iterdir()]:
+        path.unlink()
+    if what == "folder":
+        folder.rmdir()
+    if what != "folder":
+        with limited_files(1), pytest.raises(OutboxUnavailable):
+            outbox.append([make_set()], [], None)
+    assert outbox.append([make_set()], [], None).last_seq == 3
+    outbox.append([make_set()], [], None)
+    with pytest.raises(OutboxLocked):
+        Outbox(folder / "outbox.sqlite", clock)
+    outbox.close()
+    again = Outbox(folder / "outbox.sqlite", clock)
+    assert (again.epoch, again.last_seq, again.durable_seq, again.meter_state()) == (epoch, 4, 1, b"state")
+    assert pending_seqs(again) == [2, 3, 4]
+    again.close()
+
+
+def test_an_outbox_that_is_damaged_under_the_agent_is_kept_aside_and_metering_goes_on(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    path = tmp_path / "outbox.sqlite"
+    outbox = Outbox(path, clock)
+    for _ in range(40):
+        outbox.append([make_set()] * 200, [], None)
+    with outbox._spool.reading():
+        outbox._spool.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        outbox._spool.db.execute("PRAGMA cache_size = 1")
+    epoch, size = outbox.epoch, path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (size - 4096))
+    with pytest.raises(OutboxUnavailable, match="malformed"):
+        outbox.append([make_set()], [], None)
+    assert outbox.append([make_set()], [], None).last_seq == 1
+    assert outbox.epoch != epoch
+    assert len([*tmp_path.glob("*.damaged-*")]) >= 1
+    outbox.close()
+
+
+def test_a_newer_layout_is_refused_and_left_alone(open_outbox: Open, tmp_path: Path, clock: VirtualClock) -> None:
+    open_outbox().close()
+    with sqlite3.connect(tmp_path / "outbox.sqlite") as db:
+        db.execute("PRAGMA user_version=9")
+    db.close()
+    with pytest.raises(OutboxUnavailable, match="written by a newer agent"):
+        Outbox(tmp_path / "outbox.sqlite", clock)
+    open_outbox("other.sqlite")
+
+
+def test_a_folder_that_cannot_be_used_is_said_in_one_line(tmp_path: Path, clock: VirtualClock) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(OutboxUnavailable, match=r"spool folder .* cannot be used: Not a directory"):
+        Outbox(tmp_path / "file" / "spool" / "outbox.sqlite", clock)
+
+
+def test_a_full_disk_loses_no_number_and_nothing_stored(open_outbox: Open, tmp_path: Path) -> None:
+    outbox = open_outbox()
+    outbox.append([make_set()], [], b"before")
+    size = (tmp_path / "outbox.sqlite-wal").stat().st_size
+    with limited_files(size), pytest.raises(OutboxUnavailable, match="cannot be written"):
+        outbox.append([make_set() for _ in range(300)], [], b"lost")
+    assert pending_seqs(outbox) == [1]
+    assert outbox.append([make_set()], [], b"after").last_seq == 2
+    assert outbox.meter_state() == b"after"
+    outbox.close()
+    assert pending_seqs(open_outbox()) == [1, 2]
+
+
+def in_a_process(path: Path, *lines: str) -> subprocess.CompletedProcess[str]:
+    """Runs these lines, for which `box` is the outbox and `row` an interval."""
+    script = (
+        "import os, sys; from pathlib import Path\n"
+        "from gputally.base.clock import VirtualClock; from agent.metering.meter import ClosedSet\n"
+        "from agent.upload.spool import Outbox\n"
+        "from tests.agent.records import make_row\n"
+        "row, box = make_row(0), Outbox(Path(sys.argv[1]), VirtualClock(1))\n"
+    )
+    command = [sys.executable, "-c", script + "\n".join(lines), str(path)]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+def test_what_was_appended_survives_the_death_of_the_process(tmp_path: Path, open_outbox: Open) -> None:
+    path = tmp_path / "outbox.sqlite"
+    done = in_a_process(
+        path, "box.append([ClosedSet((row, row)), ClosedSet((row,))], [], b'held')", "os.kill(os.getpid(), 9)"
+    )
+    assert (done.returncode, done.stderr) == (-9, "")
+    outbox = open_outbox()
+    assert pending_seqs(outbox) == [1, 2, 3]
+    assert outbox.meter_state() == b"held"
+
+
+@pytest.mark.parametrize("lost", [1, 100, 4_096, 20_000, 60_000, 10_000_000])
+def test_a_torn_log_keeps_a_beginning_and_gives_out_no_number_twice_with_a_hole(
+    tmp_path: Path, clock: VirtualClock, lost: int
+) -> None:
+    """Power fails while sqlite's log is being written: its end is missing. What is there is whole and in order."""
+    outbox = Outbox(tmp_path / "outbox.sqlite", clock, fsync=False)
+    for number in range(40):
+        outbox.append([make_set(rows=2)], [], f"after {number}".encode())
+    crashed = tmp_path / "crashed"
+    crashed.mkdir()
+    for suffix in ("", "-wal"):  # the files as they lie there, without a clean end
+        data = (tmp_path / f"outbox.sqlite{suffix}").read_bytes()
+        kept = max(len(data) - lost, 0) if suffix else len(data)
+        (crashed / f"outbox.sqlite{suffix}").write_bytes(data[:kept])
+    outbox.close()
+    found = Outbox(crashed / "outbox.sqlite", clock, fsync=False)
+    seqs = pending_seqs(found)
+    assert seqs == list(range(1, found.last_seq + 1))
+    assert found.last_seq % 2 == 0
+    if found.last_seq:
+        assert found.meter_state() == f"after {found.last_seq // 2 - 1}".encode()
+    last = found.last_seq
+    assert found.append([make_set(rows=2)], [], None).last_seq == last + 2
+    found.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 400 KiB of its own."""
+    place = tmp_path / "small"
+    place.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(place)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def _fill(outbox: Outbox) -> int:
+    """How many sets of eight rows it took until it took no more."""
+    for number in range(10_000):
+        try:
+            outbox.append([make_set(rows=8)], [], b"state" * 100)
+        except OutboxUnavailable:
+            return number
+    raise AssertionError("it was never full")
+
+
+def test_a_volume_of_400_kib_is_not_filled_by_the_journal_and_ships_when_it_is_full(
+    small_disk: Path, clock: VirtualClock
+) -> None:
+    outbox = Outbox(small_disk / "outbox.sqlite", clock)
+    taken = [_fill(outbox)]
+    for _ in range(3):
+        assert outbox.pending(**ALL) is not None
+        acknowledge(outbox, outbox.last_seq, outbox.last_seq)
+        assert outbox.pending(**ALL) is None
+        assert outbox.stats().rows == 0
+        taken.append(_fill(outbox))
+    outbox.close()
+    assert min(taken) > 40, "more than the log alone could hold"
+
+
+def test_where_the_volume_has_little_room_what_was_sent_is_removed_step_by_step(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    free = [2**30]
+    outbox = Outbox(tmp_path / "outbox.sqlite", clock, free_bytes=lambda: free[0])
+    for _ in range(50):
+        outbox.append([make_set(rows=8)], [], None)
+    free[0] = RESERVE_BYTES
+    with pytest.raises(OutboxUnavailable, match="128 KiB of disk are free"):
+        outbox.append([make_set()], [], None)
+    assert outbox.last_seq == 400
+    acknowledge(outbox, 399, 399)
+    assert pending_seqs(outbox) == [400]
+    assert outbox.stats().rows == 1
+    assert (tmp_path / "outbox.sqlite-wal").stat().st_size == 0
+    free[0] = 2**30
+    assert outbox.append([make_set()], [], None).last_seq == 401
+
+
+def test_no_file_that_another_program_shortens_ends_the_process(tmp_path: Path) -> None:
+    """A log's index in a mapped file ends the process by SIGBUS."""
+    done = in_a_process(
+        tmp_path / "outbox.sqlite",
+        "box.append([ClosedSet((row,))], [], None)",
+        "for index in Path(sys.argv[1]).parent.glob('*-shm'): os.truncate(index, 0)",
+        "print(box.append([ClosedSet((row,))], [], None).last_seq)",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
+
+
+Record = UsageInterval | PodFacts | Skipped
+
+
+class Protocol(RuleBasedStateMachine):
+    """One node's outbox and a ledger that may forget what it had not yet made safe."""
+
+    @initialize(archive=st.booleans())
+    def begin(self, archive: bool) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.clock = VirtualClock(1_790_812_800_000)
+        self.archive = archive
+        self.outbox = self.open()
+        self.epoch = self.outbox.epoch
+        self.written: dict[int, UsageInterval | PodFacts] = {}
+        self.unit_of: dict[int, int] = {}
+        self.parked: set[int] = set()
+        self.ledger: dict[int, Record] = {}
+        self.safe: dict[int, Record] = {}
+        self.units = 0
+
+    def open(self) -> Outbox:
+        return Outbox(Path(self.folder.name) / "outbox.sqlite", self.clock, fsync=False)
+
+    @rule(sizes=st.lists(st.integers(1, 3), max_size=3), facts=st.integers(0, 2))
+    def append(self, sizes: list[int], facts: int) -> None:
+        seq = self.outbox.last_seq
+        made_facts = []
+        for _ in range(facts):
+            seq, self.units = seq + 1, self.units + 1
+            fact = PodFacts(seq=seq, uid=f"u{seq}", namespace="n", name="p", node="n1", observed_ms=seq)
+            made_facts.append(fact)
+            self.written[seq], self.unit_of[seq] = fact, self.units
+        made_sets = []
+        for size in sizes:
+            self.units += 1
+            rows = []
+            for _ in range(size):
+                seq += 1
+                row = UsageInterval(
+                    seq=seq, start_ms=self.units, end_ms=self.units + 1, gpu_uuid="G", gpu_model="M",
+                    capacity_us=seq, allocated_us=0, method="device",
+                )  # fmt: skip
+                rows.append(row)
+                self.written[seq], self.unit_of[seq] = row, self.units
+            made_sets.append(ClosedSet(tuple(rows)))
+        assert self.outbox.append(made_sets, made_facts, b"%d" % seq).last_seq == seq
+
+    @rule(max_rows=st.integers(1, 6), arrives=st.booleans(), answered=st.booleans())
+    def send(self, max_rows: int, arrives: bool, answered: bool) -> None:
+        pending = self.outbox.pending(max_rows, 1_000_000)
+        if pending is None:
+            return
+        records: list[Record] = [*pending.intervals, *pending.facts, *pending.skipped]
+        seqs = sorted(r.seq for r in records)
+        assert seqs == list(range(pending.first_seq, pending.last_seq + 1))
+        units = {self.unit_of[seq] for seq in seqs}
+        assert {s for s, unit in self.unit_of.items() if unit in units} == set(seqs), "a set was split"
+        if not arrives:
+            return
+        durable = max(self.ledger, default=0)
+        assert pending.first_seq <= durable + 1 or pending.first_seq == pending.oldest_seq
+        for record in sorted(records, key=lambda r: r.seq):
+            self.ledger.setdefault(record.seq, record)
+        if answered:
+            self.answer()
+
+    @rule()
+    def answer(self) -> None:
+        safe = max(self.safe, default=0)
+        self.outbox.acknowledge(
+            Ack(
+                epoch=self.epoch,
+                durable_seq=max(self.ledger, default=0),
+                checkpointed_seq=max(self.ledger, default=0) if self.archive else safe,
+                archived_seq=safe if self.archive else None,
+            )
+        )
+
+    @rule()
+    def make_safe(self) -> None:
+        self.safe = dict(self.ledger)
+
+    @rule()
+    def ledger_restored(self) -> None:
+        """Whatever the ledger forgets, the outbox gives every number that was not safe, unchanged."""
+        self.ledger = dict(self.safe)
+        self.answer()
+        pending = self.outbox.pending(10_000, 100_000_000)
+        there = {r.seq: r for r in (*pending.intervals, *pending.facts, *pending.skipped)} if pending else {}
+        assert set(there) == self.written.keys() - self.safe.keys()
+        for seq, record in there.items():
+            if seq in self.parked:
+                assert record == Skipped(seq, "refused")
+            else:
+                assert msgspec.json.encode(record) == msgspec.json.encode(self.written[seq])
+
+    @precondition(lambda self: self.written)
+    @rule(data=st.data())
+    def park(self, data: st.DataObject) -> None:
+        held = [s for s in self.written if s not in self.ledger]
+        if held:
+            seq = data.draw(st.sampled_from(held))
+            self.outbox.park(seq, "refused")
+            self.parked |= {s for s, unit in self.unit_of.items() if unit == self.unit_of[seq]}
+
+    @rule()
+    def agent_restarted(self) -> None:
+        self.outbox.close()
+        self.outbox = self.open()
+
+    @invariant()
+    def numbers_and_state_are_kept(self) -> None:
+        if not hasattr(self, "outbox"):
+            return
+        assert self.outbox.epoch == self.epoch
+        assert self.outbox.last_seq == max(self.written, default=0)
+
+    @invariant()
+    def the_ledger_has_what_was_written(self) -> None:
+        if not hasattr(self, "outbox"):
+            return
+        for seq, record in self.ledger.items():
+            assert seq in self.parked if isinstance(record, Skipped) else record == self.written[seq]
+
+    def teardown(self) -> None:
+        if hasattr(self, "outbox"):
+            self.ledger_restored()
+            self.outbox.close()
+            self.folder.cleanup()
+
+
+TestProtocol = Protocol.TestCase
+TestProtocol.settings = settings(
+    max_examples=examples(13, 80), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

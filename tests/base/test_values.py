@@ -1,0 +1,216 @@
+"""Clocks, division without loss, YAML with places, and the queue that a pod's labels name."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputally.base.clock import SystemClock, VirtualClock
+from gputally.base.pod_queue_labels import queue_ref
+from gputally.base.units import apportion, prorate
+from gputally.base.yaml_file import FileFault, convert, parse, read
+
+
+def test_virtual_time_passes_on_both_clocks_and_only_when_moved() -> None:
+    clock = VirtualClock(wall_ms=1_000_000, monotonic_ms=7)
+    assert (clock.wall_ms(), clock.monotonic_ms()) == (1_000_000, 7)
+    clock.advance(250)
+    clock.advance_to(1_001_000)
+    assert (clock.wall_ms(), clock.monotonic_ms()) == (1_001_000, 1_007)
+
+
+def test_setting_the_wall_clock_does_not_move_the_monotonic_one() -> None:
+    clock = VirtualClock(wall_ms=1_000_000)
+    clock.step_wall(-5_000)
+    assert (clock.wall_ms(), clock.monotonic_ms()) == (995_000, 0)
+
+
+def test_virtual_time_does_not_run_backwards() -> None:
+    with pytest.raises(ValueError, match="negative time"):
+        VirtualClock(wall_ms=10).advance_to(9)
+
+
+def test_waiting_passes_virtual_time_unless_it_is_stopped() -> None:
+    clock, stop = VirtualClock(wall_ms=0), threading.Event()
+    assert clock.wait(1.5, stop) is False
+    stop.set()
+    assert clock.wait(10, stop) is True
+    assert clock.wall_ms() == 1_500
+
+
+def test_the_system_clock_reads_milliseconds() -> None:
+    clock = SystemClock()
+    assert clock.wall_ms() > 1_700_000_000_000
+    before = clock.monotonic_ms()
+    assert clock.monotonic_ms() >= before >= 0
+    stop = threading.Event()
+    stop.set()
+    assert clock.wait(60, stop) is True
+
+
+weights = st.lists(st.integers(0, 10**9), min_size=1, max_size=12)
+
+
+@given(st.integers(0, 10**15), weights)
+def test_apportioned_parts_add_up_and_stay_within_one_of_the_exact_share(total: int, weights: list[int]) -> None:
+    parts = apportion(total, weights)
+    assert sum(parts) == total
+    exact = weights if any(weights) else [1] * len(weights)
+    for part, weight in zip(parts, exact, strict=True):
+        assert abs(part * sum(exact) - total * weight) < sum(exact)
+
+
+def test_equal_remainders_go_to_the_earlier_position() -> None:
+    assert apportion(2, [1, 1, 1]) == [1, 1, 0]
+    assert apportion(5, [0, 0]) == [3, 2]
+    assert apportion(60_000_000, [1] * 7)[:4] == [8_571_429] * 4
+
+
+@pytest.mark.parametrize(("total", "weights"), [(-1, [1]), (1, [-1]), (1, [])])
+def test_apportion_refuses_what_cannot_be_divided(total: int, weights: list[int]) -> None:
+    with pytest.raises(ValueError, match="apportion needs"):
+        apportion(total, weights)
+
+
+@given(st.integers(0, 10**15), st.lists(st.integers(1, 10**6), min_size=1, max_size=10))
+def test_prorated_pieces_add_up_to_the_whole(value: int, lengths: list[int]) -> None:
+    span, start, total = sum(lengths), 0, 0
+    for length in lengths:
+        piece = prorate(value, span, start, start + length)
+        assert piece >= 0
+        total += piece
+        start += length
+    assert total == value
+
+
+@pytest.mark.parametrize(("span", "start", "end"), [(0, 0, 0), (10, 5, 4), (10, -1, 4), (10, 0, 11)])
+def test_prorate_refuses_a_piece_outside_the_span(span: int, start: int, end: int) -> None:
+    with pytest.raises(ValueError, match="prorate needs"):
+        prorate(1, span, start, end)
+
+
+QUEUES = """\
+# a comment
+queues:
+  - name: vision
+    weight: 2
+  - name: nlp
+    weight: -1
+since: 2026-10-01
+"""
+
+
+class Queue(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    weight: int = 1
+
+
+class Queues(msgspec.Struct, forbid_unknown_fields=True):
+    queues: list[Queue]
+    since: str = ""
+
+
+def faults(text: str) -> tuple[str, ...]:
+    with pytest.raises(FileFault) as caught:
+        convert(parse(text, "p.yaml"), Queues)
+    return caught.value.faults
+
+
+def test_every_key_and_item_knows_its_line() -> None:
+    document = parse(QUEUES, "p.yaml")
+    assert document.place(("queues", 1, "weight")) == "p.yaml:6"
+    assert document.place(("queues", 1, "no such key")) == "p.yaml:5"
+    assert document.place(("nothing",)) == "p.yaml:2"
+
+
+def test_dates_stay_text() -> None:
+    assert convert(parse(QUEUES, "p.yaml"), Queues).since == "2026-10-01"
+
+
+def test_a_duplicate_key_is_a_fault_and_names_the_first() -> None:
+    with pytest.raises(FileFault, match=r"^p.yaml:3: key 'a' occurs twice, first on line 1$"):
+        parse("a: 1\nb: 2\na: 3\n", "p.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a: [1, 2\n", 2),
+        ("a: b: c\n", 1),
+        ("a: 1\n---\nb: 2\n", 2),
+        ("a: !!python/object:os.system x\n", 1),
+        ("a:\n- !!timestamp never\n", 2),
+    ],
+)
+def test_what_is_not_one_plain_yaml_document_is_refused_with_its_line(text: str, line: int) -> None:
+    with pytest.raises(FileFault, match=rf"^p\.yaml:{line}: "):
+        parse(text, "p.yaml")
+
+
+def test_an_empty_document_is_none() -> None:
+    assert parse("", "p.yaml").data is None
+
+
+def test_a_wrong_shape_is_answered_with_the_place_of_the_fault() -> None:
+    assert faults("queues:\n  - name: a\n    weight: x\n") == ("p.yaml:3: queues.0.weight: Expected `int`, got `str`",)
+    assert faults("queues:\n  - name: a\n    wieght: 2\n") == ("p.yaml:3: queues.0.wieght: unknown key",)
+    assert faults("queues:\n  - weight: 2\n") == ("p.yaml:2: queues.0: Object missing required field `name`",)
+    assert faults("- 1\n") == ("p.yaml:1: Expected `object`, got `array`",)
+
+
+def test_files_that_cannot_be_read_are_faults_too(tmp_path: Path) -> None:
+    with pytest.raises(FileFault, match=r"absent.yaml: No such file"):
+        read(tmp_path / "absent.yaml")
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes(b"name: caf\xe9\n")
+    with pytest.raises(FileFault, match=r"latin.yaml:1: not UTF-8"):
+        read(latin)
+    large = tmp_path / "large.yaml"
+    large.write_bytes(b"#" * (4 * 1024 * 1024 + 1))
+    with pytest.raises(FileFault, match=r"large.yaml:1: the file is larger than 4 MiB"):
+        read(large)
+
+
+def test_a_small_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "queues.yaml"
+    path.write_text(QUEUES, encoding="utf-8")
+    assert [queue.weight for queue in convert(read(path), Queues).queues] == [2, -1]
+
+
+def test_a_text_longer_than_its_caller_allows_is_not_parsed() -> None:
+    with pytest.raises(FileFault, match=r"c\.yaml:1: longer than 10 characters"):
+        parse("a: [" * 10, "c.yaml", 10)
+
+
+KAI, RUNAI, VOLCANO, SLURM = "kai-scheduler", "runai-scheduler", "volcano", "slurm-bridge-scheduler"
+
+
+@pytest.mark.parametrize(("scheduler", "labels", "annotations", "ref"), [
+    (KAI, {"kai.scheduler/queue": "vision"}, {}, "kai:vision"),
+    (KAI, {"runai/queue": "vision"}, {}, "kai:vision"),
+    (RUNAI, {"runai/queue": "vision"}, {}, "kai:vision"),
+    (KAI, {"kai.scheduler/queue": "new", "runai/queue": "old"}, {}, "kai:new"),
+    (KAI, {"kai.scheduler/queue": ""}, {}, ""),
+    (KAI, {"volcano.sh/queue-name": "q"}, {}, ""),
+    (VOLCANO, {"volcano.sh/queue-name": "q"}, {}, "volcano:q"),
+    (VOLCANO, {}, {"scheduling.volcano.sh/queue-name": "q"}, "volcano:q"),
+    (SLURM, {}, {"slinky.slurm.net/slurm-account": "physics"}, "slurm:physics"),
+    (SLURM, {}, {"slurmjob.slinky.slurm.net/account": "physics"}, "slurm:physics"),
+    *((other, {key: "q"}, {}, "") for other in ("default-scheduler", "") for key in (
+        "kai.scheduler/queue", "runai/queue", "volcano.sh/queue-name", "slinky.slurm.net/slurm-account")),
+    *((other, {}, {key: "q"}, "") for other in ("default-scheduler", KAI) for key in (
+        "scheduling.volcano.sh/queue-name", "slinky.slurm.net/slurm-account", "slurmjob.slinky.slurm.net/account")),
+    ("default-scheduler", {"kueue.x-k8s.io/queue-name": "a"}, {}, "kueue:ns/a"),
+    (KAI, {"kueue.x-k8s.io/queue-name": "a", "kai.scheduler/queue": "b"}, {}, "kueue:ns/a"),
+    ("default-scheduler", {}, {"kueue.x-k8s.io/queue-name": "a"}, ""),
+    ("default-scheduler", {}, {}, ""),
+])  # fmt: skip
+def test_a_queue_counts_where_its_scheduler_enforces_it(
+    scheduler: str, labels: dict[str, str], annotations: dict[str, str], ref: str
+) -> None:
+    assert queue_ref("ns", scheduler, labels, annotations) == ref
