@@ -1,6 +1,7 @@
 """Builds the dashboard "GPU and pod": all details of one GPU or one pod.
 
-The panels are for one node, GPU or pod. If more are selected, a panel draws only the twenty largest series."""
+The panels are for one node, GPU or pod. If more are selected, panels by GPU draw the twenty largest series, and panels
+by pod the ten largest."""
 
 from __future__ import annotations
 

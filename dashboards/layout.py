@@ -3,11 +3,15 @@
 The module makes all choices of style (palette, legends, axes, sizes), so that a dashboard's module states only its
 panels. The JSON contains no null except that of a threshold's first step.
 
-The choices that a variable offers follow the earlier choices. All lists follow the data source, the cluster and the
-job. Besides, nodes follow pool and GPU model, GPUs follow node and GPU model, namespaces follow node, and pods follow
-node and namespace. Queues follow the team on one dashboard and the target on another. A dashboard has the variables
-that its panels use. A node is left out only if the inventory has it in another pool, so a cluster without pools in its
-inventory still shows its nodes."""
+A dashboard has the variables that its panels use. Each list of values is limited by variables that come before it:
+
+- Every list is limited by data source, cluster and job.
+- Nodes are also limited by pool and GPU model, and GPUs by node and GPU model.
+- Namespaces are also limited by node, and pods by node and namespace.
+- Queues are also limited by the team on the dashboard "Team", and by the target on the dashboard "Fairshare".
+
+A node is left out only if the inventory has it in another pool. A cluster without pools in its inventory therefore
+still shows its nodes."""
 
 from __future__ import annotations
 

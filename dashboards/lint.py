@@ -196,7 +196,7 @@ def modern_and_uneditable(dashboard: Json) -> Iterator[str]:
     if dashboard["schemaVersion"] != SCHEMA_VERSION:
         yield f"schemaVersion is {dashboard['schemaVersion']}, not {SCHEMA_VERSION}"
     if dashboard["editable"]:
-        yield "the dashboard must not be editable: changes belong into dashboards/"
+        yield "the dashboard must not be editable: change the code in dashboards/ instead"
     if not dashboard["uid"].startswith("gputally-") or len(dashboard["uid"]) > 40:
         yield f"uid {dashboard['uid']!r} is not a stable name of at most 40 characters"
     ids = [panel["id"] for panel in dashboard["panels"]]

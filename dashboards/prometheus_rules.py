@@ -1,10 +1,10 @@
 """Defines recording rules and alerts, and writes them as a Prometheus rule file.
 
 An alert waits (`for`) long enough to ignore a roll-out, a restart or one lost scrape. Every expression keeps the label
-`cluster`, so that Prometheus evaluates each cluster separately; without the label there is one cluster. A component
-that died has no series, so some alerts look for series that existed within the last day and do not exist now.
+`cluster`, so that Prometheus evaluates each cluster separately. Series without this label count as one cluster. A
+component that died has no series, so some alerts look for series that existed within the last day and do not exist now.
 
-Names of records are level:metric:operation (prometheus.io/docs/practices/rules)."""
+Names of recording rules are level:metric:operation (prometheus.io/docs/practices/rules)."""
 
 from __future__ import annotations
 

@@ -123,7 +123,8 @@ def where(expression: str, labels: str, known: str) -> str:
 
 
 def at_peak(gauge: str) -> str:
-    """Return the mean over the displayed time, of the hours of the day from $peak_from up to $peak_to (UTC) only."""
+    """Return the mean over the displayed time, in which only the hours of the day from $peak_from up to $peak_to (UTC)
+    count."""
     hours_of_day = f"({gauge} and on () (hour() >= $peak_from < $peak_to))"
     return f"avg_over_time({hours_of_day}[{PEAK_WINDOW}])"
 

@@ -1,8 +1,8 @@
 """Builds the dashboard "Team": a team's usage and cost compared with its budgets.
 
-Figures of the month are booked. Present usage is live. Agents know the namespace of a pod but not its team, so the
-dashboard shows every namespace in which the team held GPUs this month. If two teams use the same namespace, each of
-them sees all usage of it."""
+Figures of the month come from the accountant's ledger (*booked*), and most figures of present usage from the agents
+(*live*). Agents know the namespace of a pod but not its team. Live panels therefore show every namespace in which the
+team held GPUs this month. If two teams use the same namespace, each of them sees all of its usage."""
 
 from __future__ import annotations
 

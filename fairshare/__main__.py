@@ -1,4 +1,4 @@
-"""Runs `gputally fairshare`. The commands that only read history are in `cli`, the others in this module.
+"""Runs `gputally fairshare`. `simulate`, `explain`, `replay` and `what-if` are in `cli`, the other commands are here.
 
 `main(argv)` returns the exit code: 0 success, 1 failure (one line per fault on stderr, never a traceback), 2 wrong
 call.

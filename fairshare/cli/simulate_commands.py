@@ -192,8 +192,8 @@ def what_if(
     *,
     at: AccountantOptions,
 ) -> None:
-    """Replay history under another policy: GPU-hours, waits and preemptions of every queue, compared with the recorded
-    ones."""
+    """Replay history under the policy in force and under another one, and compare the GPU-hours, waits and preemptions
+    of every queue. The recorded GPU-hours are shown beside them."""
     if plots is not None:
         policy_comparison.available()
     other, now_ms = policies.load(policy)[0], SystemClock().wall_ms()

@@ -6,7 +6,8 @@ memory, so a restart loses them. If the stored state of a feedback law (smoothed
 law starts again from the usage in the ledger.
 
 The report shows a target that cannot be written as degraded, and the other targets continue. Unusable usage changes no
-weight (see `usage_windows`). The loop never forces a field, and writes nothing in dry-run."""
+weight (see `usage_windows`). The loop never overwrites a field that another field manager owns. In dry-run it sends
+each write of a weight as a dry run of the API server, which changes nothing."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Each scrape creates the gauges from the latest report, so a removed queue has no series. Counters change once per cycle.
 
-During a hold entitlement and usage have no series, because an old figure would look current. A queue has one series per
-target, because each target divides its own GPUs."""
+While the controller holds the last good weights, entitlement and usage have no series, because an old figure would look
+current. A queue has one series per target, because each target divides its own GPUs."""
 
 from __future__ import annotations
 

@@ -168,8 +168,8 @@ REMEDY = (
     "in the KubeSchedulerConfiguration: `extenders: [{urlPrefix: https://gputally-extender.NAMESPACE.svc:9403/scheduler,"
     " enableHTTPS: true, tlsConfig: {caFile: /etc/kubernetes/gputally-extender-ca.crt}, prioritizeVerb: prioritize,"
     " preemptVerb: preempt, weight: 100, httpTimeout: 1s, nodeCacheCapable: true, ignorable: true, managedResources:"
-    " [{name: nvidia.com/gpu, ignoredByScheduler: false}]}]`; with https a scheduler that has no tlsConfig.caFile asks"
-    " nothing and says nothing"
+    " [{name: nvidia.com/gpu, ignoredByScheduler: false}]}]`; with https, a scheduler without tlsConfig.caFile"
+    " sends no request and logs no error"
 )
 """The configuration with which the scheduler calls the extender."""
 
@@ -205,7 +205,7 @@ class Extender:
         request. The scheduler's own configuration cannot be read."""
         if self._asked:
             return Condition("Effective", "True", "Asked", "the scheduler asks the extender")
-        text = "no scheduler has asked the extender of this replica since it started: shares act where it does"
+        text = "no scheduler has sent this replica a request since it started: shares may have no effect"
         return Condition("Effective", "Unknown", NO_REQUESTS, text, REMEDY)
 
     def prioritize(self, content: bytes) -> Answer:

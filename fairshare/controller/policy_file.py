@@ -1,8 +1,8 @@
 """Reads the policy file, warns about settings that are allowed but rarely intended, and saves changes to the file or
 its ConfigMap.
 
-`accountant.wire.policy_models.Policy` defines the shape and the rules of the tree. This module adds the checks that
-concern only a file.
+`accountant.wire.policy_models.Policy` defines the settings of a policy and checks its queue tree. This module adds
+checks that apply only to a file, because policies that were stored earlier must stay readable.
 
 A change never overwrites a concurrent one. A write states the version that it replaces, and is refused if that version
 is no longer there."""

@@ -114,9 +114,8 @@ def _release_advice(contested: Sequence[Apply]) -> str:
             " a field has one owner"
         )
     return (
-        f"; {show(defaulted[0].default)} is the default of the CRD, which the API server books to the creator of an"
-        " object that states none: if the manifest has no weight, nothing is to be left out of it. Take the field over"
-        " with `gputally fairshare adopt`"
+        f"; {show(defaulted[0].default)} is the default of the CRD. The API server records the creator of the object as"
+        " its owner, even if the manifest has no weight. Take the field over with `gputally fairshare adopt`"
     )
 
 
@@ -296,8 +295,8 @@ def advice(adoption: Adoption) -> tuple[str, ...]:
     lines = []
     if adoption.default:
         lines.append(
-            f"{adoption.field} of {adoption.kind} {adoption.name} has the CRD's default: where the manifest does not"
-            " state it, nothing is to be changed there"
+            f"{adoption.field} of {adoption.kind} {adoption.name} has the CRD's default: a manifest without this field"
+            " needs no change"
         )
     for owner in adoption.owners:
         text = next((text for name, text in _ADVICE.items() if owner.startswith(name)), None)

@@ -305,7 +305,7 @@ def _age(pod: Pod) -> tuple[int, str]:
 
 
 MOST_PODS = 200_000
-"""Largest number of bound pods that are remembered; the oldest entry goes first."""
+"""Largest number of bound pods that are remembered; the oldest entry is dropped first."""
 
 
 class BoundPods:

@@ -210,7 +210,7 @@ def target_queue(obj: Object, kind: Kind, weight: Value | None, *, text: bool = 
 def read_queues(
     matched: QueueMatch, read: Callable[[str, Object], tuple[TargetQueue, Standing] | Issue]
 ) -> Observation:
-    """Read the queues, standings, issues and left-behind objects of an observation from the matched objects.
+    """Return an observation with the queues, standings, issues and left-behind objects of the matched objects.
 
     read: returns the state of a queue's object in the target, or an issue. Its first argument is the queue's name, ""
         for an object to which no queue refers."""

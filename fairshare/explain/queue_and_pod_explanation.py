@@ -1,7 +1,8 @@
 """Explains why a queue has its share and why a pod waits, from the numbers of a cycle.
 
-Entitlement, usage, weights and traces come from the cycle's report. How far the feedback law can raise a queue for one
-gang comes from `gang_turns.gang_reach`. This module computes only their differences.
+Entitlements, usage, weights and the law's intermediate numbers come from the cycle's report. How far the feedback law
+can raise a queue for one gang comes from `gang_turns.gang_reach`. This module compares these numbers with what the pod
+or the queue needs, and writes the sentences.
 
 A sentence says what the scheduler may do, never that it will, because the scheduler decides when a pod starts."""
 
@@ -156,7 +157,7 @@ def _until(budget: BudgetState) -> str:
 
 
 def fragmentation_notes(pod: Pod, pods: Sequence[Pod], by_node: Mapping[str, float]) -> Iterator[str]:
-    """Yield notes if the free GPUs suffice in total and no single node has enough. by_node: GPUs of each node."""
+    """Yield a note if no node is large enough, or if only all free GPUs together suffice. by_node: GPUs by node."""
     if not by_node:
         return
     allocated: dict[str, float] = {}
@@ -203,7 +204,7 @@ class QueueAccount:
     gpus, free: all GPUs of the target, and the free ones.
     lost: lost GPUs by node, which are not part of `gpus`.
     levels: the queues on the path, root first, the queue itself last.
-    gangs: waiting gangs in it and below it, oldest first.
+    gangs: waiting gangs in it and below it, by priority, then oldest first.
     sentences: why the queue has its share and why its gangs wait.
     cures: what would have to change so that its smallest waiting gang starts.
     past: earlier decisions about it, newest first."""

@@ -1,20 +1,21 @@
-"""Defines the deficit law, which repays the GPU-hours that a queue is owed over a set time.
+"""Defines the deficit law: it repays, over a set time, the GPU-hours that a queue is owed.
 
-A queue is owed GPU-hours if it used less in the window than its part, although it requested more. The law repays the
-debt over the next days, at a rate that affects the other queues little. For example, with `repay` = 100 h a queue that
-is owed 100 GPU-hours gets about one GPU more than its share.
+A queue is owed GPU-hours if it used less in the window than its target part of all usage, although it requested more.
+The law repays the debt over the next days, at a rate that affects the other queues little. For example, with `repay` =
+100 h a queue that is owed 100 GPU-hours gets about one GPU more than its share.
 
-Three rules go with this. A weight changes only if it leaves its quiet zone. A queue that causes many preemptions pays a
-small price. A gang that fits no share gets a turn.
+Three further rules keep weights steady and admit large gangs. A weight changes only if it differs enough from the
+wanted one (the quiet zone). Preemptions that are made for a queue lower its weight (the price). A gang that is larger
+than any share gets a turn (`gang_turns`).
 
     owed       e = fill(Σ used, used + horizon · pending; targets) - used                [GPU-hours]
-    catch-up   r = clip(e / repay, ± rate · pool · √mean · size), and not above the GPUs it waits for  [GPUs]
+    catch-up   r = clip(e / repay, ± rate · pool · √mean · size), at most the requested GPUs beyond fair  [GPUs]
     error      x = low-pass(fair + r - held, smoothing)                                        [GPUs]
     pressure   v = gain · x / (target · pool) - price                          [log of the weight]
     price      reclaim_price · q / (q + 1), with q = evictions per GPU-hour used / price_knee
     common     c = ln of the factor by which all pressures together would change the sum of the weights
-    quiet      a weight stays while |ln(multiplier) - (v - c)| <= quiet / (target · size), and while its
-               siblings request no more than the pool
+    quiet      a weight stays while |ln(multiplier) - (v - c)| <= quiet / (target · size); all weights stay while
+               the siblings together request no more than the pool
 
 Symbols:
 
@@ -31,20 +32,20 @@ Symbols:
 
 Only the proportions of weights matter. A change common to all weights therefore has no effect, and `common` removes it.
 
-The GPUs that a queue holds fluctuate around its share. A catch-up of the size of this fluctuation costs the other
-queues little per day. Jobs have the same sizes in large and small queues, so the fluctuation grows less than in
-proportion to the target. This is why the bounds contain `size`: relative to their targets, small queues move further
-and have a wider quiet zone.
+The GPUs that a queue holds fluctuate around its share. The other queues hardly notice a catch-up that is no larger than
+this fluctuation. Jobs have the same sizes in large and small queues, so the fluctuation grows less than in proportion
+to the target. This is why the bounds contain `size`: relative to their targets, small queues move further and have a
+wider quiet zone.
 
 Of the queues with a gang that fits no share, the one with the most credit gets the next turn. Credit is the amount that
-the queue is owed in the window, plus the sum over all time of (fair share - held GPUs). The second term remembers what
-a short window forgets.
+the queue is owed in the window, plus the sum over all time of (fair share - held GPUs), which is limited to ± horizon ·
+pool. The second term remembers what a short window forgets.
 
 A queue without pending jobs is never owed anything, because it could not have used more than it did. Credit therefore
-exists only for real work. With gain and rate at 0 the configured weights apply.
+exists only for real work. With `gain` and `reclaim_price` at 0 the configured weights apply, except in turns.
 
-The law stores per queue: x, the sum over time for the credit, and for the price the decaying sums of evictions and of
-GPU-hours used. Units are GPUs and hours internally.
+The law stores for each queue: x, the log of its multiplier, the sum over time for the credit, and for the price the
+decaying sums of evictions and of GPU-hours used. Units are GPUs and hours internally.
 
 `DeficitState` is a `Memory`: numbers by name and queue, which can be stored as JSON. The law reuses the columns of its
 own state. From any other mapping, for example one from a status object or a decision, it reads the numbers by name."""

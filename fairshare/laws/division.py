@@ -14,13 +14,13 @@ other (U = 0) has P = 1.
 
 Each round gives whole units. After the rounds the units that are left go to the queues with the largest fractions.
 
-`kai_compat=True` gives the same result as KAI's scheduler, including its rounding. The exception are cases in which the
-scheduler's own result depends on the iteration order of a Go map. In this mode sums and differences are computed one by
-one, in the order of priority, creation and name. Three properties of KAI follow:
+`kai_compat=True` gives the same result as KAI's scheduler, including its rounding. The only exceptions are cases in
+which the scheduler's own result depends on the iteration order of a Go map. In this mode sums and differences are
+computed one by one, in the order of priority, creation and name. Three properties of KAI follow:
 
 - The remainder rule may lift a queue above its request and limit by less than one unit.
 - If every P is 0, the pool is not divided.
-- The fractions of a high priority are given out only after the rounds of the low ones.
+- The fractions of all priorities are given out only after the rounds of all priorities.
 
 The default mode avoids all three. No queue exceeds its limit. If every P is 0, the configured weights decide. Each
 priority is finished before the next. Sums are `math.fsum`, which is exact and therefore independent of the order.

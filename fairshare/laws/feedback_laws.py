@@ -7,7 +7,7 @@ within the policy's bounds and paces them.
 A law therefore knows neither the tree nor the cluster. It works the same at every level, because usage, pool and
 targets of siblings are relative to those of their parent.
 
-Outside turns, every law keeps these invariants (tests/properties/test_laws.py):
+Except in a turn for a large gang (`gang_turns`), every law keeps these invariants (tests/properties/test_laws.py):
 
 - The result depends on the values, not on their order.
 - A queue that used more never gets more.

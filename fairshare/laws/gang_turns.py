@@ -1,18 +1,19 @@
 """Gives turns to gangs larger than any share, and computes when a gang can be admitted.
 
-A fair share can have any size, but a gang needs all its GPUs at once. If a gang is larger than its queue's share, no
-gain of the law helps. The scheduler lets a queue reclaim GPUs only while it stays within its share, so the gang that
-happens to run first stays.
+A fair share can have any size, but a gang needs all its GPUs at once. If a gang is larger than its queue's share, even
+a strong reaction of the law to history does not start it. The scheduler lets a queue reclaim GPUs only while it stays
+within its share, so the gang that happens to run first keeps its GPUs.
 
-A turn concentrates the weights on one queue for at least `min_turn`. The weights of the others shrink by as little as
-admits the gang, and never by more than `ratio`. The next turn goes to the queue that is owed the most GPU-hours.
-Deserved quotas of the other queues are not weights and do not change.
+A turn raises the share of one queue for at least `min_turn`. The weights of its siblings shrink only as far as the gang
+needs, and stay at or above 1 / `ratio` of the largest weight. The next turn goes to the queue that is owed the most
+GPU-hours. Deserved quotas of the other queues are not weights and do not change.
 
 The scheduler's own division in whole GPUs (`division.py`) shows whether a turn admits the gang.
 
 History alone can raise a share only by a limited amount. Take a queue with the normalised weight n that used nothing
-while the others used everything. With k its over-quota share is about n (1 + k) of the pool C. A gang of g GPUs
-therefore needs about k = g / (n C) - 1. The exact figure, with rounding, comes from the division itself.
+while the others used everything. With the law KAI and its strength of history k, the queue's over-quota share is about
+n (1 + k) of the pool C. A gang of g GPUs therefore needs about k = g / (n C) - 1. The exact figure, with rounding,
+comes from the division itself.
 
 Source of the bound: KAI-Scheduler resource_division.go, commit d5bc503a."""
 

@@ -4,12 +4,13 @@ The policy's law returns the weights for every set of siblings. The policy's bou
 configured weight, largest step, hold-down and deadband. Only a turn may exceed the bounds. `Explanation` holds every
 intermediate value. Equal inputs give equal weights, in any order.
 
-KAI's arithmetic is corrected deliberately in two places:
+U is a queue's usage as a part of a capacity, and P is the factor by which KAI divides (`division`). This module
+computes U differently from KAI in two ways:
 
 - U of a child is relative to its parent's part of the cluster, not to the whole cluster. History then has as much
   effect inside a small department as among the roots.
 - U is never relative to less than the siblings' total usage. The values of U therefore add up to at most 1, and those
-  of P to at least 1. KAI does not divide the pool if every P is 0, and this case cannot occur while any weight is
+  of P to at least 1. KAI does not divide the pool if every P is 0. Here this cannot happen while any weight is
   positive.
 
 A used-up budget removes only the over-quota weight. The deserved quota is a guarantee and stays. A budget whose spend

@@ -1,8 +1,8 @@
-"""Splits the change of a weight into one part per cause (policy, capacity, usage, demand, ...), which add up to it.
+"""Splits the change of a weight into parts that add up to it, one for each cause (policy, usage, demand, ...).
 
-It replaces the inputs of the previous decision by the present ones, one after the other in a fixed order. The change of
-the law's result at each replacement is the part of that input. The difference between the law's result and the
-published weight is the part of pace: the step bound, the hold-down and the deadband."""
+The module replaces the inputs of the previous decision by the present ones, one after the other in a fixed order, and
+computes the law's result after each replacement. The part of a cause is the change of the result when its input is
+replaced. The rest of the change is the part of pacing: of the step bound, the hold-down and the deadband."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ CLAIMANT = "Idle/"
 
 
 def most_busy(pod: Pod, use: PodUse | None, span_ms: int) -> float:
-    """Return the part of the span (0..1) in which the pod's GPUs were busy at most; 1 if nothing was measured."""
+    """Return an upper limit of the busy part (0..1) of the span; 1 if nothing was measured."""
     if use is None:
         return 1.0
     held_us = max(pod.gpus * span_ms * US_PER_MS, use.busy_us + use.idle_us + use.unknown_us)

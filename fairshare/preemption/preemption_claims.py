@@ -1,7 +1,10 @@
-"""Lists the workloads that may request room, and computes whether their pods fit on nodes.
+"""Lists the claims of a cycle, and computes whether the pods of a claim fit on nodes.
 
-Pods are placed largest first, each on the node with the least room left over. If the pods of a gang are unknown, it
-only needs as many GPUs as are free in total. The placement does not predict where a scheduler will place a pod."""
+A claim is a workload that has waited long enough and may preempt others, or one for which a person or a latency
+objective requests GPUs.
+
+Pods are placed largest first, each on the node that then has the fewest GPUs left. A gang whose pods are unknown fits
+if enough GPUs are free in total. The placement does not predict where a scheduler will place a pod."""
 
 from __future__ import annotations
 
@@ -118,7 +121,7 @@ def refusal(claim: Claim, now: Accounts, expected: Accounts) -> str | None:
         return None
     stock = expected[claim.queue].stocks[GPU]
     if not claim.preemptible and stock.deserved != UNLIMITED and stock.fixed + claim.gpus > stock.deserved + EPSILON:
-        return f"it may not be preempted itself, and of such work queue {claim.queue} may hold its quota at most"
+        return f"it may not be preempted itself, and queue {claim.queue} may hold at most its quota of such work"
     return (
         f"queue {claim.queue} {_holds(claim.queue, now, expected)}, and with {claim.gpus:g} more it would be above its"
         f" fair share of {stock.share:g}"
@@ -458,10 +461,9 @@ def fit(sizes: Sequence[float], amounts: Mapping[str, float]) -> dict[str, float
 
 
 def unplaceable_gpus(free: Mapping[str, float], gangs: Iterable[Gang]) -> float:
-    """Return the GPUs that stay free although gangs wait for which they do not suffice.
+    """Return the free GPUs that are left after every waiting gang that fits is placed, the largest first.
 
-    Every waiting gang that fits is placed first, the largest before others. The result is 0 if all of them fit. free:
-    free GPUs by node."""
+    The result is 0 if all waiting gangs fit. free: free GPUs by node."""
     room = FreeGpus({node: max(0.0, amount) for node, amount in free.items()})
     waiting = sorted(
         (gang for gang in gangs if gang.waits > 0),

@@ -3,9 +3,9 @@
 A queue may reclaim up to its fair share. It takes from queues that hold more than they may. While it is within its own
 deserved quota, it also takes from queues that hold more than their quota.
 
-Queues are compared at the children of their lowest common ancestor. As in KAI, a bundle's queue is checked before the
-bundle is taken, so a gang may bring a queue below its share. `victim_candidates` is stricter: it never goes below a
-quota.
+Two queues are compared at the children of their lowest common ancestor. A bundle is a part of a workload that can be
+stopped separately. As in KAI, a bundle's queue is checked before the bundle is taken, so taking it may bring the queue
+below its share. `victim_selection` is stricter: it never brings a queue below its quota.
 
 Source: kai-scheduler/KAI-Scheduler d5bc503a, pkg/scheduler/plugins/proportion/reclaimable.
 

@@ -13,12 +13,12 @@ from fairshare.preemption.preemption_rules import Account, Limit, PastPreemption
 
 Trigger = Literal["waits", "latency", "by hand", "idle"]
 Ground = Literal["within quota", "above share", "latency", "lower class", "idle"]
-"""Why a part may be taken:
+"""Why a part of a workload may be taken:
 
 - within quota: its queue holds more than its quota while the other queue is within its own
 - above share: its queue is above its share and the other queue below
-- latency: it borrows while a latency is over its threshold
-- lower class: it is in the same queue with a lower priority (only for a latency)
+- latency: its queue holds more than its quota, and a latency objective or a person requests the GPUs
+- lower class: it is in the same queue with a lower priority (only for such a request)
 - idle: it does not use the GPUs that it holds"""
 
 Outcome = Literal["room", "preempts", "denied"]

@@ -1,8 +1,8 @@
 """Runs one target's preemption in one cycle, and reports what prevented it.
 
 Each cycle decides from the present state and the past preemptions that the limits count. Decision records contain all
-inputs, so `replay_verdicts` can compute the verdicts again. A dry run checks and reports the same and stops nothing,
-except that it does not try evictions.
+inputs, so `replay_verdicts` can compute the verdicts again. A dry run decides and reports in the same way, but stops
+nothing and does not test the victims with the Eviction API.
 
 The condition `Preemption` explains why a workload waits although the policy allows preemption for it: the API server or
 a webhook refuses, disruption budgets protect every possible victim, or a limit of the policy is reached. It does not

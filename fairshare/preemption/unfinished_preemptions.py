@@ -1,8 +1,9 @@
 """Finishes preemptions that an earlier cycle began.
 
-The patch that stops a workload writes the intent as an annotation on the same object. A deactivated Workload is
-activated again after Kueue has taken its quota back; earlier would be a race. A Volcano Job whose Command was lost gets
-another one. Every cycle checks every object, so a crash loses no intent.
+The patch that stops a workload also writes an annotation on the object, the intent. A deactivated Workload is activated
+again only after Kueue has taken its quota back, because Kueue might otherwise not see that it was stopped. A Volcano
+Job whose Command was lost gets another one. All objects are checked in every cycle, or every five minutes while the
+controller stops no workload and has nothing to finish. A crash therefore loses no intent.
 
 Preemptions are finished even if usage is unknown, or if preemption or the target has been switched off since, because a
 deactivated Workload must run again. This module stops no workload."""

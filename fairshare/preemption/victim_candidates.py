@@ -189,7 +189,8 @@ def protected(policy: Policy, situation: PreemptionInputs, bundle: Bundle) -> st
     if bundle.whole and started_ms is not None:
         ran_s = (situation.now_ms - started_ms) / MS_PER_SECOND
         if ran_s < runtime:
-            return f"it has run for {max(0.0, ran_s) // 60:.0f} of the {runtime / 60:g} min that every start is left"
+            minutes = f"{max(0.0, ran_s) // 60:.0f} of the {runtime / 60:g} min"
+            return f"it has run for {minutes} for which every start is protected"
     return None
 
 

@@ -1,16 +1,16 @@
 """Chooses the victims for each claim, with a reason for each victim and each spared workload.
 
-For a claim without room, parts of running workloads are taken as KAI's rules allow. Three conditions are stricter than
-KAI's rules. The victim's queue, and every queue above it that is not also above the claim's queue, keeps at least its
-deserved quota. Only a claim within its queue's deserved quota takes from a workload of higher priority. The policy's
-limits apply.
+If a claim does not fit on the free GPUs, parts of running workloads are taken as KAI's rules allow. Three conditions
+are stricter than KAI's rules. The victim's queue, and every queue above it that is not also above the claim's queue,
+keeps at least its deserved quota. Only a claim within its queue's deserved quota takes from a workload of higher
+priority. The policy's limits apply.
 
 Claims are decided one after the other. Each decision starts from the state of the cluster after the earlier ones. The
 same inputs and policy give the same verdicts, in whatever order gangs are listed.
 
 For one claim, parts are taken in the order of least loss (`victim_candidates`) until the claim's pods fit on nodes.
-Parts that are then not needed are spared. Of several orders, the one that loses least work is used. The search does not
-change the accounts (`State`). `_settle` does."""
+Parts that are then not needed are spared. Of several orders, the one that loses least work is used. The search leaves
+the accounts (`State`) unchanged. `_settle` updates them when the victims are chosen."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Search:
         if known is not None:
             return known
         part = next(filter(self._open, self._candidates.parts[key]), None)
-        text = "others give way who lose less, and that is enough" if enough else "it alone would not make room"
+        text = "workloads that lose less give way, and that is enough" if enough else "it alone would not make room"
         return SparedWorkload(key, part.gang.queue, text) if part is not None else None
 
     def _open(self, bundle: Bundle) -> bool:
@@ -316,10 +316,11 @@ class _ClaimPlacement:
 def _needed(picks: Sequence[PickedBundle], trial: _ClaimPlacement) -> tuple[PickedBundle, ...]:
     """Return the parts without which the claim would not fit.
 
-    The part with the largest loss is tested first. A core keeps the surplus that was taken before it.
+    The part with the largest loss is tested first. While a core is needed, so is the surplus of its gang that was taken
+    before.
 
-    A candidate that stays keeps its rule. Returning other parts leaves their queues with more and spends less of the
-    limits, so the rule still holds."""
+    The rule by which a needed part may be taken still holds when other parts are spared, because their queues then hold
+    more and less of the limits is spent."""
     kept = dict(enumerate(picks))
     cores = {pick.bundle.key for pick in picks if pick.bundle.whole}
     for number, pick in sorted(kept.items(), key=lambda item: _most_lost(item[1].bundle)):

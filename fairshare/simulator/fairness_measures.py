@@ -31,7 +31,7 @@ WARM_UP_S = 7 * 86_400
 LENGTHS_H = {168: 42, 24: 6}
 """The hours from the start of a window to the start of the next, by the length of the windows in hours."""
 SHORT_S = 600
-"""The run time in seconds that shorter jobs count for a slowdown."""
+"""Run times below this many seconds count as this many in a slowdown."""
 _LEAST_ENTITLEMENT = 0.002
 """The part of the capacity below which an entitlement does not count for Jain's index."""
 
@@ -76,7 +76,8 @@ class PolicyScore:
         start waits until the end. gang_p95_h: of gangs of eight GPUs or more.
     move_per_day: ½ Σ |Δw| of normalised weights.
     swing: the widest ratio of one queue's largest to its smallest weight.
-    disparity: the widest ratio between two queues' parts of their feasible demand. contended: the part of such weeks.
+    disparity: the widest ratio between two queues' parts of their feasible demand.
+    contended: the part of the weeks that are contended.
     slowdown: mean and 95th percentile of (finish - submission) over the run time, at least 1, of finished jobs. Run
         times below ten minutes count as ten."""
 

@@ -281,7 +281,7 @@ def shares(path: Path, *, team: str = "team") -> dict[str, float]:
 HOUR_S = 3600
 SAME_JOB_H = 24
 FULL_AFTER_H = 3
-"""The number of hours from which a job must have held all its GPUs for a full hour."""
+"""A job that held GPUs in at least this many hours held all of them for at least one full hour."""
 US_PER_GPU_HOUR = 3_600_000_000
 _CLOCK_ERROR = 0.02
 """The part of a GPU below which held time is an inaccuracy of the clock, not another GPU."""

@@ -1,11 +1,11 @@
-"""Compares policies over windows and loads on all cores, and prints and plots the comparison.
+"""Replays a job trace under several policies, windows and loads in parallel, and prints and plots the comparison.
 
-A window is a part of the trace, replayed from an empty cluster. Its first week only fills the cluster. The load of the
-whole trace determines the cluster's size, so the size is the same in all windows. The first-come-first-served run
-decides for all policies which weeks and days are contended.
+A window is a part of the trace, replayed from an empty cluster. Its first week only fills the cluster. The load is the
+work of the whole trace over the capacity of the cluster. It determines the cluster's size, which is therefore the same
+in all windows. The first-come-first-served run decides for all policies which weeks and days are contended.
 
-Each worker process gets the jobs once, when it starts. A task is a few numbers, and results come back without the jobs.
-On Ctrl-C the parent process drops the tasks that have not begun."""
+Each worker process gets the jobs once, when it starts, so that tasks and results need not contain them. On Ctrl-C the
+parent process drops the tasks that have not begun."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ _runner: list[TaskRunner] = []
 
 @contextmanager
 def parallel_replays(runner: TaskRunner, processes: int | None = None) -> Iterator[Replays]:
-    """Yield a function that runs several tasks at once. processes: None: as many as this process may use cores."""
+    """Yield a function that runs several tasks at once. processes: None: one for each core it may use."""
     count = len(os.sched_getaffinity(0)) if processes is None else processes
     if count < 2:
         yield runner

@@ -14,8 +14,9 @@ share, but here never below its quota. These are the controller's rules (`preemp
 check that those rules allow every victim.
 
 `Engine` is the scheduler. `ClusterSimulation`, which the demo uses, adds nodes, GPU models, slices, outages and a queue
-tree with KAI's order and division. `replay` runs a workload of weeks on one pool of equal GPUs under a policy to
-compare. Its fair shares are fractions of GPUs (`fair_shares`), unless the argument `dividing` computes them.
+tree with KAI's order and division. `replay` runs a workload of weeks on one pool of equal GPUs under a policy, so that
+policies can be compared. There `fair_shares` computes the fair shares without rounding to whole GPUs, unless the
+argument `dividing` computes them.
 
 The result is deterministic: it depends only on nodes, queues, jobs, outages, rules and the weights set over time.
 Capacity, limits and deserved quotas are never violated.

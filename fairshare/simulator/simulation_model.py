@@ -138,7 +138,8 @@ class Outcome:
     evictions: the number of stops by reclaim.
     crashes: the number of stops by outages.
     lost_gpu_ms: the work that stops destroyed, and the time of restarts.
-    rejected: no flavour that the job may use has enough slots even in an empty cluster."""
+    rejected: the job can never start: even in an empty cluster no flavour that it may use has enough slots, or the
+        limits and quotas of its queues do not admit it."""
 
     job: Job
     first_start_ms: int | None = None

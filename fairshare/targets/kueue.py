@@ -3,7 +3,7 @@
 `kueue:NAME` refers to a ClusterQueue, `kueue-cohort:NAME` to a Cohort, `kueue:NAMESPACE/NAME` to a LocalQueue. The
 controller writes a queue's weight to the highest of these objects that the queue's refs name: the Cohort, else the
 ClusterQueue, else the LocalQueue. If a queue has a Cohort or a ClusterQueue, its LocalQueues only identify its
-workloads. History therefore counts between the queues of a cohort and between cohorts, where Kueue counts no history.
+workloads. Kueue counts no history between the queues of a cohort or between cohorts; there the weights add it.
 
 Inside a ClusterQueue Kueue counts history itself if admission fair sharing (AFS) is on. A LocalQueue then gets the
 configured weight, because history would count twice. Without AFS Kueue does not read the weights of LocalQueues, which

@@ -192,7 +192,8 @@ def release(
 
 
 def write_order(queue: TargetQueue, value: Value | None) -> tuple[int, int]:
-    """Return the sort key that shrinks children before their parents, and then grows parents before their children.
+    """Return a sort key: first the writes that lower a value, children before parents, then those that raise one,
+    parents before children.
 
     The scheduler's webhook checks at every write that children stay within their parent. In this order every step is
     valid if the first and the last state are valid."""

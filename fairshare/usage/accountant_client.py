@@ -397,7 +397,7 @@ class UsageReader:
             return UsageHold("PolicyNotInForce", _clock_behind(self._effective_ms, now_ms))
         text = f"usage was counted by policy {window.policy_version or 'none'}, ours is {version}"
         if self._contests > 1:
-            text = f"{text}, announced {self._contests} times: another controller tells this accountant of its own"
+            text = f"{text}, announced {self._contests} times: another controller announces its own to this accountant"
         if now_ms >= self._announced_ms + min(MS_PER_MINUTE << self._contests, LONGEST_MS):
             self._announced, self._contests = None, self._contests + 1
         return UsageHold("PolicyNotInForce", text)

@@ -1,24 +1,20 @@
 """Counts the GPUs to divide (without lost GPUs, with the replicas of shared ones) and finds unmetered nodes.
 
-A node lists a lost GPU as allocatable until its device plugin notices the loss. The ledger has the agent's report: a
-GPU counts as lost if it was lost, on a node in service, for the whole of the last metered quarter of an hour. Lost GPUs
-can only reduce a node's listed GPUs, to 0 at the least. A GPU that its device plugin has already removed, or that is on
-a node out of service, is not subtracted again. If the accountant does not answer, no GPU counts as lost.
+Lost GPUs: a node lists a lost GPU as allocatable until its device plugin notices the loss, but the ledger has the
+agent's report of it. A GPU counts as lost if it was lost for the whole of the last metered quarter of an hour, on a
+node in service. A GPU that its device plugin has already removed, or that is on a node out of service, is not
+subtracted again. If the accountant does not answer, no GPU counts as lost. The rest of the cycle gets the nodes without
+their lost GPUs, so that shares, free GPUs and the extender's answers agree.
 
-The rest of the cycle gets the nodes without their lost GPUs, so that shares, room for preemption and the extender's
-answers agree.
+Unmetered nodes: the ledger's coverage includes a GPU only from its first record on. On a node that no agent has ever
+metered, usage would count as zero, and the queues that run there would seem to be owed GPU-hours. While such nodes list
+too large a part of the GPUs of all nodes, the controller changes no weight (`UnmeteredNodes.fault`). Metered GPUs
+cannot be counted instead, because a node lists a time-sliced GPU several times. A new node has an hour to be metered,
+because a growing cluster is not a fault. A node that was metered and is silent now lowers the ledger's coverage.
 
-The ledger knows a GPU from its first record on, so its coverage does not include GPUs without one. Their usage would
-count as zero, and the queues that run there would seem to be owed GPU-hours. While too many GPUs are on such nodes, the
-controller changes no weight (`UnmeteredNodes.fault`). A new node has an hour to be metered, because a growing cluster
-is not a fault. A node that was metered and is silent now lowers the coverage itself.
-
-Coverage is computed by nodes: the GPUs that metered nodes list, over the GPUs that all nodes list. Metered GPUs cannot
-be counted instead, because a node lists a time-sliced GPU several times.
-
-Schedulers, quotas, demand and shares count the GPUs that a node lists: a GPU in four replicas counts as four. The
-ledger counts it once. Where both are needed (a lost GPU, the length of a window), the nodes' labels give the number of
-replicas. If nodes have different numbers, GPU counts have no common meaning, and a condition reports this.
+Replicas: schedulers, quotas, demand and shares count the GPUs that a node lists, so a GPU in four replicas counts as
+four. The ledger counts it once. Where both are needed (a lost GPU, the length of a window), the nodes' labels give the
+number of replicas. If nodes have different numbers, GPU counts have no common meaning, and a condition reports this.
 
 Sources: NVIDIA/gpu-feature-discovery (`nvidia.com/gpu.replicas`, `nvidia.com/mig-….replicas`), NVIDIA/k8s-device-plugin
 (`renameByDefault`: `nvidia.com/gpu.shared`), GKE (`cloud.google.com/gke-max-shared-clients-per-gpu`)."""

@@ -2,13 +2,14 @@
 
 While usage is missing, stale or incompletely metered, a `UsageHold` keeps the last good weights and gives the reason.
 
-A policy may count usage of several clusters (`usage.clusters`). Each accountant answers only for its cluster, and
-windows hold whole numbers. Without a half-life the sum of the windows equals, to the microsecond, the window of one
-ledger with the rows of all. With a half-life every accountant rounds the sum of each queue once, so n clusters differ
-from one ledger by at most n/2 + 1/2 units per queue.
+A policy may count usage of several clusters (`usage.clusters`). Each accountant returns the window of its own cluster,
+and this module adds them. Without a half-life the sum equals, to the microsecond, the window of one ledger with the
+rows of all clusters. With a half-life every accountant rounds the usage of each queue to a whole number, so the sum
+over n clusters differs from the window of one ledger by at most n/2 + 1/2 units per queue.
 
-Every window must pass the same checks as the controller's own. If one fails, if its accountant does not answer, or if
-its figures cannot be added, there is no sum: the last good weights stay, and the reason names the cluster."""
+Every window must pass the same checks as that of the controller's own cluster. If a window fails a check, if its
+accountant does not answer, or if its figures cannot be added, the last good weights stay, and the reason names the
+cluster."""
 
 from __future__ import annotations
 

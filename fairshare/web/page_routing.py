@@ -1,7 +1,7 @@
 """Routes requests for the controller's pages, and renders pages and errors.
 
-For each request the application reads the form, runs the page's handler in a thread, and authenticates the caller
-before the handler. It logs an unexpected exception and answers it with an error page."""
+For each request the application reads the form. A thread then authenticates the caller and runs the page's handler. The
+application logs an unexpected exception and answers it with an error page."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _target(policy: Policy, report: CycleReport, target: TargetReport) -> Target
 
 def _owed(weight: Weight | None, at_ms: int) -> tuple[float | None, int | None]:
     """Return the owed GPU-hours, and the time when they are repaid at the present rate; None if nothing is owed."""
-    trace = weight.explanation.trace if weight is not None else {}  # duration_text by `fairshare.laws.deficit_law`
+    trace = weight.explanation.trace if weight is not None else {}  # from `fairshare.laws.deficit_law`
     owed, rate = trace.get("owed_gpu_h"), trace.get("rate_gpus", 0.0)
     if owed is None or owed <= 0:
         return None, None

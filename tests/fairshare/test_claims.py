@@ -72,7 +72,7 @@ def test_a_node_that_holds_more_than_it_lists_takes_no_room_from_others() -> Non
 def test_words_at_the_edge_of_a_time() -> None:
     """9 min 59 s are not "10 of the 10 min"; at the full ten it may go."""
     rules = policy({"a": 0, "b": 8}, min_runtime=600, cool_down=90)
-    for seconds, words in ((599, "it has run for 9 of the 10 min that every start is left"), (600, "")):
+    for seconds, words in ((599, "it has run for 9 of the 10 min for which every start is protected"), (600, "")):
         gangs = [gang("a0", "a", [("n0", 4)], hours=seconds / 3600), gang("b0", "b", waiting=[4])]
         (verdict,) = decide(rules, situation(rules, {"n0": 4}, gangs))
         assert [each.reason for each in verdict.spared] == [words] * bool(words)

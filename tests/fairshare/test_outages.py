@@ -288,4 +288,4 @@ def test_two_controllers_of_one_accountant_do_not_take_turns_for_ever(
     ]
     assert max(stretches) * 5 > 30  # minutes, as the alert waits
     texts = {hold.message for pair in held for hold in pair if hold is not None}
-    assert any("another controller tells this accountant of its own" in text for text in texts)
+    assert any("another controller announces its own to this accountant" in text for text in texts)

@@ -65,7 +65,7 @@ def test_the_table_of_the_sample_policy() -> None:
         "its 8 GPUs go to Gang/ns/b0 of queue b: queue a holds 24 GPUs with a quota of 16, and queue b is within its"
         " own quota; 4.0 GPU-hours of work since the last checkpoint are lost"
     )
-    assert _why(verdict, "a0") == "others give way who lose less, and that is enough"
+    assert _why(verdict, "a0") == "workloads that lose less give way, and that is enough"
 
 
 def test_a_share_is_taken_back_above_a_share_only() -> None:
@@ -118,11 +118,15 @@ def test_victims_are_chosen_on_nodes_the_claimant_may_use() -> None:
     ("options", "fields", "words"),
     [
         ({}, {"preemptible": False}, "it may not be preempted"),
-        ({"min_runtime": 7200}, {}, "it has run for 60 of the 120 min that every start is left"),
+        ({"min_runtime": 7200}, {}, "it has run for 60 of the 120 min for which every start is protected"),
         ({"per_cluster": 0}, {}, "0 workloads of the cluster were stopped within the hour, and no more may be"),
         ({"per_team": 0}, {}, "0 workloads of team a were stopped within the hour, and no more may be"),
         ({"lost_gpu_hours": 3}, {}, LOST),
-        ({"min_runtime": 600}, {"started_ms": None}, "it has run for 0 of the 10 min that every start is left"),
+        (
+            {"min_runtime": 600},
+            {"started_ms": None},
+            "it has run for 0 of the 10 min for which every start is protected",
+        ),
         (
             {},
             {"owner": "DaemonSet/ns/probe"},
