@@ -32,7 +32,7 @@ COMMANDS: Final = (
     ("server_commands", ("serve",)),
     ("usage_commands", ("usage", "cost", "check")),
     ("server_commands", ("token",)),
-    ("install_command", ("install",)),
+    ("token_secrets_command", ("install",)),
     ("import_commands", ("slurm", "import")),
     ("fleet_commands", ("fleet",)),
 )  # fmt: skip

@@ -39,7 +39,7 @@ from accountant.core.errors import LedgerFailed, LedgerUnavailable
 from accountant.core.settings import Settings
 from accountant.inventory.inventory_file import MergedInventory, YamlInventory
 from accountant.inventory.kubernetes_inventory import ClusterInventory
-from accountant.inventory.node_facts import Calendar
+from accountant.inventory.node_facts_and_downtime import Calendar
 from accountant.ledger.protocols import Inventory
 from accountant.notifications.channels import channel_of
 from accountant.notifications.dispatcher import Dispatcher
@@ -63,7 +63,7 @@ from accountant.runtime.job_and_task_metrics import (
 from accountant.storage.backups import Backup
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.storage.folder_or_object_store import open_store
-from accountant.web import job_and_node_pages, overview_pages, statement_detail_pages
+from accountant.web import job_and_node_pages, month_and_decision_pages, statement_detail_pages
 from accountant.wire.policy_models import Policy
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
@@ -93,14 +93,14 @@ ROUTES = (
             usage_cost_and_job_routes.wait_router,
             usage_cost_and_job_routes.job_router,
             operator_routes.operation_router,
-            overview_pages.router,
+            month_and_decision_pages.router,
             statement_detail_pages.router,
             job_and_node_pages.router,
         )
         for route in router.routes
     ]
-    + overview_pages.SIGN_IN_ROUTES
-    + overview_pages.STATIC
+    + month_and_decision_pages.SIGN_IN_ROUTES
+    + month_and_decision_pages.STATIC
 )
 """Shared by all apps of the process: `include_router` would copy every route for each app, which takes half a second,
 and search 15 routers per request."""
@@ -127,7 +127,7 @@ def create_app(deps: Deps) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.deps = deps
-    problems.install(app, deps.failed, overview_pages.present)
+    problems.install(app, deps.failed, month_and_decision_pages.present)
     app.router.routes.extend(ROUTES)
 
     local_only = deps.settings.auth == "off"
@@ -314,7 +314,7 @@ class Service:
         answers = self._deps.answers
         if answers.ahead_is_due:
             with answers.ahead():
-                overview_pages.prepare_pages(self._deps)
+                month_and_decision_pages.prepare_pages(self._deps)
 
     def maintain(self) -> None:
         """Does everything that is due; continues after failures. Faults are logged; the versions in force stay. Raises

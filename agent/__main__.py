@@ -209,7 +209,7 @@ def _source(chosen: Settings, node: str, clock: Clock, tasks: BackgroundTasks, *
     from agent.devices.driver_lifecycle import Gpus
     from agent.devices.nvml_device import Access
     from agent.devices.nvml_library import Driver
-    from agent.holders.node_snapshot import NodeSource
+    from agent.holders.node_reader import NodeSource
     from agent.holders.pod_and_job_files import HpcJobs, PodsFile
     from agent.holders.process_cgroups import PodLogs, ProcessTable
 

@@ -6,9 +6,9 @@ minutes that rows take to arrive."""
 
 from __future__ import annotations
 
-from dashboards import grafana_schema, layout, promql
+from dashboards import grafana_schema, panels_and_variables, promql
 from dashboards.grafana_schema import BarGauge, Stat, Table, TimeSeries
-from dashboards.layout import (
+from dashboards.panels_and_variables import (
     GPU_HOURS,
     GPUS,
     Levels,
@@ -59,7 +59,7 @@ def by_model_and_pool() -> list[TimeSeries | BarGauge]:
             [Query(by_model, "{{gpu_model}}")],
             "percentunit",
             share=True,
-            looks=layout.MODELS,
+            looks=panels_and_variables.MODELS,
         ),
         timeseries(
             "Memory in use by GPU model",
@@ -68,7 +68,7 @@ def by_model_and_pool() -> list[TimeSeries | BarGauge]:
             [Query(memory, "{{gpu_model}}")],
             "percentunit",
             share=True,
-            looks=layout.MODELS,
+            looks=panels_and_variables.MODELS,
         ),
         bars(
             "Allocated by pool",
@@ -129,7 +129,7 @@ def power() -> list[TimeSeries | BarGauge]:
             [Query(watts, "{{gpu_model}}")],
             "watt",
             stacked=True,
-            looks=layout.MODELS,
+            looks=panels_and_variables.MODELS,
         ),
         timeseries(
             "Energy per busy GPU-second",
@@ -137,7 +137,7 @@ def power() -> list[TimeSeries | BarGauge]:
             "GPUs draw power too. Live.",
             [Query(useful, "{{gpu_model}}")],
             "joule",
-            looks=layout.MODELS,
+            looks=panels_and_variables.MODELS,
         ),
         bars(
             "Energy by node, in the shown time",
@@ -167,10 +167,10 @@ def render() -> str:
             "Capacity, use, cost, demand and power of the whole cluster, and how far the figures can be trusted."
         ),
         variables=[
-            *layout.scope(),
-            *layout.devices(),
-            layout.hour("peak_from", "Peak from (UTC)", PEAK_FROM),
-            layout.hour("peak_to", "Peak to (UTC)", PEAK_TO),
+            *panels_and_variables.scope(),
+            *panels_and_variables.devices(),
+            panels_and_variables.hour("peak_from", "Peak from (UTC)", PEAK_FROM),
+            panels_and_variables.hour("peak_to", "Peak to (UTC)", PEAK_TO),
         ],
         sections=[
             Section("Now", 4, _now()),
@@ -310,7 +310,7 @@ def _where() -> list[TimeSeries]:
             [Query(promql.total(by_account, "account"), "{{account}}")],
             GPUS,
             stacked=True,
-            looks=layout.ACCOUNTS,
+            looks=panels_and_variables.ACCOUNTS,
         ),
         timeseries(
             "Capacity, allocated, busy",
@@ -322,7 +322,7 @@ def _where() -> list[TimeSeries]:
                 Query(promql.total(BUSY), "busy"),
             ],
             GPUS,
-            looks=layout.CAPACITY,
+            looks=panels_and_variables.CAPACITY,
         ),
     ]
 
@@ -337,7 +337,7 @@ def _month() -> list[BarGauge | Table]:
             Query(promql.hours(promql.total(promql.series("month_account_gpu_seconds"), "account")), "{{account}}"),
             GPU_HOURS,
             decimals=0,
-            looks=layout.ACCOUNTS,
+            looks=panels_and_variables.ACCOUNTS,
         ),
         bars(
             "Cost by team, this month",
@@ -346,7 +346,7 @@ def _month() -> list[BarGauge | Table]:
             Query(spent, "{{team}} {{currency}}"),
             "short",
             decimals=2,
-            looks=layout.MONEY,
+            looks=panels_and_variables.MONEY,
         ),
         table(
             "Teams, this month",

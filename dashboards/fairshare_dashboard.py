@@ -5,9 +5,9 @@ of it is metered), the panels of shares and entitlements are empty, because old 
 
 from __future__ import annotations
 
-from dashboards import grafana_schema, layout, promql
+from dashboards import grafana_schema, panels_and_variables, promql
 from dashboards.grafana_schema import BarGauge, Json, Stat, Table, TimeSeries
-from dashboards.layout import (
+from dashboards.panels_and_variables import (
     GPU_HOURS,
     GPUS,
     Levels,
@@ -35,7 +35,11 @@ def render() -> str:
         uid=UID,
         title="gputally / Fairshare",
         description="Entitled against actual share, published weights, demand, preemptions, oscillation, staleness.",
-        variables=[*layout.scope(), layout.target(), layout.queue_of_target()],
+        variables=[
+            *panels_and_variables.scope(),
+            panels_and_variables.target(),
+            panels_and_variables.queue_of_target(),
+        ],
         sections=[
             Section("Now", 4, _now()),
             Section("Entitled and actual share, over the policy's window", 10, _shares(), (13, 11)),

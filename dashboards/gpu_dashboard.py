@@ -5,9 +5,20 @@ by pod the ten largest."""
 
 from __future__ import annotations
 
-from dashboards import grafana_schema, layout, promql
+from dashboards import grafana_schema, panels_and_variables, promql
 from dashboards.grafana_schema import Stat, Table, TimeSeries
-from dashboards.layout import GPUS, Levels, Query, Section, Step, dashboard, fixed_colour, stat, table, timeseries
+from dashboards.panels_and_variables import (
+    GPUS,
+    Levels,
+    Query,
+    Section,
+    Step,
+    dashboard,
+    fixed_colour,
+    stat,
+    table,
+    timeseries,
+)
 
 CHOSEN = promql.of_device(promql.grouped(promql.series("gpu_info", gpu_uuid="=~$gpu"), "cluster", "gpu_uuid"))
 BY = ("node", "gpu_uuid", "mig_uuid", "namespace", "pod", "container", "sharing")
@@ -139,11 +150,11 @@ def render() -> str:
         title="gputally / GPU and pod",
         description="All details of one GPU or one pod: use, memory, power, clocks, faults, MIG and sharing.",
         variables=[
-            *layout.scope(),
-            *layout.devices(),
-            layout.gpu(),
-            layout.namespace(),
-            layout.pod(),
+            *panels_and_variables.scope(),
+            *panels_and_variables.devices(),
+            panels_and_variables.gpu(),
+            panels_and_variables.namespace(),
+            panels_and_variables.pod(),
         ],
         sections=[
             Section("Chosen GPUs", 4, _now()),

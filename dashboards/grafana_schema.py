@@ -2,7 +2,7 @@
 
 grafanalib writes the schema of Grafana 4 to 8. The classes of this module keep its models and override their JSON:
 references to data sources are `{type, uid}` with a variable, and options and field configuration follow schema version
-42. The dashboards use `dashboards.layout`, which uses these classes. This module contains no PromQL, metric names or
+42. The dashboards use `panels_and_variables`, which uses these classes. This module contains no PromQL, metric names or
 layout. Source of the JSON: the types of npm @grafana/schema 13.2.3.
 
 The colours are the eight of Okabe and Ito, "Color Universal Design" (2008). An account or a GPU model has the same

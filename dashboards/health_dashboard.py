@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from dashboards import grafana_schema, layout, promql
+from dashboards import grafana_schema, panels_and_variables, promql
 from dashboards.grafana_schema import BarGauge, Stat, Table, TimeSeries
-from dashboards.layout import GPUS, Levels, Query, Section, bars, dashboard, fixed_colour, stat, table, timeseries
+from dashboards.panels_and_variables import (
+    GPUS,
+    Levels,
+    Query,
+    Section,
+    bars,
+    dashboard,
+    fixed_colour,
+    stat,
+    table,
+    timeseries,
+)
 
 UID = "gputally-health"
 
@@ -15,7 +26,7 @@ def render() -> str:
         uid=UID,
         title="gputally / Health",
         description="Coverage, spool lag, ingest, the balance of the ledger, and the controller.",
-        variables=layout.scope(),
+        variables=panels_and_variables.scope(),
         sections=[
             Section("Now", 4, _now()),
             Section("Coverage and balance", 9, _books()),

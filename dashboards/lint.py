@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from dashboards import grafana_schema
 from dashboards.grafana_schema import DATASOURCE, SCHEMA_VERSION, Json
-from dashboards.layout import LEAST_STEP, TAG
+from dashboards.panels_and_variables import LEAST_STEP, TAG
 from dashboards.promql import PEAK_WINDOW
 
 Rule = Callable[[Json], Iterator[str]]

@@ -6,10 +6,22 @@ team held GPUs this month. If two teams use the same namespace, each of them see
 
 from __future__ import annotations
 
-from dashboards import layout, promql
+from dashboards import panels_and_variables, promql
 from dashboards.cluster_dashboard import GPU_UID, IDLE_ANYWHERE
 from dashboards.grafana_schema import BarGauge, Stat, Table, TimeSeries
-from dashboards.layout import GPU_HOURS, GPUS, Levels, Query, Section, bars, dashboard, link_to, stat, table, timeseries
+from dashboards.panels_and_variables import (
+    GPU_HOURS,
+    GPUS,
+    Levels,
+    Query,
+    Section,
+    bars,
+    dashboard,
+    link_to,
+    stat,
+    table,
+    timeseries,
+)
 
 UID = "gputally-team"
 TEAM = "=~$team"
@@ -29,7 +41,7 @@ def render() -> str:
         uid=UID,
         title="gputally / Team",
         description="A team's usage and cost this month against its budgets, its idle GPUs, and its waiting workloads.",
-        variables=[*layout.scope(), layout.team(), layout.queue_of_team()],
+        variables=[*panels_and_variables.scope(), panels_and_variables.team(), panels_and_variables.queue_of_team()],
         sections=[
             Section("This month", 4, _month()),
             Section("Cost and budget", 9, _cost()),
@@ -63,7 +75,7 @@ def _month() -> list[Stat]:
             "short",
             Levels(),
             decimals=2,
-            looks=layout.MONEY,
+            looks=panels_and_variables.MONEY,
         ),
         stat(
             "GPU-hours to date",
@@ -129,7 +141,7 @@ def _cost() -> list[TimeSeries | Table]:
             "Cost of each chosen team, which begins at 0 with each month. Booked.",
             [Query(spent, "{{team}} {{currency}}")],
             "short",
-            looks=layout.MONEY,
+            looks=panels_and_variables.MONEY,
         ),
         table(
             "Budgets",
@@ -154,7 +166,7 @@ def _now() -> list[TimeSeries | BarGauge]:
             [Query(promql.total(by_account, "account"), "{{account}}")],
             GPUS,
             stacked=True,
-            looks=layout.ACCOUNTS,
+            looks=panels_and_variables.ACCOUNTS,
         ),
         timeseries(
             "Held and busy",
@@ -164,7 +176,7 @@ def _now() -> list[TimeSeries | BarGauge]:
                 Query(promql.total(of_ours(_held_now("busy"))), "busy"),
             ],
             GPUS,
-            looks=layout.CAPACITY,
+            looks=panels_and_variables.CAPACITY,
         ),
         bars(
             "Idle holders",
@@ -210,7 +222,7 @@ def _jobs() -> list[Table | BarGauge]:
             ),
             "short",
             decimals=0,
-            looks=layout.MONEY,
+            looks=panels_and_variables.MONEY,
         ),
         bars(
             "GPU-hours by namespace, this month",

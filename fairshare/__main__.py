@@ -41,7 +41,7 @@ from fairshare.cli.command_options import (
 from fairshare.cli.explain_command import explain
 from fairshare.cli.replay_command import replay
 from fairshare.cli.simulate_commands import simulate, what_if
-from fairshare.controller import cycle_recorder
+from fairshare.controller import event_and_decision_recorder
 from fairshare.controller import policy_file as policies
 from fairshare.controller.weight_writer import adopt as take_over
 from fairshare.controller.weight_writer import advice, release_weights
@@ -50,9 +50,9 @@ from fairshare.core.settings import load
 from fairshare.explain import plan_tables
 from fairshare.laws.division import divide as divide_case
 from fairshare.preemption.preemption_controller import by_hand, latency_reason
+from fairshare.preemption.preemption_cycle import PreemptionReport
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.service_latency_objectives import prometheus_latency
-from fairshare.preemption.target_preemption import PreemptionReport
 from fairshare.preemption.unfinished_preemptions import FinishedPreemptions, finish_all
 from fairshare.targets import ADAPTERS
 from fairshare.targets.kai import shard_advice
@@ -180,7 +180,7 @@ def run(
     if print_config:
         print(settings.as_yaml(), end="")
         return
-    cycle_recorder.configure(settings.log_level)
+    event_and_decision_recorder.configure(settings.log_level)
     stop = threading.Event()
     set_on_signals(stop)
     composition.run(settings, stop)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from accountant.wire.policy_models import Policy
-from fairshare.controller import cycle_recorder
+from fairshare.controller import event_and_decision_recorder
 from fairshare.controller import policy_file as policies
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
@@ -72,7 +72,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     others = other_clusters(settings.accountants, settings.cluster_name)
     file = policies.PolicyFile(settings.policy, others)
     health = Health(clock, settings.interval, tasks)
-    report_log = cycle_recorder.CycleLog(events)
+    report_log = event_and_decision_recorder.CycleLog(events)
     cluster = open_cluster(settings.cluster, settings.kubeconfig)
     reflector: Reflector[dict[str, Any], Pod] = Reflector(
         cluster.api(), POD.path(), dict, BoundPods(clock), now_ms=clock.monotonic_ms

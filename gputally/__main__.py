@@ -33,7 +33,7 @@ class Command:
 INTERRUPTED = 130
 """The exit code after Ctrl-C: 128 plus the signal's number, as in shells."""
 COMPLETION = ("--install-completion", "--show-completion")
-TREE = Command("gputally.command_tree", "shell completion", entry="run")
+TREE = Command("gputally.shell_completion", "shell completion", entry="run")
 COMMANDS = {
     "agent": Command("agent.__main__", "meter the GPUs of this machine and send their usage"),
     "accountant": Command("accountant.__main__", "keep the ledger; serve usage, cost and windows"),

@@ -38,7 +38,7 @@ from agent.metrics.metric_families import Operations
 from gputally.__main__ import COMMANDS
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
-from gputally.command_tree import all_commands
+from gputally.shell_completion import all_commands
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "schema" / "openapi.json"

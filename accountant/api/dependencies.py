@@ -24,8 +24,8 @@ from accountant.ledger.journal import Journal
 from accountant.ledger.protocols import JobKey, Ledger, MisdatedRecords, Quarantined, Receipt
 from accountant.notifications.dispatcher import Dispatcher
 from accountant.prices.price_book import PriceBook
+from accountant.reports.figure_formatting import silence_note
 from accountant.reports.report_builder import ReportQuestions
-from accountant.reports.report_text import silence_note
 from accountant.runtime.clock_step_guard import GuardedClock
 from accountant.runtime.job_and_task_metrics import Metrics
 from accountant.storage.backups import KeptBackups

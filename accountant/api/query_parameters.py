@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from accountant.api.problems import Refusal, with_faults
 from accountant.core import periods
 from accountant.core.settings import Limits
-from accountant.reports.report_text import age_note
+from accountant.reports.figure_formatting import age_note
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 

@@ -41,7 +41,7 @@ from accountant.api.query_parameters import (
 )
 from accountant.billing import job_costs as asking
 from accountant.billing.budget_forecast import states
-from accountant.billing.idle_time_breakdown import broken_down
+from accountant.billing.idle_time_causes import broken_down
 from accountant.billing.queue_waits import PodWait, WaitStatistics, pod_wait, wait_statistics
 from accountant.billing.usage_pricing import cost
 from accountant.core import periods
@@ -49,7 +49,7 @@ from accountant.core.errors import nearest, shown
 from accountant.core.periods import Month
 from accountant.core.window_decay import bounds
 from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey
-from accountant.reports.report_text import age_note
+from accountant.reports.figure_formatting import age_note
 from accountant.wire.policy_models import Measure, UsageWindow, WindowKind, WindowSpec
 from accountant.wire.usage_cost_and_job_models import (
     BudgetState,

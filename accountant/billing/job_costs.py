@@ -48,7 +48,8 @@ from accountant.wire.usage_cost_and_job_models import (
     JobState,
     UsageLine,
 )
-from gputally.base.units import US_PER_MS, apportion
+from gputally.base.apportionment import apportion
+from gputally.base.units import US_PER_MS
 
 
 class EpochSpan(NamedTuple):

@@ -18,7 +18,8 @@ from zoneinfo import ZoneInfo
 from accountant.core.periods import hours
 from accountant.wire.policy_models import Policy, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import UsageLine
-from gputally.base.units import US_PER_MS, apportion
+from gputally.base.apportionment import apportion
+from gputally.base.units import US_PER_MS
 
 if TYPE_CHECKING:
     from accountant.ledger.usage_columns import Hours

@@ -24,8 +24,9 @@ from accountant.billing.usage_pricing import ALLOCATED, Account
 from accountant.ledger.usage_columns import Int64Array
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension
+from gputally.base.apportionment import apportion
 from gputally.base.money import HOUR_PLACES, exact_product, exact_sum, minor_places, nano_gpu_hours
-from gputally.base.units import MS_PER_SECOND, US_PER_HOUR, US_PER_MS, apportion
+from gputally.base.units import MS_PER_SECOND, US_PER_HOUR, US_PER_MS
 
 _FITS: Final = 2**62
 _NANO, _US = 5, 18
@@ -34,7 +35,7 @@ assert _US * 10**HOUR_PLACES == _NANO * US_PER_HOUR
 
 
 def nano_hours(total: int, gpu_us: Int64Array) -> Int64Array:
-    """Return `total` billionths of an hour divided in proportion to GPU-µs, as `gputally.base.units.apportion` does.
+    """Return `total` billionths of an hour divided in proportion to GPU-µs, as `apportionment.apportion` does.
 
     The total differs from the exact sum by rounding only. Each part therefore differs little from its own hours, and
     the intermediate products stay small."""

@@ -27,7 +27,7 @@ from accountant.ledger.protocols import OF_HOLDERS
 from accountant.prices.gpu_model_names import parse_gpu_model, parse_mig_profile
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine
-from gputally.base.units import apportion
+from gputally.base.apportionment import apportion
 
 P = TypeVar("P", bound=Hashable)
 K = TypeVar("K", bound=Hashable)

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from rich.console import RenderableType
 
 from accountant.core import periods
-from accountant.wire.accountant_client import AccountantClient
+from accountant.wire.typed_accountant_client import AccountantClient
 from gputally.base.accountant_connection import Query, Unanswered
 from gputally.base.command_output import Output, show
 from gputally.base.errors import CannotStart

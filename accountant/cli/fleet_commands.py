@@ -21,8 +21,8 @@ from accountant.cli.terminal_tables import NAMES
 from accountant.core import periods
 from accountant.core.periods import Month, utc
 from accountant.core.settings import Issuer, Lake, load
+from accountant.reports.figure_formatting import money
 from accountant.reports.output_formats import RENDERINGS, Form, file_name
-from accountant.reports.report_text import money
 from accountant.wire.policy_models import UNASSIGNED, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base import atomic_file

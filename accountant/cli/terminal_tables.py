@@ -28,7 +28,7 @@ from accountant.bookkeeping.invoice_reconciliation import ReconciledLine, Reconc
 from accountant.bookkeeping.price_book_versions import PriceChange, PriceDiff
 from accountant.core.periods import utc
 from accountant.ledger.journal import Act
-from accountant.reports.report_text import money
+from accountant.reports.figure_formatting import money
 from accountant.wire.policy_models import IDLE, UNASSIGNED, UsageWindow
 from accountant.wire.usage_cost_and_job_models import Accounts, CostAnswer, UsageAnswer
 from gputally.base.command_output import figures, table

@@ -31,9 +31,9 @@ from accountant.cli.terminal_tables import NAMES, instant, noted_caption, priced
 from accountant.core import periods
 from accountant.core.errors import nearest
 from accountant.core.periods import Month, utc
+from accountant.reports.figure_formatting import money
 from accountant.reports.output_formats import BINARY, RENDERINGS, Form, file_name
-from accountant.reports.report_text import money
-from accountant.wire.accountant_client import AccountantClient
+from accountant.wire.typed_accountant_client import AccountantClient
 from accountant.wire.usage_cost_and_job_models import (
     CostAnswer,
     EpochLine,

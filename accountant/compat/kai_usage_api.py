@@ -47,7 +47,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from accountant.api import query_parameters
 from accountant.core.settings import KaiUsage, Limits
 from accountant.core.window_decay import age_weight
-from accountant.inventory.node_facts import SHARD
+from accountant.inventory.node_facts_and_downtime import SHARD
 from accountant.ledger.protocols import Ledger
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import Policy, QueuePolicy, UsageWindow, WindowSpec

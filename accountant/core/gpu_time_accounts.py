@@ -104,7 +104,7 @@ def part(rows: Sequence[AccountVector], span_ms: int, start_ms: int, end_ms: int
     part of the capacity up to the instant that is not divided yet. The accounts of a part therefore add up to the set's
     capacity in it, which for a full set is exactly its length. The other figures are divided independently.
 
-    Largest remainder (gputally.base.units.apportion) would give the right sum for one part, but several parts would not
+    Largest remainder (`apportionment.apportion`) would give the right sum for one part, but several parts would not
     add up (the Alabama paradox). Requires 0 <= start_ms <= end_ms <= span_ms."""
     if not 0 <= start_ms <= end_ms <= span_ms or span_ms <= 0:
         raise ValueError(f"part needs 0 <= start <= end <= span, got [{start_ms}, {end_ms}) of {span_ms}")

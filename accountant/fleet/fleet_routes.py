@@ -41,7 +41,7 @@ from accountant.fleet.fleet_ledgers import (
 from accountant.reports import html_and_pdf
 from accountant.reports.focus_export import pack
 from accountant.reports.output_formats import RENDERINGS, Form, file_name
-from accountant.web import overview_pages, page_queries, page_rows
+from accountant.web import month_and_decision_pages, page_queries, page_rows
 from accountant.web.job_and_node_pages import JOBS_A_PAGE, NODES_A_PAGE, NodesParams
 from accountant.web.page_rows import paged
 from accountant.wire.policy_models import IDLE, UNASSIGNED
@@ -263,7 +263,7 @@ def _months(request: Request, deps: AppDeps, asked: MonthParams) -> Answer[_Stat
 def _month(state: FleetState, text: str | None) -> Month:
     """The named month, otherwise the newest one with records in any ledger."""
     if text is not None:
-        return overview_pages.parse_month(text, state.clock.wall_ms(), periods.zone("UTC"))
+        return month_and_decision_pages.parse_month(text, state.clock.wall_ms(), periods.zone("UTC"))
     return periods.month_with_records(state.clock.wall_ms(), state.extent()[1], periods.zone("UTC"))
 
 
@@ -393,7 +393,9 @@ def nodes_page(request: Request, asked: Annotated[FleetNodes, Query()], deps: Ap
 def _page(
     request: Request, deps: Deps, template: str, as_of_ms: int | None, current: str = "/fleet", **values: Any
 ) -> Response:
-    return overview_pages.page(request, current, template, deps, navigation=_NAVIGATION, as_of_ms=as_of_ms, **values)
+    return month_and_decision_pages.page(
+        request, current, template, deps, navigation=_NAVIGATION, as_of_ms=as_of_ms, **values
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from accountant.fleet import fleet_routes
 from accountant.fleet.fleet_ledgers import Fleet, Member
 from accountant.fleet.fleet_routes import FleetState
 from accountant.runtime.job_and_task_metrics import FunctionCollector, Metrics
-from accountant.web import overview_pages
+from accountant.web import month_and_decision_pages
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, set_on_signals
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError, CannotStart
@@ -161,8 +161,10 @@ class FleetService:
         own = FastAPI(title="gputally fleet", docs_url=None, redoc_url=None, redirect_slashes=False)
         own.state.deps = self._own
         own.state.fleet = self._state
-        problems.install(own, self._never, overview_pages.present)
-        own.router.routes.extend([*fleet_routes.ROUTES, *overview_pages.SIGN_IN_ROUTES, *overview_pages.STATIC])
+        problems.install(own, self._never, month_and_decision_pages.present)
+        own.router.routes.extend(
+            [*fleet_routes.ROUTES, *month_and_decision_pages.SIGN_IN_ROUTES, *month_and_decision_pages.STATIC]
+        )
         local_only = self.settings.auth == "off"
         wrapped = AccessMiddleware(own, clock=self._clock, local_only=local_only)
 

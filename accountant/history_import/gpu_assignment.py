@@ -27,7 +27,8 @@ from itertools import pairwise
 from accountant.core.claim_overlap import Span, intersect, union
 from accountant.prices.gpu_model_names import parse_gpu_model, parse_mig_profile
 from agent.wire import UNATTRIBUTED, Gap, Holder, Sharing, Slice, UsageInterval
-from gputally.base.units import BUCKET_MS, MS_PER_SECOND, US_PER_MS, apportion
+from gputally.base.apportionment import apportion
+from gputally.base.units import BUCKET_MS, MS_PER_SECOND, US_PER_MS
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,11 @@ from accountant.core.claim_overlap import Span, cut, intersect, subtract, union
 from accountant.history_import.gpu_assignment import imported_time, rows
 from accountant.history_import.kubernetes_history import NodeHistory
 from accountant.ledger.journal import Act
-from accountant.wire.accountant_client import AccountantClient
+from accountant.wire.typed_accountant_client import AccountantClient
 from accountant.wire.usage_cost_and_job_models import ChunkNote, ImportState
 from agent.wire import Batch, PodFacts, UsageInterval
-from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS, prorate
+from gputally.base.apportionment import prorate
+from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS
 from gputally.base.untrusted_text import known_epoch, known_name
 from gputally.server.config_loading import Model
 

@@ -31,7 +31,8 @@ from accountant.history_import.gpu_assignment import Demand, GpuLayout, GpuPart,
 from accountant.history_import.import_run import Chunk
 from accountant.history_import.kubernetes_history import NodeHistory
 from agent.wire import Holder, PodFacts
-from gputally.base.units import MS_PER_SECOND, apportion
+from gputally.base.apportionment import apportion
+from gputally.base.units import MS_PER_SECOND
 
 MOST_STEPS = 64
 """Maximum number of step names stored per job."""

@@ -30,7 +30,7 @@ from pydantic import Field, model_validator
 
 from accountant.core.errors import InventoryError
 from accountant.core.periods import parse_instant, zone
-from accountant.inventory.node_facts import Calendar, PlannedMaintenance, merge_nodes
+from accountant.inventory.node_facts_and_downtime import Calendar, PlannedMaintenance, merge_nodes
 from accountant.ledger.protocols import Down, EpochReport, Facts, Inventory, NamespaceFacts, NodeFacts
 from agent.wire import PodFacts
 from gputally.base.atomic_file import Stamp, stamp_of

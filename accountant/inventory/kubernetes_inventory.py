@@ -14,8 +14,8 @@ from typing import Any
 import structlog
 from msgspec import structs
 
-from accountant.inventory import node_facts
-from accountant.inventory.node_facts import CORDONED, NOT_READY, NodeObservation
+from accountant.inventory import node_facts_and_downtime
+from accountant.inventory.node_facts_and_downtime import CORDONED, NOT_READY, NodeObservation
 from accountant.inventory.pod_facts import (
     Link,
     Node,
@@ -182,9 +182,9 @@ class ClusterInventory:
         sights = {sight.name: sight for sight in self._nodes.values().values()}
         known = self._nodes_known
         for name, sight in sights.items():
-            known[name] = node_facts.seen(known.get(name), sight, now_ms)
+            known[name] = node_facts_and_downtime.seen(known.get(name), sight, now_ms)
         for name in known.keys() - sights.keys():
-            known[name] = node_facts.deleted_node(known[name], now_ms)
+            known[name] = node_facts_and_downtime.deleted_node(known[name], now_ms)
 
     def _new_facts(self) -> tuple[tuple[tuple[str, PodFacts], ...], tuple[EpochReport, ...]]:
         """The pods with new facts, and the epochs that their annotations report."""
@@ -263,7 +263,11 @@ class ClusterInventory:
     def _node_observation(self, node: Node) -> NodeObservation | None:
         meta, labels = node.metadata, node.metadata.labels or {}
         has_gpu = any(is_gpu_resource(name) for name in node.status.capacity or ())
-        if not has_gpu and meta.name not in self._nodes_known and not any(labels.get(key) for key in node_facts.MODEL):
+        if (
+            not has_gpu
+            and meta.name not in self._nodes_known
+            and not any(labels.get(key) for key in node_facts_and_downtime.MODEL)
+        ):
             return None
         ready = next((c for c in node.status.conditions or () if c.type == "Ready"), None)
         taint = next((t for t in node.spec.taints or () if t.key == _UNSCHEDULABLE), None)

@@ -2,7 +2,7 @@
 
 Usage, cost, statements and reports are all computed from `usage`, which returns integers per group over a span. A
 caller that needs prices or policies that change inside the span splits it at those instants and calls `usage` once per
-piece. Intervals that reach over an edge are divided by `gputally.base.units.prorate`, so the pieces add up exactly.
+piece. Intervals that reach over an edge are divided by `apportionment.prorate`, so the pieces add up exactly.
 
 An epoch report is one instant, identified by job and epoch number. If several reports name the same epoch, the earliest
 instant counts, so neither their number nor their order matters. The cost of an epoch is computed from the ledger

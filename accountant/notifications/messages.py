@@ -15,7 +15,7 @@ from urllib.parse import quote
 from accountant.bookkeeping.month_closing import MIN_COVERAGE
 from accountant.core.periods import utc
 from accountant.notifications.triggers import AnomalyDue, BudgetDue, DueMessage, ReportDue
-from accountant.reports import report_text
+from accountant.reports import figure_formatting
 from accountant.reports.output_formats import RENDERINGS, file_name
 from accountant.reports.report_breakdowns import TimeAndCost
 from accountant.reports.report_builder import Report
@@ -165,20 +165,22 @@ def _report(due: ReportDue, at_ms: int, report: Report, link: str | None, *, fil
     head, currency = report.headline, report.currency
     whose = f"team {due.team}" if due.team is not None else "all teams"
     facts = [
-        ("GPU-hours held", report_text.hours(head.figures.accounts.allocated)),
-        ("Utilisation", report_text.percent(head.figures.utilisation)),
-        ("Held and left idle, GPU-hours", report_text.hours(head.figures.accounts.allocated_idle)),
+        ("GPU-hours held", figure_formatting.hours(head.figures.accounts.allocated)),
+        ("Utilisation", figure_formatting.percent(head.figures.utilisation)),
+        ("Held and left idle, GPU-hours", figure_formatting.hours(head.figures.accounts.allocated_idle)),
         ("Jobs", f"{head.jobs:,}"),
-        (f"Cost, {currency}" if currency else "Cost", report_text.priced(head.cost, head.unpriced_us, currency)),
+        (f"Cost, {currency}" if currency else "Cost", figure_formatting.priced(head.cost, head.unpriced_us, currency)),
     ]
     amounts = [amount for team, amount in report.due.items() if due.team is not None or team != IDLE]
     owed = exact_sum(amounts)
     if currency and owed != head.cost:
-        facts.append((f"Due with corrections and credits, {currency}", report_text.money(owed, currency)))
+        facts.append((f"Due with corrections and credits, {currency}", figure_formatting.money(owed, currency)))
     if report.statement.gpu_us and report.statement.coverage < MIN_COVERAGE:
-        facts.append(("Metered, of the cluster's capacity", report_text.percent(report.statement.coverage)))
+        facts.append(("Metered, of the cluster's capacity", figure_formatting.percent(report.statement.coverage)))
     if due.team is None:
-        facts += [(report_text.name(row.team), _cost(row.figures, currency)) for row in report.teams[:_TEAMS_NAMED]]
+        facts += [
+            (figure_formatting.name(row.team), _cost(row.figures, currency)) for row in report.teams[:_TEAMS_NAMED]
+        ]
     attachments = tuple(
         Attachment(
             file_name(RENDERINGS[form].extension, due.name, due.team),
@@ -196,14 +198,14 @@ def _report(due: ReportDue, at_ms: int, report: Report, link: str | None, *, fil
 
 
 def _cost(figures: TimeAndCost, currency: str | None) -> str:
-    amount = report_text.priced(figures.cost, figures.unpriced_us, currency)
+    amount = figure_formatting.priced(figures.cost, figures.unpriced_us, currency)
     return f"{amount} {currency or ''}".strip() if figures.cost or not figures.unpriced_us else amount
 
 
 def _budget(due: BudgetDue, at_ms: int, link: str | None) -> Message:
     budget = due.budget
     over = budget.ratio is not None and budget.ratio >= 1
-    share = report_text.percent(budget.ratio, 0)
+    share = figure_formatting.percent(budget.ratio, 0)
     facts = [
         ("Spent", _amount(budget.spent, budget)),
         ("Budget", _amount(budget.limit, budget)),
@@ -234,18 +236,18 @@ def _anomaly(due: AnomalyDue, at_ms: int, link: str | None) -> Message:
     return Message(
         due.key,
         at_ms,
-        f"{who} {what} {report_text.hours(anomaly.value_us)} GPU-hours on {anomaly.day}",
-        f"Usually it is {report_text.hours(anomaly.usual_us)} a day (the middle of the four weeks before).",
+        f"{who} {what} {figure_formatting.hours(anomaly.value_us)} GPU-hours on {anomaly.day}",
+        f"Usually it is {figure_formatting.hours(anomaly.usual_us)} a day (the middle of the four weeks before).",
         (
-            (f"GPU-hours {what}", report_text.hours(anomaly.value_us)),
-            ("Usual", report_text.hours(anomaly.usual_us)),
+            (f"GPU-hours {what}", figure_formatting.hours(anomaly.value_us)),
+            ("Usual", figure_formatting.hours(anomaly.usual_us)),
         ),
         _page(link, f"team/{quote(anomaly.team, safe='')}?month={anomaly.day:%Y-%m}"),
     )
 
 
 def _amount(amount: Decimal | float | None, budget: BudgetState) -> str:
-    return f"{report_text.budgeted(amount, budget.unit)} {budget.unit}"
+    return f"{figure_formatting.budgeted(amount, budget.unit)} {budget.unit}"
 
 
 def _link(link: str | None, due: ReportDue) -> tuple[str, str] | None:

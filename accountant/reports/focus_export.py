@@ -33,8 +33,8 @@ from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.errors import CannotRender
 from accountant.core.periods import Month, utc
 from accountant.core.settings import Issuer
-from accountant.reports.focus_charges import Details, FocusCharge, Kind, beside_key, of_lines, rounding
 from accountant.reports.report_builder import Report
+from accountant.reports.statement_line_charges import Details, FocusCharge, Kind, beside_key, of_lines, rounding
 from accountant.wire.policy_models import IDLE
 from gputally.base.money import exact_product, exact_sum, plain
 from gputally.base.untrusted_text import for_cell

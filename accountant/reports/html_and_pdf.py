@@ -25,7 +25,7 @@ from jinja2 import Environment
 from accountant.billing.statements import Adjustment, Correction
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.errors import CannotRender
-from accountant.reports import report_text
+from accountant.reports import figure_formatting
 from accountant.reports.report_breakdowns import AccountRow, DayRow, HourlyUse
 from accountant.reports.report_builder import Report
 from gputally.base.units import US_PER_HOUR
@@ -60,7 +60,9 @@ def series(days: Sequence[DayRow]) -> tuple[ChartSeries, ...]:
             sums[team] = sums.get(team, 0) + gpu_us
     ranked = sorted(sums, key=lambda team: (-sums[team], team))
     named_teams = ranked if len(ranked) <= SERIES else ranked[: SERIES - 1]
-    stacks = [ChartSeries(f"s{i}", report_text.name(team), (team,), sums[team]) for i, team in enumerate(named_teams)]
+    stacks = [
+        ChartSeries(f"s{i}", figure_formatting.name(team), (team,), sums[team]) for i, team in enumerate(named_teams)
+    ]
     other_teams = tuple(ranked[len(named_teams) :])
     if other_teams:
         stacks.append(
@@ -119,7 +121,9 @@ def accounts(rows: Sequence[AccountRow], title: str) -> str:
     """One bar of the whole capacity, divided into its accounts."""
     width, height = 1040, 36
     parts = [row for row in rows if row.gpu_us]
-    parted = "; ".join(f"{report_text.ACCOUNT_NAMES[row.account]} {report_text.percent(row.share)}" for row in parts)
+    parted = "; ".join(
+        f"{figure_formatting.ACCOUNT_NAMES[row.account]} {figure_formatting.percent(row.share)}" for row in parts
+    )
     svg = root("accounts", width, height, title, parted)
     svg.set("preserveAspectRatio", "none")
     whole = sum(row.gpu_us for row in parts)
@@ -128,8 +132,8 @@ def accounts(rows: Sequence[AccountRow], title: str) -> str:
         x0, x1 = width * at / whole, width * (at + row.gpu_us) / whole
         at += row.gpu_us
         group = ET.SubElement(svg, "g")
-        hours, share = report_text.hours(row.gpu_us), report_text.percent(row.share)
-        ET.SubElement(group, "title").text = f"{report_text.ACCOUNT_NAMES[row.account]}: {hours} GPU-h, {share}"
+        hours, share = figure_formatting.hours(row.gpu_us), figure_formatting.percent(row.share)
+        ET.SubElement(group, "title").text = f"{figure_formatting.ACCOUNT_NAMES[row.account]}: {hours} GPU-h, {share}"
         gap = 2 if x1 - x0 > 4 else 0
         rect(group, f"a-{row.account}", x0, 0, x1 - x0 - gap, height)
     return ET.tostring(svg, encoding="unicode")
@@ -143,7 +147,7 @@ def hours(use: HourlyUse, title: str) -> str:
     top = next((step for step in (0.1, 0.2, 0.4, 0.6, 0.8, 1.0) if most <= step), 1.0)
     peak = use.peak
     peaked = (
-        f"Most is held from {report_text.clock(peak.hour)}: {report_text.percent(peak.held)}."
+        f"Most is held from {figure_formatting.clock(peak.hour)}: {figure_formatting.percent(peak.held)}."
         if peak
         else "Nothing was held."
     )
@@ -152,13 +156,13 @@ def hours(use: HourlyUse, title: str) -> str:
     for step in (0.0, 0.5, 1.0):
         level = f"{round(10 + plot * (1 - step), 2):g}"
         ET.SubElement(svg, "line", {"class": "grid", "x1": str(left), "x2": str(width - 8), "y1": level, "y2": level})
-        text(svg, "tick end", left - 8, float(level) + 4, report_text.percent(top * step, 0))
+        text(svg, "tick end", left - 8, float(level) + 4, figure_formatting.percent(top * step, 0))
     pitch = (width - left - 8) / 24
     for row in rows:
         column = ET.SubElement(svg, "g")
         held_share, busy_share = row.held or 0.0, (row.busy_us / row.capacity_us if row.capacity_us else 0.0)
-        tooltip = f"{report_text.percent(row.held)} held, {report_text.percent(row.utilisation)} of it busy"
-        ET.SubElement(column, "title").text = f"{report_text.clock(row.hour)}: {tooltip}"
+        tooltip = f"{figure_formatting.percent(row.held)} held, {figure_formatting.percent(row.utilisation)} of it busy"
+        ET.SubElement(column, "title").text = f"{figure_formatting.clock(row.hour)}: {tooltip}"
         x, bar_width = left + pitch * row.hour + pitch * 0.14, pitch * 0.72
         for css, part in (("a-unallocated", held_share), ("a-busy", busy_share)):
             rect(column, css, x, 10 + plot * (1 - min(part, top) / top), bar_width, plot * min(part, top) / top)
@@ -182,8 +186,8 @@ def _describe(days: Sequence[DayRow]) -> str:
     sums = [sum(day.allocated_us.values()) for day in days]
     most = max(range(len(days)), key=lambda i: sums[i])
     return (
-        f"{len(days)} days; {report_text.hours(sum(sums))} GPU-hours allocated in all, "
-        f"most on {days[most].day:%-d %B} with {report_text.hours(sums[most])}."
+        f"{len(days)} days; {figure_formatting.hours(sum(sums))} GPU-hours allocated in all, "
+        f"most on {days[most].day:%-d %B} with {figure_formatting.hours(sums[most])}."
     )
 
 
@@ -192,9 +196,9 @@ def _day_text(day: DayRow, stacks: Sequence[ChartSeries], capacity: bool) -> str
     for stack in stacks:
         gpu_us = sum(day.allocated_us.get(team, 0) for team in stack.teams)
         if gpu_us:
-            lines.append(f"{stack.name}: {report_text.hours(gpu_us)} GPU-h")
+            lines.append(f"{stack.name}: {figure_formatting.hours(gpu_us)} GPU-h")
     if capacity:
-        lines.append(f"Capacity: {report_text.hours(day.capacity_us)} GPU-h")
+        lines.append(f"Capacity: {figure_formatting.hours(day.capacity_us)} GPU-h")
     return "\n".join(lines)
 
 
@@ -234,7 +238,7 @@ class Links:
 
 def render_html(report: Report, links: Links | None = None) -> str:
     """A complete HTML document. links: None for a file."""
-    title = f"Allocated GPU-hours by day, {report_text.span(report)}"
+    title = f"Allocated GPU-hours by day, {figure_formatting.span(report)}"
     return (
         _environment()
         .get_template("report.html")
@@ -242,12 +246,12 @@ def render_html(report: Report, links: Links | None = None) -> str:
             report=report,
             links=links,
             statement_hash=statement_hash(report.statement),
-            f=report_text,
+            f=figure_formatting,
             several_clusters=len({row.cluster for row in _of_jobs(report)}) > 1,
             series=series(report.daily),
             daily=daily(report.daily, title, capacity=report.team is None),
             hours=hours(report.rhythm, "Held GPUs by hour of the day"),
-            accounts=accounts(report.accounts, f"Where the capacity of {report_text.span(report)} went"),
+            accounts=accounts(report.accounts, f"Where the capacity of {figure_formatting.span(report)} went"),
         )
     )
 

@@ -44,7 +44,6 @@ from accountant.ledger.protocols import EpochReport
 from accountant.ledger.usage_columns import Hours, JobName, Peak, repeated
 from accountant.prices.price_book import PriceBook
 from accountant.reports import job_ranking, report_breakdowns
-from accountant.reports.focus_charges import Details
 from accountant.reports.job_ranking import BilledJobs, EpochRow
 from accountant.reports.report_breakdowns import (
     BY_JOB,
@@ -59,6 +58,7 @@ from accountant.reports.report_breakdowns import (
     UserRow,
 )
 from accountant.reports.savings_hints import Hint, SpotRow, savings_hints
+from accountant.reports.statement_line_charges import Details
 from accountant.wire.policy_models import PolicyVersion
 from accountant.wire.usage_cost_and_job_models import BudgetState, Dimension
 from gputally.base.money import exact_sum

@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias, cast
 from accountant.billing.queue_waits import WaitRow
 from accountant.billing.statements import StatementLine
 from accountant.bookkeeping.month_closing import statement_hash
-from accountant.reports import report_text
+from accountant.reports import figure_formatting
 from accountant.reports.report_breakdowns import JobRow, TimeAndCost
 from accountant.reports.report_builder import Report
 from accountant.reports.savings_hints import SpotRow
@@ -187,7 +187,7 @@ def tables(report: Report) -> tuple[Table, ...]:
             f"{_JOB} kind:text held_gpus:number peak_busy_gpus:number needed_gpus:number saving_at_most:money "
             "advice:text",
             (
-                (*_job_name(h.job), h.kind, h.held, h.peak_busy, h.needed, h.saving, report_text.advice(h))
+                (*_job_name(h.job), h.kind, h.held, h.peak_busy, h.needed, h.saving, figure_formatting.advice(h))
                 for h in report.hints
             ),
         ),

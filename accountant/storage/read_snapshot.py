@@ -22,7 +22,7 @@ from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import gpus_at
 from accountant.storage.ledger_state import State
 from accountant.storage.query.group_by_dimensions import ResultCache
-from accountant.storage.query.idle_time_query import idle_phases, lent_time
+from accountant.storage.query.startup_and_lent_time import idle_phases, lent_time
 from accountant.storage.query.usage_query import hourly_peaks, hours, usage, usage_between, usage_columns
 from accountant.storage.write import inventory_and_journal_tables, record_columns
 from accountant.storage.write.inventory_and_journal_tables import epochs_between, read_epochs

@@ -31,8 +31,8 @@ from accountant.billing.job_costs import EpochQuestions, Where
 from accountant.billing.usage_pricing import ACCOUNTS
 from accountant.core import periods
 from accountant.ledger.protocols import GpuMove, JobKey
-from accountant.reports import report_text
-from accountant.web import overview_pages, page_queries, page_rows
+from accountant.reports import figure_formatting
+from accountant.web import month_and_decision_pages, page_queries, page_rows
 from accountant.web.page_queries import recorded_of, records
 from accountant.web.page_rows import paged
 from accountant.wire import decision_text
@@ -185,7 +185,7 @@ def _described(timeline: Timeline) -> str:
 
 def _shares(accounts: Accounts) -> str:
     parts = [
-        f"{report_text.ACCOUNT_NAMES[name]} {report_text.hours(getattr(accounts, name))} GPU-h"
+        f"{figure_formatting.ACCOUNT_NAMES[name]} {figure_formatting.hours(getattr(accounts, name))} GPU-h"
         for name in ACCOUNTS
         if getattr(accounts, name)
     ]
@@ -264,7 +264,7 @@ def jobs_page(request: Request, params: Annotated[JobsParams, Query()], deps: Ap
     month = (
         periods.month_with_records(at, deps.newest_ms(), tz)
         if params.month is None
-        else overview_pages.parse_month(params.month, at, tz)
+        else month_and_decision_pages.parse_month(params.month, at, tz)
     )
     where = team_filter(principal, () if params.team is None else (params.team,))
     check_teams(deps, principal, () if params.team is None else (params.team,))
@@ -272,7 +272,7 @@ def jobs_page(request: Request, params: Annotated[JobsParams, Query()], deps: Ap
     jobs = answer.value.get(params.state, page_rows.NO_JOBS)
     query = params.model_dump(exclude_none=True) | {"month": str(month)}
     url = "/jobs?" + urlencode({name: value for name, value in query.items() if name != "page"}) + "&page="
-    return overview_pages.page(
+    return month_and_decision_pages.page(
         request, "/jobs", "jobs.html", deps, month=month, team=params.team, state=params.state, jobs=jobs,
         shown=paged(jobs.dearest, params.page, JOBS_A_PAGE, url, jobs.count), currency=_currency(deps),
         utilisation=page_rows.utilisation, as_of_ms=answer.as_of_ms,
@@ -319,11 +319,11 @@ def _render_job(
 ) -> Response:
     """The page of one job. everyone: the reader may see other teams, and so the pages of decisions."""
     title = f"What each GPU did for {answer.job.job}"
-    return overview_pages.page(
+    return month_and_decision_pages.page(
         request, "/jobs", "job.html", deps, found=answer, job=answer.job, strips=strips,
         decided=decisions, shares=shares, timeline=timeline_svg(strips, title) if strips.strips else "",
         utilisation=page_rows.utilisation, currency=answer.currency,
-        address=overview_pages.address if everyone else None,
+        address=month_and_decision_pages.address if everyone else None,
     )  # fmt: skip
 
 
@@ -356,7 +356,7 @@ def nodes_page(request: Request, params: Annotated[NodesParams, Query()], deps: 
     require_all_teams(principal)
     nodes, whole, end_ms, as_of_ms = page_queries.machines(deps, params.days)
     page = paged(nodes, params.page, NODES_A_PAGE, f"/nodes?days={params.days}&page=")
-    return overview_pages.page(
+    return month_and_decision_pages.page(
         request, "/nodes", "nodes.html", deps, days=params.days, nodes=page.rows, shown=page, whole=whole,
         gpus=sum(node.gpus for node in nodes), end_ms=end_ms, as_of_ms=as_of_ms,
     )  # fmt: skip
@@ -383,13 +383,13 @@ def node_page(
     register = page_queries.gpus_of(deps, cluster, node)
     if not of_gpus and facts is None and not register:
         raise Refusal("not-found", f"no node {node[:200]!r} of cluster {cluster[:200]!r} in that time")
-    return overview_pages.page(
+    return month_and_decision_pages.page(
         request, "/nodes", "node.html", deps, cluster=cluster, node=node, days=params.days, facts=facts,
         strips=strips, timeline=timeline_svg(strips, f"What each GPU of {node} did") if strips.strips else "",
         holders=page_rows.held_by(holders)[:MOST_HOLDERS], start_ms=start, end_ms=at,
         whole=whole, metered=whole.total > whole.unmetered + whole.down, register=register,
         may_move=principal.may("admin"), forms=deps.settings.auth == "off"
-        or overview_pages.person_of(request) is not None,
+        or month_and_decision_pages.person_of(request) is not None,
     )  # fmt: skip
 
 
@@ -397,7 +397,7 @@ def node_page(
 async def move_gpu(request: Request, cluster: str, node: str, deps: AppDeps) -> Response:
     """Moves a GPU to this node, from the form on the node's page, on behalf of an administrator."""
     principal = await admit(request, deps, "admin", form=True)
-    fields = await overview_pages.read_form(request)
+    fields = await month_and_decision_pages.read_form(request)
     check_form(request, fields.pop("form_token", ""))
     gpu = fields.pop("gpu", "")
     try:

@@ -46,9 +46,9 @@ from accountant.core.periods import Month
 from accountant.ledger.journal import ActKind
 from accountant.ledger.protocols import JobKey
 from accountant.prices.price_book import PriceBook
-from accountant.reports import report_text
+from accountant.reports import figure_formatting
 from accountant.reports.output_formats import file_name
-from accountant.web import overview_pages, page_queries
+from accountant.web import month_and_decision_pages, page_queries
 from accountant.web.page_queries import Bills, books
 from accountant.web.page_rows import booked, of_lines
 from accountant.wire.policy_models import IDLE
@@ -98,7 +98,7 @@ def lines(
     key = ("lines", calendar_month, figure, by, books(deps), bills.value.found_ms)
     shown = deps.answers.ask(key, lambda: _shown(kept, figure, bills.value), lambda: None).value
     query = params.model_dump(exclude_none=True, exclude_defaults=True) | ({"team": team} if team else {})
-    return overview_pages.page(
+    return month_and_decision_pages.page(
         request, "/month", "lines.html", deps, month=calendar_month, team=team, params=params, by=by, found=shown,
         as_of_ms=bills.as_of_ms, metered=(kept or bills.value.stated).metered,
         cuts=[(cut, name, of_lines(calendar_month, query | {"by": cut})) for cut, name in _CUTS.items()
@@ -146,7 +146,9 @@ def _shown(stored: Statement | None, line_filter: LineFilter, bills: Bills) -> _
 
 def _chosen(month: str, params: LinesParams, deps: Deps, principal: Principal) -> tuple[str | None, Month, Cut]:
     team = team_for(principal, params.team)
-    calendar_month = overview_pages.parse_month(month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
+    calendar_month = month_and_decision_pages.parse_month(
+        month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone)
+    )
     return team, calendar_month, params.by or _fitting(params, team)
 
 
@@ -167,7 +169,7 @@ def _named(by: Cut, key: tuple[str, ...]) -> tuple[str, str, str | None]:
         link = f"/job/{quote(JobKey(names['cluster'], names['namespace'], job).id)}" if job else None
         return name, names["namespace"], link
     if by == "queue":
-        return report_text.queue(name), "", None
+        return figure_formatting.queue(name), "", None
     if by in ("node", "gpu"):
         node = names["node"]
         link = f"/node/{quote(names['cluster'], safe='')}/{quote(node, safe='')}" if node else None
@@ -234,7 +236,7 @@ def act(request: Request, number: int, deps: AppDeps, principal: Reader) -> Resp
         if not corrections and not adjustments:
             raise Refusal("forbidden", f"{principal.name!r} may see its own teams only")
     book = deps.book()
-    return overview_pages.page(
+    return month_and_decision_pages.page(
         request, "/month", "act.html", deps, act=acts[0], what=WHAT[acts[0].kind], corrections=corrections,
         adjustments=adjustments, currency=book.currency if book else None,
         month=acts[0].kind in (*ENTRIES, "invoiced"),
@@ -282,11 +284,11 @@ def against_the_books(
 ) -> Response:
     require_all_teams(principal)
     tz = periods.zone(deps.settings.timezone)
-    calendar_month = overview_pages.parse_month(month, deps.clock.wall_ms(), tz)
+    calendar_month = month_and_decision_pages.parse_month(month, deps.clock.wall_ms(), tz)
     invoice = deps.books.invoices.newest(calendar_month)
     reconciliation = _reconciled(deps, calendar_month, invoice)
     lines = params.matching(reconciliation) if reconciliation else []
-    return overview_pages.page(
+    return month_and_decision_pages.page(
         request, "/invoice", "invoice.html", deps, month=calendar_month, kept=invoice, found=reconciliation,
         lines=lines, params=params,
         sums={part: exact_sum(getattr(line, part) for line in lines) for part in PARTS}, shows=SHOWS,
@@ -301,7 +303,9 @@ def as_file(
     request: Request, month: str, params: Annotated[InvoiceParams, Query()], deps: AppDeps, principal: Reader
 ) -> Response:
     require_all_teams(principal)
-    calendar_month = overview_pages.parse_month(month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
+    calendar_month = month_and_decision_pages.parse_month(
+        month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone)
+    )
     reconciliation = _reconciled(deps, calendar_month, deps.books.invoices.newest(calendar_month))
     if reconciliation is None:
         send = f"gputally accountant reconcile {calendar_month} --keep"

@@ -410,7 +410,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     from agent.devices.driver_lifecycle import Gpus
     from agent.devices.nvml_library import Driver
-    from agent.holders.node_snapshot import NodeSource
+    from agent.holders.node_reader import NodeSource
     from agent.holders.process_cgroups import ProcessTable
 
     try:

@@ -358,7 +358,7 @@ def _prices(arguments: argparse.Namespace) -> Prices:
 def _machine(arguments: argparse.Namespace, clock: Clock, stack: ExitStack) -> FrameReader:
     from agent.devices.driver_lifecycle import Gpus
     from agent.devices.nvml_library import Driver
-    from agent.holders.node_snapshot import NodeSource
+    from agent.holders.node_reader import NodeSource
     from agent.holders.process_cgroups import PodLogs, ProcessTable
 
     names = PodLogs(Path(arguments.pod_logs))

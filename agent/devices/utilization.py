@@ -38,7 +38,8 @@ from typing import Any
 from agent.core.readings import ProcessReading, Reading, Unavailable
 from agent.devices.mig_layout import MigLayout
 from agent.devices.nvml_library import Driver, Refused
-from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND, US_PER_MS, apportion
+from gputally.base.apportionment import apportion
+from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND, US_PER_MS
 
 LATE_US = 3_000_000
 """How late the samples of a busy device may arrive. Source: open-gpu-kernel-modules, kernel_gsp.c: once a second."""

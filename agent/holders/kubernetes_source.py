@@ -39,12 +39,12 @@ from agent.holders.device_allocations import (
     find_holders,
     merge_offered,
 )
-from agent.holders.kubelet_client import Kubelet
+from agent.holders.kubelet_grpc_client import Kubelet
 from agent.holders.kubelet_pod_resources import Devices, PodResources
 from agent.holders.kubernetes_api_objects import PodView
 from agent.holders.lean_list_watch import PATH as PODS
 from agent.holders.lean_list_watch import ApiServer, BoundPods, PodStore, Reflector, in_cluster
-from agent.holders.node_snapshot import NodeSource
+from agent.holders.node_reader import NodeSource
 from agent.holders.pod_and_job_files import KnownPod, Pods
 from agent.holders.process_cgroups import PodLogs, ProcessTable
 from agent.wire import PodFacts, SharingMode
@@ -143,7 +143,7 @@ def _log_failure(name: str, error: Exception) -> None:
 
 
 class NodePods:
-    """The `agent.holders.node_snapshot.AllocationSource` of Kubernetes.
+    """The `agent.holders.node_reader.AllocationSource` of Kubernetes.
 
     pods, node, slices: each store with the reflector that fills it; None if the API server is not used, like claims.
     logs: names of pods that only the kubelet lists.
@@ -198,7 +198,7 @@ class NodePods:
             thread.join(timeout=wait_s)
 
     def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
-        """See agent.holders.node_snapshot.AllocationSource."""
+        """See agent.holders.node_reader.AllocationSource."""
         now_ms = self._clock.monotonic_ms()
         unknown = self._kubelet.unknown_reason()
         if self._pods is not None and not self._pods[1].synced and now_ms - self._began_ms < SYNC_MS:

@@ -15,7 +15,7 @@ import msgspec
 from agent.core.readings import DeviceReading, HolderReading, InstanceReading, Reading, Unavailable
 from agent.metering.usage_attribution import GpuPart, Layout, Share, attribute_busy, reading_key
 from agent.wire import Method
-from gputally.base.units import prorate
+from gputally.base.apportionment import prorate
 
 Holders = dict[tuple[str, str, str], HolderReading]
 """The holder readings of one device, by `reading_key`."""

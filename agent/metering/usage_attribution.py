@@ -20,7 +20,8 @@ from math import lcm
 
 from agent.core.readings import Allocation, Gpu, MigInstance
 from agent.wire import Holder, Sharing, Slice
-from gputally.base.units import US_PER_MS, apportion
+from gputally.base.apportionment import apportion
+from gputally.base.units import US_PER_MS
 
 _PPM = 1_000_000
 

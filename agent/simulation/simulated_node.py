@@ -30,8 +30,9 @@ from agent.core.readings import (
     Unavailable,
 )
 from agent.wire import Holder, PodFacts
+from gputally.base.apportionment import apportion
 from gputally.base.errors import AgentError
-from gputally.base.units import US_PER_MS, apportion
+from gputally.base.units import US_PER_MS
 
 PPM = 1_000_000
 _DRIVER = "580.105.08"

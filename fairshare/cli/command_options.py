@@ -22,7 +22,7 @@ from fairshare.targets import status_config_map
 from fairshare.targets.runai import opened
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.usage.accountant_client import AccountantApi, other_clusters
-from fairshare.usage.usage_windows import OtherClusters
+from fairshare.usage.multi_cluster_windows import OtherClusters
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output
 from gputally.base.errors import ClusterError, FairshareError

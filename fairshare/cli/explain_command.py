@@ -33,7 +33,7 @@ from fairshare.explain.queue_and_pod_explanation import (
 )
 from fairshare.targets import modes
 from fairshare.usage.accountant_client import AccountantApi
-from fairshare.usage.usage_windows import OtherClusters
+from fairshare.usage.multi_cluster_windows import OtherClusters
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output, show, with_option_groups
 from gputally.base.errors import AccountantUnavailable, FairshareError

@@ -22,11 +22,11 @@ from accountant.wire.policy_models import Decision, Policy
 from fairshare.cli.command_options import AccountantOptions, Printed
 from fairshare.controller import cycle_report
 from fairshare.controller.cycle_report import EVERYTHING, INPUTS, plain, with_change
-from fairshare.core.queue_annotations import instant
+from fairshare.core.scheduler_queue_objects import instant
 from fairshare.explain.plan_tables import titled_table
 from fairshare.laws.weight_calculation import WeightResult
 from fairshare.laws.weight_change_causes import WeightChange
-from fairshare.preemption import preemption_types, target_preemption
+from fairshare.preemption import preemption_cycle, preemption_types
 from fairshare.preemption.preemption_types import Verdict
 from gputally.base.command_output import show, with_option_groups
 from gputally.base.errors import FairshareError
@@ -83,7 +83,7 @@ def _replay_cycle(
         if cycle.kind == "weight":
             numbers = _weights(cycle, decisions, cycle_report.replay_weights(policy, cycle))
         else:
-            numbers = _preemptions(cycle, decisions, target_preemption.replay_verdicts(policy, cycle))
+            numbers = _preemptions(cycle, decisions, preemption_cycle.replay_verdicts(policy, cycle))
     except (ValueError, TypeError, KeyError, ArithmeticError) as error:
         return CycleReplay(cycle, 0, (), f"the record cannot be read: {error}")
     compared = tuple(numbers)
@@ -114,7 +114,7 @@ def _expected(cycle: Decision, verdicts: Sequence[Verdict]) -> Iterator[tuple[st
         )
         for m, victim in enumerate(verdict.victims):
             content = {"value": victim.gpus, "reason": victim.reason, "claimant": verdict.claimant}
-            yield f"{cycle.id}/{n}/{m}", content | target_preemption.victim_record(victim)
+            yield f"{cycle.id}/{n}/{m}", content | preemption_cycle.victim_record(victim)
 
 
 def _weights(cycle: Decision, weights: Iterable[Decision], weighing: WeightResult) -> Iterator[Difference]:
@@ -155,7 +155,7 @@ def _leaves(path: str, recorded: object, fresh: object) -> Iterator[tuple[str, o
 
 
 def _reason(cycle: Decision, release: str) -> str:
-    wanted = INPUTS if cycle.kind == "weight" else target_preemption.INPUTS
+    wanted = INPUTS if cycle.kind == "weight" else preemption_cycle.INPUTS
     missing = sorted(wanted - cycle.inputs.keys())
     if missing:
         return f"the record has no {', '.join(missing)}: an older release wrote it"

@@ -18,9 +18,9 @@ from rich.text import Text
 
 from fairshare.cli.command_options import AccountantOptions, seconds
 from fairshare.controller import policy_file as policies
-from fairshare.explain import what_if_replay as comparing
+from fairshare.explain import what_if_simulation as comparing
 from fairshare.explain.plan_tables import titled_table
-from fairshare.explain.what_if_replay import (
+from fairshare.explain.what_if_simulation import (
     ComparedQueue,
     Comparison,
     ReplayedQueue,

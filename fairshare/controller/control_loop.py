@@ -6,7 +6,7 @@ memory, so a restart loses them. If the stored state of a feedback law (smoothed
 law starts again from the usage in the ledger.
 
 The report shows a target that cannot be written as degraded, and the other targets continue. Unusable usage changes no
-weight (see `usage_windows`). The loop never overwrites a field that another field manager owns. In dry-run it sends
+weight (see `stale_usage_hold`). The loop never overwrites a field that another field manager owns. In dry-run it sends
 each write of a weight as a dry run of the API server, which changes nothing."""
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from accountant.wire.policy_models import Decision, Policy, UsageWindow
-from fairshare.controller.cycle_recorder import CycleRecorder
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport, hold_decision, weight_decisions
+from fairshare.controller.event_and_decision_recorder import CycleRecorder
 from fairshare.controller.weight_writer import (
     MOST_WRITES,
     MOST_WRITES_AT,
@@ -27,15 +27,15 @@ from fairshare.controller.weight_writer import (
     with_ownership_verdict,
     write_weights,
 )
-from fairshare.core.queue_annotations import has_ref, join_texts
 from fairshare.core.queues_and_weights import Condition, Pod, Value, Weight, own_window
+from fairshare.core.scheduler_queue_objects import has_ref, join_texts
 from fairshare.laws.feedback_laws import Memory
 from fairshare.laws.weight_calculation import WeightInputs, WeightResult, calculate_weights
 from fairshare.laws.weight_change_causes import DecidedWeight, WeightChange, weight_changes
-from fairshare.preemption import target_preemption
-from fairshare.preemption.preemption_claims import free_by_node
+from fairshare.preemption import preemption_cycle
+from fairshare.preemption.claims_and_placement import free_by_node
 from fairshare.preemption.preemption_controller import Calls, PreemptionCounts, Preemptions, no_calls
-from fairshare.preemption.target_preemption import mode_of
+from fairshare.preemption.preemption_cycle import mode_of
 from fairshare.preemption.unfinished_preemptions import NOT_RESUMED, FinishedPreemptions, PreemptionFinisher
 from fairshare.targets import ADAPTERS, status_config_map
 from fairshare.targets.status_config_map import StatusObject
@@ -50,7 +50,8 @@ from fairshare.usage.cluster_capacity import (
     target_capacity,
     with_capacity_reason,
 )
-from fairshare.usage.usage_windows import NO_OTHER_CLUSTERS, OtherClusters, UsageHold, freshness_condition
+from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
+from fairshare.usage.stale_usage_hold import UsageHold, freshness_condition
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantUnavailable, ClusterError, NotFound, Unavailable
 from gputally.base.yaml_file import FileFault
@@ -371,13 +372,13 @@ class Controller:
                 now_ms, metered_ms, self._leading, report.quotas,
             )  # fmt: skip
         except ClusterError as error:
-            conditions = (*report.conditions, target_preemption.failed(error))
+            conditions = (*report.conditions, preemption_cycle.failed(error))
             return replace(
                 report, conditions=conditions, degraded={**report.degraded, "PreemptionFailed": str(error)}
             ), ()
         if preemption is not None:
             self._preemption_counts.record(preemption)
-            report = replace(report, conditions=(*report.conditions, target_preemption.condition(preemption)))
+            report = replace(report, conditions=(*report.conditions, preemption_cycle.condition(preemption)))
         return replace(report, preemption=preemption), decisions
 
 

@@ -17,11 +17,11 @@ from prometheus_client.registry import Collector
 
 from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.core.queues_and_weights import UNLIMITED, Entitlement
+from fairshare.preemption.claims_and_placement import unplaceable_gpus
 from fairshare.preemption.eviction import STOPPED
-from fairshare.preemption.preemption_claims import unplaceable_gpus
+from fairshare.preemption.preemption_cycle import obstacles
 from fairshare.preemption.service_latency_objectives import Alarms
-from fairshare.preemption.target_preemption import obstacles
-from fairshare.usage.usage_windows import USAGE_FRESH
+from fairshare.usage.stale_usage_hold import USAGE_FRESH
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR, MS_PER_SECOND

@@ -14,9 +14,9 @@ from fairshare.core.queues_and_weights import Condition, Entitlement, FleetWindo
 from fairshare.laws.feedback_laws import Memory
 from fairshare.laws.weight_calculation import Pool, WeightInputs, WeightResult, calculate_weights
 from fairshare.laws.weight_change_causes import WeightChange, change_sentence
-from fairshare.preemption.target_preemption import RELEASE, PreemptionReport
+from fairshare.preemption.preemption_cycle import RELEASE, PreemptionReport
 from fairshare.targets.weight_plan import Apply, Mode
-from fairshare.usage.usage_windows import UsageHold
+from fairshare.usage.stale_usage_hold import UsageHold
 from gputally.kubernetes.objects import Event
 
 Result = Literal["applied", "would-apply", "contested", "refused", "gone", "unavailable", "deferred"]

@@ -20,7 +20,7 @@ from typing import Protocol
 from accountant.wire.policy_models import MOST, Mode, Policy, QueuePolicy
 from fairshare.core.queues_and_weights import UNLIMITED, PolicyTree
 from fairshare.laws.gang_turns import gang_reach
-from fairshare.usage.usage_windows import OtherClusters
+from fairshare.usage.multi_cluster_windows import OtherClusters
 from gputally.base import atomic_file
 from gputally.base.errors import ClusterError, FairshareError
 from gputally.base.yaml_file import Document, FileFault, Key, read

@@ -18,8 +18,8 @@ from typing import Any
 
 from accountant.wire.policy_models import Policy
 from fairshare.controller.cycle_report import Outcome, Result
-from fairshare.core.queue_annotations import has_ref, join_texts
 from fairshare.core.queues_and_weights import Condition, Observation, TargetQueue
+from fairshare.core.scheduler_queue_objects import has_ref, join_texts
 from fairshare.targets import ADAPTERS
 from fairshare.targets.weight_plan import FIELD_MANAGER, Adapter, Apply, look_at, object_key, release, same, show
 from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unavailable

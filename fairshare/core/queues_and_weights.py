@@ -320,7 +320,7 @@ Value = float | str
 @dataclass(frozen=True, slots=True)
 class TargetQueue:
     """One queue object of a target, with its field's value and the controller's annotations
-    (`fairshare.core.queue_annotations`).
+    (`fairshare.core.scheduler_queue_objects`).
 
     weight: None if the field is unset.
     published: the value that the controller wrote last; None if it never wrote one.

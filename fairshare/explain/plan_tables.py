@@ -17,8 +17,8 @@ from rich.text import Text
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport
 from fairshare.controller.weight_writer import Adoption
 from fairshare.core.queues_and_weights import UNLIMITED, Division, DivisionProblem, DivisionRound, FleetWindow, Value
-from fairshare.preemption.target_preemption import PreemptionReport
-from fairshare.usage.usage_windows import USAGE_FRESH
+from fairshare.preemption.preemption_cycle import PreemptionReport
+from fairshare.usage.stale_usage_hold import USAGE_FRESH
 
 MOST_NODES = 4
 """Largest number of nodes with lost GPUs that are named."""

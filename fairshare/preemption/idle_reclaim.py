@@ -27,10 +27,9 @@ from typing import Any, Literal
 
 from accountant.wire.policy_models import IdleExemptions, IdleReclaimPolicy, Mode, Policy
 from accountant.wire.usage_cost_and_job_models import Accounts
-from fairshare.core.queue_annotations import instant
 from fairshare.core.queues_and_weights import Gang, Pod
+from fairshare.core.scheduler_queue_objects import instant
 from fairshare.preemption.eviction import OPT_OUT
-from fairshare.preemption.preemption_rules import Budget
 from fairshare.preemption.preemption_types import (
     Idleness,
     Outcome,
@@ -40,6 +39,7 @@ from fairshare.preemption.preemption_types import (
     Verdict,
     Victim,
 )
+from fairshare.preemption.reclaim_rules_and_limits import Budget
 from fairshare.preemption.victim_candidates import (
     Bundle,
     bundles,

@@ -27,22 +27,23 @@ from dataclasses import astuple, replace
 from typing import Any, Literal
 
 from accountant.wire.policy_models import Decision, Policy
-from fairshare.core.queue_annotations import has_ref
 from fairshare.core.queues_and_weights import Entitlement, Eviction, Gang, Pod, PolicyTree, Quota, Standing
+from fairshare.core.scheduler_queue_objects import has_ref
 from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
-from fairshare.preemption import target_preemption
+from fairshare.preemption import preemption_cycle
+from fairshare.preemption.claims_and_placement import NO_QUOTAS, named_by, preemption_inputs
 from fairshare.preemption.eviction import STOPPED, EvictionVeto
 from fairshare.preemption.idle_reclaim import IdleReport, IdleWatch, PodUsage
-from fairshare.preemption.preemption_claims import NO_QUOTAS, named_by, preemption_inputs
-from fairshare.preemption.preemption_rules import PastPreemption, still_limiting
+from fairshare.preemption.preemption_cycle import ClaimsUnsettled, PreemptionReport, RecordedOutcomes
 from fairshare.preemption.preemption_types import PreemptionCall
+from fairshare.preemption.reclaim_rules_and_limits import PastPreemption, still_limiting
 from fairshare.preemption.service_latency_objectives import Latency, seconds_text
-from fairshare.preemption.target_preemption import ClaimsUnsettled, PreemptionReport, RecordedOutcomes
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import Adapter, list_if_served, look_at
 from fairshare.usage.accountant_client import AccountantPort
 from fairshare.usage.cluster_capacity import LostGpus, NothingToDivide, UnmeteredNodes, target_capacity
-from fairshare.usage.usage_windows import NO_OTHER_CLUSTERS, OtherClusters, usage_hold
+from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
+from fairshare.usage.stale_usage_hold import usage_hold
 from gputally.base.clock import Clock
 from gputally.base.errors import ClusterError, Conflict, FairshareError, NotFound
 from gputally.base.units import MS_PER_MINUTE
@@ -110,12 +111,12 @@ class Preemptions:
         quotas: the target's own quotas, if it admits work by quota.
 
         Raises ClusterError if nothing could be decided."""
-        mode = target_preemption.mode_of(policy, target)
+        mode = preemption_cycle.mode_of(policy, target)
         if mode == "off" or not leading():
             return None, ()
         idle = IdleReport()
         if metered_ms is not None:
-            idle_mode = target_preemption.idle_mode(policy, mode)
+            idle_mode = preemption_cycle.idle_mode(policy, mode)
             idle = self._idle.check(
                 policy.preemption.idle, idle_mode, cluster, target, gangs, min(metered_ms, now_ms), now_ms
             )
@@ -127,14 +128,14 @@ class Preemptions:
         inputs = replace(inputs, idle=idle.idleness)
         vetoes = self._valid_vetoes(target, now_ms)
         try:
-            report = target_preemption.preempt(policy, cluster, inputs, mode, leading, vetoes)
+            report = preemption_cycle.preempt(policy, cluster, inputs, mode, leading, vetoes)
         except ClaimsUnsettled as unsettled:
             new = {key: (veto, now_ms) for key, veto in unsettled.vetoes.items() if key not in vetoes}
             self._vetoes[target] = self._vetoes[target] | new
             raise
         report = replace(report, warned=self._idle.warned(target), faults=idle.faults)
-        decisions = target_preemption.decisions(policy, report, self._recorded.get(target, {}))
-        self._recorded[target] = target_preemption.outcomes_of(report)
+        decisions = preemption_cycle.decisions(policy, report, self._recorded.get(target, {}))
+        self._recorded[target] = preemption_cycle.outcomes_of(report)
         self._past = still_limiting((*self._past, *report.past), now_ms, policy.preemption.cool_down)
         return replace(report, events=(*idle.events, *(report.events if decisions else ()))), decisions
 
@@ -296,7 +297,7 @@ def by_hand(
         raise NotPossible(f"{fault}: no workload is preempted on such usage")
     serving = LostGpus(accountant.lost_gpus).serving(nodes, own, now_ms)
     for adapter in adapters:
-        no_workloads = adapter.name in target_preemption.WITHOUT_WORKLOADS
+        no_workloads = adapter.name in preemption_cycle.WITHOUT_WORKLOADS
         if no_workloads or not has_ref(policy, *adapter.prefixes) or adapter.mode(policy) == "off":
             continue
         observation = look_at(adapter, policy, cluster, pods)
@@ -316,12 +317,12 @@ def by_hand(
             policy, adapter.name, observation.gangs, result.entitlements, serving.nodes, pods, now_ms,
             past=_past_preemptions(cluster, where, KEY, HAND_KEY), calls=(call,), quotas=observation.quotas,
         )  # fmt: skip
-        report = target_preemption.preempt(policy, cluster, replace(inputs, calls_only=True), mode)
+        report = preemption_cycle.preempt(policy, cluster, replace(inputs, calls_only=True), mode)
         if mode == "enforce":
             report = _with_record(policy, cluster, where, report)
             for event in report.events:
                 cluster.event(event)
-            accountant.post_decisions(target_preemption.decisions(policy, report, {}))
+            accountant.post_decisions(preemption_cycle.decisions(policy, report, {}))
         return report
     raise NotPossible(f"no workload {call.workload} (NAMESPACE/NAME) in any queue of the policy")
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from fairshare.core.queues_and_weights import Gang, Pod, Quota
-from fairshare.preemption.preemption_rules import Account, Limit, PastPreemption
+from fairshare.preemption.reclaim_rules_and_limits import Account, Limit, PastPreemption
 
 Trigger = Literal["waits", "latency", "by hand", "idle"]
 Ground = Literal["within quota", "above share", "latency", "lower class", "idle"]

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from fairshare.core.gpu_demand import millis
-from fairshare.core.queue_annotations import join_texts
 from fairshare.core.queues_and_weights import Condition
+from fairshare.core.scheduler_queue_objects import join_texts
 from fairshare.targets.kueue import WORKLOADS
 from fairshare.targets.volcano import COMMAND, JOB
 from fairshare.targets.weight_plan import FIELD_MANAGER, list_if_served

@@ -15,8 +15,8 @@ from math import fsum
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.queues_and_weights import Gang, Pod, PolicyTree
-from fairshare.preemption.preemption_rules import EPSILON, PastPreemption
 from fairshare.preemption.preemption_types import Ground, PreemptionInputs, Victim
+from fairshare.preemption.reclaim_rules_and_limits import EPSILON, PastPreemption
 from gputally.base.units import MS_PER_SECOND
 
 _INDIVISIBLE = ("kueue.x-k8s.io/", "batch.volcano.sh/")

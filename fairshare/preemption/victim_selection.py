@@ -23,7 +23,7 @@ from accountant.wire.policy_models import Policy
 from fairshare.core.admission_quota_tree import QuotaTree
 from fairshare.core.queues_and_weights import UNLIMITED
 from fairshare.preemption import idle_reclaim
-from fairshare.preemption.preemption_claims import (
+from fairshare.preemption.claims_and_placement import (
     GPU,
     MOST_CLAIMS,
     Claim,
@@ -34,7 +34,8 @@ from fairshare.preemption.preemption_claims import (
     refusal,
     saturations,
 )
-from fairshare.preemption.preemption_rules import (
+from fairshare.preemption.preemption_types import Ground, Outcome, PreemptionInputs, SparedWorkload, Verdict, Victim
+from fairshare.preemption.reclaim_rules_and_limits import (
     EPSILON,
     Account,
     Accounts,
@@ -44,7 +45,6 @@ from fairshare.preemption.preemption_rules import (
     above_share,
     path,
 )
-from fairshare.preemption.preemption_types import Ground, Outcome, PreemptionInputs, SparedWorkload, Verdict, Victim
 from fairshare.preemption.victim_candidates import (
     Bundle,
     bundles,

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem
 from fairshare.laws.division import divide
-from fairshare.preemption.preemption_rules import EPSILON
+from fairshare.preemption.reclaim_rules_and_limits import EPSILON
 from fairshare.simulator.simulation_model import WHOLE, Flavour, Job, NodeSpec, Slot, slots_of
 
 NEVER = 1 << 60

@@ -10,8 +10,8 @@ there. At each level below the ancestor the queue most above its share comes fir
 Reclaim ends when the gang fits, or when a queue on the path would fall below its deserved quota. Gangs stop as a whole.
 
 As in KAI, the engine checks the share before it takes a victim. A stopped gang may therefore bring a queue below its
-share, but here never below its quota. These are the controller's rules (`preemption_rules`) for one resource. Tests
-check that those rules allow every victim.
+share, but here never below its quota. These are the controller's rules (`reclaim_rules_and_limits`) for one resource.
+Tests check that those rules allow every victim.
 
 `Engine` is the scheduler. `ClusterSimulation`, which the demo uses, adds nodes, GPU models, slices, outages and a queue
 tree with KAI's order and division. `replay` runs a workload of weeks on one pool of equal GPUs under a policy, so that
@@ -38,7 +38,7 @@ from typing import NamedTuple
 
 from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem
 from fairshare.laws.division import divide, fair_shares
-from fairshare.preemption.preemption_rules import EPSILON
+from fairshare.preemption.reclaim_rules_and_limits import EPSILON
 from fairshare.simulator.engine_state import (
     NEVER,
     Gang,

@@ -46,7 +46,7 @@ from fairshare.simulator.simulation_model import (
     SimulatedController,
     Workload,
 )
-from gputally.base.units import apportion
+from gputally.base.apportionment import apportion
 from gputally.server.config_loading import parse_duration
 
 Floats = npt.NDArray[np.float64]

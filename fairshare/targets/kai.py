@@ -19,7 +19,6 @@ from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.core.gpu_demand import CHECKPOINT, gang_key, millis, pods_by_gang, sorted_gangs, with_pods
-from fairshare.core.queue_annotations import differences, in_sync, match, owners, read_queues, target_queue
 from fairshare.core.queues_and_weights import (
     Condition,
     Eviction,
@@ -33,6 +32,7 @@ from fairshare.core.queues_and_weights import (
     TargetQueue,
     Value,
 )
+from fairshare.core.scheduler_queue_objects import differences, in_sync, match, owners, read_queues, target_queue
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
 from gputally.kubernetes.objects import (
     EVENT,

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.gpu_demand import LABELLED, gangs_by_label, queue_lookup, standings_of
-from fairshare.core.queue_annotations import owners
 from fairshare.core.queues_and_weights import Condition, Eviction, Observation, Pod, Standing, TargetQueue, Value
+from fairshare.core.scheduler_queue_objects import owners
 from fairshare.targets.weight_plan import Adapter, Mode, ObjectQuery, Seen
 from gputally.kubernetes.objects import EVENT, Object
 

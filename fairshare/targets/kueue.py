@@ -49,15 +49,6 @@ from fairshare.core.gpu_demand import (
     standings_of,
     with_pods,
 )
-from fairshare.core.queue_annotations import (
-    differences,
-    in_sync,
-    join_texts,
-    match,
-    owners,
-    read_queues,
-    target_queue,
-)
 from fairshare.core.queues_and_weights import (
     UNLIMITED,
     Condition,
@@ -71,6 +62,15 @@ from fairshare.core.queues_and_weights import (
     TargetQueue,
     Value,
     Weight,
+)
+from fairshare.core.scheduler_queue_objects import (
+    differences,
+    in_sync,
+    join_texts,
+    match,
+    owners,
+    read_queues,
+    target_queue,
 )
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse

@@ -41,9 +41,9 @@ from urllib.parse import quote
 import httpx2
 
 from accountant.wire.policy_models import Policy
-from fairshare.core import queue_annotations
-from fairshare.core.queue_annotations import has_ref, match, owners, read_queues, target_queue
+from fairshare.core import scheduler_queue_objects
 from fairshare.core.queues_and_weights import Condition, Issue, Observation, Pod, Standing, TargetQueue, Value
+from fairshare.core.scheduler_queue_objects import has_ref, match, owners, read_queues, target_queue
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen, same
 from gputally.base import http_calls
@@ -328,7 +328,7 @@ class RunaiCluster:
         note = notes.get(_key(kind, uid))
         standing = self._api.weight(kind, *_ids(uid))
         if note is not None and not _ours(note, standing):
-            published = note["annotations"][queue_annotations.PUBLISHED]
+            published = note["annotations"][scheduler_queue_objects.PUBLISHED]
             text = f"{kind.kind} {name}: overQuotaWeight is {standing}, and the controller wrote {published}"
             raise Conflict(text, ((ANOTHER_CLIENT, "gpu.overQuotaWeight"),))
         if dry_run:
@@ -372,7 +372,7 @@ class RunaiCluster:
             if (
                 isinstance(note, dict)
                 and isinstance(note.get("annotations"), dict)
-                and queue_annotations.read(note["annotations"])
+                and scheduler_queue_objects.read(note["annotations"])
             ):
                 notes[key] = note
         return notes
@@ -389,7 +389,7 @@ class RunaiCluster:
 
 def _ours(note: Mapping[str, Any], standing: float | None) -> bool:
     """Return True if the controller wrote the standing weight."""
-    recorded = queue_annotations.read(note["annotations"])
+    recorded = scheduler_queue_objects.read(note["annotations"])
     return recorded is not None and (same(standing, recorded.published) or same(standing, note.get("also")))
 
 
@@ -399,7 +399,7 @@ def _unit(kind: Kind, row: Mapping[str, Any], note: Mapping[str, Any] | None) ->
     annotations = dict(note["annotations"]) if note is not None else {}
     contested = note is not None and not _ours(note, weight)
     if note is not None and not contested and same(weight, note.get("also")):
-        annotations[queue_annotations.PUBLISHED] = f"{weight or 0.0:.15g}"  # the announced write did not happen
+        annotations[scheduler_queue_objects.PUBLISHED] = f"{weight or 0.0:.15g}"  # the announced write did not happen
     owner = {"manager": ANOTHER_CLIENT, "operation": "Update", "fieldsV1": to_fields_v1({WEIGHT})}
     metadata: dict[str, Any] = {
         "name": f"{row.get('orgUnitName')}.{row.get('nodePoolName')}",

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fairshare.core.queue_annotations import instant
 from fairshare.core.queues_and_weights import Condition
+from fairshare.core.scheduler_queue_objects import instant
 from fairshare.laws.feedback_laws import Memory
 from gputally.kubernetes.objects import CONFIG_MAP, Event, Object
 

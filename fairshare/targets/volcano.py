@@ -19,7 +19,7 @@ from math import fsum, inf
 from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
-from fairshare.core import queue_annotations
+from fairshare.core import scheduler_queue_objects
 from fairshare.core.gpu_demand import (
     CHECKPOINT,
     gang_key,
@@ -30,7 +30,6 @@ from fairshare.core.gpu_demand import (
     standings_of,
     with_pods,
 )
-from fairshare.core.queue_annotations import match, owners, read_queues, target_queue
 from fairshare.core.queues_and_weights import (
     UNLIMITED,
     Claim,
@@ -45,6 +44,7 @@ from fairshare.core.queues_and_weights import (
     Value,
     Weight,
 )
+from fairshare.core.scheduler_queue_objects import match, owners, read_queues, target_queue
 from fairshare.laws.division import divide
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen, same
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
@@ -176,7 +176,7 @@ def _target_queue(obj: Object, mode: str, parents: Mapping[str, Any]) -> tuple[T
         default=_DEFAULT_WEIGHT if mode == "weight" else None,
         unset=_DEFAULT_WEIGHT if mode == "weight" else 0.0,
     )
-    recorded = queue_annotations.read(annotations, text=hierarchy)
+    recorded = scheduler_queue_objects.read(annotations, text=hierarchy)
     return queue, recorded.weight if recorded is not None and same(value, recorded.published) else None
 
 

@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.gpu_demand import smallest_waiting
-from fairshare.core.queue_annotations import WeightAnnotations, join_texts
 from fairshare.core.queues_and_weights import Condition, Observation, Pod, TargetQueue, Value, Weight
+from fairshare.core.scheduler_queue_objects import WeightAnnotations, join_texts
 from gputally.base.errors import ClusterError, NotFound, Refused
 from gputally.kubernetes.objects import Event, Kind, Object, ObjectReader
 

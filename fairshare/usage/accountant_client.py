@@ -19,12 +19,13 @@ from typing import Any, Protocol, TypeVar
 import httpx2
 from pydantic import Field, TypeAdapter, ValidationError
 
-from accountant.wire.accountant_client import AccountantClient
 from accountant.wire.policy_models import ClusterName, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire.typed_accountant_client import AccountantClient
 from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState, Dimension, UsageAnswer, UsageLine
-from fairshare.core.queue_annotations import instant
+from fairshare.core.scheduler_queue_objects import instant
 from fairshare.laws import weight_calculation
-from fairshare.usage.usage_windows import NO_OTHER_CLUSTERS, OtherClusters, UsageHold, usage_hold
+from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
+from fairshare.usage.stale_usage_hold import UsageHold, usage_hold
 from gputally.base.accountant_connection import Query, Unanswered
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantRefused, AccountantUnavailable

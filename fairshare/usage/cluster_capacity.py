@@ -28,10 +28,10 @@ from typing import Final
 
 from accountant.wire.policy_models import UsageWindow
 from fairshare.core.gpu_demand import millis
-from fairshare.core.queue_annotations import join_texts
 from fairshare.core.queues_and_weights import Condition, Shard, own_window
+from fairshare.core.scheduler_queue_objects import join_texts
 from fairshare.laws.weight_calculation import Pool, effective_length_s, pools
-from fairshare.usage.usage_windows import UsageHold
+from fairshare.usage.stale_usage_hold import UsageHold
 from gputally.base.errors import AccountantUnavailable, FairshareError
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND, US_PER_MS
 from gputally.kubernetes.objects import GPU, Object, gpus, gpus_of_nodes, quantity, value_at

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.controller.policy_file import PolicyFileChanged, PolicyNotWritten, digest, policy_of_document
 from fairshare.core.queues_and_weights import PolicyTree
-from fairshare.explain.what_if_replay import Comparison
+from fairshare.explain.what_if_simulation import Comparison
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.web import policy_form, queue_pages
 from fairshare.web.page_authentication import Refusal

@@ -20,8 +20,8 @@ from typing import Literal
 from cachetools import LRUCache
 
 from accountant.wire.policy_models import Policy
-from fairshare.explain import what_if_replay
-from fairshare.explain.what_if_replay import Comparison, history_from_ledger
+from fairshare.explain import what_if_simulation
+from fairshare.explain.what_if_simulation import Comparison, history_from_ledger
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.errors import FairshareError
 from gputally.base.units import MS_PER_HOUR
@@ -154,7 +154,7 @@ def compare(order: PreviewOrder, client: AccountantApi, progress: ProgressCallba
     progress(0.0, "reading the books")
     past = history_from_ledger(client, order.then, order.days * 86_400, None, order.at_ms)
     end_ms = order.at_ms // MS_PER_HOUR * MS_PER_HOUR
-    return what_if_replay.compare(
+    return what_if_simulation.compare(
         order.now, order.then, past, end_ms, lambda part, doing: progress(0.1 + 0.9 * part, doing)
     )
 

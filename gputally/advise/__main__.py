@@ -23,8 +23,8 @@ from accountant.cli.connection_options import Server
 from accountant.core.periods import hours, parse_instant, zone
 from accountant.ledger.protocols import JobKey
 from accountant.prices.price_book import PriceBook
-from accountant.reports.report_text import money
-from accountant.wire.accountant_client import AccountantClient
+from accountant.reports.figure_formatting import money
+from accountant.wire.typed_accountant_client import AccountantClient
 from gputally.advise.autoscaling_spot_and_sharing import (
     DAYS,
     HOURS,

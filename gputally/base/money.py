@@ -16,7 +16,8 @@ from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, Inexact, InvalidOperat
 from fractions import Fraction
 from typing import TypeVar
 
-from gputally.base.units import US_PER_HOUR, apportion
+from gputally.base.apportionment import apportion
+from gputally.base.units import US_PER_HOUR
 
 K = TypeVar("K", bound=Hashable)
 

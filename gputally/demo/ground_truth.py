@@ -14,7 +14,8 @@ from itertools import pairwise
 from typing import Literal
 
 from fairshare.simulator.simulation_model import WHOLE, Event, GpuSpec, NodeSpec, OutageBegan, Started, Stopped
-from gputally.base.units import US_PER_MS, apportion
+from gputally.base.apportionment import apportion
+from gputally.base.units import US_PER_MS
 from gputally.demo.cluster_and_workload import SHARED, compute_of
 
 Condition = Literal["ok", "lost", "off", "blind"]

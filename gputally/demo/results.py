@@ -19,7 +19,7 @@ from rich.text import Text
 
 from accountant.billing.usage_pricing import ACCOUNTS
 from accountant.core.periods import utc
-from accountant.reports import report_text
+from accountant.reports import figure_formatting
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import Accounts
 from fairshare.explain.plan_tables import report_view
@@ -289,14 +289,17 @@ def _accounts_table(results: Results) -> RenderableType:
     for account in ACCOUNTS:
         amount = getattr(results.accounts, account)
         table.add_row(
-            report_text.ACCOUNT_NAMES[account],
-            report_text.hours(amount),
-            report_text.percent(amount / results.capacity_gpu_us),
+            figure_formatting.ACCOUNT_NAMES[account],
+            figure_formatting.hours(amount),
+            figure_formatting.percent(amount / results.capacity_gpu_us),
         )
     table.add_section()
     exact = results.accounts.total == results.capacity_gpu_us
     table.add_row(
-        f"= capacity {_mark(exact)}", report_text.hours(results.capacity_gpu_us), report_text.percent(1.0), style="bold"
+        f"= capacity {_mark(exact)}",
+        figure_formatting.hours(results.capacity_gpu_us),
+        figure_formatting.percent(1.0),
+        style="bold",
     )
     return table
 
@@ -310,42 +313,47 @@ def _teams_table(results: Results) -> RenderableType:
         held = team.accounts.allocated
         table.add_row(
             team.name,
-            report_text.hours(held),
-            report_text.percent(team.accounts.busy / held if held else None),
-            report_text.money(team.cost, results.currency),
+            figure_formatting.hours(held),
+            figure_formatting.percent(team.accounts.busy / held if held else None),
+            figure_formatting.money(team.cost, results.currency),
             f"{team.weight:g}",
-            report_text.percent(team.share_before),
+            figure_formatting.percent(team.share_before),
             _share_after(team.share_before, team.share_after, team.entitled),
-            report_text.percent(team.entitled),
+            figure_formatting.percent(team.entitled),
         )
     held = results.unassigned.allocated
     if held:
-        busy = report_text.percent(results.unassigned.busy / held)
+        busy = figure_formatting.percent(results.unassigned.busy / held)
         rest = _cost_without_team(results)
         table.add_row(
-            "no team", report_text.hours(held), busy, report_text.money(rest, results.currency), *[""] * 4, style="dim"
+            "no team",
+            figure_formatting.hours(held),
+            busy,
+            figure_formatting.money(rest, results.currency),
+            *[""] * 4,
+            style="dim",
         )
     table.add_row(
         "unallocated",
-        report_text.hours(results.accounts.unallocated),
+        figure_formatting.hours(results.accounts.unallocated),
         "",
-        report_text.money(results.unallocated_cost, results.currency),
+        figure_formatting.money(results.unallocated_cost, results.currency),
         *[""] * 4,
         style="dim",
     )
     table.add_section()
     table.add_row(
         "total",
-        report_text.hours(results.accounts.allocated + results.accounts.unallocated),
+        figure_formatting.hours(results.accounts.allocated + results.accounts.unallocated),
         "",
-        report_text.money(results.total_cost, results.currency),
+        figure_formatting.money(results.total_cost, results.currency),
         *[""] * 4,
         style="bold",
     )
     before = sum(abs(team.share_before - team.entitled) for team in results.teams) / 2
     after = sum(abs(team.share_after - team.entitled) for team in results.teams) / 2
-    better = Text(report_text.percent(after), "green" if after < before else "yellow")
-    table.add_row("misplaced", *[""] * 4, report_text.percent(before), better, "")
+    better = Text(figure_formatting.percent(after), "green" if after < before else "yellow")
+    table.add_row("misplaced", *[""] * 4, figure_formatting.percent(before), better, "")
     return table
 
 
@@ -356,7 +364,7 @@ def _protocol_table(results: Results) -> RenderableType:
     table.add_row("intervals sent", f"{results.sent:,}")
     table.add_row("intervals stored", f"{results.stored:,}")
     table.add_row(f"duplicates dropped ({results.acks_lost} answers lost on the way)", f"{results.duplicates:,}")
-    table.add_row("coverage (metered part of the working capacity)", report_text.percent(results.coverage, 3))
+    table.add_row("coverage (metered part of the working capacity)", figure_formatting.percent(results.coverage, 3))
     table.add_row(
         f"control cycles ({results.holds} held because usage was missing)",
         f"{results.cycles:,}",
@@ -400,7 +408,7 @@ def _mark(holds: bool) -> str:
 def _share_after(before: float, after: float, entitled: float) -> Text:
     """Render the new share, in green if it is closer to the team's entitlement than the old share."""
     closer = abs(after - entitled) < abs(before - entitled)
-    return Text(report_text.percent(after), "green" if closer else "")
+    return Text(figure_formatting.percent(after), "green" if closer else "")
 
 
 def _cost_without_team(results: Results) -> Decimal | None:

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from agent.devices.driver_lifecycle import Gpus
 from agent.devices.nvml_library import Driver, Fault
-from agent.holders.kubelet_client import Kubelet, KubeletAnswer, UnaryChannel
-from agent.holders.node_snapshot import NodeSource
+from agent.holders.kubelet_grpc_client import Kubelet, KubeletAnswer, UnaryChannel
+from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import PodLogs, ProcessTable
 from gputally.base.clock import Clock
 from gputally.doctor.findings import CannotCheck
 from gputally.doctor.node_checks import Machine
 
 if TYPE_CHECKING:
-    from accountant.wire.accountant_client import AccountantClient
     from accountant.wire.policy_models import Policy
+    from accountant.wire.typed_accountant_client import AccountantClient
     from gputally.kubernetes.objects import Kind, Object
 
 T = TypeVar("T")
@@ -167,7 +167,7 @@ def real_sources(options: Options, clock: Clock) -> Sources:
         return Inspector.connect(KINDS, options.kubeconfig)
 
     def accountant() -> AccountantClient:
-        from accountant.wire.accountant_client import AccountantClient
+        from accountant.wire.typed_accountant_client import AccountantClient
         from gputally.base.accountant_connection import Unanswered
         from gputally.base.http_calls import read_token
 

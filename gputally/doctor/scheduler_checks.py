@@ -14,8 +14,8 @@ from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.controller.kube_scheduler_extender import REMEDY
 from fairshare.controller.policy_file import advice
 from fairshare.core.gpu_demand import millis, read_pod
-from fairshare.core.queue_annotations import has_ref
 from fairshare.core.queues_and_weights import UNLIMITED, Condition, Gang, Issue, Pod, PolicyTree
+from fairshare.core.scheduler_queue_objects import has_ref
 from fairshare.laws.gang_turns import gang_reach
 from fairshare.targets import ADAPTERS, kai, kueue, volcano
 from fairshare.targets.kube_scheduler import NAME as KUBE_SCHEDULER

@@ -10,7 +10,7 @@ from agent.core.readings import Allocation, Gpu, Snapshot
 from agent.devices.driver_lifecycle import Gpus
 from agent.devices.nvml_device import Access
 from agent.devices.nvml_library import Driver
-from agent.holders.node_snapshot import NodeSource
+from agent.holders.node_reader import NodeSource
 from agent.holders.pod_and_job_files import Pods
 from agent.holders.process_cgroups import ProcessTable
 from agent.metering.meter import ClosedSet, Meter

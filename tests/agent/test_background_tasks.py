@@ -18,7 +18,7 @@ from agent.devices.driver_lifecycle import Gpus
 from agent.devices.nvml_device import Access
 from agent.devices.nvml_library import Driver
 from agent.holders.device_allocations import ResourceClaims, SliceStore
-from agent.holders.kubelet_client import Kubelet
+from agent.holders.kubelet_grpc_client import Kubelet
 from agent.holders.kubernetes_source import NodePods, NodeStore, kubernetes_source
 from agent.holders.lean_list_watch import PATH, ApiServer, PodStore, Reflector
 from agent.main_loop import Agent

@@ -13,7 +13,7 @@ import random
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.queues_and_weights import Entitlement, Gang, Pod
-from fairshare.preemption.preemption_claims import preemption_inputs
+from fairshare.preemption.claims_and_placement import preemption_inputs
 from fairshare.preemption.preemption_types import PreemptionInputs
 from fairshare.preemption.victim_selection import decide
 from fairshare.targets.kai import POD_GROUP

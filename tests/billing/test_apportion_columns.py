@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from accountant.billing.statement_breakdown import minor_units, nano_hours
+from gputally.base.apportionment import apportion
 from gputally.base.money import HOUR_PLACES, Money, exact_product, minor_places, nano_gpu_hours, payable
-from gputally.base.units import apportion
 from tests.effort import examples
 
 TIMES = st.lists(st.one_of(st.integers(0, 40), st.integers(0, 10**9), st.integers(0, 10**17)), min_size=1, max_size=30)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from accountant.billing.charge_columns import split_in_order
 from accountant.billing.cost_allocation import bills, bills_by_grouping, weights
-from accountant.billing.idle_time_breakdown import Launch, PhaseSpan, gang, phase_spans
+from accountant.billing.idle_time_causes import Launch, PhaseSpan, gang, phase_spans
 from accountant.billing.quota_usage import reserve
 from accountant.billing.time_reallocation import Share, lend, spread_shares
 from accountant.billing.usage_pricing import charges, quantify, total_cost

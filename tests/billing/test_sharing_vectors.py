@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from accountant.billing.time_reallocation import spread_shares
-from gputally.base.units import apportion
+from gputally.base.apportionment import apportion
 
 UNIT = 10**8
 """Units of one currency unit: the cases divide into thirds and forty-eighths."""

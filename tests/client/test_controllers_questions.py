@@ -10,7 +10,7 @@ import pytest
 from accountant.core.settings import Limits, Settings
 from accountant.wire.policy_models import Decision, Policy
 from agent.wire import Batch
-from fairshare.explain.what_if_replay import WhatIfError, history_from_ledger
+from fairshare.explain.what_if_simulation import WhatIfError, history_from_ledger
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
 from tests.price_books import price_book_text

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from accountant.wire.accountant_client import AccountantClient
+from accountant.wire.typed_accountant_client import AccountantClient
 from gputally.base import http_calls
 from gputally.base.accountant_connection import Unanswered
 

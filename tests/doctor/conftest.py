@@ -10,10 +10,10 @@ import pytest
 
 from accountant.composition import Service
 from accountant.core.settings import Settings
-from accountant.wire.accountant_client import AccountantClient
+from accountant.wire.typed_accountant_client import AccountantClient
 from agent.core.readings import Snapshot
-from agent.holders.kubelet_client import KubeletAnswer
-from fairshare.core.queue_annotations import instant
+from agent.holders.kubelet_grpc_client import KubeletAnswer
+from fairshare.core.scheduler_queue_objects import instant
 from fairshare.targets import KINDS
 from gputally.base.clock import Clock, VirtualClock
 from gputally.base.errors import Unavailable

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from accountant.composition import Service
-from accountant.wire.accountant_client import AccountantClient
 from accountant.wire.policy_models import Policy
-from agent.holders.kubelet_client import KubeletAnswer
+from accountant.wire.typed_accountant_client import AccountantClient
+from agent.holders.kubelet_grpc_client import KubeletAnswer
 from agent.wire import Batch, Holder
 from fairshare.targets.kai import QUEUE
 from gputally.base.accountant_connection import Unanswered

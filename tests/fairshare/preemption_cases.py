@@ -8,8 +8,8 @@ from typing import Any
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.queues_and_weights import Gang, Pod, PolicyTree
-from fairshare.preemption.preemption_rules import Account, QueueResource
 from fairshare.preemption.preemption_types import PreemptionInputs
+from fairshare.preemption.reclaim_rules_and_limits import Account, QueueResource
 from gputally.kubernetes.objects import Kind
 
 NOW_MS = 1_790_812_800_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fairshare.core.queues_and_weights import UNLIMITED
-from fairshare.preemption.preemption_rules import (
+from fairshare.preemption.reclaim_rules_and_limits import (
     EPSILON,
     Account,
     Amounts,

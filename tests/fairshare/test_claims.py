@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fairshare.preemption.preemption_claims import MOST_CLAIMS
-from fairshare.preemption.preemption_rules import PastPreemption
+from fairshare.preemption.claims_and_placement import MOST_CLAIMS
+from fairshare.preemption.reclaim_rules_and_limits import PastPreemption
 from fairshare.preemption.victim_selection import decide
 from tests.fairshare.preemption_cases import NOW_MS, gang, policy, situation
 

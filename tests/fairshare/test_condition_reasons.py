@@ -14,7 +14,7 @@ import pytest
 
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.kube_scheduler_extender import Extender
-from fairshare.core import queue_annotations
+from fairshare.core import scheduler_queue_objects
 from fairshare.targets import KINDS
 from fairshare.targets.kai import QUEUE
 from fairshare.targets.kueue import WORKLOADS
@@ -104,7 +104,7 @@ class Case:
     queue: dict[str, Any] = field(default_factory=dict)
 
 
-NOTED = queue_annotations.WeightAnnotations(1.0, 0.5, None, 0, "f" * 16).annotations()
+NOTED = scheduler_queue_objects.WeightAnnotations(1.0, 0.5, None, 0, "f" * 16).annotations()
 LEFT_BEHIND = {**KAI_QUEUE, "metadata": {"name": "old", "annotations": NOTED}}
 WELL = shard_object(kValue=0)
 FAIR = [cluster_queue(**SHOWN), configured(ON)]

@@ -13,7 +13,7 @@ from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersi
 from accountant.wire.usage_cost_and_job_models import BudgetState
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport, replay_weights
-from fairshare.core import queue_annotations
+from fairshare.core import scheduler_queue_objects
 from fairshare.targets.kai import QUEUE, SHARD
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
@@ -221,7 +221,7 @@ def test_conditions_are_kept_in_the_cluster_and_outlive_the_controller(
     later = {k: json.loads(v) for k, v in three.get(CONFIG_MAP, HERE.name, HERE.namespace)["data"].items()}
     assert later["kai.Effective"]["lastTransitionTime"] == json.loads(first["kai.Effective"])["lastTransitionTime"]
     assert later["UsageFresh"]["status"] == "False"
-    assert later["UsageFresh"]["lastTransitionTime"] == queue_annotations.instant(clock.wall_ms())
+    assert later["UsageFresh"]["lastTransitionTime"] == scheduler_queue_objects.instant(clock.wall_ms())
 
 
 def test_a_shard_with_history_of_its_own_is_reported(

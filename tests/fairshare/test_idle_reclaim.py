@@ -13,7 +13,7 @@ from accountant.wire.usage_cost_and_job_models import Accounts
 from fairshare.controller.control_loop import Controller
 from fairshare.core.gpu_demand import QUEUE_LABEL, read_pod
 from fairshare.preemption.idle_reclaim import CHECKS_PER_GRACE, WARNING
-from fairshare.preemption.target_preemption import replay_verdicts
+from fairshare.preemption.preemption_cycle import replay_verdicts
 from fairshare.targets import KINDS
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fairshare.core import queue_annotations
+from fairshare.core import scheduler_queue_objects
 from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import Issue, Pod, TargetQueue
 from fairshare.preemption.victim_candidates import bundles
@@ -36,7 +36,7 @@ def test_no_quantities(text: object) -> None:
 
 
 def test_a_queue_is_read_with_what_we_noted_on_it() -> None:
-    noted = queue_annotations.WeightAnnotations(2.0, 3.5, 1_000, 1, "v1").annotations()
+    noted = scheduler_queue_objects.WeightAnnotations(2.0, 3.5, 1_000, 1, "v1").annotations()
     read = read_queue(queue_object("a", 3.5, requested="12", allocated="7500m", annotations=noted, uid="u"))
     assert not isinstance(read, Issue)
     held, standing = read
@@ -74,11 +74,11 @@ def test_what_cannot_be_read_is_an_issue(change: dict[str, Any], reason: str) ->
 
 
 def test_only_the_weight_and_our_annotations_are_patched() -> None:
-    patch = KaiAdapter().patch(TargetQueue("a", "u-1", "7", 1.0, QUEUE), 2.5, {queue_annotations.BASE: "1"})
+    patch = KaiAdapter().patch(TargetQueue("a", "u-1", "7", 1.0, QUEUE), 2.5, {scheduler_queue_objects.BASE: "1"})
     assert patch == {
         "apiVersion": "scheduling.run.ai/v2",
         "kind": "Queue",
-        "metadata": {"name": "a", "uid": "u-1", "annotations": {queue_annotations.BASE: "1"}},
+        "metadata": {"name": "a", "uid": "u-1", "annotations": {scheduler_queue_objects.BASE: "1"}},
         "spec": {"resources": {"gpu": {"overQuotaWeight": 2.5}}},
     }
     assert "spec" not in KaiAdapter().patch(TargetQueue("a", "", "7", 1.0, QUEUE), None, {})
@@ -431,16 +431,18 @@ def test_modes() -> None:
 
 
 def test_unreadable_weight_annotations_are_none() -> None:
-    whole = queue_annotations.WeightAnnotations(None, 1.5, 1_790_812_800_123, -1, "v").annotations()
-    assert queue_annotations.read(whole) == queue_annotations.WeightAnnotations(None, 1.5, 1_790_812_800_123, -1, "v")
-    for broken in (
-        {queue_annotations.PUBLISHED: "x"},
-        {queue_annotations.BASE: ""},
-        {queue_annotations.PUBLISHED: "nan"},
-    ):
-        assert queue_annotations.read(whole | broken) is None
-    lenient = queue_annotations.read(
-        whole | {queue_annotations.CHANGED: "yesterday", queue_annotations.DIRECTION: "sideways"}
+    whole = scheduler_queue_objects.WeightAnnotations(None, 1.5, 1_790_812_800_123, -1, "v").annotations()
+    assert scheduler_queue_objects.read(whole) == scheduler_queue_objects.WeightAnnotations(
+        None, 1.5, 1_790_812_800_123, -1, "v"
     )
-    assert lenient == queue_annotations.WeightAnnotations(None, 1.5, None, 0, "v")
-    assert queue_annotations.read({}) is None
+    for broken in (
+        {scheduler_queue_objects.PUBLISHED: "x"},
+        {scheduler_queue_objects.BASE: ""},
+        {scheduler_queue_objects.PUBLISHED: "nan"},
+    ):
+        assert scheduler_queue_objects.read(whole | broken) is None
+    lenient = scheduler_queue_objects.read(
+        whole | {scheduler_queue_objects.CHANGED: "yesterday", scheduler_queue_objects.DIRECTION: "sideways"}
+    )
+    assert lenient == scheduler_queue_objects.WeightAnnotations(None, 1.5, None, 0, "v")
+    assert scheduler_queue_objects.read({}) is None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import release_weights
-from fairshare.core import queue_annotations
+from fairshare.core import scheduler_queue_objects
 from fairshare.core.queues_and_weights import Issue, TargetQueue
 from fairshare.preemption.preemption_controller import NotPossible, by_hand
 from fairshare.preemption.preemption_types import PreemptionCall
@@ -214,7 +214,7 @@ def test_a_local_queue_keeps_history_out_of_its_weight_where_kueue_keeps_it(
 
 def test_weights_are_texts_and_only_our_fields_are_written() -> None:
     held = TargetQueue("a", "u", "7", None, kind=LQ, namespace="ns")
-    patch = KueueAdapter().patch(held, 0.75, {queue_annotations.BASE: "unset"})
+    patch = KueueAdapter().patch(held, 0.75, {scheduler_queue_objects.BASE: "unset"})
     assert patch == {
         "apiVersion": "kueue.x-k8s.io/v1beta2",
         "kind": "LocalQueue",
@@ -222,7 +222,7 @@ def test_weights_are_texts_and_only_our_fields_are_written() -> None:
             "name": "a",
             "namespace": "ns",
             "uid": "u",
-            "annotations": {queue_annotations.BASE: "unset"},
+            "annotations": {scheduler_queue_objects.BASE: "unset"},
         },
         "spec": {"fairSharing": {"weight": "0.75"}},
     }

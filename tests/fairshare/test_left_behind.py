@@ -12,7 +12,7 @@ import yaml
 from fairshare.__main__ import main
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import release_weights
-from fairshare.core import queue_annotations
+from fairshare.core import scheduler_queue_objects
 from fairshare.targets import KINDS
 from fairshare.targets.kai import QUEUE
 from fairshare.targets.kueue import CLUSTER_QUEUES
@@ -32,7 +32,7 @@ SAYS = (
 
 
 def carries_annotations(obj: Object) -> bool:
-    return queue_annotations.PUBLISHED in (obj["metadata"].get("annotations") or {})
+    return scheduler_queue_objects.PUBLISHED in (obj["metadata"].get("annotations") or {})
 
 
 def test_what_a_policy_lets_go_of_is_said_and_given_back_alone(
@@ -76,7 +76,7 @@ def test_every_target_knows_what_it_left_behind(
     kind: Any, ref: str, spec: dict[str, Any], accountant: Accountant, clock: VirtualClock
 ) -> None:
     published = 0.5 if ref == "kueue" else 5000.0
-    noted = queue_annotations.WeightAnnotations(1.0, published, None, 0, "f" * 16).annotations()
+    noted = scheduler_queue_objects.WeightAnnotations(1.0, published, None, 0, "f" * 16).annotations()
     objects = [
         object_of(kind, name, spec, **more)
         for name, more in (("a", {"annotations": noted}), ("b", {}), ("stranger", {}))
@@ -111,7 +111,7 @@ def test_another_policys_weights_stay_where_it_is_named(
 
 
 def test_the_command_gives_back_what_was_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    noted = queue_annotations.WeightAnnotations(1.0, 0.5, None, 0, "f" * 16).annotations()
+    noted = scheduler_queue_objects.WeightAnnotations(1.0, 0.5, None, 0, "f" * 16).annotations()
     objects = [queue_object("a", 0.5, annotations=noted), queue_object("b", 0.5, annotations=noted)]
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(objects))
     (tmp_path / "policy.yaml").write_text("queues: [{name: b, refs: [kai:b]}]")

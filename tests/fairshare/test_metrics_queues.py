@@ -5,7 +5,7 @@ from __future__ import annotations
 from fairshare.controller.controller_metrics import families
 from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.core.queues_and_weights import UNLIMITED, Entitlement, Gang
-from fairshare.preemption.preemption_claims import unplaceable_gpus
+from fairshare.preemption.claims_and_placement import unplaceable_gpus
 from tests.fairshare.preemption_cases import HOUR_MS, NOW_MS, gang
 
 

@@ -18,14 +18,14 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport, replay_weights
 from fairshare.controller.policy_file import PolicyFile
 from fairshare.core.queues_and_weights import FleetWindow
-from fairshare.explain.what_if_replay import history_from_ledger
+from fairshare.explain.what_if_simulation import history_from_ledger
 from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
 from fairshare.preemption.preemption_controller import NotPossible, by_hand
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.targets import ADAPTERS
 from fairshare.targets.kai import QUEUE
 from fairshare.usage.accountant_client import AccountantApi, other_clusters
-from fairshare.usage.usage_windows import OtherClusters, sum_of_windows
+from fairshare.usage.multi_cluster_windows import OtherClusters, sum_of_windows
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.memory_cluster import MemoryCluster

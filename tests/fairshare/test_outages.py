@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 from accountant.wire.policy_models import Decision, Policy
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
-from fairshare.controller.cycle_recorder import MOST_CYCLES, CycleLog, CycleRecorder
 from fairshare.controller.cycle_report import CycleReport
+from fairshare.controller.event_and_decision_recorder import MOST_CYCLES, CycleLog, CycleRecorder
 from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import Pod
 from fairshare.targets.kai import QUEUE, SHARD

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fairshare.controller.weight_writer import release_weights
-from fairshare.core import queue_annotations
+from fairshare.core import scheduler_queue_objects
 from fairshare.targets.kai import QUEUE
 from fairshare.targets.weight_plan import FIELD_MANAGER
 from gputally.base.clock import VirtualClock
@@ -26,7 +26,7 @@ def test_every_write_is_ours_alone_and_notes_the_base(
     obj = three.get(QUEUE, "a")
     (entry,) = obj["metadata"]["managedFields"]
     assert (entry["manager"], entry["operation"]) == (FIELD_MANAGER, "Apply")
-    noted = queue_annotations.read(obj["metadata"]["annotations"])
+    noted = scheduler_queue_objects.read(obj["metadata"]["annotations"])
     assert noted is not None
     assert (noted.base, noted.published, noted.direction) == (1.0, 0.5, -1)
     assert three.get(QUEUE, "stranger")["metadata"].get("annotations") is None
@@ -61,7 +61,7 @@ def test_a_reset_to_the_base_is_published_over_and_the_base_stays(
     report = controller.cycle()
     assert weights_in(three)["a"] == 0.1
     assert "WeightReset" in [event.reason for event in report.events]
-    noted = queue_annotations.read(three.get(QUEUE, "a")["metadata"]["annotations"])
+    noted = scheduler_queue_objects.read(three.get(QUEUE, "a")["metadata"]["annotations"])
     assert noted is not None
     assert noted.base == 1.0
 

@@ -16,7 +16,7 @@ from accountant.wire.policy_models import Decision, Policy
 from fairshare.cli.replay_command import recount
 from fairshare.core.queues_and_weights import Gang
 from fairshare.preemption.eviction import EvictionResult
-from fairshare.preemption.preemption_rules import DAY_MS, PastPreemption
+from fairshare.preemption.preemption_cycle import PreemptionReport, VictimStop, decisions
 from fairshare.preemption.preemption_types import (
     PreemptionCall,
     PreemptionInputs,
@@ -24,7 +24,7 @@ from fairshare.preemption.preemption_types import (
     inputs_from_json,
     inputs_to_json,
 )
-from fairshare.preemption.target_preemption import PreemptionReport, VictimStop, decisions
+from fairshare.preemption.reclaim_rules_and_limits import DAY_MS, PastPreemption
 from fairshare.preemption.victim_selection import decide
 from tests.effort import examples
 from tests.fairshare.preemption_cases import HOUR_MS, NOW_MS, gang, policy, situation

@@ -12,7 +12,7 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.core.gpu_demand import CHECKPOINT, read_pod
 from fairshare.preemption.preemption_controller import VETO_VALID_MS
-from fairshare.preemption.target_preemption import replay_verdicts
+from fairshare.preemption.preemption_cycle import replay_verdicts
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster

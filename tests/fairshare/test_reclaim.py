@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fairshare.preemption.preemption_rules import (
+from fairshare.preemption.reclaim_rules_and_limits import (
     Account,
     Claimant,
     QueueResource,

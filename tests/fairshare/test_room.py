@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.wire.policy_models import PreemptionPolicy
-from fairshare.preemption.preemption_claims import FreeGpus
-from fairshare.preemption.preemption_rules import DAY_MS, HOUR_MS, Budget, PastPreemption
+from fairshare.preemption.claims_and_placement import FreeGpus
+from fairshare.preemption.reclaim_rules_and_limits import DAY_MS, HOUR_MS, Budget, PastPreemption
 from tests.effort import examples
 from tests.fairshare.preemption_cases import NOW_MS
 

@@ -12,7 +12,7 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import replay_weights
 from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import Shard
-from fairshare.preemption.preemption_claims import preemption_inputs
+from fairshare.preemption.claims_and_placement import preemption_inputs
 from fairshare.targets.kai import CONFIG, POOL_LABEL, SHARD
 from fairshare.usage.cluster_capacity import NothingToDivide, ServingNodes, target_capacity
 from gputally.base.clock import VirtualClock

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fairshare.controller.control_loop import Controller
-from fairshare.core.queue_annotations import instant
+from fairshare.core.scheduler_queue_objects import instant
 from fairshare.targets.kai import QUEUE, SHARD
 from fairshare.usage.cluster_capacity import SETTLED_MS
 from gputally.base.clock import VirtualClock

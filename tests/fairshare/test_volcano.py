@@ -14,7 +14,7 @@ import yaml
 import fairshare
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import adopt, advice, release_weights, write_weights
-from fairshare.core import queue_annotations
+from fairshare.core import scheduler_queue_objects
 from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import TargetQueue
 from fairshare.preemption.unfinished_preemptions import PREEMPTION
@@ -89,9 +89,9 @@ def test_weights_are_parts_of_the_whole_cluster_in_integers(cycle: Make, account
     )
     annotations = cluster.get(QUEUE, "eng")["metadata"]["annotations"]
     assert (
-        annotations[queue_annotations.BASE],
-        annotations[queue_annotations.PUBLISHED],
-        annotations[queue_annotations.WEIGHT],
+        annotations[scheduler_queue_objects.BASE],
+        annotations[scheduler_queue_objects.PUBLISHED],
+        annotations[scheduler_queue_objects.WEIGHT],
     ) == ("1", "4375", "1")
     again = Controller(policy, accountant, cluster, clock).cycle()
     assert again.targets[0].outcomes == ()

@@ -11,7 +11,7 @@ import pytest
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.weight_writer import available, write_weights
-from fairshare.core import queue_annotations
+from fairshare.core import scheduler_queue_objects
 from fairshare.targets.kai import QUEUE, shard_advice, usage_read
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import Apply
@@ -75,12 +75,12 @@ def test_when_kai_reads_usage_our_weights_are_given_back(either_of: Make, accoun
     controller = Controller(policy_of(), accountant, cluster, clock)
     twice = controller.cycle()
     assert {c.type: c.reason for c in twice.targets[0].conditions}["Effective"] == "HistoryCountedTwice"
-    assert queue_annotations.BASE in cluster.get(QUEUE, "a")["metadata"]["annotations"]
+    assert scheduler_queue_objects.BASE in cluster.get(QUEUE, "a")["metadata"]["annotations"]
     usage = policy_of(targets={"kai": {"mode": "usage", "apply": "enforce", "endpoint": "http://a:9091"}})
     report = Controller(usage, accountant, cluster, clock).cycle()
     assert {c.type: c.reason for c in report.targets[0].conditions}["Effective"] == "UsageOnly"
     assert [o.apply.value for o in report.targets[0].outcomes] == [1.0, 1.0, 1.0]
-    assert queue_annotations.BASE not in (cluster.get(QUEUE, "a")["metadata"].get("annotations") or {})
+    assert scheduler_queue_objects.BASE not in (cluster.get(QUEUE, "a")["metadata"].get("annotations") or {})
     assert report.targets[0].entitlements
     assert Controller(usage, accountant, cluster, clock).cycle().targets[0].outcomes == ()
 

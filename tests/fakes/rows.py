@@ -14,7 +14,7 @@ from accountant.billing.queue_waits import KnownPod
 from accountant.ledger.protocols import EpochReport, Quarantined
 from accountant.wire.policy_models import IDLE, Decision, Policy, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine
-from gputally.base.units import prorate
+from gputally.base.apportionment import prorate
 from tests.fakes.holdings import FromLines
 from tests.fakes.journal import MemoryJournal
 

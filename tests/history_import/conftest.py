@@ -11,7 +11,7 @@ import pytest
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.storage.duckdb_ledger import DuckLedger
-from accountant.wire.accountant_client import AccountantClient
+from accountant.wire.typed_accountant_client import AccountantClient
 from gputally.base.clock import VirtualClock
 from gputally.server.https_server import serve
 from gputally.server.tokens_and_grants import new_token

@@ -15,7 +15,7 @@ from accountant.history_import import import_run
 from accountant.history_import.import_run import Destination
 from accountant.history_import.prometheus_source import PrometheusFailed, read_series
 from accountant.history_import.slurm_history import Job, SlurmHistory
-from accountant.wire.accountant_client import AccountantClient
+from accountant.wire.typed_accountant_client import AccountantClient
 from gputally.base.accountant_connection import Unanswered
 from gputally.base.prometheus_api import Prometheus
 from gputally.base.units import MS_PER_HOUR

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from accountant.api.answer_cache import FRESH_MS, STALEST_MS
-from accountant.web.overview_pages import prepare_pages
+from accountant.web.month_and_decision_pages import prepare_pages
 from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
 from gputally.base.clock import VirtualClock
 from tests.http.conftest import HOUR_US, Door, OpenDoor

@@ -22,10 +22,10 @@ from fairshare.controller.cycle_report import Outcome, TargetReport, hold_decisi
 from fairshare.core.queues_and_weights import Standing
 from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
 from fairshare.preemption.eviction import EvictionResult
-from fairshare.preemption.target_preemption import PreemptionReport, VictimStop, decisions
+from fairshare.preemption.preemption_cycle import PreemptionReport, VictimStop, decisions
 from fairshare.preemption.victim_selection import decide
 from fairshare.targets.weight_plan import Apply
-from fairshare.usage.usage_windows import UsageHold
+from fairshare.usage.stale_usage_hold import UsageHold
 from gputally.base.clock import VirtualClock
 from tests.effort import examples
 from tests.fairshare.preemption_cases import HOUR_MS, gang, situation

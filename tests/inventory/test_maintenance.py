@@ -9,7 +9,7 @@ import pytest
 
 from accountant.core.errors import InventoryError
 from accountant.inventory.inventory_file import MergedInventory, YamlInventory
-from accountant.inventory.node_facts import MOST_SPANS, Calendar, PlannedMaintenance
+from accountant.inventory.node_facts_and_downtime import MOST_SPANS, Calendar, PlannedMaintenance
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
 
 

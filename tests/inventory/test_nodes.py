@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.inventory.node_facts import (
+from accountant.inventory.node_facts_and_downtime import (
     CORDONED,
     NOT_READY,
     NodeObservation,

@@ -10,7 +10,7 @@ import pytest
 from accountant.storage.duckdb_engine import Cursor, Database, Row
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.storage.ledger_state import State, load
-from accountant.storage.query.idle_time_query import idle_phases, lent_time
+from accountant.storage.query.startup_and_lent_time import idle_phases, lent_time
 from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock

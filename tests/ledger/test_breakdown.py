@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from accountant.billing.idle_time_breakdown import broken_down
+from accountant.billing.idle_time_causes import broken_down
 from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import Facts, NodeFacts
 from accountant.storage.duckdb_ledger import DuckLedger

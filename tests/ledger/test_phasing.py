@@ -13,15 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.idle_time_breakdown import Launch, gang, phase_spans
+from accountant.billing.idle_time_causes import Launch, gang, phase_spans
 from accountant.ledger.protocols import IdlePhases
 from accountant.storage.duckdb_engine import Database
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.policy_models import Policy, QueuePolicy
 from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Holder, UsageInterval
+from gputally.base.apportionment import prorate
 from gputally.base.clock import VirtualClock
-from gputally.base.units import BUCKET_MS, MS_PER_HOUR, prorate
+from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 from tests.effort import examples
 from tests.fresh import fresh
 from tests.ledger.conftest import MINUTE, START_MS, Hand

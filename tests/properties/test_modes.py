@@ -32,7 +32,7 @@ from agent.core.readings import (
     Unavailable,
 )
 from agent.holders.device_allocations import replace_reservations
-from agent.holders.node_snapshot import HolderCounters, OwnedProcess
+from agent.holders.node_reader import HolderCounters, OwnedProcess
 from agent.metering.meter import ClosedSet, Meter
 from agent.simulation.simulated_node import A100, H100, make_gpu
 from agent.wire import Batch, Holder

@@ -29,9 +29,9 @@ from agent.wire import Holder, PodFacts
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.preemption.eviction import EvictionResult
+from fairshare.preemption.preemption_cycle import PreemptionReport, VictimStop
 from fairshare.preemption.preemption_types import Verdict, Victim
-from fairshare.preemption.target_preemption import PreemptionReport, VictimStop
-from fairshare.usage.usage_windows import UsageHold
+from fairshare.usage.stale_usage_hold import UsageHold
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE
 from gputally.demo.pipeline import Pipeline

@@ -19,7 +19,7 @@ from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.core.periods import Month, zone
 from accountant.ledger.protocols import IdlePhases
 from accountant.prices.price_book import Billing, IdlePolicy
-from accountant.reports import html_and_pdf, report_builder, report_tables, report_text
+from accountant.reports import figure_formatting, html_and_pdf, report_builder, report_tables
 from accountant.reports.report_breakdowns import Difference
 from accountant.reports.report_builder import MonthBooks, Report, build
 from accountant.reports.report_tables import records
@@ -405,4 +405,4 @@ def test_the_cost_of_a_kind_of_capacity_is_that_of_the_hours_beside_it() -> None
     table = page[page.index("By GPU and kind of capacity") :].partition("</table>")[0]
     assert "Unallocated<small>GPU-h</small>" in table
     for row in priced:
-        assert f"<td>{report_text.hours(row.figures.accounts.unallocated)}</td>" in table
+        assert f"<td>{figure_formatting.hours(row.figures.accounts.unallocated)}</td>" in table

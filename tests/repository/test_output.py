@@ -12,7 +12,7 @@ from rich.table import Table
 
 from gputally.base.command_output import WIDTH_WITHOUT_TERMINAL, Output, flat, show
 from gputally.base.untrusted_text import for_cell
-from gputally.command_tree import all_commands
+from gputally.shell_completion import all_commands
 
 RECORD = {
     "name": "=cmd",

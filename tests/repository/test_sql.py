@@ -59,7 +59,11 @@ OWN = {
         "label_values",
         "quoted",
     },
-    "accountant/storage/query/idle_time_query.py": {"MS_PER_HOUR", "statement('borrowed')", "statement('payers')"},
+    "accountant/storage/query/startup_and_lent_time.py": {
+        "MS_PER_HOUR",
+        "statement('borrowed')",
+        "statement('payers')",
+    },
     "accountant/storage/query/usage_sums.py": {
         "_listed(gpus)",
         "few",

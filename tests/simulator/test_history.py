@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from accountant.wire.policy_models import Policy
-from fairshare.explain.what_if_replay import ReplayHistory, assumptions, leaves_only, replay_under, replayed_queue
+from fairshare.explain.what_if_simulation import ReplayHistory, assumptions, leaves_only, replay_under, replayed_queue
 from fairshare.simulator.job_traces import US_PER_GPU_HOUR, HeldHour, capacity, jobs
 
 H = US_PER_GPU_HOUR

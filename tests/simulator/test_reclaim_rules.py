@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairshare.core.queues_and_weights import Claim
-from fairshare.preemption.preemption_rules import (
+from fairshare.preemption.reclaim_rules_and_limits import (
     Account,
     Claimant,
     QueueResource,

@@ -47,7 +47,7 @@ from accountant.storage.query.group_by_dimensions import (
     of_all,
     pieces_of,
 )
-from accountant.storage.query.idle_time_query import IdleTime, idle_time
+from accountant.storage.query.startup_and_lent_time import IdleTime, idle_time
 from accountant.storage.query.usage_sums import ALL_CELLS, GROUPED_BY, UJ_PER_J, sums
 from accountant.storage.span_splitting import EVERY_GPU, TaggedSpan
 from accountant.storage.write.name_ids import NO_DEVICE, DeviceName, holders

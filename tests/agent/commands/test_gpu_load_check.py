@@ -18,7 +18,7 @@ from agent.__main__ import main
 from agent.commands.gpu_load_check import Check, Cuda, CudaFault, NoCuda, duration_ms, print_checks, report, size, table
 from agent.devices.driver_lifecycle import Gpus
 from agent.devices.nvml_library import Driver
-from agent.holders.node_snapshot import NodeSource
+from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock

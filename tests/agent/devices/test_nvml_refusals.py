@@ -12,7 +12,7 @@ import pytest
 
 from agent.core.readings import Allocation
 from agent.devices.nvml_library import DriverReplaced
-from agent.holders.node_snapshot import NodeSource
+from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from agent.metering.meter import Meter
 from agent.wire import Holder, UsageInterval

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fairshare.controller.control_loop import Controller
-from fairshare.core import queue_annotations
+from fairshare.core import scheduler_queue_objects
 from fairshare.targets import KINDS
 from fairshare.targets.kai import QUEUE, SHARD
 from fairshare.targets.status_config_map import StatusObject
@@ -157,4 +157,4 @@ def test_a_cycle_publishes_weights_on_the_real_server(server: ApiServer, account
     weights = {queue: _gpu(obj)["overQuotaWeight"] for queue, obj in objects.items()}
     assert weights["a"] < weights["b"] < weights["c"]
     assert all(FIELD_MANAGER in _managers(obj) for obj in objects.values())
-    assert all(queue_annotations.BASE in obj["metadata"]["annotations"] for obj in objects.values())
+    assert all(scheduler_queue_objects.BASE in obj["metadata"]["annotations"] for obj in objects.values())

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from fairshare.controller import policy_file as policies
-from fairshare.explain.what_if_replay import Comparison
+from fairshare.explain.what_if_simulation import Comparison
 from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web.what_if_worker import Cancelled, PreviewFailed, PreviewOrder, ProgressCallback, Worker
 from gputally.base.errors import FairshareError

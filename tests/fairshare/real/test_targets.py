@@ -9,7 +9,7 @@ import pytest
 
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import adopt, release_weights
-from fairshare.core import queue_annotations
+from fairshare.core import scheduler_queue_objects
 from fairshare.targets import ADAPTERS, KINDS, kueue, volcano
 from fairshare.targets.weight_plan import FIELD_MANAGER
 from gputally.base.clock import VirtualClock
@@ -73,7 +73,7 @@ def test_kueue_from_the_operators_750m_to_ours_and_back(cluster: Cluster, accoun
     ours = cluster.get(CQ, "kq-a")
     assert ours["spec"]["fairSharing"]["weight"] == "0.375"
     assert ours["spec"]["resourceGroups"][0]["flavors"] == flavors
-    assert ours["metadata"]["annotations"][queue_annotations.BASE] == "0.75"
+    assert ours["metadata"]["annotations"][scheduler_queue_objects.BASE] == "0.75"
     for _ in range(10):
         clock.advance(60_000)
         last = _results(controller.cycle())
@@ -81,7 +81,7 @@ def test_kueue_from_the_operators_750m_to_ours_and_back(cluster: Cluster, accoun
     assert {outcome.result for outcome in release_weights(policy, cluster)} == {"applied"}
     released = cluster.get(CQ, "kq-a")
     assert released["spec"]["fairSharing"]["weight"] == "0.75"
-    assert queue_annotations.BASE not in (released["metadata"].get("annotations") or {})
+    assert scheduler_queue_objects.BASE not in (released["metadata"].get("annotations") or {})
 
 
 @pytest.mark.parametrize(("mode", "field"), [("weight", "weight"), ("deserved", "deserved")])
@@ -107,7 +107,7 @@ def test_volcano_takes_what_each_plugin_reads(
     assert FIELD_MANAGER in {e["manager"] for e in cluster.get(volcano.QUEUE, names[0])["metadata"]["managedFields"]}
     assert {outcome.result for outcome in release_weights(policy, cluster)} == {"applied"}
     released = cluster.get(volcano.QUEUE, names[0])
-    assert queue_annotations.BASE not in (released["metadata"].get("annotations") or {})
+    assert scheduler_queue_objects.BASE not in (released["metadata"].get("annotations") or {})
     if mode == "weight" and not isinstance(cluster, MemoryCluster):
         assert released["spec"]["weight"] == 1  # the schema's default is back
 

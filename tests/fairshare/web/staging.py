@@ -21,8 +21,8 @@ from fairshare.controller import policy_file as policies
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.policy_file import PolicyFileWriter, PolicyLocation
 from fairshare.core.queues_and_weights import Pod
-from fairshare.explain import what_if_replay
-from fairshare.explain.what_if_replay import Comparison, ReplayedQueue
+from fairshare.explain import what_if_simulation
+from fairshare.explain.what_if_simulation import Comparison, ReplayedQueue
 from fairshare.targets import KINDS
 from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.page_routing import PageContext, PagesApp
@@ -106,12 +106,12 @@ def usage_line(at_ms: int, gpu_us: int) -> UsageLine:
 def quick(order: PreviewOrder, told: ProgressCallback, stop: threading.Event) -> Comparison:
     """A comparison without a replay: figures that only have to look like some."""
     told(0.5, "replaying the draft")
-    names = what_if_replay.leaves(order.then)
+    names = what_if_simulation.leaves(order.then)
     rows = []
     for q, name in enumerate(names):
         now, then = 300.0 * (q + 1), 300.0 * (q + 1) + (40.0 if q % 2 else -60.0)
         rows.append(
-            what_if_replay.ComparedQueue(
+            what_if_simulation.ComparedQueue(
                 name, now + 7, ReplayedQueue(name, now, 90, 1.5, 1.0, 12), ReplayedQueue(name, then, 90, 1.1, 0.8, 9)
             )
         )

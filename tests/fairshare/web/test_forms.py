@@ -13,7 +13,7 @@ import structlog
 
 from fairshare.controller import policy_file as policies
 from fairshare.controller.policy_file import digest
-from fairshare.explain.what_if_replay import Comparison
+from fairshare.explain.what_if_simulation import Comparison
 from fairshare.web.what_if_worker import Cancelled, PreviewOrder, ProgressCallback
 from gputally.base.yaml_file import parse
 from gputally.server.sign_in import FORM_TOKEN

@@ -12,7 +12,7 @@ from accountant.__main__ import main
 from accountant.history_import import import_run
 from accountant.history_import.import_run import Destination
 from accountant.history_import.prometheus_source import History, PrometheusFailed
-from accountant.wire.accountant_client import AccountantClient
+from accountant.wire.typed_accountant_client import AccountantClient
 from fairshare.simulator.simulation_model import Outage
 from gputally.base.accountant_connection import Unanswered
 from gputally.base.prometheus_api import Prometheus

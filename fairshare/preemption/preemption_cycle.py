@@ -16,8 +16,8 @@ from importlib.metadata import version
 from typing import Any, Final, Literal, get_args
 
 from accountant.wire.policy_models import Decision, Mode, Policy
-from fairshare.core.queue_annotations import join_texts
 from fairshare.core.queues_and_weights import Condition
+from fairshare.core.scheduler_queue_objects import join_texts
 from fairshare.preemption.eviction import (
     STOPPED,
     EvictionCheck,
@@ -27,7 +27,6 @@ from fairshare.preemption.eviction import (
     events,
     stop_victim,
 )
-from fairshare.preemption.preemption_rules import Limit, PastPreemption
 from fairshare.preemption.preemption_types import (
     PreemptionInputs,
     Verdict,
@@ -36,6 +35,7 @@ from fairshare.preemption.preemption_types import (
     inputs_to_json,
     verdict_to_json,
 )
+from fairshare.preemption.reclaim_rules_and_limits import Limit, PastPreemption
 from fairshare.preemption.victim_selection import decide
 from gputally.base.errors import Unavailable
 from gputally.kubernetes.objects import Cluster, Event

@@ -28,8 +28,8 @@ from accountant.billing.statements import Adjustment, Correction
 from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.ledger.protocols import JobKey
-from accountant.reports import html_and_pdf, report_builder, report_text
-from accountant.reports.report_text import is_old, silent_clusters
+from accountant.reports import figure_formatting, html_and_pdf, report_builder
+from accountant.reports.figure_formatting import is_old, silent_clusters
 from accountant.web import page_queries, page_rows
 from accountant.web.page_queries import records
 from accountant.web.page_rows import adjusting, correcting, to_lines
@@ -281,10 +281,10 @@ def _render(template: str, deps: Deps, **values: Any) -> str:
     book = deps.book()
     shared: dict[str, Any] = {
         "example_prices": book is not None and book.has_examples,
-        "navigation": NAVIGATION, "picker": deps.picker(), "style_url": STYLE, "f": report_text, "zone": zone,
-        "old": StaleLedger(newest, report_text.duration(at - newest)) if is_old(newest, at) else None,
+        "navigation": NAVIGATION, "picker": deps.picker(), "style_url": STYLE, "f": figure_formatting, "zone": zone,
+        "old": StaleLedger(newest, figure_formatting.duration(at - newest)) if is_old(newest, at) else None,
         "silent": [
-            StaleLedger(end_ms, report_text.duration(at - end_ms), cluster)
+            StaleLedger(end_ms, figure_formatting.duration(at - end_ms), cluster)
             for cluster, end_ms in silent_clusters(deps.ledger.newest_by_cluster(), at).items()
         ],
     }  # fmt: skip
@@ -300,7 +300,7 @@ def _environment() -> Environment:
         "count": decision_text.of_gpus,
         "job_id": _job_id,
     }
-    environment.filters["team_name"] = report_text.name
+    environment.filters["team_name"] = figure_formatting.name
     environment.filters["compact"] = lambda value: json.dumps(value, sort_keys=True, ensure_ascii=False)
     return environment
 
@@ -316,7 +316,7 @@ def _instant_text(at_ms: int, zone: ZoneInfo) -> str:
 
 def _figure(value: float | None) -> str:
     """A weight with four significant digits."""
-    return report_text.NOTHING if value is None else f"{value:.4g}"
+    return figure_formatting.NOTHING if value is None else f"{value:.4g}"
 
 
 SHOWN = 200

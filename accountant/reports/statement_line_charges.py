@@ -30,8 +30,8 @@ from accountant.core.settings import Issuer
 from accountant.ledger.protocols import Questions
 from accountant.prices.price_book import Price, PriceBook
 from accountant.wire.usage_cost_and_job_models import Dimension
+from gputally.base.apportionment import apportion
 from gputally.base.money import HOUR_PLACES, exact_product, exact_sum
-from gputally.base.units import apportion
 
 BY: Final[tuple[Dimension, ...]] = (
     "team", "day", "cluster", "zone", "namespace", "pod", "job", "user", "queue",

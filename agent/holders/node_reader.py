@@ -45,9 +45,9 @@ from agent.holders.pod_and_job_files import Pods
 from agent.holders.process_cgroups import PodLogs, PodName, ProcessTable
 from agent.metering.reading_deltas import NO_HOLDER_READING
 from agent.wire import Holder, Method, PodFacts
+from gputally.base.apportionment import apportion
 from gputally.base.clock import Clock
 from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES
-from gputally.base.units import apportion
 
 UNKNOWN_PROCESS = Unavailable("unknown process on the gpu")
 

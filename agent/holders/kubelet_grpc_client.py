@@ -219,7 +219,7 @@ class UnaryChannel:
         return data[_PREFIX_BYTES:]
 
 
-log = logging.getLogger("agent.holders.kubelet_client")
+log = logging.getLogger("agent.holders.kubelet_grpc_client")
 
 POLL_MS = 5 * MS_PER_SECOND
 """Time between two polls. Source: the kubelet answers 100 calls a second to all its clients together, burst 10."""

@@ -15,7 +15,8 @@ from math import fsum, inf
 from accountant.wire.policy_models import Policy, PreemptionPolicy
 from fairshare.core.gpu_demand import gpus_taken
 from fairshare.core.queues_and_weights import UNLIMITED, Entitlement, Gang, Pod, PolicyTree, Quota
-from fairshare.preemption.preemption_rules import (
+from fairshare.preemption.preemption_types import PreemptionCall, PreemptionInputs, Trigger
+from fairshare.preemption.reclaim_rules_and_limits import (
     EPSILON,
     Account,
     Accounts,
@@ -28,7 +29,6 @@ from fairshare.preemption.preemption_rules import (
     still_limiting,
     within_quota,
 )
-from fairshare.preemption.preemption_types import PreemptionCall, PreemptionInputs, Trigger
 from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.objects import Object, gpus_of_nodes
 

@@ -1,6 +1,4 @@
-"""Decides whether a usage window is good enough to change weights, and adds the windows of other clusters to it.
-
-While usage is missing, stale or incompletely metered, a `UsageHold` keeps the last good weights and gives the reason.
+"""Adds the usage windows of other clusters to the window of the controller's own.
 
 A policy may count usage of several clusters (`usage.clusters`). Each accountant returns the window of its own cluster,
 and this module adds them. Without a half-life the sum equals, to the microsecond, the window of one ledger with the
@@ -18,50 +16,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from accountant.wire.policy_models import Measure, Policy, UsageWindow, WindowSpec
-from fairshare.core.queue_annotations import join_texts
-from fairshare.core.queues_and_weights import Condition, FleetWindow
+from fairshare.core.queues_and_weights import FleetWindow
+from fairshare.core.scheduler_queue_objects import join_texts
+from fairshare.usage.stale_usage_hold import UsageHold, usage_hold
 from gputally.base.errors import AccountantUnavailable
-from gputally.base.units import MS_PER_SECOND
 from gputally.base.yaml_file import Document, FileFault
-
-USAGE_FRESH = "UsageFresh"
-"""Type of the condition that reports a hold."""
-
-
-@dataclass(frozen=True, slots=True)
-class UsageHold:
-    """Why the last good weights stay.
-
-    reason: one word, as in the conditions of Kubernetes.
-    message: a sentence with the figures."""
-
-    reason: str
-    message: str
-
-
-def usage_hold(policy: Policy, window: UsageWindow, now_ms: int) -> UsageHold | None:
-    """Return why the window must not change weights; None if it is good enough."""
-    if window.capacity <= 0:
-        of = f" of cluster {window.cluster!r}: is that what its agents call it?" if window.cluster else ""
-        return UsageHold("NoCapacity", f"the window holds no capacity{of}")
-    if window.watermark_ms is None:
-        return UsageHold("NoUsage", "the ledger knows of no GPU in service")
-    age_s = max(0, now_ms - window.watermark_ms) / MS_PER_SECOND
-    if age_s > policy.max_staleness:
-        return UsageHold("StaleUsage", f"usage is {age_s:.0f} s old, allowed are {policy.max_staleness} s")
-    if window.coverage < policy.min_coverage:
-        return UsageHold(
-            "LowCoverage", f"{window.coverage:.2%} of the window is metered, needed are {policy.min_coverage:.0%}"
-        )
-    return None
-
-
-def freshness_condition(hold: UsageHold | None) -> Condition:
-    """Return the condition `UsageFresh`, which is False during a hold."""
-    if hold is None:
-        return Condition(USAGE_FRESH, "True", "Fresh", "usage is recent and complete enough to act on")
-    return Condition(USAGE_FRESH, "False", hold.reason, f"{hold.message}: the last good weights stay")
-
 
 _EQUAL_FIELDS = ("kind", "start_ms", "end_ms", "half_life_s", "decay", "measure", "unit", "by", "gpu_weights", "shard")
 """Fields in which windows must agree so that their figures can be added."""

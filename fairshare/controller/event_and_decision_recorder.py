@@ -16,8 +16,8 @@ import structlog
 
 from accountant.wire.policy_models import Decision
 from fairshare.controller.cycle_report import EVERYTHING, CycleReport, Outcome, Result, TargetReport, with_change
-from fairshare.core.queue_annotations import join_texts
 from fairshare.core.queues_and_weights import Condition, Observation, Value
+from fairshare.core.scheduler_queue_objects import join_texts
 from fairshare.core.settings import Level
 from fairshare.targets import status_config_map
 from fairshare.targets.status_config_map import StatusObject

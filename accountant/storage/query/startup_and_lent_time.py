@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
-from accountant.billing.idle_time_breakdown import Launch, Phase, PhaseSpan, gang, in_gangs, phase_spans
+from accountant.billing.idle_time_causes import Launch, Phase, PhaseSpan, gang, in_gangs, phase_spans
 from accountant.billing.time_reallocation import Share, lend
 from accountant.core.claim_overlap import union
 from accountant.ledger.protocols import IdlePhases, LentTime
