@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gputally.base.apportionment import apportion, prorate
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.base.pod_queue_labels import queue_ref
-from gputally.base.units import apportion, prorate
 from gputally.base.yaml_file import FileFault, convert, parse, read
 
 

@@ -9,7 +9,7 @@ import promql_parser as pq
 import pytest
 
 from accountant.wire.usage_cost_and_job_models import Accounts
-from dashboards import grafana_schema, layout, lint
+from dashboards import grafana_schema, lint, panels_and_variables
 from tests.dashboards.conftest import PUBLISHED, SCRAPED, parse, selectors, walk
 
 
@@ -67,7 +67,7 @@ def test_variables_ask_for_published_metrics(dashboard: dict[str, Any]) -> None:
         if variable["type"] != "query":
             continue
         query, kind = variable["query"]["query"], variable["query"]["qryType"]
-        if kind == layout.QUERY_RESULT:
+        if kind == panels_and_variables.QUERY_RESULT:
             tree = parse(query.removeprefix("query_result(").removesuffix(")"))
             (label,) = re.findall(r'(\w+)="', variable["regex"])
             named = [PUBLISHED[s.name.removeprefix("gputally_")] for s, _ in selectors(tree)]

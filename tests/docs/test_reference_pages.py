@@ -13,7 +13,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from accountant.billing.usage_pricing import cost
-from gputally.command_tree import all_commands
+from gputally.shell_completion import all_commands
 from scripts.reference_pages import (
     API_PAGE,
     DOCUMENT,

@@ -30,7 +30,7 @@ from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.policy_models import IDLE, UNASSIGNED, Measure, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from agent.wire import Batch
-from fairshare.usage.usage_windows import sum_of_windows
+from fairshare.usage.multi_cluster_windows import sum_of_windows
 from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS
 from tests.effort import examples

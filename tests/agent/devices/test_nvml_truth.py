@@ -15,7 +15,7 @@ from agent.core.readings import DeviceReading
 from agent.devices.driver_lifecycle import Gpus
 from agent.devices.nvml_library import Driver
 from agent.devices.utilization import RING_MS
-from agent.holders.node_snapshot import NodeSource
+from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from gputally.base.clock import VirtualClock
 from tests.agent.nvml_rig import GIB, T0, Rig

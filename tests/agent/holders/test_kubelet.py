@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.holders import kubelet_pod_resources
-from agent.holders.kubelet_client import (
+from agent.holders.kubelet_grpc_client import (
     OFFER_MS,
     RESOURCE_EXHAUSTED,
     UNIMPLEMENTED,

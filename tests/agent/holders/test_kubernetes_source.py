@@ -17,10 +17,10 @@ from agent.devices.driver_lifecycle import Gpus, ReleasableSource
 from agent.devices.mig_layout import LOOK_MS
 from agent.devices.nvml_device import Access
 from agent.devices.nvml_library import Driver
-from agent.holders.kubelet_client import OFFER_MS, VALID_MS, Kubelet, UnaryChannel
+from agent.holders.kubelet_grpc_client import OFFER_MS, VALID_MS, Kubelet, UnaryChannel
 from agent.holders.kubernetes_source import KEEP_MS, SYNC_MS, NodePods, NodeStore, kubernetes_source
 from agent.holders.lean_list_watch import PodStore, Reflector
-from agent.holders.node_snapshot import NodeSource
+from agent.holders.node_reader import NodeSource
 from agent.holders.pod_and_job_files import Pods
 from agent.holders.process_cgroups import PodLogs, ProcessTable
 from agent.main_loop import Agent

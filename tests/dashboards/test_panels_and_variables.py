@@ -1,4 +1,4 @@
-"""Panels, layout, what columns of tables are shown as, and the shape of the JSON."""
+"""Panels, panels_and_variables, what columns of tables are shown as, and the shape of the JSON."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dashboards import grafana_schema, layout
+from dashboards import grafana_schema, panels_and_variables
 from dashboards.__main__ import DASHBOARDS
-from dashboards.layout import Levels, Query, Section, bars, dashboard, link_to, stat, table, timeseries
+from dashboards.panels_and_variables import Levels, Query, Section, bars, dashboard, link_to, stat, table, timeseries
 
 QUERY = Query("vector(1)", "one")
 
@@ -22,7 +22,9 @@ def figure(title: str) -> Any:
 
 
 def board(*sections: Section) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(dashboard("gputally-test", "Test", "A test.", layout.scope(), sections))
+    loaded: dict[str, Any] = json.loads(
+        dashboard("gputally-test", "Test", "A test.", panels_and_variables.scope(), sections)
+    )
     return loaded
 
 
