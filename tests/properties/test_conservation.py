@@ -36,6 +36,7 @@ operations = st.one_of(
     st.tuples(st.just("restart"), st.just(0), st.just(0)),
     st.tuples(st.just("nothing"), st.just(0), st.just(0)),
 )
+Steps = list[tuple[int, tuple[str, int, int]]]
 histories = st.lists(st.tuples(st.integers(1, 7_000), operations), min_size=1, max_size=25)
 
 
@@ -152,7 +153,7 @@ class History:
         return [row for closed in self.closed for row in closed.rows]
 
 
-def play(steps: list[tuple[int, tuple[str, int, int]]], interval_ms: int, per_holder: bool) -> History:
+def play(steps: Steps, interval_ms: int, per_holder: bool) -> History:
     history = History(make_node(per_holder), interval_ms)
     at_ms = START_MS
     history.look(at_ms)
@@ -183,9 +184,7 @@ def by_gpu(history: History) -> dict[str, list[ClosedSet]]:
 
 @settings(max_examples=examples(40, 240), deadline=None)
 @given(histories, st.sampled_from([1_000, 5_000, 60_000]), st.booleans())
-def test_rows_add_up_to_the_time_and_never_overlap(
-    steps: list[tuple[int, tuple[str, int, int]]], interval_ms: int, per_holder: bool
-) -> None:
+def test_rows_add_up_to_the_time_and_never_overlap(steps: Steps, interval_ms: int, per_holder: bool) -> None:
     history = play(steps, interval_ms, per_holder)
     for uuid, sets in by_gpu(history).items():
         end_ms = START_MS
@@ -217,9 +216,7 @@ def test_rows_add_up_to_the_time_and_never_overlap(
 
 @settings(max_examples=examples(40, 240), deadline=None)
 @given(histories, st.sampled_from([1_000, 5_000, 60_000]), st.booleans())
-def test_busy_time_and_energy_add_up_to_the_device(
-    steps: list[tuple[int, tuple[str, int, int]]], interval_ms: int, per_holder: bool
-) -> None:
+def test_busy_time_and_energy_add_up_to_the_device(steps: Steps, interval_ms: int, per_holder: bool) -> None:
     steps = [step for step in steps if step[1][0] != "restart"]
     history = play(steps, interval_ms, per_holder)
     for uuid, sets in by_gpu(history).items():
@@ -231,9 +228,7 @@ def test_busy_time_and_energy_add_up_to_the_device(
 
 @settings(max_examples=examples(40, 240), deadline=None)
 @given(histories, st.sampled_from([1_000, 5_000, 60_000]))
-def test_holders_get_what_the_node_knows_they_had(
-    steps: list[tuple[int, tuple[str, int, int]]], interval_ms: int
-) -> None:
+def test_holders_get_what_the_node_knows_they_had(steps: Steps, interval_ms: int) -> None:
     """Seen at every change, a holder's rows are the truth: to the microsecond where its share divides
     the span, else less than one microsecond per row away from it."""
     steps = [step for step in steps if step[1][0] not in ("restart", "holders")]
@@ -253,7 +248,7 @@ def test_holders_get_what_the_node_knows_they_had(
 
 @settings(max_examples=examples(26, 160), deadline=None)
 @given(histories, st.sampled_from([1_000, 5_000, 60_000]))
-def test_a_restart_never_adds_time(steps: list[tuple[int, tuple[str, int, int]]], interval_ms: int) -> None:
+def test_a_restart_never_adds_time(steps: Steps, interval_ms: int) -> None:
     """With restarts a holder is booked at most what it had, and a lone holder that stays all of it."""
     steps = [step for step in steps if step[1][0] != "holders"]
     history = play(steps, interval_ms, per_holder=True)

@@ -12,16 +12,20 @@ from hypothesis import strategies as st
 from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, UsageWindow
 from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem, DivisionRound, Remainder, Standing
 from fairshare.laws.division import divide
-from fairshare.laws.weight_calculation import WeightInputs, calculate_weights, usage_ratios
+from fairshare.laws.weight_calculation import WeightInputs, WeightResult, calculate_weights, usage_ratios
 from tests.effort import examples
 from tests.usage_windows import usage_window
 
 HOUR_US = 3_600_000_000
+POOL = 16.0
+USUAL = settings(max_examples=examples(20, 120), deadline=None)
+Claims = tuple[Claim, ...]
+Situation = tuple[Policy, dict[str, int], dict[str, Standing]]
 quantities = st.one_of(st.integers(0, 60).map(float), st.floats(0, 60, allow_nan=False))
 
 
 @st.composite
-def claim_sets(draw: st.DrawFn) -> tuple[Claim, ...]:
+def claim_sets(draw: st.DrawFn) -> Claims:
     count = draw(st.integers(1, 9))
     names = [f"q{i}" for i in range(count)]
     return tuple(
@@ -40,11 +44,14 @@ def claim_sets(draw: st.DrawFn) -> tuple[Claim, ...]:
     )
 
 
+def most(claim: Claim) -> float:
+    """What a queue can use."""
+    return claim.request if claim.limit == UNLIMITED else min(claim.request, claim.limit)
+
+
 @given(claim_sets(), quantities, st.floats(0, 5), st.randoms(), st.booleans())
-@settings(max_examples=examples(20, 120), deadline=None)
-def test_order_of_input_is_of_no_account(
-    claims: tuple[Claim, ...], total: float, k: float, random: Random, compat: bool
-) -> None:
+@USUAL
+def test_order_of_input_is_of_no_account(claims: Claims, total: float, k: float, random: Random, compat: bool) -> None:
     case = DivisionProblem("x", total, k, claims)
     shuffled = list(claims)
     random.shuffle(shuffled)
@@ -54,9 +61,9 @@ def test_order_of_input_is_of_no_account(
 
 
 @given(claim_sets(), quantities, st.floats(0, 5), st.booleans())
-@settings(max_examples=examples(20, 120), deadline=None)
+@USUAL
 def test_nobody_gets_more_than_he_can_use_but_for_one_remainder_in_kai(
-    claims: tuple[Claim, ...], total: float, k: float, compat: bool
+    claims: Claims, total: float, k: float, compat: bool
 ) -> None:
     division = divide(DivisionProblem("x", total, k, claims), explain=True, kai_compat=compat)
     extra: dict[str, float] = {}
@@ -65,14 +72,13 @@ def test_nobody_gets_more_than_he_can_use_but_for_one_remainder_in_kai(
             assert step.queue not in extra
             extra[step.queue] = step.given if compat else 0.0
     for claim in claims:
-        cap = claim.request if claim.limit == UNLIMITED else min(claim.request, claim.limit)
-        assert -1e-9 <= division.shares[claim.name] <= cap + extra.get(claim.name, 0.0) + 1e-9
+        assert -1e-9 <= division.shares[claim.name] <= most(claim) + extra.get(claim.name, 0.0) + 1e-9
         assert extra.get(claim.name, 0.0) <= 1.0
 
 
 @given(claim_sets(), quantities, st.floats(0, 5), st.booleans())
-@settings(max_examples=examples(20, 120), deadline=None)
-def test_the_pool_is_conserved(claims: tuple[Claim, ...], total: float, k: float, compat: bool) -> None:
+@USUAL
+def test_the_pool_is_conserved(claims: Claims, total: float, k: float, compat: bool) -> None:
     flat = tuple(replace(claim, parent=None) for claim in claims)
     division = divide(DivisionProblem("x", total, k, flat), explain=True, kai_compat=compat)
     given_out = fsum(division.shares.values())
@@ -84,20 +90,16 @@ def test_the_pool_is_conserved(claims: tuple[Claim, ...], total: float, k: float
 
 
 @given(claim_sets(), st.integers(1, 60).map(float), st.floats(0, 5))
-@settings(max_examples=examples(20, 120), deadline=None)
+@USUAL
 def test_nothing_is_left_while_somebody_wants_and_a_priority_is_served_before_the_next(
-    claims: tuple[Claim, ...], total: float, k: float
+    claims: Claims, total: float, k: float
 ) -> None:
     flat = tuple(replace(claim, parent=None, weight=max(claim.weight, 0.1)) for claim in claims)
     division = divide(DivisionProblem("x", total, k, flat))
-    short = {}
-    for claim in flat:
-        cap = claim.request if claim.limit == UNLIMITED else min(claim.request, claim.limit)
-        if division.shares[claim.name] < cap - 1e-9:
-            short[claim.name] = claim
+    short = [claim for claim in flat if division.shares[claim.name] < most(claim) - 1e-9]
     if short:
         assert division.remaining <= 1e-9
-    highest = max((claim.priority for claim in short.values()), default=0)
+    highest = max((claim.priority for claim in short), default=0)
     quota = divide(DivisionProblem("x", total, k, flat), explain=True).deserved
     for claim in flat:
         if claim.priority < highest:
@@ -105,31 +107,28 @@ def test_nothing_is_left_while_somebody_wants_and_a_priority_is_served_before_th
 
 
 @given(claim_sets(), quantities)
-@settings(max_examples=examples(20, 120), deadline=None)
-def test_without_k_usage_is_of_no_account(claims: tuple[Claim, ...], total: float) -> None:
+@USUAL
+def test_without_k_usage_is_of_no_account(claims: Claims, total: float) -> None:
     unused = tuple(replace(claim, usage=0.0) for claim in claims)
-    assert (
-        divide(DivisionProblem("x", total, 0.0, claims)).shares
-        == divide(DivisionProblem("x", total, 0.0, unused)).shares
-    )
+    used, same = (divide(DivisionProblem("x", total, 0.0, each)).shares for each in (claims, unused))
+    assert used == same
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[Policy, dict[str, int], dict[str, Standing]]:
+def situations(draw: st.DrawFn) -> Situation:
     """A policy, usage that descendants are part of, and what the scheduler shows."""
     count = draw(st.integers(2, 7))
     names = [f"q{i}" for i in range(count)]
-    queues = []
-    for i, name in enumerate(names):
-        queues.append(
-            QueuePolicy(
-                name=name,
-                parent=draw(st.sampled_from(names[:i])) if i > 1 and draw(st.booleans()) else None,
-                deserved=draw(st.sampled_from((0.0, 0.0, 2.0, 4.0))),
-                weight=draw(st.sampled_from((0.5, 1.0, 2.0, 3.0))),
-                priority=draw(st.sampled_from((100, 100, 200))),
-            )
+    queues = [
+        QueuePolicy(
+            name=name,
+            parent=draw(st.sampled_from(names[:i])) if i > 1 and draw(st.booleans()) else None,
+            deserved=draw(st.sampled_from((0.0, 0.0, 2.0, 4.0))),
+            weight=draw(st.sampled_from((0.5, 1.0, 2.0, 3.0))),
+            priority=draw(st.sampled_from((100, 100, 200))),
         )
+        for i, name in enumerate(names)
+    ]
     policy = Policy(
         k=draw(st.sampled_from((0.5, 1.0, 2.0, 5.0))),
         bounds=Bounds(min_multiplier=0.1, max_multiplier=4.0, max_step=1e6, deadband=0.0),
@@ -157,63 +156,53 @@ def _window(usage: dict[str, int]) -> UsageWindow:
     return usage_window(usage, 16 * HOUR_US)
 
 
+def weigh(policy: Policy, usage: dict[str, int], standings: dict[str, Standing]) -> WeightResult:
+    return calculate_weights(WeightInputs(policy, _window(usage), standings, POOL, 0))
+
+
 @given(situations())
-@settings(max_examples=examples(20, 120), deadline=None)
-def test_siblings_never_use_more_than_all_so_the_pool_always_goes_to_somebody(
-    situation: tuple[Policy, dict[str, int], dict[str, Standing]],
-) -> None:
+@USUAL
+def test_siblings_never_use_more_than_all_so_the_pool_always_goes_to_somebody(situation: Situation) -> None:
     policy, usage, _ = situation
-    ratios = usage_ratios(policy, _window(usage), 16.0)
+    ratios = usage_ratios(policy, _window(usage), POOL)
     for parent in {queue.parent for queue in policy.queues}:
         siblings = [queue for queue in policy.queues if queue.parent == parent]
         assert fsum(ratios[queue.name].u for queue in siblings) <= 1 + 1e-12
         claims = [Claim(queue.name, 1.0, weight=queue.weight, usage=ratios[queue.name].u) for queue in siblings]
-        first = divide(DivisionProblem("x", 16.0, policy.k, tuple(claims)), explain=True).steps[0]
+        first = divide(DivisionProblem("x", POOL, policy.k, tuple(claims)), explain=True).steps[0]
         assert isinstance(first, DivisionRound)
         assert fsum(offer.p for offer in first.offers) >= 1 - 1e-9
 
 
 @given(situations(), st.randoms())
-@settings(max_examples=examples(20, 120), deadline=None)
-def test_weights_stay_within_bounds_and_do_not_depend_on_order(
-    situation: tuple[Policy, dict[str, int], dict[str, Standing]], random: Random
-) -> None:
+@USUAL
+def test_weights_stay_within_bounds_and_do_not_depend_on_order(situation: Situation, random: Random) -> None:
     policy, usage, standings = situation
-    weighing = calculate_weights(WeightInputs(policy, _window(usage), standings, 16.0, 0))
+    weighing = weigh(policy, usage, standings)
     for weight in weighing.weights:
         assert 0.1 * weight.configured * (1 - 1e-5) <= weight.value <= 4.0 * weight.configured * (1 + 1e-5)
     queues = list(policy.queues)
     random.shuffle(queues)
     shuffled = policy.model_copy(update={"queues": tuple(queues)})
-    backwards = dict(reversed(standings.items()))
-    assert (
-        calculate_weights(WeightInputs(shuffled, _window(dict(reversed(usage.items()))), backwards, 16.0, 0))
-        == weighing
-    )
+    assert weigh(shuffled, dict(reversed(usage.items())), dict(reversed(standings.items()))) == weighing
 
 
 @given(situations())
-@settings(max_examples=examples(20, 120), deadline=None)
-def test_without_k_the_configured_weights_stand(situation: tuple[Policy, dict[str, int], dict[str, Standing]]) -> None:
+@USUAL
+def test_without_k_the_configured_weights_stand(situation: Situation) -> None:
     policy, usage, standings = situation
-    static = policy.model_copy(update={"k": 0.0})
-    for weight in calculate_weights(WeightInputs(static, _window(usage), standings, 16.0, 0)).weights:
+    for weight in weigh(policy.model_copy(update={"k": 0.0}), usage, standings).weights:
         assert weight.value == weight.configured
 
 
 @given(situations(), st.data())
 @settings(max_examples=examples(26, 160), deadline=None)
-def test_who_used_more_gets_no_more_weight(
-    situation: tuple[Policy, dict[str, int], dict[str, Standing]], data: st.DataObject
-) -> None:
+def test_who_used_more_gets_no_more_weight(situation: Situation, data: st.DataObject) -> None:
     policy, usage, standings = situation
     roots = [queue.name for queue in policy.queues if queue.parent is None]
     name = data.draw(st.sampled_from(roots))
     more = usage | {name: usage[name] + data.draw(st.integers(1, 8 * HOUR_US))}
-    before = {
-        w.queue: w.value for w in calculate_weights(WeightInputs(policy, _window(usage), standings, 16.0, 0)).weights
-    }
-    after = {
-        w.queue: w.value for w in calculate_weights(WeightInputs(policy, _window(more), standings, 16.0, 0)).weights
-    }
+    before, after = (
+        {weight.queue: weight.value for weight in weigh(policy, used, standings).weights} for used in (usage, more)
+    )
     assert after[name] <= before[name] * (1 + 1e-5)

@@ -33,6 +33,9 @@ from tests.usage_windows import usage_window
 NO_TURNS = TurnPolicy(ratio=0)
 LAWS: tuple[Law, ...] = (Kai(2.0), FairTree(), Multifactor(), Deficit(DeficitPolicy(), NO_TURNS))
 WEEK_S = 604_800.0
+MANY = settings(max_examples=25, deadline=None)
+USUAL = settings(max_examples=examples(13, 80), deadline=None)
+EVERY_LAW = pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
 
 
 @st.composite
@@ -56,9 +59,9 @@ def _policy(siblings: LawQueues, **bounds: float) -> Policy:
     return Policy(bounds=Bounds(**free), queues=tuple(QueuePolicy(name=m.name) for m in siblings.members))
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+@EVERY_LAW
 @given(siblings=groups(), chance=st.randoms())
-@settings(max_examples=25, deadline=None)
+@MANY
 def test_the_order_of_the_queues_decides_nothing(law: Law, siblings: LawQueues, chance: Random) -> None:
     members = list(siblings.members)
     chance.shuffle(members)
@@ -67,9 +70,9 @@ def test_the_order_of_the_queues_decides_nothing(law: Law, siblings: LawQueues, 
     assert verdict.traces.keys() == {member.name for member in members}
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+@EVERY_LAW
 @given(siblings=groups(), factor=st.sampled_from((0.25, 2.0, 8.0)))
-@settings(max_examples=25, deadline=None)
+@MANY
 def test_only_the_proportions_of_the_configured_weights_count(law: Law, siblings: LawQueues, factor: float) -> None:
     scaled = replace(
         siblings,
@@ -82,9 +85,9 @@ def test_only_the_proportions_of_the_configured_weights_count(law: Law, siblings
         assert other[name] / (1.0 if law.relative else factor) == pytest.approx(weight)
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+@EVERY_LAW
 @given(siblings=groups(), which=st.integers(0, 5), more=st.floats(0.01, 0.3))
-@settings(max_examples=examples(13, 80), deadline=None)
+@USUAL
 def test_more_past_usage_never_raises_the_own_part(law: Law, siblings: LawQueues, which: int, more: float) -> None:
     members = siblings.members
     member = members[which % len(members)]
@@ -98,7 +101,7 @@ def test_more_past_usage_never_raises_the_own_part(law: Law, siblings: LawQueues
 
 
 @given(siblings=groups())
-@settings(max_examples=examples(13, 80), deadline=None)
+@USUAL
 def test_without_history_or_gain_the_configured_weights_stand(siblings: LawQueues) -> None:
     unused = replace(siblings, columns=LawColumns.of([m._replace(usage=0.0) for m in siblings.members]))
     whole = sum(m.weight for m in unused.members)
@@ -112,7 +115,7 @@ def test_without_history_or_gain_the_configured_weights_stand(siblings: LawQueue
 
 
 @given(siblings=groups())
-@settings(max_examples=examples(13, 80), deadline=None)
+@USUAL
 def test_debts_are_only_against_real_work_and_never_exceed_what_was_used(siblings: LawQueues) -> None:
     owed = owed_gpu_hours(siblings, 24.0)
     for member in siblings.members:
@@ -123,7 +126,7 @@ def test_debts_are_only_against_real_work_and_never_exceed_what_was_used(sibling
 
 
 @given(siblings=groups(), data=st.data())
-@settings(max_examples=examples(13, 80), deadline=None)
+@USUAL
 def test_inside_the_quiet_zone_nothing_moves(siblings: LawQueues, data: st.DataObject) -> None:
     law = Deficit(DeficitPolicy(quiet=50.0), NO_TURNS)
     verdict = law(siblings, {})
@@ -148,9 +151,9 @@ def test_a_memory_that_was_written_down_is_the_same_memory(siblings: LawQueues) 
     assert (kept.weights, dict(kept.memory)) == (read.weights, dict(read.memory))
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+@EVERY_LAW
 @given(siblings=groups())
-@settings(max_examples=25, deadline=None)
+@MANY
 def test_what_a_law_wants_is_kept_within_the_multipliers(law: Law, siblings: LawQueues) -> None:
     wishes, _ = wanted_weights(law, siblings, _policy(siblings, min_multiplier=0.5, max_multiplier=2.0), {})
     for member in siblings.members:
@@ -189,15 +192,22 @@ def test_the_turn_goes_to_who_is_owed_most_and_admits_its_gang(owed_to: str) -> 
     assert law(replace(siblings, now_ms=4 * 3_600_000), kept).turn == owed_to
 
 
-def test_no_turn_without_need_without_claim_or_beyond_a_limit() -> None:
-    assert Deficit(DeficitPolicy(), NO_TURNS)(_lumps("third"), {}).turn is None
-    assert Deficit(DeficitPolicy(), TurnPolicy(ratio=2))(_lumps("third"), {}).turn is None
-    assert Deficit(DeficitPolicy(), TurnPolicy())(_lumps("third", limit=8.0), {}).turn is None
-    small = _lumps("third")
-    fits = replace(small, pool=160.0)
-    assert Deficit(DeficitPolicy(), TurnPolicy())(fits, {}).turn is None
-    nobody = replace(small, columns=LawColumns.of([m._replace(usage=m.target) for m in small.members]))
-    assert Deficit(DeficitPolicy(), TurnPolicy())(nobody, {}).turn is None
+LUMPS = _lumps("third")
+
+
+@pytest.mark.parametrize(
+    ("turns", "siblings"),
+    [
+        (NO_TURNS, LUMPS),
+        (TurnPolicy(ratio=2), LUMPS),
+        (TurnPolicy(), _lumps("third", limit=8.0)),
+        (TurnPolicy(), replace(LUMPS, pool=160.0)),
+        (TurnPolicy(), replace(LUMPS, columns=LawColumns.of([m._replace(usage=m.target) for m in LUMPS.members]))),
+    ],
+    ids=["no turns", "too small a ratio", "beyond a limit", "everything fits", "nothing is owed"],
+)
+def test_no_turn_without_need_without_claim_or_beyond_a_limit(turns: TurnPolicy, siblings: LawQueues) -> None:
+    assert Deficit(DeficitPolicy(), turns)(siblings, {}).turn is None
 
 
 def test_a_turn_freezes_what_was_smoothed() -> None:

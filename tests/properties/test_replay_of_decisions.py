@@ -36,6 +36,7 @@ TREE: list[dict[str, Any]] = [
 ]
 NAMES = tuple(queue["name"] for queue in TREE)
 RELEASE = version("gputally")
+Cycles = list[tuple[UsageWindow, dict[str, Standing], frozenset[str]]]
 
 
 def _policy(law: str) -> Policy:
@@ -43,7 +44,7 @@ def _policy(law: str) -> Policy:
 
 
 @st.composite
-def cycles(draw: st.DrawFn) -> list[tuple[UsageWindow, dict[str, Standing], frozenset[str]]]:
+def cycles(draw: st.DrawFn) -> Cycles:
     """Runs several cycles, so that the law has a history."""
     found = []
     for i in range(draw(st.integers(1, 3))):
@@ -72,9 +73,7 @@ def _recorded(target: TargetReport, window: UsageWindow, policy: Policy, at_ms: 
 @pytest.mark.parametrize("law", LAWS)
 @given(several=cycles())
 @settings(max_examples=12, deadline=None)
-def test_what_was_recorded_comes_to_the_same_bit_for_bit(
-    law: str, several: list[tuple[UsageWindow, dict[str, Standing], frozenset[str]]]
-) -> None:
+def test_what_was_recorded_comes_to_the_same_bit_for_bit(law: str, several: Cycles) -> None:
     policy = _policy(law)
     last = WeightResult((), ())
     for window, standings, spent in several:
@@ -145,17 +144,15 @@ def _state(name: str, spent: str | None) -> BudgetState:
 @pytest.mark.parametrize("law", LAWS)
 @given(several=cycles(), spent=st.sets(st.sampled_from(("a1", "b", "c")), min_size=1, max_size=2))
 @settings(max_examples=10, deadline=None)
-def test_an_exhausted_budget_leaves_the_quota_and_nothing_over_it(
-    law: str, several: list[tuple[UsageWindow, dict[str, Standing], frozenset[str]]], spent: set[str]
-) -> None:
+def test_an_exhausted_budget_leaves_the_quota_and_nothing_over_it(law: str, several: Cycles, spent: set[str]) -> None:
     policy = _policy(law)
     window, standings, _ = several[0]
-    some, none = frozenset(spent), frozenset[str]()
-    with_it = calculate_weights(WeightInputs(policy, window, standings, 24.0, window.end_ms, {}, some))
-    without = {
-        e.queue: e
-        for e in calculate_weights(WeightInputs(policy, window, standings, 24.0, window.end_ms, {}, none)).entitlements
-    }
+    some = frozenset(spent)
+    with_it, without_it = (
+        calculate_weights(WeightInputs(policy, window, standings, 24.0, window.end_ms, {}, exhausted))
+        for exhausted in (some, frozenset[str]())
+    )
+    without = {due.queue: due for due in without_it.entitlements}
     deserved = {queue.name: queue.deserved for queue in policy.queues}
     for weight in with_it.weights:
         if weight.queue in some:
@@ -186,10 +183,9 @@ def test_the_weight_comes_back_at_once_when_the_month_turns() -> None:
     policy, records = _one("kai")
     window = UsageWindow.model_validate(records[0].inputs["window"])
     standings = {name: Standing(30.0, 5.0, 0.0 if name == "c" else 1.0) for name in NAMES}
-    weights = {w.queue: w.value for w in calculate_weights(WeightInputs(policy, window, standings, 24.0, 0)).weights}
-    usual = {n: replace(s, weight=1.0) for n, s in standings.items()}
-    assert (
-        weights["c"]
-        >= {w.queue: w.value for w in calculate_weights(WeightInputs(policy, window, usual, 24.0, 0)).weights}["c"]
-        > 0
+    usual = {name: replace(standing, weight=1.0) for name, standing in standings.items()}
+    back, steady = (
+        {w.queue: w.value for w in calculate_weights(WeightInputs(policy, window, each, 24.0, 0)).weights}["c"]
+        for each in (standings, usual)
     )
+    assert back >= steady > 0
