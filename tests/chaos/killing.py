@@ -21,6 +21,7 @@ import msgspec
 import yaml
 
 from agent.wire import Batch, Holder, UsageInterval
+from gputally.base.units import MS_PER_DAY
 from tests.patience import patience_s, until
 
 QUARTER_MS = 900_000
@@ -56,10 +57,13 @@ class Mortal:
     def start(self) -> None:
         self.pid = forked(self.zygote, ["accountant", "serve", "--config", str(self.config)], self.log)
 
+    def serve(self) -> None:
+        """Start it, and wait until it answers."""
+        self.start()
+        self.listening()
+
     def alive(self) -> bool:
-        if self.pid is None:
-            return False
-        return living(self.pid)
+        return self.pid is not None and living(self.pid)
 
     def end(self, how: signal.Signals = signal.SIGKILL) -> None:
         """Kill (or ask) the process, and see it gone."""
@@ -85,7 +89,7 @@ class Mortal:
     def listening(self) -> None:
         def answers() -> bool:
             assert self.alive(), self.words()
-            with contextlib.suppress(OSError, http.client.HTTPException):
+            with contextlib.suppress(*GONE):
                 return self.ask("GET", "/readyz")[0] == 200
             return False
 
@@ -197,6 +201,12 @@ class Outbox:
         else:
             assert status == 503, answer
 
+    def deliver(self, to: Mortal, new: int = 0, at_once: int = 40) -> None:
+        """Everything, with so many new quarter-hours, in batches of `at_once`."""
+        self.grow(new)
+        while self.durable < self.last:
+            self.send(to, at_once)
+
     def take(self, ack: Mapping[str, Any], *, lost: bool) -> None:
         """lost: the ledger may be an older copy of itself, and then forgets what was only durable."""
         assert ack["durable_seq"] >= (self.archived or 0 if lost else self.durable), ack
@@ -240,10 +250,10 @@ def balanced(to: Mortal, start_ms: int, end_ms: int) -> None:
     assert (answer["imbalance_gpu_us"], answer["differences"], answer["quarantined_rows"]) == (0, [], 0)
 
 
-def outbox(name: str = "n1") -> Outbox:
-    """It begins three hundred days ago, at an hour: nothing it tells lies in the future, and months are over."""
+def outbox(days: int = 300) -> Outbox:
+    """It begins so many days ago: nothing it tells lies in the future, and, with the default, months are over."""
     now = time.time_ns() // 1_000_000
-    return Outbox(name, now - now % 3_600_000 - 300 * 86_400_000)
+    return Outbox("n1", now - now % MS_PER_DAY - days * MS_PER_DAY)
 
 
 def exact(sender: Outbox, to: Mortal) -> None:

@@ -22,14 +22,12 @@ import pytest
 from accountant.core.settings import Lake
 from accountant.lake import tables
 from accountant.lake.iceberg_catalog import Catalogue, Removed
-from tests.chaos.killing import Mortal, Outbox, balanced, forked, living, mortal
+from tests.chaos.killing import GONE, Mortal, Outbox, balanced, forked, living, mortal, outbox
 from tests.chaos.lake_upkeep import later_ms
 from tests.lake.questions import published
 from tests.patience import until
 
 SEED = 20261124
-DAY_MS = 86_400_000
-GONE = (OSError, http.client.HTTPException)
 PUBLISHED = "gputally_lake_published_timestamp_seconds"
 LAKE_FOLDER = "lake"
 MOST_QUARTERS = 18 * 96
@@ -44,12 +42,6 @@ def accountant(tmp_path: Path, zygote: subprocess.Popen[str]) -> Iterator[Mortal
         yield found
 
 
-def outbox() -> Outbox:
-    """It begins twenty days ago: what it tells lies on several days and in the past."""
-    now = time.time_ns() // 1_000_000
-    return Outbox("n1", now - now % DAY_MS - 20 * DAY_MS)
-
-
 def _files(lake: Path) -> int:
     return sum(len(files) for _, _, files in os.walk(lake))
 
@@ -58,12 +50,8 @@ def _live_and_die(accountant: Mortal, sender: Outbox, files: int, after_s: float
     """Kill the accountant so many seconds after it has written so many files to the lake, or has published."""
     lake = accountant.folder / LAKE_FOLDER
     before = _files(lake)
-    accountant.start()
-    accountant.listening()
-    if sender.made < MOST_QUARTERS:
-        sender.grow(9)
-    while sender.durable < sender.last:
-        sender.send(accountant, 40)
+    accountant.serve()
+    sender.deliver(accountant, 9 if sender.made < MOST_QUARTERS else 0)
     accountant.until(lambda: _files(lake) >= before + files or _published(accountant), "it writes nothing to the lake")
     killer = threading.Timer(after_s, accountant.end)
     killer.start()
@@ -80,17 +68,14 @@ def _published(accountant: Mortal) -> bool:
 
 
 def _killed(accountant: Mortal, kills: int) -> None:
-    chance, sender = random.Random(SEED), outbox()
+    chance, sender = random.Random(SEED), outbox(days=20)  # what it tells lies on several days
     for _ in range(kills):
         _live_and_die(accountant, sender, chance.randint(1, FILES_OF_A_RUN), chance.uniform(0.0, 0.03))
     assert accountant.kills == kills
-    accountant.start()
-    accountant.listening()
-    while sender.durable < sender.last:
-        sender.send(accountant, 40)
+    accountant.serve()
+    sender.deliver(accountant)
     accountant.end()  # what is sent above is published by the run after a start
-    accountant.start()
-    accountant.listening()
+    accountant.serve()
     accountant.until(lambda: _published(accountant), "it does not publish")
     balanced(accountant, sender.start_ms, sender.end_ms)
     status, checked = accountant.ask("GET", "/v1/check?lake=true")

@@ -40,11 +40,6 @@ def accountant(tmp_path: Path, zygote: subprocess.Popen[str]) -> Iterator[Mortal
         yield found
 
 
-def deliver(sender: Outbox, to: Mortal, quarters: int = 40) -> None:
-    while sender.durable < sender.last:
-        sender.send(to, quarters)
-
-
 def _suffer(
     accountant: Mortal, sender: Outbox, kills: int, chance: random.Random, then: Callable[[], object] = lambda: None
 ) -> None:
@@ -161,18 +156,15 @@ def _killed(
     chance, sender = random.Random(SEED), outbox()
     attack = Attack(accountant, sender.start_ms)
     if attacked:  # the GPUs are known as the first node's
-        accountant.start()
-        accountant.listening()
-        sender.grow(4)
-        deliver(sender, accountant)
+        accountant.serve()
+        sender.deliver(accountant, 4)
         accountant.end()
         kills -= 1
     with attack.going_on() if attacked else contextlib.nullcontext():
         _suffer(accountant, sender, kills, chance, then)
     assert accountant.kills == kills + attacked
-    accountant.start()
-    accountant.listening()
-    deliver(sender, accountant)
+    accountant.serve()
+    sender.deliver(accountant)
     if attacked:
         attack.claim()  # as well where it lived too briefly each time
         assert booked(accountant, sender.start_ms, sender.end_ms) == sender.truth()
@@ -227,10 +219,8 @@ def test_after_failures_of_power_the_books_are_exact(tmp_path: Path, attacked: b
 def test_the_volume_is_deleted_and_comes_back_from_backup_archive_and_agents(accountant: Mortal) -> None:
     off, sender = accountant.folder / "off", outbox()
     accountant.settings(archive={"to": str(off / "archive"), "every": 1}, backups={"to": str(off / "backups")})
-    accountant.start()
-    accountant.listening()
-    sender.grow(100)
-    deliver(sender, accountant)
+    accountant.serve()
+    sender.deliver(accountant, 100)
     assert accountant.ask("POST", "/v1/backups", b"{}")[0] == 200
     sender.grow(60)
     deadline = Deadline()
@@ -242,37 +232,31 @@ def test_the_volume_is_deleted_and_comes_back_from_backup_archive_and_agents(acc
     shutil.rmtree(accountant.folder / "data")
     (newest,) = backups.list_backups(in_folder(off / "backups"))
     backups.restore(in_folder(off / "backups"), f"{newest.name}.duckdb", accountant.folder / "data" / "ledger.duckdb")
-    accountant.start()
-    accountant.listening()
+    accountant.serve()
     sender.durable = sender.last  # as far as the agent knows; the answer tells it otherwise
-    sender.grow(8)
-    deliver(sender, accountant)
+    sender.deliver(accountant, 8)
     exact(sender, accountant)
 
 
 def test_a_torn_log_is_cut_and_what_was_in_it_is_sent_again(accountant: Mortal) -> None:
     accountant.settings(checkpoint_seconds=3600)
     sender = outbox()
-    accountant.start()
-    accountant.listening()
-    sender.grow(50)
-    deliver(sender, accountant, quarters=5)
+    accountant.serve()
+    sender.deliver(accountant, 50, at_once=5)
     accountant.end()
     log = accountant.folder / "data" / "ledger.duckdb.wal"
     whole = log.read_bytes()
     log.write_bytes(whole[: whole.rindex(COMMIT) - 7])
-    accountant.start()
-    accountant.listening()
+    accountant.serve()
     sender.grow(1)
     sender.durable = sender.last - sender.gpus
-    deliver(sender, accountant)
+    sender.deliver(accountant)
     exact(sender, accountant)
     assert (accountant.folder / "data" / "ledger.duckdb.wal.torn").exists()
 
 
 def test_a_second_accountant_on_the_same_ledger_says_so_and_ends(accountant: Mortal) -> None:
-    accountant.start()
-    accountant.listening()
+    accountant.serve()
     first = accountant.pid
     accountant.start()
     second, accountant.pid = accountant.pid, first
@@ -306,10 +290,8 @@ def small_disk(tmp_path: Path, accountant: Mortal) -> Iterator[Path]:
 def test_a_full_disk_refuses_and_loses_nothing(accountant: Mortal, small_disk: Path) -> None:
     accountant.settings(data=str(small_disk / "data"))
     sender = outbox()
-    accountant.start()
-    accountant.listening()
-    sender.grow(20)
-    deliver(sender, accountant)
+    accountant.serve()
+    sender.deliver(accountant, 20)
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(30 * 2**20))
     sender.grow(20)
@@ -319,9 +301,8 @@ def test_a_full_disk_refuses_and_loses_nothing(accountant: Mortal, small_disk: P
     assert booked(accountant, sender.start_ms, sender.start_ms + 20 * QUARTER_MS)
     accountant.end()
     ballast.unlink()
-    accountant.start()
-    accountant.listening()
-    deliver(sender, accountant)
+    accountant.serve()
+    sender.deliver(accountant)
     exact(sender, accountant)
 
 
@@ -333,14 +314,11 @@ def test_no_room_in_the_middle_of_a_commit_refuses_it_and_the_next_are_taken(acc
     """The log ends at another byte each time: within a record, between two, at the end of the commit."""
     accountant.settings(checkpoint_seconds=3_600)
     sender = outbox()
-    accountant.start()
-    accountant.listening()
+    accountant.serve()
     log = accountant.folder / "data" / "ledger.duckdb.wal"
-    sender.grow(4)
-    deliver(sender, accountant)
+    sender.deliver(accountant, 4)
     begin = file_size(log)
-    sender.grow(4)
-    deliver(sender, accountant)
+    sender.deliver(accountant, 4)
     of_a_commit = file_size(log) - begin
     assert of_a_commit > 1_000
     for part in (0, 13, of_a_commit // 2, of_a_commit - 1_000):
@@ -356,8 +334,7 @@ def test_no_room_in_the_middle_of_a_commit_refuses_it_and_the_next_are_taken(acc
         assert sender.durable == sender.last, "the same process takes it as soon as there is room"
     exact(sender, accountant)
     accountant.end()
-    accountant.start()
-    accountant.listening()
+    accountant.serve()
     exact(sender, accountant)
 
 
@@ -365,20 +342,17 @@ def test_no_room_in_the_middle_of_a_commit_refuses_it_and_the_next_are_taken(acc
 def test_no_room_in_the_middle_of_a_checkpoint_loses_nothing(accountant: Mortal, room: int) -> None:
     """The engine gives up then, and the process ends with a line that says so; started again, all is there."""
     sender = outbox()
-    accountant.start()
-    accountant.listening()
+    accountant.serve()
     ledger, log = (accountant.folder / "data" / name for name in ("ledger.duckdb", "ledger.duckdb.wal"))
     accountant.no_file_beyond(file_size(ledger) + room)
     with contextlib.suppress(*GONE):
         while accountant.alive():
-            sender.grow(20)
-            deliver(sender, accountant)
+            sender.deliver(accountant, 20)
             # Were the log not folded in after every few sets, it would be the first to meet the bound: refusals then.
             accountant.until(lambda: not file_size(log) or not accountant.alive(), "it makes no checkpoint")
     accountant.gone()
     assert sender.durable > 0
     assert "the database is no longer usable" in accountant.words()
-    accountant.start()
-    accountant.listening()
-    deliver(sender, accountant)
+    accountant.serve()
+    sender.deliver(accountant)
     exact(sender, accountant)
