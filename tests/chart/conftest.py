@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,7 @@ from accountant.core.settings import Settings, load
 
 CHART = Path(__file__).parents[2] / "helm" / "gputally"
 Values = dict[str, Any]
-Manifest = dict[str, Any]
 COMPONENT = "app.kubernetes.io/component"
-Render = Callable[[Values], list[Manifest]]
-AGENT, ACCOUNTANT = ("DaemonSet", "gputally-agent"), ("StatefulSet", "gputally-accountant")
-FAIRSHARE, FLEET_PAGES = ("Deployment", "gputally-fairshare"), ("Deployment", "gputally-fleet")
-WORKLOADS = {"DaemonSet", "StatefulSet", "Deployment"}
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 JOBS: Values = {"backup": {"enabled": True}, "report": {"enabled": True}}
 
@@ -230,52 +226,98 @@ FILES: dict[str, Values] = {
 EVERY: dict[str, Values] = {**VARIATIONS, **FILES}
 
 
-def named(manifests: list[Manifest]) -> dict[tuple[str, str], Manifest]:
-    return {(m["kind"], m["metadata"]["name"]): m for m in manifests}
+class Manifest(dict[str, Any]):
+    """An object; the properties are of a workload with one container."""
+
+    @property
+    def pod(self) -> dict[str, Any]:
+        found: dict[str, Any] = self["spec"]["template"]["spec"]
+        return found
+
+    @property
+    def container(self) -> dict[str, Any]:
+        (found,) = self.pod["containers"]
+        assert isinstance(found, dict)
+        return found
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {e["name"]: e["value"] for e in self.container["env"] if "value" in e}
+
+    @property
+    def mounts(self) -> dict[str, str]:
+        """Volume -> where the container has it."""
+        return {m["name"]: m["mountPath"] for m in self.container["volumeMounts"]}
+
+    @property
+    def volumes(self) -> dict[str, Any]:
+        return {volume["name"]: volume for volume in self.pod["volumes"]}
+
+    @property
+    def settings(self) -> Settings:
+        """What the accountant reads from its environment."""
+        told = {key: value for key, value in self.environment.items() if key.startswith("GPUTALLY_")}
+        return load(None, told, {"auth": "off"})
+
+    @property
+    def ways_out(self) -> dict[int | str, list[Any]]:
+        """Of a network policy: port -> who may be asked on it."""
+        found: dict[int | str, list[Any]] = {}
+        for rule in self["spec"]["egress"]:
+            for port in rule["ports"]:
+                found.setdefault(port["port"], []).extend(rule["to"])
+        return found
 
 
-def pods(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
-    """Component and pod template of every workload and job."""
-    for manifest in manifests:
-        spec = manifest.get("spec", {})
-        spec = spec.get("jobTemplate", {}).get("spec", spec)
-        if "template" in spec:
-            yield manifest["metadata"]["labels"][COMPONENT], spec["template"]
+class Rendered(list[Manifest]):
+    """What one rendering makes, in the order of Helm's files."""
+
+    @property
+    def by_name(self) -> dict[tuple[str, str], Manifest]:
+        """By kind and name."""
+        return {(m["kind"], m["metadata"]["name"]): m for m in self}
+
+    def find(self, kind: str, name: str) -> Manifest:
+        """name: without the release's."""
+        return self.by_name[kind, f"gputally-{name}"]
+
+    def of(self, *kinds: str) -> list[Manifest]:
+        return [manifest for manifest in self if manifest["kind"] in kinds]
+
+    @property
+    def workloads(self) -> list[Manifest]:
+        return self.of("DaemonSet", "StatefulSet", "Deployment")
+
+    @property
+    def agent(self) -> Manifest:
+        return self.find("DaemonSet", "agent")
+
+    @property
+    def accountant(self) -> Manifest:
+        return self.find("StatefulSet", "accountant")
+
+    @property
+    def fairshare(self) -> Manifest:
+        return self.find("Deployment", "fairshare")
+
+    def pods(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Component and pod template of every workload and job."""
+        for manifest in self:
+            spec = manifest.get("spec", {})
+            spec = spec.get("jobTemplate", {}).get("spec", spec)
+            if "template" in spec:
+                yield manifest["metadata"]["labels"][COMPONENT], spec["template"]
+
+    def pod_specs(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        return ((component, template["spec"]) for component, template in self.pods())
 
 
-def pod_specs(manifests: list[Manifest]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for component, template in pods(manifests):
-        yield component, template["spec"]
-
-
-def pod(workload: Manifest) -> dict[str, Any]:
-    found: dict[str, Any] = workload["spec"]["template"]["spec"]
+def at(manifest: Manifest, path: str) -> Any:
+    """What stands at a path such as `spec.ports.0.port`; None where nothing does."""
+    found: Any = manifest
+    for key in path.split("."):
+        found = found[int(key)] if isinstance(found, list) else (found or {}).get(key)
     return found
-
-
-def container(workload: Manifest) -> dict[str, Any]:
-    (found,) = pod(workload)["containers"]
-    assert isinstance(found, dict)
-    return found
-
-
-def environment(workload: Manifest) -> dict[str, str]:
-    return {e["name"]: e["value"] for e in container(workload)["env"] if "value" in e}
-
-
-def mounts(workload: Manifest) -> dict[str, str]:
-    """Volume -> where the container has it."""
-    return {m["name"]: m["mountPath"] for m in container(workload)["volumeMounts"]}
-
-
-def volumes(workload: Manifest) -> dict[str, Any]:
-    return {volume["name"]: volume for volume in pod(workload)["volumes"]}
-
-
-def settings_of(workload: Manifest) -> Settings:
-    """What the accountant reads from its environment."""
-    told = {key: value for key, value in environment(workload).items() if key.startswith("GPUTALLY_")}
-    return load(None, told, {"auth": "off"})
 
 
 def files_of(chart: helm_python.Chart, values: Values) -> dict[str, str]:
@@ -295,29 +337,20 @@ def refused(chart: helm_python.Chart, values: Values) -> str:
     return str(caught.value)
 
 
-def manifests_of(chart: helm_python.Chart, values: Values) -> list[Manifest]:
+def rendered_by(chart: helm_python.Chart, values: Values) -> Rendered:
     texts = [text for path, text in sorted(files_of(chart, values).items()) if path.endswith(".yaml")]
     # The loader in C: the dashboards are large, and there are many renderings.
-    return [manifest for text in texts for manifest in yaml.load_all(text, yaml.CSafeLoader) if manifest]
+    loaded = (manifest for text in texts for manifest in yaml.load_all(text, yaml.CSafeLoader))
+    return Rendered(Manifest(manifest) for manifest in loaded if manifest)
 
 
-def made(manifests: list[Manifest], *kinds: str) -> list[Manifest]:
-    """Those of these kinds."""
-    return [manifest for manifest in manifests if manifest["kind"] in kinds]
-
-
-def agent_of(render: Render, **values: Any) -> Manifest:
-    """The agents' DaemonSet with these values of `agent`."""
-    return named(render({"agent": values}))[AGENT]
-
-
-def ways_out(policy: Manifest) -> dict[int | str, list[Any]]:
-    """Port -> who may be asked on it."""
-    found: dict[int | str, list[Any]] = {}
-    for rule in policy["spec"]["egress"]:
-        for port in rule["ports"]:
-            found.setdefault(port["port"], []).extend(rule["to"])
-    return found
+def chart_of_charts(folder: Path) -> Path:
+    """In `folder`: a platform's chart, of which this one is a part."""
+    shutil.copytree(CHART, folder / "charts" / "gputally")
+    dependency = {"name": "gputally", "version": "0.1.0", "repository": ""}
+    description = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [dependency]}
+    (folder / "Chart.yaml").write_text(yaml.safe_dump(description), "utf-8")
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -331,14 +364,14 @@ def chart() -> helm_python.Chart:
 
 
 @pytest.fixture(scope="session")
-def render(chart: helm_python.Chart) -> Render:
+def render(chart: helm_python.Chart) -> Callable[[Values], Rendered]:
     """Values to manifests, in the order of Helm's files. Equal values are rendered once; each caller has a copy."""
-    known: dict[str, list[Manifest]] = {}
+    known: dict[str, Rendered] = {}
 
-    def rendered(values: Values) -> list[Manifest]:
+    def rendered(values: Values) -> Rendered:
         key = json.dumps(values, sort_keys=True)
         if key not in known:
-            known[key] = manifests_of(chart, values)
+            known[key] = rendered_by(chart, values)
         return copy.deepcopy(known[key])
 
     return rendered
@@ -356,15 +389,15 @@ def example(request: pytest.FixtureRequest) -> Values:
 
 
 @pytest.fixture
-def manifests(render: Render, values: Values) -> list[Manifest]:
+def manifests(render: Callable[[Values], Rendered], values: Values) -> Rendered:
     return render(values)
 
 
 @pytest.fixture
-def workloads(manifests: list[Manifest]) -> dict[str, Manifest]:
+def workloads(manifests: Rendered) -> dict[str, Manifest]:
     """Component (of an agent, and its pool) -> its DaemonSet, StatefulSet or Deployment."""
     found = {}
-    for workload in made(manifests, *WORKLOADS):
+    for workload in manifests.workloads:
         labels = workload["metadata"]["labels"]
         found["/".join(filter(None, (labels.get(COMPONENT), labels.get("gputally.dev/pool"))))] = workload
     return found

@@ -19,21 +19,7 @@ from gputally.base.yaml_file import parse
 from gputally.server.config_loading import validate
 from gputally.server.token_review import TokenReviews
 from gputally.server.tokens_and_grants import Callers, Principal
-from tests.chart.conftest import (
-    ACCOUNTANT,
-    AGENT,
-    JOBS,
-    PROBES,
-    Manifest,
-    Values,
-    container,
-    made,
-    named,
-    notes,
-    pod_specs,
-    volumes,
-    ways_out,
-)
+from tests.chart.conftest import JOBS, PROBES, Rendered, Values, notes
 from tests.fakes.ledger import NOW_MS
 from tests.inventory.issued import ask, signed
 from tests.inventory.reviewing import Reviewing, account
@@ -41,15 +27,15 @@ from tests.inventory.reviewing import Reviewing, account
 HOST = "gputally-accountant.metering.svc"
 
 
-def callers(manifests: list[Manifest]) -> Callers:
-    text = named(manifests)["ConfigMap", "gputally-accountant-callers"]["data"]["callers.yaml"]
+def callers(manifests: Rendered) -> Callers:
+    text = manifests.find("ConfigMap", "accountant-callers")["data"]["callers.yaml"]
     return Callers.model_validate(yaml.safe_load(text))
 
 
 def test_nobody_has_to_write_a_secret(render: Any) -> None:
     manifests = render(JOBS)
-    secrets = {m["metadata"]["name"] for m in made(manifests, "Secret")}
-    for component, spec in pod_specs(manifests):
+    secrets = {m["metadata"]["name"] for m in manifests.of("Secret")}
+    for component, spec in manifests.pod_specs():
         named_by = {v["secret"]["secretName"] for v in spec["volumes"] if "secret" in v}
         assert named_by <= secrets, component
         if component != "accountant":
@@ -67,8 +53,8 @@ def test_the_accountant_lets_in_the_charts_programs_each_for_what_it_does(render
     server.users, server.rights = {}, set()
     way = TokenReviews(server, clock, "prod", found.kubernetes, found.grants)
     scopes = {"agent": {"ingest"}, "fairshare": {"read", "policy"}, "backup": {"admin"}, "report": {"read"}}
-    accounts = {(m["metadata"]["namespace"], m["metadata"]["name"]) for m in made(manifests, "ServiceAccount")}
-    for number, (component, spec) in enumerate(pod_specs(manifests)):
+    accounts = {(m["metadata"]["namespace"], m["metadata"]["name"]) for m in manifests.of("ServiceAccount")}
+    for number, (component, spec) in enumerate(manifests.pod_specs()):
         if component == "accountant":
             continue
         namespace = "agents" if component == "agent" else "metering"
@@ -103,9 +89,12 @@ certificates: [{name: lab-n1, cluster: lab, node: n1}]
 
 def test_a_secret_that_is_named_wins(render: Any) -> None:
     manifests = render({"agent": {"token": {"existingSecret": "one-node", "key": "k"}}})
-    (volume,) = (v for c, spec in pod_specs(manifests) if c == "agent" for v in spec["volumes"] if v["name"] == "token")
     items = [{"key": "k", "path": "token"}]
-    assert volume["secret"] == {"secretName": "one-node", "defaultMode": 0o400, "items": items}
+    assert manifests.agent.volumes["token"]["secret"] == {
+        "secretName": "one-node",
+        "defaultMode": 0o400,
+        "items": items,
+    }
     found = callers(manifests)
     assert found.kubernetes is not None
     assert found.kubernetes.agents == ()
@@ -127,15 +116,15 @@ def shaken_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> N
 
 def test_by_default_the_accountant_has_a_certificate_that_its_clients_trust(render: Any, tmp_path: Path) -> None:
     manifests = render({**JOBS, "agent": {"namespace": {"name": "agents", "create": True}}})
-    maps = {(m["metadata"]["namespace"], m["metadata"]["name"]) for m in made(manifests, "ConfigMap")}
+    maps = {(m["metadata"]["namespace"], m["metadata"]["name"]) for m in manifests.of("ConfigMap")}
     assert {("agents", "gputally-authority"), ("metering", "gputally-authority")} <= maps
-    found = named(manifests)
-    pair = {key: base64.b64decode(text) for key, text in found["Secret", "gputally-accountant-tls"]["data"].items()}
+    found = manifests
+    pair = {key: base64.b64decode(text) for key, text in found.find("Secret", "accountant-tls")["data"].items()}
     for name, content in pair.items():
         (tmp_path / name).write_bytes(content)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
-    trusting = ssl.create_default_context(cadata=found["ConfigMap", "gputally-authority"]["data"]["ca.crt"])
+    trusting = ssl.create_default_context(cadata=found.find("ConfigMap", "authority")["data"]["ca.crt"])
     trusting.verify_flags |= ssl.VERIFY_X509_STRICT
     for host in (HOST, "127.0.0.1", "localhost", "gputally-accountant"):
         shaken_hands(server, trusting, host)
@@ -157,11 +146,11 @@ def test_everything_of_the_chart_asks_over_tls_and_trusts_the_authority(
     render: Any, accountant: Values, authority: str, key: str
 ) -> None:
     manifests = render({**JOBS, "accountant": accountant})
-    server = container(named(manifests)[ACCOUNTANT])
+    server = manifests.accountant.container
     assert {"--tls-cert=/etc/gputally/tls/tls.crt", "--tls-key=/etc/gputally/tls/tls.key"} <= set(server["args"])
     assert not any(argument.startswith("--tls-client-ca") for argument in server["args"])
     assert {server[probe]["httpGet"]["scheme"] for probe in PROBES} == {"HTTPS"}
-    asking = [(c, spec) for c, spec in pod_specs(manifests) if c != "accountant"]
+    asking = [(c, spec) for c, spec in manifests.pod_specs() if c != "accountant"]
     assert len(asking) == 4
     for component, spec in asking:
         (volume,) = (v for v in spec["volumes"] if v["name"] == "authority")
@@ -175,9 +164,9 @@ def test_everything_of_the_chart_asks_over_tls_and_trusts_the_authority(
 def test_plain_http_is_asked_for_and_warned_of(render: Any, chart: helm_python.Chart) -> None:
     values = {"accountant": {"tls": {"enabled": False}}}
     manifests = render(values)
-    assert made(manifests, "Secret") == []
+    assert manifests.of("Secret") == []
     assert "gputally-authority" not in str(manifests)
-    accountant = container(named(manifests)[ACCOUNTANT])
+    accountant = manifests.accountant.container
     assert not any(argument.startswith("--tls") for argument in accountant["args"])
     assert accountant["readinessProbe"]["httpGet"]["scheme"] == "HTTP"
     told = notes(chart, values)
@@ -188,14 +177,14 @@ def test_plain_http_is_asked_for_and_warned_of(render: Any, chart: helm_python.C
 
 def test_cert_manager_makes_the_certificate_where_an_issuer_is_named(render: Any) -> None:
     tls = {"certManager": {"issuerRef": {"name": "internal", "kind": "Issuer"}}}
-    found = named(render({"accountant": {"tls": tls, "authority": {"existingConfigMap": "ours", "key": "bundle"}}}))
-    spec = found["Certificate", "gputally-accountant-tls"]["spec"]
+    found = render({"accountant": {"tls": tls, "authority": {"existingConfigMap": "ours", "key": "bundle"}}})
+    spec = found.find("Certificate", "accountant-tls")["spec"]
     assert spec["issuerRef"] == {"name": "internal", "kind": "Issuer", "group": "cert-manager.io"}
     assert HOST in spec["dnsNames"]
-    assert not any(kind == "Secret" for kind, _ in found)
-    accountant = volumes(found[ACCOUNTANT])
+    assert not found.of("Secret")
+    accountant = found.accountant.volumes
     assert accountant["tls"]["secret"]["secretName"] == spec["secretName"]
-    assert volumes(found[AGENT])["authority"]["configMap"]["name"] == "ours"
+    assert found.agent.volumes["authority"]["configMap"]["name"] == "ours"
 
 
 @pytest.mark.parametrize(
@@ -211,17 +200,15 @@ def test_to_an_accountant_elsewhere_there_is_one_way_out(
     render: Any, url: str, cidrs: list[str], to: str, port: int
 ) -> None:
     accountant = {"enabled": False, "externalUrl": url}
-    found = named(
-        render({"accountant": accountant, "networkPolicy": {"accountantCidrs": cidrs, "apiServerPorts": [7443]}})
-    )
+    found = render({"accountant": accountant, "networkPolicy": {"accountantCidrs": cidrs, "apiServerPorts": [7443]}})
     for component in ("agent", "fairshare"):
-        out = ways_out(found["NetworkPolicy", f"gputally-{component}"])
+        out = found.find("NetworkPolicy", f"{component}").ways_out
         assert set(out) == {53, 7443, port}, "names, the API server, the accountant"
         assert out[port] == [{"ipBlock": {"cidr": to}}]
 
 
-def test_no_policy_lets_anything_out_to_everywhere(manifests: list[Manifest]) -> None:
-    for policy in made(manifests, "NetworkPolicy"):
+def test_no_policy_lets_anything_out_to_everywhere(manifests: Rendered) -> None:
+    for policy in manifests.of("NetworkPolicy"):
         for rule in policy["spec"].get("egress", []):
             assert rule.get("to"), policy["metadata"]["name"]
             assert rule.get("ports"), policy["metadata"]["name"]
@@ -229,38 +216,38 @@ def test_no_policy_lets_anything_out_to_everywhere(manifests: list[Manifest]) ->
 
 @pytest.mark.parametrize("user", [0, 65532])
 def test_the_agent_runs_as_the_user_that_is_asked_for(render: Any, user: int) -> None:
-    agent = named(render({"agent": {"runAsUser": user, "runAsGroup": 0}}))[AGENT]
-    context = container(agent)["securityContext"]
+    agent = render({"agent": {"runAsUser": user, "runAsGroup": 0}}).agent
+    context = agent.container["securityContext"]
     assert (context["runAsUser"], context["runAsGroup"], context["runAsNonRoot"]) == (user, 0, user != 0)
     assert context["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_a_hook_makes_the_tokens_where_it_is_asked_for(render: Any) -> None:
     assert not any("helm.sh/hook" in m["metadata"].get("annotations", {}) for m in render({}) if m["kind"] != "Pod")
-    found = named(render({**JOBS, "accountant": {"tokens": {"create": True}}}))
-    job = found["Job", "gputally-tokens"]
-    assert container(job)["args"] == ["install", "--namespace=metering", "--name=gputally"]
-    assert volumes(found[ACCOUNTANT])["tokens"]["secret"]["secretName"] == "gputally-accountant-tokens"
-    hooks = [m for m in found.values() if m["metadata"]["name"] == "gputally-tokens"]
+    found = render({**JOBS, "accountant": {"tokens": {"create": True}}})
+    job = found.find("Job", "tokens")
+    assert job.container["args"] == ["install", "--namespace=metering", "--name=gputally"]
+    assert found.accountant.volumes["tokens"]["secret"]["secretName"] == "gputally-accountant-tokens"
+    hooks = [m for m in found if m["metadata"]["name"] == "gputally-tokens"]
     assert {m["kind"] for m in hooks} == {"ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "Job"}
     for manifest in hooks:
         notes = manifest["metadata"]["annotations"]
         assert notes["helm.sh/hook"] == "pre-install,pre-upgrade"
         assert notes["helm.sh/hook-weight"] == ("0" if manifest["kind"] == "Job" else "-5")
-    assert set(ways_out(found["NetworkPolicy", "gputally-tokens"])) == {443, 6443}
+    assert set(found.find("NetworkPolicy", "tokens").ways_out) == {443, 6443}
 
 
 def test_without_reviews_the_hook_makes_the_programs_tokens_too(render: Any) -> None:
     """What it makes is what they mount."""
     values = {**JOBS, "agent": {"enabled": False}, "accountant": {"kubernetesApi": False, "tokens": {"create": True}}}
     manifests = render(values)
-    found = named(manifests)
-    assert container(found["Job", "gputally-tokens"])["args"][-1] == "--programs"
+    found = manifests
+    assert found.find("Job", "tokens").container["args"][-1] == "--programs"
     plan = Plan("gputally", "metering", programs=True)
     secrets = {m["metadata"]["name"]: m["stringData"] for m in secrets_of(plan, {})}
-    (rule, _) = found["Role", "gputally-tokens"]["rules"]
+    (rule, _) = found.find("Role", "tokens")["rules"]
     assert set(rule["resourceNames"]) == set(secrets)
-    for component, spec in pod_specs(manifests):
+    for component, spec in manifests.pod_specs():
         for volume in (v for v in spec.get("volumes", []) if v["name"] in {"token", "tokens"}):
             (item,) = volume["secret"]["items"]
             assert item["key"] in secrets[volume["secret"]["secretName"]], component
@@ -278,7 +265,7 @@ def test_the_notes_say_what_is_an_example(chart: helm_python.Chart) -> None:
 
 
 def test_the_default_prices_are_examples_by_their_source_and_in_every_line(render: Any) -> None:
-    text = named(render({}))["ConfigMap", "gputally-accountant-prices"]["data"]["prices.yaml"]
+    text = render({}).find("ConfigMap", "accountant-prices")["data"]["prices.yaml"]
     book = validate(parse(text, "prices.yaml"), PriceBook)
     assert book.has_examples
     assert {row.source for row in book.rows} == {"example"}

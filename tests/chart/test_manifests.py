@@ -6,6 +6,8 @@ import base64
 import os
 import re
 import shutil
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +16,7 @@ import pytest
 import yaml
 
 from dashboards import __main__, prometheus_rules
-from tests.chart.conftest import (
-    EXAMPLES,
-    PRESETS,
-    container,
-    manifests_of,
-    mounts,
-    named,
-    notes,
-    settings_of,
-    volumes,
-)
+from tests.chart.conftest import FILES, Manifest, Rendered, Values, chart_of_charts, notes, rendered_by
 
 GOLDEN = Path(__file__).parent / "golden"
 FOREIGN = {"SecurityContextConstraints", "Certificate", "HTTPRoute", "BackendTLSPolicy"}
@@ -37,7 +29,7 @@ def test_lint_finds_nothing(folder: Path, values: dict[str, Any]) -> None:
     assert [message for message in report["messages"] if message["severity"] > 0] == []
 
 
-def test_kubernetes_knows_every_field(manifests: list[dict[str, Any]]) -> None:
+def test_kubernetes_knows_every_field(manifests: Rendered) -> None:
     from kubernetes import client
 
     for manifest in manifests:
@@ -45,7 +37,7 @@ def test_kubernetes_knows_every_field(manifests: list[dict[str, Any]]) -> None:
             getattr(client, f"V1{manifest['kind']}").model_validate(manifest)
 
 
-def test_objects_are_named_once_and_fit_their_release(manifests: list[dict[str, Any]], values: dict[str, Any]) -> None:
+def test_objects_are_named_once_and_fit_their_release(manifests: Rendered, values: dict[str, Any]) -> None:
     names = [(m["kind"], m["metadata"].get("namespace"), m["metadata"]["name"]) for m in manifests]
     assert len(set(names)) == len(names)
     for manifest in manifests:
@@ -71,7 +63,7 @@ def test_a_long_name_leaves_room_for_what_kubernetes_puts_behind_it(render: Any)
         assert len(names[kind]) <= most, kind
 
 
-def test_selectors_hold_only_what_never_changes(workloads: dict[str, dict[str, Any]]) -> None:
+def test_selectors_hold_only_what_never_changes(workloads: dict[str, Manifest]) -> None:
     stable = {f"app.kubernetes.io/{key}" for key in ("name", "instance", "component")}
     for name, workload in workloads.items():
         selector = workload["spec"]["selector"]["matchLabels"]
@@ -79,10 +71,10 @@ def test_selectors_hold_only_what_never_changes(workloads: dict[str, dict[str, A
         assert selector.items() <= workload["spec"]["template"]["metadata"]["labels"].items()
 
 
-def test_what_is_mounted_exists_and_what_exists_is_mounted(workloads: dict[str, dict[str, Any]]) -> None:
+def test_what_is_mounted_exists_and_what_exists_is_mounted(workloads: dict[str, Manifest]) -> None:
     for workload in workloads.values():
         claims = {c["metadata"]["name"] for c in workload["spec"].get("volumeClaimTemplates", [])}
-        assert set(volumes(workload)) | claims == {m["name"] for m in container(workload)["volumeMounts"]}
+        assert set(workload.volumes) | claims == {m["name"] for m in workload.container["volumeMounts"]}
 
 
 def test_pods_are_replaced_when_their_files_change(render: Any) -> None:
@@ -99,15 +91,15 @@ def test_pods_are_replaced_when_their_files_change(render: Any) -> None:
 
 def test_a_file_reaches_its_config_map_unchanged(render: Any) -> None:
     text = "schema: 1\nrows:\n  - id: 'a'   # with a comment: and a colon\n    price: \"2.50\"\n"
-    found = named(render({"accountant": {"prices": {"text": text}}}))
-    assert found["ConfigMap", "gputally-accountant-prices"]["data"]["prices.yaml"] == text
+    found = render({"accountant": {"prices": {"text": text}}})
+    assert found.find("ConfigMap", "accountant-prices")["data"]["prices.yaml"] == text
 
 
 def test_an_existing_config_map_is_used_and_not_made(render: Any) -> None:
     manifests = render({"fairshare": {"policy": {"existingConfigMap": "ours"}}})
     assert "gputally-fairshare-policy" not in {m["metadata"]["name"] for m in manifests}
     deployment = next(m for m in manifests if m["kind"] == "Deployment")
-    assert volumes(deployment)["policy"]["configMap"]["name"] == "ours"
+    assert deployment.volumes["policy"]["configMap"]["name"] == "ours"
 
 
 def test_dashboards_carry_the_label_of_the_sidecar_each_in_a_map_of_its_own(render: Any) -> None:
@@ -122,18 +114,29 @@ def test_dashboards_carry_the_label_of_the_sidecar_each_in_a_map_of_its_own(rend
     assert [m for m in render({"dashboards": {"enabled": False}}) if "dashboard" in m["metadata"]["name"]] == []
 
 
-def test_monitors_scrape_every_program_and_keep_our_labels(folder: Path, tmp_path: Path) -> None:
-    copy = with_operator(folder, tmp_path, "monitoring.yaml")
+@pytest.fixture(scope="module")
+def with_operator(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], Rendered]:
+    """Renders where the operator's kinds are installed: offline Helm knows no CRDs."""
+    copy = Path(shutil.copytree(folder, tmp_path_factory.mktemp("operator") / "gputally"))
+    asked = '(.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")'
+    for name in ("monitoring.yaml", "prometheusrule.yaml"):
+        template = copy / "templates" / name
+        assert asked in template.read_text("utf-8")
+        template.write_text(template.read_text("utf-8").replace(asked, "(true)"), "utf-8")
+    return partial(rendered_by, helm_python.Chart.load(copy))
+
+
+def test_monitors_scrape_every_program_and_keep_our_labels(with_operator: Any) -> None:
     token = {"existingSecret": "prometheus-reads", "key": "token"}
     values = {"monitoring": {"enabled": True, "labels": {"release": "prometheus"}, "token": token}}
-    everything = manifests_of(helm_python.Chart.load(copy), values)
+    everything = with_operator(values)
     monitors = {m["metadata"]["labels"]["app.kubernetes.io/component"]: m for m in everything if "Monitor" in m["kind"]}
     assert {component: m["kind"] for component, m in monitors.items()} == {
         "agent": "PodMonitor",
         "accountant": "ServiceMonitor",
         "fairshare": "ServiceMonitor",
     }
-    ports = {p["name"] for m in everything if m["kind"] == "Service" for p in m["spec"]["ports"]} | {"metrics"}
+    ports = {p["name"] for m in everything.of("Service") for p in m["spec"]["ports"]} | {"metrics"}
     for component, monitor in monitors.items():
         assert monitor["metadata"]["labels"]["release"] == "prometheus"
         (endpoint,) = monitor["spec"].get("endpoints") or monitor["spec"]["podMetricsEndpoints"]
@@ -144,21 +147,20 @@ def test_monitors_scrape_every_program_and_keep_our_labels(folder: Path, tmp_pat
     assert not any(m["metadata"]["name"] == "gputally-metrics-token" for m in everything), "theirs is used"
 
 
-def test_prometheus_gets_a_token_that_the_accountant_knows(folder: Path, tmp_path: Path) -> None:
-    chart = helm_python.Chart.load(with_operator(folder, tmp_path, "monitoring.yaml"))
-    found = named(manifests_of(chart, {"monitoring": {"enabled": True}}))
-    (endpoint,) = found["ServiceMonitor", "gputally-accountant"]["spec"]["endpoints"]
+def test_prometheus_gets_a_token_that_the_accountant_knows(with_operator: Any) -> None:
+    found = with_operator({"monitoring": {"enabled": True}})
+    (endpoint,) = found.find("ServiceMonitor", "accountant")["spec"]["endpoints"]
     credentials = endpoint["authorization"]["credentials"]
-    token = base64.b64decode(found["Secret", credentials["name"]]["data"][credentials["key"]]).decode()
+    token = base64.b64decode(found.by_name["Secret", credentials["name"]]["data"][credentials["key"]]).decode()
     assert re.fullmatch("[A-Za-z0-9]{48}", token)
     assert endpoint["scheme"] == "https"
     assert endpoint["tlsConfig"]["serverName"] == "gputally-accountant.metering.svc"
     authority = endpoint["tlsConfig"]["ca"]["configMap"]
-    assert authority["key"] in found["ConfigMap", authority["name"]]["data"]
-    accountant = found["StatefulSet", "gputally-accountant"]
-    assert settings_of(accountant).metrics_token == Path(mounts(accountant)["metrics"]) / "token"
+    assert authority["key"] in found.by_name["ConfigMap", authority["name"]]["data"]
+    accountant = found.accountant
+    assert accountant.settings.metrics_token == Path(accountant.mounts["metrics"]) / "token"
     items = [{"key": credentials["key"], "path": "token"}]
-    assert volumes(accountant)["metrics"]["secret"] == {
+    assert accountant.volumes["metrics"]["secret"] == {
         "secretName": credentials["name"],
         "defaultMode": 0o440,
         "items": items,
@@ -167,60 +169,32 @@ def test_prometheus_gets_a_token_that_the_accountant_knows(folder: Path, tmp_pat
 
 @pytest.mark.parametrize("with_accountant", [True, False])
 def test_prometheus_reads_the_fleets_pages_with_a_token_that_they_know(
-    folder: Path, tmp_path: Path, with_accountant: bool
+    with_operator: Any, with_accountant: bool
 ) -> None:
-    chart = helm_python.Chart.load(with_operator(folder, tmp_path, "monitoring.yaml"))
-    alone = {} if with_accountant else {
-        "agent": {"enabled": False}, "fairshare": {"enabled": False}, "accountant": {"enabled": False}
-    }  # fmt: skip
-    fleet = {
-        "enabled": True, "tokens": {"existingSecret": "fleet-readers"}, "publicUrl": "",
-        "tls": {"existingSecret": "fleet-tls"},
-    }  # fmt: skip
-    values = {
-        **alone, "accountant": {**alone.get("accountant", {}), "lake": {"warehouse": "s3://books/lake"}},
-        "fleet": fleet, "monitoring": {"enabled": True},
-    }  # fmt: skip
-    files = chart.render(values, name="gputally", namespace="metering")
-    found = {
-        (m["kind"], m["metadata"]["name"]): m
-        for path, text in files.items() if path.endswith(".yaml") and "dashboards" not in path
-        for m in yaml.safe_load_all(text) if m
-    }  # fmt: skip
-    (endpoint,) = found["ServiceMonitor", "gputally-fleet"]["spec"]["endpoints"]
+    tls, tokens = {"existingSecret": "fleet-tls"}, {"existingSecret": "fleet-readers"}
+    values = {program: {"enabled": with_accountant} for program in ("agent", "accountant", "fairshare")}
+    values["accountant"]["lake"] = {"warehouse": "s3://books/lake"}
+    values["fleet"] = {"enabled": True, "tokens": tokens, "publicUrl": "", "tls": tls}
+    found = with_operator({**values, "monitoring": {"enabled": True}})
+    (endpoint,) = found.find("ServiceMonitor", "fleet")["spec"]["endpoints"]
     credentials = endpoint["authorization"]["credentials"]
-    assert credentials["key"] in found["Secret", credentials["name"]]["data"]
+    assert credentials["key"] in found.by_name["Secret", credentials["name"]]["data"]
     assert (endpoint["scheme"], endpoint["tlsConfig"]["serverName"]) == ("https", "gputally-fleet.metering.svc")
-    spec = found["Deployment", "gputally-fleet"]["spec"]["template"]["spec"]
-    (container,) = spec["containers"]
-    environment = {e["name"]: e.get("value") for e in container["env"]}
-    (mount,) = (m for m in container["volumeMounts"] if m["name"] == "metrics")
-    assert environment["GPUTALLY_ACCOUNTANT_METRICS_TOKEN"] == f"{mount['mountPath']}/token"
-    (volume,) = (v["secret"] for v in spec["volumes"] if v["name"] == "metrics")
-    assert volume["secretName"] == credentials["name"]
-    assert volume["items"] == [{"key": credentials["key"], "path": "token"}]
-    (rule,) = found["NetworkPolicy", "gputally-fleet"]["spec"]["ingress"]
+    pages = found.find("Deployment", "fleet")
+    assert pages.environment["GPUTALLY_ACCOUNTANT_METRICS_TOKEN"] == f"{pages.mounts['metrics']}/token"
+    secret = pages.volumes["metrics"]["secret"]
+    assert secret["secretName"] == credentials["name"]
+    assert secret["items"] == [{"key": credentials["key"], "path": "token"}]
+    (rule,) = found.find("NetworkPolicy", "fleet")["spec"]["ingress"]
     (peer,) = rule["from"]
     assert peer["namespaceSelector"]["matchExpressions"][0]["values"] == ["monitoring"]
 
 
-def with_operator(folder: Path, to: Path, *templates: str) -> Path:
-    """A copy of the chart to which the operator's kinds are installed: offline Helm knows no CRDs."""
-    copy = Path(shutil.copytree(folder, to / "gputally"))
-    asked = '(.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")'
-    for name in templates:
-        template = copy / "templates" / name
-        assert asked in template.read_text("utf-8")
-        template.write_text(template.read_text("utf-8").replace(asked, "(true)"), "utf-8")
-    return copy
-
-
-def test_the_rules_are_those_of_the_dashboards_and_may_be_tuned(folder: Path, tmp_path: Path) -> None:
-    chart = helm_python.Chart.load(with_operator(folder, tmp_path, "prometheusrule.yaml"))
+def test_the_rules_are_those_of_the_dashboards_and_may_be_tuned(with_operator: Any) -> None:
 
     def rendered(**settings: Any) -> dict[str, Any]:
         values = {"monitoring": {"labels": {"release": "prometheus"}, "rules": {"enabled": True, **settings}}}
-        (rule,) = [m for m in manifests_of(chart, values) if m["kind"] == "PrometheusRule"]
+        (rule,) = with_operator(values).of("PrometheusRule")
         assert rule["metadata"]["labels"]["release"] == "prometheus"
         return {
             each.get("alert", each.get("record")): each for group in rule["spec"]["groups"] for each in group["rules"]
@@ -242,15 +216,14 @@ def test_the_rules_are_those_of_the_dashboards_and_may_be_tuned(folder: Path, tm
         rendered(without=["GputallyTypo"])
 
 
-def test_nobody_misses_here_what_is_installed_elsewhere(folder: Path, tmp_path: Path) -> None:
+def test_nobody_misses_here_what_is_installed_elsewhere(with_operator: Any) -> None:
     """A cluster of agents alone would say for ever that no ledger answers."""
-    chart = helm_python.Chart.load(with_operator(folder, tmp_path, "prometheusrule.yaml"))
     values = {
         "monitoring": {"rules": {"enabled": True}},
         "accountant": {"enabled": False, "externalUrl": "https://10.0.0.9"},
         "fairshare": {"enabled": False},
     }
-    (rule,) = [m for m in manifests_of(chart, values) if m["kind"] == "PrometheusRule"]
+    (rule,) = with_operator(values).of("PrometheusRule")
     there = [group["name"] for group in rule["spec"]["groups"]]
     every = [group["name"] for group in yaml.safe_load(prometheus_rules.render_rules())["groups"]]
     assert there == [name for name in every if name not in ("gputally.ledger", "gputally.fairshare")]
@@ -264,19 +237,18 @@ def test_the_notes_name_the_next_three_commands(chart: helm_python.Chart, values
     assert {command.split()[0] for command in commands} <= {"gputally", "kubectl"}
 
 
-def test_monitors_relabel_as_the_values_say(folder: Path, tmp_path: Path) -> None:
-    chart = helm_python.Chart.load(with_operator(folder, tmp_path, "monitoring.yaml"))
+def test_monitors_relabel_as_the_values_say(with_operator: Any) -> None:
     targets = [{"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}]
     metrics = [{"sourceLabels": ["__name__"], "regex": "python_.*", "action": "drop"}]
     values = {"monitoring": {"enabled": True, "relabelings": targets, "metricRelabelings": metrics}}
-    monitors = [m for m in manifests_of(chart, values) if "Monitor" in m["kind"]]
+    monitors = [m for m in with_operator(values) if "Monitor" in m["kind"]]
     assert len(monitors) == 3
     for monitor in monitors:
         (endpoint,) = monitor["spec"].get("endpoints") or monitor["spec"]["podMetricsEndpoints"]
         assert (endpoint["relabelings"], endpoint["metricRelabelings"]) == (targets, metrics)
 
 
-def settled(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def settled(manifests: Rendered) -> Rendered:
     """Without the dashboards' content, which has tests of its own, and what is another at each rendering."""
     for manifest in manifests:
         if manifest["metadata"]["name"].startswith("gputally-dashboard-"):
@@ -287,9 +259,9 @@ def settled(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return manifests
 
 
-def golden(name: str, manifests: list[dict[str, Any]]) -> None:
+def golden(name: str, manifests: Iterable[Manifest]) -> None:
     """GPUTALLY_GOLDEN=update writes them anew; look at the difference before it is committed."""
-    text = yaml.safe_dump_all(manifests, sort_keys=True)
+    text = yaml.safe_dump_all(map(dict, manifests), sort_keys=True)
     file = GOLDEN / f"{name}.yaml"
     if os.environ.get("GPUTALLY_GOLDEN") == "update":
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -297,29 +269,24 @@ def golden(name: str, manifests: list[dict[str, Any]]) -> None:
     assert text == file.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("name", "example"), [("default", None), ("on-prem", "on-prem")])
-def test_the_manifests_are_the_golden_ones(render: Any, name: str, example: str | None) -> None:
-    golden(name, settled(render(EXAMPLES[example] if example else {})))
+@pytest.mark.parametrize(("name", "given"), [("default", {}), ("on-prem", FILES["examples/on-prem"])])
+def test_the_manifests_are_the_golden_ones(render: Any, name: str, given: Values) -> None:
+    golden(name, settled(render(given)))
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("presets/")])
 def test_what_a_preset_changes_is_the_golden_change(render: Any, name: str) -> None:
     """The objects that differ from those of the defaults, and none that is missing."""
-    defaults = named(settled(render({})))
-    found = settled(render(PRESETS[name]))
-    assert set(defaults) <= set(named(found))
-    golden(f"presets/{name}", [m for m in found if m != defaults.get((m["kind"], m["metadata"]["name"]))])
+    defaults = settled(render({})).by_name
+    found = settled(render(FILES[name]))
+    assert set(defaults) <= set(found.by_name)
+    golden(name, [m for m in found if m != defaults.get((m["kind"], m["metadata"]["name"]))])
 
 
 @pytest.fixture(scope="module")
 def parent(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> helm_python.Chart:
     """A platform's chart of charts, of which this one is a part."""
-    path = tmp_path_factory.mktemp("parent")
-    dependency = {"name": "gputally", "version": "0.1.0", "repository": ""}
-    description = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [dependency]}
-    (path / "Chart.yaml").write_text(yaml.safe_dump(description), "utf-8")
-    shutil.copytree(folder, path / "charts" / "gputally")
-    return helm_python.Chart.load(path)
+    return helm_python.Chart.load(chart_of_charts(tmp_path_factory.mktemp("parent")))
 
 
 def test_as_a_part_of_another_chart_it_makes_the_same(
@@ -328,4 +295,4 @@ def test_as_a_part_of_another_chart_it_makes_the_same(
     """Every variation, example and preset, beside a parent's `global` that has other charts' keys."""
     ours = values.get("global", {})
     given = {"gputally": values, "global": {"storageClass": "fast", "security": {"allowInsecureImages": True}, **ours}}
-    assert settled(manifests_of(parent, given)) == settled(render(values))
+    assert settled(rendered_by(parent, given)) == settled(render(values))

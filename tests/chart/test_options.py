@@ -14,33 +14,28 @@ import yaml
 from accountant.core.settings import load as accountant_settings
 from accountant.prices.price_book import load as load_prices
 from agent.simulation.scenario_file import load_scenario
+from fairshare.core.settings import Settings as FairshareSettings
 from fairshare.core.settings import load as fairshare_settings
 from gputally.__main__ import main
 from gputally.server.tokens_and_grants import Callers
-from tests.chart.conftest import (
-    COMPONENT,
-    FLEET,
-    PRESETS,
-    Manifest,
-    container,
-    environment,
-    mounts,
-    named,
-    notes,
-    pod,
-    settings_of,
-    volumes,
-    ways_out,
-)
+from tests.chart.conftest import COMPONENT, FILES, FLEET, Manifest, notes
+
+
+def controller_settings(workload: Manifest) -> FairshareSettings:
+    """What the controller reads from its environment."""
+    told = {name: value for name, value in workload.environment.items() if name.startswith("GPUTALLY_")}
+    return fairshare_settings(None, told, {"policy": "policy.yaml"})
 
 
 def test_each_pool_has_agents_of_its_own_values(render: Any) -> None:
     common = {"runtimeClassName": "nvidia", "privileged": True, "nodeSelector": {"gpu": "yes"}}
-    pools = {"mig": {"privilege": "profiling", "nodeSelector": {"pool": "mig"}}, "desks": {}}
-    pools["desks"] = {"privileged": False, "runtimeClassName": "", "privilege": "process"}
-    sets = {m["metadata"]["name"]: m for m in render({"agent": {**common, "pools": pools}}) if m["kind"] == "DaemonSet"}
+    pools = {
+        "mig": {"privilege": "profiling", "nodeSelector": {"pool": "mig"}},
+        "desks": {"privileged": False, "runtimeClassName": "", "privilege": "process"},
+    }
+    sets = {m["metadata"]["name"]: m for m in render({"agent": {**common, "pools": pools}}).of("DaemonSet")}
     assert set(sets) == {"gputally-agent-mig", "gputally-agent-desks"}, "and none for the rest: two would share a spool"
-    mig, desks = (sets[f"gputally-agent-{name}"]["spec"]["template"]["spec"] for name in ("mig", "desks"))
+    mig, desks = (sets[f"gputally-agent-{name}"].pod for name in ("mig", "desks"))
     assert mig["nodeSelector"] == {"gpu": "yes", "pool": "mig"}
     assert (mig["runtimeClassName"], desks.get("runtimeClassName")) == ("nvidia", None)
     assert "--privilege=profiling" in mig["containers"][0]["args"]
@@ -52,29 +47,29 @@ def test_each_pool_has_agents_of_its_own_values(render: Any) -> None:
 
 def test_sessions_are_signed_with_a_key_by_reference(render: Any, tmp_path: Path) -> None:
     """The accountant starts with what the chart says, and the secrets lie where it looks."""
-    plain = named(render({}))["StatefulSet", "gputally-accountant"]
-    assert environment(plain)["GPUTALLY_ACCOUNTANT_SESSION"] == "8h"
-    assert "GPUTALLY_ACCOUNTANT_SESSION_KEY" not in environment(plain)
+    plain = render({}).accountant
+    assert plain.environment["GPUTALLY_ACCOUNTANT_SESSION"] == "8h"
+    assert "GPUTALLY_ACCOUNTANT_SESSION_KEY" not in plain.environment
     sign_in = {"session": "30m", "existingSecret": "login", "sessionKey": {"existingSecret": "s", "key": "k"}}
-    found = named(render({"accountant": {"publicUrl": "https://gpus.example", "signIn": sign_in}}))
-    workload = found["StatefulSet", "gputally-accountant"]
-    secrets = {name: volume.get("secret") for name, volume in volumes(workload).items()}
+    found = render({"accountant": {"publicUrl": "https://gpus.example", "signIn": sign_in}})
+    workload = found.accountant
+    secrets = {name: volume.get("secret") for name, volume in workload.volumes.items()}
     assert secrets["login"] == {"secretName": "login", "defaultMode": 0o440}
     assert secrets["session"] == {
         "secretName": "s", "defaultMode": 0o440, "items": [{"key": "k", "path": "session.key"}],
     }  # fmt: skip
-    settings = settings_of(workload)
+    settings = workload.settings
     assert settings.session == 30 * 60
-    assert settings.session_key == Path(mounts(workload)["session"]) / "session.key"
+    assert settings.session_key == Path(workload.mounts["session"]) / "session.key"
     assert settings.public_url == "https://gpus.example"
-    assert mounts(workload)["login"] == "/etc/gputally/login"
+    assert workload.mounts["login"] == "/etc/gputally/login"
 
 
 def test_people_sign_in_to_the_controllers_pages_with_secrets_by_reference(render: Any) -> None:
     """The controller starts with what the chart says; its own secrets and callers come before the accountant's."""
     tokens = {"existingSecret": "tokens"}
     alone = render({"fairshare": {"pages": {"enabled": True}}, "accountant": {"tokens": tokens}})
-    plain = environment(named(alone)["Deployment", "gputally-fairshare"])
+    plain = alone.fairshare.environment
     assert not {name for name in plain if "PAGES_CALLERS" in name or "PAGES_SESSION" in name}
     own = {
         "callers": {"text": "schema: 1\n"},
@@ -88,58 +83,54 @@ def test_people_sign_in_to_the_controllers_pages_with_secrets_by_reference(rende
     ):
         pages = {"enabled": True, "publicUrl": "https://fairshare.example", **given}
         values = {"fairshare": {"pages": pages}, "accountant": theirs, "networkPolicy": network}
-        found = named(render(values))
-        workload = found["Deployment", "gputally-fairshare"]
-        assert ("ConfigMap", callers) in found
-        sources = volumes(workload)
+        found = render(values)
+        workload = found.fairshare
+        assert ("ConfigMap", callers) in found.by_name
+        sources = workload.volumes
         assert sources["login"]["secret"] == {"secretName": login, "defaultMode": 0o440}
         assert sources["callers"]["configMap"] == {"name": callers}
         (item,) = sources["session"]["secret"]["items"]
         assert (sources["session"]["secret"]["secretName"], item["path"]) == ("s", "session.key")
-        places = mounts(workload)
-        settings = fairshare_settings(None, environment(workload), {"policy": "policy.yaml"})
+        places = workload.mounts
+        settings = controller_settings(workload)
         assert settings.pages_session == (30 * 60 if login == "mine" else 8 * 3600)
         assert settings.pages_session_key == Path(places["session"]) / "session.key"
         assert settings.pages_callers == Path(places["callers"]) / "callers.yaml"
         assert settings.pages_public_url == "https://fairshare.example"
         assert places["login"] == "/etc/gputally/login", "where client_secret_file points, as at the accountant"
-        out = ways_out(found["NetworkPolicy", "gputally-fairshare"])
+        out = found.find("NetworkPolicy", "fairshare").ways_out
         assert out[8443] == [{"ipBlock": {"cidr": "203.0.113.0/24"}}]
 
 
 def test_agents_accountant_and_controller_call_the_cluster_the_same(render: Any) -> None:
     """A controller that asked for another name than its agents report would see no GPU."""
     found = render({"clusterName": "prod-eu", "agent": {"pools": {"a": {}, "b": {}}}})
-    of = {m["metadata"]["name"]: m for m in found if m["kind"] in {"StatefulSet", "Deployment", "DaemonSet"}}
-    agents = [m for m in of.values() if m["kind"] == "DaemonSet"]
+    agents = found.of("DaemonSet")
     assert len(agents) == 2
-    assert all("--cluster=prod-eu" in container(agent)["args"] for agent in agents)
-    (controller,) = (m for m in of.values() if m["metadata"]["labels"][COMPONENT] == "fairshare")
-    told = {name: value for name, value in environment(controller).items() if name.startswith("GPUTALLY_")}
-    assert fairshare_settings(None, told, {"policy": "policy.yaml"}).cluster_name == "prod-eu"
-    (accountant,) = (m for m in of.values() if m["metadata"]["labels"][COMPONENT] == "accountant")
-    assert settings_of(accountant).kubernetes.cluster == "prod-eu"
+    assert all("--cluster=prod-eu" in agent.container["args"] for agent in agents)
+    assert controller_settings(found.fairshare).cluster_name == "prod-eu"
+    assert found.accountant.settings.kubernetes.cluster == "prod-eu"
 
 
 def test_agents_may_have_a_privileged_namespace_of_their_own(render: Any) -> None:
     values = {"agent": {"namespace": {"name": "agents", "create": True}, "resourceQuota": True}}
     manifests = render(values)
-    found = named(manifests)
-    labels = found["Namespace", "agents"]["metadata"]["labels"]
+    found = manifests
+    labels = found.by_name["Namespace", "agents"]["metadata"]["labels"]
     assert {v for k, v in labels.items() if k.startswith("pod-security.kubernetes.io/")} == {"privileged"}
     moved = {m["kind"] for m in manifests if m["metadata"].get("namespace") == "agents"}
     assert moved == {"ConfigMap", "DaemonSet", "NetworkPolicy", "ResourceQuota", "ServiceAccount"}
-    (subject,) = found["ClusterRoleBinding", "metering-gputally-agent"]["subjects"]
+    (subject,) = found.by_name["ClusterRoleBinding", "metering-gputally-agent"]["subjects"]
     assert subject["namespace"] == "agents"
-    quota = found["ResourceQuota", "gputally-agent"]["spec"]["scopeSelector"]["matchExpressions"]
+    quota = found.find("ResourceQuota", "agent")["spec"]["scopeSelector"]["matchExpressions"]
     assert quota == [{"operator": "In", "scopeName": "PriorityClass", "values": ["system-node-critical"]}]
     denied = [m for m in manifests if m["metadata"]["name"] == "gputally-default-deny"]
     assert {m["metadata"]["namespace"] for m in denied} == {"metering", "agents"}
-    into = found["NetworkPolicy", "gputally-accountant"]["spec"]["ingress"]
+    into = found.find("NetworkPolicy", "accountant")["spec"]["ingress"]
     peers = [peer for rule in into for peer in rule["from"] if "podSelector" in peer]
     by = {peer["podSelector"]["matchLabels"][COMPONENT]: peer.get("namespaceSelector") for peer in peers}
     assert by == {"agent": {"matchLabels": {"kubernetes.io/metadata.name": "agents"}}, "fairshare": None}
-    (to,) = ways_out(found["NetworkPolicy", "gputally-agent"])["http"]
+    (to,) = found.find("NetworkPolicy", "agent").ways_out["http"]
     assert to["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "metering"}}
 
 
@@ -151,48 +142,43 @@ def test_the_lake_is_where_the_values_say_and_its_secrets_come_by_reference(rend
             "properties": {"s3.endpoint": "https://store:9000", "s3.region": "eu"},
         },
     }  # fmt: skip
-    found = named(
-        render({"accountant": {"lake": lake}, "networkPolicy": {"lakeCidrs": ["10.1.0.0/16"], "lakePorts": [9000]}})
-    )
-    workload = found["StatefulSet", "gputally-accountant"]
-    settings = settings_of(workload).lake
+    found = render({"accountant": {"lake": lake}, "networkPolicy": {"lakeCidrs": ["10.1.0.0/16"], "lakePorts": [9000]}})
+    workload = found.accountant
+    settings = workload.settings.lake
     assert settings is not None
     assert (settings.warehouse, settings.every, settings.days_back) == ("s3://books/lake", 1800, 45)
     assert settings.catalog.uri == "postgresql+psycopg://gputally@db/lake"
     assert settings.catalog.properties == {"s3.endpoint": "https://store:9000", "s3.region": "eu"}
-    assert settings.secrets == Path(mounts(workload)["lake"]) / "lake.yaml"
-    assert volumes(workload)["lake"]["secret"] == {"secretName": "lake-secrets", "defaultMode": 0o440}
-    policy = found["NetworkPolicy", "gputally-accountant"]["spec"]["egress"]
+    assert settings.secrets == Path(workload.mounts["lake"]) / "lake.yaml"
+    assert workload.volumes["lake"]["secret"] == {"secretName": "lake-secrets", "defaultMode": 0o440}
+    policy = found.find("NetworkPolicy", "accountant")["spec"]["egress"]
     assert {"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}], "ports": [{"port": 9000}]} in policy
-    assert settings_of(named(render({}))["StatefulSet", "gputally-accountant"]).lake is None
+    assert render({}).accountant.settings.lake is None
 
 
 def test_accountants_of_other_clusters_are_a_file_and_their_tokens_a_secret(render: Any) -> None:
     text = "clusters: {prod-us: {url: https://us.example, token_file: /etc/gputally/secrets/prod-us.token}}"
     accountants = {"text": text, "existingSecret": "other-clusters"}
-    found = named(
-        render({"fairshare": {"accountants": accountants}, "networkPolicy": {"fleetCidrs": ["10.30.0.0/16"]}})
-    )
-    workload = found["Deployment", "gputally-fairshare"]
-    assert "--accountants=/etc/gputally/accountants/accountants.yaml" in container(workload)["args"]
-    name = volumes(workload)["accountants"]["configMap"]["name"]
-    assert found["ConfigMap", name]["data"]["accountants.yaml"].strip() == text
-    secret = volumes(workload)["accountants-secrets"]["secret"]
+    found = render({"fairshare": {"accountants": accountants}, "networkPolicy": {"fleetCidrs": ["10.30.0.0/16"]}})
+    workload = found.fairshare
+    assert "--accountants=/etc/gputally/accountants/accountants.yaml" in workload.container["args"]
+    name = workload.volumes["accountants"]["configMap"]["name"]
+    assert found.by_name["ConfigMap", name]["data"]["accountants.yaml"].strip() == text
+    secret = workload.volumes["accountants-secrets"]["secret"]
     assert secret == {"secretName": "other-clusters", "defaultMode": 0o440}
-    assert mounts(workload)["accountants-secrets"] == "/etc/gputally/secrets"
-    egress = found["NetworkPolicy", "gputally-fairshare"]["spec"]["egress"]
+    assert workload.mounts["accountants-secrets"] == "/etc/gputally/secrets"
+    egress = found.find("NetworkPolicy", "fairshare")["spec"]["egress"]
     assert {"to": [{"ipBlock": {"cidr": "10.30.0.0/16"}}], "ports": [{"port": 443}]} in egress
-    alone = container(named(render({}))["Deployment", "gputally-fairshare"])
+    alone = render({}).fairshare.container
     assert not any(argument.startswith("--accountants") for argument in alone["args"])
 
 
 def test_the_fleets_pages_stand_alone_and_open_the_lake_that_the_values_name(render: Any) -> None:
-    found = named(render(FLEET))
-    workloads = [key for key in found if key[0] in ("Deployment", "StatefulSet", "DaemonSet")]
-    assert workloads == [("Deployment", "gputally-fleet")]
-    workload = found["Deployment", "gputally-fleet"]
+    found = render(FLEET)
+    (workload,) = found.workloads
+    assert workload["metadata"]["name"] == "gputally-fleet"
     settings = accountant_settings(
-        None, environment(workload), {"listen": "0.0.0.0:8080", "tokens": "/etc/gputally/tokens/tokens.yaml"}
+        None, workload.environment, {"listen": "0.0.0.0:8080", "tokens": "/etc/gputally/tokens/tokens.yaml"}
     )
     assert settings.lake is not None
     assert (settings.lake.warehouse, settings.lake.catalog.type) == ("s3://books/lake", "rest")
@@ -201,21 +187,21 @@ def test_the_fleets_pages_stand_alone_and_open_the_lake_that_the_values_name(ren
     assert (settings.tls_cert, settings.session_key) == (
         Path("/etc/gputally/tls/tls.crt"), Path("/etc/gputally/session/session.key"),
     )  # fmt: skip
-    arguments = container(workload)["args"]
+    arguments = workload.container["args"]
     assert arguments[:2] == ["fleet", "serve"]
     assert {"--engine=trino", "--engine-url=https://trino.example", "--rates=/etc/gputally/rates/rates.yaml"} <= {
         *arguments
     }
-    assert pod(workload)["automountServiceAccountToken"] is False
-    assert not [key for key in found if "Role" in key[0]]
-    out = ways_out(found["NetworkPolicy", "gputally-fleet"])
+    assert workload.pod["automountServiceAccountToken"] is False
+    assert not [m for m in found if "Role" in m["kind"]]
+    out = found.find("NetworkPolicy", "fleet").ways_out
     assert set(out) == {53, 443}
-    (rule,) = found["NetworkPolicy", "gputally-fleet"]["spec"]["ingress"]
+    (rule,) = found.find("NetworkPolicy", "fleet")["spec"]["ingress"]
     assert rule["ports"] == [{"port": "http"}]
-    assert found["Service", "gputally-fleet"]["spec"]["ports"][0]["appProtocol"] == "https"
-    assert found["PodDisruptionBudget", "gputally-fleet"]["spec"]["maxUnavailable"] == 1
-    assert found["Ingress", "gputally-fleet"]["spec"]["rules"][0]["host"] == "fleet.example"
-    assert ("Deployment", "gputally-fleet") not in named(render({}))
+    assert found.find("Service", "fleet")["spec"]["ports"][0]["appProtocol"] == "https"
+    assert found.find("PodDisruptionBudget", "fleet")["spec"]["maxUnavailable"] == 1
+    assert found.find("Ingress", "fleet")["spec"]["rules"][0]["host"] == "fleet.example"
+    assert ("Deployment", "gputally-fleet") not in render({}).by_name
 
 
 def test_the_notes_say_where_the_fleets_pages_are_and_that_they_reach_nothing(chart: helm_python.Chart) -> None:
@@ -231,45 +217,45 @@ def test_several_accountants_take_turns_by_a_lease(render: Any) -> None:
     values = {"replicas": 2, "kubernetesApi": False, "archive": {"enabled": True, "accessMode": "ReadWriteMany"}}
     secret = {"tokens": {"existingSecret": "tokens"}}
     others = {"agent": {"token": {"existingSecret": "agent"}}, "fairshare": {"token": {"existingSecret": "fairshare"}}}
-    found = named(render({"accountant": values | secret, **others}))
-    workload = found["StatefulSet", "gputally-accountant"]
+    found = render({"accountant": values | secret, **others})
+    workload = found.accountant
     assert workload["spec"]["replicas"] == 2
     assert workload["spec"]["updateStrategy"] == {"type": "OnDelete"}
-    settings = settings_of(workload)
+    settings = workload.settings
     assert settings.leader_election is not None
     assert (settings.leader_election.lease, settings.leader_election.own_volume) == ("gputally-accountant", True)
-    assert pod(workload)["automountServiceAccountToken"]
-    assert container(workload)["readinessProbe"]["httpGet"]["path"] == "/leading"
-    assert "publishNotReadyAddresses" not in found["Service", "gputally-accountant"]["spec"]
-    assert ("PodDisruptionBudget", "gputally-accountant") not in found
-    assert found["PersistentVolumeClaim", "gputally-accountant-archive"]["spec"]["accessModes"] == ["ReadWriteMany"]
-    rules = found["Role", "gputally-accountant"]["rules"]
+    assert workload.pod["automountServiceAccountToken"]
+    assert workload.container["readinessProbe"]["httpGet"]["path"] == "/leading"
+    assert "publishNotReadyAddresses" not in found.find("Service", "accountant")["spec"]
+    assert ("PodDisruptionBudget", "gputally-accountant") not in found.by_name
+    assert found.find("PersistentVolumeClaim", "accountant-archive")["spec"]["accessModes"] == ["ReadWriteMany"]
+    rules = found.find("Role", "accountant")["rules"]
     assert {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"]} in rules
     assert any(
         6443 in [port["port"] for port in rule.get("ports", ())] or rule.get("to")
-        for rule in found["NetworkPolicy", "gputally-accountant"]["spec"]["egress"]
+        for rule in found.find("NetworkPolicy", "accountant")["spec"]["egress"]
     )
-    alone = named(render({}))
-    assert alone["StatefulSet", "gputally-accountant"]["spec"]["replicas"] == 1
-    assert ("Role", "gputally-accountant") not in alone
+    alone = render({})
+    assert alone.accountant["spec"]["replicas"] == 1
+    assert ("Role", "gputally-accountant") not in alone.by_name
 
 
 def test_the_archive_is_a_volume_of_its_own_that_stays(render: Any) -> None:
-    assert not any(m["kind"] == "PersistentVolumeClaim" for m in render({}))
+    assert render({}).of("PersistentVolumeClaim") == []
     archive = {"enabled": True, "every": "30m", "keepRows": "90d", "size": "1Ti", "storageClassName": "nfs"}
-    found = named(render({"accountant": {"archive": archive, "backups": {"every": "1d", "keep": 3}}}))
-    claim = found["PersistentVolumeClaim", "gputally-accountant-archive"]
+    found = render({"accountant": {"archive": archive, "backups": {"every": "1d", "keep": 3}}})
+    claim = found.find("PersistentVolumeClaim", "accountant-archive")
     assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     assert claim["spec"]["resources"]["requests"]["storage"] == "1Ti"
-    accountant = found["StatefulSet", "gputally-accountant"]
-    settings = settings_of(accountant)
+    accountant = found.accountant
+    settings = accountant.settings
     assert settings.archive is not None
     assert (settings.archive.to, settings.archive.every) == ("/archive/ledger", 1800)
     assert settings.archive.keep_rows == 90 * 86_400
     assert (settings.backups_to, settings.backups.every, settings.backups.keep) == ("/archive/backups", 86_400, 3)
-    assert mounts(accountant)["archive"] == "/archive"
+    assert accountant.mounts["archive"] == "/archive"
     theirs = {"accountant": {"archive": {"enabled": True, "existingClaim": "tapes"}}}
-    assert not any(m["kind"] == "PersistentVolumeClaim" for m in render(theirs))
+    assert render(theirs).of("PersistentVolumeClaim") == []
 
 
 def test_the_archive_may_be_in_an_object_store_and_needs_no_volume_then(render: Any) -> None:
@@ -278,17 +264,17 @@ def test_the_archive_may_be_in_an_object_store_and_needs_no_volume_then(render: 
         "properties": {"s3.endpoint": "https://store:9000", "s3.region": "eu"},
     }  # fmt: skip
     replicas = {"replicas": 2, "archive": archive}
-    found = named(render({"accountant": replicas, "networkPolicy": {"lakeCidrs": ["10.1.0.0/16"]}}))
-    assert not any(kind == "PersistentVolumeClaim" for kind, _ in found)
-    workload = found["StatefulSet", "gputally-accountant"]
-    settings = settings_of(workload)
+    found = render({"accountant": replicas, "networkPolicy": {"lakeCidrs": ["10.1.0.0/16"]}})
+    assert found.of("PersistentVolumeClaim") == []
+    workload = found.accountant
+    settings = workload.settings
     assert settings.archive is not None
     assert (settings.archive.to, settings.backups_to) == ("s3://books/prod/ledger", "s3://books/prod/backups")
     assert settings.object_storage.properties == {"s3.endpoint": "https://store:9000", "s3.region": "eu"}
-    assert settings.object_storage.secrets == Path(mounts(workload)["object-storage"]) / "object-storage.yaml"
-    assert "archive" not in mounts(workload)
-    assert volumes(workload)["object-storage"]["secret"] == {"secretName": "store", "defaultMode": 0o440}
-    policy = found["NetworkPolicy", "gputally-accountant"]["spec"]["egress"]
+    assert settings.object_storage.secrets == Path(workload.mounts["object-storage"]) / "object-storage.yaml"
+    assert "archive" not in workload.mounts
+    assert workload.volumes["object-storage"]["secret"] == {"secretName": "store", "defaultMode": 0o440}
+    policy = found.find("NetworkPolicy", "accountant")["spec"]["egress"]
     assert {"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}], "ports": [{"port": 443}]} in policy
 
 
@@ -297,48 +283,45 @@ def test_jobs_ask_the_accountant_and_nobody_else(render: Any) -> None:
         "backup": {"enabled": True, "keep": 3},
         "report": {"enabled": True, "formats": ["pdf", "csv", "focus-1.2"]},
     }
-    found = named(render({**values, "timezone": "Europe/Berlin"}))
+    found = render({**values, "timezone": "Europe/Berlin"})
+    specs = dict(found.pod_specs())
     for name, scheduled in (("backup", "30 2 * * *"), ("report", "0 6 6 * *")):
-        job = found["CronJob", f"gputally-{name}"]["spec"]
+        job = found.find("CronJob", f"{name}")["spec"]
         assert (job["schedule"], job["timeZone"], job["concurrencyPolicy"]) == (scheduled, "Europe/Berlin", "Forbid")
-        spec = job["jobTemplate"]["spec"]["template"]["spec"]
+        spec = specs[name]
         assert spec["automountServiceAccountToken"] is False
         assert spec["securityContext"]["runAsNonRoot"] is True
         for one in spec["containers"]:
             assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
             assert one["securityContext"]["readOnlyRootFilesystem"] is True
-        policy = found["NetworkPolicy", f"gputally-{name}"]
+        policy = found.find("NetworkPolicy", f"{name}")
         assert policy["spec"]["ingress"] == []
-        assert set(ways_out(policy)) == {53, "http"}
-    reports = found["CronJob", "gputally-report"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
-    assert [(one["name"], one["args"][:3]) for one in reports] == [
+        assert set(policy.ways_out) == {53, "http"}
+    assert [(one["name"], one["args"][:3]) for one in specs["report"]["containers"]] == [
         ("report-pdf", ["report", "last", "--format=pdf"]),
         ("report-csv", ["report", "last", "--format=csv"]),
         ("report-focus-1-2", ["report", "last", "--format=focus-1.2"]),
     ]
-    (backup,) = found["CronJob", "gputally-backup"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    (backup,) = specs["backup"]["containers"]
     assert backup["args"][:3] == ["backup", "--to=/kept", "--keep=3"]
 
 
 def test_the_ways_out_are_opened_by_what_needs_them(render: Any) -> None:
     dns = {"to": [{"ipBlock": {"cidr": "169.254.20.10/32"}}], "ports": [5353]}
     network = {
-        "issuerCidrs": ["203.0.113.0/24"],
-        "issuerPorts": [8443],
-        "deliveryCidrs": ["198.51.100.7/32"],
-        "dns": dns,
-    }
+        "issuerCidrs": ["203.0.113.0/24"], "issuerPorts": [8443], "deliveryCidrs": ["198.51.100.7/32"], "dns": dns,
+        "apiServerCidr": "10.9.8.7/32", "apiServerPorts": [6443],
+    }  # fmt: skip
     prometheus = {"url": "http://prometheus.metrics.svc", "port": 9099, "to": [{"name": "metrics"}]}
-    network |= {"apiServerCidr": "10.9.8.7/32", "apiServerPorts": [6443]}
-    found = named(render({"networkPolicy": network, "fairshare": {"prometheus": prometheus}}))
-    assert ways_out(found["NetworkPolicy", "gputally-accountant"]) == {
+    found = render({"networkPolicy": network, "fairshare": {"prometheus": prometheus}})
+    assert found.find("NetworkPolicy", "accountant").ways_out == {
         6443: [{"ipBlock": {"cidr": "10.9.8.7/32"}}],
         5353: [*dns["to"], *dns["to"]],
         8443: [{"ipBlock": {"cidr": "203.0.113.0/24"}}],
         443: [{"ipBlock": {"cidr": "198.51.100.7/32"}}],
         587: [{"ipBlock": {"cidr": "198.51.100.7/32"}}],
     }
-    fairshare = ways_out(found["NetworkPolicy", "gputally-fairshare"])
+    fairshare = found.find("NetworkPolicy", "fairshare").ways_out
     assert set(fairshare) == {5353, "http", 6443, 9099}
     assert fairshare[9099] == [{"namespaceSelector": {"matchLabels": {"name": "metrics"}}}]
 
@@ -346,33 +329,28 @@ def test_the_ways_out_are_opened_by_what_needs_them(render: Any) -> None:
 def test_deliveries_have_their_file_and_their_secrets(render: Any) -> None:
     text = "schema: 1\n"
     deliveries = {"text": text, "existingSecret": "webhooks"}
-    found = named(render({"accountant": {"deliveries": deliveries, "publicUrl": "https://gputally.example"}}))
-    accountant = found["StatefulSet", "gputally-accountant"]
-    assert found["ConfigMap", "gputally-accountant-deliveries"]["data"]["deliveries.yaml"] == text
-    settings = settings_of(accountant)
+    found = render({"accountant": {"deliveries": deliveries, "publicUrl": "https://gputally.example"}})
+    accountant = found.accountant
+    assert found.find("ConfigMap", "accountant-deliveries")["data"]["deliveries.yaml"] == text
+    settings = accountant.settings
     assert settings.deliveries == Path("/etc/gputally/deliveries/deliveries.yaml")
     assert settings.public_url == "https://gputally.example"
-    places = mounts(accountant)
+    places = accountant.mounts
     assert (places["deliveries"], places["secrets"]) == ("/etc/gputally/deliveries", "/etc/gputally/secrets")
 
 
-def test_two_controllers_stand_on_two_nodes_and_one_of_them_stays(render: Any) -> None:
-    found = named(render({}))
-    assert found["Deployment", "gputally-fairshare"]["spec"]["replicas"] == 2
-    assert "podAntiAffinity" in pod(found["Deployment", "gputally-fairshare"])["affinity"]
-    assert found["PodDisruptionBudget", "gputally-fairshare"]["spec"]["maxUnavailable"] == 1
-    assert found["PodDisruptionBudget", "gputally-accountant"]["spec"]["maxUnavailable"] == 1
-    alone = named(render({"fairshare": {"replicas": 1}}))
-    assert ("PodDisruptionBudget", "gputally-fairshare") not in alone
-    assert "affinity" not in pod(alone["Deployment", "gputally-fairshare"])
+def test_two_controllers_stand_on_two_nodes(render: Any) -> None:
+    assert "podAntiAffinity" in render({}).fairshare.pod["affinity"]
+    assert ("PodDisruptionBudget", "gputally-fairshare") not in render({"fairshare": {"replicas": 1}})
 
 
 def test_openshift_gives_ids_and_agents_get_what_they_need(render: Any) -> None:
     def constraints(**agent: Any) -> Manifest:
         values = {"openshift": {"enabled": True}, "agent": agent, "report": {"enabled": True}}
         manifests = render(values)
-        assert "runAsUser: 65532" not in yaml.safe_dump_all(manifests)
-        return next(m for m in manifests if m["kind"] == "SecurityContextConstraints")
+        assert "'runAsUser': 65532" not in str(manifests)
+        (found,) = manifests.of("SecurityContextConstraints")
+        return found
 
     least = constraints()
     assert least["users"] == ["system:serviceaccount:metering:gputally-agent"]
@@ -385,40 +363,33 @@ def test_openshift_gives_ids_and_agents_get_what_they_need(render: Any) -> None:
 
 def test_an_agent_without_gpus_plays_a_scenario_and_mounts_no_more_than_its_spool(render: Any) -> None:
     text = "gpus: [{model: H100}]\n"
-    found = named(render({"agent": {"simulated": {"text": text}, "kubernetesApi": False}}))
-    agent = found["DaemonSet", "gputally-agent"]
-    assert found["ConfigMap", "gputally-agent-simulated"]["data"]["scenario.yaml"] == text
-    assert "--simulated=/etc/gputally/simulated/scenario.yaml" in container(agent)["args"]
-    assert not any(argument.startswith("--kubelet-socket") for argument in container(agent)["args"])
-    assert [name for name, volume in volumes(agent).items() if "hostPath" in volume] == ["spool"]
+    found = render({"agent": {"simulated": {"text": text}, "kubernetesApi": False}})
+    agent = found.agent
+    assert found.find("ConfigMap", "agent-simulated")["data"]["scenario.yaml"] == text
+    assert "--simulated=/etc/gputally/simulated/scenario.yaml" in agent.container["args"]
+    assert not any(argument.startswith("--kubelet-socket") for argument in agent.container["args"])
+    assert [name for name, volume in agent.volumes.items() if "hostPath" in volume] == ["spool"]
 
 
 def test_a_driver_without_a_runtime_is_mounted_where_the_loader_looks(render: Any) -> None:
-    agent = named(render(PRESETS["gke"]))["DaemonSet", "gputally-agent"]
-    (mount,) = [m for m in container(agent)["volumeMounts"] if m["name"] == "driver"]
-    assert volumes(agent)["driver"]["hostPath"] == {"path": "/home/kubernetes/bin/nvidia", "type": "Directory"}
+    agent = render(FILES["presets/gke"]).agent
+    (mount,) = [m for m in agent.container["volumeMounts"] if m["name"] == "driver"]
+    assert agent.volumes["driver"]["hostPath"] == {"path": "/home/kubernetes/bin/nvidia", "type": "Directory"}
     assert (mount["mountPath"], mount["readOnly"]) == ("/usr/local/nvidia", True)
-    assert environment(agent)["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64"
+    assert agent.environment["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64"
 
 
 def test_the_programs_start_with_what_the_examples_tell_them(
     render: Any, example: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = render(example)
-    for manifest in found:
-        if manifest["kind"] in {"StatefulSet", "Deployment", "DaemonSet"}:
-            told = {k: v for k, v in environment(manifest).items() if k.startswith("GPUTALLY_")}
-            component = manifest["metadata"]["labels"][COMPONENT]
-            if component == "accountant":
-                settings_of(manifest)
-            if component == "fairshare":
-                fairshare_settings(None, told, {"policy": "policy.yaml"})
-            out = io.StringIO()
-            with contextlib.redirect_stdout(out), monkeypatch.context() as surroundings:
-                for name, value in told.items():
+    for workload in found.workloads:
+        with contextlib.redirect_stdout(io.StringIO()), monkeypatch.context() as surroundings:
+            for name, value in workload.environment.items():
+                if name.startswith("GPUTALLY_"):
                     surroundings.setenv(name, value)
-                assert main([*container(manifest)["args"], "--print-config"]) == 0
-    texts = {name: text for m in found if m["kind"] == "ConfigMap" for name, text in m["data"].items()}
+            assert main([*workload.container["args"], "--print-config"]) == 0
+    texts = {name: text for m in found.of("ConfigMap") for name, text in m["data"].items()}
     for name, text in texts.items():
         file = tmp_path / name
         file.write_text(text, "utf-8")
@@ -435,7 +406,7 @@ def test_the_programs_start_with_what_the_examples_tell_them(
 def test_the_controller_may_read_the_schedulers_configmaps_that_are_named(render: Any) -> None:
     """A cluster-wide right to read ConfigMaps is never given: only those of these names."""
     names = ["kueue-config", "volcano-scheduler-configmap"]
-    manifests = render({"fairshare": {"rbac": {"schedulerConfigMaps": names}}})
-    (role,) = (m for m in manifests if m["kind"] == "ClusterRole" and m["metadata"]["name"].endswith("-fairshare"))
+    found = render({"fairshare": {"rbac": {"schedulerConfigMaps": names}}})
+    role = found.by_name["ClusterRole", "metering-gputally-fairshare"]
     (rule,) = (rule for rule in role["rules"] if "configmaps" in rule["resources"])
     assert (rule["resourceNames"], rule["verbs"]) == (names, ["get"])

@@ -44,6 +44,17 @@ class Recorder:
             return str(json.load(error)["message"])
         return ""
 
+    def make_namespace(self, name: str, **labels: str) -> None:
+        self.send("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}})
+
+    def token(self, namespace: str, account: str, audience: str = "https://localhost", pod: str = "") -> str:
+        """Of a service account of the release, bound to a pod where one is named."""
+        spec: dict[str, Any] = {"audiences": [audience], "expirationSeconds": 3600}
+        if pod:
+            spec["boundObjectRef"] = {"kind": "Pod", "apiVersion": "v1", "name": pod}
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/gputally-{account}/token"
+        return str(self.send("POST", path, {"spec": spec})["status"]["token"])
+
     def apply(self, manifest: dict[str, Any], *, dry_run: bool) -> Any:
         """As `kubectl apply --server-side --validate=strict` does it."""
         query = "fieldManager=helm&force=true&fieldValidation=Strict" + ("&dryRun=All" if dry_run else "")
@@ -81,8 +92,7 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
     with api_server(folder, "--allow-privileged=true", *audit) as server:
         found = Recorder(server, log)
         for space, level in ((RELEASE, "restricted"), (AGENTS, "privileged")):
-            labels = {"pod-security.kubernetes.io/enforce": level}
-            found.send("POST", "/api/v1/namespaces", {"metadata": {"name": space, "labels": labels}})
+            found.make_namespace(space, **{"pod-security.kubernetes.io/enforce": level})
         runtime = {"metadata": {"name": "nvidia"}, "handler": "nvidia"}
         found.send("POST", "/apis/node.k8s.io/v1/runtimeclasses", runtime)
         yield found
@@ -102,17 +112,12 @@ def stand_in(
     namespaced: bool = True,
 ) -> None:
     """A kind of a custom resource that takes what the schema says. It takes a moment until it is `served`."""
-    body: dict[str, Any] = {
-        "metadata": {"name": f"{plural}.{group}"},
-        "spec": {
-            "group": group,
-            "scope": "Namespaced" if namespaced else "Cluster",
-            "names": {"plural": plural, "kind": kind, "singular": kind.lower()},
-            "versions": [
-                {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}},
-            ],
-        },
-    }
+    served = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    spec = {
+        "group": group, "scope": "Namespaced" if namespaced else "Cluster", "versions": [served],
+        "names": {"plural": plural, "kind": kind, "singular": kind.lower()},
+    }  # fmt: skip
+    body: dict[str, Any] = {"metadata": {"name": f"{plural}.{group}"}, "spec": spec}
     if group.endswith(".k8s.io"):
         body["metadata"]["annotations"] = {"api-approved.kubernetes.io": "unapproved, of a test"}
     recorder.send("POST", CRDS, body)

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from tests.chart.conftest import named
 from tests.chart.real.conftest import AGENTS, RELEASE, Recorder
 from tests.patience import until
 from tests.real.programs import free_ports, running
@@ -67,20 +66,15 @@ def installed(recorder: Recorder, render: Any, tmp_path_factory: pytest.TempPath
     for manifest in manifests:
         if manifest["kind"] in RIGHTS:
             recorder.apply(manifest, dry_run=False)
-    found = named(manifests)
     callers = folder / "callers.yaml"
-    callers.write_text(found["ConfigMap", "gputally-accountant-callers"]["data"]["callers.yaml"])
-    for name, text in found["Secret", "gputally-accountant-tls"]["data"].items():
+    callers.write_text(manifests.find("ConfigMap", "accountant-callers")["data"]["callers.yaml"])
+    for name, text in manifests.find("Secret", "accountant-tls")["data"].items():
         (folder / name).write_bytes(base64.b64decode(text))
     (folder / "scenario.yaml").write_text("gpus: [{model: H100}]\nevents: []\n")
 
     def token(account: str, namespace: str, audience: str = "gputally", pod: str = "") -> Path:
-        spec: dict[str, Any] = {"audiences": [audience], "expirationSeconds": 3600}
-        if pod:
-            spec["boundObjectRef"] = {"kind": "Pod", "apiVersion": "v1", "name": pod}
-        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/gputally-{account}/token"
         file = folder / f"{account}-{pod}.token"
-        file.write_text(recorder.send("POST", path, {"spec": spec})["status"]["token"])
+        file.write_text(recorder.token(namespace, account, audience, pod))
         return file
 
     tokens = {"fairshare": token("fairshare", RELEASE), "unbound": token("agent", AGENTS)}
@@ -95,7 +89,7 @@ def installed(recorder: Recorder, render: Any, tmp_path_factory: pytest.TempPath
         recorder.send("POST", f"/api/v1/namespaces/{AGENTS}/pods", body)
         tokens[node] = token("agent", AGENTS, pod=f"agent-of-{node}")
     (port,) = free_ports(1)
-    own = token("accountant", RELEASE, "https://localhost").read_text()
+    own = recorder.token(RELEASE, "accountant")
     (folder / "settings.yaml").write_text(
         f"kubernetes: {{inventory: true, kubeconfig: {recorder.server.kubeconfig_for(own, folder)}}}\n"
     )

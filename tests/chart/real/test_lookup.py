@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import subprocess
-import urllib.error
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.chart.conftest import CHART, named
+from tests.chart.conftest import CHART, Manifest, Rendered, chart_of_charts
 from tests.chart.real.conftest import Recorder, served, stand_in
 from tests.patience import until
 from tests.real.controlplane import PLAIN_TOKEN
@@ -27,17 +26,13 @@ CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 @pytest.fixture(scope="module")
 def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A chart of charts."""
-    folder = tmp_path_factory.mktemp("parent") / "platform"
-    shutil.copytree(CHART, folder / "charts" / "gputally")
-    dependency = {"name": "gputally", "version": "0.1.0", "repository": ""}
-    description = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [dependency]}
-    (folder / "Chart.yaml").write_text(yaml.safe_dump(description), "utf-8")
-    return folder
+    return chart_of_charts(tmp_path_factory.mktemp("parent") / "platform")
 
 
-def planned(recorder: Recorder, chart: Path) -> dict[tuple[str, str], Any]:
+def planned(recorder: Recorder, chart: Path) -> Rendered:
     """What `helm install --dry-run=server` would make of a chart's defaults."""
-    return named([m for m in yaml.safe_load_all(installed(recorder, chart)["manifest"]) if m])
+    manifests = yaml.safe_load_all(installed(recorder, chart)["manifest"])
+    return Rendered(Manifest(manifest) for manifest in manifests if manifest)
 
 
 def installed(recorder: Recorder, chart: Path, *more: str, kubeconfig: Path | None = None) -> dict[str, Any]:
@@ -51,26 +46,34 @@ def installed(recorder: Recorder, chart: Path, *more: str, kubeconfig: Path | No
     return found
 
 
-def test_what_is_there_is_found_and_what_is_not_keeps_no_pod_from_starting(recorder: Recorder, parent: Path) -> None:
-    with contextlib.suppress(urllib.error.HTTPError):
-        recorder.send("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
+@pytest.fixture(scope="module", autouse=True)
+def space(recorder: Recorder) -> None:
+    recorder.make_namespace(SPACE)
 
+
+@contextlib.contextmanager
+def without_runtime_class(recorder: Recorder) -> Iterator[None]:
+    recorder.send("DELETE", f"{CLASSES}/nvidia")
+    try:
+        yield
+    finally:
+        recorder.send("POST", CLASSES, {"metadata": {"name": "nvidia"}, "handler": "nvidia"})
+
+
+def test_what_is_there_is_found_and_what_is_not_keeps_no_pod_from_starting(recorder: Recorder, parent: Path) -> None:
     def agents() -> dict[str, Any]:
-        plans = [planned(recorder, chart)["DaemonSet", "gputally-agent"] for chart in (CHART, parent)]
-        alone, part = (plan["spec"]["template"]["spec"] for plan in plans)
+        plans = [planned(recorder, chart).agent for chart in (CHART, parent)]
+        alone, part = (plan.pod for plan in plans)
         assert alone == part
         return dict(alone)
 
     def scrapers() -> Any:
-        (first, *_) = planned(recorder, CHART)["NetworkPolicy", "gputally-agent"]["spec"]["ingress"]
+        (first, *_) = planned(recorder, CHART).find("NetworkPolicy", "agent")["spec"]["ingress"]
         return first["from"][0]["namespaceSelector"]["matchExpressions"][0]["values"]
 
     assert agents()["runtimeClassName"] == "nvidia"
-    recorder.send("DELETE", f"{CLASSES}/nvidia")
-    try:
+    with without_runtime_class(recorder):
         assert "runtimeClassName" not in agents()
-    finally:
-        recorder.send("POST", CLASSES, {"metadata": {"name": "nvidia"}, "handler": "nvidia"})
     assert scrapers() == ["monitoring"]
     stand_in(recorder, GROUP, "v1", "prometheuses", "Prometheus")
     until(lambda: served(recorder, f"/apis/{GROUP}/v1", "prometheuses"), lambda: "Prometheus is not served")
@@ -85,21 +88,17 @@ def test_the_notes_warn_of_what_would_keep_pods_from_starting(recorder: Recorder
     def notes() -> str:
         return str(installed(recorder, CHART)["info"]["notes"])
 
-    space = f"/api/v1/namespaces/{SPACE}"
-    with contextlib.suppress(urllib.error.HTTPError):
-        recorder.send("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
     assert "WARNING: the cluster has no default StorageClass" in notes()
     assert "no RuntimeClass `nvidia`" not in notes()
     standard = {"metadata": {"name": "standard"}, "provisioner": "csi.example"}
     standard["metadata"] |= {"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}
     recorder.send("POST", "/apis/storage.k8s.io/v1/storageclasses", standard)
     level = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
-    recorder.send("PATCH", space, level, "application/merge-patch+json")
-    recorder.send("DELETE", f"{CLASSES}/nvidia")
+    recorder.send("PATCH", f"/api/v1/namespaces/{SPACE}", level, "application/merge-patch+json")
     try:
-        told = notes()
+        with without_runtime_class(recorder):
+            told = notes()
     finally:
-        recorder.send("POST", CLASSES, {"metadata": {"name": "nvidia"}, "handler": "nvidia"})
         recorder.send("DELETE", "/apis/storage.k8s.io/v1/storageclasses/standard")
     assert "default StorageClass" not in told
     assert f"WARNING: the namespace {SPACE} enforces the Pod Security level restricted" in told
@@ -109,23 +108,14 @@ def test_the_notes_warn_of_what_would_keep_pods_from_starting(recorder: Recorder
 def test_an_installer_who_may_read_nothing_of_the_cluster_installs_without_lookups(
     recorder: Recorder, tmp_path: Path
 ) -> None:
-    with contextlib.suppress(urllib.error.HTTPError):
-        recorder.send("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
-    role = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "Role",
-        "metadata": {"name": "installer", "namespace": SPACE},
-        "rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}],
-    }
+    group, metadata = "rbac.authorization.k8s.io", {"name": "installer", "namespace": SPACE}
+    role = {"kind": "Role", "rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]}
     binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": {"name": "installer", "namespace": SPACE},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "installer"},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "plain"}],
-    }
+        "kind": "RoleBinding", "roleRef": {"apiGroup": group, "kind": "Role", "name": "installer"},
+        "subjects": [{"apiGroup": group, "kind": "User", "name": "plain"}],
+    }  # fmt: skip
     for manifest in (role, binding):
-        recorder.apply(manifest, dry_run=False)
+        recorder.apply({"apiVersion": f"{group}/v1", "metadata": metadata, **manifest}, dry_run=False)
     plain = recorder.server.kubeconfig_for(PLAIN_TOKEN, tmp_path)
     # Dry runs on the server read what is there, and the administrator makes the cluster-wide roles.
     roles = [f"{name}.rbac.create=false" for name in ("agent", "accountant", "fairshare")]

@@ -11,7 +11,7 @@ import os
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from tests.chart.conftest import Rendered, Values
 from tests.chart.real.conftest import RELEASE, Recorder, served, stand_in
 from tests.fakes.kubelet.server import FakeKubelet, compile_messages
 from tests.patience import until
@@ -61,17 +62,12 @@ IDLE = {
 """Rights of fairshare that this run has no occasion for, and where they are used."""
 
 
-def granted(manifests: list[dict[str, Any]], component: str) -> set[Right]:
-    rules = [
-        rule
-        for manifest in manifests
-        if manifest["kind"] in {"ClusterRole", "Role"}
-        and manifest["metadata"]["name"].endswith(f"gputally-{component}")
-        for rule in manifest["rules"]
-    ]
+def granted(manifests: Rendered, component: str) -> set[Right]:
+    roles = [m for m in manifests.of("ClusterRole", "Role") if m["metadata"]["name"].endswith(f"gputally-{component}")]
     return {
         Right(group, resource, verb)
-        for rule in rules
+        for role in roles
+        for rule in role["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
@@ -94,14 +90,13 @@ def used(recorder: Recorder, user: str) -> set[Right]:
 
 
 @pytest.fixture(scope="module")
-def manifests(render: Any) -> list[dict[str, Any]]:
+def manifests(render: Callable[[Values], Rendered]) -> Rendered:
     """Of the chart, with all three programs asking the API server."""
-    found: list[dict[str, Any]] = render({"accountant": {"kubernetesApi": True}})
-    return found
+    return render({"accountant": {"kubernetesApi": True}})
 
 
 @pytest.fixture(scope="module")
-def kinds(recorder: Recorder, manifests: list[dict[str, Any]]) -> dict[tuple[str, str], Kind]:
+def kinds(recorder: Recorder, manifests: Rendered) -> dict[tuple[str, str], Kind]:
     """Every kind that a role names and the server does not bring: (group, plural) -> (apiVersion, kind)."""
     wanted = {
         (right.group, right.resource) for name in ("accountant", "fairshare") for right in granted(manifests, name)
@@ -123,18 +118,14 @@ def kinds(recorder: Recorder, manifests: list[dict[str, Any]]) -> dict[tuple[str
 
 
 @pytest.fixture(scope="module")
-def accounts(recorder: Recorder, manifests: list[dict[str, Any]], tmp_path_factory: Any) -> dict[str, tuple[str, Path]]:
+def accounts(recorder: Recorder, manifests: Rendered, tmp_path_factory: Any) -> dict[str, tuple[str, Path]]:
     """The chart's accounts and roles, made; component -> (its user, a file with its token)."""
-    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
-    for manifest in manifests:
-        if manifest["kind"] in kinds:
-            recorder.apply(manifest, dry_run=False)
+    for manifest in manifests.of("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"):
+        recorder.apply(manifest, dry_run=False)
     found = {}
     for component in ("agent", "accountant", "fairshare"):
-        path = f"/api/v1/namespaces/{RELEASE}/serviceaccounts/gputally-{component}/token"
-        token = recorder.send("POST", path, {"spec": {"audiences": ["https://localhost"]}})["status"]["token"]
         file = tmp_path_factory.mktemp(component) / "token"
-        file.write_text(token)
+        file.write_text(recorder.token(RELEASE, component))
         found[component] = (f"system:serviceaccount:{RELEASE}:gputally-{component}", file)
     return found
 
@@ -143,7 +134,7 @@ def accounts(recorder: Recorder, manifests: list[dict[str, Any]], tmp_path_facto
 def owners(recorder: Recorder, kinds: dict[tuple[str, str], Kind]) -> list[Kind]:
     """A cluster with a node, queues, and GPU pods that belong to many owners of every kind; these kinds."""
     for space in (WORK, "kueue-system", "volcano-system"):
-        recorder.send("POST", "/api/v1/namespaces", {"metadata": {"name": space}})
+        recorder.make_namespace(space)
     recorder.send("POST", "/api/v1/nodes", {"metadata": {"name": NODE, "labels": {"nvidia.com/gpu.product": "H100"}}})
     # One that is not ready is down, and its time is no capacity to weigh by.
     ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
@@ -205,24 +196,16 @@ def command(*words: object) -> list[str]:
 @contextlib.contextmanager
 def program(folder: Path, name: str, words: list[str], **environment: str) -> Iterator[Path]:
     """A program in a process of its own; its log."""
-    before = dict(os.environ)
-    os.environ.update(environment)
-    try:
-        log = folder / f"{name}.log"
-        with running(words, log) as process:
-            os.environ.clear()
-            os.environ.update(before)
-            yield log
-            assert process.poll() is None, log.read_text("utf-8")[-3000:]
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    log = folder / f"{name}.log"
+    with running(words, log, {**os.environ, **environment}) as process:
+        yield log
+        assert process.poll() is None, log.read_text("utf-8")[-3000:]
 
 
 def test_the_programs_use_every_right_they_are_given_and_ask_for_no_other(
     recorder: Recorder,
     accounts: dict[str, tuple[str, Path]],
-    manifests: list[dict[str, Any]],
+    manifests: Rendered,
     owners: list[Kind],
     tmp_path: Path,
 ) -> None:
@@ -244,9 +227,11 @@ def test_the_programs_use_every_right_they_are_given_and_ask_for_no_other(
         {"name": name, "deserved": 1, "team": name, "refs": [f"{s}:{name}" for s in ("kai", "kueue", "volcano")]}
         for name in ("vision", "language")
     ]
-    queues += [{"name": "vision-local", "parent": "vision", "weight": 3, "refs": [f"kueue:{WORK}/vision"]}]
-    queues += [{"name": "robots", "parent": "vision", "refs": [f"kueue:{WORK}/robots"]}]
-    queues += [{"name": "department", "refs": ["kueue-cohort:vision"]}]
+    queues += [
+        {"name": "vision-local", "parent": "vision", "weight": 3, "refs": [f"kueue:{WORK}/vision"]},
+        {"name": "robots", "parent": "vision", "refs": [f"kueue:{WORK}/robots"]},
+        {"name": "department", "refs": ["kueue-cohort:vision"]},
+    ]
     policy = {"schema": 1, "targets": targets, "queues": queues, "preemption": {"mode": "dry-run"}}
     policy["min_coverage"] = 0.01  # a machine under load misses readings
     (tmp_path / "policy.yaml").write_text(yaml.safe_dump(policy))

@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from gputally.server.tokens_and_grants import sha256
-from tests.chart.conftest import named
 from tests.chart.real.conftest import RELEASE, Recorder
 
 pytestmark = pytest.mark.real
@@ -25,17 +24,15 @@ def test_the_hooks_account_makes_the_secrets_and_changes_nothing_the_next_time(
     recorder: Recorder, render: Any, tmp_path: Path
 ) -> None:
     accountant = {"kubernetesApi": False, "tokens": {"create": True}}
-    found = named(render({"accountant": accountant, "agent": {"enabled": False}}))
+    found = render({"accountant": accountant, "agent": {"enabled": False}})
     for kind in ("ServiceAccount", "Role", "RoleBinding", "NetworkPolicy"):
-        recorder.apply(found[kind, "gputally-tokens"], dry_run=False)
-    recorder.apply(found["Job", "gputally-tokens"], dry_run=True)
-    (container,) = found["Job", "gputally-tokens"]["spec"]["template"]["spec"]["containers"]
-    asked = {"spec": {"audiences": ["https://localhost"], "expirationSeconds": 600}}
-    path = f"/api/v1/namespaces/{RELEASE}/serviceaccounts/gputally-tokens/token"
-    kubeconfig = recorder.server.kubeconfig_for(recorder.send("POST", path, asked)["status"]["token"], tmp_path)
+        recorder.apply(found.find(kind, "tokens"), dry_run=False)
+    job = found.find("Job", "tokens")
+    recorder.apply(job, dry_run=True)
+    kubeconfig = recorder.server.kubeconfig_for(recorder.token(RELEASE, "tokens"), tmp_path)
 
     def run() -> dict[str, str]:
-        words = [sys.executable, "-m", "gputally", *container["args"], "--output=json"]
+        words = [sys.executable, "-m", "gputally", *job.container["args"], "--output=json"]
         environ = {**os.environ, "KUBECONFIG": str(kubeconfig)}
         done = subprocess.run(words, capture_output=True, text=True, check=False, env=environ)
         assert done.returncode == 0, done.stderr

@@ -28,7 +28,7 @@ def helm(recorder: Recorder) -> Iterator[Any]:
         until(lambda name=plural: served(recorder, f"/apis/{GROUP}/v1", name), lambda: "the monitors are not served")
 
     for space in (RELEASE, AGENTS):
-        recorder.send("POST", "/api/v1/namespaces", {"metadata": {"name": space}})
+        recorder.make_namespace(space)
 
     def run(*words: str) -> str:
         program = str(built("clients.sh") / "helm")
