@@ -144,7 +144,7 @@ class CycleRecorder:
         everything was delivered."""
         conditions = []
         if self._status_error is not None:
-            text = f"conditions, and what a restart has to remember, are not kept: {self._status_error}"
+            text = f"conditions and the state for a restart are not stored: {self._status_error}"
             conditions.append(Condition("Remembered", "False", "StatusNotWritten", text))
         if self._delivery_error is not None:
             text = f"{len(self._pending)} decisions wait to be recorded: {self._delivery_error}"

@@ -67,7 +67,7 @@ def write_weights(
         if unavailable:
             outcomes.append(Outcome(apply, "unavailable", "not tried: the API server does not answer"))
         elif i not in chosen:
-            outcomes.append(Outcome(apply, "deferred", f"more than {most} writes in one cycle: the next one goes on"))
+            outcomes.append(Outcome(apply, "deferred", f"more than {most} writes: the next cycle makes the rest"))
         elif not leading():
             outcomes.append(Outcome(apply, "deferred", "no longer the leader"))
         else:
@@ -102,7 +102,7 @@ def available(outcomes: Sequence[Outcome]) -> Condition:
         contested = [outcome.apply for outcome in failed if outcome.result == "contested"]
         advice = _release_advice(contested) if first == "contested" else ""
         return Condition("Available", "False", _REASONS.get(first, "Unavailable"), text + advice)
-    return Condition("Available", "True", "Writable", "the target takes our weights")
+    return Condition("Available", "True", "Writable", "the target accepts the weights")
 
 
 def _release_advice(contested: Sequence[Apply]) -> str:

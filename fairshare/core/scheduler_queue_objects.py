@@ -110,7 +110,7 @@ def in_sync(
         return Condition("InSync", "False", reason, join_texts([*stopped, *differing]))
     if unknown:
         return Condition("InSync", "Unknown", "NotComparable", unknown)
-    return Condition("InSync", "True", "AsPolicy", f"{what} stand as in the policy")
+    return Condition("InSync", "True", "AsPolicy", f"{what} are as in the policy")
 
 
 def _value(value: object) -> str:

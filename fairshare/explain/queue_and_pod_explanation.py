@@ -125,7 +125,7 @@ def _history_remedies(policy: Policy, level: QueueLevel) -> Iterator[str]:
 def _window_words(policy: Policy) -> str:
     window = policy.window
     if window.half_life is not None:
-        return f"half of it counts no more after {span(window.half_life * 1000)}"
+        return f"half of it no longer counts after {span(window.half_life * 1000)}"
     if window.kind == "sliding":
         return f"all of it after {span(window.size * 1000)}"
     return f"at the next turn of the {window.kind} window"

@@ -198,7 +198,7 @@ def history_from_ledger(
     if known > warm:
         notes.append(f"the books begin {known - warm} hours into the span")
     if policy.window.kind != "sliding":
-        notes.append(f"the {policy.window.kind} window as a sliding one of its size")
+        notes.append(f"the {policy.window.kind} window counts as a sliding one of its size")
     if policy.usage.clusters:
         notes.append("usage of this cluster alone counts: other clusters (usage.clusters) are not replayed")
     if workload.left_out:
@@ -241,7 +241,7 @@ def assumptions(past: ReplayHistory, now: Policy, then: Policy) -> tuple[str, ..
     notes = list(past.assumptions)
     together = dict.fromkeys((*bounded_together(now), *bounded_together(then)))
     if together:
-        notes.append(f"the limit of {', '.join(together)} holds for each queue below alone, and its quota for none")
+        notes.append(f"the limit of {', '.join(together)} applies to each queue below separately, its quota to none")
     too_large = sum(1 for gpus in past.workload.gpus if gpus > past.gpus)
     if too_large:
         notes.append(f"{too_large} jobs are larger than the {past.gpus:,} GPUs and are left out")

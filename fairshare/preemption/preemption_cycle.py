@@ -104,7 +104,7 @@ class ClaimsUnsettled(Unavailable):
     """After `ROUNDS` decisions the cluster still did not allow a victim to be stopped. vetoes: by workload."""
 
     def __init__(self, vetoes: Mapping[str, EvictionVeto]) -> None:
-        super().__init__(f"{len(vetoes)} workloads were chosen one after the other and may not go; others come next")
+        super().__init__(f"{len(vetoes)} chosen workloads may not be stopped; the next cycle chooses others")
         self.vetoes = vetoes
 
 

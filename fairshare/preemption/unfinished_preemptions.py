@@ -179,7 +179,7 @@ class FinishedPreemptions:
         return (
             *(f"{name} had given way and may run again" for name in self.resumed),
             *(f"{name} is still giving way: release again in a minute" for name in self.left),
-            *(f"not given back: {fault}" for fault in self.faults),
+            *(f"not resumed: {fault}" for fault in self.faults),
         )
 
 

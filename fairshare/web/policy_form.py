@@ -388,8 +388,8 @@ TARGETS = Group(
     "The schedulers that receive weights, and whether decisions are written or only printed.",
     (
         *_target(
-            "kai", "KAI", (_WEIGHT[0], ("usage", "usage: KAI asks for it itself"), _WEIGHT[1]),
-            Field(("targets", "kai", "endpoint"), "KAI asks at", "text", "with the mode usage: where"),
+            "kai", "KAI", (_WEIGHT[0], ("usage", "usage: KAI reads usage"), _WEIGHT[1]),
+            Field(("targets", "kai", "endpoint"), "KAI reads usage at", "text", "address, for the mode usage"),
         ),
         *_target(
             "kueue", "Kueue", _WEIGHT,
@@ -433,16 +433,16 @@ PREEMPTION = Group(
     "When running work gives way, and how much of it at most.",
     (
         Field(("preemption", "mode"), "Preemption", "choice", "", _MODES),
-        Field(("preemption", "quota"), "For quotas", "switch", "queues within what they deserve may take it back"),
-        Field(("preemption", "over_share"), "For shares", "switch", "queues below their share, from those above it"),
-        Field(("preemption", "saturation"), "Saturation", "number", "how much more saturated the others must stay"),
-        Field(("preemption", "wait"), "Waits first", "duration", "before a workload may take"),
-        Field(("preemption", "min_runtime"), "Left alone", "duration", "after a start"),
+        Field(("preemption", "quota"), "For quotas", "switch", "queues within their quota may take GPUs back"),
+        Field(("preemption", "over_share"), "For shares", "switch", "queues below their share may, from queues above"),
+        Field(("preemption", "saturation"), "Saturation", "number", "factor by which the others must stay fuller"),
+        Field(("preemption", "wait"), "Wait before", "duration", "a workload may preempt others"),
+        Field(("preemption", "min_runtime"), "Protected", "duration", "after a start"),
         Field(("preemption", "cool_down"), "Cool-down", "duration", "after having been preempted"),
-        Field(("preemption", "per_team"), "Most of a team", "number", "workloads stopped in an hour"),
-        Field(("preemption", "per_cluster"), "Most of all", "number", "workloads stopped in an hour"),
-        Field(("preemption", "lost_gpu_hours"), "Most lost", "number", "GPU-hours of work in a day"),
-        Field(("preemption", "targets"), "Per target", "yaml", "at most what the mode allows: kai: enforce"),
+        Field(("preemption", "per_team"), "Most per team", "number", "workloads stopped in an hour"),
+        Field(("preemption", "per_cluster"), "Most in all", "number", "workloads stopped in an hour"),
+        Field(("preemption", "lost_gpu_hours"), "Most work lost", "number", "GPU-hours of work in a day"),
+        Field(("preemption", "targets"), "Per target", "yaml", "the mode of one target alone: kai: enforce"),
         Field(("preemption", "classes"), "Priority classes", "yaml", "- {name: urgent, value: 1000, preempts: true}"),
         Field(
             ("preemption", "slos"), "Latencies", "yaml",
@@ -537,12 +537,12 @@ GROUPS = (
 QUEUE = (
     Field(("name",), "Queue", "text"),
     Field(("parent",), "Under", "text", ""),
-    Field(("deserved",), "Deserved", "number", "GPUs it has at any time; −1: unlimited"),
-    Field(("weight",), "Weight", "number", "its part of what is left over, before history"),
+    Field(("deserved",), "Deserved", "number", "GPUs it can have at any time; −1: unlimited"),
+    Field(("weight",), "Weight", "number", "its part of the remaining GPUs, before history"),
     Field(("limit",), "Limit", "number", "GPUs it may hold at most; −1: none"),
     Field(("priority",), "Priority", "number", "higher is served first"),
-    Field(("team",), "Team", "text", "who the usage is billed to"),
-    Field(("refs",), "Refs", "list", "the scheduler's queues it is: kai:NAME, kueue:NAMESPACE/NAME …"),
+    Field(("team",), "Team", "text", "the team that pays for its usage"),
+    Field(("refs",), "Refs", "list", "its queues at the schedulers: kai:NAME, kueue:NAMESPACE/NAME …"),
 )  # fmt: skip
 SCALARS = tuple(field for group in GROUPS for field in group.fields)
 

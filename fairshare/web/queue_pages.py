@@ -231,10 +231,10 @@ def queue(request: RequestContext) -> Response:
         samples = request.context.reports.samples(target.name, name)
         entitled = row.entitled * target.gpus
         lines = [
-            Line("held", "held, by the books", held, area=True, steps=True),
-            Line("due", "due, cycle by cycle", [(each.at_ms, each.due) for each in samples], steps=True),
+            Line("held", "held, by the ledger", held, area=True, steps=True),
+            Line("due", "due in each cycle", [(each.at_ms, each.due) for each in samples], steps=True),
             Line(
-                "entitled", "entitled, while all ask", [(start_ms, entitled), (end_ms, entitled)] if target.gpus else []
+                "entitled", "entitled if all request", [(start_ms, entitled), (end_ms, entitled)] if target.gpus else []
             ),
         ]
         weights = [(float(each.at_ms), each.weight) for each in samples if each.weight is not None]

@@ -75,7 +75,7 @@ def test_a_limit_holds_for_the_leaves_under_it_and_what_cannot_be_told_is_said()
     told = assumptions(ReplayHistory(work, 8, 0, 24 * 3600, None, None, ("as ever",)), policy, policy)
     assert told == (
         "as ever",
-        "the limit of p holds for each queue below alone, and its quota for none",
+        "the limit of p applies to each queue below separately, its quota to none",
         "1 jobs are larger than the 8 GPUs and are left out",
     )
 
