@@ -132,7 +132,7 @@ def _device(device: DeviceReading, layout: Layout) -> DeviceFrame:
 
 
 def _holder(device: DeviceReading, share: Share, part: Fraction, whole_us: int | None) -> HolderFrame:
-    """Return the frame of a holder. A holder without a reading of its own gets that of a device that it has alone."""
+    """Return the frame of a holder. Without a reading of its own it gets the device's, if it has the device alone."""
     holder = share.holder
     assert holder is not None
     own = next((r for r in device.holders if (r.holder.uid, r.holder.container, r.mig_uuid) == share.key), None)

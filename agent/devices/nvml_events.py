@@ -30,8 +30,8 @@ RECOVERY: Final[dict[int, RecoveryAction]] = {
     119: "reset_gpu",
     120: "reset_gpu",
 }
-"""Actions that the XID catalogue requires at once: 48 double-bit ECC error, 64 row remapping failed, 79 fallen off the
-bus, 94 contained and 95 uncontained memory error, 119 and 120 the GPU's system processor does not answer."""
+"""Actions that the XID catalogue requires at once: 48 double-bit ECC error, 64 failed row remapping, 79 GPU off the
+bus, 94 contained and 95 uncontained memory error, 119 and 120 no answer of the GPU's system processor."""
 
 
 class Events:

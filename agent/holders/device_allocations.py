@@ -550,7 +550,7 @@ def _pod_allocations(
 
 
 def _with_hami_parts(allocations: Sequence[Allocation], view: PodView, gpus: Sequence[Gpu]) -> list[Allocation]:
-    """Return the allocations, those of HAMi's virtual devices with the part that the limits of the container allow."""
+    """Return the allocations. A virtual device of HAMi gets the part that the limits of the container allow."""
     memory: dict[tuple[str, str], int | None] = {(gpu.uuid, ""): gpu.memory_mib for gpu in gpus}
     memory |= {(gpu.uuid, instance.uuid): instance.memory_mib for gpu in gpus for instance in gpu.mig}
 

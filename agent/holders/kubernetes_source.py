@@ -286,7 +286,7 @@ def _known_pods(views: Mapping[Key, PodView]) -> dict[str, KnownPod]:
 
 
 def _possible_gpus(gpus: Sequence[Gpu], unresolved: Sequence[str]) -> dict[str, str]:
-    """Return the GPUs without a minor number, any of which an unresolved device may be, each with this reason."""
+    """Return the GPUs without a minor number, and why their holders are unknown: each may be the unresolved device."""
     if not unresolved:
         return {}
     reason = f"the driver does not report the minor number of this GPU, and {unresolved[0]} may be this GPU"

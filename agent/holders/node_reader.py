@@ -89,8 +89,8 @@ class HolderCounters:
         visible: whether this agent can see the host's processes.
         uncertain: `allocations` are the last known ones, not the current ones.
 
-        A holder that has all of a device to itself, now and at the last reading, gets no reading of its own: it has the
-        device's busy time less that of other processes."""
+        A holder that has all of a device to itself, now and at the last reading, gets no reading of its own: its
+        busy time is the device's, less the busy time of other processes."""
         uuid = device.gpu.uuid
         sole_now = _sole_holders(allocations)
         sole = sole_now & self._sole.get(uuid, sole_now)

@@ -1,9 +1,9 @@
 """Maps a process id to a pod, Slurm step or container through its control group, and a pod's uid to its name.
 
-The path of a control group determines its holder: the Slurm job and step if it names one, otherwise the pod (of nested
-pods the first that this node's kubelet knows, or else the outermost), otherwise the container. A process without any of
-them is its own holder. Slurm jobs and processes also have a user. The root of the process table is an argument
-(`/host/proc` in a container).
+The path of a control group determines its holder: the Slurm job and step that it names, otherwise the pod, otherwise
+the container. Of nested pods, the holder is the first one that this node's kubelet knows, or else the outermost one. A
+process without any of them is its own holder. Slurm jobs and processes also have a user. The root of the process table
+is an argument (`/host/proc` in a container).
 
 The start time of a process distinguishes it from a later one with the same number. `ProcessTable` remembers holders,
 because a process that just ended has no control group any more.

@@ -193,9 +193,9 @@ def attribute_busy(
 
     Return the busy time of each share, and the unattributed rest. Together they add up to `device`.
 
-    If the readings of holders and other processes exceed the reading of their part, or those of the parts the device's,
-    they are scaled down together: the per-process figures of a driver are samples, so only their proportions are
-    reliable. Time that no holder's reading contains is unattributed."""
+    The readings of holders and other processes are scaled down together if they exceed the reading of their part, and
+    so are the readings of the parts if they exceed the device's. A driver's figures per process are samples, so only
+    their proportions are reliable. Time that no holder's reading contains is unattributed."""
     if sum(parts) > device:
         parts = apportion(device, parts)
     busy = list(holders)

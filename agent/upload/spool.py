@@ -761,8 +761,7 @@ class Outbox:
         if oldest is not None and now - oldest > self._max_age_ms:
             return False
         if self._spool.marks.bytes + size > self._max_bytes:
-            # Checkpointed records serve only against the loss of the accountant's volume; of new records there is no
-            # other copy anywhere.
+            # Checkpointed records are needed only if the accountant's volume is lost. New records have no other copy.
             before = self._spool.marks.rows
             self._drop(self._spool.marks.checkpointed_seq)
             released = before - self._spool.marks.rows

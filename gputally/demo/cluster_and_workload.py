@@ -13,10 +13,10 @@ The workload is synthetic, with figures from published traces:
   USENIX ATC 2019), cut at 2 days. As in that trace, large gangs run longer.
 * Most jobs take one GPU and few GPU-hours (Philly: 89 % of the jobs, 21 % of the GPU-hours). Jobs of 5 GPUs and more
   take about 60 % of the GPU-hours (Philly: 61 %).
-* Arrivals come in campaigns (a sweep is many jobs at once), follow the working day, and teams have sprints, so hours
-  differ far more than in a Poisson process (Philly: index of dispersion 189).
-* Utilisation of training jobs follows Philly's distribution (quartiles 0, 48, 92 %, 90th percentile 99 %), notebooks
-  that of idle interactive pods (Alibaba GenAI: mean 7 %).
+* Jobs arrive in campaigns (a sweep is many jobs at once), which follow the working day and the sprints of a team. Hours
+  therefore differ far more than in a Poisson process (Philly: index of dispersion 189).
+* The utilisation of training jobs follows Philly's distribution (quartiles 0, 48, 92 %, 90th percentile 99 %).
+  Notebooks have the utilisation of idle interactive pods (Alibaba GenAI: mean 7 %).
 
 The offered load is `LOAD` of the whole GPUs, so that queues wait and shares decide. The result is deterministic: every
 team draws from its own random stream, seeded by (seed, team)."""

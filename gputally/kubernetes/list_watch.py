@@ -4,8 +4,8 @@ A `Reflector` stores only the values that its function `keep` returns, so its me
 page of a list. Twenty thousand pods take a hundred megabytes as objects and five as values.
 
 A list that fails continues at its page, and a watch at its version. If the server no longer has either (410), the list
-begins again, and objects missing from it count as deleted. Until then the old values stay. `behind` tells when the
-server's last answer is too old."""
+begins again, and objects missing from it count as deleted. Until then the old values stay. `behind` returns a
+reason once the server's last answer is too old."""
 
 from __future__ import annotations
 
