@@ -289,8 +289,10 @@ class Kubelet:
             if now_ms >= self._offer_due_ms:
                 offered = self._allocatable()
                 self._offer_due_ms = now_ms + OFFER_MS
-        except (RpcUnavailable, RpcFailed, Malformed) as error:
-            self._record_failure(error)
+        except (RpcUnavailable, RpcFailed) as error:
+            self._record_failure(str(error))
+        except Malformed as error:
+            self._record_failure(f"its list of devices cannot be decoded: {error}")
         else:
             if self._failures:
                 log.info("the kubelet answers again", extra={"pods": len(pods)})
@@ -327,8 +329,8 @@ class Kubelet:
                 raise
             return ()
 
-    def _record_failure(self, error: Exception) -> None:
+    def _record_failure(self, reason: str) -> None:
         self._failures += 1
         if self._failures == 1:
-            log.warning("the kubelet does not list the devices of pods", extra={"reason": str(error)})
-        self._answer = replace(self._answer, failure=str(error))
+            log.warning("the kubelet does not list the devices of pods", extra={"reason": reason})
+        self._answer = replace(self._answer, failure=reason)

@@ -101,7 +101,7 @@ def _parts(fields: _Fields, number: int) -> list[bytes]:
     """Return the messages of a repeated field."""
     values = fields.get(number, [])
     if any(isinstance(value, int) for value in values):
-        raise Malformed("a number instead of a message or a text")
+        raise Malformed("a field is a number instead of a message or a text")
     return [value for value in values if isinstance(value, bytes)]
 
 
@@ -110,7 +110,7 @@ def _texts(fields: _Fields, number: int) -> tuple[str, ...]:
     try:
         return tuple(part.decode() for part in _parts(fields, number))
     except UnicodeDecodeError as error:
-        raise Malformed("a text that is not UTF-8") from error
+        raise Malformed("a text is not UTF-8") from error
 
 
 def _last_text(fields: _Fields, number: int) -> str:
@@ -136,9 +136,9 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
             value = message[at : at + size]
             at += size
         else:
-            raise Malformed(f"unknown wire type {wire_type}")
+            raise Malformed(f"a field has the unknown wire type {wire_type}")
         if at > end or number == 0:
-            raise Malformed("the message ends inside a field" if number else "field number 0")
+            raise Malformed("the message ends inside a field" if number else "a field has the number 0")
         yield number, value
 
 
@@ -151,4 +151,4 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << 7 * position
         if byte < 0x80:
             return value, at + position + 1
-    raise Malformed(f"a number longer than {_MAX_VARINT_BYTES} bytes")
+    raise Malformed(f"a number is longer than {_MAX_VARINT_BYTES} bytes")

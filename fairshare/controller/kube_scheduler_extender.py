@@ -36,6 +36,7 @@ from fairshare.core.gpu_demand import LABELLED, gpus_taken, queue_lookup, read_p
 from fairshare.core.queues_and_weights import Condition, Entitlement, Pod, PolicyTree
 from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
 from gputally.base.clock import Clock
+from gputally.base.untrusted_text import escaped
 from gputally.kubernetes.objects import gpus
 
 MOST_SCORE = 10
@@ -279,9 +280,10 @@ def _pod(args: Mapping[str, Any]) -> Pod | None:
     try:
         pod = read_pod(obj)
     except (TypeError, AttributeError, KeyError, ValueError, OverflowError) as error:
-        raise BadRequest(f"a pod cannot be read: {error}") from error
+        fault = f"a field is missing or has the wrong type ({type(error).__name__}: {error})"
+        raise BadRequest(escaped(f"Pod {obj['metadata']['name']}: {fault}")) from error
     if pod is not None and not isinstance(pod.uid, str):
-        raise BadRequest("a pod cannot be read: its uid is no text")
+        raise BadRequest(escaped(f"Pod {pod.name}: its uid is not a text"))
     return pod
 
 

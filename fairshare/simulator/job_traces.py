@@ -4,7 +4,7 @@ Every row of a trace that is not a valid job is reported as a fault with its pla
 Parquet file).
 
 The ledger knows which jobs ran, but not which jobs were requested. The reconstruction makes the assumptions below.
-Every result shows most of them, and what is assumed about the cluster (`ASSUMED`).
+Every result shows these assumptions, and those about the cluster (`ASSUMED`).
 
 - A job is one gang of as many GPUs as it held in its fullest hour. If it was too short to fill an hour, the gang is the
   number of different GPUs that it held.
@@ -288,6 +288,7 @@ _CLOCK_ERROR = 0.02
 ASSUMED = (
     "a job requested the GPUs that it held in its fullest hour, and finished its work",
     "a job was submitted before it first held a GPU, by the median wait of its queue",
+    "a job that holds GPUs again within a day after it stopped is the same job; after a longer gap it is a new job",
     "the books have no jobs that never got a GPU, so demand is underestimated where queues waited for long",
     "the cluster is one pool of equal GPUs of the median capacity; each leaf queue has its part of its parents' weight",
 )

@@ -190,11 +190,21 @@ def test_victims_that_are_none_are_refused_in_words(clock: VirtualClock, victims
         (json.dumps({"Pod": _object("x")}).encode(), "neither NodeNames nor Nodes"),
         (json.dumps({"Pod": _object("x"), "NodeNames": [1]}).encode(), "neither NodeNames nor Nodes"),
         (json.dumps({"Pod": _object("x"), "NodeNames": ["n"] * (MOST_NODES + 1)}).encode(), "more than"),
-        (json.dumps({"Pod": {"metadata": {"name": "x"}, "spec": {"containers": [3]}}}).encode(), "cannot be read"),
+        (json.dumps({"Pod": {"metadata": {"name": "x"}, "spec": {"containers": [3]}}}).encode(), "Pod x: a field is"),
         (json.dumps({"Pod": _object("x"), "Nodes": {"items": [{}]}}).encode(), "a node cannot be read"),
         (b"[" * 100_000, "the body is not JSON"),
         (_bent("x", "priority", "1e999"), "the body is not JSON: Number out of range"),
-        (_bent("x", "uid", "[]"), "a pod cannot be read"),
+        (_bent("x", "uid", "[]"), "Pod x: its uid is not a text"),
+        (
+            _bent("x", "priority", '"high"'),
+            r"Pod x: a field is missing or has the wrong type \(ValueError: invalid literal for int\(\)",
+        ),
+        (
+            json.dumps(
+                {"Pod": {**_object("x"), "metadata": {"name": "a\nb", "ownerReferences": [{"controller": True}]}}}
+            ).encode(),
+            r"^Pod a\\x0ab: a field is missing or has the wrong type \(KeyError: 'kind'\)$",
+        ),
     ],
 )
 def test_what_is_no_question_is_refused_in_words(clock: VirtualClock, body: bytes, reason: str) -> None:

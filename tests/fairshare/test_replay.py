@@ -287,6 +287,7 @@ def test_a_month_under_another_policy_says_who_would_have_got_what(
     rows = list(csv.DictReader(out_csv.read_text().splitlines()))
     assert float(rows[1]["had_gpu_h"]) == 128.0
     assert "assumed: a job was submitted before it first held a GPU" in table
+    assert "assumed: a job that holds GPUs again within a day" in table
     assert "total" in table
 
 

@@ -372,7 +372,10 @@ def test_what_can_be_given_is_asked_once_a_minute(polled: Kubelet, kubelet: Fake
 
 def test_nonsense_is_a_failure_with_its_reason(polled: Kubelet, kubelet: FakeKubelet) -> None:
     kubelet.raw = b"\x0b\x0b"
-    assert polled.poll().failure == "unknown wire type 3"
+    assert polled.poll().failure == "its list of devices cannot be decoded: a field has the unknown wire type 3"
+    kubelet.raw = b"\x0a\x03\x0a\x01\xff"
+    polled.poll()
+    assert polled.unknown_reason() == "kubelet: its list of devices cannot be decoded: a text is not UTF-8"
 
 
 def test_its_thread_asks_again_when_it_is_told_to(polled: Kubelet, kubelet: FakeKubelet) -> None:
