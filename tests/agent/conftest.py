@@ -48,13 +48,17 @@ def nvml(fake_nvml: FakeNvml) -> FakeNvml:
 
 
 @pytest.fixture
-def new_rig(fake_nvml: FakeNvml, tmp_path: Path) -> Callable[..., Rig]:
-    """Makes a rig on a process table of its own."""
+def new_rig(fake_nvml: FakeNvml, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Makes a rig, of the kind that is given; all are closed at the end."""
+    made: list[Rig] = []
 
-    def make(kind: type[Rig] = Rig, name: str = "proc", **options: Any) -> Rig:
-        return kind(fake_nvml, tmp_path / name, **options)
+    def make(kind: Callable[..., Rig] = Rig, **options: Any) -> Rig:
+        made.append(kind(fake_nvml, tmp_path / f"proc-{len(made)}", **options))
+        return made[-1]
 
-    return make
+    yield make
+    for rig in made:
+        rig.source.close()
 
 
 @pytest.fixture

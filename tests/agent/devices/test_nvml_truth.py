@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,8 @@ from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from gputally.base.clock import VirtualClock
 from tests.agent.nvml_rig import GIB, T0, Rig
-from tests.fakes.nvml.library import FakeNvml
 
+NewRig = Callable[..., Any]
 SECONDS = 300
 DEVICE_US = SECONDS * 1_000_000
 MOST_WRONG = 0.02
@@ -44,11 +45,9 @@ def sums_are_right(rig: Rig, first: DeviceReading, last: DeviceReading) -> None:
 
 @pytest.mark.parametrize("accounting", [0, 1], ids=["sampler", "accounting"])
 @pytest.mark.parametrize(("pods", "noise"), [(1, 0), (2, 0), (5, 1), (16, 0), (16, 1)])
-def test_pods_that_come_and_go_on_one_gpu(
-    fake_nvml: FakeNvml, tmp_path: Path, pods: int, noise: int, accounting: int
-) -> None:
+def test_pods_that_come_and_go_on_one_gpu(new_rig: NewRig, pods: int, noise: int, accounting: int) -> None:
     chance = random.Random(pods * 10 + noise)
-    rig = Rig(fake_nvml, tmp_path / "proc", setup=[f"accounting {accounting}", f"noise {noise * 77}"])
+    rig = new_rig(setup=[f"accounting {accounting}", f"noise {noise * 77}"])
     started = 0
     alive: list[int] = []
 
@@ -81,11 +80,11 @@ def test_pods_that_come_and_go_on_one_gpu(
     sums_are_right(rig, first, last)
 
 
-def test_pods_on_mig_instances_are_seen_by_gpm(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+def test_pods_on_mig_instances_are_seen_by_gpm(new_rig: NewRig) -> None:
     chance = random.Random(7)
     slices = {1: ("3g.71gb", 3), 2: ("2g.35gb", 2), 5: ("1g.18gb", 1)}
     layout = [f"mig MIG-{gi} {gi} 0 {n} {profile} {n * 18 * GIB} 0" for gi, (profile, n) in slices.items()]
-    rig = Rig(fake_nvml, tmp_path / "proc", setup=["migmode", *layout])
+    rig = new_rig(setup=["migmode", *layout])
     for pod, gi in enumerate(slices):
         rig.start(pod, 0, chance.randrange(1_000_000), mig=f"MIG-{gi}", gi=gi)
     first = rig.look().devices[0]
@@ -106,9 +105,9 @@ def test_pods_on_mig_instances_are_seen_by_gpm(fake_nvml: FakeNvml, tmp_path: Pa
     sums_are_right(rig, first, last)
 
 
-def test_a_gpu_to_itself_has_its_activity_beside_its_busy_time(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+def test_a_gpu_to_itself_has_its_activity_beside_its_busy_time(new_rig: NewRig) -> None:
     """A hung collective keeps the GPU busy and its multiprocessors idle."""
-    rig = Rig(fake_nvml, tmp_path / "proc", setup=["shares 20000 0"])
+    rig = new_rig(setup=["shares 20000 0"])
     rig.start(1, 0, 1_000_000)
     rig.run(60)
     (row,) = rig.rows()
@@ -116,8 +115,8 @@ def test_a_gpu_to_itself_has_its_activity_beside_its_busy_time(fake_nvml: FakeNv
     assert row.sm_active_us == pytest.approx(1_200_000, rel=0.01)
 
 
-def test_a_stall_of_the_agent_is_a_gap_and_nothing_is_made_up(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    rig = Rig(fake_nvml, tmp_path / "proc")
+def test_a_stall_of_the_agent_is_a_gap_and_nothing_is_made_up(new_rig: NewRig) -> None:
+    rig = new_rig()
     rig.start(1, 0, 500_000)
     rig.look()
     for _ in range(10):
@@ -135,33 +134,33 @@ def test_a_stall_of_the_agent_is_a_gap_and_nothing_is_made_up(fake_nvml: FakeNvm
     assert row.energy_uj is not None
 
 
-def test_a_process_between_two_readings_is_found_by_accounting(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    rig = Rig(fake_nvml, tmp_path / "proc", setup=["accounting 1"])
+def test_a_process_between_two_readings_is_found_by_accounting(new_rig: NewRig) -> None:
+    rig = new_rig(setup=["accounting 1"])
     rig.look()
     rig.wait(100)
-    fake_nvml.tell("on 0", "load 7 1000000")
+    rig.fake.tell("on 0", "load 7 1000000")
     rig.wait(800)
-    fake_nvml.tell("on 0", "exit 7")
+    rig.fake.tell("on 0", "exit 7")
     found = [p for _ in range(6) for p in rig.tick().devices[0].processes]
     assert [(p.pid, p.running) for p in found] == [(7, False)]
     assert found[0].accounted_us == pytest.approx(rig.fake.truth_us(0, 7), rel=0.2)
     rig.close()
 
 
-def test_a_process_is_not_charged_for_samples_of_one_that_ended_before_it(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+def test_a_process_is_not_charged_for_samples_of_one_that_ended_before_it(new_rig: NewRig) -> None:
     """A driver dates such samples before the process began, and names it."""
-    rig = Rig(fake_nvml, tmp_path / "proc")
+    rig = new_rig()
     for pod, load in ((1, 1_000_000), (2, 0), (3, 0)):
         rig.start(pod, 0, load, of=4)
     rig.look()
     for _ in range(3):
         rig.tick()
     rig.wait(600)
-    fake_nvml.tell("on 0", "exit 1002", "exit 1001")
+    rig.fake.tell("on 0", "exit 1002", "exit 1001")
     rig.tick(400)
     for _ in range(3):
         rig.tick()
-    fake_nvml.tell("on 0", "load 1002 0", "load 1003 500000")
+    rig.fake.tell("on 0", "load 1002 0", "load 1003 500000")
     for _ in range(3):
         rig.tick()
     rig.close()
@@ -169,9 +168,9 @@ def test_a_process_is_not_charged_for_samples_of_one_that_ended_before_it(fake_n
 
 
 @pytest.mark.parametrize("ended", [1, 2])
-def test_the_last_use_of_a_process_is_its_own(fake_nvml: FakeNvml, tmp_path: Path, ended: int) -> None:
+def test_the_last_use_of_a_process_is_its_own(new_rig: NewRig, ended: int) -> None:
     """A driver does not report the samples of a process that has ended."""
-    rig = Rig(fake_nvml, tmp_path / "proc")
+    rig = new_rig()
     for pod in range(ended):
         rig.start(pod, 0, 800_000 // ended, of=4)
     rig.start(7, 0, 0, of=4)
@@ -210,25 +209,23 @@ class ClockRig(Rig):
 
 @pytest.mark.parametrize("by_ms", [-3_600_000, -60_000, -5_000, -600, 3_600_000])
 @pytest.mark.parametrize("idle_s", [0, 20], ids=["at-work", "idle"])
-def test_a_clock_that_is_set_does_not_stop_the_busy_time(
-    fake_nvml: FakeNvml, tmp_path: Path, by_ms: int, idle_s: int
-) -> None:
+def test_a_clock_that_is_set_does_not_stop_the_busy_time(new_rig: NewRig, by_ms: int, idle_s: int) -> None:
     """idle_s: for how long before the clock is set the GPU does nothing."""
-    rig = ClockRig(fake_nvml, tmp_path / "proc")
-    rig.start(1, 0, 600_000, of=2)
-    rig.start(2, 0, 300_000, of=2)
+    rig, loads = new_rig(ClockRig), {1: 600_000, 2: 300_000}
+    for pod, ppm in loads.items():
+        rig.start(pod, 0, ppm, of=2)
     rig.look()
     for second in range(120):
-        if second == 60 - idle_s:
-            rig.load(1, 0 if idle_s else 600_000)
-            rig.load(2, 0 if idle_s else 300_000)
+        for pod, ppm in loads.items():
+            if second == 60 - idle_s:
+                rig.load(pod, 0 if idle_s else ppm)
+            if second == 60:
+                rig.load(pod, ppm)
         if second == 60:
             rig.set_clock(by_ms)
-            rig.load(1, 600_000)
-            rig.load(2, 300_000)
         rig.tick()
     rig.close()
-    for pod, busy_us in ((1, 600_000), (2, 300_000)):
+    for pod, busy_us in loads.items():
         (row,) = [row for row in rig.rows_of(pod) if row.start_ms >= T0 + 60_000]
         unknown_s = sum(gap.end_ms - gap.start_ms for gap in row.gaps) / 1_000
         assert unknown_s <= (RING_MS / 1_000 + 2 if by_ms < 0 else 1)
@@ -236,8 +233,8 @@ def test_a_clock_that_is_set_does_not_stop_the_busy_time(
         assert row.busy_us == pytest.approx((60 - unknown_s) * busy_us, rel=0.06)
 
 
-def test_a_gpu_to_itself_misses_one_step(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    rig = ClockRig(fake_nvml, tmp_path / "proc")
+def test_a_gpu_to_itself_misses_one_step(new_rig: NewRig) -> None:
+    rig = new_rig(ClockRig)
     rig.start(1, 0, 600_000)
     rig.look()
     for second in range(60):

@@ -31,7 +31,7 @@ from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import SystemClock, VirtualClock
 from tests import patience
 from tests.agent.pods import UID, pod_object
-from tests.agent.values import MIB, T0, gpu, uuid
+from tests.agent.values import MIB, gpu, uuid
 from tests.fakes.apiserver.server import FakeApiServer
 from tests.fakes.kubelet.server import FakeKubelet
 from tests.fakes.nvml.library import FakeNvml
@@ -41,24 +41,24 @@ A = uuid(0)
 GPUS = (gpu(0), gpu(1))
 
 
-class Silent:
-    """An API server that never answers: the stores are fed by the test."""
-
-
 class Cluster:
-    """One node whose stores and polls are moved by hand."""
+    """One node whose stores and polls are moved by hand; its API server never answers."""
 
     def __init__(self, kubelet: FakeKubelet, clock: VirtualClock, logs: Path) -> None:
         self.channel = UnaryChannel(kubelet.path, clock)
         self.kubelet = Kubelet(kubelet.path, clock, self.channel)
         self.store = PodStore("node-1", ("team",), clock)
         self.node = NodeStore("node-1", lambda before, reason: None)
-        api = Silent()
-        self.pods = Reflector(api, "/pods", "x=y", self.store, clock)  # type: ignore[arg-type]
-        nodes = Reflector(api, "/nodes", "x=y", self.node, clock)  # type: ignore[arg-type]
-        self.logs = PodLogs(logs)
-        self.whole = NodePods(self.kubelet, clock, (self.store, self.pods), (self.node, nodes), logs=self.logs)
+        self.pods, nodes = (
+            Reflector(None, path, "x=y", store, clock)  # type: ignore[arg-type]
+            for path, store in (("/pods", self.store), ("/nodes", self.node))
+        )
+        followed = (self.store, self.pods), (self.node, nodes)
+        self.whole = NodePods(self.kubelet, clock, *followed, logs=PodLogs(logs))
         self.clock = clock
+
+    def tell(self, change: str, pod: dict[str, Any]) -> None:
+        self.store.apply(change, json.dumps(pod).encode())
 
     def list(self, *pods: dict[str, object]) -> None:
         self.store.replace([json.dumps(pod).encode() for pod in pods])
@@ -71,10 +71,20 @@ class Cluster:
 
 @pytest.fixture
 def cluster(kubelet: FakeKubelet, clock: VirtualClock, tmp_path: Path) -> Iterator[Cluster]:
-    kubelet.give("vision", "train-0", {"main": {"nvidia.com/gpu": [A]}})
+    """The kubelet gave GPU 0 to the pod that `pod_object` describes, until a test gives it another."""
+    give(kubelet, A)
     made = Cluster(kubelet, clock, tmp_path / "logs")
     yield made
     made.channel.close()
+
+
+def give(kubelet: FakeKubelet, *devices: str, name: str = "train-0", resource: str = "nvidia.com/gpu") -> None:
+    kubelet.give("vision", name, {"main": {resource: devices}})
+
+
+def sharing(pods: Pods) -> list[tuple[str | None, int]]:
+    assert not isinstance(pods.allocations, Unavailable), pods.allocations
+    return [(a.sharing, a.sharing_replicas) for a in pods.allocations]
 
 
 def held(pods: Pods) -> list[tuple[str, str]]:
@@ -85,14 +95,12 @@ def held(pods: Pods) -> list[tuple[str, str]]:
 def test_a_gpu_whose_minor_number_was_not_read_may_be_the_device_that_is_found_nowhere(
     kubelet: FakeKubelet, cluster: Cluster
 ) -> None:
-    kubelet.give("vision", "train-1", {"main": {"nvidia.com/gpu": ["nvidia1"]}})
+    give(kubelet, "nvidia1")
     cluster.list()
-    cluster.kubelet.poll()
-    blind = [replace(gpu, minor=None) for gpu in GPUS]
-    found = cluster.whole.read(cluster.clock.wall_ms(), blind)
+    assert cluster.read().unknown == {}
+    found = cluster.whole.read(cluster.clock.wall_ms(), [replace(gpu, minor=None) for gpu in GPUS])
     assert found.unresolved == ("nvidia1",)
     assert set(found.unknown) == {gpu.uuid for gpu in GPUS}
-    assert cluster.whole.read(cluster.clock.wall_ms(), GPUS).unknown == {}
 
 
 def test_both_together(cluster: Cluster) -> None:
@@ -165,14 +173,12 @@ def test_a_pod_that_is_over_lets_go_at_once(cluster: Cluster, kubelet: FakeKubel
 
 
 def test_replicas_are_shared_as_the_node_says(cluster: Cluster, kubelet: FakeKubelet) -> None:
-    kubelet.give("vision", "train-0", {"main": {"nvidia.com/gpu.shared": [f"{A}::0"]}})
+    give(kubelet, f"{A}::0", resource="nvidia.com/gpu.shared")
     kubelet.offer("nvidia.com/gpu.shared", [f"{A}::{k}" for k in range(4)])
     node = {"kind": "Node", "metadata": {"name": "node-1", "labels": {"nvidia.com/gpu.sharing-strategy": "mps"}}}
     cluster.node.replace([json.dumps(node).encode()])
     cluster.list(pod_object())
-    pods = cluster.read()
-    assert not isinstance(pods.allocations, Unavailable)
-    assert [(a.sharing, a.sharing_replicas) for a in pods.allocations] == [("mps", 4)]
+    assert sharing(cluster.read()) == [("mps", 4)]
 
 
 @pytest.mark.parametrize("meanwhile", [[], [uuid(1)]])
@@ -180,38 +186,19 @@ def test_a_device_that_is_not_offered_for_a_while_stays_cut_as_it_was(
     cluster: Cluster, kubelet: FakeKubelet, meanwhile: list[str]
 ) -> None:
     """The kubelet offers healthy devices only: none while their plugin restarts, not one that had an XID."""
-
-    def parts() -> list[int]:
-        cluster.clock.advance(OFFER_MS)
-        pods = cluster.read()
-        assert not isinstance(pods.allocations, Unavailable)
-        return [a.sharing_replicas for a in pods.allocations]
-
-    kubelet.give("vision", "train-0", {"main": {"nvidia.com/gpu": [f"{A}::3"]}})
+    give(kubelet, f"{A}::3")
     cluster.list(pod_object())
-    kubelet.offer("nvidia.com/gpu", [f"{A}::{k}" for k in range(4)])
-    assert parts() == [4]
-    kubelet.offer("nvidia.com/gpu", meanwhile)
-    assert (parts(), parts()) == ([4], [4])
-    kubelet.offer("nvidia.com/gpu", [f"{A}::{k}" for k in range(8)])
-    assert parts() == [8]
+    four, eight = ([f"{A}::{k}" for k in range(count)] for count in (4, 8))
+    for offered, parts in ((four, 4), (meanwhile, 4), (meanwhile, 4), (eight, 8)):
+        kubelet.offer("nvidia.com/gpu", offered)
+        cluster.clock.advance(OFFER_MS)
+        assert sharing(cluster.read()) == [("time-slicing", parts)]
 
 
 def test_a_device_that_is_not_here_is_named(cluster: Cluster, kubelet: FakeKubelet) -> None:
-    kubelet.give("vision", "train-0", {"main": {"nvidia.com/gpu": [uuid(9)]}})
+    give(kubelet, uuid(9))
     cluster.list(pod_object())
     assert dict(cluster.read().sources)["allocations"] == f"no GPU here is called {uuid(9)}"
-
-
-def test_without_an_api_server_the_kubelet_is_enough(kubelet: FakeKubelet, clock: VirtualClock, tmp_path: Path) -> None:
-    kubelet.give("vision", "train-0", {"main": {"nvidia.com/gpu": [A]}})
-    channel = UnaryChannel(kubelet.path, clock)
-    polled = Kubelet(kubelet.path, clock, channel)
-    polled.poll()
-    pods = NodePods(polled, clock).read(T0, GPUS)
-    assert held(pods) == [(A, "vision/train-0")]
-    assert [name for name, _ in pods.sources] == ["kubelet", "allocations"]
-    channel.close()
 
 
 class FailingOnce:
@@ -247,39 +234,22 @@ REPLICAS = [f"GPU-a::{k}" for k in range(4)]
 
 
 class Node:
-    """One node, moved second by second. processes: the host's, from level `process` up."""
+    """A cluster's node with its agent, moved second by second. processes: the host's, from level `process` up."""
 
-    def __init__(
-        self,
-        kubelet: FakeKubelet,
-        nvml: FakeNvml,
-        clock: VirtualClock,
-        folder: Path,
-        processes: ProcessTable | None = None,
-    ) -> None:
-        self.clock = clock
-        self.nvml = nvml
-        self.channel = UnaryChannel(kubelet.path, clock)
-        self.kubelet = Kubelet(kubelet.path, clock, self.channel)
-        self.store = PodStore("node-1", ("team",), clock)
-        self.reflector = Reflector(None, "/pods", "x=y", self.store, clock)  # type: ignore[arg-type]
-        self.reflector.synced = True
-        pods = NodePods(self.kubelet, clock, (self.store, self.reflector))
+    def __init__(self, cluster: Cluster, nvml: FakeNvml, outbox: Outbox, processes: ProcessTable | None = None) -> None:
+        self.clock, self.nvml, self.cluster, self.outbox = cluster.clock, nvml, cluster, outbox
+        cluster.list()
         gpus = Gpus(Driver(), access=Access(processes=processes is not None))
-        self.outbox = Outbox(folder / "outbox.sqlite", clock, fsync=False)
-        uploader = Uploader(self.outbox, "", "c1", "node-1", "boot", None, clock)
-        self.source = NodeSource(gpus, processes, pods, None, "node-1")
-        self.agent = Agent(Settings(node="node-1"), self.source, self.outbox, uploader, clock)
+        uploader = Uploader(outbox, "", "c1", "node-1", "boot", None, self.clock)
+        source = NodeSource(gpus, processes, cluster.whole, None, "node-1")
+        self.agent = Agent(Settings(node="node-1"), source, outbox, uploader, self.clock)
 
     def pass_(self, seconds: int) -> None:
         for _ in range(seconds):
-            self.kubelet.poll()
+            self.cluster.kubelet.poll()
             self.agent.sample()
             self.clock.advance(1_000)
             self.nvml.tell(f"at {self.clock.wall_ms() * 1_000}")
-
-    def tell(self, change: str, pod: dict[str, Any]) -> None:
-        self.store.apply(change, json.dumps(pod).encode())
 
     def spooled(self) -> tuple[tuple[UsageInterval, ...], tuple[PodFacts, ...]]:
         found = self.outbox.pending(10_000, 100_000_000)
@@ -292,11 +262,11 @@ class Node:
 
 
 @pytest.fixture
-def node(kubelet: FakeKubelet, nvml: FakeNvml, clock: VirtualClock, tmp_path: Path) -> Iterator[Node]:
-    made = Node(kubelet, nvml, clock, tmp_path)
+def node(kubelet: FakeKubelet, cluster: Cluster, nvml: FakeNvml, open_outbox: Callable[..., Outbox]) -> Iterator[Node]:
+    kubelet.take("vision", "train-0")
+    made = Node(cluster, nvml, open_outbox())
     yield made
     made.agent.shutdown()
-    made.channel.close()
 
 
 def test_a_short_pod_ends_its_interval_and_keeps_its_labels_though_nobody_took_them(
@@ -305,10 +275,10 @@ def test_a_short_pod_ends_its_interval_and_keeps_its_labels_though_nobody_took_t
     """Born and gone within a minute, with no accountant there: everything waits in the outbox."""
     node.pass_(20)
     pod = pod_object(labels={"team": "vision", "kai.scheduler/queue": "research"})
-    kubelet.give("vision", "train-0", {"main": {"nvidia.com/gpu": ["GPU-a"]}})
-    node.tell("ADDED", pod)
+    give(kubelet, "GPU-a")
+    node.cluster.tell("ADDED", pod)
     node.pass_(13)
-    node.tell("DELETED", pod)  # the kubelet still lists it for a moment
+    node.cluster.tell("DELETED", pod)  # the kubelet still lists it for a moment
     node.pass_(2)
     kubelet.take("vision", "train-0")
     node.pass_(30)
@@ -331,7 +301,7 @@ def test_an_instance_that_only_the_kubelet_told_of_is_looked_for(
     node.pass_(30)
     nvml.tell("on 0", "migclear", f"mig MIG-2 2 0 7 7g.141gb {MIB} 0")
     kubelet.give("vision", "train-0", {"main": {"nvidia.com/mig-7g.141gb": ["MIG-2"]}})
-    node.tell("ADDED", pod_object())
+    node.cluster.tell("ADDED", pod_object())
     node.pass_(20)
     kubelet.give("vision", "other", {"main": {"nvidia.com/mig-1g.18gb": ["MIG-none"]}})
     node.pass_(3)
@@ -345,7 +315,7 @@ def test_on_a_shared_gpu_the_allocation_is_exact_and_who_was_busy_is_unknown(nod
     kubelet.offer("nvidia.com/gpu", REPLICAS)
     for number in (0, 1):
         kubelet.give("vision", f"p{number}", {"main": {"nvidia.com/gpu": [REPLICAS[number]]}})
-        node.tell("ADDED", pod_object(name=f"p{number}", uid=f"u{number}"))
+        node.cluster.tell("ADDED", pod_object(name=f"p{number}", uid=f"u{number}"))
     node.pass_(121)
     rows, _ = node.spooled()
     pods = [row for row in rows if row.holder is not None and row.holder.kind == "pod"]
@@ -356,8 +326,8 @@ def test_on_a_shared_gpu_the_allocation_is_exact_and_who_was_busy_is_unknown(nod
 
 
 def test_a_kubelet_that_is_away_for_a_while_costs_certainty_and_no_time(node: Node, kubelet: FakeKubelet) -> None:
-    kubelet.give("vision", "train-0", {"main": {"nvidia.com/gpu": ["GPU-a"]}})
-    node.tell("ADDED", pod_object())
+    give(kubelet, "GPU-a")
+    node.cluster.tell("ADDED", pod_object())
     node.pass_(60)
     kubelet.stop()
     node.pass_(60)
@@ -370,7 +340,7 @@ def test_a_kubelet_that_is_away_for_a_while_costs_certainty_and_no_time(node: No
 
 
 def test_with_the_hosts_processes_each_container_has_its_own_time(
-    kubelet: FakeKubelet, nvml: FakeNvml, clock: VirtualClock, tmp_path: Path
+    kubelet: FakeKubelet, cluster: Cluster, nvml: FakeNvml, open_outbox: Callable[..., Outbox], tmp_path: Path
 ) -> None:
     """Two containers of a static pod on one GPU; its control group is called by a hash, its containers by ids."""
     config_hash, ids = "c0ffee00" * 4, ["a" * 64, "b" * 64]
@@ -382,15 +352,14 @@ def test_with_the_hosts_processes_each_container_has_its_own_time(
     kubelet.give("vision", "train-0", {"a": {"nvidia.com/gpu": [REPLICAS[0]]}, "b": {"nvidia.com/gpu": [REPLICAS[1]]}})
     statuses = [{"name": n, "containerID": f"containerd://{i}"} for n, i in zip("ab", ids, strict=True)]
     annotations = {"kubernetes.io/config.hash": config_hash}
-    node = Node(kubelet, nvml, clock, tmp_path, ProcessTable(proc))
-    node.tell("ADDED", pod_object(annotations=annotations, status={"containerStatuses": statuses}))
+    node = Node(cluster, nvml, open_outbox(), ProcessTable(proc))
+    cluster.tell("ADDED", pod_object(annotations=annotations, status={"containerStatuses": statuses}))
     node.pass_(121)
     rows, _ = node.spooled()
     busy = {c: sum(r.busy_us or 0 for r in rows if r.holder and r.holder.container == c) for c in ("a", "b")}
     assert busy == {"a": pytest.approx(60_000_000, rel=0.1), "b": pytest.approx(30_000_000, rel=0.1)}
     assert {r.holder.uid for r in rows if r.holder and r.holder.kind == "pod"} == {UID}
     node.agent.shutdown()
-    node.channel.close()
 
 
 # --- put together from settings --------------------------------------------------------------------
@@ -440,7 +409,7 @@ def running(nvml: FakeNvml, kubelet: FakeKubelet, api_server: FakeApiServer, tok
 def test_from_settings_to_who_holds_what(running: Running, kubelet: FakeKubelet, api_server: FakeApiServer) -> None:
     until(lambda: not isinstance(running.look().allocations, Unavailable))
     assert running.holders() == []
-    kubelet.give("vision", "train-0", {"main": {"nvidia.com/gpu": ["GPU-a"]}})
+    give(kubelet, "GPU-a")
     api_server.put(pod_object(labels={"team": "vision", "other": "x"}))
     until(lambda: running.holders() == [UID])
     assert running.last is not None
@@ -486,9 +455,10 @@ def test_neither_a_pod_nor_a_node_is_said_with_the_ways_out(nvml: FakeNvml, tmp_
 
 
 def test_without_the_api_server_there_are_names(nvml: FakeNvml, kubelet: FakeKubelet) -> None:
-    kubelet.give("vision", "train-0", {"main": {"nvidia.com/gpu": ["GPU-a"]}})
+    give(kubelet, "GPU-a")
     chosen = Settings(kubelet_socket=str(kubelet.path), api_url="off")
     gpus = Gpus(Driver(), access=Access(processes=False))
     made = Running(kubernetes_source(chosen, "n", gpus, SystemClock(), {}), gpus)
     until(lambda: made.holders() == ["vision/train-0"])
+    assert set(dict(made.look().sources)) == {"nvml", "kubelet", "allocations"}
     made.source.close()

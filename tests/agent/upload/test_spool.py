@@ -9,7 +9,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -38,6 +38,11 @@ from tests.effort import examples
 Open = Callable[..., Outbox]
 
 
+@pytest.fixture
+def outbox(open_outbox: Open) -> Outbox:
+    return open_outbox()
+
+
 @settings(max_examples=examples(16, 100), deadline=None)
 @given(st.integers(0, 2**48 - 1), st.integers(0, 2**62 - 1))
 def test_epochs_are_version_7_uuids_that_sort_by_creation(at_ms: int, bits: int) -> None:
@@ -49,8 +54,7 @@ def test_epochs_are_version_7_uuids_that_sort_by_creation(at_ms: int, bits: int)
     assert uuid7(at_ms, lambda n: 0) < uuid7(at_ms + 1, lambda n: 0) or at_ms == 2**48 - 1
 
 
-def test_numbers_run_from_one_with_facts_before_the_sets_they_explain(open_outbox: Open) -> None:
-    outbox = open_outbox()
+def test_numbers_run_from_one_with_facts_before_the_sets_they_explain(outbox: Outbox) -> None:
     done = outbox.append([make_set(rows=2), make_set(rows=1, gpu="GPU-b")], [make_facts("p1")], None)
     assert (done.last_seq, done.refused_sets) == (4, 0)
     pending = outbox.pending(**ALL)
@@ -106,33 +110,25 @@ def test_a_new_outbox_has_a_new_epoch(open_outbox: Open) -> None:
     ({"upto": 0}, []),
     ({}, list(range(1, 8))),
 ])  # fmt: skip
-def test_a_set_is_never_split(open_outbox: Open, limits: dict[str, int], expected: list[int]) -> None:
-    outbox = open_outbox()
+def test_a_set_is_never_split(outbox: Outbox, limits: dict[str, int], expected: list[int]) -> None:
     outbox.append([make_set(rows=3), make_set(rows=3, gpu="GPU-b"), make_set(rows=1, gpu="GPU-c")], [], None)
     assert pending_seqs(outbox, **limits) == expected
 
 
-def test_rows_leave_at_the_checkpoint_where_there_is_no_archive(open_outbox: Open) -> None:
-    outbox = open_outbox()
+@pytest.mark.parametrize(("marks", "rows"), [
+    ([{"durable": 5}, {"durable": 5, "checkpointed": 3}], [5, 2]),
+    ([{"durable": 5, "checkpointed": 5, "archived": archived} for archived in (2, 5)], [3, 0]),
+], ids=["at the checkpoint without an archive", "at the archive"])  # fmt: skip
+def test_when_rows_leave(outbox: Outbox, marks: list[dict[str, int]], rows: list[int]) -> None:
     outbox.append([make_set() for _ in range(5)], [], None)
-    acknowledge(outbox, durable=5)
-    assert pending_seqs(outbox) == []
-    assert outbox.stats().rows == 5
-    acknowledge(outbox, durable=5, checkpointed=3)
-    assert outbox.stats().rows == 2
+    for mark, left in zip(marks, rows, strict=True):
+        acknowledge(outbox, **mark)
+        assert pending_seqs(outbox) == []
+        assert outbox.stats().rows == left
+    assert (outbox.stats().bytes == 0) == (rows[-1] == 0)
 
 
-def test_rows_leave_at_the_archive_where_there_is_one(open_outbox: Open) -> None:
-    outbox = open_outbox()
-    outbox.append([make_set() for _ in range(5)], [], None)
-    acknowledge(outbox, durable=5, checkpointed=5, archived=2)
-    assert outbox.stats().rows == 3
-    acknowledge(outbox, durable=5, checkpointed=5, archived=5)
-    assert (outbox.stats().rows, outbox.stats().bytes) == (0, 0)
-
-
-def test_a_restored_ledger_gets_everything_again_that_is_still_here(open_outbox: Open) -> None:
-    outbox = open_outbox()
+def test_a_restored_ledger_gets_everything_again_that_is_still_here(outbox: Outbox) -> None:
     outbox.append([make_set() for _ in range(6)], [], None)
     acknowledge(outbox, durable=6, checkpointed=6, archived=2)
     acknowledge(outbox, durable=1, checkpointed=1, archived=1)
@@ -151,8 +147,7 @@ def test_numbers_are_never_used_again_when_everything_was_dropped(open_outbox: O
     assert pending_seqs(again) == [3]
 
 
-def test_the_answer_for_another_epoch_changes_nothing(open_outbox: Open) -> None:
-    outbox = open_outbox()
+def test_the_answer_for_another_epoch_changes_nothing(outbox: Outbox) -> None:
     outbox.append([make_set()], [], None)
     outbox.acknowledge(Ack(epoch="somebody else", durable_seq=1, checkpointed_seq=1))
     assert pending_seqs(outbox) == [1]
@@ -207,8 +202,7 @@ def test_when_full_the_oldest_is_kept_and_the_loss_is_declared_once(open_outbox:
     assert pending_seqs(outbox) == [kept + 2]
 
 
-def test_what_was_lost_before_it_came_here_is_declared_behind_everything_that_did(open_outbox: Open) -> None:
-    outbox = open_outbox()
+def test_what_was_lost_before_it_came_here_is_declared_behind_everything_that_did(outbox: Outbox) -> None:
     outbox.append([make_set(0)], [], None)
     outbox.declare(LostRecords(60_000, 120_000, 1, 0) + LostRecords(120_000, 180_000, 2, 1))
     outbox.declare(LostRecords(180_000, 240_000, 1, 0))
@@ -244,9 +238,6 @@ def test_when_the_oldest_is_too_old_new_time_is_refused(open_outbox: Open, clock
     assert outbox.append([make_set()], [], None).refused_sets == 0
 
 
-Open = Callable[..., Outbox]
-
-
 @contextmanager
 def limited_files(size: int) -> Iterator[None]:
     """The disk takes no file beyond so many bytes."""
@@ -258,32 +249,30 @@ def limited_files(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_disk_that_takes_no_writes_is_waited_for_where_that_was_asked(tmp_path: Path, clock: VirtualClock) -> None:
+def test_a_disk_that_takes_no_writes_is_waited_for_where_that_was_asked(open_outbox: Open, tmp_path: Path) -> None:
     """A file where the spool's folder should be is a mistake to be told at once; a full disk passes."""
     with limited_files(0):
         with pytest.raises(SpoolNotWritable):
-            Outbox(tmp_path / "a" / "outbox.sqlite", clock)
-        outbox = Outbox(tmp_path / "b" / "outbox.sqlite", clock, patient=True)
+            open_outbox("a/outbox.sqlite")
+        outbox = open_outbox("b/outbox.sqlite", fsync=True, patient=True)
         for attempt in (outbox.stats, outbox.meter_state, lambda: outbox.append([], [], b"state")):
             with pytest.raises(SpoolNotWritable):
                 attempt()
     assert outbox.append([], [], b"state").last_seq == 0
     assert (outbox.meter_state(), outbox.epoch != "") == (b"state", True)
     with pytest.raises(OutboxLocked):
-        Outbox(tmp_path / "b" / "outbox.sqlite", clock)
-    outbox.close()
+        open_outbox("b/outbox.sqlite")
     (tmp_path / "file").write_text("")
     with pytest.raises(OutboxUnavailable) as told:
-        Outbox(tmp_path / "file" / "outbox.sqlite", clock, patient=True)
+        open_outbox("file/outbox.sqlite", patient=True)
     assert not isinstance(told.value, SpoolNotWritable)
 
 
-def test_a_second_agent_is_told_in_one_line(open_outbox: Open, tmp_path: Path, clock: VirtualClock) -> None:
-    held = open_outbox()
+def test_a_second_agent_is_told_in_one_line(outbox: Outbox, open_outbox: Open) -> None:
     with pytest.raises(OutboxLocked, match=r"outbox .*outbox\.sqlite is in use by another agent") as caught:
-        Outbox(tmp_path / "outbox.sqlite", clock)
+        open_outbox()
     assert "\n" not in str(caught.value)
-    held.close()
+    outbox.close()
     open_outbox()
 
 
@@ -313,41 +302,39 @@ def test_a_damaged_outbox_is_kept_aside_and_a_new_epoch_begins(
 
 @pytest.mark.parametrize("what", ["files", "folder", "replaced"])
 def test_an_outbox_that_is_removed_under_the_agent_is_written_anew_from_what_is_open(
-    open_outbox: Open, tmp_path: Path, clock: VirtualClock, what: str
+    open_outbox: Open, tmp_path: Path, what: str
 ) -> None:
-    folder = tmp_path / "node" / "spool"
-    outbox = Outbox(folder / "outbox.sqlite", clock)
+    name, folder = "node/spool/outbox.sqlite", tmp_path / "node" / "spool"
+    outbox = open_outbox(name, fsync=True)
     outbox.append([make_set()], [], b"state")
     acknowledge(outbox, durable=1)
     outbox.append([make_set()], [], None)
     epoch = outbox.epoch
     if what == "replaced":
-        (folder / "outbox.sqlite").write_bytes(b"somebody else's")
-        (folder / "outbox.sqlite").rename(folder / "other")
+        (folder / "other").write_bytes(b"somebody else's")
         (folder / "other").replace(folder / "outbox.sqlite")
-    for path in [] if what == "replaced" else [*folder.iterdir()]:
-        path.unlink()
+    else:
+        for path in folder.iterdir():
+            path.unlink()
     if what == "folder":
         folder.rmdir()
-    if what != "folder":
+    else:
         with limited_files(1), pytest.raises(OutboxUnavailable):
             outbox.append([make_set()], [], None)
     assert outbox.append([make_set()], [], None).last_seq == 3
     outbox.append([make_set()], [], None)
     with pytest.raises(OutboxLocked):
-        Outbox(folder / "outbox.sqlite", clock)
+        open_outbox(name)
     outbox.close()
-    again = Outbox(folder / "outbox.sqlite", clock)
+    again = open_outbox(name)
     assert (again.epoch, again.last_seq, again.durable_seq, again.meter_state()) == (epoch, 4, 1, b"state")
     assert pending_seqs(again) == [2, 3, 4]
-    again.close()
 
 
 def test_an_outbox_that_is_damaged_under_the_agent_is_kept_aside_and_metering_goes_on(
-    tmp_path: Path, clock: VirtualClock
+    open_outbox: Open, tmp_path: Path
 ) -> None:
-    path = tmp_path / "outbox.sqlite"
-    outbox = Outbox(path, clock)
+    outbox, path = open_outbox(fsync=True), tmp_path / "outbox.sqlite"
     for _ in range(40):
         outbox.append([make_set()] * 200, [], None)
     with outbox._spool.reading():
@@ -362,23 +349,21 @@ def test_an_outbox_that_is_damaged_under_the_agent_is_kept_aside_and_metering_go
     assert outbox.append([make_set()], [], None).last_seq == 1
     assert outbox.epoch != epoch
     assert len([*tmp_path.glob("*.damaged-*")]) >= 1
-    outbox.close()
 
 
-def test_a_newer_layout_is_refused_and_left_alone(open_outbox: Open, tmp_path: Path, clock: VirtualClock) -> None:
+def test_a_newer_layout_is_refused_and_left_alone(open_outbox: Open, tmp_path: Path) -> None:
     open_outbox().close()
-    with sqlite3.connect(tmp_path / "outbox.sqlite") as db:
+    with closing(sqlite3.connect(tmp_path / "outbox.sqlite")) as db:
         db.execute("PRAGMA user_version=9")
-    db.close()
     with pytest.raises(OutboxUnavailable, match="written by a newer agent"):
-        Outbox(tmp_path / "outbox.sqlite", clock)
+        open_outbox()
     open_outbox("other.sqlite")
 
 
-def test_a_folder_that_cannot_be_used_is_said_in_one_line(tmp_path: Path, clock: VirtualClock) -> None:
+def test_a_folder_that_cannot_be_used_is_said_in_one_line(open_outbox: Open, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(OutboxUnavailable, match=r"spool folder .* cannot be used: Not a directory"):
-        Outbox(tmp_path / "file" / "spool" / "outbox.sqlite", clock)
+        open_outbox("file/spool/outbox.sqlite")
 
 
 def test_a_full_disk_loses_no_number_and_nothing_stored(open_outbox: Open, tmp_path: Path) -> None:
@@ -408,10 +393,8 @@ def in_a_process(path: Path, *lines: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_what_was_appended_survives_the_death_of_the_process(tmp_path: Path, open_outbox: Open) -> None:
-    path = tmp_path / "outbox.sqlite"
-    done = in_a_process(
-        path, "box.append([ClosedSet((row, row)), ClosedSet((row,))], [], b'held')", "os.kill(os.getpid(), 9)"
-    )
+    lines = ("box.append([ClosedSet((row, row)), ClosedSet((row,))], [], b'held')", "os.kill(os.getpid(), 9)")
+    done = in_a_process(tmp_path / "outbox.sqlite", *lines)
     assert (done.returncode, done.stderr) == (-9, "")
     outbox = open_outbox()
     assert pending_seqs(outbox) == [1, 2, 3]
@@ -420,28 +403,22 @@ def test_what_was_appended_survives_the_death_of_the_process(tmp_path: Path, ope
 
 @pytest.mark.parametrize("lost", [1, 100, 4_096, 20_000, 60_000, 10_000_000])
 def test_a_torn_log_keeps_a_beginning_and_gives_out_no_number_twice_with_a_hole(
-    tmp_path: Path, clock: VirtualClock, lost: int
+    outbox: Outbox, open_outbox: Open, tmp_path: Path, lost: int
 ) -> None:
     """Power fails while sqlite's log is being written: its end is missing. What is there is whole and in order."""
-    outbox = Outbox(tmp_path / "outbox.sqlite", clock, fsync=False)
     for number in range(40):
         outbox.append([make_set(rows=2)], [], f"after {number}".encode())
-    crashed = tmp_path / "crashed"
-    crashed.mkdir()
+    (tmp_path / "crashed").mkdir()
     for suffix in ("", "-wal"):  # the files as they lie there, without a clean end
         data = (tmp_path / f"outbox.sqlite{suffix}").read_bytes()
         kept = max(len(data) - lost, 0) if suffix else len(data)
-        (crashed / f"outbox.sqlite{suffix}").write_bytes(data[:kept])
-    outbox.close()
-    found = Outbox(crashed / "outbox.sqlite", clock, fsync=False)
-    seqs = pending_seqs(found)
-    assert seqs == list(range(1, found.last_seq + 1))
-    assert found.last_seq % 2 == 0
-    if found.last_seq:
-        assert found.meter_state() == f"after {found.last_seq // 2 - 1}".encode()
+        (tmp_path / "crashed" / f"outbox.sqlite{suffix}").write_bytes(data[:kept])
+    found = open_outbox("crashed/outbox.sqlite")
     last = found.last_seq
+    assert pending_seqs(found) == list(range(1, last + 1))
+    assert last % 2 == 0
+    assert not last or found.meter_state() == f"after {last // 2 - 1}".encode()
     assert found.append([make_set(rows=2)], [], None).last_seq == last + 2
-    found.close()
 
 
 @pytest.fixture
@@ -471,9 +448,9 @@ def _fill(outbox: Outbox) -> int:
 
 
 def test_a_volume_of_400_kib_is_not_filled_by_the_journal_and_ships_when_it_is_full(
-    small_disk: Path, clock: VirtualClock
+    small_disk: Path, open_outbox: Open
 ) -> None:
-    outbox = Outbox(small_disk / "outbox.sqlite", clock)
+    outbox = open_outbox(f"{small_disk.name}/outbox.sqlite", fsync=True)
     taken = [_fill(outbox)]
     for _ in range(3):
         assert outbox.pending(**ALL) is not None
@@ -481,15 +458,14 @@ def test_a_volume_of_400_kib_is_not_filled_by_the_journal_and_ships_when_it_is_f
         assert outbox.pending(**ALL) is None
         assert outbox.stats().rows == 0
         taken.append(_fill(outbox))
-    outbox.close()
     assert min(taken) > 40, "more than the log alone could hold"
 
 
 def test_where_the_volume_has_little_room_what_was_sent_is_removed_step_by_step(
-    tmp_path: Path, clock: VirtualClock
+    open_outbox: Open, tmp_path: Path
 ) -> None:
     free = [2**30]
-    outbox = Outbox(tmp_path / "outbox.sqlite", clock, free_bytes=lambda: free[0])
+    outbox = open_outbox(fsync=True, free_bytes=lambda: free[0])
     for _ in range(50):
         outbox.append([make_set(rows=8)], [], None)
     free[0] = RESERVE_BYTES

@@ -30,17 +30,14 @@ def test_a_batch_says_where_it_comes_from_and_covers_its_numbers(shipping: Shipp
     shipping.outbox.park(4, "invalid-batch")
     assert shipping.uploader().ship() == ShipResult("accepted", rows=4)
     (batch,) = shipping.batches
-    assert (batch.schema, batch.cluster, batch.node, batch.boot_id, batch.epoch) == (
-        1, "c1", "n1", "boot-1", shipping.outbox.epoch,
-    )  # fmt: skip
-    assert (batch.first_seq, batch.oldest_seq) == (1, 1)
-    assert [f.seq for f in batch.facts] == [1]
-    assert [r.seq for r in batch.intervals] == [2, 3]
-    assert [s.seq for s in batch.skipped] == [4]
+    assert (batch.schema, batch.cluster, batch.node, batch.boot_id) == (1, "c1", "n1", "boot-1")
+    assert (batch.epoch, batch.first_seq, batch.oldest_seq) == (shipping.outbox.epoch, 1, 1)
+    numbers = [[record.seq for record in records] for records in (batch.facts, batch.intervals, batch.skipped)]
+    assert numbers == [[1], [2, 3], [4]]
     (headers,) = shipping.accountant.headers
-    assert headers["path"] == "/v1/usage"
-    assert headers["Content-Type"] == "application/json"
-    assert headers["Content-Encoding"] == "gzip"
+    assert [headers[name] for name in ("path", "Content-Type", "Content-Encoding")] == [
+        "/v1/usage", "application/json", "gzip",
+    ]  # fmt: skip
     assert "Authorization" not in headers
 
 
@@ -124,24 +121,21 @@ def test_back_off_doubles_up_to_a_cap_and_begins_again_after_success(shipping: S
     assert ship.ship().retry_in_ms == BACKOFF_BASE_MS
 
 
-def test_jitter_spreads_over_the_whole_delay(shipping: Shipping) -> None:
-    shipping.append(make_set())
-    shipping.refuse(503, "ledger-unavailable")
-    assert shipping.uploader(jitter=lambda: 0.25).ship().retry_in_ms == BACKOFF_BASE_MS // 4
-
-
-@pytest.mark.parametrize(("value", "expected"), [
-    ("120", 120_000),
-    ("999999999999", RETRY_AFTER_CAP_MS),
-    (formatdate(1_790_812_890, usegmt=True), 90_000),
-    (formatdate(1_790_812_000, usegmt=True), BACKOFF_BASE_MS),
-    ("soon", BACKOFF_BASE_MS),
-    ("-5", BACKOFF_BASE_MS),
+@pytest.mark.parametrize(("retry_after", "jitter", "expected"), [
+    ("120", 1.0, 120_000),
+    ("999999999999", 1.0, RETRY_AFTER_CAP_MS),
+    (formatdate(1_790_812_890, usegmt=True), 1.0, 90_000),
+    (formatdate(1_790_812_000, usegmt=True), 1.0, BACKOFF_BASE_MS),
+    ("soon", 1.0, BACKOFF_BASE_MS),
+    ("-5", 1.0, BACKOFF_BASE_MS),
+    ("", 0.25, BACKOFF_BASE_MS // 4),
 ])  # fmt: skip
-def test_retry_after_is_obeyed_within_reason(shipping: Shipping, value: str, expected: int) -> None:
+def test_retry_after_is_obeyed_within_reason_and_jitter_spreads_over_the_whole_delay(
+    shipping: Shipping, retry_after: str, jitter: float, expected: int
+) -> None:
     shipping.append(make_set())
-    shipping.reply(Reply(429, b"", {"Retry-After": value}))
-    assert shipping.uploader().ship().retry_in_ms == expected
+    shipping.reply(Reply(429, b"", {"Retry-After": retry_after}))
+    assert shipping.uploader(jitter=lambda: jitter).ship().retry_in_ms == expected
 
 
 @pytest.mark.parametrize("ours", [True, False])
@@ -290,51 +284,50 @@ def test_a_token_that_is_none_is_never_sent_nor_shown(
     assert not text or text not in caplog.text
 
 
-def test_only_an_accountant_the_ca_file_vouches_for_is_talked_to(shipping: Shipping, tmp_path: Path) -> None:
-    authority = trustme.CA()
-    issued = authority.issue_cert("localhost")
-    key, certificate, ca_file = tmp_path / "key.pem", tmp_path / "cert.pem", tmp_path / "ca.pem"
+def issue(by: trustme.CA, folder: Path, name: str = "server") -> tuple[Path, Path]:
+    """A certificate for `localhost` and its key, in files of that name."""
+    issued = by.issue_cert("localhost", common_name="agents-of-lab")
+    certificate, key = folder / f"{name}.pem", folder / f"{name}-key.pem"
     issued.private_key_pem.write_to_path(str(key))
     certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-    authority.cert_pem.write_to_path(str(ca_file))
-    url = shipping.accountant.start_tls(certificate, key)
+    return certificate, key
+
+
+def trusted(authority: trustme.CA, path: Path) -> Path:
+    authority.cert_pem.write_to_path(str(path))
+    return path
+
+
+def test_only_an_accountant_the_ca_file_vouches_for_is_talked_to(shipping: Shipping, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    url, ca_file = shipping.accountant.start_tls(*issue(authority, tmp_path)), trusted(authority, tmp_path / "ca.pem")
+    other = trusted(trustme.CA(), tmp_path / "other.pem")
     shipping.append(make_set())
-    stranger = shipping.uploader(url=url).ship()
-    assert stranger.outcome == "retry"
-    assert "CERTIFICATE_VERIFY_FAILED" in stranger.detail
+    for wrong in (
+        {"url": url},
+        {"url": url.replace("localhost", "127.0.0.1"), "ca_file": ca_file},
+        {"url": url, "ca_file": other},
+    ):
+        refused = shipping.uploader(**wrong).ship()
+        assert refused.outcome == "retry"
+        assert "CERTIFICATE_VERIFY_FAILED" in refused.detail
     assert shipping.batches == []
     assert shipping.uploader(url=url, ca_file=ca_file).ship().outcome == "accepted"
-    shipping.append(make_set())
-    wrong_name = shipping.uploader(url=url.replace("localhost", "127.0.0.1"), ca_file=ca_file).ship()
-    assert "CERTIFICATE_VERIFY_FAILED" in wrong_name.detail
-    trustme.CA().cert_pem.write_to_path(str(tmp_path / "other.pem"))
-    another = shipping.uploader(url=url, ca_file=tmp_path / "other.pem").ship()
-    assert "CERTIFICATE_VERIFY_FAILED" in another.detail
-    assert len(shipping.batches) == 1
 
 
 def test_a_certificate_of_its_own_is_shown_and_a_renewed_one_from_then_on(shipping: Shipping, tmp_path: Path) -> None:
     authority, clients, strangers = trustme.CA(), trustme.CA(), trustme.CA()
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    clients.cert_pem.write_to_path(str(tmp_path / "clients.pem"))
-    identity = Identity(tmp_path / "client.pem", tmp_path / "client-key.pem")
-
-    def issue(by: trustme.CA, certificate: Path, key: Path) -> None:
-        issued = by.issue_cert("localhost", common_name="agents-of-lab")
-        issued.private_key_pem.write_to_path(str(key))
-        certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-
-    issue(authority, tmp_path / "cert.pem", tmp_path / "key.pem")
-    issue(strangers, identity.cert, identity.key)
-    url = shipping.accountant.start_tls(tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "clients.pem")
+    ca_file = trusted(authority, tmp_path / "ca.pem")
+    identity = Identity(*issue(strangers, tmp_path, "client"))
+    url = shipping.accountant.start_tls(*issue(authority, tmp_path), trusted(clients, tmp_path / "clients.pem"))
     shipping.append(make_set())
-    sender = shipping.uploader(url=url, ca_file=tmp_path / "ca.pem", identity=identity)
+    sender = shipping.uploader(url=url, ca_file=ca_file, identity=identity)
     assert sender.ship().outcome == "retry", "a stranger's certificate"
-    assert shipping.uploader(url=url, ca_file=tmp_path / "ca.pem").ship().outcome == "retry", "none at all"
+    assert shipping.uploader(url=url, ca_file=ca_file).ship().outcome == "retry", "none at all"
     identity.key.write_text("half of a renewal")
     shipping.clock.advance(BACKOFF_CAP_MS)
     assert sender.ship().outcome == "retry"
-    issue(clients, identity.cert, identity.key)
+    issue(clients, tmp_path, "client")
     shipping.clock.advance(BACKOFF_CAP_MS)
     assert sender.ship().outcome == "accepted"
     assert len(shipping.batches) == 1
@@ -343,29 +336,29 @@ def test_a_certificate_of_its_own_is_shown_and_a_renewed_one_from_then_on(shippi
 
 
 def test_a_renewed_authority_is_trusted_without_a_restart(shipping: Shipping, tmp_path: Path) -> None:
-    former, authority = trustme.CA(), trustme.CA()
-    issued = authority.issue_cert("localhost")
-    issued.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
-    (tmp_path / "cert.pem").write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-    url = shipping.accountant.start_tls(tmp_path / "cert.pem", tmp_path / "key.pem")
-    former.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    sender = shipping.uploader(url=url, ca_file=tmp_path / "ca.pem")
+    authority = trustme.CA()
+    url = shipping.accountant.start_tls(*issue(authority, tmp_path))
+    ca_file = trusted(trustme.CA(), tmp_path / "ca.pem")
+    sender = shipping.uploader(url=url, ca_file=ca_file)
     shipping.append(make_set())
     assert "CERTIFICATE_VERIFY_FAILED" in sender.ship().detail
-    (tmp_path / "ca.pem").write_text("half of a renewal")
+    ca_file.write_text("half of a renewal")
     shipping.clock.advance(BACKOFF_CAP_MS)
     assert "CERTIFICATE_VERIFY_FAILED" in sender.ship().detail
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    trusted(authority, ca_file)
     shipping.clock.advance(BACKOFF_CAP_MS)
     assert sender.ship().outcome == "accepted"
 
 
-def test_urls_and_ca_files_that_cannot_work_are_refused_at_once(shipping: Shipping, tmp_path: Path) -> None:
-    for url in ("ftp://host", "host:8080", "http://", "http://user@host", "http://host:port", "http://h/?q=1"):
-        with pytest.raises(SettingsError, match="url"):
-            shipping.uploader(url=url)
-    with pytest.raises(SettingsError, match=r"CA file .*No such file"):
-        shipping.uploader(url="https://host", ca_file=tmp_path / "none.pem")
+@pytest.mark.parametrize(("url", "ca_file", "fault"), [
+    *((url, None, "url") for url in (
+        "ftp://host", "host:8080", "http://", "http://user@host", "http://host:port", "http://h/?q=1")),
+    ("https://host", "none.pem", r"CA file .*No such file"),
+    ("https://host", "empty.pem", "CA file"),
+])  # fmt: skip
+def test_urls_and_ca_files_that_cannot_work_are_refused_at_once(
+    shipping: Shipping, tmp_path: Path, url: str, ca_file: str | None, fault: str
+) -> None:
     (tmp_path / "empty.pem").write_text("")
-    with pytest.raises(SettingsError, match="CA file"):
-        shipping.uploader(url="https://host", ca_file=tmp_path / "empty.pem")
+    with pytest.raises(SettingsError, match=fault):
+        shipping.uploader(url=url, ca_file=ca_file and tmp_path / ca_file)
