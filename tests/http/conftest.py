@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,18 @@ from typing import Any
 import msgspec
 import pytest
 from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+from httpx2 import Response
 from starlette.testclient import TestClient
 
 from accountant.__main__ import main
 from accountant.api.dependencies import Deps
 from accountant.api.ledger_metrics import LedgerCollector
+from accountant.api.problems import PROBLEMS
 from accountant.bookkeeping.bookkeeper import Bookkeeper
-from accountant.composition import create_app
+from accountant.composition import Service, create_app
 from accountant.core.errors import LedgerFailed
-from accountant.core.settings import Settings
+from accountant.core.settings import Archive, Backups, Settings
 from accountant.ledger.protocols import Receipt
 from accountant.prices import price_book as prices
 from accountant.prices.price_book import PriceBook
@@ -28,13 +32,15 @@ from accountant.runtime.ingest import decode
 from accountant.runtime.job_and_task_metrics import Metrics
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
-from agent.wire import Batch, Holder, UsageInterval
+from agent.wire import PROBLEM, Batch, Holder, UsageInterval
 from gputally.base.clock import VirtualClock
 from gputally.server.tokens_and_grants import AllowAll, Authenticator, TokenFile, sha256
+from tests import fresh
 from tests.fakes.ledger import MINUTE_MS, NOW_MS, MemoryLedger
 from tests.price_books import price_book_text
 
 HOUR_US = 3_600_000_000
+H100 = "NVIDIA H100 80GB HBM3"
 
 TOKENS = {scope: f"token-of-{scope}" for scope in ("ingest", "import", "read", "progress", "policy", "admin")}
 """One token per scope, and nothing else."""
@@ -42,7 +48,7 @@ BOUND = {"ingest": ", cluster: prod, node: node-1", "import": ", cluster: prod"}
 """The only node and cluster that a token of the scope may report for."""
 
 
-def batch(first: int = 1, rows: int = 1, *, node: str = "node-1", **changes: Any) -> Batch:
+def pod_minutes(first: int = 1, rows: int = 1, *, node: str = "node-1", **changes: Any) -> Batch:
     """One GPU's minutes, held by one pod, ending an hour before now."""
     begin = NOW_MS - 60 * MINUTE_MS
     intervals = tuple(
@@ -51,7 +57,7 @@ def batch(first: int = 1, rows: int = 1, *, node: str = "node-1", **changes: Any
             start_ms=begin + (first + i - 1) * MINUTE_MS,
             end_ms=begin + (first + i) * MINUTE_MS,
             gpu_uuid=f"GPU-{node}",
-            gpu_model="NVIDIA H100 80GB HBM3",
+            gpu_model=H100,
             holder=Holder(kind="pod", uid="pod-1", namespace="vision", name="train-0", container="main"),
             capacity_us=MINUTE_MS * 1000,
             allocated_us=MINUTE_MS * 1000,
@@ -70,6 +76,30 @@ def batch(first: int = 1, rows: int = 1, *, node: str = "node-1", **changes: Any
 
 def encoded(one: Batch) -> bytes:
     return msgspec.json.encode(one)
+
+
+def usage_line(team: str, model: str = "H100", **accounts: int) -> UsageLine:
+    return UsageLine(key={"team": team, "gpu_model": model}, accounts_gpu_us=Accounts(**accounts))
+
+
+def decision(**changes: Any) -> dict[str, Any]:
+    """A decision as the controller posts it."""
+    plain = {
+        "id": "d", "at_ms": NOW_MS - 1, "kind": "weight", "target": "kai", "subject": "vision", "mode": "dry-run",
+        "reason": "r", "policy_version": "v",
+    }  # fmt: skip
+    return plain | changes
+
+
+def refused(answer: Response, slug: str) -> Any:
+    """The problem that was answered, after checking what all problems share."""
+    problem = answer.json()
+    assert problem["type"] == PROBLEM + slug, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert problem["status"] == answer.status_code == PROBLEMS[slug].status
+    assert problem["title"] == PROBLEMS[slug].title
+    assert problem["detail"]
+    return problem
 
 
 @dataclass
@@ -104,15 +134,12 @@ def clock() -> VirtualClock:
 
 @pytest.fixture
 def ledger() -> MemoryLedger:
-    def line(team: str, model: str, **accounts: int) -> UsageLine:
-        return UsageLine(key={"team": team, "gpu_model": model}, accounts_gpu_us=Accounts(**accounts))
-
     return MemoryLedger(
         lines=[
-            line(IDLE, "NVIDIA H100 80GB HBM3", unallocated=4 * HOUR_US, unmetered=HOUR_US),
-            line("speech", "NVIDIA H100 80GB HBM3", busy=3 * HOUR_US, allocated_idle=HOUR_US),
-            line("vision", "NVIDIA A100-SXM4-80GB", busy=2 * HOUR_US),
-            line("vision", "NVIDIA H100 80GB HBM3", busy=HOUR_US, allocated_unknown=HOUR_US),
+            usage_line(IDLE, H100, unallocated=4 * HOUR_US, unmetered=HOUR_US),
+            usage_line("speech", H100, busy=3 * HOUR_US, allocated_idle=HOUR_US),
+            usage_line("vision", "NVIDIA A100-SXM4-80GB", busy=2 * HOUR_US),
+            usage_line("vision", H100, busy=HOUR_US, allocated_unknown=HOUR_US),
         ]
     )
 
@@ -124,23 +151,72 @@ def book(tmp_path: Path) -> PriceBook:
     return prices.load(path)
 
 
-def token_file(path: Path, entries: str = "") -> Path:
+def token_entry(name: str, scopes: str, more: str = "") -> str:
+    """The entry in a token file of a token that is called as it reads."""
+    return f"  - {{name: {name}, token_sha256: {sha256(name)}, scopes: [{scopes}]{more}}}\n"
+
+
+def token_list(entries: str = "") -> str:
     """A token file with one token per scope, and more entries."""
     listed = "".join(
         f"  - {{name: {scope}, token_sha256: {sha256(token)}, scopes: [{scope}]{BOUND.get(scope, '')}}}\n"
         for scope, token in TOKENS.items()
     )
-    path.write_text("tokens:\n" + listed + entries)
-    return path
+    return f"tokens:\n{listed}{entries}"
 
 
 def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
+def scoped(scope: str) -> dict[str, str]:
+    """The header of the token that has this scope alone."""
+    return bearer(TOKENS[scope])
+
+
+HERE = "http://127.0.0.1"
+
+
+def settings_in(folder: Path, **given: Any) -> Settings:
+    """Settings of an accountant whose data is in `folder`, open to this machine unless it has tokens. Files that
+    settings name (`prices`, `policy`, …) are given as their text."""
+    for name in given.keys() & {"prices", "policy", "inventory", "tokens", "deliveries"}:
+        file = folder / f"{name}.yaml"
+        file.write_text(given[name])
+        given[name] = file
+    opened = {} if "tokens" in given else {"auth": "off"}
+    return Settings(**({"data": fresh.data(folder / "data"), "linger_ms": 0} | opened | given))
+
+
+@pytest.fixture
+def start_service(tmp_path: Path, clock: VirtualClock) -> Iterator[Callable[..., tuple[Service, TestClient]]]:
+    """Starts an accountant on a real ledger, and gives a client of it too; takes what settings_in does."""
+    with ExitStack() as running:
+
+        def start(**given: Any) -> tuple[Service, TestClient]:
+            service = running.enter_context(Service(settings_in(tmp_path, **given), clock))
+            return service, client_of(service)
+
+        yield start
+
+
+@pytest.fixture
+def archiving(tmp_path: Path) -> Settings:
+    """Settings of an accountant with an archive and backups in another folder."""
+    return settings_in(
+        tmp_path, refresh_seconds=30, correct_seconds=60,
+        archive=Archive(to=tmp_path / "off" / "archive", every=3600),
+        backups=Backups(to=tmp_path / "off" / "backups", every=7200, keep=2),
+    )  # fmt: skip
+
+
+def client_of(service: Service, **options: Any) -> TestClient:
+    return TestClient(service.app, base_url=HERE, **options)
+
+
 @dataclass
-class Door:
-    """An app and what it stands on."""
+class MemoryAccountant:
+    """The app over a ledger in memory, and what it stands on."""
 
     app: FastAPI
     client: TestClient
@@ -150,26 +226,27 @@ class Door:
     failures: list[LedgerFailed]
 
 
-OpenDoor = Callable[..., Door]
+StartAccountant = Callable[..., MemoryAccountant]
 
 
 @pytest.fixture
-def door(clock: VirtualClock, ledger: MemoryLedger, book: PriceBook, tmp_path: Path) -> Iterator[OpenDoor]:
-    """Build the app. tokens: a token file; None lets everybody in. spent: what finding an answer takes.
-    Further arguments are settings."""
+def accountant(clock: VirtualClock, ledger: MemoryLedger, book: PriceBook, tmp_path: Path) -> Iterator[StartAccountant]:
+    """Starts the app. tokens: entries of the token file beside those of TOKENS; None lets everybody in. spent: what
+    finding an answer takes. Further arguments are settings."""
     clients: list[TestClient] = []
 
     def build(
-        tokens: Path | None = None,
+        tokens: str | None = None,
         prices: PriceBook | None = book,
         spent: Callable[[], float] = time.thread_time,
         **settings: Any,
-    ) -> Door:
+    ) -> MemoryAccountant:
         authenticator: Authenticator = AllowAll()
         if tokens is not None:
-            authenticator = TokenFile(tokens, clock, lambda fault: None)
-            settings |= {"auth": "tokens", "tokens": tokens}
-        chosen = Settings(**({"auth": "off", "data": tmp_path} | settings))
+            settings["tokens"] = token_list(tokens)
+        chosen = settings_in(tmp_path, **settings)
+        if chosen.tokens is not None:
+            authenticator = TokenFile(chosen.tokens, clock, lambda fault: None)
         metrics = Metrics()
         metrics.watch(LedgerCollector(ledger, lambda: prices, chosen, clock))
         failures: list[LedgerFailed] = []
@@ -179,10 +256,10 @@ def door(clock: VirtualClock, ledger: MemoryLedger, book: PriceBook, tmp_path: P
             keeper.prices.take(prices, "file", "prices.yaml", "", NOW_MS)
         deps = Deps(chosen, clock, ledger, ingest, authenticator, metrics, keeper, failures.append, spent=spent)
         app = create_app(deps)
-        client = TestClient(app, base_url="http://127.0.0.1")
+        client = TestClient(app, base_url=HERE)
         client.__enter__()
         clients.append(client)
-        return Door(app, client, ledger, clock, metrics, failures)
+        return MemoryAccountant(app, client, ledger, clock, metrics, failures)
 
     yield build
     for client in clients:
@@ -190,31 +267,61 @@ def door(clock: VirtualClock, ledger: MemoryLedger, book: PriceBook, tmp_path: P
 
 
 @dataclass(frozen=True)
-class Kit:
-    """What the tests share besides the door."""
+class CommandLine:
+    """`gputally accountant` in a wide terminal. last: what every call ends with."""
 
-    tokens: Mapping[str, str]
-    batch: Callable[..., Batch]
-    encoded: Callable[[Batch], bytes]
-    token_file: Callable[..., Path]
-    bearer: Callable[[str], dict[str, str]]
-    now_ms: int = NOW_MS
-    hour_us: int = HOUR_US
+    capsys: pytest.CaptureFixture[str]
+    last: tuple[str, ...] = ()
 
-
-@pytest.fixture
-def kit() -> Kit:
-    return Kit(TOKENS, batch, encoded, token_file, bearer)
-
-
-@pytest.fixture
-def run_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs `gputally accountant`; gives (exit code, stdout, stderr)."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
+    def __call__(self, *arguments: object) -> tuple[int, str, str]:
+        """The exit code, and what was printed and reported."""
+        code = main([*map(str, arguments), *self.last])
+        out, err = self.capsys.readouterr()
         assert "Traceback" not in err
         return code, out, err
 
-    return run
+    def shown(self, *arguments: object) -> str:
+        """What a call prints that succeeds and has nothing to report."""
+        code, out, err = self(*arguments)
+        assert (code, err) == (0, "")
+        return out
+
+    def refused(self, *arguments: object) -> str:
+        """The one line that a call reports which fails and prints nothing."""
+        code, out, err = self(*arguments)
+        assert (code, out, err.count("\n")) == (1, "", 1), err
+        return err
+
+    def at(self, url: str) -> CommandLine:
+        return CommandLine(self.capsys, ("--url", url))
+
+
+@pytest.fixture
+def run_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    monkeypatch.setenv("COLUMNS", "200")
+    return CommandLine(capsys)
+
+
+PUBLIC_ROUTES = {
+    ("GET", "/leading"),
+    ("GET", "/livez"),
+    ("GET", "/readyz"),
+    ("GET", "/metrics"),
+    ("GET", "/openapi.json"),
+    ("GET", "/static/style.css"),
+    ("GET", "/favicon.ico"),
+    ("GET", "/sign-in"),
+    ("GET", "/sign-in/done"),
+    ("POST", "/sign-out"),
+    ("GET", "/signed-out"),
+}
+"""What needs no token: nothing about teams but what /metrics is configured to show."""
+
+
+def routes(app: FastAPI) -> set[tuple[str, str]]:
+    """The method and path of everything that the application serves."""
+    return {
+        (method, route.path)
+        for route in iter_route_contexts(app.routes)
+        for method in (route.methods or set()) - {"HEAD"}
+    }

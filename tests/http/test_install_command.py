@@ -130,7 +130,8 @@ def test_without_the_namespace_or_the_right_it_says_what_is_missing() -> None:
 
 
 def test_a_dry_run_prints_manifests_that_make_the_same(
-    capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Any,
 ) -> None:
     nowhere = tmp_path / "kubeconfig"
     nowhere.write_text("apiVersion: v1\nkind: Config\nclusters: []\ncontexts: []\nusers: []\n")

@@ -1,13 +1,23 @@
-"""The published description: fresh, complete, and true of what is answered."""
+"""The OpenAPI document: fresh, complete, and true of what is answered, also to requests made up from it.
+
+Those follow the document, or break it somewhere; they are drawn from a fixed seed. `-m real` draws many more."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from accountant.api.problems import PROBLEMS
+from accountant.composition import Service
 from agent.wire import PROBLEM
+from tests.http.conftest import client_of, encoded, pod_minutes
+from tests.price_books import price_book_text
 
 SNAPSHOT = Path(__file__).parents[2] / "docs" / "schema" / "openapi.json"
 
@@ -16,17 +26,17 @@ def rendered(app):
     return json.dumps(app.openapi(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def test_the_snapshot_is_fresh(door):
+def test_the_snapshot_is_fresh(accountant):
     """GPUTALLY_UPDATE=1 writes it anew: a change of it is a change of the contract."""
-    text = rendered(door().app)
+    text = rendered(accountant().app)
     if os.environ.get("GPUTALLY_UPDATE"):
         SNAPSHOT.parent.mkdir(parents=True, exist_ok=True)
         SNAPSHOT.write_text(text)
     assert SNAPSHOT.read_text() == text
 
 
-def test_every_reference_leads_somewhere(door):
-    document = door().app.openapi()
+def test_every_reference_leads_somewhere(accountant):
+    document = accountant().app.openapi()
     schemas = document["components"]["schemas"]
 
     def references(node):
@@ -44,8 +54,8 @@ def test_every_reference_leads_somewhere(door):
     assert {ref.removeprefix("#/components/schemas/") for ref in found} <= set(schemas)
 
 
-def test_the_agents_language_and_every_problem_are_described(door):
-    document = door().client.get("/openapi.json").json()
+def test_the_agents_language_and_every_problem_are_described(accountant):
+    document = accountant().client.get("/openapi.json").json()
     post = document["paths"]["/v1/usage"]["post"]
     assert post["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/Batch")
     assert {"400", "401", "403", "409", "413", "415", "422", "429", "503"} <= set(post["responses"])
@@ -55,14 +65,105 @@ def test_the_agents_language_and_every_problem_are_described(door):
     assert types == [PROBLEM + slug for slug in PROBLEMS]
 
 
-def test_filters_and_dimensions_are_described(door):
-    parameters = door().app.openapi()["paths"]["/v1/cost"]["get"]["parameters"]
+def test_filters_and_dimensions_are_described(accountant):
+    parameters = accountant().app.openapi()["paths"]["/v1/cost"]["get"]["parameters"]
     names = {parameter["name"] for parameter in parameters}
     assert {"by", "start", "end", "timezone", "page", "limit", "where.team", "where.gpu_model"} <= names
     assert all(parameter["schema"].get("description") or parameter.get("description") for parameter in parameters)
 
 
-def test_pages_for_people_are_not_part_of_the_interface(door):
+def test_pages_for_people_are_not_part_of_the_interface(accountant):
     assert all(
-        path.startswith(("/v1/", "/livez", "/leading", "/readyz", "/metrics")) for path in door().app.openapi()["paths"]
+        path.startswith(("/v1/", "/livez", "/leading", "/readyz", "/metrics"))
+        for path in accountant().app.openapi()["paths"]
     )
+
+
+if TYPE_CHECKING:  # a second to import, which only who runs these tests shall wait for
+    from schemathesis import Case
+    from schemathesis.schemas import APIOperation
+
+
+@pytest.fixture
+def service(start_service) -> Service:
+    """With prices and a few booked minutes, and nothing else going on."""
+    running, _ = start_service(prices=price_book_text(H100="2.5"))
+    running.ingest.submit(encoded(pod_minutes(rows=30))).result()
+    return running
+
+
+def asked(service: Service, mode: str, examples: int) -> Counter[int]:
+    """Every operation, `examples` times; how often each status was answered. Fails with all that is wrong."""
+    import schemathesis
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi import checks
+
+    kept = [
+        not_a_server_error,
+        checks.status_code_conformance,
+        checks.content_type_conformance,
+        checks.response_headers_conformance,
+        checks.response_schema_conformance,
+    ]
+    document = schemathesis.openapi.from_dict(service.app.openapi())
+    statuses: Counter[int] = Counter()
+
+    def ask(operation: APIOperation) -> None:
+        @seed(20261101)
+        @settings(
+            max_examples=examples, deadline=None, database=None, phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(case=operation.as_strategy(generation_mode=schemathesis.GenerationMode(mode)))
+        def one(case: Case) -> None:
+            answer = case.call(app=service.app, base_url="http://127.0.0.1")
+            statuses[answer.status_code] += 1
+            case.validate_response(answer, checks=kept)
+
+        one()
+
+    operations = [found.ok() for found in document.get_all_operations()]
+    assert len(operations) > 30
+    for operation in operations:
+        if mode == "positive" or operation.query or operation.path_parameters or operation.body:
+            ask(operation)
+    return statuses
+
+
+@pytest.mark.parametrize("mode", ["positive", "negative"])
+def test_what_is_answered_is_what_the_document_says(service: Service, mode: str) -> None:
+    statuses = asked(service, mode, 2 if mode == "positive" else 1)
+    assert statuses[422] > 0
+    assert mode == "negative" or statuses[200] > 30
+    assert service.ledger.examine(0, 2**42).total_us == 0, "made-up requests must not unbalance the books"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("mode", ["positive", "negative"])
+def test_what_is_answered_is_what_the_document_says_in_many_more_cases(service: Service, mode: str) -> None:
+    asked(service, mode, 8)
+
+
+def test_every_address_says_which_methods_it_takes(service):
+    described = service.app.openapi()["paths"]
+    checked = 0
+    for address, path in described.items():
+        taken = {method.upper() for method in path}
+        concrete = address.replace("{month}", "2026-10").replace("{", "").replace("}", "")
+        answer = client_of(service).request("TRACE", concrete)
+        assert answer.status_code == 405, (address, answer.text)
+        assert taken <= set(answer.headers["allow"].split(", ")), address
+        checked += 1
+    assert checked > 30
+
+
+def test_the_document_says_what_needs_no_token(service):
+    described = service.app.openapi()
+    open_to_all = {
+        address
+        for address, path in described["paths"].items()
+        for operation in path.values()
+        if operation.get("security", described["security"]) == []
+    }
+    assert open_to_all == {"/leading", "/livez", "/readyz"}
+    assert described["paths"]["/metrics"]["get"]["security"] == [{}, {"bearer": []}]

@@ -1,4 +1,4 @@
-"""The service on the real ledger: what is stored, what is not, what a changed file does."""
+"""The service on a real ledger: what it stores, what it refuses, what a changed file does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 from urllib.parse import urlsplit
 
 import pytest
-from starlette.testclient import TestClient
 
 from accountant.cli.server_commands import EXIT_FAILED, run
 from accountant.composition import Service
@@ -19,31 +18,13 @@ from gputally.base.errors import CannotStart
 from gputally.base.yaml_file import FileFault
 from gputally.server.https_server import listen, serve
 from tests import fresh
+from tests.http.conftest import MINUTE_MS, NOW_MS, client_of, encoded, pod_minutes, refused, settings_in
 from tests.price_books import price_book_text
 
-MINUTE_MS = 60_000
 
-
-@pytest.fixture
-def open_service(tmp_path, clock):
-    opened = []
-
-    def build(**settings):
-        service = Service(
-            Settings(**({"data": fresh.data(tmp_path / "data"), "auth": "off", "linger_ms": 0} | settings)), clock
-        )
-        opened.append(service)
-        client = TestClient(service.app, base_url="http://127.0.0.1")
-        return service, client
-
-    yield build
-    for service in opened:
-        service.close()
-
-
-def content(service, kit):
+def content(service):
     """Everything the ledger holds that an answer can show."""
-    span = (kit.now_ms - 86_400_000, kit.now_ms)
+    span = (NOW_MS - 86_400_000, NOW_MS)
     return (
         service.ledger.usage(*span, ("gpu", "pod", "namespace")),
         service.ledger.acks("node-1", "prod"),
@@ -52,17 +33,14 @@ def content(service, kit):
     )
 
 
-def test_a_batch_is_booked_priced_and_balanced(open_service, kit, tmp_path):
-    (tmp_path / "prices.yaml").write_text(price_book_text(H100="2.4"))
-    _, client = open_service(prices=tmp_path / "prices.yaml")
-    ack = client.post("/v1/usage", content=kit.encoded(kit.batch(rows=30))).json()
+def test_a_batch_is_booked_priced_and_balanced(start_service):
+    _, client = start_service(prices=price_book_text(H100="2.4"))
+    ack = client.post("/v1/usage", content=encoded(pod_minutes(rows=30))).json()
     assert (ack["durable_seq"], ack["checkpointed_seq"]) == (30, 0)
     cost = client.get("/v1/cost?by=namespace,job&start=2026-11-01&where.namespace=vision").json()
     assert [line["key"]["namespace"] for line in cost["lines"]] == ["vision"]
     assert float(cost["total"]) == 1.2
-    usage = client.get(
-        f"/v1/usage?by=namespace&start={kit.now_ms - 60 * MINUTE_MS}&end={kit.now_ms - 30 * MINUTE_MS}"
-    ).json()
+    usage = client.get(f"/v1/usage?by=namespace&start={NOW_MS - 60 * MINUTE_MS}&end={NOW_MS - 30 * MINUTE_MS}").json()
     assert usage["coverage"] == 1.0
     assert usage["lines"][0]["accounts_gpu_us"]["busy"] == 30 * MINUTE_MS * 500
     assert client.get("/v1/check").json()["imbalance_gpu_us"] == 0
@@ -71,31 +49,31 @@ def test_a_batch_is_booked_priced_and_balanced(open_service, kit, tmp_path):
     assert window["coverage"] == pytest.approx(0.5)
 
 
-def test_what_is_refused_leaves_no_trace_in_the_ledger(open_service, kit):
-    service, client = open_service()
-    client.post("/v1/usage", content=kit.encoded(kit.batch(rows=3)))
-    before = content(service, kit)
-    refused = {
+def test_what_is_refused_leaves_no_trace_in_the_ledger(start_service):
+    service, client = start_service()
+    client.post("/v1/usage", content=encoded(pod_minutes(rows=3)))
+    before = content(service)
+    bodies = {
         "not json": (b"{", 400),
         "not a batch": (b"[]", 422),
         "of a wrong type": (b'{"cluster": 1}', 422),
-        "of another schema": (kit.encoded(kit.batch(first=4, schema=2)), 415),
-        "after a gap": (kit.encoded(kit.batch(first=90)), 409),
-        "numbered with holes": (kit.encoded(kit.batch(first=4, rows=2, first_seq=3)), 422),
+        "of another schema": (encoded(pod_minutes(first=4, schema=2)), 415),
+        "after a gap": (encoded(pod_minutes(first=90)), 409),
+        "numbered with holes": (encoded(pod_minutes(first=4, rows=2, first_seq=3)), 422),
     }
-    for name, (raw, status) in refused.items():
+    for name, (raw, status) in bodies.items():
         answer = client.post("/v1/usage", content=gzip.compress(raw), headers={"Content-Encoding": "gzip"})
         assert answer.status_code == status, (name, answer.text)
         assert answer.json()["type"].startswith(PROBLEM)
-        assert content(service, kit) == before, name
-    assert client.post("/v1/usage", content=kit.encoded(kit.batch(first=4))).json()["durable_seq"] == 4
+        assert content(service) == before, name
+    assert client.post("/v1/usage", content=encoded(pod_minutes(first=4))).json()["durable_seq"] == 4
 
 
-def test_a_node_whose_clock_runs_ahead_recovers_by_itself(open_service, kit, clock):
-    service, client = open_service()
+def test_a_node_whose_clock_runs_ahead_recovers_by_itself(start_service, clock):
+    service, client = start_service()
 
     def rows(first, shift_ms):
-        plain = json.loads(kit.encoded(kit.batch(first=first, rows=2)))
+        plain = json.loads(encoded(pod_minutes(first=first, rows=2)))
         for row in plain["intervals"]:
             row["start_ms"] += shift_ms
             row["end_ms"] += shift_ms
@@ -107,7 +85,7 @@ def test_a_node_whose_clock_runs_ahead_recovers_by_itself(open_service, kit, clo
     assert skewed.json()["durable_seq"] == 4  # the mark advances: nothing wedges
     assert {row["reason"] for row in client.get("/v1/quarantine").json()} == {"future-dated"}
     assert rows(5, 0).json()["durable_seq"] == 6
-    begin = kit.now_ms - 60 * MINUTE_MS
+    begin = NOW_MS - 60 * MINUTE_MS
     (line,) = service.ledger.usage(begin, begin + 6 * MINUTE_MS, ())
     assert line.accounts_gpu_us.allocated == 4 * MINUTE_MS * 1000
     assert line.accounts_gpu_us.unmetered == 2 * MINUTE_MS * 1000
@@ -116,42 +94,41 @@ def test_a_node_whose_clock_runs_ahead_recovers_by_itself(open_service, kit, clo
     assert "gputally_ledger_imbalance_seconds 0.0" in metrics
 
 
-def test_every_month_there_is_anything_of_is_listed(open_service, kit, clock):
-    _, client = open_service()
+def test_every_month_there_is_anything_of_is_listed(start_service, clock):
+    _, client = start_service()
 
     def months():
         return [(one["month"], one["status"]) for one in client.get("/v1/periods").json()]
 
     assert months() == [("2026-11", "open")]
-    client.post("/v1/usage", content=kit.encoded(kit.batch(rows=2)))
+    client.post("/v1/usage", content=encoded(pod_minutes(rows=2)))
     clock.advance(90 * 86_400_000)
     assert months() == [("2026-11", "due"), ("2026-12", "due"), ("2027-01", "open")]
 
 
-def test_what_a_node_lost_is_listed(open_service, kit):
-    service, client = open_service()
-    client.post("/v1/usage", content=kit.encoded(kit.batch(rows=2)))
-    ack = client.post("/v1/usage", content=kit.encoded(kit.batch(first=6, rows=2, oldest_seq=6))).json()
+def test_what_a_node_lost_is_listed(start_service):
+    service, client = start_service()
+    client.post("/v1/usage", content=encoded(pod_minutes(rows=2)))
+    ack = client.post("/v1/usage", content=encoded(pod_minutes(first=6, rows=2, oldest_seq=6))).json()
     assert ack["durable_seq"] == 7
     (hole,) = service.ledger.holes()
     assert (hole.cluster, hole.node, hole.first_seq, hole.last_seq) == ("prod", "node-1", 3, 5)
     assert "3 to 5" in client.get("/coverage").text
 
 
-def test_what_was_acknowledged_is_there_after_a_restart(open_service, kit, tmp_path, clock):
-    settings = Settings(data=fresh.data(tmp_path / "data"), auth="off", linger_ms=0)
-    with Service(settings, clock) as service:
-        TestClient(service.app, base_url="http://127.0.0.1").post("/v1/usage", content=kit.encoded(kit.batch(rows=9)))
-        before = content(service, kit)[0]
-    service, client = open_service()
-    assert content(service, kit)[0] == before
-    again = client.post("/v1/usage", content=kit.encoded(kit.batch(rows=9))).json()
+def test_what_was_acknowledged_is_there_after_a_restart(start_service, tmp_path, clock):
+    with Service(settings_in(tmp_path), clock) as service:
+        client_of(service).post("/v1/usage", content=encoded(pod_minutes(rows=9)))
+        before = content(service)[0]
+    service, client = start_service()
+    assert content(service)[0] == before
+    again = client.post("/v1/usage", content=encoded(pod_minutes(rows=9))).json()
     assert (again["durable_seq"], again["checkpointed_seq"]) == (9, 9)
 
 
-def test_a_checkpoint_is_made_when_it_is_due(open_service, kit, clock):
-    service, client = open_service(checkpoint_seconds=60)
-    client.post("/v1/usage", content=kit.encoded(kit.batch(rows=2)))
+def test_a_checkpoint_is_made_when_it_is_due(start_service, clock):
+    service, client = start_service(checkpoint_seconds=60)
+    client.post("/v1/usage", content=encoded(pod_minutes(rows=2)))
     service.maintain()
     assert service.ledger.acks("node-1", "prod")["0192-epoch"].checkpointed_seq == 0
     clock.advance(60_000)
@@ -159,10 +136,9 @@ def test_a_checkpoint_is_made_when_it_is_due(open_service, kit, clock):
     assert service.ledger.acks("node-1", "prod")["0192-epoch"].checkpointed_seq == 2
 
 
-def test_a_changed_price_book_is_taken_and_a_broken_one_is_not(open_service, tmp_path, clock, logs):
+def test_a_changed_price_book_is_taken_and_a_broken_one_is_not(start_service, tmp_path, clock, logs):
     path = tmp_path / "prices.yaml"
-    path.write_text(price_book_text(H100="2"))
-    service, _ = open_service(prices=path)
+    service, _ = start_service(prices=price_book_text(H100="2"))
     first = service.book().version
     path.write_text(price_book_text(H100="-3"))
     clock.advance(30_000)
@@ -177,11 +153,10 @@ def test_a_changed_price_book_is_taken_and_a_broken_one_is_not(open_service, tmp
 
 
 def test_a_price_book_in_another_currency_than_what_is_booked_is_refused(tmp_path, clock, logs):
-    path = tmp_path / "prices.yaml"
-    path.write_text(price_book_text(H100="2"))
-    settings = Settings(data=fresh.data(tmp_path / "data"), auth="off", linger_ms=0, prices=path)
+    settings = settings_in(tmp_path, prices=price_book_text(H100="2"))
+    path = settings.prices
     with Service(settings, clock) as service:
-        client = TestClient(service.app, base_url="http://127.0.0.1")
+        client = client_of(service)
         credit = {"month": "2026-11", "team": "vision", "amount": "-5", "reason": "a gift", "approved_by": "cfo"}
         assert client.post("/v1/adjustments", json=credit).status_code == 200
         path.write_text(price_book_text(H100="2").replace("EUR", "USD"))
@@ -199,15 +174,15 @@ def test_a_price_book_in_another_currency_than_what_is_booked_is_refused(tmp_pat
         assert service.book().rows[0].price == 3
 
 
-def test_a_changed_inventory_and_policy_are_taken(open_service, tmp_path, clock, kit):
+def test_a_changed_inventory_and_policy_are_taken(start_service, tmp_path, clock):
     inventory, policy = tmp_path / "inventory.yaml", tmp_path / "policy.yaml"
-    inventory.write_text("schema: 1\ncluster: prod\nnodes: [{name: node-1, pool: spare}]\n")
-    policy.write_text("queues: [{name: a}]\n")
-    service, client = open_service(inventory=inventory, policy=policy)
-    client.post("/v1/usage", content=kit.encoded(kit.batch(rows=30)))
+    service, client = start_service(
+        inventory="schema: 1\ncluster: prod\nnodes: [{name: node-1, pool: spare}]\n", policy="queues: [{name: a}]\n"
+    )
+    client.post("/v1/usage", content=encoded(pod_minutes(rows=30)))
 
     def pools():
-        return {line.key["pool"] for line in service.ledger.usage(kit.now_ms - 3_600_000, kit.now_ms, ("pool",))}
+        return {line.key["pool"] for line in service.ledger.usage(NOW_MS - 3_600_000, NOW_MS, ("pool",))}
 
     assert pools() == {"spare"}
     inventory.write_text("schema: 1\ncluster: prod\nnodes: [{name: node-1, pool: training, since: 2026-01-01}]\n")
@@ -248,8 +223,8 @@ def test_what_cannot_be_used_is_one_clear_line_and_leaves_nothing_open(tmp_path,
     Service(Settings(data=fresh.data(tmp_path / "data"), auth="off"), clock).close()
 
 
-def test_a_port_in_use_is_one_clear_line(open_service):
-    service, _ = open_service()
+def test_a_port_in_use_is_one_clear_line(start_service):
+    service, _ = start_service()
     with serve(service.app, "127.0.0.1", 0) as url:
         port = urlsplit(url).port
         with pytest.raises(CannotStart, match=rf"^cannot listen on 127\.0\.0\.1:{port}: Address already in use$"):
@@ -259,14 +234,14 @@ def test_a_port_in_use_is_one_clear_line(open_service):
         listen("no.such.host.invalid", 1)
 
 
-def test_over_a_socket_a_body_that_is_too_large_gets_its_answer_and_the_connection_lives_on(open_service, kit):
-    service, _ = open_service(limits={"body_bytes": 64 * 1024})
+def test_over_a_socket_a_body_that_is_too_large_gets_its_answer_and_the_connection_lives_on(start_service):
+    service, _ = start_service(limits={"body_bytes": 64 * 1024})
     with serve(service.app, "127.0.0.1", 0) as url:
         connection = http.client.HTTPConnection("127.0.0.1", urlsplit(url).port, timeout=20)
         connection.request("POST", "/v1/usage", b"x" * (8 * 1024 * 1024))
         answer = connection.getresponse()
         assert (answer.status, json.loads(answer.read())["type"]) == (413, PROBLEM + "too-large")
-        connection.request("POST", "/v1/usage", kit.encoded(kit.batch()))
+        connection.request("POST", "/v1/usage", encoded(pod_minutes()))
         assert connection.getresponse().status == 200
         connection.close()
 
@@ -279,15 +254,14 @@ def test_a_failed_ledger_ends_the_process_with_its_own_code(tmp_path, clock, cap
     assert capsys.readouterr().err == "gputally accountant: the database is no longer usable: disk full\n"
 
 
-def test_with_its_clock_a_day_back_it_takes_nothing_until_it_has_caught_up(open_service, kit, clock):
-    service, client = open_service()
-    client.post("/v1/usage", content=kit.encoded(kit.batch(rows=30)))
-    before = content(service, kit)
+def test_with_its_clock_a_day_back_it_takes_nothing_until_it_has_caught_up(start_service, clock):
+    service, client = start_service()
+    client.post("/v1/usage", content=encoded(pod_minutes(rows=30)))
+    before = content(service)
     clock.step_wall(-86_400_000)
-    refused = client.post("/v1/usage", content=kit.encoded(kit.batch(first=31, rows=5)))
-    assert (refused.status_code, refused.json()["type"]) == (503, PROBLEM + "ledger-unavailable")
-    assert "clock is" in refused.json()["detail"]
-    assert int(refused.headers["retry-after"]) >= 1
-    assert content(service, kit) == before
+    answer = client.post("/v1/usage", content=encoded(pod_minutes(first=31, rows=5)))
+    assert "clock is" in refused(answer, "ledger-unavailable")["detail"]
+    assert int(answer.headers["retry-after"]) >= 1
+    assert content(service) == before
     clock.advance(86_400_000)
-    assert client.post("/v1/usage", content=kit.encoded(kit.batch(first=31, rows=5))).json()["durable_seq"] == 35
+    assert client.post("/v1/usage", content=encoded(pod_minutes(first=31, rows=5))).json()["durable_seq"] == 35

@@ -90,7 +90,7 @@ def test_a_missing_file_is_one_line(tmp_path):
     assert faults(tmp_path / "none.yaml", {}) == [f"{tmp_path / 'none.yaml'}: No such file or directory"]
 
 
-def test_what_is_printed_reads_back(file, tmp_path):
+def test_what_is_printed_reads_back(file):
     settings = load(file("auth: off\nlisten: '[::1]:0'\ncheckpoint_seconds: 10m\n"), {})
     assert settings.checkpoint_seconds == 600
     assert (settings.host, settings.port) == ("::1", 0)

@@ -1,4 +1,4 @@
-"""GET /v1/jobs and /v1/jobs/{id}, POST …/progress: on a real ledger, over HTTP."""
+"""Jobs and their progress over HTTP, on a real ledger."""
 
 from __future__ import annotations
 
@@ -10,22 +10,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from starlette.testclient import TestClient
 
 from accountant.composition import Service
-from accountant.core.settings import Settings
 from accountant.ledger.protocols import MOST_EPOCHS, EpochReport, JobKey
 from agent.wire import PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
-from gputally.server.tokens_and_grants import Principal, sha256
-from tests import fresh
+from gputally.server.tokens_and_grants import Principal
+from tests.http.conftest import MINUTE_MS, NOW_MS, bearer, client_of, settings_in, token_entry
 from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
-NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
-MINUTE = 60_000
-BEGIN = NOW_MS - 60 * MINUTE
-PRICES = price_book_text(H100=6, currency="USD")
+BEGIN = NOW_MS - 60 * MINUTE_MS
 INVENTORY = """\
 schema: 1
 cluster: prod
@@ -37,36 +32,26 @@ TEAM = "/v1/jobs/prod~vision~Job~train"
 
 
 def held(minute: int, uid: str, space: str, name: str, model: str = "H100") -> UsageInterval:
-    at, holder = BEGIN + minute * MINUTE, pod_holder(name, space, uid)
-    return interval(at, f"GPU-{uid}", holder, span_ms=MINUTE, gpu_model=model, busy_us=MINUTE * 750)
+    at, holder = BEGIN + minute * MINUTE_MS, pod_holder(name, space, uid)
+    return interval(at, f"GPU-{uid}", holder, span_ms=MINUTE_MS, gpu_model=model, busy_us=MINUTE_MS * 750)
 
 
 def fact(uid: str, space: str, name: str, **changes: Any) -> PodFacts:
-    times = {"created_ms": BEGIN - 10 * MINUTE, "scheduled_ms": BEGIN, "started_ms": BEGIN}
+    times = {"created_ms": BEGIN - 10 * MINUTE_MS, "scheduled_ms": BEGIN, "started_ms": BEGIN}
     return pod_facts(name, BEGIN, namespace=space, node="n1", uid=uid, **{**times, **changes})
 
 
 @pytest.fixture
 def service(tmp_path: Path, clock: VirtualClock) -> Iterator[Service]:
     """Job vision/train holds one H100 for an hour and goes on; pod nlp/eval has ended; nlp/later waits."""
-    (tmp_path / "prices.yaml").write_text(PRICES)
-    (tmp_path / "inventory.yaml").write_text(INVENTORY)
-    tokens = "tokens:\n" + "".join(
-        f"  - {{name: {name}, token_sha256: {sha256(name)}, scopes: [{scopes}]{teams}}}\n"
-        for name, scopes, teams in (
-            ("all", "admin", ""), ("vision", "read, progress", ", teams: [vision]"),
-            ("nlp", "read, progress", ", teams: [nlp]"), ("reader", "read", ""),
-        )
-    )  # fmt: skip
-    (tmp_path / "tokens.yaml").write_text(tokens)
-    chosen = Settings(
-        data=fresh.data(tmp_path / "data"), tokens=tmp_path / "tokens.yaml", linger_ms=0,
-        prices=tmp_path / "prices.yaml",
-        inventory=tmp_path / "inventory.yaml",
+    leads = "".join(token_entry(team, "read, progress", f", teams: [{team}]") for team in ("nlp", "vision"))
+    chosen = settings_in(
+        tmp_path, prices=price_book_text(H100=6, currency="USD"), inventory=INVENTORY,
+        tokens="tokens:\n" + token_entry("all", "admin") + token_entry("reader", "read") + leads,
     )  # fmt: skip
     facts = (
         fact("a", "vision", "train-x", workload="Job/train", labels={"gputally.dev/user": "ann"}),
-        fact("b", "nlp", "eval", ended_ms=BEGIN + 30 * MINUTE),
+        fact("b", "nlp", "eval", ended_ms=BEGIN + 30 * MINUTE_MS),
         fact("c", "nlp", "later", scheduled_ms=None, started_ms=None),
     )
     rows = [held(n, "a", "vision", "train-x") for n in range(60)]
@@ -81,7 +66,7 @@ class Caller:
     """Asks in somebody's name."""
 
     def __init__(self, service: Service, name: str) -> None:
-        self._client = TestClient(service.app, base_url="http://127.0.0.1", headers={"Authorization": f"Bearer {name}"})
+        self._client = client_of(service, headers=bearer(name))
 
     def get(self, path: str, status: int = 200, **query: Any) -> Any:
         answer = self._client.get(path, params=query)
@@ -100,16 +85,16 @@ def test_running_ended_and_waiting_jobs_with_their_cost(service: Service) -> Non
     assert list(jobs) == ["prod~nlp~Pod~eval", "prod~nlp~Pod~later", "prod~vision~Job~train"]
     train = jobs["prod~vision~Job~train"]
     assert (train["state"], train["teams"], train["users"]) == ("running", ["vision"], ["ann"])
-    assert (train["pods"], train["pods_running"], train["waited_ms"]) == (1, 1, 10 * MINUTE)
-    assert train["accounts_gpu_us"]["busy"] == 45 * MINUTE * 1000
-    assert train["accounts_gpu_us"]["allocated_idle"] == 15 * MINUTE * 1000
+    assert (train["pods"], train["pods_running"], train["waited_ms"]) == (1, 1, 10 * MINUTE_MS)
+    assert train["accounts_gpu_us"]["busy"] == 45 * MINUTE_MS * 1000
+    assert train["accounts_gpu_us"]["allocated_idle"] == 15 * MINUTE_MS * 1000
     assert (Decimal(train["cost"]), Decimal(train["burn_per_hour"]), Decimal(train["gpus"])) == (6, 6, 1)
     ended = jobs["prod~nlp~Pod~eval"]
-    assert (ended["state"], ended["ended_ms"], ended["cost"]) == ("ended", BEGIN + 30 * MINUTE, None)
-    assert ended["unpriced_gpu_us"] == 30 * MINUTE * 1000
+    assert (ended["state"], ended["ended_ms"], ended["cost"]) == ("ended", BEGIN + 30 * MINUTE_MS, None)
+    assert ended["unpriced_gpu_us"] == 30 * MINUTE_MS * 1000
     waiting = jobs["prod~nlp~Pod~later"]
-    assert (waiting["state"], waiting["waited_ms"], waiting["cost"]) == ("waiting", 70 * MINUTE, "0")
-    assert (found["currency"], found["total_cost"], found["total_gpu_us"]) == ("USD", None, 90 * MINUTE * 1000)
+    assert (waiting["state"], waiting["waited_ms"], waiting["cost"]) == ("waiting", 70 * MINUTE_MS, "0")
+    assert (found["currency"], found["total_cost"], found["total_gpu_us"]) == ("USD", None, 90 * MINUTE_MS * 1000)
     only = Caller(service, "all").get("/v1/jobs", state="running")
     assert [job["id"] for job in only["jobs"]] == ["prod~vision~Job~train"]
     assert Decimal(only["total_cost"]) == 6
@@ -119,20 +104,6 @@ def test_a_job_costs_what_the_cost_of_that_job_is(service: Service) -> None:
     caller = Caller(service, "all")
     asked = caller.get("/v1/cost", by="cluster,namespace,job", **{"where.job": "Job/train"})
     assert Decimal(caller.get(TEAM)["job"]["cost"]) == Decimal(asked["total"])
-
-
-def test_pages_of_jobs_hold_each_once(service: Service) -> None:
-    caller = Caller(service, "all")
-    seen: list[str] = []
-    page = None
-    while True:
-        found = caller.get("/v1/jobs", limit=1, **({"page": page} if page else {}))
-        seen += [job["id"] for job in found["jobs"]]
-        page = found["next_page"]
-        if page is None:
-            break
-    assert seen == ["prod~nlp~Pod~eval", "prod~nlp~Pod~later", "prod~vision~Job~train"]
-    assert caller.get("/v1/jobs", 400, page="nonsense")["type"].endswith("bad-page")
 
 
 def test_a_team_sees_its_own_jobs_alone(service: Service) -> None:
@@ -147,7 +118,7 @@ def test_a_team_sees_its_own_jobs_alone(service: Service) -> None:
 def test_epochs_cost_the_time_between_their_reports_and_add_up(service: Service) -> None:
     vision = Caller(service, "vision")
     assert vision.get(TEAM)["epochs"] == []
-    told = [{"epoch": 2, "at": str(BEGIN + 30 * MINUTE)}, {"epoch": 1, "at": str(BEGIN + 12 * MINUTE)}]
+    told = [{"epoch": 2, "at": str(BEGIN + 30 * MINUTE_MS)}, {"epoch": 1, "at": str(BEGIN + 12 * MINUTE_MS)}]
     assert vision.post(TEAM + "/progress", told) == {"recorded": 2, "known": 0}
     assert vision.post(TEAM + "/progress", told) == {"recorded": 0, "known": 2}
     found = vision.get(TEAM)
@@ -156,7 +127,7 @@ def test_epochs_cost_the_time_between_their_reports_and_add_up(service: Service)
     assert sum(Decimal(line["cost"]) for line in found["epochs"]) == Decimal(found["job"]["cost"]) == 6
     assert [Decimal(part["cost"]) for part in found["parts"]] == [6]
     # One that comes late takes its part of what the next one had.
-    assert vision.post(TEAM + "/progress", [{"epoch": 0, "at": str(BEGIN + 6 * MINUTE)}])["recorded"] == 1
+    assert vision.post(TEAM + "/progress", [{"epoch": 0, "at": str(BEGIN + 6 * MINUTE_MS)}])["recorded"] == 1
     after = [Decimal(line["cost"]) for line in vision.get(TEAM)["epochs"]]
     assert after == [Decimal("0.6"), Decimal("0.6"), Decimal("1.8"), 3]
     assert vision.get(TEAM)["job"]["epochs"] == 3
@@ -165,13 +136,13 @@ def test_epochs_cost_the_time_between_their_reports_and_add_up(service: Service)
 def test_of_two_reports_about_an_epoch_the_earlier_instant_counts_whatever_the_order(service: Service) -> None:
     vision = Caller(service, "vision")
     for minute, new in ((20, 1), (40, 0), (10, 1)):
-        body = [{"epoch": 7, "at": str(BEGIN + minute * MINUTE)}]
+        body = [{"epoch": 7, "at": str(BEGIN + minute * MINUTE_MS)}]
         assert vision.post(TEAM + "/progress", body)["recorded"] == new
-    assert vision.get(TEAM)["epochs"][0]["end_ms"] == BEGIN + 10 * MINUTE
+    assert vision.get(TEAM)["epochs"][0]["end_ms"] == BEGIN + 10 * MINUTE_MS
 
 
 def test_who_may_report_progress(service: Service) -> None:
-    body = [{"epoch": 1, "at": str(BEGIN + MINUTE)}]
+    body = [{"epoch": 1, "at": str(BEGIN + MINUTE_MS)}]
     assert Caller(service, "reader").post(TEAM + "/progress", body, 403)["type"].endswith("forbidden")
     assert Caller(service, "nlp").post(TEAM + "/progress", body, 404)["type"].endswith("not-found")
     unknown = "/v1/jobs/prod~vision~Job~nobody/progress"
@@ -186,7 +157,7 @@ def test_a_pod_reports_for_its_own_job_alone(service: Service) -> None:
 
     deps = service.app.state.deps
     service.app.state.deps = replace(deps, authenticator=OnePod())
-    body = [{"epoch": 1, "at": str(BEGIN + MINUTE)}]
+    body = [{"epoch": 1, "at": str(BEGIN + MINUTE_MS)}]
     assert Caller(service, "a").post(TEAM + "/progress", body) == {"recorded": 1, "known": 0}
     for other in ("b", "unheard-of"):
         assert Caller(service, other).post(TEAM + "/progress", body, 403)["type"].endswith("forbidden")

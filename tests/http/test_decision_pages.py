@@ -1,5 +1,4 @@
-"""Why: from the overview in two clicks to who used what, why it cost that, and why a weight changed, as the controller
-posted it."""
+"""The pages of decisions: from the overview in two clicks to who used what, what it cost and why a weight changed."""
 
 from __future__ import annotations
 
@@ -11,13 +10,10 @@ from html import unescape
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starlette.testclient import TestClient
 
 from accountant.composition import Service
-from accountant.core.settings import Settings
 from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision, Policy
-from agent.wire import Holder, PodFacts, UsageInterval
 from fairshare.controller.cycle_report import Outcome, TargetReport, hold_decision, weight_decisions
 from fairshare.core.queues_and_weights import Standing
 from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
@@ -31,12 +27,12 @@ from tests.effort import examples
 from tests.fairshare.preemption_cases import HOUR_MS, gang, situation
 from tests.fairshare.preemption_cases import NOW_MS as THEIR_NOW_MS
 from tests.fairshare.preemption_cases import policy as preempting_policy
-from tests.http.conftest import HOUR_US, NOW_MS, batch, encoded
+from tests.http.conftest import HOUR_US, MINUTE_MS, NOW_MS, client_of, encoded, settings_in
 from tests.http.readers import EVIL, read
 from tests.price_books import price_book_text
+from tests.usage_records import batch, interval, pod_facts, pod_holder
 from tests.usage_windows import usage_window
 
-MINUTE_MS = 60_000
 TREE = [{"name": "vision", "weight": 2, "deserved": 4}, {"name": "language", "weight": 1}]
 
 
@@ -77,30 +73,25 @@ POSTED = [*WEIGHTS, *PREEMPTIONS, HELD]
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("why")
-    (folder / "prices.yaml").write_text(price_book_text(H100="2.40", source="framework contract"))
-    (folder / "policy.yaml").write_text(json.dumps({"schema": 1, "queues": TREE}))
-    (folder / "inventory.yaml").write_text("schema: 1\ncluster: prod\nnamespaces:\n  - {name: ns, team: vision}\n")
-    files = {name: folder / f"{name}.yaml" for name in ("prices", "policy", "inventory")}
-    with Service(Settings(data=folder / "data", auth="off", linger_ms=0, **files), VirtualClock(NOW_MS)) as service:
-        client = TestClient(service.app, base_url="http://127.0.0.1", headers={"Accept": "text/html"})
+def client(tmp_path_factory):
+    settings = settings_in(
+        tmp_path_factory.mktemp("why"), policy=json.dumps({"schema": 1, "queues": TREE}),
+        prices=price_book_text(H100="2.40", source="framework contract"),
+        inventory="schema: 1\ncluster: prod\nnamespaces:\n  - {name: ns, team: vision}\n",
+    )  # fmt: skip
+    with Service(settings, VirtualClock(NOW_MS)) as service:
+        client = client_of(service, headers={"Accept": "text/html"})
         begin = NOW_MS - 40 * MINUTE_MS
+        told = {"queue_ref": "policy:vision", "created_ms": begin, "node": "node-1"}
         facts = [
-            PodFacts(seq=1, uid="u1", namespace="ns", name="went-0", node="node-1", workload="Gang/went", requests={},
-                     queue_ref="policy:vision", created_ms=begin, scheduled_ms=begin, started_ms=begin,
-                     observed_ms=begin),
-            PodFacts(seq=2, uid="u2", namespace="ns", name="waits-0", node="node-1", workload="Gang/waits",
-                     queue_ref="policy:vision", requests={"nvidia.com/gpu": "4"}, created_ms=begin, observed_ms=begin),
-        ]  # fmt: skip
+            pod_facts("went-0", begin, uid="u1", workload="Gang/went", scheduled_ms=begin, started_ms=begin, **told),
+            pod_facts("waits-0", begin, uid="u2", workload="Gang/waits", requests={"nvidia.com/gpu": "4"}, **told),
+        ]
+        holder = pod_holder("went-0", uid="u1", container="main")
         rows = [
-            UsageInterval(seq=3 + i, start_ms=begin + i * MINUTE_MS, end_ms=begin + (i + 1) * MINUTE_MS,
-                          gpu_uuid="GPU-1", gpu_model="NVIDIA H100", capacity_us=MINUTE_MS * 1000, busy_us=30_000_000,
-                          holder=Holder(kind="pod", uid="u1", namespace="ns", name="went-0", container="main"),
-                          allocated_us=MINUTE_MS * 1000, method="simulated")
-            for i in range(30)
-        ]  # fmt: skip
-        found = batch(intervals=tuple(rows), facts=tuple(facts))
+            interval(begin + i * MINUTE_MS, "GPU-1", holder, span_ms=MINUTE_MS, busy_us=30_000_000) for i in range(30)
+        ]
+        found = batch(rows, facts, cluster="prod", node="node-1")
         assert client.post("/v1/usage", content=encoded(found)).status_code == 200
         sent = [one.model_dump(mode="json") for one in POSTED]
         assert client.post("/v1/decisions", json=sent).json()["recorded"] == len(POSTED)
@@ -117,33 +108,33 @@ def words(client, path):
     return " ".join(" ".join(read(answer.text).texts).split())
 
 
-def test_two_clicks_answer_who_what_and_why(house):
+def test_two_clicks_answer_who_what_and_why(client):
     """The overview, the pages that it links to, and those that these link to."""
-    first = links(house, "/")
+    first = links(client, "/")
     pages = dict.fromkeys(first, 1) | {"/": 0}
     for path in sorted(first):
         if path.startswith(("/decisions", "/team", "/month/2026-11/lines")) or path in ("/month/2026-11", "/prices"):
-            pages |= {to: 2 for to in links(house, path) if to not in pages}
+            pages |= {to: 2 for to in links(client, path) if to not in pages}
     job = next(path for path in pages if path.startswith("/job/") and "went" in path)
     assert pages[job] == 1, "who used what: on the overview itself, its page behind it"
-    assert "0.5" in words(house, job)
+    assert "0.5" in words(client, job)
     lines = next(path for path in pages if path.startswith("/month/2026-11/lines?team=vision"))
     assert pages[lines] == 1, "why it cost that"
-    said = words(house, lines)
+    said = words(client, lines)
     assert "Gang/went" in said
     assert "framework contract" in said
     assert "1.20" in said
     changed = next(one for one in WEIGHTS if one.subject == "language")
     why = f"/decisions/{changed.at_ms}/{changed.id}"
     assert pages[why] == 2, "why a weight changed"
-    assert "fair share" in words(house, why)
+    assert "fair share" in words(client, why)
     victim = next(one for one in PREEMPTIONS if "claimant" in one.inputs)
     assert pages[f"/decisions/{victim.at_ms}/{victim.id}"] == 2
 
 
-def test_a_weight_is_told_with_every_number_on_the_way(house):
+def test_a_weight_is_told_with_every_number_on_the_way(client):
     changed = next(one for one in WEIGHTS if one.subject == "language")
-    said = words(house, f"/decisions/{changed.at_ms}/{changed.id}")
+    said = words(client, f"/decisions/{changed.at_ms}/{changed.id}")
     steps = changed.inputs["explanation"]
     assert f"would go from {changed.previous:.4g} to {changed.value:.4g}" in said
     assert f"{steps['u'] * 100:.2f} %" in said
@@ -157,53 +148,53 @@ def test_a_weight_is_told_with_every_number_on_the_way(house):
     assert "vision 20.0 GPU-h 20.0 % 24 4" in said, "the other queue stands beside it"
 
 
-def test_a_preemption_is_told_from_both_sides(house):
+def test_a_preemption_is_told_from_both_sides(client):
     claim = next(one for one in PREEMPTIONS if "verdict" in one.inputs)
     victim = next(one for one in PREEMPTIONS if "claimant" in one.inputs)
-    said = words(house, f"/decisions/{claim.at_ms}/{claim.id}")
+    said = words(client, f"/decisions/{claim.at_ms}/{claim.id}")
     assert "Gang/ns/waits asks for 8 GPUs because it waits" in said
     assert "ns/went" in said
     assert "Gang/ns/stays" in said, "who was spared, and why"
     assert "Others give way for it." in said
     page = f"/decisions/{victim.at_ms}/{victim.id}"
-    said = words(house, page)
+    said = words(client, page)
     assert "Why Gang/ns/went was preempted" in said
     assert victim.reason[:20].lower() in said.lower()
     assert "It was stopped." in said
-    assert f"/decisions/{claim.at_ms}/{claim.id}" in links(house, page)
+    assert f"/decisions/{claim.at_ms}/{claim.id}" in links(client, page)
     record = next(one for one in PREEMPTIONS if one.subject == "*")
-    assert f"/decisions/{record.at_ms}/{record.id}" in links(house, page)
-    assert "nlp 8 8 unlimited 0" in words(house, f"/decisions/{record.at_ms}/{record.id}")
+    assert f"/decisions/{record.at_ms}/{record.id}" in links(client, page)
+    assert "nlp 8 8 unlimited 0" in words(client, f"/decisions/{record.at_ms}/{record.id}")
 
 
-def test_a_hold_and_a_cycle_have_pages_too(house):
-    assert "StaleUsage: usage is an hour old." in words(house, f"/decisions/{HELD.at_ms}/{HELD.id}")
+def test_a_hold_and_a_cycle_have_pages_too(client):
+    assert "StaleUsage: usage is an hour old." in words(client, f"/decisions/{HELD.at_ms}/{HELD.id}")
     cycle = WEIGHTS[0]
-    said = words(house, f"/decisions/{cycle.at_ms}/{cycle.id}")
+    said = words(client, f"/decisions/{cycle.at_ms}/{cycle.id}")
     assert "Every queue then" in said
-    assert len([to for to in links(house, f"/decisions/{cycle.at_ms}/{cycle.id}") if "/language" in to]) > 0
+    assert len([to for to in links(client, f"/decisions/{cycle.at_ms}/{cycle.id}") if "/language" in to]) > 0
 
 
-def test_a_waiting_job_says_what_its_queue_has_and_what_was_decided(house):
-    said = words(house, "/job/prod~ns~Gang~waits")
+def test_a_waiting_job_says_what_its_queue_has_and_what_was_decided(client):
+    said = words(client, "/job/prod~ns~Gang~waits")
     assert "Why it waits" in said
     assert "Queue vision" in said
     assert "claim" in said
-    assert any(to.startswith("/decisions/") for to in links(house, "/job/prod~ns~Gang~waits"))
-    assert "gave way" in words(house, "/job/prod~ns~Gang~went")
+    assert any(to.startswith("/decisions/") for to in links(client, "/job/prod~ns~Gang~waits"))
+    assert "gave way" in words(client, "/job/prod~ns~Gang~went")
 
 
-def test_decisions_are_chosen_by_kind_and_subject(house):
-    assert "language" not in words(house, "/decisions?kind=preemption")
-    assert "Gang/ns/went" not in words(house, "/decisions?kind=weight")
-    said = words(house, "/decisions?subject=vision")
+def test_decisions_are_chosen_by_kind_and_subject(client):
+    assert "language" not in words(client, "/decisions?kind=preemption")
+    assert "Gang/ns/went" not in words(client, "/decisions?kind=weight")
+    said = words(client, "/decisions?subject=vision")
     assert "What it had when last recorded" in said
-    assert "the inputs of this cycle" not in words(house, "/decisions")
-    assert "Nothing was decided like that" in words(house, "/decisions?subject=nobody")
+    assert "the inputs of this cycle" not in words(client, "/decisions")
+    assert "Nothing was decided like that" in words(client, "/decisions?subject=nobody")
     for path in ("/decisions?kind=x", "/decisions?days=0", "/decisions/x/y"):
-        assert house.get(path).status_code == 422
+        assert client.get(path).status_code == 422
     for path in ("/decisions/5/y", f"/decisions/{NOW_MS}/", "/decisions/-1/y", f"/decisions/{10**30}/y"):
-        assert house.get(path).status_code == 404, path
+        assert client.get(path).status_code == 404, path
 
 
 JSON = st.recursive(

@@ -1,4 +1,4 @@
-"""What the accountant does by itself when something goes wrong: the rest goes on, and it is seen."""
+"""What the accountant does by itself, and what happens when a task fails: the others go on, and it is seen."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from starlette.testclient import TestClient
 from structlog.testing import capture_logs
 
 from accountant.composition import Service
 from accountant.core.errors import LedgerUnavailable
-from accountant.core.settings import Archive, Backups, Lake, Settings
+from accountant.core.settings import Lake, Settings
 from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.tables import USAGE_HOURLY
 from accountant.ledger.journal import NewAct, record
@@ -23,30 +22,72 @@ from accountant.runtime.background_tasks import Maintenance
 from accountant.storage import backups
 from accountant.storage.folder_or_object_store import in_folder
 from accountant.wire.policy_models import Decision, Policy
+from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY
 from tests import fresh
+from tests.http.conftest import client_of, encoded, pod_minutes
 from tests.price_books import price_book_text
 
 POLICY = "schema: 1\nqueues:\n  - {{name: a, deserved: {deserved}}}\n"
 
 
-@pytest.fixture
-def settings(tmp_path):
-    return Settings(
-        data=fresh.data(tmp_path / "data"), auth="off", linger_ms=0, refresh_seconds=30, correct_seconds=60,
-        archive=Archive(to=tmp_path / "off" / "archive", every=3600),
-        backups=Backups(to=tmp_path / "off" / "backups", every=7200, keep=2),
-    )  # fmt: skip
-
-
 def figure(service: Service, series: str) -> float | None:
+    """Of one series of the accountant's metrics; None where there is none."""
     found = [line for line in service.metrics.exposition().decode().splitlines() if line.startswith(f"{series} ")]
     return float(found[0].rpartition(" ")[2]) if found else None
 
 
+def failing(service: Service, task: str) -> float | None:
+    return figure(service, f'gputally_upkeep_failing{{task="{task}"}}')
+
+
+def after(clock: VirtualClock, service: Service, span_ms: int) -> None:
+    """Maintains once, when the span has passed."""
+    clock.advance(span_ms)
+    service.maintain()
+
+
+def parts(settings: Settings) -> int:
+    """Of the archive."""
+    return len(list(Path(settings.archive.to).glob("part-*")))
+
+
 def ready(service: Service):
-    answer = TestClient(service.app, base_url="http://127.0.0.1").get("/readyz")
+    answer = client_of(service).get("/readyz")
     return answer.status_code, answer.json().get("tasks")
+
+
+def test_a_backup_and_an_archive_that_cannot_be_made_are_said_until_they_are(archiving, clock):
+    newest = "gputally_backup_last_timestamp_seconds"
+    with Service(archiving, clock) as service:
+        assert {failing(service, task) for task in ("archive", "backup")} == {0}
+        assert figure(service, newest) is None
+        off = Path(archiving.backups_to).parent
+        off.write_text("no folder")
+        after(clock, service, 7_200_000)
+        assert {failing(service, task) for task in ("archive", "backup")} == {1}
+        off.unlink()
+        after(clock, service, 7_200_000)
+        assert {failing(service, task) for task in ("archive", "backup")} == {0}
+        assert figure(service, newest) == clock.wall_ms() / 1000
+
+
+@pytest.mark.parametrize(
+    ("file", "task", "good", "bad"),
+    [
+        ("prices", "prices file", price_book_text(H100="2.4"), "schema: 1\nrows: what\n"),
+        ("inventory", "inventory", "schema: 1\nnodes: []\n", "schema: 1\nnodes: what\n"),
+    ],
+)
+def test_a_refused_file_is_said_until_it_is_mended(archiving, clock, tmp_path, file, task, good, bad):
+    path = tmp_path / f"{file}.yaml"
+    path.write_text(good)
+    with Service(archiving.model_copy(update={file: path}), clock) as service:
+        assert failing(service, task) == 0
+        for text, expected in ((bad, 1), (good + "# mended\n", 0)):
+            path.write_text(text)
+            after(clock, service, 600_000)
+            assert failing(service, task) == expected
 
 
 class Inventory:
@@ -70,33 +111,31 @@ def raising(error: Exception):
     return meanwhile
 
 
-def test_a_defect_in_one_routine_ends_none_of_the_others_and_is_seen(settings, clock, kit):
+def test_a_defect_in_one_routine_ends_none_of_the_others_and_is_seen(archiving, clock):
     inventory = Inventory()
-    with Service(settings, clock, inventory) as service:
+    with Service(archiving, clock, inventory) as service:
         assert ready(service) == (200, None)
-        service.ingest.submit_batch(kit.batch(rows=3)).result()
+        service.ingest.submit_batch(pod_minutes(rows=3)).result()
         inventory.meanwhile = raising(ValueError("a label of None"))
-        clock.advance(7_200_000)
-        service.maintain()
-        assert len(backups.list_backups(in_folder(Path(settings.backups_to)))) == 1
-        assert list(Path(settings.archive.to).glob("part-*"))
+        after(clock, service, 7_200_000)
+        assert len(backups.list_backups(in_folder(Path(archiving.backups_to)))) == 1
+        assert parts(archiving)
         assert service.ledger.wal_bytes() < 100_000
         assert ready(service) == (503, {"inventory": "failed"})
         assert figure(service, 'gputally_task_stopped{task="inventory"}') == 1
         assert figure(service, 'gputally_task_stopped{task="backup"}') == 0
-        assert figure(service, 'gputally_upkeep_failing{task="inventory"}') == 1
+        assert failing(service, "inventory") == 1
         assert figure(service, 'gputally_task_failures_total{task="inventory"}') == 1
         inventory.meanwhile = lambda: None
-        clock.advance(60_000)
-        service.maintain()
+        after(clock, service, 60_000)
         assert ready(service) == (200, None)
         assert figure(service, 'gputally_task_stopped{task="inventory"}') == 0
         assert figure(service, 'gputally_task_failures_total{task="inventory"}') == 1
 
 
-def test_a_routine_that_hangs_is_seen_within_a_minute(settings, clock):
+def test_a_routine_that_hangs_is_seen_within_a_minute(archiving, clock):
     inventory, reading, go = Inventory(), threading.Event(), threading.Event()
-    with Service(settings, clock, inventory) as service:
+    with Service(archiving, clock, inventory) as service:
 
         def hang() -> None:
             reading.set()
@@ -116,25 +155,23 @@ def test_a_routine_that_hangs_is_seen_within_a_minute(settings, clock):
         assert ready(service) == (200, None)
 
 
-def test_a_failed_routine_is_tried_again_within_a_minute(settings, clock):
-    with Service(settings, clock) as service:
-        Path(settings.backups_to).parent.mkdir(exist_ok=True)
-        Path(settings.backups_to).write_text("no folder")
-        clock.advance(7_200_000)
-        service.maintain()
+def test_a_failed_routine_is_tried_again_within_a_minute(archiving, clock):
+    with Service(archiving, clock) as service:
+        Path(archiving.backups_to).parent.mkdir(exist_ok=True)
+        Path(archiving.backups_to).write_text("no folder")
+        after(clock, service, 7_200_000)
         assert ready(service) == (503, {"backup": "failed"})
         assert figure(service, 'gputally_task_stopped{task="backup"}') == 0, "a full volume is no defect"
-        Path(settings.backups_to).unlink()
-        clock.advance(60_000)
-        service.maintain()
+        Path(archiving.backups_to).unlink()
+        after(clock, service, 60_000)
         assert ready(service) == (200, None)
-        assert len(backups.list_backups(in_folder(Path(settings.backups_to)))) == 1
+        assert len(backups.list_backups(in_folder(Path(archiving.backups_to)))) == 1
 
 
-def test_the_threads_of_a_service_go_on_after_a_defect(settings, clock):
+def test_the_threads_of_a_service_go_on_after_a_defect(archiving, clock):
     """Each pulse is real: it comes once a second."""
     inventory, twice = Inventory(), threading.Semaphore(0)
-    with Service(settings, clock, inventory) as service:
+    with Service(archiving, clock, inventory) as service:
 
         def fail() -> None:
             twice.release()
@@ -166,58 +203,56 @@ def full(monkeypatch):
     switch(False)
 
 
-def test_a_price_change_that_meets_a_full_disk_is_put_in_force_once_there_is_room(settings, clock, tmp_path, full):
+def test_a_price_change_that_meets_a_full_disk_is_put_in_force_once_there_is_room(archiving, clock, tmp_path, full):
     files = {"prices": tmp_path / "prices.yaml", "policy": tmp_path / "policy.yaml"}
     files["prices"].write_text(price_book_text(H100="2.4"))
     files["policy"].write_text(POLICY.format(deserved=1))
-    with Service(settings.model_copy(update=files), clock) as service:
+    with Service(archiving.model_copy(update=files), clock) as service:
         first = service.book().version
         files["prices"].write_text(price_book_text(H100="3.5"))
         files["policy"].write_text(POLICY.format(deserved=2))
         full(True)
         for _ in range(2):
-            clock.advance(60_000)
-            service.maintain()
+            after(clock, service, 60_000)
             assert service.book().version == first
-            assert figure(service, 'gputally_upkeep_failing{task="prices file"}') == 1
-            assert figure(service, 'gputally_upkeep_failing{task="policy file"}') == 1
+            assert failing(service, "prices file") == 1
+            assert failing(service, "policy file") == 1
         full(False)
-        clock.advance(60_000)
-        service.maintain()
+        after(clock, service, 60_000)
         assert service.book().version != first
         (_, policy) = service.ledger.policies(0, clock.wall_ms() + 1)
         assert policy.policy.queues[0].deserved == 2
-        assert figure(service, 'gputally_upkeep_failing{task="prices file"}') == 0
+        assert failing(service, "prices file") == 0
         assert ready(service) == (200, None)
 
 
-def test_an_accountant_that_starts_on_a_full_disk_answers_and_catches_up(settings, clock, tmp_path, full, kit):
+def test_an_accountant_that_starts_on_a_full_disk_answers_and_catches_up(archiving, clock, tmp_path, full):
     prices = tmp_path / "prices.yaml"
     prices.write_text(price_book_text(H100="2.4"))
-    changed = settings.model_copy(update={"prices": prices})
+    changed = archiving.model_copy(update={"prices": prices})
     with Service(changed, clock) as service:
         first = service.book().version
     prices.write_text(price_book_text(H100="3.5"))
     full(True)
     with Service(changed, clock) as service:
         assert service.book().version == first
-        client = TestClient(service.app, base_url="http://127.0.0.1")
-        assert client.post("/v1/usage", content=kit.encoded(kit.batch())).status_code == 503
+        client = client_of(service)
+        assert client.post("/v1/usage", content=encoded(pod_minutes())).status_code == 503
         assert client.get("/v1/prices").status_code == 200
         full(False)
-        clock.advance(60_000)
-        service.maintain()
+        after(clock, service, 60_000)
         assert service.book().version != first
 
 
-def test_below_the_floor_nothing_is_written(settings, clock, full):
-    decision = Decision.model_validate(
-        {
-            "id": "d", "at_ms": clock.wall_ms(), "kind": "weight", "subject": "a", "reason": "r",
-            "policy_version": "v", "target": "kai", "mode": "dry-run",
-        }
-    )  # fmt: skip
-    with Service(settings, clock) as service:
+def weight_decision(name: str, at_ms: int) -> Decision:
+    return Decision(
+        id=name, at_ms=at_ms, kind="weight", target="kai", subject="a", mode="dry-run", reason="r", policy_version="v"
+    )
+
+
+def test_below_the_floor_nothing_is_written(archiving, clock, full):
+    decision = weight_decision("d", clock.wall_ms())
+    with Service(archiving, clock) as service:
         ledger, now = service.ledger, clock.wall_ms()
         node = Facts(nodes=(NodeFacts(cluster="prod", name="n1", pool="a"),))
         policy = Policy.model_validate({"schema": 1, "queues": [{"name": "a", "deserved": 1}]})
@@ -235,83 +270,68 @@ def test_below_the_floor_nothing_is_written(settings, clock, full):
             with pytest.raises(LedgerUnavailable, match="only 1 MiB of disk are free"):
                 write()
         assert ledger.wal_bytes() == before
-        assert not list(Path(settings.archive.to).glob("*"))
+        assert not list(Path(archiving.archive.to).glob("*"))
         full(False)
         for write in writes.values():
             write()
         assert ledger.decisions(0, now + 1)
 
 
-def test_an_act_of_before_a_kill_is_archived_when_the_accountant_is_up_again(settings, clock, tmp_path):
+def test_an_act_of_before_a_kill_is_archived_when_the_accountant_is_up_again(archiving, clock, tmp_path):
     """Its volume may be lost before the archive's interval is over."""
-    with Service(settings, clock) as service:
-        clock.advance(3_600_000)
-        service.maintain()
+    with Service(archiving, clock) as service:
+        after(clock, service, 3_600_000)
         record(service.ledger, [NewAct(clock.wall_ms(), "invoiced", "2026-10", "ada", "", '{"lines": []}')], None)
-    parts = len(list(Path(settings.archive.to).glob("part-*")))
-    with Service(settings, clock) as service:
-        clock.advance(1_000)
-        service.maintain()
-        assert len(list(Path(settings.archive.to).glob("part-*"))) == parts + 1
-        clock.advance(1_000)
-        service.maintain()
-        assert len(list(Path(settings.archive.to).glob("part-*"))) == parts + 1
-    shutil.rmtree(settings.data)
-    with Service(settings.model_copy(update={"data": fresh.data(tmp_path / "data")}), clock) as again:
+    before = parts(archiving)
+    with Service(archiving, clock) as service:
+        after(clock, service, 1_000)
+        assert parts(archiving) == before + 1
+        after(clock, service, 1_000)
+        assert parts(archiving) == before + 1
+    shutil.rmtree(archiving.data)
+    with Service(archiving.model_copy(update={"data": fresh.data(tmp_path / "data")}), clock) as again:
         assert [act.kind for act in again.ledger.acts()] == ["invoiced"]
 
 
-def test_an_act_that_the_archive_could_not_take_is_taken_once_it_can(settings, clock):
-    with Service(settings, clock) as service:
-        off = Path(settings.archive.to)
+def test_an_act_that_the_archive_could_not_take_is_taken_once_it_can(archiving, clock):
+    with Service(archiving, clock) as service:
+        off = Path(archiving.archive.to)
         off.parent.mkdir(exist_ok=True)
         off.write_text("no folder")
         record(service.ledger, [NewAct(clock.wall_ms(), "invoiced", "2026-10", "ada", "", '{"lines": []}')], None)
-        clock.advance(1_000)
-        service.maintain()
+        after(clock, service, 1_000)
         assert ready(service) == (503, {"archive": "failed"})
         off.unlink()
-        clock.advance(60_000)
-        service.maintain()
-        assert len(list(off.glob("part-*"))) == 1
+        after(clock, service, 60_000)
+        assert parts(archiving) == 1
         assert ready(service) == (200, None)
 
 
-def test_decisions_past_their_retention_are_removed_once_the_archive_has_them(settings, clock):
-    day = 86_400_000
-    keeping = settings.model_copy(update={"keep_decisions": 400 * 86_400})
+def test_decisions_past_their_retention_are_removed_once_the_archive_has_them(archiving, clock):
+    keeping = archiving.model_copy(update={"keep_decisions": 400 * 86_400})
     with Service(keeping, clock) as service:
         first = clock.wall_ms()
-        said = {
-            "kind": "weight",
-            "target": "kai",
-            "subject": "a",
-            "mode": "dry-run",
-            "reason": "",
-            "policy_version": "v",
-        }
-        both = [Decision(id=str(at), at_ms=at, **said) for at in (first, first + 2 * day)]
+        both = [weight_decision(str(at), at) for at in (first, first + 2 * MS_PER_DAY)]
         service.ledger.record_decisions(both, clock.wall_ms())
-        clock.advance(401 * day)
-        service.maintain()
+        after(clock, service, 401 * MS_PER_DAY)
         assert service.ledger.decisions(0, clock.wall_ms()) == both[1:]
-        assert list(Path(settings.archive.to).glob("part-*/decision.parquet"))
-        kept = backups.KeptBackups(in_folder(Path(settings.backups_to)), settings.backups.keep)
+        assert list(Path(archiving.archive.to).glob("part-*/decision.parquet"))
+        kept = backups.KeptBackups(in_folder(Path(archiving.backups_to)), archiving.backups.keep)
         for_ever = Maintenance(
-            service.ledger, service.books, settings.model_copy(update={"keep_decisions": None}), clock, kept
+            service.ledger, service.books, archiving.model_copy(update={"keep_decisions": None}), clock, kept
         )
         assert "retention" not in {routine.name for routine in for_ever.routines()}
 
 
 @pytest.fixture
-def publishing(settings, tmp_path):
-    return settings.model_copy(update={"lake": Lake(warehouse=str(tmp_path / "off" / "lake"))})
+def publishing(archiving, tmp_path):
+    return archiving.model_copy(update={"lake": Lake(warehouse=str(tmp_path / "off" / "lake"))})
 
 
-def test_the_lake_is_written_and_compared_after_a_start_and_then_at_its_time(publishing, clock, kit):
+def test_the_lake_is_written_and_compared_after_a_start_and_then_at_its_time(publishing, clock):
     """An accountant that is started again every half an hour publishes, too."""
     with Service(publishing, clock) as service:
-        service.ingest.submit_batch(kit.batch(rows=3)).result()
+        service.ingest.submit_batch(pod_minutes(rows=3)).result()
         service.publish()
         first = clock.wall_ms()
         assert figure(service, "gputally_lake_published_timestamp_seconds") == first / 1_000
@@ -324,9 +344,9 @@ def test_the_lake_is_written_and_compared_after_a_start_and_then_at_its_time(pub
         assert figure(service, "gputally_lake_published_timestamp_seconds") == clock.wall_ms() / 1_000
 
 
-def test_a_lake_that_another_hand_changed_is_named_by_the_metric_the_log_and_the_check(publishing, clock, kit):
+def test_a_lake_that_another_hand_changed_is_named_by_the_metric_the_log_and_the_check(publishing, clock):
     with Service(publishing, clock) as service:
-        service.ingest.submit_batch(kit.batch(rows=3)).result()
+        service.ingest.submit_batch(pod_minutes(rows=3)).result()
         clock.advance(2 * MS_PER_DAY)
         service.publish()
         assert figure(service, "gputally_lake_differences") == 0
@@ -340,25 +360,24 @@ def test_a_lake_that_another_hand_changed_is_named_by_the_metric_the_log_and_the
             service.publish()
         assert figure(service, "gputally_lake_differences") > 0
         named = [entry["difference"] for entry in logged if entry["event"] == "lake_differs"]
-        found = TestClient(service.app, base_url="http://127.0.0.1").get("/v1/check?lake=true").json()
+        found = client_of(service).get("/v1/check?lake=true").json()
         assert found["lake_differences"] == named
         assert all(line.startswith(f"{day} ") for line in named)
         assert figure(service, "gputally_lake_differences") == len(found["lake_differences"])
 
 
-def test_a_lake_that_cannot_be_reached_is_tried_again_and_keeps_nothing_else_waiting(publishing, clock, kit):
+def test_a_lake_that_cannot_be_reached_is_tried_again_and_keeps_nothing_else_waiting(publishing, clock):
     warehouse = Path(publishing.lake.warehouse)
     warehouse.parent.mkdir(exist_ok=True)
     warehouse.write_text("no folder")
     with Service(publishing, clock) as service:
-        service.ingest.submit_batch(kit.batch(rows=3)).result()
+        service.ingest.submit_batch(pod_minutes(rows=3)).result()
         service.publish()
-        assert figure(service, 'gputally_upkeep_failing{task="lake"}') == 1
-        clock.advance(7_200_000)
-        service.maintain()
+        assert failing(service, "lake") == 1
+        after(clock, service, 7_200_000)
         assert figure(service, 'gputally_task_failures_total{task="lake"}') == 1, "its own thread tries again"
         assert list(Path(publishing.archive.to).glob("part-*"))
         warehouse.unlink()
         service.publish()
-        assert figure(service, 'gputally_upkeep_failing{task="lake"}') == 0
+        assert failing(service, "lake") == 0
         assert figure(service, "gputally_lake_published_timestamp_seconds") == clock.wall_ms() / 1_000

@@ -1,4 +1,4 @@
-"""The command: answers as tables, faults as one line, processes that end as they should."""
+"""The accountant's commands: answers as tables, faults as one line, processes that end as they should."""
 
 from __future__ import annotations
 
@@ -20,73 +20,67 @@ import typer
 from accountant.__main__ import app
 from accountant.cli.usage_commands import before, jobs_named
 from accountant.composition import Service
-from accountant.core.settings import Settings
 from accountant.wire.usage_cost_and_job_models import Job
-from gputally.server.https_server import serve
+from tests.http.conftest import TOKENS, pod_minutes, settings_in, token_list
 from tests.price_books import price_book_text
+from tests.usage_records import running_accountant
 
 ROOT = Path(__file__).parents[2]
 PRICES = price_book_text(H100="2.4")
 
 
 @pytest.fixture
-def asked(run_command):
-    return run_command
-
-
-@pytest.fixture
-def stopped(tmp_path, clock, kit):
+def stopped(tmp_path, clock):
     """A ledger with half an hour of one GPU in it, and a price book beside it."""
     (tmp_path / "prices.yaml").write_text(PRICES)
-    with Service(Settings(data=tmp_path / "data", auth="off", linger_ms=0), clock) as service:
-        service.ingest.submit_batch(kit.batch(rows=30)).result()
+    with Service(settings_in(tmp_path), clock) as service:
+        service.ingest.submit_batch(pod_minutes(rows=30)).result()
     return tmp_path
 
 
 SPAN = ("--start", "2026-11-01T11:00:00Z", "--end", "2026-11-01T11:30:00Z")
 
 
-def test_a_stopped_ledger_answers_in_tables_with_units_and_totals(stopped, asked):
+def test_a_stopped_ledger_answers_in_tables_with_units_and_totals(stopped, run_command):
     db = stopped / "data" / "ledger.duckdb"
-    code, out, err = asked("usage", "--db", db, *SPAN, "--by", "namespace,gpu_model")
-    assert (code, err) == (0, "")
+    out = run_command.shown("usage", "--db", db, *SPAN, "--by", "namespace,gpu_model")
     assert "GPU-hours, 2026-11-01 11:00 UTC to 2026-11-01 11:30 UTC" in out
     assert re.search(r"vision\s+NVIDIA H100 80GB HBM3\s+0\.2\d?\s+0\.2\d?\s+0\.5", out)
     assert re.search(r"total\s+0\.2\d?\s+0\.2\d?\s+0\.5", out)
     assert "100.0 % of the capacity is metered" in out
-    code, out, _ = asked("cost", "--db", db, *SPAN, "--prices", stopped / "prices.yaml", "--by", "namespace")
-    assert code == 0
+    out = run_command.shown("cost", "--db", db, *SPAN, "--prices", stopped / "prices.yaml", "--by", "namespace")
     assert re.search(r"vision\s+0\.5\s+1\.20", out)
-    code, out, _ = asked("cost", "--db", db, *SPAN, "--format", "json")
-    assert json.loads(out)["unpriced_gpu_us"] == 1_800_000_000
+    assert (
+        json.loads(run_command.shown("cost", "--db", db, *SPAN, "--format", "json"))["unpriced_gpu_us"] == 1_800_000_000
+    )
 
 
-def test_check_and_report_on_a_stopped_ledger(stopped, asked):
+def test_check_and_report_on_a_stopped_ledger(stopped, run_command):
     db = stopped / "data" / "ledger.duckdb"
-    code, out, _ = asked("check", "--db", db)
-    assert code == 0
+    out = run_command.shown("check", "--db", db)
     assert re.search(r"books\s+balance", out)
     page = stopped / "report.html"
-    code, out, err = asked("report", *SPAN, "--db", db, "--output", page, "--prices", stopped / "prices.yaml")
+    code, out, err = run_command("report", *SPAN, "--db", db, "--output", page, "--prices", stopped / "prices.yaml")
     assert (code, out) == (0, "")
     assert str(page.name) in err.replace("\n", "")
     assert page.read_text().startswith("<!doctype html>")
     folder = stopped / "reports"
     folder.mkdir()
-    code, _, err = asked("report", "last", "--db", db, "--output", folder, "--format", "csv", "--team", "vision/eu")
+    code, _, err = run_command(
+        "report", "last", "--db", db, "--output", folder, "--format", "csv", "--team", "vision/eu"
+    )
     assert (code, list(folder.iterdir())) == (1, [])
     assert "no team 'vision/eu' is known" in err
-    code, _, err = asked(
+    code, _, err = run_command(
         "report", "last", "--db", db, "--output", folder, "--format", "csv", "--team", "__unassigned__"
     )
     assert code == 0, err
     (file,) = folder.iterdir()
     assert re.fullmatch(r"gputally-\d{4}-\d\d-__unassigned__\.csv", file.name)
     asking = ("--db", db, "--prices", stopped / "prices.yaml", "--output", folder)
-    assert asked("report", "2026-11", *asking, "--format", "focus")[0] == 0
+    assert run_command("report", "2026-11", *asking, "--format", "focus")[0] == 0
     assert zipfile.is_zipfile(folder / "gputally-2026-11.focus.zip")
-    code, _, err = asked("report", *SPAN, *asking, "--format", "focus")
-    assert (code, "give a month" in err) == (1, True)
+    assert "give a month" in run_command.refused("report", *SPAN, *asking, "--format", "focus")
 
 
 @pytest.mark.parametrize(
@@ -102,30 +96,23 @@ def test_last_is_the_month_that_has_ended_where_the_books_are_kept(now: datetime
     assert str(before(int(now.timestamp() * 1000), zone)) == month
 
 
-def test_a_running_accountant_answers_with_a_token_from_a_file(tmp_path, clock, kit, asked):
-    tokens, secret = kit.token_file(tmp_path / "tokens.yaml"), tmp_path / "token"
-    secret.write_text(kit.tokens["read"] + "\n")
-    settings = Settings(data=tmp_path / "data", tokens=tokens, linger_ms=0)
-    with Service(settings, clock) as service, serve(service.app, "127.0.0.1", 0) as url:
-        service.ingest.submit_batch(kit.batch(rows=30)).result()
+def test_a_running_accountant_answers_with_a_token_from_a_file(tmp_path, clock, run_command):
+    secret = tmp_path / "token"
+    secret.write_text(TOKENS["read"] + "\n")
+    with running_accountant(settings_in(tmp_path, tokens=token_list()), clock, pod_minutes(rows=30)) as (_, url):
         asking = ("--url", url, "--token-file", secret)
-        code, out, _ = asked(
+        out = run_command.shown(
             "usage", *asking, *SPAN, "--format", "json", "--by", "namespace", "--where", "namespace=vision"
         )
-        assert code == 0
         assert [line["key"] for line in json.loads(out)["lines"]] == [{"namespace": "vision"}]
-        code, out, _ = asked("report", "2026-11", *asking, "--format", "json")
+        code, out, _ = run_command("report", "2026-11", *asking, "--format", "json")
         assert json.loads(out)["summary"]["start"] == "2026-11-01T00:00:00Z"
-        code, _, err = asked("check", *asking)
+        code, _, err = run_command("check", *asking)
         assert code == 1
         assert err.endswith("/v1/check: 403 This token may not do that: 'read' lacks the scope 'admin'\n")
         assert err.count("\n") == 1
-        code, _, err = asked("usage", "--url", url)
-        assert (code, err.count("\n")) == (1, 1)
-        assert "401 The request needs a valid bearer token" in err
-        code, _, err = asked("report", "2026-13", *asking)
-        assert (code, err.count("\n")) == (1, 1)
-        assert "not a month" in err
+        assert "401 The request needs a valid bearer token" in run_command.refused("usage", "--url", url)
+        assert "not a month" in run_command.refused("report", "2026-13", *asking)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +128,8 @@ def test_a_running_accountant_answers_with_a_token_from_a_file(tmp_path, clock, 
         (["serve", "--auth", "off", "--data", "/proc/none"], "data folder /proc/none: No such file or directory"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_exit_code_1(asked, arguments, line):
-    code, out, err = asked(*arguments)
+def test_what_cannot_be_done_is_one_line_and_exit_code_1(run_command, arguments, line):
+    code, out, err = run_command(*arguments)
     assert (code, out) == (1, "")
     assert err.startswith("gputally accountant: ")
     assert line in err
@@ -153,24 +140,22 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_1(asked, arguments, line)
     "arguments", [["fly"], ["report"], ["report", "2026-10", "--start", "2026-10-01"], ["usage", "--where", "team"],
                   ["token", "new", "--name", "x", "--scope", "everything"], ["usage", "--format", "xml"]],
 )  # fmt: skip
-def test_a_wrong_call_is_exit_code_2(asked, arguments):
-    code, _, err = asked(*arguments)
+def test_a_wrong_call_is_exit_code_2(run_command, arguments):
+    code, _, err = run_command(*arguments)
     assert code == 2
     assert err
 
 
-def test_print_config_prints_the_settings_in_force_and_starts_nothing(asked, tmp_path):
+def test_print_config_prints_the_settings_in_force_and_starts_nothing(run_command, tmp_path):
     file = tmp_path / "accountant.yaml"
     file.write_text("auth: off\ntimezone: Europe/Berlin\n")
-    code, out, _ = asked("serve", "--config", file, "--data", tmp_path / "data", "--print-config")
-    assert code == 0
+    out = run_command.shown("serve", "--config", file, "--data", tmp_path / "data", "--print-config")
     assert "timezone: Europe/Berlin\n" in out
     assert not (tmp_path / "data").exists()
 
 
-def test_token_new_prints_the_token_once_and_its_hash_for_the_file(asked):
-    code, out, _ = asked("token", "new", "--name", "agent", "--scope", "ingest", "--node", "n1", "--cluster", "prod")
-    assert code == 0
+def test_token_new_prints_the_token_once_and_its_hash_for_the_file(run_command):
+    out = run_command.shown("token", "new", "--name", "agent", "--scope", "ingest", "--node", "n1", "--cluster", "prod")
     assert len(re.findall(r"\b[0-9a-f]{64}\b", out)) == 1
     assert "scopes: [ingest]" in out
     assert len(re.findall(r"(?m)^  [\w-]{43}$", out)) == 1
@@ -190,56 +175,53 @@ def process(*arguments):
         started.communicate()
 
 
-def test_the_process_serves_refuses_a_second_one_and_ends_cleanly(tmp_path, asked, kit):
-    data, tokens = tmp_path / "data", kit.token_file(tmp_path / "tokens.yaml")
+def test_the_process_serves_refuses_a_second_one_and_ends_cleanly(tmp_path, run_command):
+    settings = settings_in(tmp_path, tokens=token_list())
+    data, tokens = settings.data, settings.tokens
     with process("--data", data, "--tokens", tokens, "--listen", "127.0.0.1:0") as first:
         serving = json.loads(first.stderr.readline())
         assert serving["event"] == "serving"
         with urllib.request.urlopen(serving["url"] + "/readyz", timeout=20) as answer:
             assert answer.status == 200
         port = serving["url"].rpartition(":")[2]
-        code, _, err = asked("serve", "--data", data, "--tokens", tokens, "--listen", "127.0.0.1:0")
+        code, _, err = run_command("serve", "--data", data, "--tokens", tokens, "--listen", "127.0.0.1:0")
         assert (code, err) == (
             1, f"gputally accountant: {data / 'ledger.duckdb'}: another process has this ledger open; only one may\n"
         )  # fmt: skip
-        code, _, err = asked("serve", "--data", tmp_path / "other", "--tokens", tokens, "--listen", f"127.0.0.1:{port}")
+        code, _, err = run_command(
+            "serve", "--data", tmp_path / "other", "--tokens", tokens, "--listen", f"127.0.0.1:{port}"
+        )
         assert (code, err) == (1, f"gputally accountant: cannot listen on 127.0.0.1:{port}: Address already in use\n")
         first.send_signal(signal.SIGTERM)
         out, err = first.communicate(timeout=30)
     assert (first.returncode, out) == (0, "")
     events = [json.loads(line) for line in err.splitlines()]
     assert events[-1]["event"] == "stopping"
-    assert not any(token in err for token in kit.tokens.values())
+    assert not any(token in err for token in TOKENS.values())
     assert not (data / "ledger.duckdb.wal").exists()
 
 
-def test_jobs_as_table_json_and_csv(stopped, asked, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "140")
+def test_jobs_as_table_json_and_csv(stopped, run_command):
     common = ("--db", stopped / "data" / "ledger.duckdb", "--prices", stopped / "prices.yaml", *SPAN)
-    code, out, err = asked("jobs", *common)
-    assert (code, err) == (0, "")
+    out = run_command.shown("jobs", *common)
     assert "Jobs, 2026-11-01 11:00 UTC to 2026-11-01 11:30 UTC" in out
     figures = r"0\s+[–—-]?\s*0\.5\s+0\.2\d?\s+1\.0\s+2\.40\s+1\.20"
     assert re.search(r"vision/Pod/train-0\s+\(unassigned\)\s+running\s+" + figures, out), out
     assert re.search(r"1 jobs\s+" + figures, out)
-    code, out, err = asked("jobs", *common, "--format", "csv")
+    code, out, err = run_command("jobs", *common, "--format", "csv")
     head, line = out.splitlines()
     row = dict(zip(head.split(","), line.split(","), strict=True))
     assert (row["id"], row["cost"], row["gpu_hours"]) == ("prod~vision~Pod~train-0", "1.2000000000", "0.500000000")
-    assert json.loads(asked("jobs", *common, "--format", "json")[1])["total_cost"] == "1.2000000000"
-    code, out, err = asked("jobs", "prod~vision~Pod~train-0", *common)
+    assert json.loads(run_command("jobs", *common, "--format", "json")[1])["total_cost"] == "1.2000000000"
+    code, out, err = run_command("jobs", "prod~vision~Pod~train-0", *common)
     assert re.search(r"H100 80GB HBM3\s+\S*\s*0\.5\s+2\.4\s+1\.20", out), out
-    assert asked("jobs", "prod~vision~Pod~train-0", *common, "--format", "csv")[1].count("\n") == 1
-    code, out, err = asked("jobs", "prod~vision~Pod~other", *common)
-    assert (code, out) == (1, "")
-    assert "no job 'prod~vision~Pod~other'" in err
+    assert run_command("jobs", "prod~vision~Pod~train-0", *common, "--format", "csv")[1].count("\n") == 1
+    assert "no job 'prod~vision~Pod~other'" in run_command.refused("jobs", "prod~vision~Pod~other", *common)
     for name in ("train-0", "vision/train-0", "Pod/train-0", "vision/Pod/train-0", "prod/vision/Pod/train-0"):
-        code, out, err = asked("jobs", name, *common, "--format", "json")
+        code, out, err = run_command("jobs", name, *common, "--format", "json")
         assert (code, json.loads(out)["job"]["id"], err) == (0, "prod~vision~Pod~train-0", "")
     for name in ("rain-0", "other/train-0", "vision/Job/train-0"):
-        code, out, err = asked("jobs", name, *common)
-        assert (code, out) == (1, "")
-        assert f"no job {name!r} held or requested a GPU in that time" in err
+        assert f"no job {name!r} held or requested a GPU in that time" in run_command.refused("jobs", name, *common)
 
 
 def test_a_job_is_meant_by_the_end_of_its_name():

@@ -1,4 +1,4 @@
-"""The pages of jobs and nodes, on the real ledger: what they show adds up, and names are nothing but text."""
+"""The pages of jobs and nodes, on a real ledger: what they show adds up, and names are only text."""
 
 from __future__ import annotations
 
@@ -10,33 +10,28 @@ from urllib.parse import unquote
 from zoneinfo import ZoneInfo
 
 import pytest
-from starlette.testclient import TestClient
 
 from accountant.billing.job_costs import Where
-from accountant.composition import Service
-from accountant.core.settings import Settings
 from accountant.ledger.protocols import JobKey
 from accountant.web import page_rows
-from accountant.web.job_and_node_pages import MOST_STRIPS, cells, timeline, timeline_svg
+from accountant.web.job_and_node_pages import MOST_STRIPS, cells, decisions_about_job, gangs_of, timeline, timeline_svg
+from accountant.wire.policy_models import Decision
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine
 from agent.wire import PodFacts
-from tests import fresh
+from tests.http.conftest import HOUR_US, MINUTE_MS, NOW_MS, decision, encoded
 from tests.http.readers import EVIL, read
 from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
-MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
-HOUR_US = 3_600_000_000
 PAGE = {"Accept": "text/html"}
 
 
 @pytest.fixture
-def house(request, tmp_path, clock, kit):
+def client(request, start_service):
     """Half an hour of one GPU held by a job with an evil name, and a pod that waits. param: the price of its hour."""
-    begin = kit.now_ms - 40 * MINUTE_MS
+    begin = NOW_MS - 40 * MINUTE_MS
     price = getattr(request, "param", "2.40")
-    (tmp_path / "prices.yaml").write_text(price_book_text(H100=f"'{price}'"))
     holder = pod_holder(EVIL, EVIL, "pod-1", "main")
     facts = [
         pod_facts(
@@ -52,22 +47,21 @@ def house(request, tmp_path, clock, kit):
         interval(begin + i * MINUTE_MS, "GPU-a1b2-c3d4", holder, span_ms=MINUTE_MS, busy_us=MINUTE_MS * 750)
         for i in range(30)
     ]
-    settings = Settings(data=fresh.data(tmp_path / "data"), auth="off", linger_ms=0, prices=tmp_path / "prices.yaml")
-    with Service(settings, clock) as service:
-        client = TestClient(service.app, base_url="http://127.0.0.1", headers=PAGE)
-        one = batch(rows, facts, cluster="prod", node="node-1")
-        assert client.post("/v1/usage", content=kit.encoded(one)).status_code == 200
-        yield client
+    _, client = start_service(prices=price_book_text(H100=f"'{price}'"))
+    client.headers.update(PAGE)
+    one = batch(rows, facts, cluster="prod", node="node-1")
+    assert client.post("/v1/usage", content=encoded(one)).status_code == 200
+    return client
 
 
 JOB = JobKey("prod", EVIL, f"Job/{EVIL}")
 
 
-def test_the_list_leads_to_the_job_and_the_job_adds_up(house):
-    listed = read(house.get("/jobs").text)
+def test_the_list_leads_to_the_job_and_the_job_adds_up(client):
+    listed = read(client.get("/jobs").text)
     links = [unquote(value) for tag, name, value in listed.attributes if tag == "a" and name == "href"]
     assert f"/job/{JOB.id}" in links
-    page = read(house.get(f"/job/{JOB.id}").text)
+    page = read(client.get(f"/job/{JOB.id}").text)
     text = " ".join(page.texts)
     assert "script" not in page.tags
     assert "1.20" in text, "half an hour at 2.40"
@@ -76,9 +70,9 @@ def test_the_list_leads_to_the_job_and_the_job_adds_up(house):
     assert "No preemption of it, or for it, was decided" in text
 
 
-@pytest.mark.parametrize(("house", "price"), [("0", "0.00"), ("0.000000001", "0.000000001")], indirect=["house"])
-def test_who_holds_a_gpu_that_costs_nothing_holds_it(house, price):
-    text = " ".join(read(house.get(f"/job/{JOB.id}").text).texts)
+@pytest.mark.parametrize(("client", "price"), [("0", "0.00"), ("0.000000001", "0.000000001")], indirect=["client"])
+def test_who_holds_a_gpu_that_costs_nothing_holds_it(client, price):
+    text = " ".join(read(client.get(f"/job/{JOB.id}").text).texts)
     assert "0.00 an hour now" in text
     assert "1 GPUs now" in text or "1.0 GPUs now" in text
     assert "holds nothing" not in text
@@ -86,66 +80,50 @@ def test_who_holds_a_gpu_that_costs_nothing_holds_it(house, price):
 
 
 @pytest.mark.parametrize("page", ["/", f"/job/{JOB.id}", "/month/2026-11", "/month/2026-11/lines?by=queue"])
-def test_what_is_in_no_queue_is_called_so(house, page):
-    text = " ".join(read(house.get(page).text).texts)
+def test_what_is_in_no_queue_is_called_so(client, page):
+    text = " ".join(read(client.get(page).text).texts)
     assert "no queue" in text.lower()
     assert "__" not in text
 
 
-def test_a_preemption_of_the_job_is_on_its_page_and_no_other(house, kit):
-    common = {
-        "at_ms": kit.now_ms - 1, "target": "kai", "mode": "enforce", "policy_version": "p", "kind": "preemption",
+def test_a_preemption_of_the_job_is_on_its_page_and_no_other(client):
+    """Also where names begin alike."""
+    subjects = {
+        f"Job/{EVIL}/{EVIL}": "its very own", f"Job/other/{EVIL}": "of another namespace",
+        f"Job/{EVIL}/{EVIL}ing": "of a longer name", f"PodGroup/{EVIL}/{EVIL}-2": "of a sibling",
     }  # fmt: skip
+    pods = {"pods": [f"{EVIL}/{EVIL}-2-abc"]}
     decisions = [
-        {
-            "id": "1",
-            "at_ms": kit.now_ms - 1,
-            "subject": f"Job/{EVIL}/{EVIL}",
-            "reason": "vision gets its own",
-            **common,
-        },
-        {"id": "2", "subject": f"Job/other/{EVIL}", "reason": "somebody else's", **common},
-    ]
-    assert house.post("/v1/decisions", json=decisions).status_code == 200
-    text = house.get(f"/job/{JOB.id}").text
-    assert "vision gets its own" in text
-    assert "somebody else" not in text
-
-
-def test_a_job_whose_name_begins_alike_keeps_its_preemptions_to_itself(house, kit):
-    common = {"at_ms": kit.now_ms - 1, "target": "kai", "mode": "enforce", "policy_version": "p", "kind": "preemption"}
-    decisions = [
-        {"id": "1", "subject": f"Job/{EVIL}/{EVIL}", "reason": "its very own", **common},
-        {"id": "2", "subject": f"Job/{EVIL}/{EVIL}ing", "reason": "the other's", **common},
-        {"id": "3", "subject": f"PodGroup/{EVIL}/{EVIL}-2", "reason": "a sibling's victim", **common,
-         "inputs": {"pods": [f"{EVIL}/{EVIL}-2-abc"]}},
+        decision(
+            id=reason, kind="preemption", subject=subject, reason=reason,
+            inputs=pods if subject.startswith("PodGroup") else {},
+        )
+        for subject, reason in subjects.items()
     ]  # fmt: skip
-    assert house.post("/v1/decisions", json=decisions).status_code == 200
-    text = house.get(f"/job/{JOB.id}").text
-    assert "its very own" in text
-    assert "the other" not in text
-    assert "a sibling" not in text
+    assert client.post("/v1/decisions", json=decisions).status_code == 200
+    text = client.get(f"/job/{JOB.id}").text
+    assert [reason for reason in subjects.values() if reason in text] == ["its very own"]
 
 
-def test_a_node_shows_its_gpus_and_who_held_them(house):
-    listed = house.get("/nodes")
+def test_a_node_shows_its_gpus_and_who_held_them(client):
+    listed = client.get("/nodes")
     assert 'href="/node/prod/node-1?days=7"' in listed.text
-    page = read(house.get("/node/prod/node-1?days=1").text)
+    page = read(client.get("/node/prod/node-1?days=1").text)
     text = " ".join(page.texts)
     assert "GPU-a1b2" in text
     assert "0.4" in text
-    assert house.get("/node/prod/nobody").status_code == 404
-    assert house.get("/node/prod/node-1?days=0").status_code == 422
+    assert client.get("/node/prod/nobody").status_code == 404
+    assert client.get("/node/prod/node-1?days=0").status_code == 422
 
 
-def test_the_overview_says_who_waits_and_what_an_hour_costs(house):
-    page = read(house.get("/").text)
+def test_the_overview_says_who_waits_and_what_an_hour_costs(client):
+    page = read(client.get("/").text)
     text = " ".join(page.texts)
     assert "Nobody waits for a GPU" not in text
     assert "Cost of an hour" in text
     assert "2.40" in text, "one GPU, held for the whole quarter"
     (job,) = {value for tag, name, value in page.attributes if tag == "a" and name == "href" and "/job/" in value}
-    assert house.get(job).status_code == 200
+    assert client.get(job).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -157,8 +135,8 @@ def test_the_overview_says_who_waits_and_what_an_hour_costs(house):
         ("/jobs?state=x", 422),
     ],
 )
-def test_what_is_not_there_is_said(house, path, status):
-    assert house.get(path).status_code == status
+def test_what_is_not_there_is_said(client, path, status):
+    assert client.get(path).status_code == status
 
 
 class Hours:
@@ -265,3 +243,43 @@ def test_devices_asked_for_are_counted():
 
 def _ms(at: datetime) -> int:
     return round(at.timestamp()) * 1000
+
+
+KEY = JobKey("prod", "vision", "Job/train")
+SIBLINGS = ("Job/train", "Job/train-2", "Job/training", "Job/other")
+
+
+def decided(subject: str, *pods: str) -> Decision:
+    return Decision(
+        id=subject, at_ms=1, kind="preemption", target="kai", subject=subject, mode="enforce", reason="r",
+        policy_version="p", inputs={"pods": list(pods)} if pods else {"verdict": {}},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("subject", "pods", "mine"),
+    [
+        ("Job/vision/train", (), True),
+        ("Workload/vision/train-5c2f1", (), True),
+        ("PodGroup/vision/train-9d-1", ("vision/train-abcde",), True),
+        ("PodGroup/vision/pg-train-7d0c", (), True),
+        ("Workload/vision/job-train-5c2f1", (), True),
+        ("Workload/vision/job-train-2-5c2f1", (), False),
+        ("Job/vision/train-2", (), False),
+        ("Workload/vision/train-2-77aa1", (), False),
+        ("PodGroup/vision/train-x", ("vision/train-2-abcde",), False),
+        ("Job/vision/training", (), False),
+        ("Job/other/train", (), False),
+    ],
+)
+def test_a_name_that_begins_alike_is_another_jobs(subject: str, pods: tuple[str, ...], mine: bool) -> None:
+    found = decisions_about_job([decided(subject, *pods)], KEY, {"train-abcde"}, SIBLINGS)
+    assert bool(found) is mine
+
+
+def test_the_longer_name_has_its_own() -> None:
+    key = JobKey("prod", "vision", "Job/train-2")
+    everything = [decided("Job/vision/train"), decided("Workload/vision/train-2-77aa1"), decided("Job/vision/train-2")]
+    found = decisions_about_job(everything, key, (), SIBLINGS)
+    assert [one.subject for one in found] == ["Workload/vision/train-2-77aa1", "Job/vision/train-2"]
+    assert gangs_of(key) == ("vision/train-2", "vision/pg-train-2", "vision/job-train-2")

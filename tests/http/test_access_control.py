@@ -1,0 +1,422 @@
+"""Which callers each route lets pass, and what a team lead sees of a real ledger of two teams."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+
+import pytest
+from starlette.testclient import TestClient
+
+from accountant.composition import Service
+from accountant.ledger.protocols import JobKey
+from agent.wire import PodFacts, UsageInterval
+from tests.http.conftest import (
+    NOW_MS,
+    PUBLIC_ROUTES,
+    TOKENS,
+    bearer,
+    client_of,
+    decision,
+    encoded,
+    pod_minutes,
+    refused,
+    routes,
+    scoped,
+    settings_in,
+    token_entry,
+)
+from tests.price_books import price_book_text
+from tests.usage_records import batch, interval, pod_facts, pod_holder
+
+NEEDS = {
+    ("POST", "/v1/usage"): "ingest",
+    ("GET", "/v1/imports"): "import",
+    ("POST", "/v1/imports"): "import",
+    ("POST", "/v1/imports/usage"): "import",
+    ("GET", "/v1/usage"): "read",
+    ("GET", "/v1/cost"): "read",
+    ("GET", "/v1/windows"): "read",
+    ("GET", "/v1/statement"): "read",
+    ("GET", "/v1/report"): "read",
+    ("GET", "/v1/periods"): "read",
+    ("GET", "/v1/periods/{month}"): "read",
+    ("POST", "/v1/periods/{month}/close"): "admin",
+    ("POST", "/v1/periods/{month}/reopen"): "admin",
+    ("POST", "/v1/periods/{month}/publish"): "admin",
+    ("GET", "/v1/adjustments"): "read",
+    ("POST", "/v1/adjustments"): "admin",
+    ("POST", "/v1/credits/preview"): "admin",
+    ("POST", "/v1/credits"): "admin",
+    ("GET", "/v1/corrections"): "read",
+    ("POST", "/v1/corrections"): "admin",
+    ("GET", "/v1/prices"): "read",
+    ("GET", "/v1/budgets"): "read",
+    ("GET", "/v1/prices/versions"): "read",
+    ("POST", "/v1/prices/preview"): "admin",
+    ("POST", "/v1/prices"): "admin",
+    ("POST", "/v1/reconciliation/{month}"): "admin",
+    ("PUT", "/v1/policy"): "policy",
+    ("GET", "/v1/policy"): "read",
+    ("GET", "/v1/policy/versions"): "read",
+    ("POST", "/v1/decisions"): "policy",
+    ("GET", "/v1/decisions"): "read",
+    ("GET", "/v1/quarantine"): "read",
+    ("GET", "/v1/check"): "admin",
+    ("GET", "/v1/audit"): "admin",
+    ("POST", "/v1/backups"): "admin",
+    ("GET", "/v1/backups"): "admin",
+    ("GET", "/v1/backups/{name}"): "admin",
+    ("GET", "/v1/deliveries"): "admin",
+    ("POST", "/v1/deliveries/again"): "admin",
+    ("POST", "/v1/pods"): "admin",
+    ("POST", "/v1/gpus/retire"): "admin",
+    ("GET", "/v1/gpus/owners"): "read",
+    ("POST", "/v1/gpus/move"): "admin",
+    ("GET", "/v1/clock"): "admin",
+    ("POST", "/v1/clock/accept"): "admin",
+    ("POST", "/v1/clock/heal"): "admin",
+    ("GET", "/v1/waits"): "read",
+    ("GET", "/v1/proposals"): "read",
+    ("GET", "/v1/periods/{month}/proposals"): "read",
+    ("POST", "/v1/periods/{month}/proposals/{proposal}/take"): "admin",
+    ("POST", "/v1/periods/{month}/proposals/{proposal}/refuse"): "admin",
+    ("GET", "/proposals"): "read",
+    ("GET", "/v1/jobs"): "read",
+    ("GET", "/v1/jobs/{id}"): "read",
+    ("POST", "/v1/jobs/{id}/progress"): "progress",
+    ("GET", "/"): "read",
+    ("GET", "/month"): "read",
+    ("GET", "/month/{month}"): "read",
+    ("GET", "/month/{month}/lines"): "read",
+    ("GET", "/month/{month}/lines.csv"): "read",
+    ("GET", "/act/{number}"): "read",
+    ("GET", "/team/{team:path}"): "read",
+    ("GET", "/decisions"): "read",
+    ("GET", "/decisions/{at_ms}/{id:path}"): "read",
+    ("GET", "/prices"): "read",
+    ("GET", "/invoice"): "read",
+    ("GET", "/invoice/{month}"): "read",
+    ("GET", "/invoice/{month}/lines.csv"): "read",
+    ("GET", "/coverage"): "read",
+    ("GET", "/jobs"): "read",
+    ("GET", "/job/{id:path}"): "read",
+    ("GET", "/nodes"): "read",
+    ("GET", "/node/{cluster}/{node}"): "read",
+    ("POST", "/node/{cluster}/{node}/gpus"): "admin",
+}
+PARTS = {
+    "{id:path}": "prod~vision~Job~train",
+    "{cluster}": "prod",
+    "{node}": "node-1",
+    "{month}": "2026-10",
+    "{number}": "1",
+    "{at_ms}": "1",
+    "{team:path}": "vision",
+    "{id}": "prod~vision~Pod~train-0",
+}
+
+
+def address(path):
+    for part, value in PARTS.items():
+        path = path.replace(part, value)
+    return path
+
+
+def test_every_route_says_whom_it_lets_pass(accountant):
+    assert routes(accountant().app) == set(NEEDS) | PUBLIC_ROUTES
+
+
+@pytest.mark.parametrize("route", sorted(NEEDS), ids=" ".join)
+def test_a_route_lets_its_own_scope_and_admin_pass_and_nobody_else(accountant, route):
+    running = accountant(tokens="")
+    method, path = route
+    outcome = {
+        scope: running.client.request(method, address(path), headers=bearer(token), follow_redirects=False).status_code
+        for scope, token in TOKENS.items()
+    }
+    passed = {scope for scope, status in outcome.items() if status not in (401, 403)}
+    assert passed == {NEEDS[route], "admin"}
+    assert all(status == 403 for scope, status in outcome.items() if scope not in passed)
+    assert max(outcome.values()) < 500
+    for headers in ({}, bearer("unknown"), bearer(""), {"Authorization": "Token x"}):
+        answer = running.client.request(method, address(path), headers=headers)
+        assert answer.status_code == 401
+        refused(answer, "unauthenticated")
+        assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+@pytest.mark.parametrize(
+    "route", sorted(r for r in PUBLIC_ROUTES - {("GET", "/openapi.json")} if "sign" not in r[1]), ids=" ".join
+)
+def test_the_open_routes_need_no_token(accountant, route):
+    running = accountant(tokens="")
+    assert running.client.request(*route).status_code == 200
+
+
+def test_metrics_name_teams_only_with_a_token(accountant):
+    entries = token_entry("lead", "read", ", teams: [vision]")
+    running = accountant(tokens=entries)
+    nameless = running.client.get("/metrics")
+    assert nameless.status_code == 200
+    assert "gputally_ingest_rows_total" in nameless.text
+    assert not any(name in nameless.text for name in ('team="', 'queue="', 'namespace="', 'job="', "vision", "speech"))
+    assert running.client.get("/metrics", headers=bearer("wrong")).status_code == 401
+    assert running.client.get("/metrics", headers=bearer("lead")).status_code == 403
+    named = running.client.get("/metrics", headers=scoped("read")).text
+    assert 'team="vision"' in named
+    everything = accountant(tokens=entries, open_metrics=True)
+    assert 'team="vision"' in everything.client.get("/metrics").text
+    assert running.client.get("/metrics", headers=scoped("ingest")).status_code == 403
+    assert running.client.get("/metrics", headers=scoped("read")).status_code == 200
+
+
+def test_who_may_not_pass_is_not_read(accountant):
+    running = accountant(tokens="", limits={"body_bytes": 1024})
+    assert running.client.post("/v1/usage", content=b"x" * 5000).status_code == 401
+    answer = running.client.post("/v1/usage", content=b"x" * 5000, headers=scoped("read"))
+    assert answer.status_code == 403
+    assert running.ledger.rows == {}
+
+
+@pytest.fixture
+def with_leads(accountant):
+    lead = token_entry("lead", "read", ", teams: [vision]")
+    return accountant(tokens=lead + token_entry("two", "read", ", teams: [vision, speech]"))
+
+
+def test_a_team_lead_sees_its_own_team_only(with_leads):
+    lead = bearer("lead")
+    get = lambda path: with_leads.client.get(path, headers=lead, follow_redirects=False)  # noqa: E731
+    for path in ("/v1/usage", "/v1/cost"):
+        assert {line["key"]["team"] for line in get(path).json()["lines"]} == {"vision"}
+        assert get(f"{path}?where.team=vision").status_code == 200
+        assert get(f"{path}?where.team=speech").status_code == 403
+        assert get(f"{path}?where.team=vision&where.team=speech").status_code == 403
+    assert {line["team"] for line in get("/v1/statement?month=2026-10").json()["lines"]} == {"vision"}
+    assert get("/v1/statement?month=2026-10&team=speech").status_code == 403
+    assert get("/").headers["location"] == "/team/vision"
+    assert get("/team/vision?month=2026-10").status_code == 200
+    assert get("/team/speech?month=2026-10").status_code == 403
+    for path in (
+        "/month/2026-10",
+        "/decisions",
+        "/coverage",
+        "/v1/windows",
+        "/v1/decisions",
+        "/v1/policy",
+        "/v1/quarantine",
+    ):
+        assert get(path).status_code == 403, path
+
+
+def test_who_has_two_teams_has_to_choose_one(with_leads):
+    two = bearer("two")
+    assert with_leads.client.get("/v1/statement?month=2026-10", headers=two).status_code == 403
+    assert with_leads.client.get("/v1/statement?month=2026-10&team=speech", headers=two).status_code == 200
+    lines = with_leads.client.get("/v1/usage", headers=two).json()["lines"]
+    assert {line["key"]["team"] for line in lines} == {"speech", "vision"}
+
+
+def test_a_browser_may_send_the_token_as_a_password_for_reading_only(accountant):
+    running = accountant(tokens="")
+    basic = {"Authorization": "Basic " + base64.b64encode(f"me:{TOKENS['admin']}".encode()).decode()}
+    assert running.client.get("/prices", headers=basic).status_code == 200
+    assert running.client.post("/v1/usage", headers=basic).status_code == 401
+    asked = running.client.get("/prices", headers={"Accept": "text/html"})
+    assert asked.status_code == 401
+    assert asked.headers["www-authenticate"].startswith("Basic")
+    assert "<h1>" in asked.text
+    assert running.client.get("/prices", headers={"Authorization": "Basic ???"}).status_code == 401
+
+
+def test_another_site_may_not_write_through_a_browser(accountant):
+    running = accountant()
+    answer = running.client.post("/v1/usage", content=encoded(pod_minutes()), headers={"Sec-Fetch-Site": "cross-site"})
+    refused(answer, "cross-site")
+    assert running.ledger.rows == {}
+    own = running.client.post("/v1/usage", content=encoded(pod_minutes()), headers={"Sec-Fetch-Site": "same-origin"})
+    assert own.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"), [("localhost:8080", 200), ("127.0.0.1", 200), ("[::1]:80", 200), ("evil.example", 421)]
+)
+def test_without_tokens_only_loopback_names_are_answered(accountant, host, status):
+    assert accountant().client.get("/livez", headers={"Host": host}).status_code == status
+
+
+def test_with_tokens_any_name_is_answered(accountant):
+    running = accountant(tokens="")
+    assert running.client.get("/livez", headers={"Host": "accountant.gputally.svc"}).status_code == 200
+
+
+def test_one_client_cannot_ask_without_end(accountant):
+    running = accountant(tokens="", limits={"requests_per_second": 0.5, "burst": 2})
+    ask = lambda token: running.client.get("/v1/policy/versions", headers=bearer(token))  # noqa: E731
+    read = TOKENS["read"]
+    assert [ask(read).status_code for _ in range(3)] == [200, 200, 429]
+    answer = ask(read)
+    refused(answer, "too-many-requests")
+    assert int(answer.headers["retry-after"]) == 2
+    assert ask(TOKENS["admin"]).status_code == 200  # another token has a bucket of its own
+    assert [ask("guess").status_code for _ in range(3)] == [401, 401, 429]
+    running.clock.advance(2000)
+    assert [ask(read).status_code, ask(read).status_code] == [200, 429]
+
+
+def test_headers_that_keep_a_browser_safe_stand_on_every_answer(accountant):
+    running = accountant()
+    for path in ("/", "/livez", "/v1/usage", "/nowhere", "/v1/usage?by=nothing"):
+        headers = running.client.get(path).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert len(headers["x-request-id"]) == 16
+
+
+def test_no_token_is_ever_logged(accountant, logs):
+    running = accountant(tokens="")
+    for token in ("secret-unknown", TOKENS["read"]):
+        running.client.get("/v1/usage?page=secret-page", headers=bearer(token))
+    running.client.get(f"/{TOKENS['read']}?token=secret-query")
+    assert logs
+    assert {entry["principal"] for entry in logs} == {None, "read"}
+    assert "secret" not in str(logs)
+
+
+MINUTE_MS = 60_000
+OURS, THEIRS = "vision", "zebra"
+"""THEIRS is the mark: it stands in no text of the product."""
+ROLES = {
+    "lead": ("read", ", teams: [vision]"),
+    "lead-who-reports": ("read, progress", ", teams: [vision]"),
+    "reader": ("read",),
+    "admin": ("admin",),
+    "agent": ("ingest", ", cluster: prod, node: node-1"),
+}
+
+
+def pod(number: int, team: str) -> tuple[UsageInterval, PodFacts]:
+    begin = NOW_MS - 20 * MINUTE_MS
+    name, uid = f"{team}-train-0", f"uid-{number}"
+    holder = pod_holder(name, team, uid, "main")
+    row = interval(begin, f"GPU-{number}", holder, span_ms=10 * MINUTE_MS, busy_us=300_000_000)
+    facts = pod_facts(
+        name, begin, namespace=team, node="node-1", uid=uid, workload=f"Job/{team}-train",
+        queue_ref=f"policy:{team}-queue", created_ms=begin - MINUTE_MS, scheduled_ms=begin, started_ms=begin,
+        labels={"gputally.dev/user": f"{team}-user"}, requests={"nvidia.com/gpu": "1"},
+    )  # fmt: skip
+    return row, facts
+
+
+@pytest.fixture
+def two_teams(tmp_path, clock) -> Iterator[TestClient]:
+    queues = "".join(f"  - {{name: {team}-queue, team: {team}, deserved: 1}}\n" for team in (OURS, THEIRS))
+    budgets = "".join(f"  - {{name: {team}-budget, team: {team}, limit: 1}}\n" for team in (OURS, THEIRS))
+    settings = settings_in(
+        tmp_path, open_metrics=False, metrics_token=tmp_path / "metrics.token", prices=price_book_text(H100="2.40"),
+        tokens="tokens:\n" + "".join(token_entry(name, *given) for name, given in ROLES.items()),
+        inventory="schema: 1\ncluster: prod\nnamespaces:\n"
+        + "".join(f"  - {{name: {team}, team: {team}}}\n" for team in (OURS, THEIRS)),
+        policy=f"schema: 1\nqueues:\n{queues}budgets:\n{budgets}",
+        deliveries=f"schema: 1\ndestinations:\n  disk: {{folder: {tmp_path}/out}}\n"
+        f"reports:\n  - {{of: week, forms: [csv], team: {THEIRS}, to: [disk]}}\n",
+    )  # fmt: skip
+    (tmp_path / "metrics.token").write_text("scrape\n")
+    with Service(settings, clock) as service:
+        client = client_of(service, follow_redirects=False)
+        (first, one), (second, two) = pod(1, OURS), pod(2, THEIRS)
+        sent = encoded(batch([first, second], [one, two], cluster="prod", node="node-1"))
+        assert client.post("/v1/usage", content=sent, headers=bearer("agent")).status_code == 200
+        borrowed = decision(
+            id="d1", kind="preemption", subject=f"Job/{THEIRS}/{THEIRS}-train", reason=f"{THEIRS} borrowed"
+        )
+        assert client.post("/v1/decisions", json=[borrowed], headers=bearer("admin")).status_code == 200
+        for team in (OURS, THEIRS):
+            credit = {
+                "month": "2026-11",
+                "team": team,
+                "amount": "-1.50",
+                "reason": f"{team} lost a day",
+                "approved_by": "cfo",
+            }
+            assert client.post("/v1/adjustments", json=credit, headers=bearer("admin")).status_code == 200
+        assert service.deliveries is not None
+        service.deliveries.run()
+        yield client
+
+
+def addresses(client: TestClient) -> list[str]:
+    """Every GET route with every value its parts can have here."""
+    teams = (OURS, THEIRS)
+    found = []
+    for method, path in sorted(routes(client.app) - PUBLIC_ROUTES):
+        if method != "GET":
+            continue
+        filled = [path.replace("{month}", "2026-11").replace("{cluster}", "prod").replace("{node}", "node-1")]
+        if "{team" in path:
+            filled = [path.replace("{team:path}", team) for team in teams]
+        elif "{at_ms}" in path:
+            filled = [f"/decisions/{NOW_MS - 1}/d1"]
+        elif "{id" in path:
+            ids = [JobKey("prod", team, f"Job/{team}-train").id for team in teams]
+            filled = [path.replace("{id:path}", one).replace("{id}", one) for one in ids]
+        elif "{name}" in path:
+            filled = [path.replace("{name}", "ledger-20261101T000000000Z")]
+        elif "{number}" in path:
+            filled = [path.replace("{number}", str(number)) for number in range(1, 8)]
+        found += filled
+        found += [f"{filled[0]}?team={THEIRS}", f"{filled[0]}?where.team={THEIRS}", f"{filled[0]}?by=namespace,job,pod"]
+    return found
+
+
+@pytest.mark.parametrize("role", ["lead", "lead-who-reports"])
+def test_a_lead_never_sees_a_word_of_another_team(two_teams, role):
+    seen = 0
+    for address in addresses(two_teams):
+        # What a question asks for is the same in both; whether it is put in words depends on the address alone.
+        for accept in ("application/json", "text/html") if "?" not in address else ("application/json",):
+            answer = two_teams.get(address, headers={**bearer(role), "Accept": accept})
+            assert answer.status_code < 500, address
+            told = answer.text.replace(f'"instance":{json.dumps(address.partition("?")[0])}', "")
+            if answer.status_code == 200:
+                seen += OURS in told
+                assert THEIRS not in told, address
+            elif THEIRS not in address:
+                assert THEIRS not in told, address
+    assert seen > 10, "the walk has seen its own team's figures"
+
+
+def test_who_may_see_all_does(two_teams):
+    """The mark is there to be found: on most of what a lead may read too."""
+    marked = [
+        address
+        for address in addresses(two_teams)
+        if THEIRS in two_teams.get(address, headers=bearer("admin")).text and THEIRS not in address
+    ]
+    assert len(marked) > 12
+    assert {"/", "/jobs", "/v1/jobs", "/v1/waits", "/v1/budgets", "/v1/deliveries", "/decisions"} <= set(marked)
+
+
+def test_prometheus_has_a_token_of_its_own_in_a_file(two_teams, tmp_path):
+    def status(token):
+        return two_teams.get("/metrics", headers=bearer(token)).status_code
+
+    secret = tmp_path / "metrics.token"
+    assert f'team="{THEIRS}"' in two_teams.get("/metrics", headers=bearer("scrape")).text
+    assert 'team="' not in two_teams.get("/metrics").text
+    assert status("scrap") == 401
+    assert two_teams.post("/v1/usage", content=b"{}", headers=bearer("scrape")).status_code == 403
+    secret.write_text("renewed")
+    assert (status("scrape"), status("renewed")) == (401, 200)
+    secret.write_text("")
+    assert status("renewed") == 401
+    assert 'team="' not in two_teams.get("/metrics", headers=bearer("")).text
+    secret.unlink()
+    assert status("renewed") == 503
+    assert status("reader") == 200

@@ -1,0 +1,314 @@
+"""Owners of GPUs and their moves, retirement, reported pods, waits and the trail: by API, command and page."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from msgspec import structs
+
+from accountant.api.bookkeeping_models import PodReport
+from accountant.billing.queue_waits import KnownPod
+from agent.wire import PROBLEM, PodFacts
+from gputally.base.units import MS_PER_DAY, US_PER_HOUR
+from gputally.server.https_server import serve
+from gputally.server.tokens_and_grants import AuthorityUnavailable
+from tests.http.conftest import (
+    NOW_MS,
+    bearer,
+    client_of,
+    pod_minutes,
+    refused,
+    scoped,
+    settings_in,
+    token_entry,
+    token_list,
+)
+from tests.usage_records import running_accountant
+
+GPU = "GPU-node-1"
+
+
+def claim(first=1):
+    """node-2 reports node-1's GPU."""
+    return pod_minutes(first=first, rows=1, node="node-2", intervals=claimed(first))
+
+
+def claimed(first):
+    return tuple(pod_minutes(first=first, rows=1, node="node-1").intervals)
+
+
+def claimed_gpu(service):
+    """Books ten minutes of node-1's GPU, and node-2's claim to it."""
+    for one in (pod_minutes(rows=10), claim()):
+        service.ingest.submit_batch(one).result()
+    return service
+
+
+@pytest.fixture
+def service(start_service):
+    service, _ = start_service(tokens=token_list(token_entry("lead", "read", ", teams: [vision]")))
+    return claimed_gpu(service)
+
+
+@pytest.fixture
+def client(service):
+    return client_of(service, follow_redirects=False)
+
+
+def test_the_register_shows_owners_and_claims(client):
+    answer = client.get("/v1/gpus/owners", headers=scoped("read"))
+    assert answer.status_code == 200
+    (one,) = answer.json()["gpus"]
+    assert (one["cluster"], one["gpu_uuid"], answer.json()["next_after"]) == ("prod", GPU, None)
+    assert [(owner["node"], owner["until_ms"], owner["confirmed_by"]) for owner in one["owners"]] == [
+        ("node-1", None, "")
+    ]
+    assert [(found["node"], found["records"]) for found in one["claims"]] == [("node-2", 1)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("node=node-2", [GPU]),
+        ("node=node-7", []),
+        ("moved=true", [GPU]),
+        (f"gpu={GPU}", [GPU]),
+        ("gpu=GPU-7", []),
+        ("cluster=lab", []),
+        (f"after=prod/{GPU}", []),
+    ],
+)
+def test_the_register_is_filtered(client, asked, found):
+    answer = client.get(f"/v1/gpus/owners?{asked}", headers=scoped("read"))
+    assert [one["gpu_uuid"] for one in answer.json()["gpus"]] == found
+
+
+def test_the_register_is_read_in_parts(service, client):
+    for number in range(3, 6):
+        service.ingest.submit_batch(pod_minutes(node=f"node-{number}")).result()
+    seen, after = [], ""
+    while after is not None:
+        query = f"/v1/gpus/owners?limit=3&after={after}"
+        answer = client.get(query, headers=scoped("read")).json()
+        assert len(answer["gpus"]) <= 3
+        seen += [one["gpu_uuid"] for one in answer["gpus"]]
+        after = answer["next_after"]
+    assert seen == ["GPU-node-1", "GPU-node-3", "GPU-node-4", "GPU-node-5"]
+
+
+MOVE = {"node": "node-2", "gpus": [GPU], "reason": "card swapped"}
+
+
+@pytest.mark.parametrize("role", ["ingest", "import", "read", "progress", "policy"])
+def test_only_an_admin_confirms_a_move(client, role):
+    assert client.post("/v1/gpus/move", json=MOVE, headers=scoped(role)).status_code == 403
+    form = {"gpu": GPU, "reason": "card swapped"}
+    assert client.post("/node/prod/node-2/gpus", data=form, headers=scoped(role)).status_code == 403
+    owners = client.get("/v1/gpus/owners", headers=scoped("admin")).json()["gpus"][0]["owners"]
+    assert [one["node"] for one in owners] == ["node-1"]
+
+
+def test_a_lead_sees_neither_register_nor_page(client):
+    for path in ("/v1/gpus/owners", "/node/prod/node-1"):
+        assert client.get(path, headers=bearer("lead")).status_code == 403
+
+
+def test_a_confirmed_move_is_an_act_and_the_new_node_reports(service, client):
+    (done,) = client.post("/v1/gpus/move", json=MOVE, headers=scoped("admin")).json()
+    assert [(one["node"], one["confirmed_by"]) for one in done["owners"]] == [("node-1", ""), ("node-2", "admin")]
+    trail = client.get("/v1/audit", headers=scoped("admin")).json()
+    act = trail["acts"][-1]
+    assert (act["kind"], act["who"], act["subject"], act["reason"]) == ("moved", "admin", "prod/node-2", "card swapped")
+    assert trail["broken_at"] is None
+    page = client.get(f"/act/{act['number']}", headers=scoped("admin")).text
+    assert "GPUs were given to another node" in page
+    (row,) = claimed(20)
+    later = pod_minutes(first=2, node="node-2", intervals=(structs.replace(row, seq=2),))
+    receipt = service.ingest.submit_batch(later).result()
+    assert (receipt.stored, receipt.quarantined) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "said"),
+    [
+        ({"node": "node-7"}, 409, "no node 'node-7'"),
+        ({"gpus": ["GPU-7"]}, 409, "no GPU 'GPU-7'"),
+        ({"node": "node-1"}, 409, "already belongs to node 'node-1'"),
+        ({"since": "yesterday"}, 422, "since: not a date"),
+        ({"gpus": []}, 422, "gpus"),
+        ({"reason": ""}, 422, "reason"),
+    ],
+)
+def test_a_move_that_cannot_be_says_why(client, changed, status, said):
+    answer = client.post("/v1/gpus/move", json=MOVE | changed, headers=scoped("admin"))
+    assert answer.status_code == status, answer.text
+    assert said in answer.text
+
+
+def test_the_page_of_either_node_shows_the_claim_and_the_command(client):
+    for node in ("node-1", "node-2"):
+        page = client.get(f"/node/prod/{node}", headers=scoped("admin")).text
+        assert "claims it: 1 quarantined" in page
+        assert f"gputally accountant gpus move --cluster prod --node node-2 --gpu {GPU}" in page
+    assert "waits for an admin" in client.get("/node/prod/node-1", headers=scoped("read")).text
+
+
+@pytest.fixture
+def without_tokens(start_service):
+    return claimed_gpu(start_service()[0])
+
+
+def test_the_button_of_the_page_confirms_the_move(without_tokens, clock):
+    client = client_of(without_tokens, follow_redirects=False)
+    page = client.get("/node/prod/node-1").text
+    assert 'action="/node/prod/node-2/gpus"' in page
+    assert f'name="gpu" value="{GPU}"' in page
+    form = {"form_token": "", "gpu": GPU, "reason": "card swapped"}
+    elsewhere = client.post("/node/prod/node-2/gpus", data=form, headers={"Sec-Fetch-Site": "cross-site"})
+    assert elsewhere.status_code == 403
+    assert client.post("/node/prod/node-2/gpus", data=form | {"reason": ""}).status_code == 422
+    done = client.post("/node/prod/node-2/gpus", data=form, headers={"Sec-Fetch-Site": "same-origin"})
+    assert (done.status_code, done.headers["location"]) == (303, "/node/prod/node-2")
+    (one,) = client.get("/v1/gpus/owners").json()["gpus"]
+    assert [owner["node"] for owner in one["owners"]] == ["node-1", "node-2"]
+
+
+def test_the_command_lists_and_moves(without_tokens, run_command):
+    move = ("gpus", "move", "--gpu", GPU, "--node")
+    with serve(without_tokens.app, "127.0.0.1", 0) as url:
+        ask = run_command.at(url)
+        assert "claims it: 1 quarantined" in ask.shown("gpus")
+        code, _, err = ask(*move, "node-2")
+        assert (code, "move needs --node, --gpu and --reason" in err) == (2, True)
+        out = ask.shown(*move, "node-2", "--reason", "swapped", "--output", "json")
+        assert [one["node"] for one in json.loads(out)[0]["owners"]] == ["node-1", "node-2"]
+        assert "confirmed by" in ask.shown("gpus", "--moved")
+        assert "no node 'node-7'" in ask.refused(*move, "node-7", "--reason", "swapped")
+
+
+@pytest.fixture
+def asked(tmp_path, clock, run_command):
+    """`gputally accountant …` of an accountant two days after its only GPU's last record."""
+    settings = settings_in(tmp_path, timezone="Europe/Berlin")
+    with running_accountant(settings, clock, pod_minutes(rows=60)) as (_, url):
+        clock.advance(2 * MS_PER_DAY)
+        yield run_command.at(url)
+
+
+def test_a_node_is_retired_and_the_capacity_ends(asked):
+    out = asked.shown("retire", "--node", "node-1", "--since", "2026-11-02", "--reason", "sold")
+    assert "2026-11-01 23:00:00" in out  # the first instant of the second, in Berlin
+    _, out, _ = asked("usage", "--by", "gpu", "--start", "2026-11-01T00:00:00Z", "--output", "json")
+    (line,) = json.loads(out)["lines"]
+    accounts = line["accounts_gpu_us"]
+    assert sum(accounts.values()) == 12 * US_PER_HOUR
+    assert accounts["unmetered"] == 11 * US_PER_HOUR
+
+
+def test_the_answer_is_for_programs_too(asked):
+    _, out, _ = asked("retire", "--gpu", GPU, "--reason", "sold", "--output", "json")
+    (one,) = json.loads(out)
+    assert (one["cluster"], one["node"], one["gpu_uuid"]) == ("prod", "node-1", GPU)
+    assert one["end_ms"] - one["last_ms"] == 2 * MS_PER_DAY
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "name GPUs, a node or a cluster"),
+        (("--node", "node-7"), "no GPU that was seen on node 'node-7' last"),
+        (("--node", "node-1", "--since", "yesterday"), "since: not a date: 'yesterday'"),
+        (("--node", "node-1", "--since", "2027-01-01"), "is in the future"),
+    ],
+)
+def test_what_is_refused_says_why_in_a_line(asked, words, said):
+    assert said in asked.refused("retire", *words, "--reason", "sold")
+
+
+def pod(uid="101", **changes):
+    plain = {"namespace": "vision", "name": "train", "node": "n1", "observed_ms": 7}
+    return PodFacts(seq=0, uid=uid, **(plain | changes))
+
+
+def test_reported_holders_are_taken_in_and_recorded(accountant):
+    running = accountant(tokens="")
+    admin = scoped("admin")
+    body = msgspec.json.encode(PodReport("hpc", "slurm (jobs.txt)", (pod(), pod("102"))))
+    answer = running.client.post("/v1/pods", content=body, headers=admin)
+    assert (answer.status_code, answer.json()) == (200, {"pods": 2})
+    running.client.put("/v1/policy", json={"queues": [{"name": "a"}]}, headers=admin)
+    trail = running.client.get("/v1/audit", headers=admin).json()
+    assert ("admin", "pods", "hpc") in [(act["who"], act["kind"], act["subject"]) for act in trail["acts"]]
+    assert trail["broken_at"] is None
+    assert trail["next_after"] is None
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "slug"),
+    [
+        (b"{", 400, "malformed-body"),
+        (b"\xff", 400, "malformed-body"),
+        (b"{}", 422, "invalid-body"),
+        (b'{"cluster": "c", "source": "s", "pods": [], "more": 1}', 422, "invalid-body"),
+        (msgspec.json.encode(PodReport("", "s", ())), 422, "invalid-body"),
+        (msgspec.json.encode(PodReport("c", "s", (pod(""),))), 422, "invalid-body"),
+        (msgspec.json.encode(PodReport("c", "s", (pod(observed_ms=2**60),))), 422, "invalid-body"),
+    ],
+)
+def test_a_report_that_is_none_is_refused(accountant, body, status, slug):
+    running = accountant(tokens="")
+    answer = running.client.post("/v1/pods", content=body, headers=scoped("admin"))
+    assert (answer.status_code, answer.json()["type"]) == (status, PROBLEM + slug)
+
+
+def test_the_trail_is_read_page_by_page(accountant):
+    running = accountant()
+    for number in range(5):
+        report = PodReport(f"c{number}", "s", ())
+        running.client.post("/v1/pods", content=msgspec.json.encode(report))
+    seen, after = [], 0
+    while after is not None:
+        page = running.client.get("/v1/audit", params={"after": after, "limit": 2}).json()
+        assert page["broken_at"] is None
+        seen += [act["subject"] for act in page["acts"] if act["kind"] == "pods"]
+        after = page["next_after"]
+    assert seen == ["c0", "c1", "c2", "c3", "c4"]
+    running.ledger._acts[2] = running.ledger._acts[1]
+    assert running.client.get("/v1/audit").json()["broken_at"] == 3
+    assert running.client.get("/v1/audit", params={"after": 2}).json()["broken_at"] == 3
+
+
+class Silent:
+    """An authority that does not answer."""
+
+    async def authenticate(self, token, address=""):
+        raise AuthorityUnavailable("the API server cannot be reached: timed out")
+
+
+def test_where_nobody_can_vouch_the_caller_is_asked_to_come_again(accountant):
+    running = accountant()
+    object.__setattr__(running.app.state.deps, "authenticator", Silent())
+    answer = running.client.post("/v1/usage", content=b"{}", headers=bearer("x"))
+    refused(answer, "authority-unavailable")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_waits_are_shown_of_ones_own_teams(accountant):
+    running = accountant(tokens=token_entry("lead", "read", ", teams: [vision]"))
+    made = NOW_MS - 60_000
+    mine = pod(created_ms=made, scheduled_ms=made + 5_000, started_ms=made + 7_000)
+    running.ledger.known += [
+        KnownPod("prod", "vision", "a", mine),
+        KnownPod("staging", "speech", "b", pod("2", created_ms=made)),
+    ]
+    span = {"start": NOW_MS - 3_600_000, "by": "team"}
+    (line,) = running.client.get("/v1/waits", params=span, headers=bearer("lead")).json()
+    five, two = ({"pods": 1, "median": s, "p95": s, "longest": s} for s in (5.0, 2.0))
+    assert line == {"key": "vision", "pods": 1, "waiting": 0, "queued": five, "starting": two}
+    everything = running.client.get("/v1/waits", params=span, headers=scoped("read")).json()
+    assert [(one["key"], one["waiting"]) for one in everything] == [("speech", 1), ("vision", 0)]
+    there = {**span, "cluster": "staging"}
+    (alone,) = running.client.get("/v1/waits", params=there, headers=scoped("read")).json()
+    assert alone == everything[0]

@@ -1,0 +1,256 @@
+"""Every figure of a month's pages leads to lines that add up to it; an invoice adds up beside the books."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from decimal import Decimal
+from html import unescape
+from typing import get_args
+from urllib.parse import unquote
+
+import pytest
+
+from accountant.composition import Service
+from accountant.ledger.journal import ActKind
+from accountant.ledger.protocols import Retirement
+from accountant.web.statement_detail_pages import WHAT
+from gputally.base.clock import VirtualClock
+from tests.http.conftest import (
+    MINUTE_MS,
+    NOW_MS,
+    client_of,
+    encoded,
+    pod_minutes,
+    scoped,
+    settings_in,
+    token_list,
+)
+from tests.http.readers import EVIL, read
+from tests.price_books import price_book_text
+from tests.usage_records import batch, interval, pod_facts, pod_holder
+
+DAY_MS = 86_400_000
+PAGE = {"Accept": "text/html"}
+TEAMS = {"vision": 3, "language": 4, EVIL: 5}
+"""Pods of each."""
+
+
+@pytest.fixture(scope="module")
+def billed(tmp_path_factory):
+    """Twelve GPUs, each held by a pod of its own for another number of minutes; then the month is over and closed,
+    and a late node and a credit are booked in the next."""
+    clock = VirtualClock(NOW_MS)
+    settings = settings_in(
+        tmp_path_factory.mktemp("lines"), correct_seconds=3600,
+        prices=price_book_text(H100="2.47", source="framework contract"),
+        inventory="schema: 1\ncluster: prod\nnamespaces:\n"
+        + "".join(f"  - {{name: ns-{n}, team: {json.dumps(team)}}}\n" for n, team in enumerate(TEAMS)),
+    )  # fmt: skip
+    with Service(settings, clock) as service:
+        client = client_of(service, headers=PAGE)
+
+        def report(node: str) -> None:
+            rows, facts = [], []
+            begin = NOW_MS - 50 * MINUTE_MS
+            times = {"created_ms": begin, "scheduled_ms": begin, "started_ms": begin}
+            for n, (team, pods) in enumerate(TEAMS.items()):
+                for pod in range(pods):
+                    name = f"{EVIL if team == EVIL else 'train'}-{pod}"
+                    uid, space = f"{node}-{n}-{pod}", f"ns-{n}"
+                    told = {"namespace": space, "node": node, "uid": uid, "workload": f"Job/{name}"}
+                    facts.append(pod_facts(name, begin, **told, **times))
+                    holder = pod_holder(name, space, uid, "main")
+                    rows += [
+                        interval(at, f"GPU-{uid}", holder, span_ms=MINUTE_MS, busy_us=MINUTE_MS * 617)
+                        for at in range(begin, begin + (7 + 3 * n + pod) * MINUTE_MS, MINUTE_MS)
+                    ]
+            found = batch(rows, facts, cluster="prod", node=node)
+            assert client.post("/v1/usage", content=encoded(found)).status_code == 200
+
+        report("node-1")
+        clock.advance(45 * DAY_MS)
+        standing = [one["kind"] for one in client.get("/v1/periods/2026-11").json()["objections"]]
+        closed = client.post("/v1/periods/2026-11/close", json={"acknowledge": standing, "reason": "test"})
+        assert closed.status_code == 200
+        report("node-2")
+        clock.advance(3_600_000)
+        service.maintain()
+        assert client.post("/v1/corrections").status_code == 200
+        credit = {"month": "2026-11", "team": "vision", "amount": "-1.50", "reason": EVIL, "approved_by": "cfo"}
+        assert client.post("/v1/adjustments", json=credit).status_code == 200
+        yield client
+
+
+def figures(client, path):
+    """Every (shown figure, address of its lines) of a page."""
+    page = client.get(path)
+    assert page.status_code == 200
+    return [(text, unescape(to)) for to, text in re.findall(r'<a class="fig" href="([^"]+)">([^<]+)</a>', page.text)]
+
+
+def number(text):
+    return Decimal(text.replace(",", "").replace("\u2212", "-").replace("+", ""))
+
+
+@pytest.fixture(scope="module")
+def csv_of(billed):
+    """The rows of a figure's CSV, and the figure; asked once each."""
+    known = {}
+
+    def get(to):
+        if to not in known:
+            *rows, whole = csv.DictReader(io.StringIO(billed.get(to.replace("/lines", "/lines.csv")).text))
+            known[to] = rows, whole
+        return known[to]
+
+    return get
+
+
+@pytest.mark.parametrize("path", ["/month/2026-11", "/team/vision?month=2026-11", "/month/2026-12"])
+def test_every_figure_leads_to_lines_that_add_up_to_it(billed, csv_of, path):
+    linked = [(text, to) for text, to in figures(billed, path) if "/lines" in to]
+    assert len(linked) > 4
+    for text, to in linked:
+        rows, whole = csv_of(to)
+        assert whole["account"] == "total"
+        for column in ("gpu_hours", "cost", "payable"):
+            assert sum(number(row[column] or "0") for row in rows) == number(whole[column] or "0"), (to, column)
+        hours, amount = number(whole["gpu_hours"]), number(whole["payable"] or "0")
+        assert text in {f"{hours:,.1f}", f"{hours:,.0f}", f"{amount:,.2f}"}, to
+    for _, to in linked[:3]:
+        page = " ".join(read(billed.get(to).text).texts)
+        assert csv_of(to)[1]["payable"] in page.replace(",", "")
+
+
+@pytest.mark.parametrize("by", ["team", "queue", "job", "pod", "user", "node", "gpu", "day"])
+def test_a_cut_shows_everything_once(billed, by):
+    answer = billed.get(f"/month/2026-11/lines?account=allocated&by={by}")
+    assert answer.status_code == 200
+    reader = read(answer.text)
+    assert "script" not in reader.tags
+    *rows, whole = csv.DictReader(io.StringIO(billed.get(f"/month/2026-11/lines.csv?account=allocated&by={by}").text))
+    assert sum(number(row["payable"]) for row in rows) == number(whole["payable"])
+    assert {row["price_source"] for row in rows} == {"framework contract"}
+    assert "framework contract" in answer.text
+    late = [row for row in rows if row["detail"] == "late"]
+    assert late, "node-2's hours of November came after its close"
+
+
+def test_items_lead_to_their_own_pages(billed):
+    text = billed.get("/month/2026-12/lines?by=job").text + billed.get("/month/2026-11/lines?by=node&account=busy").text
+    links = {unquote(to) for to in re.findall(r'href="(/(?:job|node)/[^"]+)"', text)}
+    assert "/node/prod/node-1" in links
+    for link in links:
+        assert billed.get(link).status_code == 200
+
+
+def test_a_correction_and_a_credit_lead_to_their_acts_and_their_month(billed):
+    acts = {to for _, to in figures(billed, "/month/2026-12") if to.startswith("/act/")}
+    assert len(acts) == 2, "one act of corrections, one credit"
+    said = ""
+    for act in acts:
+        page = read(billed.get(act).text)
+        assert ("a", "href", "/month/2026-11") in page.attributes
+        said += " ".join(page.texts)
+    assert "Late facts were booked" in said
+    assert "A credit or charge was booked" in said
+    assert EVIL in said
+    assert billed.get("/act/999").status_code == 404
+    assert billed.get("/act/0").status_code == 404
+
+
+def test_every_kind_of_act_has_its_words():
+    assert set(WHAT) == set(get_args(ActKind))
+
+
+@pytest.mark.parametrize("query", ["account=rent", "by=colour", "month=1", "team=" + "x" * 300])
+def test_what_is_no_choice_is_refused(billed, query):
+    assert billed.get(f"/month/2026-11/lines?{query}").status_code == 422
+
+
+def test_a_month_to_come_has_no_lines(billed):
+    assert billed.get("/month/2027-03/lines").status_code == 422
+
+
+INVOICE = {
+    "source": f"provider-{EVIL}.csv",
+    "lines": [
+        {"item": "p5.48xlarge", "gpu_model": "H100", "amount": "5.00", "currency": "EUR"},
+        {"item": f"egress {EVIL}", "amount": "1.23", "currency": "EUR"},
+        {"item": "p4d", "gpu_model": "A100", "amount": "0", "currency": "EUR"},
+    ],
+}
+PARTS = ("invoice", "teams", "idle", "unused_commitments", "unmatched")
+
+
+@pytest.fixture(scope="module")
+def invoiced(tmp_path_factory):
+    """An hour of an H100 at 2.40 held, in November; December."""
+    clock = VirtualClock(NOW_MS)
+    folder = tmp_path_factory.mktemp("invoice")
+    with Service(settings_in(folder, prices=price_book_text(H100="2.40"), tokens=token_list()), clock) as service:
+        client = client_of(service, headers=PAGE | scoped("admin"))
+        assert client.post("/v1/usage", content=encoded(pod_minutes(rows=60))).status_code == 200
+        clock.advance(35 * 24 * 60 * MINUTE_MS)
+        service.ledger.retire(Retirement(node="node-1"), NOW_MS, clock.wall_ms(), "ada", "sold")
+        yield client
+
+
+def test_without_an_invoice_it_says_how_to_keep_one(invoiced):
+    assert invoiced.get("/invoice", follow_redirects=False).headers["location"] == "/invoice/2026-11"
+    answer = invoiced.get("/invoice/2026-10")
+    assert answer.status_code == 200
+    assert "No invoice was kept" in answer.text
+    assert invoiced.get("/invoice/2026-10/lines.csv").status_code == 404
+    assert invoiced.get("/invoice/2027-10").status_code == 422
+    assert invoiced.get("/invoice/2026-11?show=x").status_code == 422
+
+
+@pytest.fixture(scope="module")
+def kept(invoiced):
+    """Asked without `keep` it is not kept, and kept twice it is kept once."""
+    for query, acts in (("", 0), ("?keep=true&reason=november", 1), ("?keep=true", 1)):
+        assert invoiced.post(f"/v1/reconciliation/2026-11{query}", json=INVOICE).status_code == 200
+        acted = [act for act in invoiced.get("/v1/audit").json()["acts"] if act["kind"] == "invoiced"]
+        assert len(acted) == acts
+    return invoiced
+
+
+@pytest.mark.parametrize(
+    ("query", "items"),
+    [("", 3), ("?show=apart", 1), ("?show=together", 1), ("?show=foreign", 1), ("?model=A100", 1), ("?model=B200", 0)],
+)
+def test_every_choice_adds_up(kept, query, items):
+    *rows, total = csv.DictReader(io.StringIO(kept.get(f"/invoice/2026-11/lines.csv{query}").text))
+    assert len(rows) == items
+    for row in (*rows, total):
+        assert Decimal(row["invoice"]) == sum(Decimal(row[part]) for part in PARTS[1:])
+    for part in PARTS:
+        assert sum(Decimal(row[part]) for row in rows) == Decimal(total[part])
+    answer = kept.get(f"/invoice/2026-11{query}")
+    assert answer.status_code == 200
+    read(answer.text)
+    assert answer.text.count("<script") == 0
+
+
+def test_the_page_says_what_the_invoice_pays_for(kept):
+    said = " ".join(" ".join(read(kept.get("/invoice/2026-11").text).texts).split())
+    for text in ("6.23", "2.40", EVIL, "in agreement", "no GPU of the cluster", "5.0000"):
+        assert text in said
+    (act,) = set(re.findall(r'href="(/act/\d+)"', kept.get("/invoice/2026-11").text))
+    assert "An invoice was kept" in kept.get(act).text
+    teams = kept.get("/month/2026-11/lines?payers=true")
+    assert "2.40" in teams.text, "what the teams' part leads to"
+
+
+def test_a_page_of_everybody_is_not_for_an_agent(kept):
+    for path in ("/invoice", "/invoice/2026-11", "/invoice/2026-11/lines.csv"):
+        assert kept.get(path, headers=scoped("ingest"), follow_redirects=False).status_code == 403
+
+
+def test_an_invoice_in_another_currency_is_not_kept(kept):
+    wrong = {"source": "x", "lines": [{"item": "y", "amount": "1", "currency": "USD"}]}
+    assert kept.post("/v1/reconciliation/2026-11?keep=true", json=wrong).json()["type"].endswith("books-refuse")
