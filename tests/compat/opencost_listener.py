@@ -1,7 +1,8 @@
-"""A day of two nodes in a ledger, priced, and OpenCost's API in front of it."""
+"""A day of three nodes in a ledger, priced, and OpenCost's API in front of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,47 +14,31 @@ from accountant.ledger.protocols import Facts, NamespaceFacts
 from accountant.prices import price_book as prices
 from accountant.prices.price_book import PriceBook
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
-from agent.wire import Batch, Holder, Owner, PodFacts, Slice, UsageInterval
+from agent.wire import Owner, Slice, UsageInterval
 from gputally.base.clock import VirtualClock
 from tests.compat.opencost_day import START_MS
 from tests.price_books import price_book_text
+from tests.usage_records import batch, deliver, interval, pod_facts, pod_holder
 
 HOUR_MS = 3_600_000
 HOUR_US = HOUR_MS * 1_000
 DAY = "2026-10-01T00:00:00Z,2026-10-02T00:00:00Z"
 
 
-def fact(seq: int, namespace: str, name: str, node: str, owner: str, **labels: str) -> PodFacts:
-    kind, _, owned = owner.partition("/")
-    owners = (Owner(kind=kind, name=owned, uid=owner),) if owner else ()
-    return PodFacts(
-        seq=seq, uid=name, namespace=namespace, name=name, node=node, labels=labels, owners=owners, workload=owner,
-        created_ms=START_MS, scheduled_ms=START_MS, observed_ms=START_MS, ended_ms=None,
-    )  # fmt: skip
+def served(ledger: object, clock: VirtualClock, book: Callable[[], PriceBook | None] = lambda: None) -> TestClient:
+    """A client of the API over a ledger, for up to 400 days."""
+    return TestClient(create_app(AllocationSource(ledger, clock, book, "prod", Limits(span_days=400))))  # type: ignore[arg-type]
 
 
-def row(
-    seq: int, hour: int, gpu: str, model: str, pod: str, namespace: str, busy: float | None, part: int = 0
-) -> UsageInterval:
+def hour(hour: int, gpu: str, model: str, pod: str, namespace: str, busy: float | None, part: int = 0) -> UsageInterval:
     """An hour of a GPU; part: of a MIG instance with that many of seven slices."""
     capacity = HOUR_US if not part else -(-HOUR_US * part // 7) if part == 3 else HOUR_US * part // 7
-    return UsageInterval(
-        seq=seq,
-        start_ms=START_MS + hour * HOUR_MS,
-        end_ms=START_MS + (hour + 1) * HOUR_MS,
-        gpu_uuid=gpu,
-        gpu_model=model,
-        slice=Slice(
-            profile=f"{part}g.{part * 10}gb", gi=part, ci=0, compute=part, compute_of=7, memory_mib=1, memory_of_mib=8
-        )
-        if part
-        else None,
-        holder=Holder(kind="pod", uid=pod, namespace=namespace, name=pod, container="main") if pod else None,
-        capacity_us=capacity,
-        allocated_us=capacity if pod else 0,
+    sliced = Slice(f"{part}g.{part * 10}gb", part, 0, part, 7, 1, 8) if part else None
+    return interval(
+        START_MS + hour * HOUR_MS, gpu, pod_holder(pod, namespace, container="main") if pod else None, span_ms=HOUR_MS,
+        slice=sliced, gpu_model=model, capacity_us=capacity, allocated_us=capacity if pod else 0, method="allocation",
         busy_us=round(capacity * busy) if busy is not None else None,
-        method="allocation",
-    )
+    )  # fmt: skip
 
 
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
@@ -61,27 +46,29 @@ H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
 
 def fill(ledger: DuckLedger) -> None:
     """A day. n1: two H100 held by train-0, one idle GPU. n2: an A100, half of the day serving. n3: nobody."""
+    made = {"created_ms": START_MS, "scheduled_ms": START_MS}
+    train = pod_facts(
+        "train-0", START_MS, namespace="vision", node="n1", workload="Job/train", owners=(Owner("Job", "train", "1"),),
+        labels={"app": "resnet", "env": "prod"}, **made,
+    )  # fmt: skip
+    serve = pod_facts(
+        "serve-abc", START_MS, namespace="nlp", node="n2", workload="Deployment/serve", labels={"app": "bert"},
+        owners=(Owner("Deployment", "serve", "2"),), **made,
+    )  # fmt: skip
     for node, facts, gpus in (
-        ("n1", [("vision", "train-0", "Job/train", {"app": "resnet", "env": "prod"})],
-         [("GPU-0", H100, "train-0", "vision", 0.75), ("GPU-1", H100, "train-0", "vision", 0.25),
-          ("GPU-2", H100, "", "", None)]),
-        ("n2", [("nlp", "serve-abc", "Deployment/serve", {"app": "bert"})],
-         [("GPU-3", A100, "serve-abc", "nlp", None)]),
+        ("n1", [train], [("GPU-0", H100, "train-0", "vision", 0.75), ("GPU-1", H100, "train-0", "vision", 0.25),
+                         ("GPU-2", H100, "", "", None)]),
+        ("n2", [serve], [("GPU-3", A100, "serve-abc", "nlp", None)]),
         ("n3", [], [("GPU-4", H100, "", "", None)]),
     ):  # fmt: skip
-        told = [fact(i + 1, ns, name, node, owner, **labels) for i, (ns, name, owner, labels) in enumerate(facts)]
-        rows: list[UsageInterval] = []
-        for hour in range(24):
-            for gpu, model, pod, namespace, busy in gpus:
-                held = pod if not (gpu == "GPU-3" and hour >= 12) else ""
-                rows.append(row(len(told) + len(rows) + 1, hour, gpu, model, held, namespace, busy if held else None))
-        batch = Batch(
-            cluster="prod", node=node, boot_id="b", epoch=f"0192-{node}", first_seq=1, oldest_seq=1,
-            intervals=tuple(rows), facts=tuple(told),
-        )  # fmt: skip
-        (receipt,) = ledger.append([batch], START_MS + 24 * HOUR_MS)
-        assert not isinstance(receipt, Exception), receipt
-        assert receipt.quarantined == 0
+        rows = [
+            hour(at, gpu, model, pod if not (gpu == "GPU-3" and at >= 12) else "", namespace, busy)
+            for at in range(24)
+            for gpu, model, pod, namespace, busy in gpus
+        ]
+        one = batch(rows, facts, cluster="prod", node=node, epoch=f"0192-{node}")
+        deliver(ledger, START_MS + 24 * HOUR_MS, one)
+    assert ledger.quarantined() == []
 
 
 BOOK = price_book_text(H100=2.5)
@@ -101,8 +88,7 @@ class Port:
         )
         self.clock.advance(36 * HOUR_MS)
         self.book: PriceBook | None = self.priced(WITH_A100)
-        source = AllocationSource(self.ledger, self.clock, lambda: self.book, "prod", Limits(span_days=400))
-        self.client = TestClient(create_app(source))
+        self.client = served(self.ledger, self.clock, lambda: self.book)
 
     def priced(self, text: str) -> PriceBook:
         (self.folder / "prices.yaml").write_text(text)

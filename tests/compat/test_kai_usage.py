@@ -1,18 +1,26 @@
-"""The usage KAI gets from us: exact where Prometheus samples, silent where history is too old to use."""
+"""The usage that KAI asks for: its queries, exact figures where Prometheus samples, silence where history is old."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from accountant.compat.kai_usage_api import KaiMetrics, KaiUsageSource, Refused, create_app
+from accountant.compat.kai_usage_api import KaiMetrics, KaiUsageSource, Refused, UnknownQuery, create_app, parse
 from accountant.core.settings import KaiUsage, Limits
 from accountant.ledger.protocols import Facts, NodeFacts
-from accountant.prices.price_book import load
+from accountant.prices.price_book import PriceBook, load
+from accountant.storage.duckdb_ledger import open_ledger
+from accountant.wire.policy_models import Policy
+from gputally.base.clock import VirtualClock
 from tests.compat.conftest import Site, book, vectors
 from tests.compat.opencost_day import START_MS
 from tests.compat.sampling import Sampling, integral
@@ -22,6 +30,12 @@ from tests.usage_records import batch, deliver, interval, pod_facts, pod_holder
 GPU_CAPACITY = 'sum_over_time((sum(kube_node_status_capacity{resource="nvidia_com_gpu"}))[10m:1m0s])'
 GPU_USAGE = "sum_over_time((kai_queue_allocated_gpus)[10m:1m0s])"
 QUEUES = {"a": [(0, 300, 8.0)], "b": [(0, 99_999, 2.0)]}
+
+
+def ten_minutes(site: Site) -> None:
+    """Books QUEUES on ten GPUs, and lets the time pass."""
+    book(site.ledger, QUEUES, 10, 600)
+    site.clock.advance(600_000)
 
 
 def at(seconds: float) -> str:
@@ -69,8 +83,7 @@ def test_usage_is_the_exact_integral(site: Site, vector) -> None:
 
 def test_where_sampling_goes_wrong_we_do_not(site: Site) -> None:
     """8 of 10 GPUs for half of the window are 40 %: Prometheus 2 says 36 %, Prometheus 3 says 32 %."""
-    book(site.ledger, QUEUES, 10, 600)
-    site.clock.advance(600_000)
+    ten_minutes(site)
     assert asked(site, GPU_USAGE, 600)["a"] / asked(site, GPU_CAPACITY, 600)[""] == 0.4
 
 
@@ -81,8 +94,6 @@ def test_the_window_ends_where_metering_ends(site: Site) -> None:
 
 
 def test_parents_contain_their_children_and_every_name_has_one_row(site: Site) -> None:
-    from accountant.wire.policy_models import Policy
-
     tree = [
         {"name": "org", "refs": ["kai:org"]},
         {"name": "team-a", "parent": "org", "refs": ["kai:a"]},
@@ -90,15 +101,13 @@ def test_parents_contain_their_children_and_every_name_has_one_row(site: Site) -
         {"name": "elsewhere", "refs": ["kueue:x/y"]},
     ]
     site.ledger.put_policy(Policy.model_validate({"queues": tree}), START_MS)
-    book(site.ledger, QUEUES, 10, 600)
-    site.clock.advance(600_000)
+    ten_minutes(site)
     assert asked(site, GPU_USAGE, 600) == {"a": 40.0, "b": 20.0, "org": 60.0}
 
 
 @pytest.mark.parametrize("resource", ["cpu", "memory"])
 def test_what_is_not_metered_has_capacity_and_no_usage(site: Site, resource: str) -> None:
-    book(site.ledger, QUEUES, 10, 600)
-    site.clock.advance(600_000)
+    ten_minutes(site)
     capacity = f'sum_over_time((sum(kube_node_status_capacity{{resource="{resource}"}}))[10m:1m0s])'
     metric = {"cpu": "kai_queue_allocated_cpu_cores", "memory": "kai_queue_allocated_memory_bytes"}[resource]
     assert asked(site, capacity, 600)[""] > 0
@@ -137,8 +146,7 @@ def test_an_empty_ledger_leaves_the_configured_weights(site: Site) -> None:
 
 
 def test_both_ways_of_asking_and_what_is_refused(site: Site) -> None:
-    book(site.ledger, QUEUES, 10, 600)
-    site.clock.advance(600_000)
+    ten_minutes(site)
     client = TestClient(create_app(site.source))
     form = {"query": GPU_USAGE, "time": at(600)}
     posted, got = client.post("/api/v1/query", data=form), client.get("/api/v1/query", params=form)
@@ -154,13 +162,6 @@ def test_both_ways_of_asking_and_what_is_refused(site: Site) -> None:
 
 
 def test_without_a_policy_nothing_says_which_queues_there_are(tmp_path) -> None:
-    from prometheus_client import CollectorRegistry
-
-    from accountant.compat.kai_usage_api import KaiMetrics, KaiUsageSource
-    from accountant.core.settings import KaiUsage
-    from accountant.storage.duckdb_ledger import open_ledger
-    from gputally.base.clock import VirtualClock
-
     clock = VirtualClock(START_MS)
     ledger = open_ledger(tmp_path / "ledger.duckdb", clock)
     source = KaiUsageSource(ledger, clock, KaiUsage(listen="127.0.0.1:0"), KaiMetrics(CollectorRegistry()))
@@ -258,20 +259,18 @@ def test_usage_may_be_measured_in_cost(site: Site, tmp_path: Path) -> None:
     ]
     deliver(site.ledger, START_MS + 600_000, batch(rows, facts, cluster="prod", node="n1", epoch="0192-a"))
     site.clock.advance(600_000)
-    book = load(tmp_path / "prices.yaml")
-    metrics = KaiMetrics(CollectorRegistry())
-    source = KaiUsageSource(
-        site.ledger, site.clock, KaiUsage(listen="127.0.0.1:0", measure="cost"), metrics, lambda: book
-    )
-    priced = Site(site.ledger, site.clock, source, site.registry)
+    book, metrics = load(tmp_path / "prices.yaml"), KaiMetrics(CollectorRegistry())
+
+    def measuring_cost(*books: Callable[[], PriceBook]) -> Site:
+        usage = KaiUsage(listen="127.0.0.1:0", measure="cost")
+        return replace(site, source=KaiUsageSource(site.ledger, site.clock, usage, metrics, *books))
+
+    priced = measuring_cost(lambda: book)
     capacity = asked(priced, GPU_CAPACITY, 600)[""]
     shares = {queue: value / capacity for queue, value in asked(priced, GPU_USAGE, 600).items()}
     assert shares == pytest.approx({"a": 0.8, "b": 0.2}, abs=1e-8)  # a cost is told to a billionth of a euro
-    unpriced = Site(site.ledger, site.clock, KaiUsageSource(
-        site.ledger, site.clock, KaiUsage(listen="127.0.0.1:0", measure="cost"), metrics
-    ), site.registry)  # fmt: skip
     with pytest.raises(Refused, match="without a price book"):
-        asked(unpriced, GPU_CAPACITY, 600)
+        asked(measuring_cost(), GPU_CAPACITY, 600)
 
 
 @pytest.mark.parametrize("base", ["", "/shards/blue", "/clusters/prod"])
@@ -302,3 +301,97 @@ def test_a_window_that_adds_up_too_much_is_refused_before_it_is_read(site: Site)
     assert caught.value.status == 422
     source = KaiUsageSource(site.ledger, site.clock, settings, metrics, limits=Limits(question_gpu_hours=3))
     assert source.answer(GPU_CAPACITY, at(600))["status"] == "success"
+
+
+ALLOCATED = "kai_queue_allocated_gpus"
+
+
+@pytest.mark.parametrize("vector", vectors(), ids=lambda v: v.get("name"))
+def test_every_vector_is_understood(vector) -> None:
+    for query, of in ((vector["gpuAllocationQuery"], "allocation"), (vector["gpuCapacityQuery"], "capacity")):
+        asked = parse(query)
+        assert (asked.resource, asked.of) == ("gpu", of)
+        assert (asked.window_s, asked.resolution_s) == (vector["windowSeconds"], vector["resolutionSeconds"])
+        assert asked.half_life_s == vector["halfLifeSeconds"]
+        assert asked.reference_s == (vector["now"] if vector["halfLifeSeconds"] else None)
+
+
+def test_a_week_is_604800_seconds_and_aggregations_change_nothing() -> None:
+    plain = parse(f"sum_over_time(({ALLOCATED})[1w:1m0s])")
+    assert plain.window_s == 604_800
+    assert parse(f"sum_over_time((max by (queue_name) ({ALLOCATED}))[168h0m0s:60s])") == plain
+
+
+def test_a_capacity_may_be_that_of_a_node_pool() -> None:
+    asked = parse('sum_over_time((sum(resources_per_nodepool{resource="memory",nodepool="h100"}))[1d:1m])')
+    assert (asked.resource, asked.of, asked.pool) == ("memory", "capacity", "h100")
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("", "not PromQL"),
+        ("((", "not PromQL"),
+        ("up", r"expected sum_over_time"),
+        (f"sum_over_time({ALLOCATED}[5m])", "expected a subquery"),
+        (f"sum_over_time(({ALLOCATED})[5m:])", "no resolution"),
+        (f"sum_over_time(({ALLOCATED})[1w:1m] offset 5m)", "expected a subquery"),
+        (f"sum_over_time(({ALLOCATED} offset 5m)[1w:1m])", "expected one metric"),
+        (f"sum_over_time(({ALLOCATED})[10ms:1m])", "whole number of seconds"),
+        (f"sum_over_time((({ALLOCATED}) * 2)[1w:1m])", "half_life"),
+        (f"sum_over_time((({ALLOCATED}) * (0.4^((1 - time()) / 5)))[1w:1m])", "decay"),
+        (f"sum_over_time((({ALLOCATED}) * (0.5^((1 - time()) / 1e300)))[1w:1m])", "half-life"),
+        ("sum_over_time((node_load1)[1w:1m])", "unknown metric 'node_load1'"),
+        ('sum_over_time((kube_node_status_capacity{resource="pods"})[1w:1m])', "unknown metric"),
+        ('sum_over_time((kube_node_status_capacity{resource="cpu",node="a"})[1w:1m])', "unknown selector node='a'"),
+        (
+            'sum_over_time((kube_node_status_capacity{resource="nvidia_com_gpu",node=~"gpu.*"})[1w:1m])',
+            "unknown selector node=~'gpu",
+        ),
+        (
+            'sum_over_time((resources_per_nodepool{resource="cpu",nodepool!="a"})[1w:1m])',
+            "unknown selector nodepool!='a'",
+        ),
+        ('sum_over_time((kube_node_status_capacity{resource=~"nvidia.*"})[1w:1m])', "unknown metric"),
+        ("x" * 5_000, "more than 4096 characters"),
+    ],
+)
+def test_what_is_no_question_of_kai_is_refused_with_the_part_at_fault(query, reason) -> None:
+    with pytest.raises(UnknownQuery, match=reason):
+        parse(query)
+
+
+@given(
+    st.text(max_size=80) | st.from_regex(r"sum_over_time\(\(\(kai_queue_allocated_gpus\)[^\"]{0,40}", fullmatch=True)
+)
+def test_no_text_gives_anything_but_a_question_or_a_refusal(text: str) -> None:
+    with contextlib.suppress(UnknownQuery):
+        assert parse(text).window_s > 0
+
+
+MINUTE, WINDOW_END = 60, 24 * 3_600
+DAY = Sampling(WINDOW_END, MINUTE, MINUTE, None, left_closed=False)
+
+
+@pytest.mark.parametrize("minutes", [1, 26, 27, 28, 600])
+def test_usage_that_reaches_the_windows_end_has_one_look_more_than_minutes(minutes: int) -> None:
+    """The look at the end itself finds the sample of the minute that has just ended."""
+    held = [(WINDOW_END - minutes * 60.0, float(WINDOW_END), 1.0)]
+    exact = integral(held, 0, WINDOW_END, None) / MINUTE
+    assert DAY.sum(held, WINDOW_END) == minutes + 1
+    assert exact == minutes
+    # 3.57 % where a queue's only usage in the window is its last 27 minutes.
+    assert 1 - exact / DAY.sum(held, WINDOW_END) == pytest.approx(1 / (minutes + 1))
+
+
+@pytest.mark.parametrize("minutes", [1, 27, 600])
+def test_a_series_that_ends_inside_the_window_is_looked_at_for_the_rest_of_five_minutes(minutes: int) -> None:
+    """Its last sample is a minute before its end, and is found until it is five minutes old."""
+    held = [(7_200.0, 7_200.0 + minutes * 60, 1.0)]
+    assert DAY.sum(held, WINDOW_END) == minutes + 4
+    assert integral(held, 0, WINDOW_END, None) / MINUTE == minutes
+
+
+def test_usage_on_both_sides_of_the_windows_ends_is_exact() -> None:
+    held = [(-7_200.0, WINDOW_END + 7_200.0, 1.0)]
+    assert DAY.sum(held, WINDOW_END) == integral(held, 0, WINDOW_END, None) / MINUTE

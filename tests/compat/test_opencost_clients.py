@@ -46,23 +46,21 @@ def api(port: Port) -> Iterator[TestClient]:
         yield client
 
 
-def costs(api: TestClient, *by: str) -> dict[str, float]:
-    """/v1/cost by the names, joined with a slash; without the idle time."""
-    answer = api.get("/v1/cost", params={**SPAN, "by": by})
+def lines(api: TestClient, path: str, by: str) -> dict[str, dict[str, Any]]:
+    answer = api.get(path, params={**SPAN, "by": by})
     assert answer.status_code == 200, answer.text
-    lines = answer.json()["lines"]
-    return {"/".join(line["key"][name] for name in by): float(line["cost"]) for line in lines}
+    return {line["key"][by]: line for line in answer.json()["lines"]}
 
 
-def hours(api: TestClient, *by: str) -> dict[str, float]:
-    """/v1/usage: held GPU-hours."""
-    answer = api.get("/v1/usage", params={**SPAN, "by": by})
-    assert answer.status_code == 200, answer.text
+def costs(api: TestClient, by: str) -> dict[str, float]:
+    return {name: float(line["cost"]) for name, line in lines(api, "/v1/cost", by).items()}
+
+
+def hours(api: TestClient, by: str) -> dict[str, float]:
+    """Held GPU-hours."""
     held = ("busy", "allocated_idle", "allocated_unknown")
-    return {
-        "/".join(line["key"][name] for name in by): sum(line["accounts_gpu_us"][name] for name in held) / 3.6e9
-        for line in answer.json()["lines"]
-    }
+    found = lines(api, "/v1/usage", by)
+    return {name: sum(line["accounts_gpu_us"][one] for one in held) / 3.6e9 for name, line in found.items()}
 
 
 @pytest.mark.parametrize("path", ["/model/allocation", "/allocation/compute"])

@@ -1,26 +1,49 @@
-"""OpenCost's clients read a day of the ledger: shapes, keys, and sums that are the cost of the capacity."""
+"""OpenCost's API: allocations, idle time, filters and refusals; nothing is made, lost or moved twice."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
-from msgspec import structs
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from accountant.billing.usage_pricing import BILLED, charges, cost
+from accountant.billing.usage_pricing import ACCOUNTS, BILLED, Charge, charges, cost
 from accountant.compat import opencost_query
-from accountant.compat.opencost_api import AllocationSource, create_app, instant
-from accountant.core.settings import Limits
+from accountant.compat.opencost_api import (
+    Allocation,
+    AllocationSource,
+    PodSeen,
+    accumulated,
+    aggregated,
+    allocations,
+    create_app,
+    instant,
+    share_idle,
+)
+from accountant.compat.opencost_query import KEYS
+from accountant.composition import Service
+from accountant.core.errors import LedgerUnavailable
+from accountant.core.settings import Limits, Settings, load
+from accountant.ledger.usage_columns import Place
 from accountant.prices import price_book as prices
+from accountant.prices.price_book import Price, PriceRow
 from accountant.storage.duckdb_ledger import open_ledger
-from agent.wire import Batch
+from accountant.wire.policy_models import IDLE
 from gputally.base.clock import VirtualClock
+from gputally.base.errors import SettingsFault
 from tests.compat.opencost_day import START_MS
-from tests.compat.opencost_listener import A100, BOOK, DAY, H100, HOUR_MS, HOUR_US, WITH_A100, Port, fact, row
+from tests.compat.opencost_listener import A100, BOOK, DAY, H100, HOUR_MS, HOUR_US, WITH_A100, Port, hour, served
+from tests.effort import examples
+from tests.usage_records import batch, deliver, pod_facts
 
 EXPORTERS_DAY = "2026-10-01T00:00:00Z,2026-10-01T23:59:59Z"
 
@@ -245,17 +268,11 @@ def test_everything_adds_up_to_the_capacity_that_was_billed(port: Port) -> None:
 def test_a_mig_instance_is_a_shared_gpu(tmp_path: Path) -> None:
     clock = VirtualClock(START_MS + 2 * HOUR_MS)
     ledger = open_ledger(tmp_path / "ledger.duckdb", clock)
-    rows = (
-        row(1, 0, "GPU-9", A100, "a", "vision", 0.1, part=3),
-        row(2, 0, "GPU-9", A100, "", "", None, part=4),
-    )
-    batch = Batch(cluster="prod", node="n9", boot_id="b", epoch="0192-9", first_seq=1, oldest_seq=1, intervals=rows)
-    (receipt,) = ledger.append([batch], clock.wall_ms())
-    assert not isinstance(receipt, Exception)
-    assert receipt.quarantined == 0
+    parts = hour(0, "GPU-9", A100, "a", "vision", 0.1, part=3), hour(0, "GPU-9", A100, "", "", None, part=4)
+    deliver(ledger, clock.wall_ms(), batch(parts, cluster="prod", node="n9"))
     (tmp_path / "prices.yaml").write_text(WITH_A100)
     book = prices.load(tmp_path / "prices.yaml")
-    client = TestClient(create_app(AllocationSource(ledger, clock, lambda: book, "prod", Limits(span_days=400))))
+    client = served(ledger, clock, lambda: book)
     asked = {"window": "2026-10-01T00:00:00Z,2026-10-01T01:00:00Z", "aggregate": "pod", "includeIdle": "true"}
     found = client.get("/allocation", params=asked).json()["data"][0]
     ledger.close()
@@ -269,18 +286,13 @@ def test_an_imported_pod_lasts_from_its_start_to_its_end(tmp_path: Path) -> None
     """An import knows when a pod was placed and ended, and not when it was made. A part of a GPU is shared."""
     clock = VirtualClock(START_MS + 4 * HOUR_MS)
     ledger = open_ledger(tmp_path / "ledger.duckdb", clock)
-    facts = structs.replace(
-        fact(2, "vision", "a", "n9", "", app="bert"), created_ms=None, scheduled_ms=START_MS + HOUR_MS,
+    facts = pod_facts(
+        "a", START_MS, namespace="vision", node="n9", labels={"app": "bert"}, scheduled_ms=START_MS + HOUR_MS,
         ended_ms=START_MS + 2 * HOUR_MS, requests={"nvidia.com/gpu.shared": "1"},
     )  # fmt: skip
-    rows = (row(1, 1, "GPU-9", A100, "a", "vision", 0.1),)
-    batch = Batch(
-        cluster="old", node="n9", boot_id="b", epoch="0192-9", first_seq=1, oldest_seq=1, intervals=rows, facts=(facts,)
-    )
-    (receipt,) = ledger.append([batch], clock.wall_ms())
-    assert not isinstance(receipt, Exception)
-    assert receipt.quarantined == 0
-    client = TestClient(create_app(AllocationSource(ledger, clock, lambda: None, "prod", Limits(span_days=400))))
+    one_hour = hour(1, "GPU-9", A100, "a", "vision", 0.1)
+    deliver(ledger, clock.wall_ms(), batch([one_hour], [facts], cluster="old", node="n9"))
+    client = served(ledger, clock)
     asked = {"window": DAY, "aggregate": "pod"}
     one = client.get("/allocation", params=asked).json()["data"][0]["a"]
     later = client.get("/allocation", params=asked | {"window": "2026-10-01T03:00:00Z,2026-10-02T00:00:00Z"}).json()
@@ -295,10 +307,6 @@ def test_an_imported_pod_lasts_from_its_start_to_its_end(tmp_path: Path) -> None
 
 
 def test_an_accountant_serves_both_listeners_where_it_is_told_to(tmp_path: Path) -> None:
-    from accountant.composition import Service
-    from accountant.core.settings import Settings, load
-    from gputally.base.errors import SettingsFault
-
     settings = Settings.model_validate(
         {"data": tmp_path / "data", "auth": "off", "opencost": {"listen": "127.0.0.1:0"},
          "kai_usage": {"listen": "127.0.0.1:0"}, "kubernetes": {"cluster": "here"}}
@@ -313,3 +321,200 @@ def test_an_accountant_serves_both_listeners_where_it_is_told_to(tmp_path: Path)
         assert service.listeners == ()
     with pytest.raises(SettingsFault, match="OPENCOST__LISTEN: not an address: '9003'"):
         load(flags=flags, environ={"GPUTALLY_ACCOUNTANT_OPENCOST__LISTEN": "9003"})
+
+
+def test_services_are_not_known_and_that_is_said(port: Port) -> None:
+    body = port.get(aggregate="service")
+    assert set(body["data"][0]) == {"__unallocated__"}
+    assert body["warning"] == "services are not known to the ledger"
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"window": ""}, "Invalid 'window' parameter: ''"),
+        ({"window": "1w offset"}, "Invalid 'window' parameter"),
+        ({"window": "9999d"}, "Invalid 'window' parameter: longer than 400 days"),
+        ({"window": "1,2", "aggregate": "annotation:"}, r"Invalid 'aggregate' parameter: 'annotation:'"),
+        ({"aggregate": "pid"}, "expected all, cluster, "),
+        ({"aggregate": ",".join(f"label:a{i}" for i in range(13))}, "more than 12 names"),
+    ],
+)
+def test_bad_windows_and_keys_are_refused_in_plain_text(port: Port, asked: dict[str, str], reason: str) -> None:
+    answer = port.client.get("/allocation", params={"window": DAY, **asked})
+    assert (answer.status_code, answer.headers["content-type"]) == (400, "text/plain; charset=utf-8")
+    assert reason in answer.text
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"filter": "namespace"}, "Error: filter: the end: expected more"),
+        ({"filter": 'image:"y"'}, "unknown property 'image'"),
+        ({"step": "1s"}, "Error: step: '1s': expected a duration such as 1h or 1d"),
+        ({"step": "1m"}, "more than 800 steps"),
+        ({"window": "2026-01-01T00:00:00Z,2026-10-01T00:00:00Z", "accumulate": "hour"}, "more than 800 sets"),
+        ({"accumulate": "year"}, "expected true, false, hour"),
+        ({"includeIdle": "maybe"}, "Error: includeIdle: 'maybe'"),
+        ({"includeProportionalAssetResourceCosts": "true"}, "not answered here"),
+        ({"format": "xml"}, "Error: format: 'xml': expected json or csv"),
+        ({"filterServices": "web"}, "Error: filterServices: this filter is not known here; use filter, or filterClus"),
+        ({"sort": "cpuCost"}, "Error: sort: 'cpuCost': expected name, totalCost"),
+        ({"order": "up"}, "Error: order: 'up': expected asc or desc"),
+        ({"limit": "-1"}, "Error: limit: '-1': expected a whole number"),
+        ({"shareIdle": "even"}, "Error: shareIdle: 'even': expected true or false"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_opencosts_shape(port: Port, asked: dict[str, str], message: str) -> None:
+    answer = port.client.get("/allocation", params={"window": DAY, **asked})
+    body = answer.json()
+    assert (answer.status_code, body["code"], body["status"], body["data"]) == (400, 400, "", None)
+    assert message in body["message"]
+
+
+def test_bytes_that_are_no_text_and_too_many_parameters_are_refused(port: Port) -> None:
+    assert port.client.get("/allocation?window=%ff").status_code == 400
+    assert port.client.get("/allocation?" + "a=b&" * 100).status_code == 400
+
+
+def test_a_ledger_that_cannot_be_read_is_told_in_opencosts_shape(port: Port) -> None:
+    class Away:
+        def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
+            return 1
+
+        def pods(self, start_ms: int, end_ms: int, *, placed: bool) -> Any:
+            raise LedgerUnavailable("the disk is full")
+
+    answer = served(Away(), port.clock).get("/allocation", params={"window": DAY})
+    assert answer.status_code == answer.json()["code"] == 503
+    assert "the disk is full" in answer.json()["message"]
+
+
+@pytest.mark.parametrize("path", ["/allocation", "/allocation/summary", "/assets"])
+def test_a_window_that_adds_up_too_much_is_refused_before_it_is_read(port: Port, path: str) -> None:
+    class Large:
+        """Nothing of it can be read: a question that goes on meets an AttributeError."""
+
+        def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
+            return (end_ms - start_ms) // 3_600_000 * 1_000
+
+    limits = Limits(question_gpu_hours=24_000)
+    source = AllocationSource(Large(), port.clock, lambda: None, "prod", limits)  # type: ignore[arg-type]
+    answer = TestClient(create_app(source)).get(path, params={"window": DAY, "aggregate": "cluster,namespace"})
+    assert answer.status_code == 400
+    assert (
+        "48000 GPU-hours to add up (times 2 dimensions), and 24000 are the most: ask for about 12 hours" in answer.text
+    )
+
+
+ROW = PriceRow.model_validate(
+    {"id": "r", "model": "H100", "price": 1, "per": "gpu-hour", "valid_from": "2026-01-01", "source": "s",
+     "as_of": "2026-01-01", "basis": "gpu-only"}
+)  # fmt: skip
+PRICES = [Price(f"p{i}", Decimal(text), Decimal(text), ROW, 0, 2**50) for i, text in enumerate(("2.5", "0.333", "0"))]
+
+
+@st.composite
+def books(draw: st.DrawFn) -> list[Charge]:
+    """Charges of an hour, in the form and the order of accountant.billing.usage_pricing."""
+    found = []
+    for _ in range(draw(st.integers(0, 12))):
+        account = draw(st.sampled_from(ACCOUNTS))
+        where = (draw(st.sampled_from(["c1", "c2"])), draw(st.sampled_from(["n1", "n2", "n3"])))
+        held = account in ("busy", "allocated_idle", "allocated_unknown")
+        team, job = draw(st.sampled_from([("a", "Job/x"), ("b", "Deployment/y"), ("__unassigned__", "Pod/p0")]))
+        names = ("ns", draw(st.sampled_from(["p0", "p1"])), "main", job, team) if held else ("", "", "", "", IDLE)
+        model = draw(st.sampled_from(["H100", "A100"]))
+        row = draw(st.sampled_from([*PRICES, None])) if account in BILLED else None
+        key = (*where, *names, draw(st.sampled_from(["", "1g.10gb"])), draw(st.sampled_from(["GPU-1", "GPU-2"])))
+        found.append(Charge(key, Place(model, "", "", ""), account, draw(st.integers(1, HOUR_US)), row))
+    return sorted(found, key=lambda charge: (charge.key, charge.account))
+
+
+def of(found: Sequence[Allocation]) -> tuple[int, Fraction, dict[str, int]]:
+    """Time, cost and unpriced time of all together; shared idle time counts where it went."""
+    unpriced: dict[str, int] = {}
+    for one in found:
+        for model, gpu_us in one.unpriced.items():
+            unpriced[model] = unpriced.get(model, 0) + gpu_us
+    return sum(sum(one.time.values()) for one in found), sum((one.cost for one in found), Fraction(0)), unpriced
+
+
+def truth(charges: Sequence[Charge]) -> tuple[int, Fraction, dict[str, int]]:
+    billed = [charge for charge in charges if charge.billed]
+    unpriced: dict[str, int] = {}
+    for charge in billed:
+        if charge.row is None:
+            unpriced[charge.place.gpu_model] = unpriced.get(charge.place.gpu_model, 0) + charge.gpu_us
+    cost = sum((Fraction(charge.row.price) * charge.gpu_us for charge in billed if charge.row), Fraction(0))
+    return sum(charge.gpu_us for charge in billed), cost / HOUR_US, unpriced
+
+
+@settings(max_examples=examples(20, 120), deadline=None)
+@given(
+    charges=books(),
+    keys=st.lists(st.sampled_from(sorted(KEYS)), min_size=1, max_size=3),
+    split=st.sampled_from(["", "node", "cluster"]),
+    shared=st.booleans(),
+    by_node=st.booleans(),
+)
+def test_allocations_and_idle_are_the_capacitys_cost(
+    charges: list[Charge], keys: list[str], split: str, shared: bool, by_node: bool
+) -> None:
+    found = allocations(charges, {}, 0, HOUR_MS)
+    if shared:
+        before = {at: one.gpu_us for at, one in enumerate(one for one in found if not one.idle)}
+        found = share_idle(found, by_node=by_node)
+        assert {at: one.gpu_us for at, one in enumerate(one for one in found if not one.idle)} == before
+        # Idle is left only where nobody paid for anything.
+        for idle in (one for one in found if one.idle):
+            place = ("cluster", "node")[: 1 + by_node]
+            there = [one for one in found if all(one.properties[n] == idle.properties[n] for n in place)]
+            assert all(one.idle or one.cost == 0 for one in there)
+    named = aggregated(found, keys, split_idle=split)
+    assert of(list(named.values())) == truth(charges)
+    assert list(named) == sorted(named)
+    assert all(one.idle == name.endswith("__idle__") for name, one in named.items())
+
+
+@settings(max_examples=examples(13, 80), deadline=None)
+@given(steps=st.lists(books(), min_size=1, max_size=4), keys=st.sampled_from([("pod",), ("node", "team"), ("all",)]))
+def test_steps_accumulate_to_the_whole_in_any_grouping(steps: list[list[Charge]], keys: tuple[str, ...]) -> None:
+    sets = [
+        aggregated(allocations(charges, {}, at * HOUR_MS, (at + 1) * HOUR_MS), keys) for at, charges in enumerate(steps)
+    ]
+    whole = accumulated(sets)
+    assert of(list(whole.values())) == truth([charge for charges in steps for charge in charges])
+    assert accumulated([accumulated(sets[:2]), accumulated(sets[2:])]) == whole
+    for one in whole.values():
+        assert one.efficiency is None or 0 <= one.efficiency <= 1
+
+
+def held(gpu: str, account: str, gpu_us: int) -> Charge:
+    key = ("c", "n", "ns", "p", "main", "Job/x", "t", "", gpu)
+    return Charge(key, Place("H100", "", "", ""), account, gpu_us, PRICES[0])  # type: ignore[arg-type]
+
+
+def test_efficiency_is_of_what_is_known() -> None:
+    charges = [held("g", "busy", 30), held("g", "allocated_idle", 10), held("h", "allocated_unknown", 60)]
+    (one,) = allocations(charges, {}, 0, 1)
+    assert one.efficiency == Fraction(3, 4)
+    assert replace(one, busy_us=0, known_us=0).efficiency is None
+
+
+@pytest.mark.parametrize(
+    ("bound", "ended", "span"),
+    [
+        (None, None, (0, 100)),
+        (20, None, (20, 100)),
+        (-50, 60, (0, 60)),
+        (80, None, (0, 100)),  # it held a GPU for 30 ms of the window: cannot be true
+        (60, 50, (0, 100)),
+    ],
+)
+def test_a_pod_is_there_from_being_bound_to_its_end(
+    bound: int | None, ended: int | None, span: tuple[int, int]
+) -> None:
+    seen = {("c", "ns", "p"): PodSeen(bound, ended, {})}
+    (one,) = allocations([held("g", "busy", 30_000)], seen, 0, 100)
+    assert (one.start_ms, one.end_ms) == span
