@@ -68,7 +68,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def house(tmp_path: Path, browser: Browser) -> Iterator[PageContext]:
+def site(tmp_path: Path, browser: Browser) -> Iterator[PageContext]:
     certificate = trustme.CA().issue_cert("localhost")
     certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
     certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
@@ -88,11 +88,11 @@ def house(tmp_path: Path, browser: Browser) -> Iterator[PageContext]:
             context.close()
 
 
-def test_an_operator_signs_in_applies_a_policy_and_signs_out(house: PageContext) -> None:
-    with house.replica():
-        page, said = house.sign_in("operators")
-        assert page.url == f"{house.url}/policy", "through the provider, and back to what was asked for"
-        (cookie,) = house.context.cookies()
+def test_an_operator_signs_in_applies_a_policy_and_signs_out(site: PageContext) -> None:
+    with site.replica():
+        page, said = site.sign_in("operators")
+        assert page.url == f"{site.url}/policy", "through the provider, and back to what was asked for"
+        (cookie,) = site.context.cookies()
         assert cookie["name"] == "__Host-gputally-fairshare"
         assert (cookie["httpOnly"], cookie["secure"], cookie["sameSite"]) == (True, True, "Lax")
         assert page.evaluate("document.cookie") == "", "no script could read it"
@@ -101,23 +101,23 @@ def test_an_operator_signs_in_applies_a_policy_and_signs_out(house: PageContext)
         with page.expect_navigation(wait_until="networkidle"):
             page.get_by_role("button", name="Apply it now").click()
         assert page.locator("h1").inner_text() == "Applied"
-        assert re.search(r"weight: 7\b", house.stage.file.read_text())
+        assert re.search(r"weight: 7\b", site.stage.file.read_text())
         assert page.locator("form.person").inner_text().startswith("ann@example.com")
         page.get_by_role("button", name="Sign out").click()
         page.wait_for_url("**/signed-out")
-        assert house.context.cookies() == []
-        asked = len(house.login.asked)
+        assert site.context.cookies() == []
+        asked = len(site.login.asked)
         page.get_by_role("link", name="Sign in again").click()
-        page.wait_for_url(f"{house.url}/")
-        assert len(house.login.asked) == asked + 1
+        page.wait_for_url(f"{site.url}/")
+        assert len(site.login.asked) == asked + 1
         assert said == []
 
 
-def test_a_reader_looks_at_the_policy_and_cannot_apply_one(house: PageContext) -> None:
-    before = house.stage.file.read_text()
-    with house.replica():
-        page, said = house.sign_in("readers")
-        assert page.url == f"{house.url}/policy"
+def test_a_reader_looks_at_the_policy_and_cannot_apply_one(site: PageContext) -> None:
+    before = site.stage.file.read_text()
+    with site.replica():
+        page, said = site.sign_in("readers")
+        assert page.url == f"{site.url}/policy"
         assert page.locator('[name="queues.0.weight"]').is_disabled()
         assert page.get_by_role("button", name="Review the change").is_disabled()
         assert said == []
@@ -130,12 +130,12 @@ def test_a_reader_looks_at_the_policy_and_cannot_apply_one(house: PageContext) -
             before + "\n# mine\n",
         )
         assert status == 403
-        assert house.stage.file.read_text() == before
+        assert site.stage.file.read_text() == before
 
 
-def test_a_lead_sees_own_queues_and_is_told_where_there_is_nothing_to_see(house: PageContext) -> None:
-    with house.replica():
-        page, said = house.sign_in("leads", path="/")
+def test_a_lead_sees_own_queues_and_is_told_where_there_is_nothing_to_see(site: PageContext) -> None:
+    with site.replica():
+        page, said = site.sign_in("leads", path="/")
         assert page.locator("table.shares tbody tr").count() == 1
         assert page.locator("table.shares tbody th").inner_text() == "vision"
         page.get_by_role("link", name="vision").click()
@@ -143,21 +143,21 @@ def test_a_lead_sees_own_queues_and_is_told_where_there_is_nothing_to_see(house:
         for name in ("language", "students", "research"):
             assert name not in page.content()
         assert said == []
-        answer = page.goto(f"{house.url}/policy")
+        answer = page.goto(f"{site.url}/policy")
         assert answer is not None
         assert answer.status == 403
         assert "you may see those of your teams" in page.inner_text("main")
 
 
-def test_a_session_goes_on_at_the_replica_that_takes_over(house: PageContext) -> None:
+def test_a_session_goes_on_at_the_replica_that_takes_over(site: PageContext) -> None:
     """And a form that was opened at the one is taken by the other."""
-    with house.replica():
-        page, _ = house.sign_in("operators")
+    with site.replica():
+        page, _ = site.sign_in("operators")
         page.locator('[name="queues.0.weight"]').fill("9")
-    with house.replica():
+    with site.replica():
         page.get_by_role("button", name="Review the change").click()
         with page.expect_navigation(wait_until="networkidle"):
             page.get_by_role("button", name="Apply it now").click()
         assert page.locator("h1").inner_text() == "Applied"
-        assert len(house.login.asked) == 1, "nobody had to sign in again"
-    assert re.search(r"weight: 9\b", house.stage.file.read_text())
+        assert len(site.login.asked) == 1, "nobody had to sign in again"
+    assert re.search(r"weight: 9\b", site.stage.file.read_text())

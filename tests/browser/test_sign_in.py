@@ -55,7 +55,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def house(tmp_path: Path, browser: Browser) -> Iterator[PageContext]:
+def site(tmp_path: Path, browser: Browser) -> Iterator[PageContext]:
     clock = SystemClock()
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost")
@@ -110,21 +110,21 @@ def _fill(service: Service, clock: SystemClock) -> None:
     service.ingest.submit_batch(batch(rows, facts, cluster="prod", node="node-1")).result()
 
 
-def test_a_person_comes_in_by_the_provider_and_leaves(house: PageContext) -> None:
-    house.login.claims |= {"groups": ["platform"]}
+def test_a_person_comes_in_by_the_provider_and_leaves(site: PageContext) -> None:
+    site.login.claims |= {"groups": ["platform"]}
     said: list[str] = []
-    page = house.context.new_page()
+    page = site.context.new_page()
     page.on("console", lambda message: said.append(message.text))
-    page.goto(f"{house.url}/coverage", wait_until="networkidle")
-    assert page.url == f"{house.url}/coverage", "through the provider, and back to what was asked for"
+    page.goto(f"{site.url}/coverage", wait_until="networkidle")
+    assert page.url == f"{site.url}/coverage", "through the provider, and back to what was asked for"
     assert page.get_by_role("heading", level=1).inner_text() == "Coverage"
-    (asked,) = house.login.asked
+    (asked,) = site.login.asked
     assert asked["code_challenge_method"] == "S256"
     assert len(base64.urlsafe_b64decode(asked["code_challenge"] + "=")) == hashlib.sha256().digest_size
-    assert asked["redirect_uri"] == f"{house.url}/sign-in/done"
+    assert asked["redirect_uri"] == f"{site.url}/sign-in/done"
     assert {"state", "nonce"} <= asked.keys()
 
-    (cookie,) = house.context.cookies()
+    (cookie,) = site.context.cookies()
     assert cookie["name"] == "__Host-gputally"
     assert (cookie["httpOnly"], cookie["secure"], cookie["sameSite"]) == (True, True, "Lax")
     assert (cookie["domain"], cookie["path"]) == ("localhost", "/")
@@ -132,18 +132,18 @@ def test_a_person_comes_in_by_the_provider_and_leaves(house: PageContext) -> Non
 
     page.get_by_role("button", name="Sign out").click()
     page.wait_for_url("**/signed-out")
-    assert house.context.cookies() == []
+    assert site.context.cookies() == []
     assert page.get_by_role("link", name="Sign in again").is_visible()
-    assert len(house.login.asked) == 1, "nobody was signed in again by that"
+    assert len(site.login.asked) == 1, "nobody was signed in again by that"
     assert said == []
     page.get_by_role("link", name="Sign in again").click()
-    page.wait_for_url(f"{house.url}/")
-    assert len(house.login.asked) == 2
+    page.wait_for_url(f"{site.url}/")
+    assert len(site.login.asked) == 2
 
 
-def test_a_lead_sees_the_own_team_and_no_word_of_another(house: PageContext) -> None:
-    house.login.claims |= {"groups": ["leads"]}
-    page = house.open("/")
+def test_a_lead_sees_the_own_team_and_no_word_of_another(site: PageContext) -> None:
+    site.login.claims |= {"groups": ["leads"]}
+    page = site.open("/")
     assert urlsplit(page.url).path == "/team/vision"
     assert "vision" in page.inner_text("body")
     seen = {page.url}
@@ -154,38 +154,38 @@ def test_a_lead_sees_the_own_team_and_no_word_of_another(house: PageContext) -> 
             assert "zebra" not in page.content(), link
     assert len(seen) > 8
     for path in ("/team/zebra", "/month", "/job/prod~zebra~Job~zebra-train"):
-        answer = page.goto(house.url + path)
+        answer = page.goto(site.url + path)
         assert answer is not None
         assert answer.status in (403, 404), path
         assert "zebra" not in page.inner_text("main").replace("prod~zebra~Job~zebra-train", "")
 
 
-def test_an_answer_with_another_state_signs_nobody_in(house: PageContext) -> None:
-    house.login.refuse = True
-    page = house.context.new_page()
-    answer = page.goto(f"{house.url}/coverage")
+def test_an_answer_with_another_state_signs_nobody_in(site: PageContext) -> None:
+    site.login.refuse = True
+    page = site.context.new_page()
+    answer = page.goto(f"{site.url}/coverage")
     assert answer is not None
     assert answer.status == 401
     assert "the provider refused the sign-in" in page.inner_text("main")
-    (under_way,) = house.context.cookies()
+    (under_way,) = site.context.cookies()
     assert under_way["path"] == "/sign-in"
     assert (under_way["httpOnly"], under_way["secure"]) == (True, True)
-    answer = page.goto(f"{house.url}/sign-in/done?state=another&code=stolen")
+    answer = page.goto(f"{site.url}/sign-in/done?state=another&code=stolen")
     assert answer is not None
     assert answer.status == 401
     assert "go to /sign-in to begin again" in page.inner_text("main")
-    assert "__Host-gputally" not in {cookie["name"] for cookie in house.context.cookies()}
+    assert "__Host-gputally" not in {cookie["name"] for cookie in site.context.cookies()}
 
 
-def test_an_attackers_code_does_not_sign_a_victim_in(house: PageContext) -> None:
+def test_an_attackers_code_does_not_sign_a_victim_in(site: PageContext) -> None:
     """Login CSRF: the answer to a sign-in that another browser began, whole and unused."""
-    house.login.claims |= {"groups": ["platform"], "email": "attacker@example.com"}
+    site.login.claims |= {"groups": ["platform"], "email": "attacker@example.com"}
     with httpx2.Client(verify=False, follow_redirects=False) as attacker:  # the test's own authority
-        leave = attacker.get(f"{house.url}/sign-in?next=/coverage").headers["location"]
+        leave = attacker.get(f"{site.url}/sign-in?next=/coverage").headers["location"]
         stolen = attacker.get(leave).headers["location"]
     assert {"code", "state"} <= parse_qs(urlsplit(stolen).query).keys()
-    page = house.context.new_page()
+    page = site.context.new_page()
     answer = page.goto(stolen)
     assert answer is not None
     assert answer.status == 401
-    assert house.context.cookies() == []
+    assert site.context.cookies() == []

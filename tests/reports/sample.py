@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from decimal import Decimal
 from functools import cache
+from typing import Any
 
 from accountant.billing.queue_waits import KnownPod
 from accountant.billing.statements import Adjustment, Correction, StatementLine, UnmeteredItems
@@ -15,8 +16,12 @@ from accountant.reports.report_builder import MonthBooks, Report, build
 from accountant.wire.policy_models import Policy
 from agent.wire import PodFacts
 from tests.billing.rows import HOUR_MS, SAMPLE_PRICES, TEAMS, at, busy_month, held, price_book, unheld
-from tests.fakes.rows import ListLedger
+from tests.fakes.rows import ListLedger, Row
 
+HOSTILE = (
+    '=HYPERLINK("http://x")', "+1", "-1", "@SUM(A1)", "\tx", "\rx", "＝1", "<script>alert(1)</script>", "a\x00b\x0b",
+)  # fmt: skip
+"""Names that would like to be formulas, markup, or no text at all."""
 USERS = ("ann", "bob", "chen", "dora", "emil", "fay")
 DAY_MS = 24 * HOUR_MS
 START_MS, END_MS = at("2026-10-01"), at("2026-11-01")
@@ -87,6 +92,11 @@ def beside() -> UnmeteredItems:
     return UnmeteredItems(
         "2026-10", (Correction("2026-09", "2026-10", "late facts", line, Decimal("-34.40")),), (credit,)
     )
+
+
+def october(*rows: Row, **options: Any) -> Report:
+    """Of October 2026, from rows of usage."""
+    return build(ListLedger(rows), book(), START_MS, END_MS, **options)
 
 
 @cache

@@ -27,7 +27,6 @@ from gputally.base.money import exact_sum
 from tests.billing.rows import HOUR_MS, held, price_book, unheld
 from tests.fakes.rows import ListLedger
 from tests.reports import sample
-from tests.reports.hostile import HOSTILE
 
 Rows = list[dict[str, str]]
 CLOSED_LISTS = {
@@ -214,18 +213,11 @@ def test_columns_stand_in_order_with_our_own_last() -> None:
     assert list(INVOICE_DETAIL) == sorted(INVOICE_DETAIL)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", sample.HOSTILE)
 def test_no_cell_is_a_formula(name: str) -> None:
     names = dict.fromkeys(("team", "namespace", "job", "pod", "user", "cluster", "pool"), name)
-    ledger = ListLedger([held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names)])
-    report = build(
-        ledger,
-        sample.book(),
-        sample.START_MS,
-        sample.END_MS,
-        booked=MonthBooks(beside=sample.beside()),
-        issuer=Issuer(name=name),
-    )
+    row = held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names)
+    report = sample.october(row, booked=MonthBooks(beside=sample.beside()), issuer=Issuer(name=name))
     for rows in (read(report), read(report, "invoice_detail.csv"), read(report, "billing_period.csv")):
         for row in rows:
             for column, cell in row.items():
@@ -253,7 +245,7 @@ def test_what_has_no_focus_form_says_so(start: str, end: str, book: PriceBook | 
 
 
 def test_an_empty_month_has_its_headings() -> None:
-    report = build(ListLedger(), sample.book(), sample.START_MS, sample.END_MS, issuer=Issuer())
+    report = sample.october(issuer=Issuer())
     assert read(report) == []
     assert notes(report)["charges"] == 0
 

@@ -24,7 +24,6 @@ from gputally.base.money import exact_sum
 from gputally.base.untrusted_text import FORMULA, escaped
 from tests.billing.conftest import ListLedger, held, price_book
 from tests.reports import sample
-from tests.reports.hostile import HOSTILE
 
 PLAIN: tuple[Form, ...] = ("html", "csv", "xlsx", "parquet", "json")
 """Forms that need no library of the system."""
@@ -41,10 +40,8 @@ def rendered(form: Form, report: Report) -> bytes:
 
 
 def line_total(report: Report) -> tuple[Decimal, Decimal]:
-    return (
-        exact_sum(line.gpu_hours for line in report.lines),
-        exact_sum(line.cost for line in report.lines if line.cost is not None),
-    )
+    costs = (line.cost for line in report.lines if line.cost is not None)
+    return exact_sum(line.gpu_hours for line in report.lines), exact_sum(costs)
 
 
 def sheet_cells(content: bytes, title: str) -> list[dict[str, str | None]]:
@@ -89,7 +86,7 @@ def test_what_is_due_stands_by_team_in_workbook_and_json_as_in_csv(report: Repor
     assert Decimal(total["B"] or 0) == report.statement.due_total
     told = json.loads(rendered("json", report))["tables"]["due"]
     assert {row["team"]: Decimal(row["amount"]) for row in told} == report.statement.due
-    calm = build(ListLedger([held("2026-10-01", "2026-10-03")]), sample.book(), sample.START_MS, sample.END_MS)
+    calm = sample.october(held("2026-10-01", "2026-10-03"))
     assert json.loads(rendered("json", calm))["tables"]["due"] == [], "nothing stands beside what is payable"
 
 
@@ -156,11 +153,10 @@ def test_a_second_report_is_the_same_in_every_form(report: Report) -> None:
         assert first == second, form
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", sample.HOSTILE)
 def test_names_stay_text_in_every_form(name: str) -> None:
     names = dict.fromkeys(("team", "namespace", "job", "user", "gpu_model", "pool"), name)
-    ledger = ListLedger([held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names)])
-    report = build(ledger, sample.book(), sample.START_MS, sample.END_MS)
+    report = sample.october(held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names))
     page = html_and_pdf.render_html(report)
     assert "<script" not in page
     book = openpyxl.load_workbook(io.BytesIO(rendered("xlsx", report)))

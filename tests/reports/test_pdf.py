@@ -8,9 +8,7 @@ import pytest
 import weasyprint
 
 from accountant.reports import html_and_pdf
-from accountant.reports.report_builder import build
 from tests.billing.rows import held
-from tests.fakes.rows import ListLedger
 from tests.reports import sample
 
 pytestmark = pytest.mark.real
@@ -18,8 +16,7 @@ pytestmark = pytest.mark.real
 
 def test_a_pdf_is_the_same_every_time_and_carries_no_script() -> None:
     names = dict.fromkeys(("team", "namespace", "job"), "<script>alert(1)</script>")
-    ledger = ListLedger([held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names)])
-    report = build(ledger, sample.book(), sample.START_MS, sample.END_MS)
+    report = sample.october(held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names))
     first, second = (html_and_pdf.render_pdf(report) for _ in range(2))
     assert first == second
     assert first.startswith(b"%PDF-")
@@ -56,10 +53,8 @@ def test_captions_for_screen_readers_are_not_printed() -> None:
 )
 def test_no_name_pushes_a_figure_off_the_page(name: str) -> None:
     names = dict.fromkeys(("team", "queue", "namespace", "job", "user"), name)
-    ledger = ListLedger(
-        [held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names), held("2026-10-01", "2026-10-03", busy=0.3)]
-    )
-    report = build(ledger, sample.book(), sample.START_MS, sample.END_MS)
+    named = held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names)
+    report = sample.october(named, held("2026-10-01", "2026-10-03", busy=0.3))
     for page in weasyprint.HTML(string=html_and_pdf.render_html(report)).render().pages:
         (box,) = page._page_box.children[0].children[:1] or [page._page_box]
         inside = [part for part in box.descendants() if getattr(part, "text", "").strip()]

@@ -29,7 +29,7 @@ from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import PodFacts
 from gputally.base.clock import VirtualClock
 from tests.billing.rows import HOUR_MS, at, held, price_book, unheld
-from tests.fakes.rows import ListLedger, MomentLedger
+from tests.fakes.rows import ListLedger, MomentLedger, Row
 from tests.reports import sample
 
 ONE = "id: a, model: H100, price: 1, valid_from: 2026-01-01"
@@ -40,17 +40,17 @@ def october(ledger: ListLedger, rows: str = ONE, end: str = "2026-11-01", **opti
     return build(ledger, price_book(rows), at("2026-10-01"), at(end), **options)
 
 
+def of_rows(*rows: Row, prices: str = ONE, end: str = "2026-11-01") -> Report:
+    return october(ListLedger(rows), prices, end)
+
+
 def test_users_share_what_was_held() -> None:
-    found = october(
-        ListLedger(
-            [
-                held("2026-10-01", "2026-10-02", gpus=2, user="ann", job="Job/a"),
-                held("2026-10-01", "2026-10-02", gpus=1, user="ann", job="Job/b"),
-                held("2026-10-01", "2026-10-02", gpus=1, user="bob", job="Job/a", team="nlp"),
-                held("2026-10-01", "2026-10-02", gpus=1, job="Job/c"),
-                unheld("2026-10-01", "2026-10-02", gpus=9),
-            ]
-        )
+    found = of_rows(
+        held("2026-10-01", "2026-10-02", gpus=2, user="ann", job="Job/a"),
+        held("2026-10-01", "2026-10-02", gpus=1, user="ann", job="Job/b"),
+        held("2026-10-01", "2026-10-02", gpus=1, user="bob", job="Job/a", team="nlp"),
+        held("2026-10-01", "2026-10-02", gpus=1, job="Job/c"),
+        unheld("2026-10-01", "2026-10-02", gpus=9),
     )
     assert [(row.user, row.jobs, row.figures.cost) for row in found.users] == [
         ("ann", 2, 72),
@@ -96,21 +96,21 @@ def test_what_has_no_price_is_never_zero_and_what_was_never_billed_is_not_unpric
         held("2026-10-02", "2026-10-03", 4, 0.5, user="bob", gpu_model="Tesla T4"),
         unheld("2026-10-02", "2026-10-03", "down", 8, gpu_model="NVIDIA A100-SXM4-40GB"),
     ]
-    page = html_and_pdf.render_html(october(ListLedger(rows)))
+    page = html_and_pdf.render_html(of_rows(*rows))
     users, kinds = cells(page, "Who ran the jobs"), cells(page, "Models of GPU")
     assert (users["ann"][-2:], users["bob"][-2:]) == (["48.00", "96.00"], ["unpriced", "unpriced"])
     assert (kinds["NVIDIA A100-SXM4-40GB"][-2], kinds["Tesla T4"][-2]) == ("not billed", "unpriced")
 
 
 def test_where_nobody_says_who_runs_it_there_is_no_table_of_users() -> None:
-    found = october(ListLedger([held("2026-10-01", "2026-10-02")]))
+    found = of_rows(held("2026-10-01", "2026-10-02"))
     assert found.users == ()
     assert "no job says who runs it" in html_and_pdf.render_html(found)
 
 
 def test_the_largest_users_are_named_and_the_rest_counted() -> None:
     rows = [held("2026-10-01", "2026-10-02", gpus=i + 1, user=f"u{i:02d}") for i in range(20)]
-    found = october(ListLedger(rows))
+    found = of_rows(*rows)
     assert (len(found.users), found.unnamed_users, found.users[0].user) == (15, 5, "u19")
 
 
@@ -119,32 +119,24 @@ def test_only_batch_jobs_with_a_cheaper_spot_row_are_candidates() -> None:
     prices = f"""{ONE}, capacity_type: on-demand
         id: s, model: H100, capacity_type: spot, price: '0.4', valid_from: 2026-01-01
         id: t, model: A100-40GB, price: 1, valid_from: 2026-01-01"""
-    found = october(
-        ListLedger(
-            [
-                held(*day, gpus=2, job="Job/train"),
-                held(*day, gpus=8, job="Deployment/serve"),
-                held(*day, gpus=4, job="Job/other", gpu_model="NVIDIA A100-SXM4-40GB"),
-                held(*day, gpus=4, job="Job/there", capacity_type="spot"),
-                held("2026-10-01T00:00", "2026-10-01T02:00", job="Job/short"),
-            ]
-        ),
-        prices,
+    found = of_rows(
+        held(*day, gpus=2, job="Job/train"),
+        held(*day, gpus=8, job="Deployment/serve"),
+        held(*day, gpus=4, job="Job/other", gpu_model="NVIDIA A100-SXM4-40GB"),
+        held(*day, gpus=4, job="Job/there", capacity_type="spot"),
+        held("2026-10-01T00:00", "2026-10-01T02:00", job="Job/short"),
+        prices=prices,
     )
     (row,) = found.spot
     assert (row.job, row.gpu_us, row.cost, row.saving) == ("Job/train", 48 * HOUR_US, Decimal(48), Decimal("28.8"))
 
 
 def test_the_hours_of_a_day_have_a_peak() -> None:
-    found = october(
-        ListLedger(
-            [
-                held("2026-10-05T14:00", "2026-10-05T15:00", gpus=8, busy=0.5),
-                held("2026-10-06T02:00", "2026-10-06T03:00", gpus=2),
-                unheld("2026-10-06T02:00", "2026-10-06T03:00", gpus=6),
-                unheld("2026-10-06T02:00", "2026-10-06T03:00", "down", gpus=6),
-            ]
-        )
+    found = of_rows(
+        held("2026-10-05T14:00", "2026-10-05T15:00", gpus=8, busy=0.5),
+        held("2026-10-06T02:00", "2026-10-06T03:00", gpus=2),
+        unheld("2026-10-06T02:00", "2026-10-06T03:00", gpus=6),
+        unheld("2026-10-06T02:00", "2026-10-06T03:00", "down", gpus=6),
     ).rhythm
     assert found.peak is not None
     assert (found.peak.hour, found.peak.held, found.peak.utilisation) == (14, 1.0, 0.5)
@@ -208,7 +200,7 @@ def test_the_outlook_of_a_young_ledger_goes_by_its_own_days() -> None:
 def test_jobs_of_one_name_in_two_clusters_are_two_jobs() -> None:
     one = held("2026-10-01", "2026-10-03", gpus=1, busy=0.2, cluster="east")
     two = held("2026-10-01", "2026-10-02", gpus=2, busy=0.5, cluster="west", gpu="GPU-1", node="node-1")
-    found = october(ListLedger([one, two]))
+    found = of_rows(one, two)
     assert found.headline.jobs == 2
     rows = [(job.cluster, job.figures.accounts.allocated // HOUR_US) for job in found.jobs_by_cost]
     assert rows == [("east", 48), ("west", 48)]
@@ -216,7 +208,7 @@ def test_jobs_of_one_name_in_two_clusters_are_two_jobs() -> None:
     page = html_and_pdf.render_html(found)
     assert "east/vision" in page
     assert "west/vision" in page
-    assert "/vision<" not in html_and_pdf.render_html(october(ListLedger([one]))), "one cluster needs no name"
+    assert "/vision<" not in html_and_pdf.render_html(of_rows(one)), "one cluster needs no name"
 
 
 def test_an_outlook_with_unpriced_time_would_be_too_small() -> None:
@@ -386,7 +378,7 @@ def test_a_job_of_two_clusters_is_a_candidate_in_each() -> None:
         id: s, model: H100, capacity_type: spot, price: '0.4', valid_from: 2026-01-01"""
     day = "2026-10-01", "2026-10-02"
     lines = [held(*day, gpus=gpus, job="Job/train", cluster=cluster) for cluster, gpus in (("east", 2), ("west", 1))]
-    assert [(row.cluster, row.job, row.gpu_us) for row in october(ListLedger(lines), prices).spot] == [
+    assert [(row.cluster, row.job, row.gpu_us) for row in of_rows(*lines, prices=prices).spot] == [
         ("east", "Job/train", 48 * HOUR_US), ("west", "Job/train", 24 * HOUR_US),
     ]  # fmt: skip
 
