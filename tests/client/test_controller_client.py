@@ -16,7 +16,7 @@ from accountant.ledger.protocols import Down, Facts, NodeFacts
 from accountant.wire.policy_models import Decision, IdleReclaimPolicy, Policy, WindowSpec
 from agent.wire import Batch
 from fairshare.core.queues_and_weights import Pod
-from fairshare.explain.what_if_replay import WhatIfError, history_from_ledger
+from fairshare.explain.what_if_simulation import WhatIfError, history_from_ledger
 from fairshare.preemption.idle_reclaim import is_idle
 from fairshare.preemption.preemption_types import Idleness, PodUse
 from fairshare.usage.accountant_client import AccountantApi

@@ -19,7 +19,7 @@ from accountant.storage.duckdb_engine import Cursor, Parameters, Row
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.storage.query.group_by_dimensions import coarser_lines
 from accountant.storage.read_snapshot import Hole
-from accountant.web.overview_pages import prepare_pages
+from accountant.web.month_and_decision_pages import prepare_pages
 from accountant.web.page_rows import by_node, current_use, month_so_far
 from accountant.wire.policy_models import Decision
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine

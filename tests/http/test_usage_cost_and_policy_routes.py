@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 
 from accountant.core.errors import LedgerUnavailable
-from accountant.reports import report_text
+from accountant.reports import figure_formatting
 from accountant.wire.usage_cost_and_job_models import CostLine
 from tests.http.conftest import HOUR_US, NOW_MS, decision, refused, usage_line
 
@@ -106,8 +106,8 @@ def test_no_amount_has_an_exponent_however_small():
     """A page says a price of 1e-9 as files do, and so does the API."""
     line = CostLine(key={}, gpu_us=1, cost=Decimal("2.50000000E-10"))
     assert json.loads(line.model_dump_json())["cost"] == "0.000000000250000000"
-    assert report_text.price(Decimal("1E-9")) == "0.000000001"
-    assert report_text.price(Decimal("-1E-7")) == "\u22120.0000001"
+    assert figure_formatting.price(Decimal("1E-9")) == "0.000000001"
+    assert figure_formatting.price(Decimal("-1E-7")) == "\u22120.0000001"
 
 
 def test_without_a_price_book_everything_is_unpriced_and_nothing_free(accountant):
