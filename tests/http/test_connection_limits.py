@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -147,15 +148,20 @@ def test_an_answer_that_is_not_read_is_given_up():
         assert not connections_open
 
 
-def test_a_tls_handshake_that_does_not_end_takes_a_place_for_seconds_only(tmp_path):
-    authority = trustme.CA()
+@pytest.fixture
+def identified(tmp_path: Path) -> tuple[Identity, ssl.SSLContext]:
+    """A server's certificate and key, and what trusts it."""
+    authority, trusted = trustme.CA(), ssl.create_default_context()
     issued = authority.issue_cert("127.0.0.1")
-    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
-    issued.cert_chain_pems[0].write_to_path(certificate)
-    issued.private_key_pem.write_to_path(key)
-    tls = Tls(Identity(certificate, key))
-    trusted = ssl.create_default_context()
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
+    issued.private_key_pem.write_to_path(tmp_path / "tls.key")
     authority.configure_trust(trusted)
+    return Identity(tmp_path / "tls.crt", tmp_path / "tls.key"), trusted
+
+
+def test_a_tls_handshake_that_does_not_end_takes_a_place_for_seconds_only(identified):
+    identity, trusted = identified
+    tls = Tls(identity)
     with serve(app, "127.0.0.1", 0, tls, SOON) as url, dialled(url, 30, "127.0.0.2") as half_open:
         assert httpx2.get(url, verify=trusted).status_code == 200
         assert all(ended(one) for one in half_open)
@@ -169,15 +175,10 @@ def test_connections_are_counted_by_address():
     assert (counted.open, counted.refused) == (3, 1)
 
 
-def test_a_tls_client_that_does_not_answer_the_end_of_its_connection_holds_up_no_shutdown(tmp_path):
-    authority = trustme.CA()
-    identity = authority.issue_cert("127.0.0.1")
-    identity.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
-    identity.private_key_pem.write_to_path(tmp_path / "tls.key")
-    trusted = ssl.create_default_context()
-    authority.configure_trust(trusted)
+def test_a_tls_client_that_does_not_answer_the_end_of_its_connection_holds_up_no_shutdown(identified):
+    identity, trusted = identified
     with ExitStack() as open_:
-        with serve(app, "127.0.0.1", 0, Tls(Identity(tmp_path / "tls.crt", tmp_path / "tls.key"))) as url:
+        with serve(app, "127.0.0.1", 0, Tls(identity)) as url:
             plain = open_.enter_context(socket.create_connection(address(url)))
             secure = open_.enter_context(trusted.wrap_socket(plain, server_hostname="127.0.0.1"))
             secure.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -186,11 +187,8 @@ def test_a_tls_client_that_does_not_answer_the_end_of_its_connection_holds_up_no
         assert time.monotonic() - began < 5
 
 
-def test_a_defect_while_a_connection_is_opened_gives_its_place_back(tmp_path):
+def test_a_defect_while_a_connection_is_opened_gives_its_place_back(identified):
     """Two places: the third connection would be refused if the first two kept theirs."""
-    certificate = trustme.CA().issue_cert("127.0.0.1")
-    certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
-    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
 
     class Broken(Tls):
         failures = 2
@@ -201,7 +199,7 @@ def test_a_defect_while_a_connection_is_opened_gives_its_place_back(tmp_path):
                 raise ValueError("I/O operation on closed file")
             return False
 
-    tls = Broken(Identity(tmp_path / "cert.pem", tmp_path / "key.pem"))
+    tls = Broken(identified[0])
     limits = ConnectionLimits(connections=4, connections_by_address=2, header_seconds=5)
     with serve(app, "127.0.0.1", 0, tls, limits, renew=True) as url:
         for _ in range(2):

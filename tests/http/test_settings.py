@@ -65,17 +65,17 @@ def test_every_fault_is_listed(file):
     assert len(faults(file("auth: off\nlinger_ms: -1\ntimezone: Mars\ncolour: red\n"), {})) == 3
 
 
-def test_a_fault_of_the_environment_names_the_variable():
-    assert faults(None, {"GPUTALLY_ACCOUNTANT_AUTH": "off", "GPUTALLY_ACCOUNTANT_LINGER_MS": "soon"})[0].startswith(
-        "GPUTALLY_ACCOUNTANT_LINGER_MS: Input should be a valid integer"
-    )
-    assert faults(None, {"GPUTALLY_ACCOUNTANT_COLOUR": "red", "GPUTALLY_ACCOUNTANT_AUTH": "off"}) == [
-        "GPUTALLY_ACCOUNTANT_COLOUR: no such setting"
-    ]
-    assert (
-        "auth is not a group"
-        in faults(None, {"GPUTALLY_ACCOUNTANT_AUTH": "off", "GPUTALLY_ACCOUNTANT_AUTH__X": "1"})[0]
-    )
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("LINGER_MS", "soon", "GPUTALLY_ACCOUNTANT_LINGER_MS: Input should be a valid integer"),
+        ("COLOUR", "red", "GPUTALLY_ACCOUNTANT_COLOUR: no such setting"),
+        ("AUTH__X", "1", "auth is not a group"),
+    ],
+)
+def test_a_fault_of_the_environment_names_the_variable(name, value, said):
+    (fault, *more) = faults(None, {"GPUTALLY_ACCOUNTANT_AUTH": "off", f"GPUTALLY_ACCOUNTANT_{name}": value})
+    assert (said in fault, more) == (True, [])
 
 
 def test_a_fault_of_the_command_line_names_the_option():
@@ -96,6 +96,7 @@ def test_what_is_printed_reads_back(file):
     assert (settings.host, settings.port) == ("::1", 0)
     again = file(settings.as_yaml())
     assert load(again, {}) == settings
+    assert yaml.safe_load(settings.as_yaml()).keys() == Settings.model_fields.keys()
 
 
 @pytest.mark.parametrize(
@@ -105,13 +106,6 @@ def test_what_is_printed_reads_back(file):
 )  # fmt: skip
 def test_loopback(host, loopback):
     assert is_loopback(host) is loopback
-
-
-def test_every_setting_says_what_it_is_for():
-    source = Path(load.__code__.co_filename).read_text()
-    for name in Settings.model_fields:
-        assert f"    {name}: " in source
-    assert yaml.safe_load(Settings(auth="off").as_yaml()).keys() == Settings.model_fields.keys()
 
 
 def test_what_kubernetes_puts_into_the_environment_is_no_setting():

@@ -48,7 +48,7 @@ class PageContext:
     def __init__(self, tmp_path: Path, clock: VirtualClock, login: Provider, more: str = "") -> None:
         (tmp_path / "keys.json").write_bytes(login.keys())
         (tmp_path / "secret").write_text("client-s3cret\n")
-        self.callers = tmp_path / "callers.yaml"
+        self.login, self.callers = login, tmp_path / "callers.yaml"
         self.callers.write_text(
             f"schema: 1\nissuers:\n  - issuer: {login.url}\n    audience: gputally\n"
             f"    jwks_file: {tmp_path}/keys.json\n    user: email\n"
@@ -72,8 +72,15 @@ class PageContext:
         back = httpx2.get(address, follow_redirects=False).headers["location"]
         return self.browser.get(back.removeprefix(HERE), headers=PAGE)
 
-    def sign_in(self, path: str = "/coverage") -> Any:
+    def sign_in(self, *groups: str, path: str = "/coverage") -> Any:
+        """As a member of these groups."""
+        if groups:
+            self.login.claims |= {"groups": list(groups)}
         return self.come_back(self.leave(path))
+
+
+def form_token_of(page: str) -> str:
+    return page.split('name="form_token" value="')[1].split('"')[0]
 
 
 @pytest.fixture
@@ -83,9 +90,8 @@ def site(tmp_path: Path, clock: VirtualClock, login: Provider) -> Iterator[PageC
     built.service.close()
 
 
-def test_a_person_signs_in_sees_the_page_asked_for_and_signs_out(site: PageContext, login: Provider):
-    login.claims |= {"groups": ["platform", "chess"]}
-    back = site.sign_in("/coverage")
+def test_a_person_signs_in_sees_the_page_asked_for_and_signs_out(site: PageContext):
+    back = site.sign_in("platform", "chess", path="/coverage")
     assert (back.status_code, back.headers["location"]) == (303, "/coverage")
     cookie = back.headers["set-cookie"]
     assert "HttpOnly" in cookie
@@ -94,7 +100,7 @@ def test_a_person_signs_in_sees_the_page_asked_for_and_signs_out(site: PageConte
     assert page.status_code == 200
     assert "ann@example.com" in page.text
     assert site.browser.get("/v1/audit").status_code == 200, "the API too, for reading"
-    form_token = page.text.split('name="form_token" value="')[1].split('"')[0]
+    form_token = form_token_of(page.text)
     assert site.browser.post("/sign-out", data={"form_token": "0" * 64}).status_code == 403
     assert site.browser.get("/coverage", headers=PAGE).status_code == 200
     assert site.browser.post("/sign-out", data={"form_token": form_token}).headers["location"] == "/signed-out"
@@ -102,9 +108,8 @@ def test_a_person_signs_in_sees_the_page_asked_for_and_signs_out(site: PageConte
     assert site.browser.get("/coverage", headers=PAGE).status_code == 303
 
 
-def test_what_one_may_see_is_asked_at_every_request(site: PageContext, login: Provider, clock: VirtualClock):
-    login.claims |= {"groups": ["leads"]}
-    site.sign_in("/")
+def test_what_one_may_see_is_asked_at_every_request(site: PageContext, clock: VirtualClock):
+    site.sign_in("leads", path="/")
     assert site.browser.get("/team/vision", headers=PAGE).status_code == 200
     assert site.browser.get("/team/language", headers=PAGE).status_code == 403
     assert site.browser.get("/v1/audit").status_code == 403
@@ -115,27 +120,22 @@ def test_what_one_may_see_is_asked_at_every_request(site: PageContext, login: Pr
     assert site.browser.get("/team/language", headers=PAGE).status_code == 200
 
 
-def test_a_session_changes_nothing_but_by_its_own_forms(site: PageContext, login: Provider):
-    login.claims |= {"groups": ["platform"]}
-    site.sign_in()
+def test_a_session_changes_nothing_but_by_its_own_forms(site: PageContext):
+    site.sign_in("platform")
     refused = site.browser.post("/v1/corrections")
     assert refused.status_code == 401, "a cookie alone is what another site's page could make a browser send"
 
 
-def test_a_session_ends(site: PageContext, login: Provider, clock: VirtualClock):
-    login.claims |= {"groups": ["platform"]}
-    site.sign_in()
+def test_a_session_ends(site: PageContext, clock: VirtualClock):
+    site.sign_in("platform")
     clock.advance(8 * 3_600_000 - 1)
     assert site.browser.get("/coverage", headers=PAGE).status_code == 200
     clock.advance(1)
     assert site.browser.get("/coverage", headers=PAGE).headers["location"] == "/sign-in?next=%2Fcoverage"
 
 
-def test_an_issuer_nobody_signs_in_with_any_more_has_no_sessions(
-    site: PageContext, login: Provider, clock: VirtualClock
-):
-    login.claims |= {"groups": ["platform"]}
-    site.sign_in()
+def test_an_issuer_nobody_signs_in_with_any_more_has_no_sessions(site: PageContext, clock: VirtualClock):
+    site.sign_in("platform")
     text = site.callers.read_text()
     site.callers.write_text(text[: text.index("    login:")] + text[text.index("grants:") :])
     clock.advance(60_000)
@@ -290,16 +290,13 @@ def test_nobody_is_led_to_another_site(text: str):
     assert RedirectResponse(address, 303).headers["location"] == address
 
 
-def test_a_form_of_the_page_needs_the_sessions_token_and_the_right(site: PageContext, login: Provider):
+def test_a_form_of_the_page_needs_the_sessions_token_and_the_right(site: PageContext):
     form = {"gpu": "GPU-1", "reason": "card swapped"}
-    login.claims |= {"groups": ["leads"]}
-    site.sign_in("/")
+    site.sign_in("leads", path="/")
     assert site.browser.post("/node/prod/node-2/gpus", data=form).status_code == 403
     site.browser.cookies.clear()
-    login.claims |= {"groups": ["platform"]}
-    site.sign_in("/nodes")
-    page = site.browser.get("/nodes", headers=PAGE)
-    form_token = page.text.split('name="form_token" value="')[1].split('"')[0]
+    site.sign_in("platform", path="/nodes")
+    form_token = form_token_of(site.browser.get("/nodes", headers=PAGE).text)
     for wrong in ("", "0" * 64):
         refused = site.browser.post("/node/prod/node-2/gpus", data=form | {"form_token": wrong})
         assert (refused.status_code, "does not belong to this session" in refused.text) == (403, True)
