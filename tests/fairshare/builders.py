@@ -1,16 +1,23 @@
-"""Builders of policies, KAI objects and in-memory clusters for the controller's tests."""
+"""Policies, objects of schedulers and of Kubernetes, clusters in memory, and what a cycle did."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from accountant.wire.policy_models import Policy
+from accountant.wire.usage_cost_and_job_models import BudgetState
+from fairshare.controller.cycle_report import CycleReport
+from fairshare.core.gpu_demand import read_pod
+from fairshare.core.queues_and_weights import Condition, Pod
+from fairshare.targets import KINDS
 from fairshare.targets.kai import POD_GROUP, QUEUE, SHARD
+from gputally.base.errors import Refused, Unavailable
+from gputally.kubernetes.api_client import error_of
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import CONFIG_MAP, GPU, NODE, Kind, Object
+from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, GPU, NODE, POD, Cluster, Event, Kind, Object
 
 
 def object_of(
@@ -73,3 +80,122 @@ def policy_of(queues: Sequence[dict[str, Any]] | None = None, *, apply: str = "e
     defaults = [{"name": name, "refs": (f"kai:{name}",)} for name in ("a", "b", "c")]
     document = {"targets": {"kai": {"apply": apply}}, "queues": defaults if queues is None else queues, **options}
     return Policy.model_validate(json.loads(json.dumps(document)))
+
+
+class Answering(MemoryCluster):
+    """An API server whose eviction answers what a real one was recorded to answer."""
+
+    answer: dict[str, Any] | None = None
+
+    def evict(self, name: str, namespace: str, uid: str, *, grace_s: int | None = None, dry_run: bool = False) -> None:
+        if self.answer is not None and self.answer["status"] >= 300:
+            path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
+            after = self.answer["retry_after"]
+            headers = {"Retry-After": after} if after else {}
+            raise error_of("POST", path, self.answer["status"], json.dumps(self.answer["body"]).encode(), headers)
+        super().evict(name, namespace, uid, grace_s=grace_s, dry_run=dry_run)
+
+
+def pod_object(name: str, queue: str = "a", *, node: str = "n0", gpus: int = 4, **metadata: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}]}
+    if node:
+        spec["nodeName"] = node
+    labels = {"gputally.dev/queue": queue, **metadata.pop("labels", {})}
+    metadata = {"uid": f"uid-{name}", "creationTimestamp": "2026-09-30T00:00:00Z", **metadata, "labels": labels}
+    status = {"phase": "Running", "startTime": "2026-09-30T12:00:00Z"} if node else {"phase": "Pending"}
+    return object_of(POD, name, spec, status, **metadata)
+
+
+def node_object(name: str = "n0", gpus: int = 8, *, ready: str = "True", **metadata: Any) -> dict[str, Any]:
+    status = {"allocatable": {"nvidia.com/gpu": str(gpus)}, "conditions": [{"type": "Ready", "status": ready}]}
+    return object_of(NODE, name, status=status, **metadata)
+
+
+def budget_object(name: str, allowed: int, labels: dict[str, str]) -> dict[str, Any]:
+    return object_of(BUDGET, name, {"selector": {"matchLabels": labels}}, {"disruptionsAllowed": allowed})
+
+
+def cluster_with(*objects: dict[str, Any]) -> Answering:
+    return Answering(KINDS, objects)
+
+
+class Failing(MemoryCluster):
+    """Fails at what it is told to: a verb, or a verb of a kind (`get ConfigMap`)."""
+
+    failing: frozenset[str] = frozenset()
+    error: Exception = Unavailable("GET: 503: the server is currently unable to handle the request")
+
+    def _fail(self, *what: str) -> None:
+        if self.failing & set(what):
+            raise self.error
+
+    def get(self, kind: Kind, name: str, namespace: str = "") -> Object:
+        self._fail("get", f"get {kind.kind}")
+        return super().get(kind, name, namespace)
+
+    listed: tuple[Kind, ...] = ()
+
+    def list(self, kind: Kind, *, fields: str = "") -> list[Object]:
+        self.listed += (kind,)
+        self._fail("list", f"list {kind.kind}")
+        return super().list(kind, fields=fields)
+
+    def patch(
+        self, kind: Kind, name: str, namespace: str, change: Object, *, field_manager: str, dry_run: bool = False
+    ) -> Object:
+        self._fail("patch", f"patch {kind.kind}")
+        return super().patch(kind, name, namespace, change, field_manager=field_manager, dry_run=dry_run)
+
+    admit_config_maps = True
+
+    def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False, subresource: str = "") -> Object:
+        if obj["kind"] == "ConfigMap" and not self.admit_config_maps:
+            raise Refused("PATCH: 403: exceeded quota: objects")
+        self._fail(f"apply {obj['kind']}")
+        return super().apply(obj, field_manager=field_manager, dry_run=dry_run, subresource=subresource)
+
+    def event(self, event: Event) -> None:
+        self._fail("event", f"event {event.kind.kind}")
+        super().event(event)
+
+
+def weights_in(cluster: Cluster) -> dict[str, Any]:
+    return {
+        obj["metadata"]["name"]: obj["spec"]["resources"]["gpu"].get("overQuotaWeight") for obj in cluster.list(QUEUE)
+    }
+
+
+def conditions_of(report: CycleReport) -> dict[str, tuple[str, str]]:
+    return {f"{scope}.{c.type}".lstrip("."): (c.status, c.reason) for scope, c in report.scoped_conditions()}
+
+
+def results_of(report: CycleReport) -> dict[str, str]:
+    return {o.apply.queue: o.result for target in report.targets for o in target.outcomes}
+
+
+def hold_of(report: CycleReport) -> tuple[str, str]:
+    """Why a cycle held the weights: reason and message, empty where it did not."""
+    return ("", "") if report.hold is None else (report.hold.reason, report.hold.message)
+
+
+def condition(found: Any, kind: str) -> Condition:
+    """The one condition of this type, of an observation or of a target's report."""
+    (one,) = [each for each in found.conditions if each.type == kind]
+    return cast(Condition, one)
+
+
+def reasons_of(found: Any) -> dict[str, tuple[str, str]]:
+    """Status and reason by type, of an observation or of a target's report."""
+    return {each.type: (each.status, each.reason) for each in found.conditions}
+
+
+def pods_of(cluster: Cluster) -> tuple[Pod, ...]:
+    """Pods with GPUs, as the controller's watch has them."""
+    return tuple(pod for obj in cluster.list(POD) if (pod := read_pod(obj)) is not None)
+
+
+def budget_state(name: str, queue: str, **fields: Any) -> BudgetState:
+    """A budget of 100 GPU-hours; what is not given is unknown."""
+    unknown = dict.fromkeys(("team", "spent", "ratio", "threshold", "forecast", "forecast_low", "forecast_high"))
+    known = {"name": name, "queue": queue, "month": "2026-10", "unit": "GPU-hours", "limit": "100", "as_of_ms": 0}
+    return BudgetState.model_validate({**unknown, **known, **fields})

@@ -26,6 +26,8 @@ from tests.shelf import shared
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kai_division.json"
 NOW_MS = 1_790_812_800_000
+Make = Callable[..., Any]
+Capsys = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +56,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 
 @pytest.fixture(params=["memory", pytest.param("real", marks=pytest.mark.real)])
-def either_of(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluster]]:
+def either_of(request: pytest.FixtureRequest) -> Iterator[Make]:
     """A cluster with these objects: in memory, and the same case on a real API server."""
     with ExitStack() as after:
 
@@ -67,7 +69,7 @@ def either_of(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluster]
 
 
 @pytest.fixture
-def others_of(request: pytest.FixtureRequest) -> Callable[[Cluster], MemoryCluster | Others]:
+def others_of(request: pytest.FixtureRequest) -> Make:
     """Who else writes to a cluster of `either_of`."""
 
     def make(cluster: Cluster) -> MemoryCluster | Others:
@@ -77,7 +79,7 @@ def others_of(request: pytest.FixtureRequest) -> Callable[[Cluster], MemoryClust
 
 
 @pytest.fixture
-def seen_of(either_of: Callable[..., Cluster]) -> Callable[..., Observation]:
+def seen_of(either_of: Make) -> Make:
     """What an adapter makes of these objects, read from a cluster in memory and from a real API server."""
 
     def make(adapter: Adapter, policy: Policy, objects: Sequence[Object], pods: Sequence[Pod] = ()) -> Observation:
@@ -172,7 +174,7 @@ def clock() -> VirtualClock:
 
 
 @pytest.fixture
-def controller_of(accountant: Accountant, clock: VirtualClock) -> Callable[..., Controller]:
+def controller_of(accountant: Accountant, clock: VirtualClock) -> Make:
     def make(policy: Policy, cluster: MemoryCluster, **options: Any) -> Controller:
         return Controller(policy, accountant, cluster, clock, **options)
 
@@ -180,7 +182,7 @@ def controller_of(accountant: Accountant, clock: VirtualClock) -> Callable[..., 
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Callable[[str], Path]:
+def file(tmp_path: Path) -> Make:
     """Writes what a command is to read."""
 
     def make(text: str) -> Path:

@@ -42,42 +42,21 @@ def gang(
     spot = fields.pop("spot", False)
     preempts = fields.pop("preempts", True)
     owner = fields.pop("owner", f"Job/ns/{name}")
-    pods = [
-        Pod(
-            f"{name}-{i}",
-            "ns",
-            f"{name}-{i}",
-            size,
-            node,
-            gang=f"Gang/ns/{name}",
-            owner=owner,
-            held=True,
-            started_ms=start,
-            spot=spot,
-        )
-        for i, (node, size) in enumerate(on)
-    ]
-    pods += [
-        Pod(f"{name}-w{i}", "ns", f"{name}-w{i}", size, gang=f"Gang/ns/{name}", preempts=preempts)
-        for i, size in enumerate(waiting)
-    ]
+    key = f"Gang/ns/{name}"
+    runs: dict[str, Any] = {"owner": owner, "held": True, "started_ms": start, "spot": spot}
+    held = {f"{name}-{i}": part for i, part in enumerate(on)}
+    waits = {f"{name}-w{i}": size for i, size in enumerate(waiting)}
+    pods = [Pod(pod, "ns", pod, size, node, gang=key, **runs) for pod, (node, size) in held.items()]
+    pods += [Pod(pod, "ns", pod, size, gang=key, preempts=preempts) for pod, size in waits.items()]
     sizes = sorted(pod.gpus for pod in pods)
     started = fields.pop("started_ms", start if on else None)
+    allocated = fsum(pod.gpus for pod in pods if pod.held)
+    minimum = fsum(sizes[:least] if least is not None else sizes)
+    checkpoint = None if saved is None else NOW_MS - round(saved * HOUR_MS)
     return Gang(
-        queue,
-        GANG,
-        "ns",
-        name,
-        f"uid-{name}",
-        fsum(sizes),
-        fsum(pod.gpus for pod in pods if pod.held),
-        fsum(sizes[:least] if least is not None else sizes),
-        created_ms=start,
-        started_ms=started,
-        checkpoint_ms=None if saved is None else NOW_MS - round(saved * HOUR_MS),
-        pods=tuple(pods),
-        **fields,
-    )
+        queue, GANG, "ns", name, f"uid-{name}", fsum(sizes), allocated, minimum, created_ms=start, started_ms=started,
+        checkpoint_ms=checkpoint, pods=tuple(pods), **fields,
+    )  # fmt: skip
 
 
 def situation(
@@ -100,20 +79,10 @@ def situation(
         for pod in each.pods:
             if pod.node in free:
                 free[pod.node] -= pod.gpus
-    accounts = {
-        queue.name: Account(
-            queue.name,
-            queue.parent or "",
-            {
-                "gpu": QueueResource(
-                    queue.deserved,
-                    (shares or {}).get(queue.name, queue.deserved),
-                    queue.limit,
-                    held.get(queue.name, 0.0),
-                    stuck.get(queue.name, 0.0),
-                )
-            },
-        )
-        for queue in rules.queues
-    }
+    accounts = {}
+    for queue in rules.queues:
+        share = (shares or {}).get(queue.name, queue.deserved)
+        own_use, fixed_use = held.get(queue.name, 0.0), stuck.get(queue.name, 0.0)
+        stock = QueueResource(queue.deserved, share, queue.limit, own_use, fixed_use)
+        accounts[queue.name] = Account(queue.name, queue.parent or "", {"gpu": stock})
     return PreemptionInputs(NOW_MS, "kai", tuple(gangs), accounts, free, **more)

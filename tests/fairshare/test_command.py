@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import yaml
 import fairshare
 from accountant.wire.policy_models import Policy
 from fairshare.__main__ import main
+from tests.fairshare.conftest import Capsys, Make
 from tests.fakes.http_server import Handler, listening
 
 SAMPLES = Path(fairshare.__file__).parent / "samples"
@@ -63,20 +64,20 @@ def _accountant(usage: dict[str, float], coverage: float = 1.0) -> Iterator[tupl
         yield url, asked
 
 
-def test_a_missing_file_and_a_wrong_call(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_and_a_wrong_call(capsys: Capsys) -> None:
     assert main(["divide", "--input", "no-such-file"]) == 1
     assert capsys.readouterr().err == "gputally fairshare: no-such-file: No such file or directory\n"
     assert main(["divine"]) == 2
     assert "No such command 'divine'" in capsys.readouterr().err
 
 
-def test_the_sample_policy_has_nothing_to_complain_about(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sample_policy_has_nothing_to_complain_about(capsys: Capsys) -> None:
     assert main(["check", str(POLICY), "--capacity", "64"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert "6 queues, version " in line
 
 
-def test_check_warns_of_what_is_seldom_meant(file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_warns_of_what_is_seldom_meant(file: Make, capsys: Capsys) -> None:
     path = file(
         "measure: busy\nk: 0\nbounds: {max_step: 0.01, deadband: 0.05}\nqueues:\n"
         "  - name: a\n    deserved: 8\n    limit: 4\n    refs: [kai:a]\n"
@@ -104,7 +105,7 @@ def test_check_warns_of_what_is_seldom_meant(file: Callable[[str], Path], capsys
 
 
 def test_check_warns_of_what_the_other_mode_of_kai_would_do_and_of_budgets_that_starve(
-    file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    file: Make, capsys: Capsys
 ) -> None:
     path = file(
         "law: deficit\nwindow: {kind: calendar}\ntargets:\n  kai:\n    mode: usage\n"
@@ -152,9 +153,7 @@ def test_check_warns_of_what_the_other_mode_of_kai_would_do_and_of_budgets_that_
     ],
     ids=["cycle", "negative", "unknown-key", "twice", "orphan", "infinite", "half", "escape", "blank", "none", "empty"],
 )  # fmt: skip
-def test_check_refuses_with_file_and_line(
-    text: str, fault: str, file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_refuses_with_file_and_line(text: str, fault: str, file: Make, capsys: Capsys) -> None:
     path = file(text)
     assert main(["check", str(path)]) == 1
     assert capsys.readouterr().err == f"gputally fairshare: {path}{fault}\n"
@@ -163,7 +162,7 @@ def test_check_refuses_with_file_and_line(
 USED = {"research": 0.7, "vision": 0.6, "language": 0.1, "robotics": 0.05, "serving": 0.15, "students": 0.1}
 
 
-def test_plan_prints_every_weight_with_its_reason_and_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_prints_every_weight_with_its_reason_and_sends_nothing(capsys: Capsys) -> None:
     with _accountant(USED) as (url, asked):
         code = main(["plan", "--policy", str(POLICY), "--cluster", str(CLUSTER), "--accountant", url])
     out = capsys.readouterr().out
@@ -185,14 +184,14 @@ def test_plan_prints_every_weight_with_its_reason_and_sends_nothing(capsys: pyte
     assert "at the lower bound, 0.2 x configured; on the way to 0.4, at most 50% a cycle" in " ".join(out.split())
 
 
-def test_plan_says_why_it_holds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_says_why_it_holds(capsys: Capsys) -> None:
     with _accountant(USED, coverage=0.5) as (url, _):
         code = main(["plan", "--policy", str(POLICY), "--cluster", str(CLUSTER), "--accountant", url])
     assert code == 1
     assert "HOLD LowCoverage: 50.00% of the window is metered, needed are 98%" in capsys.readouterr().out
 
 
-def test_plan_shows_a_conflict_before_it_happens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_shows_a_conflict_before_it_happens(tmp_path: Path, capsys: Capsys) -> None:
     objects = yaml.safe_load(CLUSTER.read_text())
     fields = {"f:spec": {"f:resources": {"f:gpu": {"f:overQuotaWeight": {}}}}}
     for obj in objects:
@@ -207,7 +206,7 @@ def test_plan_shows_a_conflict_before_it_happens(tmp_path: Path, capsys: pytest.
     assert 'conflict with "argocd": .spec.resources.gpu.overQuotaWeight' in out
 
 
-def test_objects_that_cannot_be_loaded(file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_objects_that_cannot_be_loaded(file: Make, capsys: Capsys) -> None:
     path = file("- 3\n- {apiVersion: v1, kind: Secret, metadata: {name: x}}\n- {apiVersion: v1, kind: Node}\n")
     assert main(["release", "--policy", str(POLICY), "--cluster", str(path)]) == 1
     first, second, third = capsys.readouterr().err.splitlines()
@@ -219,7 +218,7 @@ def test_objects_that_cannot_be_loaded(file: Callable[[str], Path], capsys: pyte
     assert capsys.readouterr().err == f"gputally fairshare: {path}:1: expected a list of objects\n"
 
 
-def test_release_shows_what_it_gives_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_release_shows_what_it_gives_back(tmp_path: Path, capsys: Capsys) -> None:
     assert main(["release", "--policy", str(POLICY), "--cluster", str(CLUSTER)]) == 0
     assert capsys.readouterr().out == "nothing to release: no queue has a weight of the controller\n"
     objects = yaml.safe_load(CLUSTER.read_text())
@@ -235,9 +234,7 @@ def test_release_shows_what_it_gives_back(tmp_path: Path, capsys: pytest.Capture
     assert row[:6] == ["kai", "vision", "vision", "1", "2", "would-apply"]
 
 
-def test_run_needs_a_policy_and_refuses_what_it_does_not_know(
-    file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_needs_a_policy_and_refuses_what_it_does_not_know(file: Make, capsys: Capsys) -> None:
     assert main(["run"]) == 1
     assert "policy is missing: give --policy or set it" in capsys.readouterr().err
     settings = file(f"policy: {POLICY}\nintervall: 3\nlisten: here\n")
@@ -280,7 +277,7 @@ def test_run_serves_publishes_and_ends_on_sigterm() -> None:
     assert ("POST", "/v1/decisions") in asked
 
 
-def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_one_line(capsys: Capsys) -> None:
     with _accountant({}) as (url, _):
         port = url.rpartition(":")[2]
         call = ["run", "--policy", str(POLICY), "--cluster", str(CLUSTER), "--log-level", "error"]

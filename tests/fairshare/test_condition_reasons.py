@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,8 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import NotFound, Refused, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Cluster, Object
-from tests.fairshare.builders import object_of, policy_of, shard_object
-from tests.fairshare.conftest import Accountant
-from tests.fairshare.failing_clusters import Failing
-from tests.fairshare.observations import conditions_of
+from tests.fairshare.builders import Failing, conditions_of, node_object, object_of, policy_of, shard_object
+from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.scheduler_objects import (
     ARGUMENTS,
     DATABASE,
@@ -41,9 +39,7 @@ from tests.fairshare.scheduler_objects import (
     local_queue,
     volcano,
 )
-from tests.fairshare.victims import node_object
 
-Make = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/conditions.md").read_text("utf-8")
 WITH_OBJECTS = ("Effective", "InSync", "Mapped")
@@ -276,9 +272,7 @@ def test_what_the_api_server_answers_is_the_reason_until_it_answers_well(
     assert _available(policy, accountant, clock, cluster) == ("True", "Writable")
 
 
-def test_a_field_of_another_manager_is_contested_and_the_weight_not_ours(
-    accountant: Accountant, clock: VirtualClock
-) -> None:
+def test_a_contested_field_makes_the_weight_not_ours(accountant: Accountant, clock: VirtualClock) -> None:
     policy = policy_of([{"name": name, "refs": [f"kai:{name}"]} for name in "ab"])
     cluster = MemoryCluster(KINDS, KAI)
     _contested(cluster)

@@ -1,18 +1,21 @@
-"""The division against KAI's own results, and its explanation."""
+"""The division against the results of KAI, its explanation, its input, and the command `divide`."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
-from fairshare.__main__ import parse
+from fairshare.__main__ import main, parse
 from fairshare.core.queues_and_weights import Claim, DivisionProblem, DivisionRound, Remainder
 from fairshare.explain.plan_tables import division_table
 from fairshare.laws.division import divide
 from gputally.base.errors import DivisionError
+from tests.fairshare.conftest import Capsys, Make
 
 TOLERANCE = 1e-9
 
@@ -36,12 +39,10 @@ def _check(text: str, count: int) -> None:
     assert wrong == []
 
 
-def test_equals_the_scheduler_on_scenarios_of_this_project(golden_text: str) -> None:
-    _check(golden_text, 275)
-
-
-def test_equals_the_scheduler_on_its_own_test_tables(upstream_text: str) -> None:
-    _check(upstream_text, 95)
+@pytest.mark.parametrize(("vectors", "count"), [("golden_text", 275), ("upstream_text", 95)])
+def test_equals_the_scheduler(vectors: str, count: int, request: pytest.FixtureRequest) -> None:
+    """On scenarios of this project, and on its own test tables."""
+    _check(request.getfixturevalue(vectors), count)
 
 
 def test_an_explanation_changes_nothing_and_accounts_for_every_unit(golden_text: str) -> None:
@@ -73,11 +74,29 @@ def test_a_round_shows_its_numbers() -> None:
     assert dict(division.shares) == {"heavy": 5, "light": 10}
 
 
-def test_the_pool_stays_undivided_when_every_p_is_zero() -> None:
-    claims = (Claim("a", 10, usage=1.0), Claim("b", 10, usage=1.0))
-    division = divide(DivisionProblem("spent", 8, 1.0, claims), kai_compat=True)
-    assert dict(division.shares) == {"a": 0, "b": 0}
-    assert division.remaining == 8
+SPENT = (Claim("a", 10, usage=1.0), Claim("b", 10, usage=1.0))
+HEAVY = (Claim("a", 10, usage=2.0, weight=3.0), Claim("b", 10, usage=2.0))
+ODD = (Claim("a", 9, priority=2), Claim("b", 9, priority=2), Claim("late", 9, priority=1))
+
+
+@pytest.mark.parametrize(
+    ("pool", "k", "claims", "kai", "ours"),
+    [
+        (1, 0.0, (Claim("a", 0.7), Claim("b", 0.7)), {"a": 1.0, "b": 0.0}, {"a": 0.7, "b": 0.3}),
+        (8, 1.0, SPENT, {"a": 0, "b": 0}, {"a": 4, "b": 4}),
+        (8, 1.0, HEAVY, {"a": 0, "b": 0}, {"a": 6, "b": 2}),
+        (9, 0.0, ODD, {"a": 4, "b": 4, "late": 1}, {"a": 5, "b": 4, "late": 0}),
+    ],
+    ids=["no more than requested", "usage zeroes every P", "then by weight", "a priority is served to the end"],
+)
+def test_where_the_division_departs_from_kai(
+    pool: float, k: float, claims: tuple[Claim, ...], kai: dict[str, float], ours: dict[str, float]
+) -> None:
+    case = DivisionProblem("case", pool, k, claims)
+    compatible, by_default = divide(case, kai_compat=True), divide(case)
+    assert (dict(compatible.shares), dict(by_default.shares)) == (kai, pytest.approx(ours))
+    assert compatible.remaining == pool - sum(kai.values())
+    assert by_default.remaining == pytest.approx(0.0)
 
 
 def test_weightless_queues_with_negative_usage_count_in_the_sum_alone() -> None:
@@ -103,30 +122,9 @@ def test_an_impossible_tree_is_refused(claims: tuple[Claim, ...], message: str) 
     assert str(refused.value) == message
 
 
-def test_by_default_no_queue_gets_more_than_it_requests() -> None:
-    case = DivisionProblem("tiny", 1, 0.0, (Claim("a", 0.7), Claim("b", 0.7)))
-    assert dict(divide(case, kai_compat=True).shares) == {"a": 1.0, "b": 0.0}
-    mended = divide(case)
-    assert dict(mended.shares) == pytest.approx({"a": 0.7, "b": 0.3})
-    assert mended.remaining == pytest.approx(0.0)
-
-
-def test_by_default_the_pool_goes_by_weight_where_usage_zeroes_every_p() -> None:
-    claims = (Claim("a", 10, usage=2.0, weight=3.0), Claim("b", 10, usage=2.0))
-    assert dict(divide(DivisionProblem("spent", 8, 1.0, claims)).shares) == {"a": 6, "b": 2}
-
-
-def test_by_default_a_priority_is_served_to_the_end_before_the_next() -> None:
-    claims = (Claim("a", 9, priority=2), Claim("b", 9, priority=2), Claim("late", 9, priority=1))
-    case = DivisionProblem("odd", 9, 0.0, claims)
-    assert dict(divide(case, kai_compat=True).shares) == {"a": 4, "b": 4, "late": 1}
-    assert dict(divide(case).shares) == {"a": 5, "b": 4, "late": 0}
-
-
 def test_ten_thousand_queues_divide_to_the_last_unit_in_any_order() -> None:
-    claims = tuple(
-        Claim(f"q{i:05d}", i % 64, i % 8, weight=1 + i % 9, usage=i / 5e7, creation=i) for i in range(10_000)
-    )
+    wide = range(10_000)
+    claims = tuple(Claim(f"q{i:05d}", i % 64, i % 8, weight=1 + i % 9, usage=i / 5e7, creation=i) for i in wide)
     division = divide(DivisionProblem("wide", 160_000.0, 1.0, claims))
     assert sum(division.shares.values()) + division.remaining == pytest.approx(160_000.0)
     assert divide(DivisionProblem("wide", 160_000.0, 1.0, claims[::-1])).shares == division.shares
@@ -140,13 +138,166 @@ def test_names_deep_in_a_tree_are_still_to_be_read() -> None:
     assert "q49" in printed.getvalue()
 
 
-def test_kais_sums_round_at_every_step_and_decide_at_exact_boundaries() -> None:
+LEAST, MOST = "Input should be greater than or equal to", "Input should be less than or equal to"
+
+
+def _queue(**keys: object) -> dict[str, object]:
+    return {"name": "q", "request": 1, **keys}
+
+
+def test_one_case_a_list_and_a_file_of_vectors() -> None:
+    case = {"total": 4, "queues": [_queue()]}
+    for document in (case, [case], {"meta": {}, "vectors": [case]}):
+        (parsed,) = parse(json.dumps(document))
+        assert (parsed.name, parsed.total, parsed.k, parsed.function) == ("case 1", 4.0, 0.0, "hierarchy")
+        (claim,) = parsed.claims
+        assert (claim.limit, claim.weight, claim.priority, claim.parent) == (-1.0, 1.0, 100, None)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ("[", "not JSON: Expecting value: line 1 column 2 (char 1)"),
+        ([], "no case in the file"),
+        ([3], "case 1: a case is a mapping of keys to values"),
+        ({"name": "x", "queues": []}, "case 'x': total: Field required"),
+        ({"name": "x", "total": True, "queues": []}, "case 'x': total: Input should be a valid number"),
+        ({"name": "x", "total": -1, "queues": []}, f"case 'x': total: {LEAST} 0"),
+        ({"name": "x", "total": 1, "kValue": -1, "queues": []}, f"case 'x': kValue: {LEAST} 0"),
+        ({"name": "x", "total": 1, "queues": {}}, "case 'x': queues: Input should be a valid list"),
+        ({"name": "x", "total": 1, "queues": [], "totl": 2}, "case 'x': totl: unknown key"),
+        (
+            {"name": "x", "total": 1, "queues": [], "function": "guess"},
+            "case 'x': function: Input should be 'setResourceShare', 'divideOverQuotaResource' or 'hierarchy'",
+        ),
+        ('{"name": "x", "total": NaN, "queues": []}', "case 'x': total: Input should be a finite number"),
+        ('{"name": "x", "total": 1e999, "queues": []}', "case 'x': total: Input should be a finite number"),
+        ('{"name": "x", "total": 1e300, "queues": []}', f"case 'x': total: {MOST} 1000000000000000"),
+        (f'{{"name": "x", "total": 1{"0" * 400}, "queues": []}}', "case 'x': total: Input should be a valid number"),
+    ],
+)  # fmt: skip
+def test_a_fault_names_case_and_key(document: object, message: str) -> None:
+    text = document if isinstance(document, str) else json.dumps(document)
+    with pytest.raises(DivisionError) as refused:
+        parse(text)
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("queue", "message"),
+    [
+        (3, "queues.0: Input should be a valid dictionary or instance of CaseQueue"),
+        ({"request": 1}, "queues.0.name: Field required"),
+        (_queue(wieght=1), "queues.0.wieght: unknown key"),
+        (_queue(parent=3), "queues.0.parent: Input should be a valid string"),
+        (_queue(overQuotaWeight=-1), f"queues.0.overQuotaWeight: {LEAST} 0"),
+        (_queue(limit=-0.5), "queues.0.limit: -0.5 is neither -1 (unlimited) nor 0 or more"),
+        (_queue(usage="much"), "queues.0.usage: Input should be a valid number"),
+        (_queue(priority=1.5), "queues.0.priority: Input should be a valid integer"),
+    ],
+)
+def test_a_fault_of_a_queue_names_the_queue(queue: object, message: str) -> None:
+    with pytest.raises(DivisionError) as refused:
+        parse(json.dumps({"name": "x", "total": 1, "queues": [queue]}))
+    assert str(refused.value) == f"case 'x': {message}"
+
+
+TWO = {
+    "name": "two", "total": 15, "kValue": 1,
+    "queues": [{"name": "heavy", "request": 100, "usage": 0.6}, {"name": "light", "request": 100, "usage": 0.1}],
+}  # fmt: skip
+
+
+def test_divide_prints_the_shares_as_json(file: Make, capsys: Capsys) -> None:
+    assert main(["divide", "--input", str(file(json.dumps([TWO, TWO]))), "--output", "json"]) == 0
+    answer = {"name": "two", "shares": {"heavy": 5.0, "light": 10.0}, "remaining": 0.0}
+    assert json.loads(capsys.readouterr().out) == [answer, answer]
+
+
+def test_divide_computes_in_kais_order(file: Make, capsys: Capsys) -> None:
     """The smallest case in which exact sums give another answer than KAI's program: 0.3, 15.6, 0, 0.1, 0."""
-    asked, deserved, weights = (0.3, 100.0, 0.3, 2.0, 1.0), (0.0, 0.7, 0.0, 0.1, 0.0), (1.0, 1.0, 2.0, 3.0, 1.0)
-    rows = zip(asked, deserved, weights, (100, 100, 1, 1, 1), strict=True)
-    claims = tuple(
-        Claim(f"q{i}", request, quota, weight=weight, priority=priority)
-        for i, (request, quota, weight, priority) in enumerate(rows)
-    )
-    shares = divide(DivisionProblem("boundary", 16.0, 0.0, claims), kai_compat=True).shares
-    assert list(shares.values()) == pytest.approx([0.3, 15.3, 0.3, 0.1, 0.0], abs=1e-9)
+    asked, deserved, weights = (0.3, 100.0, 0.3, 2.0, 1.0), (0.0, 0.7, 0.0, 0.1, 0.0), (1, 1, 2, 3, 1)
+    queues = [
+        {"name": f"q{i}", "request": request, "deserved": quota, "overQuotaWeight": weight, "priority": priority}
+        for i, (request, quota, weight, priority) in enumerate(
+            zip(asked, deserved, weights, (100, 100, 1, 1, 1), strict=True)
+        )
+    ]
+    case = {"name": "boundary", "total": 16, "kValue": 0, "queues": queues}
+    assert main(["divide", "--input", str(file(json.dumps([case]))), "--output", "json"]) == 0
+    ((answer),) = json.loads(capsys.readouterr().out)
+    assert list(answer["shares"].values()) == pytest.approx([0.3, 15.3, 0.3, 0.1, 0.0], abs=1e-9)
+
+
+def test_divide_explains_in_json(file: Make, capsys: Capsys) -> None:
+    assert main(["divide", "--input", str(file(json.dumps(TWO))), "--output", "json", "--explain"]) == 0
+    ((answer),) = json.loads(capsys.readouterr().out)
+    (first,) = answer["rounds"]
+    assert (first["pool"], first["S"], first["remaining"]) == (15.0, pytest.approx(1.3), 1.0)
+    assert [queue["queue"] for queue in first["queues"]] == ["heavy", "light"]
+    assert answer["remainders"][0]["queue"] == "heavy"
+
+
+def test_divide_prints_a_table_with_totals(file: Make, capsys: Capsys) -> None:
+    assert main(["divide", "--input", str(file(json.dumps(TWO))), "--explain"]) == 0
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        "two   15 GPU, k 1",
+        "",
+        " queue       priority   deserved   weight   usage   request       limit   share   of total",
+        " ─────────────────────────────────────────────────────────────────────────────────────────",
+        " heavy            100          0        1     0.6       100   unlimited       5      33.3%",
+        " light            100          0        1     0.1       100   unlimited      10      66.7%",
+        "",
+        " given                                                                       15     100.0%",
+        " left over                                                                    0",
+        "",
+        "",
+        " round                            queue              n     U     P     offered   given   fraction",
+        " ────────────────────────────────────────────────────────────────────────────────────────────────",
+        " roots, priority 100, round 1     pool 15, S 1.3",
+        "                                  heavy            0.5   0.6   0.4    4.615385       4   0.615385",
+        "                                  light            0.5   0.1   0.9   10.384615      10   0.384615",
+        " roots, priority 100, remainder   heavy                                              1   0.615385",
+        "",
+    ]
+
+
+def test_divide_reads_stdin() -> None:
+    command = [sys.executable, "-m", "fairshare", "divide", "--input", "-", "--output", "json"]
+    done = subprocess.run(command, input=json.dumps(TWO), capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)[0]["shares"] == {"heavy": 5.0, "light": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("{", "not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        ('{"name": "x", "total": 1, "queues": [{"name": "q"}]}', "case 'x': queues.0.request: Field required"),
+        (
+            '{"total": 1, "queues": [{"name": "q", "request": 1, "parent": "r"}]}',
+            "queue 'q' has the unknown parent 'r'",
+        ),
+    ],
+    ids=["syntax", "missing", "parent"],
+)
+def test_divide_answers_faults_with_one_line(text: str, line: str, file: Make, capsys: Capsys) -> None:
+    path = file(text)
+    assert main(["divide", "--input", str(path)]) == 1
+    assert capsys.readouterr().err == f"gputally fairshare: {path}: {line}\n"
+
+
+def test_names_are_shown_as_they_are(file: Make, capsys: Capsys) -> None:
+    """What rich takes for markup or for an emoji is a queue's name here."""
+    names = ["[/b]", "[red]a", "größe :warning:"]
+    queues = [{"name": name, "request": 4} for name in names]
+    assert main(["divide", "--input", str(file(json.dumps({"total": 8, "queues": queues}))), "--explain"]) == 0
+    out = capsys.readouterr().out
+    assert [name for name in names if f" {name} " not in out] == []
+
+
+@pytest.mark.parametrize("gang", ["a=²", "a=0", "b=1", "a", "a=1e3", f"a={10**30}"])
+def test_a_faulty_gang_is_one_line(gang: str, file: Make, capsys: Capsys) -> None:
+    path = file("queues: [{name: a, refs: [kai:a]}]\n")
+    assert main(["check", str(path), "--capacity", "8", "--gang", gang]) == 1
+    words = f"gputally fairshare: --gang {gang}: write QUEUE=GPUS with a queue of the policy\n"
+    assert capsys.readouterr().err == words

@@ -1,25 +1,51 @@
-"""KAI objects read into the model and weights written back."""
+"""KAI: objects read into the model, weights written back, the history that it counts, and its scheduling shards."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from accountant.wire.policy_models import WindowSpec
+from fairshare.controller.cycle_report import replay_weights
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.gpu_demand import read_pod
-from fairshare.core.queues_and_weights import Issue, Pod, TargetQueue
+from fairshare.core.queues_and_weights import Issue, Pod, Shard, TargetQueue
+from fairshare.preemption.claims_and_placement import preemption_inputs
 from fairshare.preemption.victim_candidates import bundles
-from fairshare.targets.kai import CONFIG, POD_GROUP, QUEUE, SHARD, KaiAdapter, effective, read_queue, usage_read
+from fairshare.targets.kai import (
+    CONFIG,
+    POD_GROUP,
+    POOL_LABEL,
+    QUEUE,
+    SHARD,
+    KaiAdapter,
+    effective,
+    read_queue,
+    shard_advice,
+    usage_read,
+)
 from fairshare.targets.weight_plan import look_at
-from gputally.kubernetes.objects import NODE, PRIORITY_CLASS, quantity
-from tests.fairshare.builders import cluster_of, object_of, pod_group, policy_of, queue_object, shard_object
-
-Make = Callable[..., Any]
+from fairshare.usage.cluster_capacity import NothingToDivide, ServingNodes, target_capacity
+from gputally.base.units import MS_PER_HOUR
+from gputally.kubernetes.objects import NODE, PRIORITY_CLASS, Object, quantity
+from tests.fairshare.builders import (
+    cluster_of,
+    condition,
+    node_object,
+    object_of,
+    pod_group,
+    pod_object,
+    policy_of,
+    queue_object,
+    reasons_of,
+    shard_object,
+)
+from tests.fairshare.conftest import Make
 
 
 @pytest.mark.parametrize(
@@ -35,10 +61,12 @@ def test_no_quantities(text: object) -> None:
     assert quantity(text) is None
 
 
+A = policy_of([{"name": "a", "refs": ["kai:a"]}])
+
+
 def test_a_queue_is_read_with_what_we_noted_on_it() -> None:
     noted = scheduler_queue_objects.WeightAnnotations(2.0, 3.5, 1_000, 1, "v1").annotations()
     read = read_queue(queue_object("a", 3.5, requested="12", allocated="7500m", annotations=noted, uid="u"))
-    assert not isinstance(read, Issue)
     held, standing = read
     assert (held.name, held.uid, held.weight, held.published, held.base) == ("a", "u", 3.5, 3.5, 2.0)
     assert (standing.requested, standing.allocated, standing.weight) == (12.0, 7.5, 3.5)
@@ -51,13 +79,11 @@ def test_a_queue_holds_what_kai_notes_under_other_names_too() -> None:
     obj["status"]["allocated"] |= {"nvidia.com/mig-3g.40gb": "1", "gpu.nvidia.com": "2", "cpu": "8"}
     obj["status"]["requested"] |= {"nvidia.com/mig-3g.40gb": "2", "gpu.nvidia.com": "4"}
     read = read_queue(obj)
-    assert not isinstance(read, Issue)
     assert (read[1].requested, read[1].allocated) == pytest.approx((6 + 6 / 7, 3 + 3 / 7))
 
 
 def test_what_is_unset_reads_as_unset_or_nothing() -> None:
     read = read_queue({"metadata": {"name": "new"}})
-    assert not isinstance(read, Issue)
     held, standing = read
     assert (held.weight, held.published, standing.requested, standing.allocated) == (None, None, 0.0, 0.0)
 
@@ -74,29 +100,17 @@ def test_what_cannot_be_read_is_an_issue(change: dict[str, Any], reason: str) ->
 
 
 def test_only_the_weight_and_our_annotations_are_patched() -> None:
-    patch = KaiAdapter().patch(TargetQueue("a", "u-1", "7", 1.0, QUEUE), 2.5, {scheduler_queue_objects.BASE: "1"})
-    assert patch == {
-        "apiVersion": "scheduling.run.ai/v2",
-        "kind": "Queue",
-        "metadata": {"name": "a", "uid": "u-1", "annotations": {scheduler_queue_objects.BASE: "1"}},
-        "spec": {"resources": {"gpu": {"overQuotaWeight": 2.5}}},
-    }
+    ours = {scheduler_queue_objects.BASE: "1"}
+    patch = KaiAdapter().patch(TargetQueue("a", "u-1", "7", 1.0, QUEUE), 2.5, ours)
+    assert patch == object_of(QUEUE, "a", {"resources": {"gpu": {"overQuotaWeight": 2.5}}}, uid="u-1", annotations=ours)
     assert "spec" not in KaiAdapter().patch(TargetQueue("a", "", "7", 1.0, QUEUE), None, {})
 
 
 def test_queues_find_their_objects_and_the_rest_is_left_alone(seen_of: Make) -> None:
-    policy = policy_of(
-        [
-            {"name": "a", "refs": ["kai:one"]},
-            {"name": "b", "refs": ["kai:two", "kai:three"]},
-            {"name": "c", "refs": ["kai:four"]},
-            {"name": "d", "refs": ["kueue:ns/d"]},
-            {"name": "e", "refs": ["kai:broken"]},
-        ]
-    )
+    refs = {"a": ["kai:one"], "b": ["kai:two", "kai:three"], "c": ["kai:four"], "d": ["kueue:ns/d"]}
+    policy = policy_of([{"name": name, "refs": of} for name, of in (refs | {"e": ["kai:broken"]}).items()])
     objects = [queue_object(name) for name in ("one", "two", "three", "stranger")]
-    objects.append(queue_object("broken", -2))
-    seen = seen_of(KaiAdapter(), policy, objects)
+    seen = seen_of(KaiAdapter(), policy, [*objects, queue_object("broken", -2)])
     assert (set(seen.queues), set(seen.standings)) == ({"a"}, {"a"})
     assert seen.queues["a"].name == "one"
     assert [(issue.subject, issue.reason) for issue in seen.issues] == [
@@ -110,13 +124,10 @@ def test_where_a_queue_differs_from_the_policy_is_said(seen_of: Make) -> None:
     policy = policy_of(
         [{"name": "dept", "refs": ["kai:d"]}, {"name": "a", "parent": "dept", "deserved": 4, "refs": ["kai:a"]}]
     )
-    adapter = KaiAdapter()
-    same = seen_of(adapter, policy, [queue_object("d"), queue_object("a", quota=4, parent="d")])
-    assert {c.type: c.status for c in same.conditions}["InSync"] == "True"
-    changed = [queue_object("d"), queue_object("a", quota=8)]
-    other = seen_of(adapter, policy, changed)
-    (condition,) = [c for c in other.conditions if c.type == "InSync"]
-    assert (condition.status, condition.message) == ("False", "a: quota 8, policy 4; a: parent none, policy dept")
+    same = seen_of(KaiAdapter(), policy, [queue_object("d"), queue_object("a", quota=4, parent="d")])
+    assert condition(same, "InSync").status == "True"
+    other = condition(seen_of(KaiAdapter(), policy, [queue_object("d"), queue_object("a", quota=8)]), "InSync")
+    assert (other.status, other.message) == ("False", "a: quota 8, policy 4; a: parent none, policy dept")
 
 
 _DATABASE = {"clientType": "prometheus", "connectionString": "http://a:9091"}
@@ -154,26 +165,24 @@ def _arguments(**given: str) -> dict[str, Any]:
 )
 def test_history_must_not_count_twice(seen_of: Make, spec: dict[str, Any], status: str, says: str) -> None:
     seen = seen_of(KaiAdapter(), policy_of(), [*map(queue_object, "abc"), shard_object(**spec)])
-    (condition,) = [each for each in seen.conditions if each.type == "Effective"]
-    assert condition.status == status
-    assert says in condition.message
+    found = condition(seen, "Effective")
+    assert found.status == status
+    assert says in found.message
 
 
 def test_several_shards_each_ask_for_their_own_nodes() -> None:
     def reads(name: str, label: str | None, url: str) -> dict[str, Any]:
         database = {"clientType": "prometheus", "connectionString": url, "usageParams": {}}
         spec = {"kValue": 1, "usageDBConfig": database, **({"partitionLabelValue": label} if label else {})}
-        found: dict[str, Any] = shard_object(**spec)
-        return {**found, "metadata": {**found["metadata"], "name": name}}
+        return object_of(SHARD, name, spec)
 
     base = "http://usage:9091"
     assert usage_read([reads("default", None, base)], base).status == "True"
     right = [reads("blue", "blue", f"{base}/shards/blue"), reads("default", None, f"{base}/shards/")]
     assert usage_read(right, base).status == "True"
     wrong = usage_read([reads("blue", "blue", base), right[1]], base)
-    assert (wrong.status, wrong.message) == (
-        "False", f"SchedulingShard blue reads usage from {base}, not from {base}/shards/blue",
-    )  # fmt: skip
+    assert wrong.status == "False"
+    assert wrong.message == f"SchedulingShard blue reads usage from {base}, not from {base}/shards/blue"
 
 
 def _config(**prometheus: Any) -> dict[str, Any]:
@@ -220,9 +229,9 @@ def test_where_kai_reads_usage_is_found_out_or_said_to_be_unknown(
     database: dict[str, Any], config: Any, endpoint: str | None, status: str, says: str
 ) -> None:
     shard = shard_object(kValue=1, usageDBConfig={"clientType": "prometheus", **database})
-    condition = usage_read([shard], endpoint, config)
-    assert condition.status == status
-    assert says in condition.message
+    found = usage_read([shard], endpoint, config)
+    assert found.status == status
+    assert says in found.message
 
 
 def test_arguments_without_a_k_are_no_k_of_0_for_a_database_either() -> None:
@@ -242,9 +251,9 @@ def test_arguments_without_a_k_are_no_k_of_0_for_a_database_either() -> None:
 )
 def test_the_printed_remedy_makes_weights_the_only_history(either_of: Make, spec: dict[str, Any]) -> None:
     cluster = either_of([shard_object(**spec)])
-    condition = effective(cluster.list(SHARD))
-    assert condition.status == "False"
-    _write(cluster, condition.remedy)
+    found = effective(cluster.list(SHARD))
+    assert found.status == "False"
+    _write(cluster, found.remedy)
     assert effective(cluster.list(SHARD)).status == "True"
 
 
@@ -273,10 +282,42 @@ def _write(cluster: Any, remedy: str) -> None:
 )
 def test_the_printed_remedy_makes_kai_read_our_usage(either_of: Make, spec: dict[str, Any]) -> None:
     cluster = either_of([shard_object(**spec)])
-    condition = usage_read(cluster.list(SHARD), _OURS)
-    assert condition.status != "True"
-    _write(cluster, condition.remedy)
+    found = usage_read(cluster.list(SHARD), _OURS)
+    assert found.status != "True"
+    _write(cluster, found.remedy)
     assert usage_read(cluster.list(SHARD), _OURS).status == "True"
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"kValue": 0, "usageDBConfig": {"clientType": "prometheus"}}, "history counts for nothing"),
+        ({}, "has no usageDBConfig"),
+        ({"usageDBConfig": {"clientType": "fake"}}, "clientType"),
+        (
+            {"usageDBConfig": {"clientType": "prometheus", "usageParams": {"windowType": "tumbling"}}},
+            "only sliding works",
+        ),
+    ],
+)
+def test_a_shard_that_reads_no_usage_is_named(spec: dict[str, Any], says: str) -> None:
+    found = usage_read([shard_object(**spec)])
+    assert (found.status, found.reason) == ("False", "UsageNotRead")
+    assert says in found.message
+
+
+def test_a_shard_is_told_how_to_read_usage() -> None:
+    assert usage_read([]).status == "Unknown"
+    good = {"kValue": 1, "usageDBConfig": {"clientType": "prometheus", "connectionString": "http://a:9091/"}}
+    assert usage_read([shard_object(**good)], "http://a:9091").status == "True"
+    elsewhere = usage_read([shard_object(**good)], "http://accountant:9091")
+    assert (elsewhere.status, elsewhere.reason) == ("False", "UsageNotRead")
+    assert "reads usage from http://a:9091, not from http://accountant:9091" in elsewhere.message
+    usage = policy_of(targets={"kai": {"mode": "usage"}}, k=2.0, window={"size": "7d", "half_life": "1d"})
+    advised = shard_advice(usage, "http://accountant:8080")
+    assert usage_read([shard_object(**advised)], "http://accountant:8080").status == "True"
+    assert advised["usageDBConfig"]["usageParams"]["halfLifePeriod"] == "86400s"
+    assert shard_advice(policy_of(), "") == {"kValue": 0}
 
 
 def _class(name: str, value: int, **fields: Any) -> dict[str, Any]:
@@ -301,20 +342,17 @@ def _pod_group(**spec: Any) -> dict[str, Any]:
         ([], {"priorityClassName": "gone"}, (50, True)),
     ],
 )
-def test_priority_is_that_of_the_pod_groups_class(
-    seen_of: Make, classes: list[Any], spec: dict[str, Any], expected: Any
-) -> None:
+def test_priority_is_that_of_the_class(seen_of: Make, classes: list[Any], spec: dict[str, Any], expected: Any) -> None:
     """The pods' own priority is 0: they name the class by label, `priorityClassName: gold`."""
-    policy = policy_of([{"name": "a", "refs": ["kai:a"]}])
     pod = Pod("u", "ns", "p", 4.0, "n", "kai:a", "PodGroup/ns/g", priority=0, held=True)
-    (gang,) = seen_of(KaiAdapter(), policy, [queue_object("a"), _pod_group(minMember=1, **spec), *classes], [pod]).gangs
+    (gang,) = seen_of(KaiAdapter(), A, [queue_object("a"), _pod_group(minMember=1, **spec), *classes], [pod]).gangs
     assert (gang.priority, gang.preemptible) == expected
 
 
 def test_without_the_right_to_read_classes_only_kais_own_are_known() -> None:
     for name, expected in (("train", True), ("build", False), ("gold", False)):
         cluster = cluster_of([queue_object("a"), _pod_group(minMember=1, priorityClassName=name)], [POD_GROUP])
-        seen = look_at(KaiAdapter(), policy_of([{"name": "a", "refs": ["kai:a"]}]), cluster)
+        seen = look_at(KaiAdapter(), A, cluster)
         assert [gang.preemptible for gang in seen.gangs] == [expected]
 
 
@@ -328,13 +366,13 @@ def test_without_the_right_to_read_classes_only_kais_own_are_known() -> None:
 ])  # fmt: skip
 def test_a_required_topology_is_known(seen_of: Make, spec: dict[str, Any], level: str) -> None:
     objects = [queue_object("a"), _pod_group(minMember=1, **spec)]
-    (gang,) = seen_of(KaiAdapter(), policy_of([{"name": "a", "refs": ["kai:a"]}]), objects).gangs
+    (gang,) = seen_of(KaiAdapter(), A, objects).gangs
     assert gang.topology == level
 
 
-def _member(name: str, subgroup: str, start_ms: int, *, held: bool = True) -> Pod:
+def _member(name: str, subgroup: str, start_ms: int) -> Pod:
     return Pod(
-        name, "ns", name, 1.0, "n" if held else "", "kai:a", "PodGroup/ns/g", "Job/ns/g", held=held,
+        name, "ns", name, 1.0, "n", "kai:a", "PodGroup/ns/g", "Job/ns/g", held=True,
         created_ms=start_ms, started_ms=start_ms, subgroup=subgroup,
     )  # fmt: skip
 
@@ -343,50 +381,28 @@ def _subgroup(name: str, parent: str | None = None, **minimum: int) -> dict[str,
     return {"name": name, **({"parent": parent} if parent else {}), **minimum}
 
 
+LEADER, WORKERS = _subgroup("leader", minMember=1), _subgroup("worker", minMember=3)
+BOTH = [_subgroup("all", minSubGroup=2), *(_subgroup(name, "all", minMember=1) for name in ("leader", "worker"))]
+
+
 @pytest.mark.parametrize(
     ("spec", "minimum", "surplus"),
     [
-        (  # all four are one gang, though spec.minMember is not there
-            {"minSubGroup": 2, "subGroups": [_subgroup("leader", minMember=1), _subgroup("worker", minMember=3)]},
-            4.0,
-            [],
-        ),
-        ({"subGroups": [_subgroup("leader", minMember=1), _subgroup("worker", minMember=2)]}, 3.0, ["w2"]),
-        (
-            {
-                "subGroups": [
-                    _subgroup("all", minSubGroup=2),
-                    _subgroup("leader", "all", minMember=1),
-                    _subgroup("worker", "all", minMember=1),
-                ]
-            },
-            2.0,
-            ["w2", "w1"],
-        ),
-        (
-            {"minSubGroup": 1, "subGroups": [_subgroup("leader", minMember=1), _subgroup("worker", minMember=3)]},
-            1.0,
-            [],
-        ),
+        ({"minSubGroup": 2, "subGroups": [LEADER, WORKERS]}, 4.0, []),  # one gang, though spec.minMember is not there
+        ({"subGroups": [LEADER, _subgroup("worker", minMember=2)]}, 3.0, ["w2"]),
+        ({"subGroups": BOTH}, 2.0, ["w2", "w1"]),
+        ({"minSubGroup": 1, "subGroups": [LEADER, WORKERS]}, 1.0, []),
     ],
 )
-def test_minima_are_summed_over_subgroups(
-    either_of: Make, spec: dict[str, Any], minimum: float, surplus: list[str]
-) -> None:
-    policy = policy_of([{"name": "a", "refs": ["kai:a"]}])
-    pods = [
-        _member("w0", "worker", 1),
-        _member("w1", "worker", 2),
-        _member("w2", "worker", 3),
-        _member("l", "leader", 9),
-    ]
+def test_minima_of_subgroups_add_up(either_of: Make, spec: dict[str, Any], minimum: float, surplus: list[str]) -> None:
+    pods = [*(_member(f"w{i}", "worker", 1 + i) for i in range(3)), _member("l", "leader", 9)]
     cluster = either_of([queue_object("a"), _pod_group(**spec)])
-    (gang,) = look_at(KaiAdapter(), policy, cluster, pods).gangs
+    (gang,) = look_at(KaiAdapter(), A, cluster, pods).gangs
     assert gang.minimum == minimum
     parts = bundles(gang, 10)
     assert [each.pods[0].name for each in parts if not each.whole] == surplus
     waiting = [replace(pod, node="", held=False) for pod in pods]
-    (gang,) = look_at(KaiAdapter(), policy, cluster, waiting).gangs
+    (gang,) = look_at(KaiAdapter(), A, cluster, waiting).gangs
     assert (gang.minimum, gang.waits) == (minimum, minimum)
 
 
@@ -405,8 +421,7 @@ def test_gpu_memory_is_a_part_of_the_smallest_gpu_while_it_waits(seen_of: Make) 
     groups = [pod_group(f"g-{name}") for name in ("waits", "runs", "two")]
     pods = [pod("waits"), pod("runs", "large"), pod("two", **{"gpu-fraction-num-devices": "2"})]
     nodes = [node("small", "80099"), node("large", str(160000 * 2**20))]
-    policy = policy_of([{"name": "a", "refs": ["kai:a"]}])
-    seen = seen_of(KaiAdapter(), policy, [queue_object("a"), *groups, *nodes], pods)
+    seen = seen_of(KaiAdapter(), A, [queue_object("a"), *groups, *nodes], pods)
     assert {gang.name: (gang.requested, gang.allocated) for gang in seen.gangs} == {
         "g-waits": (0.5, 0.0), "g-runs": (0.25, 0.25), "g-two": (1.0, 0.0),
     }  # fmt: skip
@@ -416,12 +431,8 @@ def test_gpu_memory_is_a_part_of_the_smallest_gpu_while_it_waits(seen_of: Make) 
 def test_gpu_memory_is_of_unknown_size_where_no_node_says_how_large_its_gpus_are(seen_of: Make) -> None:
     pod = Pod("u", "ns", "p", 0.0, ref="kai:a", gang="PodGroup/ns/g", memory_mib=40_000.0)
     group = {**_pod_group(minMember=1), "status": {}}
-    seen = seen_of(KaiAdapter(), policy_of([{"name": "a", "refs": ["kai:a"]}]), [queue_object("a"), group], [pod])
+    seen = seen_of(KaiAdapter(), A, [queue_object("a"), group], [pod])
     assert (seen.gangs, seen.standings["a"].requested) == ((), 100.0)
-
-
-def test_without_shards_it_is_unknown_whether_weights_are_effective() -> None:
-    assert effective([]).status == "Unknown"
 
 
 def test_modes() -> None:
@@ -431,18 +442,161 @@ def test_modes() -> None:
 
 
 def test_unreadable_weight_annotations_are_none() -> None:
-    whole = scheduler_queue_objects.WeightAnnotations(None, 1.5, 1_790_812_800_123, -1, "v").annotations()
-    assert scheduler_queue_objects.read(whole) == scheduler_queue_objects.WeightAnnotations(
-        None, 1.5, 1_790_812_800_123, -1, "v"
-    )
-    for broken in (
-        {scheduler_queue_objects.PUBLISHED: "x"},
-        {scheduler_queue_objects.BASE: ""},
-        {scheduler_queue_objects.PUBLISHED: "nan"},
-    ):
-        assert scheduler_queue_objects.read(whole | broken) is None
-    lenient = scheduler_queue_objects.read(
-        whole | {scheduler_queue_objects.CHANGED: "yesterday", scheduler_queue_objects.DIRECTION: "sideways"}
-    )
-    assert lenient == scheduler_queue_objects.WeightAnnotations(None, 1.5, None, 0, "v")
-    assert scheduler_queue_objects.read({}) is None
+    notes = scheduler_queue_objects
+    whole = notes.WeightAnnotations(None, 1.5, 1_790_812_800_123, -1, "v")
+    texts = whole.annotations()
+    assert notes.read(texts) == whole
+    for broken in ({notes.PUBLISHED: "x"}, {notes.BASE: ""}, {notes.PUBLISHED: "nan"}):
+        assert notes.read(texts | broken) is None
+    lenient = notes.read(texts | {notes.CHANGED: "yesterday", notes.DIRECTION: "sideways"})
+    assert lenient == notes.WeightAnnotations(None, 1.5, None, 0, "v")
+    assert notes.read({}) is None
+
+
+def _node(name: str, gpus: int = 8, pool: str = "") -> dict[str, Any]:
+    labels = {"labels": {POOL_LABEL: pool}} if pool else {}
+    return node_object(name, gpus, **labels)
+
+
+def _shard(value: str = "") -> dict[str, Any]:
+    return object_of(SHARD, value or "default", {"kValue": 0, **({"partitionLabelValue": value} if value else {})})
+
+
+BLUE = {"labels": {POOL_LABEL: "blue"}}
+
+
+def _queues(blue: str = "") -> list[dict[str, Any]]:
+    """Queues a, b and c. blue: those of that node pool."""
+    return [queue_object(name, **(BLUE if name in blue else {})) for name in "abc"]
+
+
+@pytest.fixture
+def due(either_of: Make, accountant: Any, controller_of: Make) -> Make:
+    """A cycle's report on KAI, and who is due how much."""
+
+    def make(objects: Sequence[Object], pods: Sequence[Object] = (), **policy: Any) -> Any:
+        accountant.nodes = {"n1", "n2"}
+        read = tuple(pod for obj in pods if (pod := read_pod(obj)) is not None)
+        wanted = policy_of(**{"k": 0, **policy})
+        (target,) = controller_of(wanted, either_of(objects), pods=lambda: read).cycle().targets
+        return target, {each.queue: each.gpus for each in target.entitlements}
+
+    return make
+
+
+TWO_POOLS = [_node("n1"), _node("n2", pool="blue"), _shard(), _shard("blue")]
+
+
+def test_every_shard_is_divided_by_itself(due: Make) -> None:
+    """As two real schedulers have it: 4 and 4 of the nodes without a label, 8 of the pool blue."""
+    target, gpus = due([*_queues("c"), *TWO_POOLS])
+    assert gpus == {"a": 4.0, "b": 4.0, "c": 8.0}
+    assert target.gpus == 16.0
+
+
+def test_the_label_of_node_pools_is_the_one_that_kais_config_names(due: Make) -> None:
+    labelled = {"labels": {"corp/pool": "blue"}}
+    config = object_of(CONFIG, "kai-config", {"global": {"nodePoolLabelKey": "corp/pool"}})
+    queues = [queue_object("a"), queue_object("b"), queue_object("c", **labelled)]
+    _, gpus = due([*queues, _node("n1"), node_object("n2", **labelled), _shard(), _shard("blue"), config])
+    assert gpus == {"a": 4.0, "b": 4.0, "c": 8.0}
+
+
+def test_a_division_by_shards_is_computed_again_from_its_record(due: Make, accountant: Any) -> None:
+    """Usage is a part of the shard's own capacity: a used 0.3 of the cluster, 0.6 of its shard."""
+    accountant.spend(a=0.3, b=0.1, c=0.5)
+    target, gpus = due([*_queues("c"), *TWO_POOLS], k=1)
+    assert gpus == {"a": 3.0, "b": 5.0, "c": 8.0}
+    assert {each.queue: each.usage_ratio for each in target.entitlements} == {"a": 0.6, "b": 0.2, "c": 1.0}
+    inputs = next(each for each in accountant.decisions if each.subject == "*")
+    computed = replay_weights(policy_of(k=1), inputs)
+    assert computed.entitlements == target.entitlements
+    assert computed.weights == target.weights
+
+
+def test_a_parent_of_queues_in_several_shards_gets_what_they_get(due: Make) -> None:
+    queues = [{"name": name, "parent": "dept", "refs": [f"kai:{name}"]} for name in "ab"]
+    queues += [{"name": "dept"}, {"name": "c", "refs": ["kai:c"]}]
+    _, gpus = due([*_queues("bc"), *TWO_POOLS], queues=queues)
+    assert gpus == {"a": 8.0, "b": 4.0, "c": 4.0, "dept": 12.0}
+
+
+def test_a_queue_of_a_pool_without_a_shard_gets_nothing_and_is_named(due: Make) -> None:
+    target, gpus = due([*_queues("c"), _node("n1"), _node("n2", pool="blue"), _shard()])
+    assert gpus == {"a": 4.0, "b": 4.0, "c": 0.0}
+    assert reasons_of(target)["Mapped"] == ("False", "QueuesLeftOut")
+    words = "kai.scheduler/node-pool: blue, a node pool that no SchedulingShard schedules"
+    assert words in condition(target, "Mapped").message
+
+
+def test_an_unlabelled_queue_does_not_exist_in_a_labelled_shard(due: Make) -> None:
+    nodes = [_node(name, pool="blue") for name in ("n1", "n2")]
+    target, gpus = due([*_queues("bc"), *nodes, _shard("blue")])
+    assert gpus == {"a": 0.0, "b": 8.0, "c": 8.0}
+    assert "(none)" in condition(target, "Mapped").message
+
+
+def test_what_pods_of_other_schedulers_hold_is_not_kais_to_divide(due: Make) -> None:
+    """KAI has 12 of 16: 4 each. Its own pods, and the reservation pods of its shared GPUs, are its own."""
+    theirs = pod_object("other", node="n1", gpus=4)
+    own = pod_object("own", node="n2", gpus=4)
+    own["spec"]["schedulerName"] = "kai-scheduler"
+    keeper = pod_object("keeper", node="n2", gpus=1)
+    keeper["metadata"]["namespace"] = "kai-resource-reservation"
+    target, gpus = due([*_queues(), _node("n1"), _node("n2"), _shard()], [theirs, own, keeper])
+    assert gpus == {"a": 4.0, "b": 4.0, "c": 4.0}
+    assert target.gpus == 12.0
+
+
+def test_all_of_it_held_by_others_leaves_nothing_to_divide(due: Make) -> None:
+    theirs = [pod_object(f"other{i}", node="n1", gpus=4) for i in range(2)]
+    target, _ = due([*_queues(), _node("n1"), _shard()], theirs)
+    assert "pods of other schedulers leave" in target.degraded["NoCapacity"]
+
+
+def test_a_gang_finds_room_on_nodes_of_its_own_pool_alone(due: Make) -> None:
+    waiting = []
+    for queue in "ac":
+        pod = pod_object(f"w{queue}", node="", annotations={"pod-group-name": f"g{queue}"})
+        pod["spec"]["schedulerName"] = "kai-scheduler"
+        pod["metadata"]["labels"] = {"kai.scheduler/queue": queue}
+        waiting.append(pod)
+    target, _ = due([*_queues("c"), *(pod_group(f"g{queue}", queue) for queue in "ac"), *TWO_POOLS], waiting)
+    here = preemption_inputs(policy_of(k=0), "kai", target.gangs, target.entitlements, TWO_POOLS[:2], (), 0)
+    assert here.usable == {"PodGroup/ns/ga": ("n1",), "PodGroup/ns/gc": ("n2",)}
+
+
+def _shared_node(gpus: int) -> dict[str, Any]:
+    """Lists each of its GPUs twice."""
+    node = _node("n0", gpus)
+    return {**node, "metadata": {"name": "n0", "labels": {"nvidia.com/gpu.replicas": "2"}}}
+
+
+def test_the_physical_gpus_behind_a_target_shrink_with_what_it_divides(accountant: Any) -> None:
+    """A node lists 16 GPUs, each twice: a target whose quotas hold 8 of them divides 4 physical ones, in the cycle and
+    by hand."""
+    serving = ServingNodes((_shared_node(16),))
+    window = accountant.window(WindowSpec(), "allocated", MS_PER_HOUR, 0.0)
+    whole = target_capacity(serving, window, None, ())
+    assert (whole.gpus, whole.devices, whole.pools) == (16.0, 8.0, ())
+    half = target_capacity(serving, window, 8.0, ())
+    assert (half.gpus, half.devices) == (8.0, 4.0)
+    part = target_capacity(serving, window, 8.0, (Shard(("a",), None, 4.0),))
+    assert (part.gpus, part.devices) == (4.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "quota", "shards", "reason"),
+    [
+        (0, None, (), "no node shows GPUs"),
+        (8, 0.0, (), "the quotas of its queues hold no GPU"),
+        (8, None, (Shard(("a",), None, 8.0),), "no node of its shards has a GPU"),
+    ],
+)
+def test_a_target_without_gpus_says_why(
+    accountant: Any, gpus: int, quota: float | None, shards: tuple[Shard, ...], reason: str
+) -> None:
+    accountant.capacity = 0
+    window = accountant.window(WindowSpec(), "allocated", MS_PER_HOUR, 0.0)
+    with pytest.raises(NothingToDivide, match=reason):
+        target_capacity(ServingNodes((_node("n0", gpus),)), window, quota, shards)

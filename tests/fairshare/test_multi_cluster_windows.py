@@ -1,14 +1,17 @@
-"""A policy that counts usage of several clusters: the sum of their windows decides, or the weights are held."""
+"""Usage of several clusters: in one accountant, and the sum of the windows of several."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx2
+import msgspec
 import pytest
+from starlette.testclient import TestClient
 
 from accountant.composition import Service
 from accountant.core.settings import Settings
@@ -23,21 +26,46 @@ from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
 from fairshare.preemption.preemption_controller import NotPossible, by_hand
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.targets import ADAPTERS
-from fairshare.targets.kai import QUEUE
 from fairshare.usage.accountant_client import AccountantApi, other_clusters
 from fairshare.usage.multi_cluster_windows import OtherClusters, sum_of_windows
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import Object
 from gputally.server.https_server import serve
 from tests import fresh
-from tests.fairshare.builders import cluster_of, policy_of, queue_object, shard_object
-from tests.fairshare.conftest import NOW_MS, Accountant
-from tests.fairshare.delivered_usage import GPUS, MINUTE_MS, WINDOW, report
-from tests.fairshare.observations import conditions_of
-from tests.fairshare.victims import node_object
+from tests.fairshare.builders import (
+    cluster_of,
+    conditions_of,
+    hold_of,
+    node_object,
+    policy_of,
+    queue_object,
+    shard_object,
+    weights_in,
+)
+from tests.fairshare.conftest import NOW_MS, Accountant, Capsys, Make
+from tests.usage_records import batch, interval, pod_facts, pod_holder
 
-Make = Callable[..., Any]
+MINUTE_MS, MINUTES, GPUS = 60_000, 70, 4
+WINDOW = {"size": "1h"}
+
+
+def report(service: Service, clock: VirtualClock, cluster: str, held: dict[str, int], node: str = "n1") -> None:
+    """What the agent of the one node says of the last minutes: so many GPUs held by each queue."""
+    queues = [queue for queue, count in held.items() for _ in range(count)]
+    now_ms = clock.wall_ms()
+    facts = [pod_facts(f"pod-{queue}", now_ms, node=node, queue_ref=f"kai:{queue}") for queue in held]
+    holders = [*(pod_holder(f"pod-{queue}") for queue in queues[:GPUS]), *[None] * (GPUS - len(queues))]
+    rows = [
+        interval(at, f"GPU-{gpu}", holder, span_ms=MINUTE_MS, gpu_model="H100", busy_us=None, method="device")
+        for at in range(now_ms - MINUTES * MINUTE_MS, now_ms, MINUTE_MS)
+        for gpu, holder in enumerate(holders)
+    ]
+    one = batch(rows, facts, cluster=cluster, node=node, epoch=f"0192-{cluster}")
+    service.ingest.submit(msgspec.json.encode(one)).result(timeout=20)
+
+
 BOTH = {"clusters": ["prod", "west"]}
 
 
@@ -53,16 +81,8 @@ class Elsewhere(Accountant):
         return super().window(spec, measure, at_ms, min_coverage).model_copy(update=self.changed)
 
 
-def weights(cluster: MemoryCluster) -> dict[str, float]:
-    return {obj["metadata"]["name"]: obj["spec"]["resources"]["gpu"]["overQuotaWeight"] for obj in cluster.list(QUEUE)}
-
-
-def kai_cluster() -> MemoryCluster:
-    found: MemoryCluster = cluster_of([*map(queue_object, "abc"), shard_object(kValue=0)])
-    return found
-
-
-# --- what does not add up holds the weights -----------------------------------------------------
+def kai_cluster(*more: Object) -> MemoryCluster:
+    return cluster_of([*map(queue_object, "abc"), shard_object(kValue=0), *more])
 
 
 @pytest.mark.parametrize(("fault", "reason", "words"), [
@@ -87,7 +107,7 @@ def test_one_cluster_that_cannot_be_added_holds_the_weights_until_it_can(
     controller = Controller(policy, accountant, cluster, clock, others=OtherClusters("prod", {"west": west}))
     accountant.spend(b=0.5)
     assert controller.cycle().hold is None
-    before = weights(cluster)
+    before = weights_in(cluster)
     assert before["c"] > before["a"] == before["b"], "a was used there, b here"
 
     west.spend(c=0.9)
@@ -99,31 +119,26 @@ def test_one_cluster_that_cannot_be_added_holds_the_weights_until_it_can(
             west.changed[what] = value
     clock.advance(MINUTE_MS)
     held = controller.cycle()
-    assert held.hold is not None
-    assert held.hold.reason == reason
-    assert held.hold.message.startswith("cluster west: ")
-    assert words in held.hold.message
+    assert hold_of(held)[0] == reason
+    assert hold_of(held)[1].startswith("cluster west: ")
+    assert words in hold_of(held)[1]
     assert conditions_of(held)["UsageFresh"] == ("False", reason)
-    assert weights(cluster) == before, "the last good weights stay"
+    assert weights_in(cluster) == before, "the last good weights stay"
     assert accountant.decisions[-1].kind == "hold"
 
     west.changed, west.down, west.coverage, west.age_ms, west.capacity = good, False, 1.0, 0, accountant.capacity
     clock.advance(MINUTE_MS)
     assert controller.cycle().hold is None
-    assert weights(cluster)["c"] < before["c"]
+    assert weights_in(cluster)["c"] < before["c"]
 
 
-def test_a_cluster_without_accountant_holds_and_its_own_faults_come_first(
-    accountant: Accountant, clock: VirtualClock
-) -> None:
+def test_a_cluster_without_accountant_holds_after_its_own_faults(accountant: Accountant, clock: VirtualClock) -> None:
     policy = policy_of(usage=BOTH)
-    hold = Controller(policy, accountant, kai_cluster(), clock).cycle().hold
-    assert hold is not None
-    assert (hold.reason, "'prod'" in hold.message) == ("ClusterUnknown", True)
+    reason, message = hold_of(Controller(policy, accountant, kai_cluster(), clock).cycle())
+    assert (reason, "'prod'" in message) == ("ClusterUnknown", True)
     accountant.coverage = 0.5
-    hold = Controller(policy, accountant, kai_cluster(), clock).cycle().hold
-    assert hold is not None
-    assert (hold.reason, hold.message.startswith("50.00%")) == ("LowCoverage", True)
+    reason, message = hold_of(Controller(policy, accountant, kai_cluster(), clock).cycle())
+    assert (reason, message[:6]) == ("LowCoverage", "50.00%")
 
 
 def test_the_policy_is_announced_to_the_own_accountant_alone(accountant: Accountant, clock: VirtualClock) -> None:
@@ -141,10 +156,7 @@ def test_a_list_with_the_own_cluster_alone_changes_nothing(accountant: Accountan
     Controller(policy_of(), accountant, one, clock).cycle()
     found = Controller(policy_of(usage={"clusters": ["prod"]}), accountant, same, clock, others=here).cycle()
     assert not isinstance(found.window, FleetWindow)
-    assert weights(one) == weights(same)
-
-
-# --- what the sum is used for -------------------------------------------------------------------
+    assert weights_in(one) == weights_in(same)
 
 
 def _cycle(accountant: Accountant, clock: VirtualClock, **options: Any) -> tuple[Policy, Elsewhere, CycleReport]:
@@ -167,9 +179,8 @@ def test_a_decision_on_several_clusters_replays_bit_for_bit(accountant: Accounta
     policy, _, found = _cycle(accountant, clock, k=2.0)
     (inputs,) = (each for each in accountant.decisions if each.subject == "*")
     assert inputs.inputs["window"]["clusters"] == ["prod", "west"]  # type: ignore[index, call-overload]
-    assert (
-        replay_weights(policy, inputs.model_validate_json(inputs.model_dump_json())).weights == found.targets[0].weights
-    )
+    again = replay_weights(policy, inputs.model_validate_json(inputs.model_dump_json()))
+    assert again.weights == found.targets[0].weights
 
 
 def test_clusters_that_are_alike_repay_a_debt_once_together(accountant: Accountant, clock: VirtualClock) -> None:
@@ -198,8 +209,6 @@ def test_room_is_not_made_by_hand_while_a_cluster_is_away(accountant: Accountant
             others=OtherClusters("prod", {"west": west}),
         )  # fmt: skip
 
-
-# --- what is refused when it is read ------------------------------------------------------------
 
 POLICY_TEXT = """schema: 1
 usage:
@@ -257,9 +266,6 @@ def test_policies_without_clusters_keep_their_version() -> None:
     assert Policy.model_validate_json(counting.model_dump_json(by_alias=True)) == counting
 
 
-# --- real accountants over HTTP -----------------------------------------------------------------
-
-
 @pytest.fixture
 def accountants(tmp_path: Path, clock: VirtualClock) -> Iterator[Make]:
     """Starts an accountant whose clusters held these GPUs, and returns it with its address."""
@@ -278,13 +284,8 @@ def accountants(tmp_path: Path, clock: VirtualClock) -> Iterator[Make]:
         yield start
 
 
-def with_nodes() -> MemoryCluster:
-    found: MemoryCluster = cluster_of([*map(queue_object, "abc"), shard_object(kValue=0), node_object("n1", gpus=GPUS)])
-    return found
-
-
-def test_two_accountants_decide_as_one_ledger_with_all_of_it(
-    accountants: Make, clock: VirtualClock, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_two_accountants_decide_as_one_ledger(
+    accountants: Make, clock: VirtualClock, tmp_path: Path, capsys: Capsys
 ) -> None:
     policy = policy_of(window=WINDOW, k=1.0, usage=BOTH)
     held = {"prod": {"a": 3, "b": 1}, "west": {"c": 4}}
@@ -294,7 +295,7 @@ def test_two_accountants_decide_as_one_ledger_with_all_of_it(
     _, there = accountants(policy, west=held["west"])
     file = tmp_path / "accountants.yaml"
     file.write_text(json.dumps({"clusters": {"prod": {"url": here}, "west": {"url": there}}}))
-    one, several = with_nodes(), with_nodes()
+    one, several = kai_cluster(node_object("n1", gpus=GPUS)), kai_cluster(node_object("n1", gpus=GPUS))
     with AccountantApi(whole) as client:
         mixed = Controller(plain, client, one, clock).cycle()
     with AccountantApi(here, cluster="prod") as client:
@@ -302,12 +303,11 @@ def test_two_accountants_decide_as_one_ledger_with_all_of_it(
     assert (mixed.hold, added.hold) == (None, None)
     assert mixed.window is not None
     assert isinstance(added.window, FleetWindow)
-    assert (
-        added.window.usage == mixed.window.usage == {"a": 3 * 3_600_000_000, "b": 3_600_000_000, "c": 4 * 3_600_000_000}
-    )
+    hours = {queue: gpus * 3_600_000_000 for queue, gpus in {"a": 3, "b": 1, "c": 4}.items()}
+    assert added.window.usage == mixed.window.usage == hours
     assert (added.window.capacity, added.window.coverage) == (mixed.window.capacity, mixed.window.coverage)
-    assert weights(several) == weights(one)
-    assert weights(several)["c"] < weights(several)["a"] < weights(several)["b"]
+    assert weights_in(several) == weights_in(one)
+    assert weights_in(several)["c"] < weights_in(several)["a"] < weights_in(several)["b"]
 
     (tmp_path / "policy.yaml").write_text(policy.model_dump_json(by_alias=True))
     (tmp_path / "cluster.json").write_text(json.dumps({"items": [*map(queue_object, "abc"), shard_object(kValue=0)]}))
@@ -317,31 +317,26 @@ def test_two_accountants_decide_as_one_ledger_with_all_of_it(
     assert "no accountant is known for cluster 'west'" in capsys.readouterr().err
 
 
-def test_one_of_two_accountants_that_is_cut_off_and_returns(
-    accountants: Make, clock: VirtualClock, tmp_path: Path
-) -> None:
+def test_one_of_two_accountants_is_cut_off_and_returns(accountants: Make, clock: VirtualClock, tmp_path: Path) -> None:
     policy = policy_of(window=WINDOW, k=1.0, usage=BOTH)
     _, here = accountants(policy, prod={"a": 3})
     west, there = accountants(policy, west={"c": 4})
     file = tmp_path / "accountants.yaml"
     file.write_text(f"clusters:\n  west:\n    url: {there}\n    token_file: {tmp_path}/token\n")
-    cluster = with_nodes()
+    cluster = kai_cluster(node_object("n1", gpus=GPUS))
     with AccountantApi(here, cluster="prod") as client:
         controller = Controller(policy, client, cluster, clock, others=other_clusters(file, "prod"))
-        hold = controller.cycle().hold
-        assert hold is not None, "its token cannot be read"
-        assert hold.reason == "AccountantUnavailable"
-        assert hold.message.startswith("cluster west: ")
-        assert "token" in hold.message
-        assert set(weights(cluster).values()) == {1}
+        reason, message = hold_of(controller.cycle())
+        assert reason == "AccountantUnavailable"
+        assert message.startswith("cluster west: ")
+        assert "token" in message, "it cannot be read"
+        assert set(weights_in(cluster).values()) == {1}
         (tmp_path / "token").write_text("secret")
         assert controller.cycle().hold is None
-        assert weights(cluster)["c"] < 1
+        assert weights_in(cluster)["c"] < 1
         west.ledger.put_policy(policy_of([{"name": "a", "refs": ("kai:c",)}]), clock.wall_ms())
         clock.advance(MINUTE_MS)
-        hold = controller.cycle().hold
-        assert hold is not None
-        assert hold.reason == "PolicyNotInForce"
+        assert hold_of(controller.cycle())[0] == "PolicyNotInForce"
 
 
 def test_a_what_if_says_that_it_replays_one_cluster(accountants: Make, clock: VirtualClock) -> None:
@@ -350,3 +345,113 @@ def test_a_what_if_says_that_it_replays_one_cluster(accountants: Make, clock: Vi
     with AccountantApi(here, cluster="prod") as client:
         past = history_from_ledger(client, policy, 3_600, None, clock.wall_ms())
     assert "usage of this cluster alone counts: other clusters (usage.clusters) are not replayed" in past.assumptions
+
+
+@pytest.fixture
+def service(tmp_path: Path, clock: VirtualClock) -> Iterator[Service]:
+    opened = Service(Settings(data=fresh.data(tmp_path / "data"), auth="off", linger_ms=0), clock)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def client_of(service: Service) -> Iterator[Make]:
+    """The controller's client of a cluster, in process."""
+    with TestClient(service.app, base_url="http://127.0.0.1") as inside:
+
+        def answer(request: httpx2.Request) -> httpx2.Response:
+            found = inside.request(
+                request.method, str(request.url), content=request.content, headers=dict(request.headers)
+            )
+            kept = {"Content-Type": found.headers.get("Content-Type", "")}
+            return httpx2.Response(found.status_code, content=found.content, headers=kept)
+
+        yield lambda cluster="": AccountantApi(
+            "http://127.0.0.1", cluster=cluster, transport=httpx2.MockTransport(answer)
+        )
+
+
+@pytest.fixture
+def controller(client_of: Make, clock: VirtualClock) -> Make:
+    """The controller of a cluster with queues a, b and c of weight 1, and that cluster."""
+
+    def make(policy: Any, cluster: str) -> tuple[Controller, MemoryCluster]:
+        there = kai_cluster()
+        return Controller(policy, client_of(cluster), there, clock), there
+
+    return make
+
+
+@pytest.fixture
+def cycle(controller: Make) -> Make:
+    """A cycle of a fresh controller, and the weights then."""
+
+    def run(policy: Any, cluster: str) -> tuple[CycleReport, dict[str, float]]:
+        mine, there = controller(policy, cluster)
+        found = mine.cycle()
+        return found, weights_in(there)
+
+    return run
+
+
+def test_usage_elsewhere_does_not_lower_a_weight_here(service: Service, clock: VirtualClock, cycle: Make) -> None:
+    policy = policy_of(window=WINDOW, k=1.0)
+    report(service, clock, "prod", {"a": 3, "b": 1})
+    cycle(policy, "prod")  # announces the policy, which is in force from then on
+    clock.advance(MINUTE_MS)
+    alone, weights = cycle(policy, "prod")
+    assert alone.hold is None
+    assert weights["a"] < weights["b"] < weights["c"]
+    report(service, clock, "staging", {"c": 4})
+    shared, after = cycle(policy, "prod")
+    assert after == weights
+    assert shared.window.cluster == "prod"
+    assert shared.window.model_copy(update={"end_ms": 0}) == alone.window.model_copy(update={"end_ms": 0})
+    there, weights_there = cycle(policy, "staging")
+    assert there.hold is None
+    assert weights_there["c"] < weights_there["a"] == weights_there["b"]
+    _, mixed = cycle(policy, "")
+    assert mixed["c"] < after["c"], "without a name history mixes, as it always did"
+
+
+def test_decisions_stay_apart_and_replay(service: Service, clock: VirtualClock, cycle: Make, client_of: Make) -> None:
+    policy = policy_of(window=WINDOW)
+    for cluster, held in (("prod", {"a": 3}), ("staging", {"b": 3})):
+        report(service, clock, cluster, held)
+        cycle(policy, cluster)
+    clock.advance(MINUTE_MS)
+    told = {cluster: cycle(policy, cluster)[0] for cluster in ("prod", "staging")}
+    for cluster, at in told.items():
+        found = list(client_of(cluster).decisions(clock.wall_ms(), clock.wall_ms() + 1))
+        assert {decision.cluster for decision in found} == {cluster}
+        (inputs,) = (decision for decision in found if decision.subject == "*")
+        assert replay_weights(policy, inputs).weights == at.targets[0].weights
+    everybody = list(client_of().decisions(clock.wall_ms(), clock.wall_ms() + 1))
+    assert len(everybody) == sum(len(at.decisions) for at in told.values())
+
+
+def test_policies_that_count_alike_do_not_contest(service: Service, clock: VirtualClock, controller: Make) -> None:
+    """One cluster only tries, with another k: both are counted by the same queues, and neither holds."""
+    given = {"prod": {"k": 1.0}, "staging": {"k": 0.5, "apply": "dry-run"}}
+    policies = {name: policy_of(window=WINDOW, min_coverage=0.5, **options) for name, options in given.items()}
+    controllers = {name: controller(policy, name)[0] for name, policy in policies.items()}
+    for name in controllers:
+        report(service, clock, name, {"a": 3})
+    for minute in range(6):
+        held = [each.cycle().hold for each in controllers.values()]
+        assert not any(held), minute
+        clock.advance(MINUTE_MS)
+    assert [told.policy for told in service.ledger.policies(0, clock.wall_ms())] == [*policies.values()], "each once"
+    other = policy_of([{"name": "a", "refs": ("kai:b",)}, {"name": "b", "refs": ("kai:a",)}, {"name": "c"}])
+    service.ledger.put_policy(other, clock.wall_ms())
+    clock.advance(MINUTE_MS)
+    for each in controllers.values():
+        assert hold_of(each.cycle())[0] == "PolicyNotInForce", "queues of the same names are made of others"
+
+
+def test_a_name_that_no_agent_reports_holds_and_says_so(service: Service, clock: VirtualClock, cycle: Make) -> None:
+    report(service, clock, "prod", {"a": 3})
+    held, weights = cycle(policy_of(window=WINDOW), "production")
+    assert hold_of(held)[0] == "NoCapacity"
+    assert "of cluster 'production': is that what its agents call it?" in hold_of(held)[1]
+    assert set(weights.values()) == {1}

@@ -1,51 +1,84 @@
-"""Preemption in whole cycles: victims, decisions, remembered state and obstacles."""
+"""Preemption in whole cycles, by command, by a latency objective and by the schedulers themselves."""
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable
 from typing import Any
 
+import httpx2
 import pytest
+from rich.console import Console
 
+from accountant.wire.policy_models import Policy
+from fairshare.__main__ import main, preemption_view
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
-from fairshare.core.gpu_demand import CHECKPOINT, read_pod
-from fairshare.preemption.preemption_controller import VETO_VALID_MS
+from fairshare.core.gpu_demand import CHECKPOINT
+from fairshare.core.queues_and_weights import Eviction, Pod, Standing
+from fairshare.preemption.preemption_controller import (
+    VETO_VALID_MS,
+    NotPossible,
+    PreemptionCounts,
+    by_hand,
+    latency_reason,
+)
 from fairshare.preemption.preemption_cycle import replay_verdicts
+from fairshare.preemption.preemption_types import PreemptionCall
+from fairshare.preemption.service_latency_objectives import (
+    Alarms,
+    Latency,
+    LatencyUnknown,
+    prometheus_latency,
+    seconds_text,
+)
+from fairshare.targets import ADAPTERS, KINDS
+from fairshare.targets.kai import POD_GROUP, KaiAdapter
+from fairshare.targets.kube_scheduler import KubeSchedulerAdapter
+from fairshare.targets.kueue import CLUSTER_QUEUES, WORKLOADS, KueueAdapter
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, POD
-from tests.fairshare.builders import policy_of
-from tests.fairshare.conftest import Accountant
-from tests.fairshare.victims import Answering, budget_object, cluster_with, node_object, pod_object
+from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, EVENT, NODE, POD, Cluster
+from tests.fairshare.builders import (
+    Answering,
+    budget_object,
+    cluster_with,
+    node_object,
+    object_of,
+    pod_group,
+    pod_object,
+    pods_of,
+    policy_of,
+    queue_object,
+)
+from tests.fairshare.conftest import Accountant, Capsys, Make
 from tests.shelf import shared
-
-Make = Callable[..., Any]
 
 
 @pytest.fixture
-def controller(accountant: Accountant, clock: VirtualClock) -> Make:
+def controller(controller_of: Make) -> Make:
     """A controller of pods by label: a holds 8 of n0's GPUs with a quota of 4, b with a quota of 4 waits."""
 
     def make(cluster: MemoryCluster, **rules: Any) -> Controller:
-        queues = [
-            {"name": "a", "deserved": 4, "refs": ["policy:a"]},
-            {"name": "b", "deserved": 4, "refs": ["policy:b"]},
-        ]
+        queues = [{"name": name, "deserved": 4, "refs": [f"policy:{name}"]} for name in "ab"]
         wanted = policy_of(queues, preemption={"mode": "enforce", "min_runtime": 0, **rules})
-        return Controller(
-            wanted, accountant, cluster, clock, status_object=StatusObject(),
-            pods=lambda: tuple(pod for obj in cluster.list(POD) if (pod := read_pod(obj)) is not None),
-        )  # fmt: skip
+        return controller_of(wanted, cluster, status_object=StatusObject(), pods=lambda: pods_of(cluster))
 
     return make
 
 
-def _borrowing(*more: dict[str, Any]) -> Answering:
-    waits = pod_object("b0", "b", node="")
-    return cluster_with(node_object("n0", 8), pod_object("a0"), pod_object("a1"), waits, *more)
+def _keep_a0(cluster: Answering) -> Answering:
+    """With a disruption budget that a0 is held by."""
+    cluster.load([budget_object("b", 0, {"app": "kept"})])
+    kept = cluster.get(POD, "a0", "ns")
+    labels = {**kept["metadata"]["labels"], "app": "kept"}
+    cluster.put({**kept, "metadata": {**kept["metadata"], "labels": labels}}, field_manager="tests")
+    return cluster
+
+
+def _borrowing() -> Answering:
+    return cluster_with(node_object("n0", 8), pod_object("a0"), pod_object("a1"), pod_object("b0", "b", node=""))
 
 
 def test_a_cycle_reclaims_records_and_remembers(controller: Make, accountant: Accountant, clock: VirtualClock) -> None:
@@ -91,21 +124,16 @@ def test_stale_usage_causes_no_preemption(controller: Make, accountant: Accounta
     assert len(cluster.list(POD)) == 3
 
 
-def test_a_victim_the_cluster_keeps_is_replaced_by_the_next(controller: Make) -> None:
-    cluster = _borrowing(budget_object("b", 0, {"app": "kept"}))
-    kept = cluster.get(POD, "a0", "ns")
-    cluster.put(
-        {**kept, "metadata": {**kept["metadata"], "labels": {**kept["metadata"]["labels"], "app": "kept"}}},
-        field_manager="tests",
-    )
+def test_a_victim_the_cluster_keeps_is_replaced_by_the_next_which_is_no_fault(controller: Make) -> None:
+    cluster = _keep_a0(_borrowing())
     (target,) = controller(cluster).cycle().targets
     assert [stop.victim.gang.name for stop in target.preemption.stops] == ["a1"]
     assert "disruption budget b" in next(s.reason for s in target.preemption.verdicts[0].spared if s.key == "Pod/ns/a0")
+    assert _condition(cluster)[:2] == ("True", "AsDecided")
 
 
 def _condition(cluster: MemoryCluster) -> tuple[str, str, str]:
-    standing = cluster.get(CONFIG_MAP, "gputally-fairshare", "gputally")["data"]["kube-scheduler.Preemption"]
-    found = json.loads(standing)
+    found = json.loads(cluster.get(CONFIG_MAP, "gputally-fairshare", "gputally")["data"]["kube-scheduler.Preemption"])
     return found["status"], found["reason"], found["message"]
 
 
@@ -152,18 +180,7 @@ def test_what_stands_in_the_way_is_a_condition_an_event_and_a_metric(
         assert len(cluster.list(POD)) == 2
 
 
-def test_a_claim_that_finds_another_victim_is_no_fault(controller: Make) -> None:
-    cluster = _borrowing(budget_object("b", 0, {"app": "kept"}))
-    kept = cluster.get(POD, "a0", "ns")
-    labels = {**kept["metadata"]["labels"], "app": "kept"}
-    cluster.put({**kept, "metadata": {**kept["metadata"], "labels": labels}}, field_manager="tests")
-    controller(cluster).cycle()
-    assert _condition(cluster)[:2] == ("True", "AsDecided")
-
-
-def test_many_victims_held_by_budgets_only_delay_the_one_that_may_be_evicted(
-    controller: Make, clock: VirtualClock
-) -> None:
+def test_victims_held_by_budgets_only_delay_the_one_that_may_be_evicted(controller: Make, clock: VirtualClock) -> None:
     """Each looks cheaper than the one who may go, and has a budget of its own."""
     kept = [
         pod_object(f"k{i}", gpus=1, labels={"app": f"k{i}"}, annotations={CHECKPOINT: "2026-09-30T23:59:00Z"})
@@ -188,3 +205,348 @@ def test_many_victims_held_by_budgets_only_delay_the_one_that_may_be_evicted(
         clock.advance(VETO_VALID_MS // 2)
         loop.cycle()
     assert "k3" not in {pod["metadata"]["name"] for pod in cluster.list(POD)}
+
+
+QUEUES = [{"name": "a", "deserved": 4, "refs": ["policy:a"]}, {"name": "serving", "refs": ["policy:serving"]}]
+
+
+def _full() -> MemoryCluster:
+    """a borrows 4 of 8 GPUs; a server without a quota waits, above its share."""
+    return cluster_with(
+        node_object("n0", 8), pod_object("a0"), pod_object("a1"), pod_object("chat", "serving", node="")
+    )
+
+
+@pytest.fixture
+def rules() -> Policy:
+    slo = {"name": "chat", "workload": "ns/chat", "query": "p99", "above": "50ms", "sustained": "1m"}
+    preemption = {"mode": "enforce", "wait": "1h", "min_runtime": 0, "slos": [slo]}
+    return policy_of(QUEUES, preemption=preemption)
+
+
+def test_a_threshold_is_compared_with_what_is_measured(rules: Policy) -> None:
+    above = "the latency of ns/chat is 80 ms, above 50 ms"
+    assert latency_reason(rules, "ns/chat", None, "", None, 0) == "asked for by hand"
+    assert latency_reason(rules, "ns/chat", 0.05, "", lambda *_: 0.05, 0) is None
+    assert latency_reason(rules, "ns/chat", 0.05, "", lambda *_: 0.08, 0) == above
+    with pytest.raises(NotPossible, match="the latency of ns/other is not known"):
+        latency_reason(rules, "ns/other", 0.05, "", lambda *_: 0.08, 0)
+
+
+@pytest.fixture
+def ask(accountant: Accountant, clock: VirtualClock) -> Make:
+    """The report of a preemption by hand."""
+
+    def by_command(rules: Policy, cluster: MemoryCluster, mode: Any, job: str = "ns/chat") -> Any:
+        call = PreemptionCall("", job, "the latency of ns/chat is 80 ms, above 50 ms", 0.0, "by hand")
+        return by_hand(rules, accountant, cluster, clock, ADAPTERS, pods_of(cluster), call, mode)
+
+    return by_command
+
+
+def test_a_dry_run_shows_who_would_give_way(rules: Policy, ask: Make, accountant: Accountant) -> None:
+    cluster, out = _full(), io.StringIO()
+    Console(file=out, width=220).print(preemption_view(ask(rules, cluster, "dry-run")))
+    for words in ("Pod/ns/a0", "would-stop", "the latency of ns/chat is 80 ms, above 50 ms"):
+        assert words in out.getvalue()
+    assert len(cluster.list(POD)) == 3
+    assert accountant.decisions == []
+
+
+def test_by_hand_acts_for_that_one_and_records_it(rules: Policy, ask: Make, accountant: Accountant) -> None:
+    cluster = _full()
+    cluster.load([pod_object("other", "serving", node="")])
+    assert [verdict.claimant for verdict in ask(rules, cluster, "enforce").verdicts] == ["Pod/ns/chat"]
+    assert len(cluster.list(POD)) == 3
+    assert {decision.kind for decision in accountant.decisions} == {"preemption"}
+
+
+def test_limits_count_what_was_done_by_hand(ask: Make, controller_of: Make, clock: VirtualClock) -> None:
+    """By the next command, and by the controller that acts meanwhile, which leaves the note alone."""
+    rules = policy_of(QUEUES, preemption={"mode": "enforce", "wait": 0, "min_runtime": 0, "per_cluster": 1})
+    cluster, where = _full(), StatusObject()
+    controller = controller_of(rules, cluster, pods=lambda: pods_of(cluster), status_object=where)
+    controller.cycle()
+    assert len(cluster.list(POD)) == 3  # above its share it only waits
+    assert ask(rules, cluster, "enforce").past
+    assert len(cluster.list(POD)) == 2
+    cluster.load([pod_object("a2"), pod_object("early", "a", node="")])
+    clock.advance(60_000)
+    second = ask(rules, cluster, "enforce")
+    words = "1 workloads of the cluster were stopped within the hour, and no more may be"
+    assert {each.reason for each in second.verdicts[0].spared if each.limit} == {words}
+    clock.advance(60_000)
+    (target,) = controller.cycle().targets
+    assert [past.key for past in target.preemption.situation.past] == ["Pod/ns/a0"]
+    clock.advance(24 * 3_600_000)
+    assert controller.cycle().targets[0].preemption.situation.past == ()
+
+
+def test_a_note_that_cannot_be_written_is_said(rules: Policy, ask: Make) -> None:
+    objects = [obj for kind in (NODE, POD) for obj in _full().list(kind)]
+    cluster = MemoryCluster(KINDS, objects, admit=lambda obj: "read only" if obj["kind"] == "ConfigMap" else None)
+    assert "the controller's limits will not know of it" in ask(rules, cluster, "enforce").faults[0]
+
+
+def test_old_usage_or_unknown_workloads_are_refused(rules: Policy, ask: Make, accountant: Accountant) -> None:
+    with pytest.raises(NotPossible, match="no workload ns/nobody"):
+        ask(rules, _full(), "dry-run", "ns/nobody")
+    accountant.coverage = 0.1
+    with pytest.raises(NotPossible, match="LowCoverage"):
+        ask(rules, _full(), "dry-run")
+
+
+def test_the_controller_makes_room_for_a_latency(rules: Policy, controller_of: Make, clock: VirtualClock) -> None:
+    """Once it has lasted."""
+    cluster = _full()
+    alarms, metrics = Alarms(lambda _query, _at: 0.08), Metrics(clock)
+    metrics.watch(alarms)
+    controller = controller_of(rules, cluster, pods=lambda: pods_of(cluster), calls=alarms, observe=metrics.observe)
+    controller.cycle()
+    assert len(cluster.list(POD)) == 3
+    clock.advance(60_000)
+    controller.cycle()
+    assert len(cluster.list(POD)) == 2
+    shown = metrics.render().decode()
+    labels = 'ground="above share",queue="a",result="stopped",target="kube-scheduler"'
+    for line in (
+        'gputally_slo_latency_seconds{slo="chat"} 0.08',
+        f"gputally_fairshare_preempted_total{{{labels}}} 1.0",
+        'gputally_fairshare_preemption_claims{outcome="preempts",target="kube-scheduler"} 1.0',
+    ):
+        assert line in shown
+
+
+def test_the_command_says_what_is_missing(tmp_path: Any, capsys: Capsys) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("queues: [{name: a, refs: ['policy:a']}]")
+    assert main(["preempt", "--policy", str(path), "--for", "ns/chat", "--threshold", "50ms", "--dry-run"]) == 1
+    assert "give --query and --prometheus" in capsys.readouterr().err
+    assert main(["preempt", "--policy", str(path), "--for", "ns/chat", "--threshold", "fast", "--dry-run"]) == 1
+    assert capsys.readouterr().err.startswith("gputally fairshare: --threshold: not a duration: 'fast'")
+
+
+SLO = {"name": "chat", "queue": "serving", "query": "p99", "above": "50ms", "sustained": "5m", "gpus": 2}
+MINUTE_MS = 60_000
+
+
+def _slo_policy(**more: object) -> Policy:
+    return Policy.model_validate({"queues": [{"name": "serving"}], "preemption": {"slos": [{**SLO, **more}]}})
+
+
+def _alarms(values: dict[int, float | None]) -> Alarms:
+    """Latency by minute; None: not known."""
+
+    def latency(_query: str, at_ms: int) -> float:
+        value = values[at_ms // MINUTE_MS]
+        if value is None:
+            raise LatencyUnknown("no answer")
+        return value
+
+    return Alarms(latency)
+
+
+def _minutes(alarms: Alarms, policy: Policy, count: int) -> list[int]:
+    """The minutes in which it asked."""
+    return [minute for minute in range(count) if alarms(policy, minute * MINUTE_MS)]
+
+
+def test_it_asks_once_it_has_lasted() -> None:
+    alarms = _alarms(dict.fromkeys(range(8), 0.08))
+    assert _minutes(alarms, _slo_policy(), 8) == [5, 6, 7]
+    why = "the latency of chat is 80 ms, above 50 ms for 7 min"
+    assert alarms(_slo_policy(), 7 * MINUTE_MS) == (PreemptionCall("serving", "", why, 2.0),)
+
+
+@pytest.mark.parametrize("between", [0.05, None])
+def test_a_good_or_unknown_reading_starts_the_time_anew(between: float | None) -> None:
+    alarms = _alarms(dict.fromkeys(range(12), 0.08) | {4: between})
+    assert _minutes(alarms, _slo_policy(), 12) == [10, 11]
+
+
+def test_a_fault_is_told_and_asks_for_nothing() -> None:
+    alarms = _alarms({0: None})
+    assert alarms(_slo_policy(sustained=0), 0) == ()
+    assert alarms.faults == {"chat": "no answer"}
+
+
+def _prometheus(status: int, body: str) -> Latency:
+    return prometheus_latency("http://p", transport=httpx2.MockTransport(lambda _: httpx2.Response(status, text=body)))
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (400, '{"status":"error","error":"parse error"}', r"http://p: parse error \(query: q\)"),
+        (502, "<html>", "http://p: status 502"),
+        (200, '{"status":"success","data":{"resultType":"vector","result":[]}}', "http://p: q: no value"),
+        (200, '{"status":"success","data":{"resultType":"scalar","result":[1,"NaN"]}}', "http://p: q: no value"),
+    ],
+)
+def test_what_is_no_number_is_unknown(status: int, body: str, words: str) -> None:
+    latency = _prometheus(status, body)
+    with pytest.raises(LatencyUnknown, match=words):
+        latency("q", 0)
+
+
+def test_the_largest_value_counts() -> None:
+    body = '{"status":"success","data":{"resultType":"vector","result":[{"value":[1,"0.02"]},{"value":[1,"0.7"]}]}}'
+    assert _prometheus(200, body)("q", 0) == 0.7
+    assert (seconds_text(0.0501), seconds_text(1.25)) == ("50.1 ms", "1.25 s")
+
+
+TREE = [
+    {"name": "org", "refs": []},
+    {"name": "a", "parent": "org", "refs": ["kai:a", "kueue:cq-a", "policy:a"]},
+    {"name": "b", "parent": "org", "refs": ["kai:b", "kueue:cq-b", "policy:b"]},
+]
+CQS = [object_of(CLUSTER_QUEUES[0], f"cq-{queue}", {}) for queue in "ab"]
+RECLAIMED = (
+    "Pod ns/{pod} was preempted by workload ns/{by}.\n"
+    "A uses <GPU: 8, CPU: 0 (cores), memory: 0 (GB)> with a quota of <GPU: 4, CPU: 0 (cores), memory: 0 (GB)>, "
+    "fair-share of <GPU: 4, CPU: 0 (cores), memory: 0 (GB)> and queue priority of <100>."
+)
+
+
+def _policy(law: str = "deficit") -> Policy:
+    return Policy.model_validate({"law": law, "queues": TREE, "targets": {"kai": {"apply": "enforce"}}})
+
+
+def _event(name: str, reason: str, note: str, regarding: str, related: str = "") -> dict[str, Any]:
+    kind = "PodGroup" if reason == "Evict" else "Pod"
+    return {
+        **object_of(EVENT, name, uid=name), "reason": reason, "note": note,
+        "regarding": {"kind": kind, "namespace": "ns", "name": regarding, "uid": f"uid-{regarding}"},
+        "related": {"kind": "Pod", "namespace": "ns", "name": related, "uid": f"uid-{related}"} if related else None,
+    }  # fmt: skip
+
+
+def test_kai_names_the_workload_it_makes_room_for() -> None:
+    """One of a gang's pods each; a preemption within the queue, a consolidation and a stranger's do not count."""
+    groups = [pod_group(name, name[3], requested=4) for name in ("pg-b.v1", "pg-a", "pg-a2")]
+    events = [
+        _event("e1", "Evict", RECLAIMED.format(pod="a-0", by="pg-b.v1"), "pg-a"),
+        _event("e2", "Evict", RECLAIMED.format(pod="a-1", by="pg-b.v1"), "pg-a"),
+        _event("e3", "Evict", "Pod ns/a-0 was preempted by higher priority workload ns/pg-a2", "pg-a"),
+        _event("e4", "Evict", RECLAIMED.format(pod="a-0", by="pg-a2"), "pg-a"),
+        _event("e5", "Evict", "Pod ns/a-0 was preempted and rescheduled due to bin packing", "pg-a"),
+        _event("e6", "Evict", RECLAIMED.format(pod="a-0", by="pg-other"), "pg-a"),
+    ]
+    found = KaiAdapter().observe(_policy(), {POD_GROUP: groups, EVENT: events}).evictions
+    assert found == (Eviction("e1", "b", "ns/pg-a"), Eviction("e2", "b", "ns/pg-a"))
+
+
+def _workload(name: str, queue: str, *conditions: dict[str, Any]) -> dict[str, Any]:
+    containers = [{"resources": {"requests": {"nvidia.com/gpu": "4"}}}]
+    spec = {"podSets": [{"count": 1, "template": {"spec": {"containers": containers}}}]}
+    status = {"admission": {"clusterQueue": f"cq-{queue}"}, "conditions": list(conditions)}
+    return object_of(WORKLOADS[0], name, spec, status, uid=f"uid-{name}")
+
+
+def _preempted(reason: str, by: str, path: str, status: str = "True") -> dict[str, Any]:
+    message = f"Preempted to accommodate a workload (UID: {by}, JobUID: j) due to x; preemptor path: {path}; y"
+    at = "2026-10-01T00:00:00Z"
+    return {"type": "Preempted", "status": status, "reason": reason, "message": message, "lastTransitionTime": at}
+
+
+def test_kueue_names_it_by_uid_and_by_path() -> None:
+    workloads = [
+        _workload("b0", "b"),
+        _workload("a0", "a", _preempted("InCohortReclamation", "uid-b0", "/r/x")),
+        _workload("a1", "a", _preempted("InCohortFairSharing", "gone", "/r/c/cq-b")),
+        _workload("a2", "a", _preempted("InClusterQueue", "uid-b0", "/r/cq-b")),
+        _workload("a3", "a", _preempted("InCohortReclamation", "uid-a0", "/r/cq-a")),
+        _workload("a4", "a", _preempted("InCohortReclamation", "uid-b0", "/r/cq-b", status="False")),
+        _workload("a5", "a", _preempted("InCohortReclamation", "gone", "/r/other")),
+    ]
+    found = KueueAdapter().observe(_policy(), {CLUSTER_QUEUES[0]: CQS, WORKLOADS[0]: workloads}).evictions
+    at = "2026-10-01T00:00:00Z"
+    assert found == (Eviction(f"uid-a0/{at}", "b", "ns/a0"), Eviction(f"uid-a1/{at}", "b", "ns/a1"))
+
+
+def test_kueue_counts_what_happens_between_two_looks() -> None:
+    """The condition turns False when the victim is admitted again, ten seconds later; the count stays."""
+    said = _preempted("InCohortFairSharing", "uid-b0", "/ml/cq-b")
+    again = {**said, "status": "False", "reason": "QuotaReserved", "message": f"Previously: {said['message']}"}
+    within = {**again, "message": again["message"].replace("due to x", "due to prioritization in the ClusterQueue")}
+
+    def ids(condition: dict[str, Any], count: int) -> list[str]:
+        victim = _workload("a0", "a", condition)
+        counts = {"Preempted": count, "PodsReadyTimeout": 7}
+        evictions = [{"reason": reason, "underlyingCause": "", "count": n} for reason, n in counts.items()]
+        victim["status"]["schedulingStats"] = {"evictions": evictions}
+        seen = {CLUSTER_QUEUES[0]: CQS, WORKLOADS[0]: [_workload("b0", "b"), victim]}
+        return [each.id for each in KueueAdapter().observe(_policy(), seen).evictions]
+
+    assert ids(said, 1) == ids(again, 1) == ["uid-a0/1"]  # one act, however it is seen
+    assert ids(again, 3) == ["uid-a0/3"]
+    assert ids(within, 3) == []
+
+
+def test_the_kube_scheduler_names_the_pod_and_we_do_not() -> None:
+    pods = [Pod(f"uid-{name}", "ns", name, 4.0, ref=f"policy:{name[0]}", gang=f"Job/ns/{name[0]}") for name in
+            ("a0", "a1", "b0")]  # fmt: skip
+    events = [
+        _event("e1", "Preempted", "Preempted by pod uid-b0 on node n0", "a0", "b0"),
+        _event("e2", "Preempted", "Preempted by pod uid-b0 on node n0", "gone", "b0"),
+        _event("e3", "Preempted", "Preempted by pod uid-a1 on node n0", "a0", "a1"),
+        _event("e4", "Preempted", "its 4 GPUs go to Pod/ns/b0 of queue b", "a0"),
+    ]
+    found = KubeSchedulerAdapter().observe(_policy(), {EVENT: events}, pods).evictions
+    assert found == (Eviction("e1", "b", "Job/ns/a"), Eviction("e2", "b", "uid-gone"))
+
+
+def test_events_are_read_only_where_the_law_asks_for_them() -> None:
+    for adapter in (KaiAdapter(), KubeSchedulerAdapter()):
+        kinds = [read.fields for read in adapter.reads(_policy()) if read.kinds == (EVENT,)]
+        assert kinds == ["reason=Evict" if adapter.name == "kai" else "reason=Preempted"]
+        assert not any(read.kinds == (EVENT,) for read in adapter.reads(_policy("kai")))
+
+
+def test_what_is_new_counts_once_per_workload_and_for_every_queue_above() -> None:
+    tally, policy = PreemptionCounts(), _policy()
+    standings = {name: Standing(8.0, 4.0) for name in ("org", "a", "b")}
+    old = (Eviction("e0", "b", "ns/x"),)
+    assert tally.add_to(standings, policy, "kai", old)["b"].reclaims == 0.0  # of unknown age
+    new = (*old, Eviction("e1", "b", "ns/y"), Eviction("e2", "b", "ns/y"), Eviction("e3", "a", "ns/z"))
+    counted = tally.add_to(standings, policy, "kai", new)
+    assert {name: each.reclaims for name, each in counted.items()} == {"org": 2.0, "a": 1.0, "b": 1.0}
+    assert {each.reclaims for each in tally.add_to(standings, policy, "kai", new).values()} == {0.0}
+    assert {each.reclaims for each in tally.add_to(standings, policy, "kueue", new).values()} == {0.0}
+
+
+@pytest.fixture
+def kai_cluster(either_of: Make) -> Cluster:
+    groups = [pod_group(f"pg-{name}", name, requested=4) for name in "ab"]
+    return either_of([*(queue_object(name, requested="16", allocated="8") for name in "ab"), *groups])
+
+
+def test_a_schedulers_reclaim_costs_weight(kai_cluster: Cluster, accountant: Accountant, clock: VirtualClock) -> None:
+    """From the Event through the standing, in the record, to the price of the law."""
+    accountant.spend(a=0.5, b=0.5)
+    loop = Controller(_policy(), accountant, kai_cluster, clock)
+    loop.cycle()
+    told = _event("e1", "Evict", RECLAIMED.format(pod="a-0", by="pg-b"), "pg-a")
+    told["metadata"].pop("uid")  # the server's to give
+    rest = {"eventTime": "2026-10-01T00:00:00.000001Z", "reportingController": "kai", "reportingInstance": "kai-0"}
+    kai_cluster.create({**told, "type": "Normal", "action": "Evict", **rest}, field_manager="kai")
+    clock.advance(60_000)
+    kai = next(target for target in loop.cycle().targets if target.target == "kai")
+    assert {name: each.reclaims for name, each in kai.standings.items()} == {"a": 0.0, "b": 1.0}
+    prices = {weight.queue: weight.explanation.trace["price"] for weight in kai.weights}
+    assert prices["b"] > prices["a"] == 0.0
+    clock.advance(60_000)
+    kai = next(target for target in loop.cycle().targets if target.target == "kai")
+    assert {each.reclaims for each in kai.standings.values()} == {0.0}
+
+
+def test_our_own_reclaims_count_as_the_schedulers_do(controller_of: Make, clock: VirtualClock) -> None:
+    cluster = _borrowing()
+    queues = [{"name": name, "deserved": 4, "refs": [f"policy:{name}"]} for name in "ab"]
+    policy = policy_of(queues, law="deficit", targets={}, preemption={"mode": "enforce", "min_runtime": 0})
+    loop = controller_of(policy, cluster, pods=lambda: pods_of(cluster))
+    counts = []
+    for _ in range(3):
+        counts.append({name: each.reclaims for name, each in loop.cycle().targets[0].standings.items()})
+        clock.advance(60_000)
+    assert counts == [{"a": 0.0, "b": 0.0}, {"a": 0.0, "b": 1.0}, {"a": 0.0, "b": 0.0}]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 from pydantic import ValidationError
 
 from accountant.wire.policy_models import Policy
-from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import MOST_WRITES_AT, adopt, release_weights
 from fairshare.targets.runai import PROJECT, RunaiAdapter, RunaiApi, RunaiCluster, RunaiFault, opened
 from fairshare.targets.status_config_map import StatusObject
@@ -20,10 +19,10 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import NotFound, Refused, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD
-from tests.fairshare.conftest import Accountant
+from tests.fairshare.builders import condition, reasons_of, results_of
+from tests.fairshare.conftest import Accountant, Make
 from tests.fakes.runai import CLIENT, SECRET, StandIn
 
-Make = Callable[..., Any]
 URL = "https://runai.example"
 WHERE = StatusObject("gputally", "gputally-fairshare")
 ADAPTERS = (RunaiAdapter(),)
@@ -74,13 +73,11 @@ def runai(api: RunaiApi, cluster: MemoryCluster) -> RunaiCluster:
 
 
 @pytest.fixture
-def loop(accountant: Accountant, cluster: MemoryCluster, runai: RunaiCluster, clock: VirtualClock) -> Make:
-    def make(policy: Policy) -> Controller:
-        return Controller(
-            policy, accountant, cluster, clock, adapters=ADAPTERS, clusters={"runai": runai}, status_object=WHERE
-        )
-
-    return make
+def loop(accountant: Accountant, controller_of: Make, cluster: MemoryCluster, runai: RunaiCluster) -> Make:
+    """A controller; the department and a have used most of late."""
+    accountant.spend(eng=0.8, a=0.7, b=0.1)
+    given = {"adapters": ADAPTERS, "clusters": {"runai": runai}, "status_object": WHERE}
+    return lambda policy: controller_of(policy, cluster, **given)
 
 
 def _notes(cluster: MemoryCluster) -> dict[str, Any]:
@@ -88,18 +85,12 @@ def _notes(cluster: MemoryCluster) -> dict[str, Any]:
     return {key: json.loads(text) for key, text in data.items()}
 
 
-def _results(report: Any) -> dict[str, str]:
-    (target,) = report.targets
-    return {outcome.apply.queue: outcome.result for outcome in target.outcomes}
+def _bases(cluster: MemoryCluster) -> set[str]:
+    return {note["annotations"]["gputally.dev/base-over-quota-weight"] for note in _notes(cluster).values()}
 
 
-def test_weights_go_to_projects_and_departments_and_nothing_else_does(
-    loop: Make, there: StandIn, accountant: Accountant, cluster: MemoryCluster
-) -> None:
-    accountant.spend(eng=0.8, a=0.7, b=0.1)
-    controller = loop(_policy())
-    report = controller.cycle()
-    (target,) = report.targets
+def test_weights_go_to_projects_and_departments_alone(loop: Make, there: StandIn, cluster: MemoryCluster) -> None:
+    (target,) = loop(_policy()).cycle().targets
     assert {name: (s.requested, s.allocated) for name, s in target.standings.items()} == {
         "eng": (0.0, 0.0), "a": (12.0, 8.0), "b": (12.0, 2.0),
     }  # fmt: skip
@@ -110,16 +101,13 @@ def test_weights_go_to_projects_and_departments_and_nothing_else_does(
         ((pool, gpu),) = [(each["nodePool"], each["gpu"]) for each in body]
         assert pool == {"id": "pool-default"}
         assert set(gpu) == {"overQuotaWeight"}
-    noted = {note["annotations"]["gputally.dev/base-over-quota-weight"] for note in _notes(cluster).values()}
-    assert noted == {"2"}
-    conditions = {condition.type: (condition.status, condition.reason) for condition in target.conditions}
-    assert conditions["Available"] == ("True", "Writable")
-    assert conditions["Effective"] == ("Unknown", "SettingNotSeen")
+    assert _bases(cluster) == {"2"}
+    assert reasons_of(target)["Available"] == ("True", "Writable")
+    assert reasons_of(target)["Effective"] == ("Unknown", "SettingNotSeen")
     assert target.preemption is None
 
 
-def test_a_second_cycle_steps_on_from_what_stands(loop: Make, there: StandIn, accountant: Accountant) -> None:
-    accountant.spend(eng=0.8, a=0.7, b=0.1)
+def test_a_second_cycle_steps_on_from_what_stands(loop: Make, there: StandIn) -> None:
     controller = loop(_policy())
     for _ in range(6):
         controller.cycle()
@@ -128,44 +116,35 @@ def test_a_second_cycle_steps_on_from_what_stands(loop: Make, there: StandIn, ac
     assert len(there.patches) == before
 
 
-def test_a_dry_run_writes_nothing_and_knows_of_conflicts(
-    loop: Make, there: StandIn, accountant: Accountant, cluster: MemoryCluster
-) -> None:
-    accountant.spend(eng=0.8, a=0.7, b=0.1)
-    assert set(_results(loop(_policy("dry-run")).cycle()).values()) == {"would-apply"}
+def test_a_dry_run_writes_nothing(loop: Make, there: StandIn, cluster: MemoryCluster) -> None:
+    assert set(results_of(loop(_policy("dry-run")).cycle()).values()) == {"would-apply"}
     assert there.patches == []
     with pytest.raises(NotFound):
         _notes(cluster)
 
 
-def test_a_value_set_by_another_client_is_never_overwritten_until_it_is_adopted(
+def test_another_clients_value_stays(
     loop: Make, there: StandIn, accountant: Accountant, cluster: MemoryCluster, runai: RunaiCluster
 ) -> None:
-    accountant.spend(eng=0.8, a=0.7, b=0.1)
     controller = loop(_policy())
     controller.cycle()
     there.set("projects", "a", 5)
     accountant.spend(eng=0.8, a=0.1, b=0.7)
     report = controller.cycle()
-    assert _results(report)["a"] == "contested"
+    assert results_of(report)["a"] == "contested"
     assert there.weight("projects", "a") == 5
     (target,) = report.targets
-    by_type = {condition.type: condition for condition in target.conditions}
-    assert (by_type["Available"].status, by_type["Available"].reason) == ("False", "Contested")
-    assert (by_type["Effective"].status, by_type["Effective"].reason) == ("False", "FieldNotOurs")
-    assert "overQuotaWeight is 5" in by_type["Available"].message
+    assert reasons_of(target)["Available"] == ("False", "Contested")
+    assert reasons_of(target)["Effective"] == ("False", "FieldNotOurs")
+    assert "overQuotaWeight is 5" in condition(target, "Available").message
     (taken,) = adopt(_policy(), cluster, ADAPTERS, clusters={"runai": runai})
     assert (taken.queue, taken.owners, taken.result) == ("a", ("run.ai",), "applied")
     assert there.weight("projects", "a") == 5
-    assert _results(controller.cycle())["a"] == "applied"
-    base = {note["annotations"]["gputally.dev/base-over-quota-weight"] for note in _notes(cluster).values()}
-    assert "5" in base
+    assert results_of(controller.cycle())["a"] == "applied"
+    assert "5" in _bases(cluster)
 
 
-def test_release_gives_the_base_back_and_forgets(
-    loop: Make, there: StandIn, accountant: Accountant, cluster: MemoryCluster, runai: RunaiCluster
-) -> None:
-    accountant.spend(eng=0.8, a=0.7, b=0.1)
+def test_release_gives_the_base_back(loop: Make, there: StandIn, cluster: MemoryCluster, runai: RunaiCluster) -> None:
     loop(_policy()).cycle()
     outcomes = release_weights(_policy(), cluster, ADAPTERS, clusters={"runai": runai})
     assert {outcome.result for outcome in outcomes} == {"applied"}
@@ -175,19 +154,17 @@ def test_release_gives_the_base_back_and_forgets(
 
 
 @pytest.mark.parametrize("arrived", [True, False])
-def test_a_crash_between_the_note_and_the_weight_leaves_both_ours(
-    arrived: bool, loop: Make, there: StandIn, accountant: Accountant, cluster: MemoryCluster
+def test_a_crash_amid_a_write_leaves_both_ours(
+    arrived: bool, loop: Make, there: StandIn, cluster: MemoryCluster
 ) -> None:
-    accountant.spend(eng=0.8, a=0.7, b=0.1)
     loop(_policy()).cycle()
     wrote = there.weight("projects", "a")
     if not arrived:
         there.set("projects", "a", 2)  # what stood before: the request was lost
-    assert "contested" not in _results(loop(_policy()).cycle()).values()
+    assert "contested" not in results_of(loop(_policy()).cycle()).values()
     for _ in range(6):
         loop(_policy()).cycle()
-    base = {note["annotations"]["gputally.dev/base-over-quota-weight"] for note in _notes(cluster).values()}
-    assert base == {"2"}
+    assert _bases(cluster) == {"2"}
     assert (there.weight("projects", "a") or 9) <= (wrote or 0)
 
 
@@ -198,7 +175,7 @@ def test_the_other_node_pool_by_its_name(loop: Make, there: StandIn, accountant:
     assert (there.weight("projects", "a"), there.weight("projects", "a", "a100") != 3) == (2, True)
 
 
-def test_a_node_pool_that_counts_history_itself_is_said_to(loop: Make, there: StandIn, accountant: Accountant) -> None:
+def test_a_node_pool_that_counts_history_itself_is_said_to(loop: Make, there: StandIn) -> None:
     there.pools["default"]["schedulingConfiguration"] = {"timeBasedFairShare": {"enabled": True}}
     (target,) = loop(_policy()).cycle().targets
     assert "HistoryCountedTwice" in target.degraded
@@ -220,12 +197,7 @@ def test_history_reaches_runai_in_one_way_only(queue: list[str], targets: dict[s
         Policy.model_validate({"queues": [{"name": "a", "refs": ["runai:a", "kai:a"]}], "targets": given})
 
 
-# --- the API itself -----------------------------------------------------------------------------------
-
-
-def test_a_token_is_asked_for_once_renewed_early_and_after_a_401(
-    api: RunaiApi, there: StandIn, clock: VirtualClock
-) -> None:
+def test_a_token_is_renewed_early_and_after_a_401(api: RunaiApi, there: StandIn, clock: VirtualClock) -> None:
     api.node_pools()
     api.node_pools()
     assert there.tokens == 1
@@ -245,14 +217,15 @@ def test_the_older_token_endpoint_does_too(credentials: Path, clock: VirtualCloc
 
 
 def test_secrets_are_in_no_message(credentials: Path, clock: VirtualClock, there: StandIn) -> None:
-    (credentials / "client-secret").write_text("wrong-one")
-    with RunaiApi(URL, credentials, clock, transport=there.transport) as api, pytest.raises(Refused) as refused:
-        api.node_pools()
-    assert "unknown client" in str(refused.value)
-    assert "wrong-one" not in str(refused.value)
-    (credentials / "client-secret").unlink()
-    with RunaiApi(URL, credentials, clock, transport=there.transport) as api, pytest.raises(Refused, match="No such"):
-        api.node_pools()
+    secret = credentials / "client-secret"
+    secret.write_text("wrong-one")
+    with RunaiApi(URL, credentials, clock, transport=there.transport) as api:
+        with pytest.raises(Refused, match="unknown client") as refused:
+            api.node_pools()
+        assert "wrong-one" not in str(refused.value)
+        secret.unlink()
+        with pytest.raises(Refused, match="No such"):
+            api.node_pools()
 
 
 def test_only_https(credentials: Path, clock: VirtualClock) -> None:
@@ -309,22 +282,18 @@ def test_writes_of_one_cycle_are_few(loop: Make, there: StandIn, accountant: Acc
         there.unit("projects", name, 7, requested=4)
     queues = [{"name": name, "refs": [f"runai:{name}"]} for name in names]
     accountant.spend(**{name: 0.0125 * (i % 3) for i, name in enumerate(names)})
-    results = list(_results(loop(_policy(queues=queues)).cycle()).values())
+    results = list(results_of(loop(_policy(queues=queues)).cycle()).values())
     assert results.count("applied") == MOST_WRITES_AT["runai"] == len(there.patches)
     assert results.count("deferred") == len(results) - MOST_WRITES_AT["runai"] > 0
 
 
-def test_it_is_opened_where_the_policy_speaks_of_it(
-    cluster: MemoryCluster, credentials: Path, clock: VirtualClock
-) -> None:
+def test_it_is_opened_where_the_policy_names_it(cluster: MemoryCluster, credentials: Path, clock: VirtualClock) -> None:
     other = Policy.model_validate({"queues": [{"name": "a", "refs": ["kai:a"]}]})
     for policy in (other, _policy(mode="off")):
         with opened(policy, cluster, None, None, WHERE, clock) as found:
             assert found == {}
     with opened(_policy(), cluster, credentials, None, WHERE, clock) as found:
         assert set(found) == {"runai"}
-    with (
-        pytest.raises(RunaiFault, match="client-id and client-secret"),
-        opened(_policy(), cluster, None, None, WHERE, clock),
-    ):
+    nothing = opened(_policy(), cluster, None, None, WHERE, clock)
+    with pytest.raises(RunaiFault, match="client-id and client-secret"), nothing:
         pass

@@ -25,15 +25,10 @@ from fairshare.targets.weight_plan import Apply, look_at, write_order
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD, Cluster, Kind
-from tests.fairshare.builders import object_of, policy_of
-from tests.fairshare.scheduler_objects import volcano
-from tests.fairshare.victims import node_object
+from tests.fairshare.builders import condition, node_object, object_of, policy_of
+from tests.fairshare.conftest import Make
+from tests.fairshare.scheduler_objects import ALIASES, volcano
 
-Make = Callable[..., Any]
-ALIASES = "\n".join(
-    ["a0: &a0 [x, x, x, x, x, x, x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]" for n in range(1, 9)]
-)
-"""Nine lines that stand for 134 million values."""
 LATER_MS, BEFORE = 1_893_456_000_000, "2029-12-31T12:00:00Z"
 """After whatever a real API server says of when an object was made."""
 
@@ -51,10 +46,8 @@ def _group(name: str, queue: str, *, least: int, member: int = 1, **metadata: An
 
 
 def _policy(mode: str, **options: Any) -> Any:
-    queues = [
-        {"name": "eng", "deserved": 4, "weight": 1, "refs": ["volcano:eng"]},
-        {"name": "sci", "deserved": 0, "weight": 3, "refs": ["volcano:sci"]},
-    ]
+    shares = {"eng": {"deserved": 4, "weight": 1}, "sci": {"deserved": 0, "weight": 3}}
+    queues = [{"name": name, "refs": [f"volcano:{name}"], **fields} for name, fields in shares.items()]
     return policy_of(queues, targets={"volcano": {"mode": mode, "apply": "enforce"}}, k=0, **options)
 
 
@@ -73,26 +66,16 @@ def cycle(either_of: Make, accountant: Any, clock: Any) -> Make:
 def test_weights_are_parts_of_the_whole_cluster_in_integers(cycle: Make, accountant: Any, clock: Any) -> None:
     """Quota 4 of 16, the other 12 as 1 : 3 -> 7 and 9 of 16."""
     policy = _policy("weight")
-    objects = [
-        _queue("eng", weight=1),
-        _queue("sci", weight=1),
-        _queue("default", weight=1),
-        volcano("proportion"),
-        node_object("n", 16),
-    ]
-    cluster, report = cycle(policy, objects)
+    queues = [_queue(name, weight=1) for name in ("eng", "sci", "default")]
+    cluster, report = cycle(policy, [*queues, volcano("proportion"), node_object("n", 16)])
     weights = {obj["metadata"]["name"]: obj["spec"]["weight"] for obj in cluster.list(QUEUE)}
     assert weights == {"default": 1, "eng": 4375, "sci": 5625}
     (target,) = report.targets
-    assert {c.type: c.status for c in target.conditions} == dict.fromkeys(
-        ("Effective", "Mapped", "Available", "Preemption"), "True"
-    )
-    annotations = cluster.get(QUEUE, "eng")["metadata"]["annotations"]
-    assert (
-        annotations[scheduler_queue_objects.BASE],
-        annotations[scheduler_queue_objects.PUBLISHED],
-        annotations[scheduler_queue_objects.WEIGHT],
-    ) == ("1", "4375", "1")
+    kinds = ("Effective", "Mapped", "Available", "Preemption")
+    assert {c.type: c.status for c in target.conditions} == dict.fromkeys(kinds, "True")
+    noted = cluster.get(QUEUE, "eng")["metadata"]["annotations"]
+    keys = (scheduler_queue_objects.BASE, scheduler_queue_objects.PUBLISHED, scheduler_queue_objects.WEIGHT)
+    assert [noted[key] for key in keys] == ["1", "4375", "1"]
     again = Controller(policy, accountant, cluster, clock).cycle()
     assert again.targets[0].outcomes == ()
     assert again.targets[0].standings["eng"].weight == 1.0
@@ -121,11 +104,9 @@ def test_along_a_hierarchy_only_the_numbers_we_answer_for_change(cycle: Make) ->
     ]  # fmt: skip
     policy = _policy("hierarchy")
     cluster, report = cycle(policy, objects)
-    written = {
-        obj["metadata"]["name"]: obj["metadata"]["annotations"][HIERARCHY_WEIGHTS] for obj in cluster.list(QUEUE)
-    }
-    assert written == {"eng": "1/1", "sci": "1/2/3"}
-    assert {c.type: c.status for c in report.targets[0].conditions}["Effective"] == "True"
+    written = [obj["metadata"]["annotations"][HIERARCHY_WEIGHTS] for obj in cluster.list(QUEUE)]
+    assert written == ["1/1", "1/2/3"]
+    assert condition(report.targets[0], "Effective").status == "True"
     release_weights(policy, cluster)
     assert cluster.get(QUEUE, "sci")["metadata"]["annotations"] == path
 
@@ -144,17 +125,15 @@ def test_along_a_hierarchy_only_the_numbers_we_answer_for_change(cycle: Make) ->
         ("weight", ["gang"], "PluginNotActive", "proportion is not active"),
     ],
 )
-def test_a_plugin_that_does_not_read_is_named(
-    seen_of: Make, mode: str, plugins: list[str], reason: str, says: str
-) -> None:
+def test_a_plugin_without_effect_is_named(seen_of: Make, mode: str, plugins: list[str], reason: str, says: str) -> None:
     seen = seen_of(VolcanoAdapter(), _policy(mode), [_queue("eng"), _queue("sci"), volcano(*plugins)])
-    (condition,) = seen.conditions
-    assert (condition.status, condition.reason) == ("False", reason)
-    assert says in condition.message
+    (found,) = seen.conditions
+    assert (found.status, found.reason) == ("False", reason)
+    assert says in found.message
     if reason == "HistoryCountedTwice":
-        assert "take `- name: fairshare` out" in condition.remedy
+        assert "take `- name: fairshare` out" in found.remedy
         return
-    (line,) = re.findall(r"write `- (\{.*?\})`", condition.remedy)  # the line that it tells to write is what helps
+    (line,) = re.findall(r"write `- (\{.*?\})`", found.remedy)  # the line that it tells to write is what helps
     mended = {CONFIG_MAP: [volcano("gang", yaml.safe_load(line))]}
     after = VolcanoAdapter().observe(_policy(mode), mended)
     assert after.conditions[0].reason == "PluginActive"
@@ -176,9 +155,9 @@ def test_a_plugin_that_does_not_read_is_named(
 def test_a_configuration_that_cannot_be_read_is_unknown(seen_of: Make, data: dict[str, str] | None, says: str) -> None:
     there = [] if data is None else [{**volcano(), "data": data}]
     seen = seen_of(VolcanoAdapter(), _policy("weight"), [_queue("eng"), _queue("sci"), *there])
-    (condition,) = seen.conditions
-    assert (condition.status, condition.reason) == ("Unknown", "ConfigurationUnread")
-    assert says in condition.message
+    (found,) = seen.conditions
+    assert (found.status, found.reason) == ("Unknown", "ConfigurationUnread")
+    assert says in found.message
 
 
 def test_volcanos_own_file_rules_where_the_map_has_others_beside_it(seen_of: Make) -> None:
@@ -211,11 +190,8 @@ def _sums_checked(cluster: MemoryCluster) -> Callable[[Any], str | None]:
 def test_a_tree_is_written_so_that_every_step_keeps_children_within_their_parent(accountant: Any, clock: Any) -> None:
     """x grows and y shrinks by 6 GPUs, and within x its second child at the first one's cost."""
     tree = {"x": ("", 4), "x1": ("x", 3), "x2": ("x", 1), "y": ("", 12), "y1": ("y", 9), "y2": ("y", 3)}
-    objects = [
-        *(_queue(name, parent=above or "root", deserved={GPU: str(n)}) for name, (above, n) in tree.items()),
-        volcano("capacity"),
-        node_object("n", 16),
-    ]
+    objects = [_queue(name, parent=above or "root", deserved={GPU: str(n)}) for name, (above, n) in tree.items()]
+    objects += [volcano("capacity"), node_object("n", 16)]
     weights = {"x": 10, "y": 6, "x1": 1, "x2": 4, "y1": 1, "y2": 1}
     queues = [
         {"name": name, "weight": weights[name], "refs": [f"volcano:{name}"], **({"parent": above} if above else {})}
@@ -226,9 +202,8 @@ def test_a_tree_is_written_so_that_every_step_keeps_children_within_their_parent
     cluster = MemoryCluster(KINDS, objects, admit=lambda obj: admitted[0](obj) if admitted else None)
     admitted.append(_sums_checked(cluster))
     (target,) = Controller(policy, accountant, cluster, clock).cycle().targets
-    assert {o.apply.name: (o.result, o.detail) for o in target.outcomes} == dict.fromkeys(
-        {*tree} - {"y2"}, ("applied", "")
-    )
+    applied = {o.apply.name: (o.result, o.detail) for o in target.outcomes}
+    assert applied == dict.fromkeys({*tree} - {"y2"}, ("applied", ""))
     deserved = {obj["metadata"]["name"]: obj["spec"]["deserved"][GPU] for obj in cluster.list(QUEUE)}
     assert deserved == {"x": "10", "x1": "2", "x2": "8", "y": "6", "y1": "3", "y2": "3"}
     assert {outcome.result for outcome in release_weights(policy, cluster)} == {"applied"}
@@ -254,11 +229,11 @@ def test_a_weight_that_the_crd_filled_in_is_said_to_be_so_and_adopted(cycle: Mak
         obj["metadata"]["managedFields"] = [theirs]
     policy = _policy("weight")
     cluster, report = cycle(policy, objects)
-    condition = next(c for c in report.targets[0].conditions if c.type == "Available")
-    assert (condition.status, condition.reason) == ("False", "Contested")
-    assert "1 is the default of the CRD" in condition.message
-    assert "gputally fairshare adopt" in condition.message
-    assert "leave the weight out" not in condition.message
+    found = condition(report.targets[0], "Available")
+    assert (found.status, found.reason) == ("False", "Contested")
+    assert "1 is the default of the CRD" in found.message
+    assert "gputally fairshare adopt" in found.message
+    assert "leave the weight out" not in found.message
     taken = adopt(policy, cluster, ADAPTERS)
     assert [each.result for each in taken] == ["applied", "applied"]
     assert "has the CRD's default" in advice(taken[0])[0]
@@ -271,8 +246,8 @@ def test_a_weight_that_its_owner_stated_is_to_be_left_out_by_him(cycle: Make) ->
     objects = [_queue("eng", weight=5), _queue("sci", weight=1), volcano("proportion"), node_object("n", 16)]
     objects[0]["metadata"]["managedFields"] = [theirs]
     _, report = cycle(_policy("weight"), objects)
-    condition = next(c for c in report.targets[0].conditions if c.type == "Available")
-    assert "leave the weight out of that manager's manifest" in condition.message
+    message = condition(report.targets[0], "Available").message
+    assert "leave the weight out of that manager's manifest" in message
 
 
 @pytest.mark.real
@@ -290,8 +265,8 @@ def test_the_api_server_books_the_default_weight_to_the_creator(server: Any) -> 
 
 def test_queues_the_policy_does_not_know_dilute_and_are_named(seen_of: Make) -> None:
     objects = [_queue("eng"), _queue("default", allocated="3"), volcano("proportion")]
-    (condition,) = seen_of(VolcanoAdapter(), _policy("weight"), objects).conditions
-    assert (condition.status, condition.reason, condition.message[-7:]) == ("False", "StrangersCompete", "default")
+    (found,) = seen_of(VolcanoAdapter(), _policy("weight"), objects).conditions
+    assert (found.status, found.reason, found.message[-7:]) == ("False", "StrangersCompete", "default")
 
 
 def test_gangs_are_jobs_sized_by_their_tasks_then_by_their_pods(either_of: Make) -> None:
@@ -305,20 +280,11 @@ def test_gangs_are_jobs_sized_by_their_tasks_then_by_their_pods(either_of: Make)
     uid = cluster.get(JOB, "train", "ns")["metadata"]["uid"]
     owned = {"metadata": {"ownerReferences": [_owner("train", uid)]}}
     cluster.patch(POD_GROUP, "train-pg", "ns", owned, field_manager="vc-controller-manager")
-    pods = [
-        read_pod(
-            {
-                "metadata": {
-                    "name": f"train-{i}", "namespace": "ns", "uid": str(i),
-                    "annotations": {"scheduling.k8s.io/group-name": "train-pg"},
-                },
-                "spec": {
-                    "schedulerName": "volcano", "containers": [container], "nodeName": "n" if i else "", "priority": 7,
-                },
-            }
-        )
-        for i in range(3)
-    ]  # fmt: skip
+    spec = {"schedulerName": "volcano", "containers": [container], "priority": 7}
+    mark = {"annotations": {"scheduling.k8s.io/group-name": "train-pg"}}
+    uids = {"0": "", "1": "n", "2": "n"}
+    placed = [object_of(POD, f"train-{i}", {**spec, "nodeName": node}, uid=i, **mark) for i, node in uids.items()]
+    pods = [read_pod(obj) for obj in placed]
     policy = _policy("weight")
     without = look_at(VolcanoAdapter(), policy, cluster)
     assert {(g.name, g.requested, g.allocated, g.minimum) for g in without.gangs} == {
@@ -351,16 +317,11 @@ def _owner(job: str, uid: str) -> dict[str, Any]:
 
 def _pod_of(job: str, queue: str, i: int, gpus: int, node: str = "n") -> dict[str, Any]:
     containers = [{"name": "c", "image": "c", "resources": {"limits": {GPU: str(gpus)}}}]
-    return object_of(
-        POD,
-        f"{job}-t-{i}",
-        {"schedulerName": "volcano", "nodeName": node, "containers": containers},
-        {"phase": "Running", "startTime": BEFORE},
-        uid=f"uid-{job}-{i}",
-        creationTimestamp=BEFORE,
-        annotations={"scheduling.k8s.io/group-name": f"{job}-1", "scheduling.volcano.sh/queue-name": queue},
-        ownerReferences=[_owner(job, f"uid-{job}")],
-    )
+    spec = {"schedulerName": "volcano", "nodeName": node, "containers": containers}
+    notes = {"scheduling.k8s.io/group-name": f"{job}-1", "scheduling.volcano.sh/queue-name": queue}
+    metadata = {"creationTimestamp": BEFORE, "annotations": notes, "ownerReferences": [_owner(job, f"uid-{job}")]}
+    status = {"phase": "Running", "startTime": BEFORE}
+    return object_of(POD, f"{job}-t-{i}", spec, status, uid=f"uid-{job}-{i}", **metadata)
 
 
 def _group_of(job: dict[str, Any], queue: str, gpus: int) -> dict[str, Any]:
@@ -393,10 +354,8 @@ def test_a_volcano_job_is_restarted_with_the_kinds_the_service_connects_with(eit
 
 def test_every_kind_that_the_product_names_is_one_it_connects_with() -> None:
     """Run:ai's are of its API, not of the API server's."""
-    modules = [
-        import_module(m.name) for m in walk_packages(fairshare.__path__, "fairshare.") if "__main__" not in m.name
-    ]
-    named = {value for module in modules for value in vars(module).values() if isinstance(value, Kind)}
+    names = [found.name for found in walk_packages(fairshare.__path__, "fairshare.") if "__main__" not in found.name]
+    named = {value for name in names for value in vars(import_module(name)).values() if isinstance(value, Kind)}
     assert named - set(KINDS) == {*UNITS, NODE_POOL}
 
 
@@ -404,4 +363,4 @@ def test_every_kind_that_the_product_names_is_one_it_connects_with() -> None:
 def test_tiers_of_another_shape_have_no_plugin(seen_of: Make, tiers: str) -> None:
     there = {**volcano(), "data": {"volcano-scheduler.conf": f"tiers: {tiers}"}}
     seen = seen_of(VolcanoAdapter(), _policy("weight"), [_queue("eng"), _queue("sci"), there])
-    assert [condition.reason for condition in seen.conditions] == ["PluginNotActive"]
+    assert [found.reason for found in seen.conditions] == ["PluginNotActive"]

@@ -1,25 +1,42 @@
-"""Weight writes: limits, a lost lease, and no history counted twice when the mode changes."""
+"""Weight writes: owned fields, limits, a lost lease, the release, and what a policy leaves behind."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from fairshare.__main__ import main
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.controller.weight_writer import available, write_weights
+from fairshare.controller.weight_writer import available, release_weights, write_weights
 from fairshare.core import scheduler_queue_objects
-from fairshare.targets.kai import QUEUE, shard_advice, usage_read
+from fairshare.targets import KINDS
+from fairshare.targets.kai import QUEUE
+from fairshare.targets.kueue import CLUSTER_QUEUES
 from fairshare.targets.status_config_map import StatusObject
-from fairshare.targets.weight_plan import Apply
+from fairshare.targets.volcano import QUEUE as VOLCANO_QUEUE
+from fairshare.targets.weight_plan import FIELD_MANAGER, Apply
 from gputally.base.clock import VirtualClock
-from gputally.kubernetes.objects import CONFIG_MAP
-from tests.fairshare.builders import cluster_of, object_of, pod_group, policy_of, queue_object, shard_object
-
-Make = Callable[..., Any]
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Kind, Object
+from tests.fairshare.builders import (
+    cluster_of,
+    condition,
+    conditions_of,
+    object_of,
+    pod_group,
+    policy_of,
+    queue_object,
+    reasons_of,
+    results_of,
+    shard_object,
+    weights_in,
+)
+from tests.fairshare.conftest import Accountant, Capsys, Make
 
 
 def _apply(name: str, previous: float | None, value: float) -> Apply:
@@ -29,6 +46,7 @@ def _apply(name: str, previous: float | None, value: float) -> Apply:
 
 INSTALLED = object_of(CONFIG_MAP, "settings", namespace="gputally")
 """Of the release, whose namespace a real cluster has to have."""
+WHERE = StatusObject("gputally", "gputally-fairshare")
 
 
 def test_of_too_many_writes_the_largest_changes_go_first(either_of: Make) -> None:
@@ -48,91 +66,53 @@ def test_a_lost_lease_ends_the_writing(either_of: Make) -> None:
     assert [obj["metadata"]["name"] for obj in cluster.list(QUEUE)] == ["a"]
 
 
-def test_who_loses_the_lease_in_a_cycle_leaves_the_new_leaders_notes_alone(
-    accountant: Any, clock: VirtualClock
-) -> None:
+def test_who_loses_the_lease_leaves_the_new_leaders_notes_alone(accountant: Any, controller_of: Make) -> None:
     """He tells of the one weight that he has written, and no more."""
-    cluster, where = cluster_of([queue_object(name) for name in "abc"]), StatusObject()
-    noted = object_of(CONFIG_MAP, where.name, namespace=where.namespace)
+    cluster = cluster_of([queue_object(name) for name in "abc"])
+    noted = object_of(CONFIG_MAP, WHERE.name, namespace=WHERE.namespace)
     accountant.spend(a=0.8, b=0.1, c=0.1)
 
     def leading() -> bool:
-        if cluster.get(QUEUE, "a")["spec"]["resources"]["gpu"]["overQuotaWeight"] == 1:
+        if weights_in(cluster)["a"] == 1:
             return True
         cluster.apply({**noted, "data": {"preempted": "[]"}}, field_manager="gputally-fairshare")
         return False
 
-    report = Controller(policy_of(), accountant, cluster, clock, status_object=where, leading=leading).cycle()
+    report = controller_of(policy_of(), cluster, status_object=WHERE, leading=leading).cycle()
     assert [outcome.result for outcome in report.targets[0].outcomes] == ["applied", "deferred", "deferred"]
-    assert cluster.get(CONFIG_MAP, where.name, where.namespace)["data"] == {"preempted": "[]"}
+    assert cluster.get(CONFIG_MAP, WHERE.name, WHERE.namespace)["data"] == {"preempted": "[]"}
     assert [d.subject for d in accountant.decisions if d.inputs.get("result") == "applied"] == ["a"]
 
 
-def test_when_kai_reads_usage_our_weights_are_given_back(either_of: Make, accountant: Any, clock: VirtualClock) -> None:
+def test_when_kai_reads_usage_our_weights_are_given_back(either_of: Make, accountant: Any, controller_of: Make) -> None:
     shard = shard_object(kValue=1, usageDBConfig={"clientType": "prometheus", "connectionString": "http://a:9091"})
     cluster = either_of([*(queue_object(name) for name in "abc"), shard])
     accountant.spend(a=0.7, b=0.2, c=0.1)
-    controller = Controller(policy_of(), accountant, cluster, clock)
-    twice = controller.cycle()
-    assert {c.type: c.reason for c in twice.targets[0].conditions}["Effective"] == "HistoryCountedTwice"
+    (twice,) = controller_of(policy_of(), cluster).cycle().targets
+    assert reasons_of(twice)["Effective"][1] == "HistoryCountedTwice"
     assert scheduler_queue_objects.BASE in cluster.get(QUEUE, "a")["metadata"]["annotations"]
     usage = policy_of(targets={"kai": {"mode": "usage", "apply": "enforce", "endpoint": "http://a:9091"}})
-    report = Controller(usage, accountant, cluster, clock).cycle()
-    assert {c.type: c.reason for c in report.targets[0].conditions}["Effective"] == "UsageOnly"
-    assert [o.apply.value for o in report.targets[0].outcomes] == [1.0, 1.0, 1.0]
+    (target,) = controller_of(usage, cluster).cycle().targets
+    assert reasons_of(target)["Effective"][1] == "UsageOnly"
+    assert [o.apply.value for o in target.outcomes] == [1.0, 1.0, 1.0]
     assert scheduler_queue_objects.BASE not in (cluster.get(QUEUE, "a")["metadata"].get("annotations") or {})
-    assert report.targets[0].entitlements
-    assert Controller(usage, accountant, cluster, clock).cycle().targets[0].outcomes == ()
+    assert target.entitlements
+    assert controller_of(usage, cluster).cycle().targets[0].outcomes == ()
 
 
-def test_a_shard_that_reads_no_usage_is_named_and_told_what_to_do() -> None:
-    tumbling = {"clientType": "prometheus", "usageParams": {"windowType": "tumbling"}}
-    for spec, says in (
-        ({"kValue": 0, "usageDBConfig": {"clientType": "prometheus"}}, "history counts for nothing"),
-        ({}, "has no usageDBConfig"),
-        ({"usageDBConfig": {"clientType": "fake"}}, "clientType"),
-        ({"usageDBConfig": tumbling}, "only sliding works"),
-    ):
-        condition = usage_read([shard_object(**spec)])
-        assert (condition.status, condition.reason) == ("False", "UsageNotRead")
-        assert says in condition.message
-    assert usage_read([]).status == "Unknown"
-    good = {"kValue": 1, "usageDBConfig": {"clientType": "prometheus", "connectionString": "http://a:9091/"}}
-    assert usage_read([shard_object(**good)], "http://a:9091").status == "True"
-    elsewhere = usage_read([shard_object(**good)], "http://accountant:9091")
-    assert (elsewhere.status, elsewhere.reason) == ("False", "UsageNotRead")
-    assert "reads usage from http://a:9091, not from http://accountant:9091" in elsewhere.message
-    usage = policy_of(targets={"kai": {"mode": "usage"}}, k=2.0, window={"size": "7d", "half_life": "1d"})
-    advised = shard_advice(usage, "http://accountant:8080")
-    assert usage_read([shard_object(**advised)], "http://accountant:8080").status == "True"
-    assert advised["usageDBConfig"]["usageParams"]["halfLifePeriod"] == "86400s"
-    assert shard_advice(policy_of(), "") == {"kValue": 0}
-
-
-def test_a_law_goes_on_with_the_momentum_of_the_last_leader(
-    either_of: Make, accountant: Any, clock: VirtualClock
+def test_a_law_goes_on_with_the_last_leaders_momentum(
+    either_of: Make, accountant: Any, controller_of: Make, clock: VirtualClock
 ) -> None:
-    where = StatusObject(INSTALLED["metadata"]["namespace"], "gputally-fairshare")
     cluster = either_of([*(queue_object(name) for name in "abc"), INSTALLED])
     accountant.spend(a=0.7, b=0.2, c=0.1)
-    policy = policy_of(law="deficit")
-
-    def controller() -> Controller:
-        return Controller(policy, accountant, cluster, clock, status_object=where)
-
-    whole = controller()
-    whole.cycle()
+    first, second = (controller_of(policy_of(law="deficit"), cluster, status_object=WHERE) for _ in range(2))
+    first.cycle()
     clock.advance(60_000)
-    restarted = controller().cycle()
-    went_on = whole.cycle()
-    assert restarted.targets[0].memory == went_on.targets[0].memory
+    assert second.cycle().targets[0].memory == first.cycle().targets[0].memory
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_new_policy_takes_the_momentum_along_with_or_without_a_restart(
-    restarted: bool, accountant: Any, clock: VirtualClock
-) -> None:
-    where = StatusObject(INSTALLED["metadata"]["namespace"], "gputally-fairshare")
+def test_a_new_policy_takes_the_momentum_along(restarted: bool, accountant: Any, clock: VirtualClock) -> None:
     cluster = cluster_of([*(queue_object(name) for name in "abc"), INSTALLED])
     accountant.spend(a=0.7, b=0.2, c=0.1)
     before, after = policy_of(law="deficit"), policy_of(law="deficit", min_coverage=0.9)
@@ -144,13 +124,13 @@ def test_a_new_policy_takes_the_momentum_along_with_or_without_a_restart(
             stop.set()
 
     if restarted:
-        observe(Controller(before, accountant, cluster, clock, status_object=where).cycle())
+        observe(Controller(before, accountant, cluster, clock, status_object=WHERE).cycle())
         clock.advance(60_000)
-        observe(Controller(after, accountant, cluster, clock, status_object=where).cycle())
+        observe(Controller(after, accountant, cluster, clock, status_object=WHERE).cycle())
     else:
         policies = iter([None, after])
         Controller(
-            before, accountant, cluster, clock, status_object=where, observe=observe, reload=lambda: next(policies)
+            before, accountant, cluster, clock, status_object=WHERE, observe=observe, reload=lambda: next(policies)
         ).run(stop)
     first, second = told
     assert second.policy_version == after.version()
@@ -172,8 +152,7 @@ def test_a_turn_goes_on_over_a_restart(either_of: Make, accountant: Any, clock: 
     policy = policy_of([{"name": n, "refs": [f"kai:{n}"]} for n in "ab"], law="deficit", turns={"min_turn": "1h"})
 
     def cycle() -> dict[str, Any]:
-        where = StatusObject(INSTALLED["metadata"]["namespace"], "gputally-fairshare")
-        (target,) = Controller(policy, accountant, cluster, clock, status_object=where).cycle().targets
+        (target,) = Controller(policy, accountant, cluster, clock, status_object=WHERE).cycle().targets
         return {weight.queue: weight for weight in target.weights}
 
     begun = cycle()
@@ -185,3 +164,186 @@ def test_a_turn_goes_on_over_a_restart(either_of: Make, accountant: Any, clock: 
     assert {name: w.value for name, w in went_on.items()} == {name: w.value for name, w in begun.items()}
     clock.advance(30 * 60_000)
     assert "its turn" not in cycle()["b"].why
+
+
+def test_a_write_is_ours_alone_and_notes_the_base(three: MemoryCluster, accountant: Any, controller_of: Make) -> None:
+    accountant.spend(a=1.0)
+    controller_of(policy_of(), three).cycle()
+    obj = three.get(QUEUE, "a")
+    (entry,) = obj["metadata"]["managedFields"]
+    assert (entry["manager"], entry["operation"]) == (FIELD_MANAGER, "Apply")
+    noted = scheduler_queue_objects.read(obj["metadata"]["annotations"])
+    assert (noted.base, noted.published, noted.direction) == (1.0, 0.5, -1)
+    assert three.get(QUEUE, "stranger")["metadata"].get("annotations") is None
+
+
+def test_a_contested_field_keeps_no_queue_back(three: MemoryCluster, accountant: Any, controller_of: Make) -> None:
+    taken = {**three.get(QUEUE, "b"), "spec": {"resources": {"gpu": {"overQuotaWeight": 3, "quota": 0, "limit": -1}}}}
+    three.put(taken, field_manager="argocd")
+    accountant.spend(a=1.0)
+    report = controller_of(policy_of(), three).cycle()
+    assert results_of(report) == {"a": "applied", "b": "contested", "c": "applied"}
+    assert weights_in(three)["b"] == 3
+    assert conditions_of(report)["kai.Available"] == ("False", "Contested")
+    (target,) = report.targets
+    assert "argocd" in target.degraded["contested"]
+    (recorded,) = [d for d in accountant.decisions if d.subject == "b"]
+    assert recorded.inputs["result"] == "contested"
+
+
+def test_a_reset_is_published_over(
+    three: MemoryCluster, accountant: Any, controller_of: Make, clock: VirtualClock
+) -> None:
+    """And the base stays."""
+    accountant.spend(a=1.0)
+    controller = controller_of(policy_of(bounds={"max_step": 100}), three)
+    controller.cycle()
+    assert weights_in(three)["a"] == 0.1
+    _set_unowned(three, "a", 1)
+    clock.advance(60_000)
+    report = controller.cycle()
+    assert weights_in(three)["a"] == 0.1
+    assert "WeightReset" in [event.reason for event in report.events]
+    noted = scheduler_queue_objects.read(three.get(QUEUE, "a")["metadata"]["annotations"])
+    assert noted.base == 1.0
+
+
+def test_an_operators_change_is_the_base(
+    three: MemoryCluster, accountant: Any, controller_of: Make, clock: VirtualClock
+) -> None:
+    accountant.spend(a=1.0)
+    controller = controller_of(policy_of(), three)
+    controller.cycle()
+    _set_unowned(three, "a", 7)
+    clock.advance(60_000)
+    report = controller.cycle()
+    assert "BaseWeightChanged" in [event.reason for event in report.events]
+    release_weights(policy_of(), three)
+    assert weights_in(three) == {"a": 7, "b": 1, "c": 1, "stranger": 5}
+
+
+def _set_unowned(cluster: MemoryCluster, name: str, weight: float) -> None:
+    """Another client overwrote the weight and keeps no ownership: its entry is dropped afterwards."""
+    obj = cluster.get(QUEUE, name)
+    obj["spec"]["resources"]["gpu"]["overQuotaWeight"] = weight
+    for entry in obj["metadata"]["managedFields"]:
+        entry["fieldsV1"].pop("f:spec", None)
+    cluster.delete(QUEUE, name)
+    cluster.load([obj])
+
+
+def test_release_restores_all_that_was_there(accountant: Any, controller_of: Make, clock: VirtualClock) -> None:
+    cluster = cluster_of([queue_object("a", 1), queue_object("b", None), queue_object("c", 2)])
+    accountant.spend(a=0.5, b=0.4, c=0.1)
+    controller = controller_of(policy_of(), cluster)
+    for _ in range(3):
+        controller.cycle()
+        clock.advance(60_000)
+    assert weights_in(cluster) != {"a": 1, "b": None, "c": 2}
+    tried = release_weights(policy_of(), cluster, dry_run=True)
+    assert {o.apply.name: o.apply.value for o in tried} == {"a": 1.0, "b": None, "c": 2.0}
+    assert {o.result for o in tried} == {"would-apply"}
+    release_weights(policy_of(), cluster)
+    assert weights_in(cluster) == {"a": 1, "b": None, "c": 2}
+    assert all("annotations" not in obj["metadata"] for obj in cluster.list(QUEUE))
+    assert release_weights(policy_of(), cluster) == ()
+
+
+def test_a_queue_that_goes_meanwhile_is_not_made_again(accountant: Any, controller_of: Make) -> None:
+    class Vanishing(MemoryCluster):
+        def list(self, kind: Kind, *, fields: str = "") -> list[Object]:
+            listed = super().list(kind, fields=fields)
+            if kind == QUEUE:
+                self.delete(QUEUE, "a")
+            return listed
+
+    cluster = Vanishing([QUEUE], [queue_object(name) for name in "abc"])
+    accountant.spend(a=1.0)
+    report = controller_of(policy_of(), cluster).cycle()
+    assert results_of(report)["a"] == "contested"
+    assert "a" not in [obj["metadata"]["name"] for obj in MemoryCluster.list(cluster, QUEUE)]
+
+
+SAYS = (
+    "a has the controller's weight 0.5 (its base: 1), and no queue of the policy refers to it: restore the base with"
+    " `gputally fairshare release --left-behind` (name the other policies of this cluster with `--other FILE`)"
+)
+
+
+def carries_annotations(obj: Object) -> bool:
+    return scheduler_queue_objects.PUBLISHED in (obj["metadata"].get("annotations") or {})
+
+
+def test_a_queue_let_go_is_said_and_given_back(either_of: Make, accountant: Accountant, clock: VirtualClock) -> None:
+    cluster: Cluster = either_of([queue_object(name) for name in "abc"])
+    accountant.spend(a=0.8, b=0.1, c=0.1)
+    policies = [policy_of()]
+    controller = Controller(
+        policies[0], accountant, cluster, clock, reload=lambda: policies[-1], status_object=StatusObject()
+    )
+    controller.cycle()
+    policies.append(policy_of([{"name": name, "refs": (f"kai:{name}",)} for name in "bc"]))
+    controller._reload_policy()
+    clock.advance(60_000)
+    report = controller.cycle()
+    mapped = condition(report.targets[0], "Mapped")
+    assert (mapped.status, mapped.reason, mapped.message) == ("False", "WeightsLeftBehind", SAYS)
+    assert [event.message for event in report.events if event.reason == "WeightsLeftBehind"] == [f"kai: {SAYS}"]
+
+    before = weights_in(cluster)
+    assert [o.result for o in release_weights(policies[-1], cluster, left_behind=True)] == ["applied"]
+    assert weights_in(cluster) == {**before, "a": 1}
+    assert not carries_annotations(cluster.get(QUEUE, "a"))
+    assert release_weights(policies[-1], cluster, left_behind=True) == ()
+    clock.advance(60_000)
+    assert condition(controller.cycle().targets[0], "Mapped").status == "True"
+
+
+@pytest.mark.parametrize(
+    ("kind", "ref", "spec"),
+    [
+        (CLUSTER_QUEUES[0], "kueue", {"cohortName": "c", "fairSharing": {"weight": "0.5"}}),
+        (VOLCANO_QUEUE, "volcano", {"weight": 5000}),
+    ],
+)
+def test_every_target_knows_what_it_left_behind(
+    kind: Any, ref: str, spec: dict[str, Any], accountant: Accountant, clock: VirtualClock
+) -> None:
+    published = 0.5 if ref == "kueue" else 5000.0
+    noted = scheduler_queue_objects.WeightAnnotations(1.0, published, None, 0, "f" * 16).annotations()
+    others = [object_of(kind, name, spec) for name in ("b", "stranger")]
+    cluster = MemoryCluster(KINDS, [object_of(kind, "a", spec, annotations=noted), *others])
+    policy = policy_of([{"name": "b", "refs": (f"{ref}:b",)}])
+    (target,) = Controller(policy, accountant, cluster, clock).cycle().targets
+    assert condition(target, "Mapped").reason == "WeightsLeftBehind"
+    (outcome,) = release_weights(policy, cluster, left_behind=True)
+    assert (outcome.apply.name, outcome.apply.value, outcome.result) == ("a", 1.0, "applied")
+
+
+def test_weights_of_another_named_policy_stay(either_of: Make, accountant: Accountant, clock: VirtualClock) -> None:
+    """Two policies publish to one cluster; the first lets go of a queue."""
+    cluster: Cluster = either_of([queue_object(name) for name in "abxy"])
+    accountant.spend(a=0.8, x=0.2)
+    first, second = (policy_of([{"name": n, "refs": (f"kai:{n}",)} for n in names]) for names in ("ab", "xy"))
+    for policy in (first, second):
+        Controller(policy, accountant, cluster, clock).cycle()
+    smaller = policy_of([{"name": "b", "refs": ("kai:b",)}])
+
+    def carrying() -> list[str]:
+        return sorted(o["metadata"]["name"] for o in cluster.list(QUEUE) if carries_annotations(o))
+
+    assert carrying() == ["a", "b", "x", "y"]
+    release_weights(smaller, cluster, left_behind=True, others=[second])
+    assert carrying() == ["b", "x", "y"]
+    release_weights(smaller, cluster, others=[second])
+    assert carrying() == ["x", "y"]
+
+
+def test_the_command_gives_back_what_was_left_alone(tmp_path: Path, capsys: Capsys) -> None:
+    noted = scheduler_queue_objects.WeightAnnotations(1.0, 0.5, None, 0, "f" * 16).annotations()
+    objects = [queue_object("a", 0.5, annotations=noted), queue_object("b", 0.5, annotations=noted)]
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(objects))
+    (tmp_path / "policy.yaml").write_text("queues: [{name: b, refs: [kai:b]}]")
+    call = ["release", "--policy", str(tmp_path / "policy.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]
+    assert main([*call, "--left-behind", "--dry-run", "--output", "csv"]) == 0
+    assert [line.split(",")[:3] for line in capsys.readouterr().out.splitlines()[1:]] == [["kai", "a", "a"]]

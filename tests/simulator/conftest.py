@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import pytest
-
 from fairshare.core.queues_and_weights import Claim
-from fairshare.simulator.scheduler_engine import ClusterSimulation
 from fairshare.simulator.simulation_model import (
     Event,
     GpuSpec,
@@ -16,6 +13,7 @@ from fairshare.simulator.simulation_model import (
     OutageEnded,
     Started,
     Stopped,
+    Workload,
 )
 from gputally.base.units import MS_PER_MINUTE
 
@@ -33,6 +31,12 @@ def job(name: str, queue: str = "a", gpus: int = 1, minutes: float = 60, at: flo
 
 def queue(name: str, deserved: float = 0.0, weight: float = 1.0, limit: float = -1.0, **more: object) -> Claim:
     return Claim(name, 0.0, deserved=deserved, weight=weight, limit=limit, **more)  # type: ignore[arg-type]
+
+
+def work_of(rows: Sequence[tuple[int, int, int, int]], queues: tuple[str, ...] = ("a", "b")) -> Workload:
+    """rows: submission in seconds, GPUs, duration in seconds, number of the queue."""
+    ordered = sorted(rows)
+    return Workload(queues, *([row[i] for row in ordered] for i in range(4)))
 
 
 @dataclass
@@ -75,13 +79,3 @@ class Watcher:
         for event in events:
             self.see(event)
         return self
-
-
-@pytest.fixture
-def watch() -> Callable[[ClusterSimulation, Sequence[NodeSpec], int], Watcher]:
-    """Run an engine to an instant under the eyes of a watcher."""
-
-    def run(engine: ClusterSimulation, nodes: Sequence[NodeSpec], until_ms: int) -> Watcher:
-        return Watcher(nodes).see_all(engine.events_until(until_ms))
-
-    return run

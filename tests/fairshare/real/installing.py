@@ -10,6 +10,7 @@ import yaml
 
 from fairshare.targets.kai import QUEUE
 from gputally.kubernetes.api_client import KubernetesCluster
+from gputally.kubernetes.objects import Cluster
 from tests.fairshare.builders import queue_object
 from tests.real.controlplane import ApiServer
 
@@ -42,9 +43,10 @@ def install(server: ApiServer, folder: Path, space: str, values: dict[str, Any])
     return server.kubeconfig_for(answer["status"]["token"], folder)
 
 
-def add_queues(real: KubernetesCluster, *names: str) -> None:
+def add_queues(real: Cluster, *names: str, weight: float | None = None) -> None:
+    """Queues of KAI; None leaves the weight to others."""
     for name in names:
-        wanted = queue_object(name, weight=None)
+        wanted = queue_object(name, weight=weight)
         real.apply({k: v for k, v in wanted.items() if k != "status"}, field_manager="gitops")
         real.apply({**wanted, "spec": {"resources": {"gpu": {}}}}, field_manager="kai", subresource="status")
 

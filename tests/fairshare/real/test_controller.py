@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,40 +26,53 @@ from fairshare.preemption.preemption_types import Victim
 from fairshare.targets import KINDS, kueue, volcano
 from fairshare.targets.kai import QUEUE
 from fairshare.targets.status_config_map import StatusObject
-from gputally.base.clock import VirtualClock
+from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.clock import SystemClock, VirtualClock
 from gputally.base.errors import ClusterError, Refused
 from gputally.kubernetes.api_client import KubernetesCluster
+from gputally.kubernetes.leader_election import Election, LeaseTimes
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD
-from tests.fairshare.builders import policy_of
+from tests.fairshare.builders import object_of, policy_of, results_of
 from tests.fairshare.loopback import serving, window_of
-from tests.fairshare.observations import results_of
 from tests.fairshare.real.conftest import Request
 from tests.fairshare.real.installing import add_queues, weights_of
 from tests.patience import until
-from tests.real.controlplane import ApiServer, killed
+from tests.real.controlplane import ApiServer, frozen, killed
 
 pytestmark = pytest.mark.real
 STATUS = StatusObject("gputally", "gputally-fairshare")
 CQ, VOLCANO = kueue.CLUSTER_QUEUES[0], volcano.QUEUE
 
 
-def test_the_charts_rights_are_enough_and_end_there(
+@contextmanager
+def running(policy: Path, accountant: str, kubeconfig: Path, identity: str, *options: str) -> Iterator[Any]:
+    """The program itself, with its Lease; its log is beside the policy. It has to end well once it is told to."""
+    command = [sys.executable, "-m", "fairshare", "run", "--policy", str(policy), "--accountant", accountant]
+    command += ["--kubeconfig", str(kubeconfig), "--listen", "127.0.0.1:0", *options]
+    names = {"STATUS_NAMESPACE": "gputally", "STATUS_NAME": STATUS.name, "LEASE": STATUS.name, "IDENTITY": identity}
+    environment = {f"GPUTALLY_FAIRSHARE_{key}": value for key, value in names.items()}
+    with (policy.parent / "log").open("wb") as output:
+        program = subprocess.Popen(command, stderr=output, env={"PATH": "/usr/bin:/bin", **environment})
+        try:
+            yield program
+            program.send_signal(signal.SIGTERM)
+            assert program.wait(15) == 0
+        finally:
+            program.kill()
+            program.wait()
+    assert "Traceback" not in (policy.parent / "log").read_text()
+
+
+def test_the_charts_rights_suffice(
     installed: Path, real: KubernetesCluster, accountant: Any, clock: VirtualClock
 ) -> None:
     """Every target is read and written with exactly the role of the chart; nothing else is."""
     mine = KubernetesCluster.connect(KINDS, installed)
     add_queues(real, "rb-a", "rb-b")
     for name in ("rb-c", "rb-d"):
-        queue = {
-            "apiVersion": CQ.api_version,
-            "kind": CQ.kind,
-            "metadata": {"name": name},
-            "spec": {"cohortName": "rb"},
-        }
-        real.apply(queue, field_manager="gitops")
-        queue = {"apiVersion": VOLCANO.api_version, "kind": "Queue", "metadata": {"name": name}, "spec": {}}
-        real.apply(queue, field_manager="gitops")
+        real.apply(object_of(CQ, name, {"cohortName": "rb"}), field_manager="gitops")
+        real.apply(object_of(VOLCANO, name, {}), field_manager="gitops")
     queues = [
         {"name": "a", "refs": ["kai:rb-a"]}, {"name": "b", "refs": ["kai:rb-b"]},
         {"name": "c", "refs": ["kueue:rb-c", "volcano:rb-c", "policy:c"]},
@@ -79,29 +94,23 @@ def test_the_charts_rights_are_enough_and_end_there(
     for forbidden in (
         lambda: mine.get(QUEUE, "rb-a"),
         lambda: mine.get(CONFIG_MAP, "other", "gputally"),
-        lambda: mine.create({**_blank("new")}, field_manager="x"),
+        lambda: mine.create(object_of(QUEUE, "new", {}), field_manager="x"),
         lambda: mine.evict("any", "default", "uid"),
     ):
         with pytest.raises(Refused, match="cannot"):
             forbidden()
 
 
-def _blank(name: str) -> dict[str, Any]:
-    return {"apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": {"name": name}, "spec": {}}
-
-
-def test_with_the_charts_rights_to_preempt_pods_are_noted_on_and_evicted_and_without_them_not(
+def test_pods_are_evicted_with_the_charts_rights_alone(
     installed: Path, preempting: Path, real: KubernetesCluster
 ) -> None:
     container = {"name": "c", "image": "x", "resources": {"limits": {GPU: "1"}}}
     for name in ("pr-a", "pr-b"):
-        pod = {"metadata": {"name": name, "namespace": "default"}, "spec": {"containers": [container]}}
-        real.create({"apiVersion": "v1", "kind": "Pod", **pod}, field_manager="t")
+        real.create(object_of(POD, name, {"containers": [container]}, namespace="default"), field_manager="t")
     results = []
     for name, rights in (("pr-a", installed), ("pr-b", preempting)):
         mine = KubernetesCluster.connect(KINDS, rights)
         pod = read_pod(real.get(POD, name, "default"))
-        assert pod is not None
         gang = Gang("a", POD, "default", name, pod.uid, 1.0, 1.0, 1.0, pods=(pod,))
         victim = Victim(gang, (pod,), 1.0, 0.0, True, "idle", "a", "because")
         veto = EvictionCheck(mine).refusal(victim)
@@ -111,7 +120,7 @@ def test_with_the_charts_rights_to_preempt_pods_are_noted_on_and_evicted_and_wit
     real.evict("pr-a", "default", real.get(POD, "pr-a", "default")["metadata"]["uid"], grace_s=0)
 
 
-def test_an_admission_policy_refuses_one_weight_and_the_others_go_on(
+def test_an_admission_policy_refuses_one(
     real: KubernetesCluster, ask: Request, accountant: Any, clock: VirtualClock
 ) -> None:
     """A real rule in CEL: its own words reach the condition, and an event lies on the queue."""
@@ -131,8 +140,8 @@ def test_an_admission_policy_refuses_one_weight_and_the_others_go_on(
 
         def denied() -> bool:
             try:
-                real.apply({**_blank("vap-a"), "spec": {"resources": {"gpu": {"overQuotaWeight": 1}}}},
-                           field_manager="probe", dry_run=True)  # fmt: skip
+                wanted = object_of(QUEUE, "vap-a", {"resources": {"gpu": {"overQuotaWeight": 1}}})
+                real.apply(wanted, field_manager="probe", dry_run=True)
             except Refused:
                 return True
             return False
@@ -153,7 +162,7 @@ def test_an_admission_policy_refuses_one_weight_and_the_others_go_on(
         ask("DELETE", f"{path}ies/frozen")
 
 
-def test_an_api_server_that_is_killed_and_comes_back(
+def test_an_api_server_that_is_killed(
     server: ApiServer, real: KubernetesCluster, accountant: Any, clock: VirtualClock
 ) -> None:
     """Killed and started anew on the same etcd: every cycle meanwhile says so and decides nothing, the ones after
@@ -188,18 +197,15 @@ def test_an_api_server_that_is_killed_and_comes_back(
     assert weights_of(real, "fz-a", "fz-b") != before
     told = real.get(CONFIG_MAP, where.name, where.namespace)["data"]
     assert '"status": "True"' in told["kai.Available"]
-    pod = {
-        "metadata": {"name": "fz-pod", "namespace": "default"},
-        "spec": {"containers": [{"name": "c", "image": "x"}]},
-    }
-    real.create({"apiVersion": "v1", "kind": "Pod", **pod}, field_manager="t")
+    pod = object_of(POD, "fz-pod", {"containers": [{"name": "c", "image": "x"}]}, namespace="default")
+    real.create(pod, field_manager="t")
     stop = threading.Event()
     threading.Thread(target=pods.run, args=(stop,), daemon=True).start()
     until(lambda: "fz-pod" in pods.values().values(), "the new pod is seen")
     stop.set()
 
 
-def test_thirty_seconds_without_an_api_server(
+def test_thirty_seconds_without_server(
     installed: Path, server: ApiServer, real: KubernetesCluster, tmp_path: Path
 ) -> None:
     """The program itself, with its Lease and the chart's rights, through thirty real seconds in which the API server
@@ -230,44 +236,127 @@ def test_thirty_seconds_without_an_api_server(
             next(line for line in text.splitlines() if line.startswith("gputally_fairshare_leader ")).split()[1]
         )
 
-    with serving(routes, taking) as accountant, log.open("wb") as output:
-        command = [
-            sys.executable, "-m", "fairshare", "run", "--policy", str(file), "--accountant", accountant,
-            "--kubeconfig", str(installed), "--listen", "127.0.0.1:0", "--interval", "1s",
-        ]  # fmt: skip
-        names = {"STATUS_NAMESPACE": "gputally", "STATUS_NAME": STATUS.name, "LEASE": STATUS.name, "IDENTITY": "kl"}
-        environment = {f"GPUTALLY_FAIRSHARE_{key}": value for key, value in names.items()}
-        program = subprocess.Popen(command, stderr=output, env={"PATH": "/usr/bin:/bin", **environment})
-        try:
-            until(lambda: weights_of(real, "kl-b")[0] > weights_of(real, "kl-a")[0] > 0, "no weight is published")
-            url = events("serving")[0]["url"]
-            until(lambda: leads(url) == 1, "it does not lead")
-            with killed(server):
-                applied, began = len(_applied(events("weight"))), time.monotonic()
-                used |= {"kl-a": 0.2, "kl-b": 0.8}
-                seen = set()
+    with serving(routes, taking) as told, running(file, told, installed, "kl", "--interval", "1s") as program:
+        until(lambda: weights_of(real, "kl-b")[0] > weights_of(real, "kl-a")[0] > 0, "no weight is published")
+        url = events("serving")[0]["url"]
+        until(lambda: leads(url) == 1, "it does not lead")
+        with killed(server):
+            applied, began = len(_applied(events("weight"))), time.monotonic()
+            used |= {"kl-a": 0.2, "kl-b": 0.8}
+            seen = set()
 
-                def over() -> bool:
-                    assert program.poll() is None
-                    with urllib.request.urlopen(f"{url}/livez", timeout=5) as answer:
-                        assert answer.status == 200
-                    gone_s = time.monotonic() - began
-                    if gone_s > 15:
-                        seen.add(leads(url))
-                    return gone_s >= 30
+            def over() -> bool:
+                assert program.poll() is None
+                with urllib.request.urlopen(f"{url}/livez", timeout=5) as answer:
+                    assert answer.status == 200
+                gone_s = time.monotonic() - began
+                if gone_s > 15:
+                    seen.add(leads(url))
+                return gone_s >= 30
 
-                until(over, "time stands still", 60)
-                assert seen == {0}
-                assert len(_applied(events("weight"))) == applied
-            until(lambda: leads(url) == 1, "it does not lead again")
-            until(lambda: weights_of(real, "kl-a")[0] > weights_of(real, "kl-b")[0], "it does not go on")
-            program.send_signal(signal.SIGTERM)
-            assert program.wait(15) == 0
-        finally:
-            program.kill()
-            program.wait()
-    assert "Traceback" not in log.read_text()
+            until(over, "time stands still", 60)
+            assert seen == {0}
+            assert len(_applied(events("weight"))) == applied
+        until(lambda: leads(url) == 1, "it does not lead again")
+        until(lambda: weights_of(real, "kl-a")[0] > weights_of(real, "kl-b")[0], "it does not go on")
 
 
 def _applied(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [event for event in events if event["result"] == "applied"]
+
+
+QUICK = LeaseTimes(lease_s=3, renew_s=2, retry_s=1)
+
+
+class Replica:
+    """An election in a thread of its own."""
+
+    def __init__(self, server: ApiServer, identity: str, lease: str, kubeconfig: Path | None = None) -> None:
+        path = kubeconfig or server.kubeconfig
+        self.election = Election(lease, "gputally", identity, SystemClock(), kubeconfig=path, times=QUICK)
+        self.stop = threading.Event()
+        tasks = BackgroundTasks(SystemClock())
+        self.thread = tasks.start("lease", self.election.run, self.stop, list[Exception]().append)
+
+    def end(self) -> None:
+        self.stop.set()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def replicas(server: ApiServer, installed: Path) -> Iterator[Callable[[str, str], Replica]]:
+    started: list[Replica] = []
+
+    def start(identity: str, lease: str) -> Replica:
+        # The chart's role knows one Lease by name.
+        started.append(Replica(server, identity, lease, installed if lease == STATUS.name else None))
+        return started[-1]
+
+    yield start
+    for replica in started:
+        replica.end()
+
+
+def test_of_two_replicas_one_leads_and_the_other_takes_over(replicas: Callable[[str, str], Replica]) -> None:
+    one, two = replicas("one", STATUS.name), replicas("two", STATUS.name)
+
+    def leaders() -> list[str]:
+        return [name for name, replica in (("one", one), ("two", two)) if replica.election.leading()]
+
+    (first,) = until(leaders, "nobody leads")
+    leader, other = (one, two) if first == "one" else (two, one)
+    assert not other.election.leading()
+    leader.end()  # gives the Lease back
+    until(other.election.leading, "nobody takes over", 5)
+    assert not leader.election.leading()
+
+
+def test_who_cannot_renew_does_not_lead(server: ApiServer, replicas: Callable[[str, str], Replica]) -> None:
+    only = replicas("only", "frozen")
+    until(only.election.leading, "nobody leads")
+    with frozen(server):
+        until(lambda: not only.election.leading(), "it believes in a lease that has run out", 6)
+        until(lambda: only.election.fault, "it does not say why", 10)
+    until(only.election.leading, "it does not come back")
+    assert only.election.fault == ""
+
+
+def test_a_standby_goes_on_where_the_leader_ended(
+    real: KubernetesCluster, accountant: Any, clock: VirtualClock
+) -> None:
+    add_queues(real, "sb-a", "sb-b")
+    policy = policy_of([{"name": f"sb-{x}", "refs": [f"kai:sb-{x}"]} for x in "ab"])
+    accountant.spend(**{"sb-a": 0.9, "sb-b": 0.1})
+    where = StatusObject("default", "standby")
+    acting = {"first": True}
+    first = Controller(policy, accountant, real, clock, status_object=where, leading=lambda: acting["first"])
+    second = Controller(policy, accountant, real, clock, status_object=where, leading=lambda: not acting["first"])
+    looking = second.cycle()  # announces no policy: usage is still counted under no policy
+    assert (looking.leading, results_of(looking), weights_of(real, "sb-a")) == (False, {}, [0])
+    first.cycle()
+    published = weights_of(real, "sb-a", "sb-b")
+    assert published[0] < published[1]
+    acting["first"] = False
+    clock.advance(60_000)
+    assert results_of(first.cycle()) == {}
+    taken_over = second.cycle()
+    assert taken_over.leading
+    assert not [event for event in taken_over.events if event.name == where.name]  # said already
+    assert weights_of(real, "sb-a", "sb-b") == published or set(results_of(taken_over).values()) == {"applied"}
+
+
+def test_the_program_takes_and_gives_back_the_lease(
+    installed: Path, server: ApiServer, real: KubernetesCluster, tmp_path: Path, ask: Request
+) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("schema: 1\nqueues: [{name: a, refs: ['kai:none']}]\n")
+    path = f"/apis/coordination.k8s.io/v1/namespaces/gputally/leases/{STATUS.name}"
+
+    def holder() -> str | None:
+        return ask("GET", path)["spec"].get("holderIdentity")
+
+    with running(policy, "http://127.0.0.1:1", installed, "program", "--extender-listen", "127.0.0.1:0"):
+        until(lambda: holder() == "program", "it does not take the Lease")
+    assert holder() is None
+    assert '"event": "stopping"' in (tmp_path / "log").read_text()

@@ -18,17 +18,20 @@ from fairshare.core.queues_and_weights import Gang
 from fairshare.preemption.eviction import EvictionCheck, stop_victim
 from fairshare.preemption.idle_reclaim import WARNING
 from fairshare.preemption.preemption_types import Victim
+from fairshare.preemption.service_latency_objectives import LatencyUnknown, prometheus_latency
 from fairshare.preemption.unfinished_preemptions import REASON
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import BUDGET, GPU, NODE, POD, Object
+from tests.fairshare.builders import pods_of
 from tests.fairshare.conftest import Accountant
+from tests.fairshare.realserver import MERGE
 from tests.patience import until
 from tests.real.controlplane import ApiServer, controller_manager, scheduler
+from tests.real.prometheus import backfill, prometheus
 
 pytestmark = pytest.mark.real
 Request = Callable[..., Any]
-MERGE = "application/merge-patch+json"
 HOUR_MS = 3_600_000
 
 
@@ -54,12 +57,10 @@ def space(server: ApiServer, real: KubernetesCluster, ask: Request, tmp_path: Pa
 
 
 def _pods(real: KubernetesCluster, space: str, job: str = "") -> list[Object]:
-    return [
-        pod
-        for pod in real.list(POD)
-        if pod["metadata"]["namespace"] == space
-        and (not job or (pod["metadata"].get("labels") or {}).get("job-name") == job)
-    ]
+    def belongs(metadata: Any) -> bool:
+        return metadata["namespace"] == space and (not job or (metadata.get("labels") or {}).get("job-name") == job)
+
+    return [pod for pod in real.list(POD) if belongs(pod["metadata"])]
 
 
 def _template(queue: str, gpus: int, **labels: str) -> dict[str, Any]:
@@ -75,12 +76,12 @@ def _job(ask: Request, space: str, name: str, count: int, template: dict[str, An
 
 def _run(real: KubernetesCluster, ask: Request, space: str, job: str, count: int) -> list[Object]:
     """What a kubelet would report of the job's pods once they are bound."""
-    bound = until(
-        lambda: (
-            found if len(found := [p for p in _pods(real, space, job) if p["spec"].get("nodeName")]) == count else None
-        ),
-        f"the pods of {job} are not bound",
-    )
+
+    def all_bound() -> list[Object] | None:
+        found = [pod for pod in _pods(real, space, job) if pod["spec"].get("nodeName")]
+        return found if len(found) == count else None
+
+    bound = until(all_bound, f"the pods of {job} are not bound")
     for pod in bound:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         ready = [{"type": "Ready", "status": "True", "lastTransitionTime": at}]
@@ -90,9 +91,7 @@ def _run(real: KubernetesCluster, ask: Request, space: str, job: str, count: int
     return list(bound)
 
 
-def test_borrowed_pods_give_way_within_a_minute(
-    space: str, real: KubernetesCluster, ask: Request, accountant: Accountant
-) -> None:
+def test_borrowed_pods_give_way(space: str, real: KubernetesCluster, ask: Request, accountant: Accountant) -> None:
     """a has 4 of 8 GPUs by right and holds all; b has 4 and gets them. Who has a budget, and was first, stays."""
     _job(ask, space, "kept", 1, _template("a", 4, app="kept", **{SPOT_LABEL: "true"}))
     _job(ask, space, "borrows", 2, _template("a", 2))
@@ -109,15 +108,9 @@ def test_borrowed_pods_give_way_within_a_minute(
     started = time.monotonic()
     queues = [{"name": name, "deserved": 4, "refs": [f"policy:{name}"]} for name in "ab"]
     rules = {"mode": "enforce", "wait": 0, "min_runtime": 0}
-    controller = Controller(
-        Policy.model_validate({"queues": queues, "preemption": rules}),
-        accountant,
-        real,
-        SystemClock(),
-        pods=lambda: tuple(pod for obj in real.list(POD) if (pod := read_pod(obj)) is not None),
-    )
+    policy = Policy.model_validate({"queues": queues, "preemption": rules})
+    controller = Controller(policy, accountant, real, SystemClock(), pods=lambda: pods_of(real))
     (target,) = controller.cycle().targets
-    assert target.preemption is not None
     assert {stop.victim.gang.name for stop in target.preemption.stops} == {"borrows"}
     assert {stop.effect.result for stop in target.preemption.stops} == {"stopped"}
     (verdict,) = target.preemption.verdicts
@@ -135,7 +128,6 @@ def test_borrowed_pods_give_way_within_a_minute(
     assert {owner["kind"] for pod in again for owner in pod["metadata"]["ownerReferences"]} == {"Job"}
     assert real.get(POD, kept["metadata"]["name"], space)["metadata"]["uid"] == kept["metadata"]["uid"]
     (target,) = controller.cycle().targets
-    assert target.preemption is not None
     assert target.preemption.stops == ()
     told = ask("GET", f"/apis/events.k8s.io/v1/namespaces/{space}/events")["items"]
     assert len([event for event in told if event["reason"] == "Preempted"]) == 2
@@ -157,7 +149,6 @@ def test_the_budget_is_asked_before_and_counts(space: str, real: KubernetesClust
     gang = Gang("a", POD, space, "pair", "", 8.0, 8.0, 8.0, pods=pods)
     both = Victim(gang, pods, 8.0, 0.0, True, "within quota", "a", "two")
     veto = EvictionCheck(real).refusal(both)
-    assert veto is not None
     assert veto.kind == "budget"
     assert "allows 1 at a time" in veto.reason
     one = Victim(gang, pods[:1], 4.0, 0.0, False, "within quota", "a", "one")
@@ -172,13 +163,11 @@ def test_the_budget_is_asked_before_and_counts(space: str, real: KubernetesClust
     real.evict = noting  # type: ignore[method-assign]
     assert stop_victim(real, one, "d1", 0).result == "stopped"
     assert seen == ["one"]
-    assert (
-        stop_victim(real, Victim(gang, pods[1:], 4.0, 0.0, False, "within quota", "a", "x"), "d2", 0).result
-        == "blocked"
-    )
+    other = Victim(gang, pods[1:], 4.0, 0.0, False, "within quota", "a", "x")
+    assert stop_victim(real, other, "d2", 0).result == "blocked"
 
 
-def test_an_idle_notebook_is_warned_and_reclaimed_and_who_works_stays(
+def test_an_idle_notebook_is_reclaimed(
     space: str, real: KubernetesCluster, ask: Request, accountant: Accountant
 ) -> None:
     """The rule's hours pass on the controller's clock; the warning, the annotations, the eviction, the Events and the
@@ -199,13 +188,9 @@ def test_an_idle_notebook_is_warned_and_reclaimed_and_who_works_stays(
     accountant.nodes = {node["metadata"]["name"] for node in real.list(NODE)}
     rule = {"mode": "enforce", "below": 0.05, "sustained": "2h", "grace": "30m"}
     rules = {"mode": "enforce", "min_runtime": 0, "idle": rule}
-    controller = Controller(
-        Policy.model_validate({"queues": [{"name": "a", "deserved": 8, "refs": ["policy:a"]}], "preemption": rules}),
-        accountant,
-        real,
-        clock,
-        pods=lambda: tuple(pod for obj in real.list(POD) if (pod := read_pod(obj)) is not None),
-    )
+    queues = [{"name": "a", "deserved": 8, "refs": ["policy:a"]}]
+    policy = Policy.model_validate({"queues": queues, "preemption": rules})
+    controller = Controller(policy, accountant, real, clock, pods=lambda: pods_of(real))
     controller.cycle()
     warned = {job for job, pod in pods.items() if WARNING in (_of(real, pod)["metadata"].get("annotations") or {})}
     assert warned == {"sleeps", "wakes"}
@@ -216,7 +201,6 @@ def test_an_idle_notebook_is_warned_and_reclaimed_and_who_works_stays(
     busy["wakes"] = 0.0  # idle again: warned anew
     clock.advance(15 * 60_000)
     (target,) = controller.cycle().targets
-    assert target.preemption is not None
     assert [(s.victim.gang.name, s.effect.result) for s in target.preemption.stops] == [("sleeps", "stopped")]
     gone = pods["sleeps"]["metadata"]["uid"]
     until(lambda: [p for p in _pods(real, space, "sleeps") if p["metadata"]["uid"] != gone], "the Job makes no pod")
@@ -231,3 +215,23 @@ def test_an_idle_notebook_is_warned_and_reclaimed_and_who_works_stays(
 
 def _of(real: KubernetesCluster, pod: Object) -> Object:
     return real.get(POD, pod["metadata"]["name"], pod["metadata"]["namespace"])
+
+
+AT_S = 1_790_812_800
+HISTORY = f"""# TYPE latency_seconds gauge
+latency_seconds{{pod="a"}} 0.02 {AT_S}
+latency_seconds{{pod="b"}} 0.08 {AT_S}
+# EOF
+"""
+
+
+def test_a_query_is_one_number(tmp_path: Path) -> None:
+    backfill(HISTORY, tmp_path)
+    with prometheus(tmp_path) as server:
+        latency = prometheus_latency(server.url)
+        assert latency("latency_seconds", AT_S * 1000) == 0.08
+        assert latency("scalar(min(latency_seconds))", AT_S * 1000) == 0.02
+        with pytest.raises(LatencyUnknown, match="no value"):
+            latency("absent_metric", AT_S * 1000)
+        with pytest.raises(LatencyUnknown, match="parse error"):
+            latency("latency_seconds{", AT_S * 1000)

@@ -18,6 +18,7 @@ from gputally.base.clock import SystemClock
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import GPU, NODE, POD
 from gputally.server.https_server import Identity, Tls
+from tests.fairshare.realserver import MERGE
 from tests.patience import until
 from tests.real.controlplane import ApiServer, scheduler
 
@@ -43,12 +44,8 @@ class Cockpit:
 
     def pod(self, name: str, gpus: int, queue: str, **spec: Any) -> None:
         container = {"name": "c", "image": "none", "resources": {"limits": {GPU: str(gpus)}}}
-        body = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name, "labels": {QUEUE_LABEL: queue}},
-            "spec": {"containers": [container], "terminationGracePeriodSeconds": 0, **spec},
-        }
+        spec = {"containers": [container], "terminationGracePeriodSeconds": 0, **spec}
+        body = {"metadata": {"name": name, "labels": {QUEUE_LABEL: queue}}, "spec": spec}
         self.ask("POST", f"/api/v1/namespaces/{self.namespace}/pods", body)
 
     def nodes(self) -> dict[str, str]:
@@ -64,8 +61,7 @@ class Cockpit:
             nodes = self.nodes()
             return nodes if set(names) <= nodes.keys() else None
 
-        found: dict[str, str] = until(bound, f"{names} are not bound")
-        return found
+        return until(bound, f"{names} are not bound")
 
 
 @pytest.fixture
@@ -74,14 +70,12 @@ def cockpit(real: KubernetesCluster, ask: Request, cached: bool) -> Iterator[Coc
     ask("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
     for i in range(3):
         ask("POST", "/api/v1/nodes", {"metadata": {"name": f"gpu-{i}"}})
-        status = {
-            "capacity": {GPU: "8", "cpu": "64", "memory": "64Gi", "pods": "110"},
-            "allocatable": {GPU: "8", "cpu": "64", "memory": "64Gi", "pods": "110"},
-            "conditions": [{"type": "Ready", "status": "True"}],
-        }
+        amounts = {GPU: "8", "cpu": "64", "memory": "64Gi", "pods": "110"}
+        ready = [{"type": "Ready", "status": "True"}]
+        status = {"capacity": amounts, "allocatable": amounts, "conditions": ready}
         change = {"status": status, "spec": {"taints": []}}
-        ask("PATCH", f"/api/v1/nodes/gpu-{i}/status", change, content_type="application/merge-patch+json")
-        ask("PATCH", f"/api/v1/nodes/gpu-{i}", {"spec": {"taints": []}}, content_type="application/merge-patch+json")
+        ask("PATCH", f"/api/v1/nodes/gpu-{i}/status", change, content_type=MERGE)
+        ask("PATCH", f"/api/v1/nodes/gpu-{i}", {"spec": {"taints": []}}, content_type=MERGE)
     try:
         yield Cockpit(real, ask, namespace)
     finally:
@@ -92,21 +86,13 @@ def cockpit(real: KubernetesCluster, ask: Request, cached: bool) -> Iterator[Coc
 
 
 def _extender(url: str, **options: Any) -> dict[str, Any]:
-    return {
-        "urlPrefix": f"{url}/scheduler",
-        "prioritizeVerb": "prioritize",
-        "preemptVerb": "preempt",
-        "weight": 100,
-        "httpTimeout": "1s",
-        "nodeCacheCapable": True,
-        "ignorable": True,
-        "managedResources": [{"name": GPU, "ignoredByScheduler": False}],
-        **options,
-    }
+    verbs = {"urlPrefix": f"{url}/scheduler", "prioritizeVerb": "prioritize", "preemptVerb": "preempt"}
+    managed = {"managedResources": [{"name": GPU, "ignoredByScheduler": False}], "nodeCacheCapable": True}
+    return {**verbs, **managed, "weight": 100, "httpTimeout": "1s", "ignorable": True, **options}
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_gangs_land_by_best_fit_victims_are_narrowed_and_without_us_it_goes_on(
+def test_gangs_land_by_best_fit_and_victims_are_few(
     server: ApiServer, cockpit: Cockpit, tmp_path: Path, cached: bool
 ) -> None:
     extender = Extender(cockpit.room, SystemClock())
@@ -129,12 +115,10 @@ def test_gangs_land_by_best_fit_victims_are_narrowed_and_without_us_it_goes_on(
 
             # `small` holds its share, `big` is above its own: only a node of `big` may be emptied.
             cockpit.shares = {"small": QueueShare(8, 8), "big": QueueShare(16, 8), "urgent": QueueShare(0, 8)}
-            cockpit.ask(
-                "POST",
-                "/apis/scheduling.k8s.io/v1/priorityclasses",
-                {"metadata": {"name": f"urgent-{cached}".lower()}, "value": 1000},
-            )
-            cockpit.pod("urgent", 8, "urgent", priorityClassName=f"urgent-{cached}".lower())
+            urgent = f"urgent-{cached}".lower()
+            classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
+            cockpit.ask("POST", classes, {"metadata": {"name": urgent}, "value": 1000})
+            cockpit.pod("urgent", 8, "urgent", priorityClassName=urgent)
             bound = cockpit.until_bound("urgent")
             assert bound["urgent"] != bound["small-0"]
             assert small <= bound.keys()
@@ -143,7 +127,7 @@ def test_gangs_land_by_best_fit_victims_are_narrowed_and_without_us_it_goes_on(
             # No queue is above its share any more: nothing is taken.
             cockpit.shares = {name: QueueShare(8, 8) for name in ("small", "big", "urgent")}
             asked = len([answer for answer in cockpit.answers if answer[0] == "preempt"])
-            cockpit.pod("greedy", 8, "urgent", priorityClassName=f"urgent-{cached}".lower())
+            cockpit.pod("greedy", 8, "urgent", priorityClassName=urgent)
             until(lambda: len([a for a in cockpit.answers if a[0] == "preempt"]) > asked, "no preemption was asked for")
             assert cockpit.nodes() == bound
             assert {result for _, result in cockpit.answers} == {"ok"}
@@ -155,9 +139,7 @@ def test_gangs_land_by_best_fit_victims_are_narrowed_and_without_us_it_goes_on(
 
 
 @pytest.mark.parametrize("cached", ["https"])
-def test_over_https_the_scheduler_asks_with_an_authority_alone(
-    server: ApiServer, cockpit: Cockpit, tmp_path: Path, cached: str
-) -> None:
+def test_over_https_an_authority_is_needed(server: ApiServer, cockpit: Cockpit, tmp_path: Path, cached: str) -> None:
     """`https://` in urlPrefix without `tlsConfig.caFile`: the scheduler asks nothing, and binds by itself."""
     assert cached  # the namespace
     authority = trustme.CA()

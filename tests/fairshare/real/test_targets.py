@@ -17,7 +17,7 @@ from gputally.base.errors import NotFound, Unavailable
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, Cluster
-from tests.fairshare.builders import policy_of
+from tests.fairshare.builders import object_of, policy_of, reasons_of, results_of
 from tests.fairshare.realserver import MERGE, definitions
 from tests.patience import until
 from tests.real.controlplane import api_server
@@ -26,29 +26,22 @@ pytestmark = pytest.mark.real
 CQ, COHORT, LQ, WORKLOAD = (k[0] for k in (kueue.CLUSTER_QUEUES, kueue.COHORTS, kueue.LOCAL_QUEUES, kueue.WORKLOADS))
 
 
-def _obj(kind: Any, name: str, spec: dict[str, Any], namespace: str = "") -> dict[str, Any]:
-    metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
-    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "spec": spec}
-
-
-def _results(report: Any) -> dict[str, str]:
-    return {outcome.apply.queue: outcome.result for target in report.targets for outcome in target.outcomes}
-
-
 def test_kueue_from_the_operators_750m_to_ours_and_back(cluster: Cluster, accountant: Any, clock: VirtualClock) -> None:
     flavors = [{"name": "h200", "resources": [{"name": GPU, "nominalQuota": "8"}]}]
     for name in ("kq-a", "kq-b"):
         groups = [{"coveredResources": [GPU], "flavors": flavors}]
         spec = {"cohortName": "kq", "resourceGroups": groups, "fairSharing": {"weight": "750m"}}
-        cluster.apply(_obj(CQ, name, spec), field_manager="gitops")
-    cluster.apply(_obj(COHORT, "kq", {"parentName": "root", "fairSharing": {"weight": "2"}}), field_manager="gitops")
+        cluster.apply(object_of(CQ, name, spec), field_manager="gitops")
+    cluster.apply(
+        object_of(COHORT, "kq", {"parentName": "root", "fairSharing": {"weight": "2"}}), field_manager="gitops"
+    )
     for name, queue in (("kq-l", "kq-a"), ("kq-m", "kq-b")):
-        cluster.apply(_obj(LQ, name, {"clusterQueue": queue}, "default"), field_manager="gitops")
+        cluster.apply(object_of(LQ, name, {"clusterQueue": queue}, namespace="default"), field_manager="gitops")
     container = {"name": "c", "image": "x", "resources": {"limits": {GPU: "4"}, "requests": {GPU: "4"}}}
     pods = {"name": "main", "count": 2, "template": {"spec": {"restartPolicy": "Never", "containers": [container]}}}
     for name in ("kq-l", "kq-m"):
         wanted = {"queueName": name, "podSets": [pods]}
-        cluster.apply(_obj(WORKLOAD, f"{name}-job", wanted, "default"), field_manager="job")
+        cluster.apply(object_of(WORKLOAD, f"{name}-job", wanted, namespace="default"), field_manager="job")
     policy = policy_of(
         [
             {"name": "dept", "refs": ["kueue-cohort:kq"], "weight": 2},
@@ -60,23 +53,23 @@ def test_kueue_from_the_operators_750m_to_ours_and_back(cluster: Cluster, accoun
     accountant.spend(a=0.9, b=0.1, dept=1.0)
     controller = Controller(policy, accountant, cluster, clock)
     report = controller.cycle()
-    assert _results(report) == {"a": "contested", "b": "contested"}
+    assert results_of(report) == {"a": "contested", "b": "contested"}
     (target,) = report.targets
-    assert {c.type: c.reason for c in target.conditions}["Effective"] == "FieldNotOurs"
+    assert reasons_of(target)["Effective"][1] == "FieldNotOurs"
     assert (target.standings["a"].requested, target.standings["a"].gang) == (8.0, 8.0)
     taken = adopt(policy, cluster, ADAPTERS)
     assert {(each.kind, each.name, each.result) for each in taken} == {
         ("Cohort", "kq", "applied"), ("ClusterQueue", "kq-a", "applied"), ("ClusterQueue", "kq-b", "applied"),
     }  # fmt: skip
     clock.advance(60_000)
-    assert _results(controller.cycle()) == {"a": "applied", "b": "applied"}
+    assert results_of(controller.cycle()) == {"a": "applied", "b": "applied"}
     ours = cluster.get(CQ, "kq-a")
     assert ours["spec"]["fairSharing"]["weight"] == "0.375"
     assert ours["spec"]["resourceGroups"][0]["flavors"] == flavors
     assert ours["metadata"]["annotations"][scheduler_queue_objects.BASE] == "0.75"
     for _ in range(10):
         clock.advance(60_000)
-        last = _results(controller.cycle())
+        last = results_of(controller.cycle())
     assert last == {}  # settled: what the server gives back is compared as a number
     assert {outcome.result for outcome in release_weights(policy, cluster)} == {"applied"}
     released = cluster.get(CQ, "kq-a")
@@ -85,18 +78,18 @@ def test_kueue_from_the_operators_750m_to_ours_and_back(cluster: Cluster, accoun
 
 
 @pytest.mark.parametrize(("mode", "field"), [("weight", "weight"), ("deserved", "deserved")])
-def test_volcano_takes_what_each_plugin_reads(
+def test_volcano_takes_either_field(
     cluster: Cluster, accountant: Any, clock: VirtualClock, mode: str, field: str
 ) -> None:
     names = [f"vq-{mode}-{letter}" for letter in "ab"]
     for name in names:
-        cluster.apply(_obj(volcano.QUEUE, name, {"reclaimable": True}), field_manager="gitops")
+        cluster.apply(object_of(volcano.QUEUE, name, {"reclaimable": True}), field_manager="gitops")
     policy = policy_of(
         [{"name": name, "refs": [f"volcano:{name}"]} for name in names],
         targets={"volcano": {"mode": mode, "apply": "enforce"}},
     )
     accountant.spend(**{names[0]: 0.75, names[1]: 0.25})
-    results = _results(Controller(policy, accountant, cluster, clock).cycle())
+    results = results_of(Controller(policy, accountant, cluster, clock).cycle())
     assert results == dict.fromkeys(names, "applied")
     first, second = (cluster.get(volcano.QUEUE, name)["spec"][field] for name in names)
     if mode == "weight":
@@ -112,12 +105,12 @@ def test_volcano_takes_what_each_plugin_reads(
         assert released["spec"]["weight"] == 1  # the schema's default is back
 
 
-def test_a_volcano_weight_of_another_manager_is_contested_until_it_is_adopted(
+def test_a_volcano_weight_is_contested_until_it_is_adopted(
     cluster: Cluster, accountant: Any, clock: VirtualClock
 ) -> None:
     names = ["vo-a", "vo-b"]
     for name, weight in zip(names, (3, 1), strict=True):
-        cluster.apply(_obj(volcano.QUEUE, name, {"weight": weight}), field_manager="gitops")
+        cluster.apply(object_of(volcano.QUEUE, name, {"weight": weight}), field_manager="gitops")
     policy = policy_of(
         [{"name": name, "refs": [f"volcano:{name}"]} for name in names],
         targets={"volcano": {"mode": "weight", "apply": "enforce"}},
@@ -125,13 +118,13 @@ def test_a_volcano_weight_of_another_manager_is_contested_until_it_is_adopted(
     accountant.spend(**{"vo-a": 0.75, "vo-b": 0.25})
     controller = Controller(policy, accountant, cluster, clock)
     report = controller.cycle()
-    assert _results(report) == dict.fromkeys(names, "contested")
-    assert {c.type: c.reason for c in report.targets[0].conditions}["Effective"] == "FieldNotOurs"
+    assert results_of(report) == dict.fromkeys(names, "contested")
+    assert reasons_of(report.targets[0])["Effective"][1] == "FieldNotOurs"
     assert [cluster.get(volcano.QUEUE, name)["spec"]["weight"] for name in names] == [3, 1]
     taken = {(each.name, each.owners, each.result) for each in adopt(policy, cluster, ADAPTERS)}
     assert taken == {(name, ("gitops",), "applied") for name in names}
     clock.advance(60_000)
-    assert _results(controller.cycle()) == dict.fromkeys(names, "applied")
+    assert results_of(controller.cycle()) == dict.fromkeys(names, "applied")
     first, second = (cluster.get(volcano.QUEUE, name)["spec"]["weight"] for name in names)
     assert (first < second, first + second) == (True, 10_000)
     release_weights(policy, cluster)
@@ -161,15 +154,15 @@ def test_a_kueue_that_serves_v1beta1_alone(accountant: Any, clock: VirtualClock,
         groups = [{"coveredResources": [GPU], "flavors": [{"name": "h200", "resources": resources}]}]
         for name in "ab":
             spec = {"cohort": "ml", "resourceGroups": groups}
-            running.request("POST", f"{group}/clusterqueues", _obj(old["ClusterQueue"], name, spec))
+            running.request("POST", f"{group}/clusterqueues", object_of(old["ClusterQueue"], name, spec))
             shown = {"status": {"fairSharing": {"weightedShare": 0}}}
             running.request("PATCH", f"{group}/clusterqueues/{name}/status", shown, MERGE)
-        local = _obj(old["LocalQueue"], "a", {"clusterQueue": "a"}, "default")
+        local = object_of(old["LocalQueue"], "a", {"clusterQueue": "a"}, namespace="default")
         running.request("POST", f"{group}/namespaces/default/localqueues", local)
         container = {"name": "c", "image": "none", "resources": {"limits": {GPU: "4"}}}
         template = {"spec": {"containers": [container], "restartPolicy": "Never"}}
         sets = [{"name": "main", "count": 2, "template": template}]
-        waits = _obj(old["Workload"], "waits", {"queueName": "a", "podSets": sets}, "default")
+        waits = object_of(old["Workload"], "waits", {"queueName": "a", "podSets": sets}, namespace="default")
         running.request("POST", f"{group}/namespaces/default/workloads", waits)
 
         queues = [{"name": name, "deserved": 8, "refs": [f"kueue:{name}"]} for name in "ab"]
@@ -179,9 +172,8 @@ def test_a_kueue_that_serves_v1beta1_alone(accountant: Any, clock: VirtualClock,
         assert target.gpus == 16.0
         assert target.standings["a"].requested == 8.0
         assert {outcome.result for outcome in target.outcomes} == {"applied"}
-        said = {condition.type: (condition.status, condition.reason) for condition in target.conditions}
-        assert said["Effective"] == ("True", "FairSharing")
-        assert said["InSync"] == ("True", "AsPolicy")
+        assert reasons_of(target)["Effective"] == ("True", "FairSharing")
+        assert reasons_of(target)["InSync"] == ("True", "AsPolicy")
         written = cluster.get(old["ClusterQueue"], "a")["spec"]
         assert written["cohort"] == "ml"
         assert float(written["fairSharing"]["weight"]) < 1

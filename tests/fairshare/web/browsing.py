@@ -1,7 +1,8 @@
-"""Two replicas of the controller's pages, an OpenID provider, and a browser."""
+"""Who may sign in to the pages of the controller, two replicas of them, an OpenID provider, and a browser."""
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,10 +15,38 @@ import httpx2
 from fairshare.web.page_authentication import PROGRAM, SignIns
 from gputally.base.clock import VirtualClock
 from gputally.server.sign_in import FORM_TOKEN, CookieSigner, Session
-from tests.fairshare.web.granting import callers, key
 from tests.fairshare.web.staging import Answer, Stage, ask, stage
 from tests.fakes.provider import Provider
 
+GRANTS = [
+    {"groups": ["readers"], "scopes": ["read"]},
+    {"groups": ["operators"], "scopes": ["read", "policy"]},
+    {"groups": ["admins"], "scopes": ["admin"]},
+    {"groups": ["leads"], "scopes": ["read"], "teams": ["vision"]},
+    {"groups": ["bold-leads"], "scopes": ["read", "policy"], "teams": ["vision", "language"]},
+]
+
+
+def callers(folder: Path, login: Provider, **more: Any) -> Path:
+    """The file of who signs in. more: of the issuer."""
+    (folder / "keys.json").write_bytes(login.keys())
+    (folder / "secret").write_text(f"{login.secret}\n")
+    issuer = {
+        "issuer": login.url, "audience": "gputally", "jwks_file": str(folder / "keys.json"), "user": "email",
+        "login": {"client_id": "gputally", "client_secret_file": str(folder / "secret")}, **more,
+    }  # fmt: skip
+    file = folder / "callers.yaml"
+    file.write_text(json.dumps({"schema": 1, "issuers": [issuer], "grants": GRANTS}))
+    return file
+
+
+def key(folder: Path) -> Path:
+    file = folder / "session.key"
+    file.write_bytes(b"k" * 32)
+    return file
+
+
+Login = tuple[Provider, VirtualClock]
 PAGE = {"accept": "text/html"}
 HERE = "https://fairshare.example"
 NAME, UNDER_WAY = f"__Host-{PROGRAM}", f"__Secure-{PROGRAM}-sign-in"
@@ -117,3 +146,9 @@ def site_in(folder: Path, login: Provider, clock: VirtualClock, **more: Any) -> 
     # The provider's clock is the pages'.
     clock.advance(stages[0].clock.wall_ms() - clock.wall_ms())
     return PageContext(stages[0], stages[1], login, file, faults)
+
+
+def signing_in(folder: Path, file: Path, **options: Any) -> Stage:
+    """Pages at which those in the callers file sign in, for a minute. options: of the stage."""
+    secret = key(folder)
+    return stage(folder, people=lambda own: SignIns(file, secret, HERE, 60, own, lambda fault: None), **options)

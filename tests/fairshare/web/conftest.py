@@ -8,9 +8,9 @@ import pytest
 
 from gputally.base.clock import VirtualClock
 from tests.fairshare.conftest import NOW_MS
-from tests.fairshare.web.browsing import PageContext, site_in
+from tests.fairshare.web.browsing import Login, PageContext, site_in
 from tests.fairshare.web.staging import Stage, stage
-from tests.fakes.provider import Provider, provider
+from tests.fakes.provider import provider
 
 
 @pytest.fixture(scope="package")
@@ -25,14 +25,14 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Stage:
 
 
 @pytest.fixture(scope="package")
-def login() -> Iterator[tuple[Provider, VirtualClock]]:
+def login() -> Iterator[Login]:
     clock = VirtualClock(NOW_MS)
     with provider(clock) as running:
         yield running, clock
 
 
 @pytest.fixture(scope="package")
-def replicas(tmp_path_factory: pytest.TempPathFactory, login: tuple[Provider, VirtualClock]) -> PageContext:
+def replicas(tmp_path_factory: pytest.TempPathFactory, login: Login) -> PageContext:
     return site_in(tmp_path_factory.mktemp("site"), *login)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from html import unescape
 from importlib.resources import as_file, files
 from math import sin
@@ -95,8 +96,6 @@ class Books:
 
 def usage_line(at_ms: int, gpu_us: int) -> UsageLine:
     """One hour."""
-    from datetime import UTC, datetime
-
     hour = datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H")
     zero = dict.fromkeys(Accounts.model_fields, 0)
     accounts = Accounts(**{**zero, "busy": gpu_us})
@@ -107,22 +106,15 @@ def quick(order: PreviewOrder, told: ProgressCallback, stop: threading.Event) ->
     """A comparison without a replay: figures that only have to look like some."""
     told(0.5, "replaying the draft")
     names = what_if_simulation.leaves(order.then)
-    rows = []
-    for q, name in enumerate(names):
-        now, then = 300.0 * (q + 1), 300.0 * (q + 1) + (40.0 if q % 2 else -60.0)
-        rows.append(
-            what_if_simulation.ComparedQueue(
-                name, now + 7, ReplayedQueue(name, now, 90, 1.5, 1.0, 12), ReplayedQueue(name, then, 90, 1.1, 0.8, 9)
-            )
-        )
+    rows, series = [], {}
     days = [float(day) for day in range(1, order.days + 1)]
-    series = {
-        name: {
-            case: [(day, 6 + 3 * sin(day + q + shift)) for day in days]
-            for shift, case in enumerate(("had", "now", "then"))
-        }
-        for q, name in enumerate(names)
-    }
+    for q, name in enumerate(names):
+        had = 300.0 * (q + 1)
+        now = ReplayedQueue(name, had, 90, 1.5, 1.0, 12)
+        then = ReplayedQueue(name, had + (40.0 if q % 2 else -60.0), 90, 1.1, 0.8, 9)
+        rows.append(what_if_simulation.ComparedQueue(name, had + 7, now, then))
+        cases = enumerate(("had", "now", "then"))
+        series[name] = {case: [(day, 6 + 3 * sin(day + q + shift)) for day in days] for shift, case in cases}
     start = order.at_ms - order.days * 24 * MS_PER_HOUR
     return Comparison(64, 1234, start, order.at_ms, tuple(rows), series, ("jobs are as long as they were",))
 
@@ -210,9 +202,7 @@ def stage(
     file.write_text(given)
     clock = VirtualClock(NOW_MS)
     accountant = Accountant()
-    accountant.capacity = (
-        64 * 64 * US_PER_HOUR
-    )  # 64 GPUs over the window, whose half-life leaves some 64 hours of its week
+    accountant.capacity = 64 * 64 * US_PER_HOUR  # 64 GPUs; the window's half-life leaves some 64 hours of its week
     accountant.spend(**USED)
     scene = ReportCache()
     cluster = MemoryCluster(KINDS, load_objects(sample("cluster.yaml"), KINDS))
@@ -227,17 +217,14 @@ def stage(
     tokens: dict[str, str] = {}
     listed: TokenFile | None = None
     if guarded:
-        entries = []
-        for scope in ("read", "policy", "ingest", "progress", "admin"):
-            token, entry = new_token(scope, (scope,), cluster="prod", node="node-1")
-            tokens[scope] = token
-            entries.append(entry)
-        team, entry = new_token("lead", ("read", "policy"), teams=("vision",))
-        tokens["team"] = team
-        both, more = new_token("both", ("read", "policy"))
-        tokens["both"] = both
+        node: dict[str, Any] = {"cluster": "prod", "node": "node-1"}
+        scopes = ("read", "policy", "ingest", "progress", "admin")
+        made = {scope: new_token(scope, (scope,), **node) for scope in scopes}
+        made["team"] = new_token("lead", ("read", "policy"), teams=("vision",))
+        made["both"] = new_token("both", ("read", "policy"))
+        tokens = {name: token for name, (token, _) in made.items()}
         file_of_tokens = folder / "tokens.yaml"
-        file_of_tokens.write_text("tokens:\n" + "".join(entries) + entry + more)
+        file_of_tokens.write_text("tokens:\n" + "".join(entry for _, entry in made.values()))
         listed = TokenFile(file_of_tokens, clock, lambda fault: None)
     books = Books(accountant)
     previews = Previews(work)
@@ -263,9 +250,6 @@ def text(found: Answer) -> str:
 def addresses(here: Stage) -> dict[tuple[str, str], str]:
     """One address of every route."""
     one = next(each for each in here.accountant.decisions if each.subject == "vision")
-    examples = {
-        "/queue/": "/queue/vision",
-        "/decision": f"/decision?id={one.id}&at={one.at_ms}",
-        "/preview/": "/preview/0000",
-    }
+    decision = f"/decision?id={one.id}&at={one.at_ms}"
+    examples = {"/queue/": "/queue/vision", "/decision": decision, "/preview/": "/preview/0000"}
     return {(route.method, route.prefix): examples.get(route.prefix, route.prefix) for route in ROUTES}

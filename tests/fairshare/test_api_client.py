@@ -1,0 +1,184 @@
+"""The Kubernetes client against a loopback server that gives the few REST answers the controller needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from kubernetes import client
+
+from fairshare.targets.kai import QUEUE
+from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unavailable, VersionGone
+from gputally.kubernetes.api_client import MOST_LINE_BYTES, PAGE, KubernetesCluster
+from gputally.kubernetes.objects import CONFIG_MAP, Event
+from tests.fairshare.builders import object_of
+from tests.fakes.http_server import Handler, listening
+
+Reply = Callable[[str, str, dict[str, list[str]], Any], tuple[int, Any]]
+
+
+class Stub:
+    """Records requests and answers with `reply`."""
+
+    def __init__(self) -> None:
+        self.reply: Reply = lambda *_: (200, {})
+        self.asked: list[tuple[str, str, dict[str, list[str]], Any, dict[str, str]]] = []
+
+
+@contextmanager
+def _served(stub: Stub) -> Iterator[str]:
+    class ApiServer(Handler):
+        def _answer(self) -> None:
+            content = self.content()
+            body = json.loads(content) if content else None
+            url = urlsplit(self.path)
+            query = parse_qs(url.query)
+            stub.asked.append((self.command, url.path, query, body, {k.lower(): v for k, v in self.headers.items()}))
+            status, answer = stub.reply(self.command, url.path, query, body)
+            self.say(
+                status,
+                answer if isinstance(answer, bytes) else json.dumps(answer).encode(),
+                Content_Type="application/json",
+            )
+
+        do_GET = do_PATCH = do_POST = _answer
+
+    with listening(ApiServer) as url:
+        yield url
+
+
+@pytest.fixture
+def stub() -> Stub:
+    return Stub()
+
+
+@pytest.fixture
+def cluster(stub: Stub) -> Iterator[KubernetesCluster]:
+    with _served(stub) as url:
+        settings = client.Configuration(host=url, api_key={"BearerToken": "Bearer secret"})
+        with client.ApiClient(settings) as api:
+            yield KubernetesCluster(api, [QUEUE, CONFIG_MAP], timeout_s=5)
+
+
+def test_lists_are_read_page_by_page_and_sorted(cluster: KubernetesCluster, stub: Stub) -> None:
+    pages = {None: (["b", "c"], "next"), "next": (["a"], None)}
+
+    def reply(method: str, path: str, query: dict[str, list[str]], body: Any) -> tuple[int, Any]:
+        names, token = pages[query.get("continue", [None])[0]]
+        items = [{"metadata": {"name": name}} for name in names]
+        return 200, {"metadata": {"continue": token} if token else {}, "items": items}
+
+    stub.reply = reply
+    listed = cluster.list(QUEUE)
+    assert [obj["metadata"]["name"] for obj in listed] == ["a", "b", "c"]
+    assert {(obj["apiVersion"], obj["kind"]) for obj in listed} == {("scheduling.run.ai/v2", "Queue")}
+    assert [(method, path) for method, path, *_ in stub.asked] == [("GET", "/apis/scheduling.run.ai/v2/queues")] * 2
+    assert stub.asked[0][2] == {"limit": [str(PAGE)]}
+    assert stub.asked[0][4]["authorization"] == "Bearer secret"
+
+
+def test_apply_is_server_side_and_never_forced(cluster: KubernetesCluster, stub: Stub) -> None:
+    stub.reply = lambda method, path, query, body: (200, body)
+    obj = object_of(QUEUE, "a", {"x": 1})
+    assert cluster.apply(obj, field_manager="us", dry_run=True) == obj
+    cluster.apply(obj, field_manager="us", subresource="status")
+    data = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c", "namespace": "ns"}, "data": {}}
+    cluster.apply(data, field_manager="us")
+    (method, path, query, body, headers), status, config = stub.asked
+    assert (method, path, body) == ("PATCH", "/apis/scheduling.run.ai/v2/queues/a", obj)
+    assert query == {"fieldManager": ["us"], "fieldValidation": ["Strict"], "dryRun": ["All"]}
+    assert headers["content-type"] == "application/apply-patch+yaml"
+    assert status[1] == "/apis/scheduling.run.ai/v2/queues/a/status"
+    assert "dryRun" not in status[2]
+    assert config[1] == "/api/v1/namespaces/ns/configmaps/c"
+
+
+def test_a_conflict_names_the_owners(cluster: KubernetesCluster, stub: Stub) -> None:
+    causes = [
+        {"message": 'conflict with "argocd" using scheduling.run.ai/v2', "field": ".spec.b"},
+        {"message": 'conflict with "kubectl"', "field": ".spec.a"},
+    ]
+    stub.reply = lambda *_: (409, {"message": "Apply failed with 2 conflicts:\nmore", "details": {"causes": causes}})
+    with pytest.raises(Conflict) as refused:
+        cluster.apply(object_of(QUEUE, "a"), field_manager="us")
+    assert refused.value.owners == (("argocd", ".spec.b"), ("kubectl", ".spec.a"))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, Refused), (401, Refused), (403, Refused), (404, NotFound), (409, Conflict), (410, VersionGone),
+        (422, Refused), (429, Unavailable), (500, Unavailable), (503, Unavailable),
+    ],
+)  # fmt: skip
+def test_every_status_is_an_error(
+    cluster: KubernetesCluster, stub: Stub, status: int, kind: type[ClusterError]
+) -> None:
+    stub.reply = lambda *_: (status, {"kind": "Status", "message": "because"})
+    with pytest.raises(ClusterError) as told:
+        cluster.get(QUEUE, "a")
+    assert type(told.value) is kind
+    assert str(told.value) == f"GET /apis/scheduling.run.ai/v2/queues/a: {status}: because"
+
+
+def test_an_answer_that_is_none(cluster: KubernetesCluster, stub: Stub) -> None:
+    stub.reply = lambda *_: (200, b"<html>")
+    with pytest.raises(Unavailable, match="not JSON"):
+        cluster.get(CONFIG_MAP, "a", "ns")
+    stub.reply = lambda *_: (502, b"bad gateway")
+    with pytest.raises(Unavailable, match="502: bad gateway"):
+        cluster.get(CONFIG_MAP, "a", "ns")
+
+
+def test_a_server_that_is_not_there() -> None:
+    nowhere = client.ApiClient(client.Configuration(host="http://127.0.0.1:1", retries=False))
+    with nowhere as api, pytest.raises(Unavailable, match="the API server does not answer"):
+        KubernetesCluster(api, [QUEUE], timeout_s=1).list(QUEUE)
+
+
+def test_an_event_has_a_fraction_of_a_second_and_a_name_of_its_content(cluster: KubernetesCluster, stub: Stub) -> None:
+    event = Event(QUEUE, "a", "", "u-1", "Warning", "Held", "x" * 2000, 1_790_812_800_000)
+    cluster.event(event)
+    stub.reply = lambda *_: (409, {"reason": "AlreadyExists"})
+    cluster.event(event)
+    (_, path, _, first, _), (_, _, _, second, _) = stub.asked
+    assert path == "/apis/events.k8s.io/v1/namespaces/default/events"
+    assert first["eventTime"] == "2026-10-01T00:00:00.000000Z"
+    assert first["regarding"] == {"apiVersion": QUEUE.api_version, "kind": "Queue", "name": "a", "uid": "u-1"}
+    assert len(first["note"]) == 1024
+    assert first["metadata"]["name"] == second["metadata"]["name"]
+    stub.reply = lambda *_: (403, {"message": "events is forbidden"})
+    with pytest.raises(Refused):
+        cluster.event(event)
+
+
+def test_no_cluster_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="no access to a cluster"):
+        KubernetesCluster.connect([QUEUE], tmp_path / "no-kubeconfig")
+
+
+def test_a_kubeconfig_is_read(tmp_path: Path, stub: Stub) -> None:
+    stub.reply = lambda *_: (200, {"items": []})
+    with _served(stub) as url:
+        config = {
+            "apiVersion": "v1", "kind": "Config", "current-context": "x",
+            "clusters": [{"name": "c", "cluster": {"server": url}}],
+            "users": [{"name": "u", "user": {"token": "from-file"}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        }  # fmt: skip
+        path = tmp_path / "kubeconfig"
+        path.write_text(json.dumps(config))
+        assert KubernetesCluster.connect([QUEUE], path).list(QUEUE) == []
+    assert stub.asked[0][4]["authorization"] == "Bearer from-file"
+
+
+def test_a_watch_line_that_is_too_long_for_an_object_is_not_collected(cluster: KubernetesCluster, stub: Stub) -> None:
+    stub.reply = lambda *_: (200, b"x" * (MOST_LINE_BYTES + 2**20))
+    with pytest.raises(Unavailable, match=rf"a line of the watch is longer than {MOST_LINE_BYTES} bytes"):
+        list(cluster.api().watch(CONFIG_MAP.path(), {"resourceVersion": "1"}))

@@ -1,0 +1,314 @@
+"""Eviction of a victim, every recorded answer of the API server, and preemptions that are finished later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fairshare.controller.control_loop import Controller
+from fairshare.core.queues_and_weights import Gang, Pod
+from fairshare.preemption import unfinished_preemptions
+from fairshare.preemption.eviction import OPT_OUT, EvictionCheck, EvictionResult, EvictionVeto, stop_victim
+from fairshare.preemption.preemption_types import Victim
+from fairshare.preemption.unfinished_preemptions import (
+    MOST_ATTEMPTS,
+    PREEMPTION,
+    REASON,
+    REISSUE_MS,
+    PreemptionIntent,
+    finish_all,
+)
+from fairshare.targets import KINDS
+from fairshare.targets.kueue import CLUSTER_QUEUES, WORKLOADS
+from fairshare.targets.status_config_map import StatusObject
+from fairshare.targets.volcano import COMMAND, JOB
+from gputally.base.clock import VirtualClock
+from gputally.base.errors import NotFound, Refused
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import POD, Cluster, Kind, Object
+from tests.fairshare.builders import Failing, budget_object, cluster_with, object_of, pod_object, policy_of
+from tests.fairshare.conftest import NOW_MS, Accountant, Make
+from tests.shelf import shared
+
+WORKLOAD = WORKLOADS[0]
+ANSWERS = {
+    "no_pdb": "stopped",
+    "pdb_unobserved": "blocked",
+    "pdb_zero": "blocked",
+    "pdb_one": "blocked",
+    "two_pdbs": "refused",
+    "uid_precondition_mismatch": "another",
+    "not_found": "gone",
+    "name_mismatch": "refused",
+    "pending_pod_bypasses_pdb": "stopped",
+}
+
+
+def _kept(vetting: EvictionCheck, victim: Victim) -> str | None:
+    """Why one stays that is not what was decided about."""
+    veto = vetting.refusal(victim)
+    assert veto is None or veto.kind == "changed"
+    return veto.reason if veto is not None else None
+
+
+def _victim(*names: str, kind: Kind = POD, uid: str = "uid-x") -> Victim:
+    pods = tuple(Pod(f"uid-{name}", "ns", name, 4.0, "n0", held=True) for name in names)
+    gang = Gang("a", kind, "ns", "x", uid, 4.0 * len(pods), 4.0 * len(pods), 4.0, pods=pods)
+    return Victim(gang, pods, gang.allocated, 1.0, True, "within quota", "a", "because")
+
+
+@pytest.mark.parametrize(("case", "result"), sorted(ANSWERS.items()))
+def test_every_recorded_answer_of_an_eviction(case: str, result: str) -> None:
+    cluster = cluster_with(pod_object("p"))
+    cluster.answer = json.loads(shared("vectors/eviction_responses.json").read_text())[case]
+    effect = stop_victim(cluster, _victim("p"), "d1", NOW_MS)
+    assert effect.result == result
+    assert (effect.detail == "") == (result == "stopped")
+
+
+def test_an_evicted_pod_carries_the_reason() -> None:
+    cluster = cluster_with(pod_object("p"))
+    cluster.answer = json.loads(shared("vectors/eviction_responses.json").read_text())["pdb_zero"]
+    stop_victim(cluster, _victim("p"), "d1", NOW_MS)
+    noted = cluster.get(POD, "p", "ns")["metadata"]["annotations"]
+    assert (noted[REASON], noted[PREEMPTION]) == ("because", "d1")
+
+
+def test_another_pod_of_the_same_name_is_never_touched() -> None:
+    cluster = cluster_with(pod_object("p", uid="uid-new"))
+    assert _kept(EvictionCheck(cluster), _victim("p")) == "its pod p is another one by now"
+    assert stop_victim(cluster, _victim("p"), "d1", NOW_MS).result == "another"
+    assert "annotations" not in cluster.get(POD, "p", "ns")["metadata"]
+
+
+def test_a_budget_that_allows_one_keeps_a_gang_of_two() -> None:
+    """Each pod alone would be allowed: the API server's own dry run sees only one at a time."""
+    cluster = cluster_with(
+        *(pod_object(name, labels={"app": "x"}) for name in "pqr"), budget_object("b", 1, {"app": "x"})
+    )
+    assert EvictionCheck(cluster).refusal(_victim("p")) is None
+    held = "its pod q is held by the disruption budget b, which allows 1 at a time"
+    assert EvictionCheck(cluster).refusal(_victim("p", "q")) == EvictionVeto("budget", held)
+    vetting = EvictionCheck(cluster)
+    assert vetting.refusal(_victim("p")) is None
+    assert vetting.refusal(_victim("q")) == EvictionVeto("budget", held)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"deletionTimestamp": "2026-10-01T00:00:00Z"}, "its pod p is stopping already"),
+        ({"annotations": {OPT_OUT: "never"}}, "its pod p was opted out of preemption by its owner"),
+    ],
+)
+def test_a_changed_pod_cancels_its_eviction(change: dict[str, Any], reason: str) -> None:
+    assert _kept(EvictionCheck(cluster_with(pod_object("p", **change))), _victim("p")) == reason
+    assert _kept(EvictionCheck(cluster_with()), _victim("p")) == "its pod p is gone already"
+
+
+def test_a_gang_with_ended_pods_is_still_evicted() -> None:
+    cluster = cluster_with(pod_object("q"))
+    assert stop_victim(cluster, _victim("p", "q"), "d1", NOW_MS) == EvictionResult("stopped")
+    with pytest.raises(NotFound):
+        cluster.get(POD, "q", "ns")
+
+
+_TEMPLATE = {"spec": {"containers": [{"name": "c", "image": "x"}], "restartPolicy": "Never"}}
+
+
+def _workload(reserved: bool = True, **spec: Any) -> dict[str, Any]:
+    spec = {"queueName": "q", "podSets": [{"name": "main", "count": 1, "template": _TEMPLATE}], **spec}
+    return object_of(WORKLOAD, "x", spec, {"conditions": [_reserved("True" if reserved else "False")]}, uid="uid-x")
+
+
+def _reserved(status: str) -> dict[str, str]:
+    at = "2026-10-01T00:00:00Z"
+    return {"type": "QuotaReserved", "status": status, "reason": "R", "message": "m", "lastTransitionTime": at}
+
+
+def _uid(cluster: Cluster, kind: Kind) -> str:
+    """Of the object x: a real API server gives it."""
+    return str(cluster.get(kind, "x", "ns")["metadata"]["uid"])
+
+
+def test_a_workload_is_switched_off_and_on_again_after_its_quota_is_back(either_of: Make, others_of: Make) -> None:
+    cluster = either_of([_workload()])
+    victim = _victim(kind=WORKLOAD, uid=_uid(cluster, WORKLOAD))
+    assert EvictionCheck(cluster).refusal(victim) is None
+    assert stop_victim(cluster, victim, "d1", NOW_MS).result == "stopped"
+    off = cluster.get(WORKLOAD, "x", "ns")
+    assert off["spec"]["active"] is False
+    assert unfinished_preemptions.read_intent(off) == unfinished_preemptions.PreemptionIntent("d1", NOW_MS)
+    assert _kept(EvictionCheck(cluster), victim) == "it is switched off already"
+    assert list(unfinished_preemptions.resume(cluster, WORKLOAD, [off], (), NOW_MS)) == []
+    gone = {**off, "status": {"conditions": [_reserved("False")]}}
+    others_of(cluster).put(gone, field_manager="kueue", subresource="status")
+    (done,) = unfinished_preemptions.resume(cluster, WORKLOAD, cluster.list(WORKLOAD), (), NOW_MS)
+    on = cluster.get(WORKLOAD, "x", "ns")
+    assert done.action == "switched on again"
+    assert on["spec"]["active"] is True
+    assert PREEMPTION not in on["metadata"]["annotations"]
+    assert on["metadata"]["annotations"][REASON] == "because"
+
+
+def test_a_workload_switched_off_by_another_client_stays_off(either_of: Make) -> None:
+    cluster = either_of([_workload(reserved=False, active=False)])
+    assert list(unfinished_preemptions.resume(cluster, WORKLOAD, cluster.list(WORKLOAD), (), NOW_MS)) == []
+
+
+def test_a_lost_command_is_issued_again_a_few_times(either_of: Make, others_of: Make) -> None:
+    state = {"phase": "Running", "lastTransitionTime": "2026-09-30T00:00:00Z"}
+    job = object_of(JOB, "x", {}, {"state": state}, uid="uid-x")
+    cluster = either_of([job])
+    victim = _victim(kind=JOB, uid=_uid(cluster, JOB))
+    assert stop_victim(cluster, victim, "d1", NOW_MS).result == "stopped"
+    (order,) = cluster.list(COMMAND)
+    assert (order["action"], order["target"]["uid"]) == ("RestartJob", _uid(cluster, JOB))
+
+    def go_on(after_ms: int) -> list[str]:
+        found = unfinished_preemptions.resume(cluster, JOB, cluster.list(JOB), cluster.list(COMMAND), NOW_MS + after_ms)
+        return [each.action for each in found]
+
+    assert go_on(10 * REISSUE_MS) == []  # the Command is still there
+    seen = []
+    for n in range(1, MOST_ATTEMPTS + 2):
+        for each in cluster.list(COMMAND):
+            others_of(cluster).delete(COMMAND, each["metadata"]["name"], "ns")
+        assert go_on(REISSUE_MS // 2) == []
+        seen += go_on(n * REISSUE_MS)
+    assert seen == ["asked again"] * (MOST_ATTEMPTS - 1) + ["given up"]
+
+
+def test_a_job_that_restarted_is_done(either_of: Make) -> None:
+    intent = unfinished_preemptions.PreemptionIntent("d1", NOW_MS).text()
+    job = object_of(JOB, "x", {}, {"state": {"phase": "Restarting"}}, uid="uid-x", annotations={PREEMPTION: intent})
+    cluster = either_of([job])
+    assert [each.action for each in unfinished_preemptions.resume(cluster, JOB, cluster.list(JOB), (), NOW_MS)] == [
+        "restarted"
+    ]
+
+
+HERE = StatusObject("gputally", "gputally-fairshare")
+SINCE = "2026-10-01T00:00:00Z"
+
+
+def _switched_off(version: Kind = WORKLOAD) -> Object:
+    """A Workload that gave way, and whose quota is free by now."""
+    template = {"spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "4"}}}]}}
+    intent = PreemptionIntent("d1", NOW_MS - 60_000)
+    spec = {"active": False, "queueName": "a", "podSets": [{"name": "main", "count": 1, "template": template}]}
+    status = {"conditions": [{"type": "QuotaReserved", "status": "False", "lastTransitionTime": SINCE}]}
+    return object_of(version, "x", spec, status, annotations={PREEMPTION: intent.text()})
+
+
+@pytest.fixture
+def kueue(accountant: Accountant, clock: VirtualClock) -> Callable[..., tuple[Failing, Controller]]:
+    """A controller of Kueue and the Workload that an earlier one has switched off."""
+
+    def make(
+        *, target: dict[str, str] | None = None, version: Kind = WORKLOAD, **options: Any
+    ) -> tuple[Failing, Controller]:
+        rules = options.pop("preemption", {"mode": "enforce"})
+        kinds = [kind for kind in KINDS if kind.kind != "Workload" or kind == version]
+        cluster = Failing(
+            kinds, [*(object_of(CLUSTER_QUEUES[0], name, {"cohortName": "m"}) for name in "ab"), _switched_off(version)]
+        )
+        queues = [{"name": name, "refs": [f"kueue:{name}"]} for name in "ab"]
+        policy = policy_of(queues, targets={"kueue": target or {"apply": "enforce"}}, preemption=rules)
+        return cluster, Controller(policy, accountant, cluster, clock, status_object=HERE, **options)
+
+    return make
+
+
+def _active(cluster: MemoryCluster, version: Kind = WORKLOAD) -> bool:
+    return bool(cluster.get(version, "x", "ns")["spec"]["active"])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param({}, id="as ever"),
+        pytest.param({"preemption": {"mode": "dry-run"}}, id="preemption is only tried by now"),
+        pytest.param({"preemption": {"mode": "off"}}, id="preemption is off by now"),
+        pytest.param({"target": {"mode": "off"}}, id="the target is off by now"),
+        pytest.param({"target": {"apply": "dry-run"}}, id="weights are only tried"),
+        pytest.param({"version": WORKLOADS[1]}, id="an older Kueue"),
+    ],
+)
+@pytest.mark.parametrize("trouble", [{}, {"down": True}, {"age_ms": None}])
+def test_who_was_switched_off_is_switched_on(
+    kueue: Make, accountant: Accountant, case: dict[str, Any], trouble: dict[str, Any]
+) -> None:
+    vars(accountant).update(trouble)
+    cluster, controller = kueue(**case)
+    controller.cycle()
+    found = cluster.get(case.get("version", WORKLOAD), "x", "ns")
+    assert found["spec"]["active"] is True
+    assert PREEMPTION not in found["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize("options", [{"silent": True}, {"leading": lambda: False}])
+def test_who_may_not_write_ends_nothing(kueue: Make, options: dict[str, Any]) -> None:
+    cluster, controller = kueue(**options)
+    controller.cycle()
+    assert not _active(cluster)
+
+
+def test_who_cannot_be_switched_on_is_told_until_he_is(kueue: Make) -> None:
+    cluster, controller = kueue(preemption={"mode": "off"})
+    cluster.failing, cluster.error = frozenset({"patch Workload"}), Refused("PATCH: 403: workloads is forbidden")
+    for _ in range(2):
+        (target,) = controller.cycle().targets
+        assert "ns/x" in target.degraded["NotResumed"]
+        assert "forbidden" in target.degraded["NotResumed"]
+        assert ("Resumed", "False") in {(c.type, c.status) for c in target.conditions}
+    assert [event.reason for event in cluster.events].count("NotResumed") == 1
+    cluster.failing = frozenset()
+    (target,) = controller.cycle().targets
+    assert "NotResumed" not in target.degraded
+    assert _active(cluster)
+
+
+def test_victims_are_not_searched_again_where_none_can_be_stopped(kueue: Make) -> None:
+    cluster, controller = kueue(preemption={"mode": "off"})
+    for _ in range(5):
+        controller.cycle()
+    # Once by the adapter in each cycle; of our own: the one that found a workload, and the one that found none.
+    assert cluster.listed.count(WORKLOAD) == 5 + 2
+
+
+def test_a_job_that_does_not_restart_is_given_up_and_told(accountant: Accountant, clock: VirtualClock) -> None:
+    state = {"phase": "Running", "lastTransitionTime": "2026-09-30T00:00:00Z"}
+    intent = PreemptionIntent("d1", NOW_MS - 3_600_000, 3).text()
+    job = object_of(JOB, "x", {}, {"state": state}, annotations={PREEMPTION: intent})
+    cluster = MemoryCluster(KINDS, [job])
+    policy = policy_of([{"name": "a", "refs": ["volcano:a"]}], preemption={"mode": "off"})
+    Controller(policy, accountant, cluster, clock, status_object=HERE).cycle()
+    (told,) = [event for event in cluster.events if event.kind == JOB]
+    assert (told.type, told.reason, told.name) == ("Warning", "NotRestarted", "x")
+    assert PREEMPTION not in cluster.get(JOB, "x", "ns")["metadata"]["annotations"]
+
+
+def test_release_lets_run_again_who_gave_way(kueue: Make) -> None:
+    cluster, _ = kueue()
+    holds = {**_switched_off(), "metadata": {**_switched_off()["metadata"], "name": "y"}}
+    reserved = {"type": "QuotaReserved", "status": "True", "lastTransitionTime": SINCE}
+    cluster.load([{**holds, "status": {"conditions": [reserved]}}])
+    ended = finish_all(cluster, NOW_MS)
+    assert (ended.resumed, ended.left) == (("ns/x",), ("ns/y",))
+    assert ended.lines()[1] == "ns/y is still giving way: release again in a minute"
+    assert _active(cluster)
+
+
+def test_what_is_not_for_us_to_read_is_said(kueue: Make) -> None:
+    """Without the Workloads there would seem to be no demand."""
+    cluster, controller = kueue()
+    cluster.failing, cluster.error = frozenset({"list Workload"}), Refused("GET: 403: workloads is forbidden")
+    (target,) = controller.cycle().targets
+    assert target.degraded["ReadRefused"] == "GET: 403: workloads is forbidden"
+    assert "ReadRefused" in {event.reason for event in cluster.events}
+    cluster.failing = frozenset()
+    assert "ReadRefused" not in controller.cycle().targets[0].degraded

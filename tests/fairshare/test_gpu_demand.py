@@ -1,0 +1,282 @@
+"""GPU requests of pods, their queues and gangs, and the capacity of nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fairshare.core.gpu_demand import (
+    CHECKPOINT,
+    GANG_LABEL,
+    QUEUE_LABEL,
+    SPOT_LABEL,
+    BoundPods,
+    gangs_by_label,
+    last_checkpoint,
+    read_pod,
+    requested_gpus,
+    shared_gpus,
+    smallest_waiting,
+    standings_of,
+)
+from fairshare.core.queues_and_weights import Pod
+from fairshare.preemption.claims_and_placement import free_by_node
+from fairshare.targets.kai import KaiAdapter
+from gputally.base.clock import VirtualClock
+from gputally.kubernetes.objects import GPU, PRIORITY_CLASS, gpus, gpus_of_nodes
+from tests.fairshare.builders import node_object, object_of, pod_group, policy_of, queue_object
+from tests.fairshare.conftest import Make
+
+KAI = "kai-scheduler"
+
+
+def _pod(
+    name: str = "p",
+    gpu: object = "2",
+    *,
+    node: str = "",
+    phase: str = "Pending",
+    scheduler: str = "default-scheduler",
+    **metadata: Any,
+) -> dict[str, Any]:
+    limits = {} if gpu is None else {"limits": {GPU: gpu}}
+    placed = {"schedulerName": scheduler, **({"nodeName": node} if node else {})}
+    return {
+        "metadata": {"name": name, "namespace": "ns", "uid": f"u-{name}"} | metadata,
+        "spec": {"containers": [{"name": "c", "resources": limits}], **placed},
+        "status": {"phase": phase},
+    }
+
+
+def _read(name: str = "p", gpu: object = "2", **fields: Any) -> Pod:
+    pod = read_pod(_pod(name, gpu, **fields))
+    assert pod is not None
+    return pod
+
+
+def _container(amount: int, **more: Any) -> dict[str, Any]:
+    return {"resources": {"limits": {GPU: str(amount)}}, **more}
+
+
+@pytest.mark.parametrize(
+    ("spec", "amount"),
+    [
+        ({"containers": [_container(2), _container(1)]}, 3),
+        ({"containers": [_container(1)], "initContainers": [_container(4)]}, 4),
+        ({"containers": [_container(2)], "initContainers": [_container(1, restartPolicy="Always"), _container(2)]}, 3),
+        ({"containers": [{"resources": {"requests": {GPU: "2"}}}]}, 2),
+        ({"containers": [{}]}, 0),
+        ({}, 0),
+    ],
+)
+def test_a_pods_request_is_what_its_node_must_have(spec: dict[str, Any], amount: float) -> None:
+    assert requested_gpus(spec) == amount
+
+
+def test_mig_instances_count_by_their_slices() -> None:
+    assert gpus({"nvidia.com/mig-3g.40gb": "2", GPU: "1", "cpu": "4"}) == pytest.approx(1 + 6 / 7)
+    assert gpus({"nvidia.com/mig-1c.2g.20gb": "1", "nvidia.com/mig-odd": "5"}) == pytest.approx(2 / 7)
+    assert gpus(None) == 0
+
+
+def test_shared_gpus_of_kai_count_by_their_fraction() -> None:
+    assert shared_gpus({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2"}) == 1.0
+    assert shared_gpus({}) == 0
+    shares = {"gpu-fraction": "0.25"}
+    assert _read(gpu=None, annotations=shares, scheduler=KAI).gpus == 0.25
+    assert _read(annotations=shares).gpus == 2  # no scheduler reads it there: its whole GPUs are its own
+
+
+def test_a_part_takes_nothing_off_whole_gpus() -> None:
+    found = _read(scheduler=KAI, annotations={"gpu-fraction": "0.01"})
+    assert (found.gpus, found.shares) == (2, False)
+
+
+@pytest.mark.parametrize(("scheduler", "protected"), [("volcano", True), ("kai-scheduler", False), ("", False)])
+def test_what_volcano_may_not_preempt_is_said_of_pods_that_volcano_places(scheduler: str, protected: bool) -> None:
+    marked = _read(scheduler=scheduler, annotations={"volcano.sh/preemptable": "false"})
+    assert marked.disruptable is not protected
+
+
+BOUND = {"scheduler": "volcano", "node": "n1", "uid": "u", "labels": {QUEUE_LABEL: "own", GANG_LABEL: "g"}}
+LATER: tuple[dict[str, Any], ...] = (
+    {"labels": {QUEUE_LABEL: "other", GANG_LABEL: "g"}},
+    {"labels": {QUEUE_LABEL: "own", GANG_LABEL: "large"}},
+    {"annotations": {"scheduling.k8s.io/group-name": "large", CHECKPOINT: "2026-10-01T01:00:00Z"}},
+    {"annotations": {"volcano.sh/preemptable": "false", CHECKPOINT: "2026-10-01T01:00:00Z"}},
+    {"annotations": {CHECKPOINT: "2026-10-01T00:00:00Z"}},
+    {"annotations": {CHECKPOINT: "2027-10-01T00:00:00Z"}},
+    {"annotations": {}},
+)
+
+
+@pytest.mark.parametrize("later", LATER)
+def test_hints_that_are_written_into_a_running_pod_buy_no_protection(later: dict[str, Any]) -> None:
+    read = BoundPods(VirtualClock(1_790_820_000_000))  # 2026-10-01T02:00:00Z
+    saved = {"annotations": {CHECKPOINT: "2026-10-01T01:00:00Z"}}
+    before = read(_pod(**BOUND, **saved))
+    assert before.checkpoint_ms is not None
+    assert read(_pod(**{**BOUND, **saved, **later})) == before
+
+
+def test_a_running_pod_may_give_protection_up() -> None:
+    read = BoundPods(VirtualClock(1_790_820_000_000))
+    read(_pod(**BOUND, annotations={"volcano.sh/preemptable": "false", CHECKPOINT: "2026-10-01T01:00:00Z"}))
+    saved = {CHECKPOINT: "2026-10-01T01:30:00Z"}
+    later = read(_pod(**{**BOUND, "labels": {**BOUND["labels"], SPOT_LABEL: "true"}}, annotations=saved))
+    assert (later.spot, later.disruptable, later.checkpoint_ms) == (True, True, 1_790_818_200_000)
+    taken_back = read(_pod(**BOUND))
+    assert taken_back.spot
+
+
+def test_a_waiting_pod_may_still_choose() -> None:
+    read = BoundPods(VirtualClock(0))
+    waiting = {key: value for key, value in BOUND.items() if key != "node"}
+    read(_pod(**waiting))
+    later = read(_pod(**{**waiting, "labels": {QUEUE_LABEL: "other"}}))
+    assert later.ref == "policy:other"
+
+
+def test_finished_pods_and_those_without_gpus_are_no_demand() -> None:
+    assert read_pod(_pod(phase="Succeeded")) is None
+    assert read_pod(_pod(gpu=None)) is None
+
+
+def test_a_pod_knows_its_queue_its_gang_and_its_clock() -> None:
+    marks = {"pod-group-name": "pg", CHECKPOINT: "2026-10-01T01:00:00Z"}
+    placed = {"node": "n1", "scheduler": KAI, "labels": {"kai.scheduler/queue": "vision"}, "annotations": marks}
+    pod = _read(**placed, creationTimestamp="2026-10-01T00:00:00Z")
+    assert (pod.ref, pod.gang, pod.held) == ("kai:vision", "PodGroup/ns/pg", True)
+    assert (pod.created_ms, pod.checkpoint_ms) == (1_790_812_800_000, 1_790_816_400_000)
+    assert _read(labels={"kueue.x-k8s.io/queue-name": "lq"}).ref == "kueue:ns/lq"
+    assert _read(annotations={"scheduling.volcano.sh/queue-name": "v"}, scheduler="volcano").ref == "volcano:v"
+    assert not _read(node="n1", deletionTimestamp="2026-10-01T00:00:00Z").held
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "ref", "gang"),
+    [
+        ("kai-scheduler", "kai:vision", "PodGroup/ns/k"),
+        ("runai-scheduler", "kai:vision", "PodGroup/ns/k"),
+        ("volcano", "volcano:v", "PodGroup/ns/v"),
+        ("default-scheduler", "policy:own", "Gang/ns/g"),
+        ("", "policy:own", "Gang/ns/g"),
+    ],
+)
+def test_a_queue_and_a_gang_count_only_where_their_scheduler_places(scheduler: str, ref: str, gang: str) -> None:
+    """Else a pod could use the share, or inflate the gang, of any other queue."""
+    labels = {"kai.scheduler/queue": "vision", QUEUE_LABEL: "own", GANG_LABEL: "g"}
+    annotations = {
+        "pod-group-name": "k", "scheduling.k8s.io/group-name": "v", "scheduling.volcano.sh/queue-name": "v",
+    }  # fmt: skip
+    pod = _read(labels=labels, annotations=annotations, scheduler=scheduler)
+    assert (pod.ref, pod.gang) == (ref, gang)
+
+
+def test_a_checkpoint_counts_only_as_far_as_every_pod_has_come() -> None:
+    def at(instant: int | None) -> Pod:
+        return Pod("u", "ns", "p", 1.0, checkpoint_ms=instant)
+
+    assert last_checkpoint([at(5), at(3)]) == 3
+    assert last_checkpoint([at(5), at(None)]) == 5  # one worker writes for all
+    assert last_checkpoint([at(None)]) is None
+    assert last_checkpoint([at(5)], "2026-10-01T00:00:00Z") == 1_790_812_800_000
+
+
+def test_plain_pods_belong_by_label_and_start_together_only_where_they_say_so() -> None:
+    owner = [{"kind": "ReplicaSet", "name": "web", "controller": True, "uid": "rs"}]
+    pods = [
+        _read("g0", labels={QUEUE_LABEL: "a", GANG_LABEL: "train"}),
+        _read("g1", labels={QUEUE_LABEL: "a", GANG_LABEL: "train"}, node="n"),
+        _read("w0", labels={QUEUE_LABEL: "bee"}, ownerReferences=owner, node="n"),
+        _read("w1", labels={QUEUE_LABEL: "bee"}, ownerReferences=owner),
+        _read("alone", labels={QUEUE_LABEL: "a"}),
+        _read("nobody", labels={QUEUE_LABEL: "unknown"}),
+        _read("none"),
+    ]
+    policy = policy_of([{"name": "a"}, {"name": "b", "refs": ["policy:bee"]}])
+    found = {(g.queue, g.name): (g.requested, g.allocated, g.minimum) for g in gangs_by_label(policy, pods)}
+    assert found == {("a", "alone"): (2, 0, 2), ("a", "train"): (4, 2, 4), ("b", "web"): (4, 2, 2)}
+    gangs = gangs_by_label(policy, pods)
+    assert {q: (s.requested, s.allocated) for q, s in standings_of(policy, gangs).items()} == {"a": (6, 2), "b": (4, 2)}
+    assert smallest_waiting(gangs) == {"a": 2.0}
+
+
+def test_a_terminating_pod_asks_for_nothing() -> None:
+    """Else a gang that starts again asks twice, and a job that was deleted has others stopped for it."""
+    gone = {"node": "n", "deletionTimestamp": "2026-10-01T00:00:00Z"}
+    plain = {"labels": {QUEUE_LABEL: "a", GANG_LABEL: "train"}}
+    policy = policy_of([{"name": "a", "refs": ["kai:a"]}])
+    again = [_read(f"old{i}", **plain, **gone) for i in range(2)]
+    again += [_read(f"new{i}", **plain) for i in range(2)]
+    assert [(g.requested, g.minimum, g.waits) for g in gangs_by_label(policy, again)] == [(4, 4, 4)]
+    assert gangs_by_label(policy, again[:2]) == ()
+
+
+@pytest.mark.parametrize(("number", "asks"), [(0, []), (2, [(4, 4, 4)])])
+def test_a_terminating_member_asks_nothing(seen_of: Make, number: int, asks: list[tuple[float, float, float]]) -> None:
+    gone = {"node": "n", "deletionTimestamp": "2026-10-01T00:00:00Z"}
+    placed = {"scheduler": KAI, "labels": {"kai.scheduler/queue": "a"}, "annotations": {"pod-group-name": "g"}}
+    group = pod_group(requested=4, spec={"minMember": 2}, creationTimestamp="2026-10-01T00:00:00Z")
+    pods = [_read(f"old{i}", **placed, **gone) for i in range(2)]
+    pods += [_read(f"new{i}", **placed) for i in range(number)]
+    policy = policy_of([{"name": "a", "refs": ["kai:a"]}])
+    seen = seen_of(KaiAdapter(), policy, [queue_object("a", 1), group], pods)
+    assert [(gang.requested, gang.minimum, gang.waits) for gang in seen.gangs] == asks
+
+
+def test_kais_pod_groups_are_gangs_with_an_elastic_surplus(seen_of: Make) -> None:
+    def group(name: str, queue: str, **spec: Any) -> dict[str, Any]:
+        return pod_group(name, queue, spec=spec, creationTimestamp="2026-10-01T00:00:00Z")
+
+    running = group("run", "a", minMember=1, priorityClassName="build")
+    running["status"] = {"resourcesStatus": {"allocated": {GPU: "4"}, "requested": {GPU: "4"}}}
+    waiting = group("wait", "a", minMember=3)
+    marks = {"labels": {"kai.scheduler/queue": "a"}, "annotations": {"pod-group-name": "wait"}, "scheduler": KAI}
+    pods = [_read(f"w{i}", **marks) for i in range(4)]
+    build = {**object_of(PRIORITY_CLASS, "build"), "value": 100}
+    objects = [queue_object("a"), running, waiting, group("foreign", "stranger", minMember=1), build]
+    observation = seen_of(KaiAdapter(), policy_of([{"name": "a", "refs": ["kai:a"]}]), objects, pods)
+    assert [(g.name, g.requested, g.allocated, g.minimum, g.preemptible) for g in observation.gangs] == [
+        ("run", 4.0, 4.0, 4.0, False),
+        ("wait", 8.0, 0.0, 6.0, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    "down",
+    [
+        {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}},
+        {"status": {"conditions": [{"type": "Ready", "status": "False"}]}},
+        {"status": {"conditions": None}},
+        {"status": {"allocatable": {GPU: None}}},
+        {"spec": {"unschedulable": True}},
+        {"spec": {"taints": [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]}},
+        {"spec": {"taints": [{"key": "gputally.dev/maintenance", "effect": "NoSchedule"}]}},
+    ],
+)
+def test_capacity_leaves_out_what_is_down(down: dict[str, Any]) -> None:
+    def node(change: dict[str, Any]) -> dict[str, Any]:
+        status = {"allocatable": {GPU: "8"}, "conditions": [{"type": "Ready", "status": "True"}]}
+        return {"spec": change.get("spec", {}), "status": {**status, **change.get("status", {})}}
+
+    pool = {"spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}}
+    assert gpus_of_nodes([node({}), node(down), node(pool), {}]) == 16
+
+
+def test_a_reservation_and_those_who_share_it_take_up_one_gpu() -> None:
+    """KAI keeps a whole GPU by a pod of its own and puts the workloads beside it."""
+    keeper = _pod(gpu="1", node="n1", namespace="kai-resource-reservation")
+    share = {"gpu-fraction": "0.5"}
+    sharers = [_pod(gpu=None, node="n1", annotations=share, scheduler=KAI) for _ in range(2)]
+    whole = _pod(gpu="4", node="n1")
+    for pods, free in (
+        ([keeper, *sharers, whole], 3),
+        ([keeper, sharers[0], whole], 3),
+        ([keeper, whole], 3),
+        ([*sharers, whole], 3),  # the keeper is on its way out, or not seen
+        ([keeper, *sharers, sharers[0], whole], 2.5),
+    ):
+        read = [found for pod in pods if (found := read_pod(pod)) is not None]
+        assert free_by_node([node_object("n1")], read) == {"n1": free}

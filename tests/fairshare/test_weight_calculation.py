@@ -1,0 +1,404 @@
+"""Weights from usage: the laws, the bounds on how fast weights move, what moved a weight, and the reach of gangs."""
+
+from __future__ import annotations
+
+import random
+import re
+from math import fsum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from accountant.wire import decision_text
+from accountant.wire.policy_models import Bounds, Decision, Policy, QueuePolicy, TurnPolicy, UsageWindow
+from fairshare.__main__ import main
+from fairshare.cli.replay_command import recount
+from fairshare.controller.cycle_report import CycleReport
+from fairshare.core.queues_and_weights import Claim, DivisionProblem, Standing, Weight
+from fairshare.explain.queue_and_pod_explanation import explain_queue
+from fairshare.laws.division import divide
+from fairshare.laws.gang_turns import gang_reach
+from fairshare.laws.weight_calculation import WeightInputs, calculate_weights, static_parts, usage_ratios
+from fairshare.laws.weight_change_causes import CAUSES, WeightChange, change_sentence
+from fairshare.laws.weight_pacing import pace, unpaced
+from gputally.base.clock import VirtualClock
+from tests.fairshare.builders import cluster_of, policy_of, queue_object, shard_object
+from tests.fairshare.conftest import Accountant, Capsys, Make
+from tests.usage_windows import usage_window
+
+CAPACITY = 1_000_000
+FREE = {"min_multiplier": 0.01, "max_multiplier": 100, "max_step": 1000, "deadband": 0}
+
+
+def _window(**parts: float) -> UsageWindow:
+    return usage_window({queue: round(part * CAPACITY) for queue, part in parts.items()}, CAPACITY)
+
+
+def _all_ask(policy: Policy, **weights: float | None) -> dict[str, Standing]:
+    return {queue.name: Standing(1000.0, 0.0, weights.get(queue.name)) for queue in policy.queues}
+
+
+def _weights(policy: Policy, window: UsageWindow, standings: dict[str, Standing]) -> dict[str, Weight]:
+    """Weights of a first cycle on 16 GPUs, by queue."""
+    weighing = calculate_weights(WeightInputs(policy, window, standings, 16, 0))
+    return {weight.queue: weight for weight in weighing.weights}
+
+
+def test_the_scheduler_without_history_divides_by_our_weights_as_with_its_own() -> None:
+    policy = policy_of(bounds=FREE, k=1.0)
+    used = {"a": 0.5, "b": 0.3, "c": 0.2}
+    weights = {name: w.value for name, w in _weights(policy, _window(**used), _all_ask(policy)).items()}
+    own = divide(DivisionProblem("own", 64, 1.0, tuple(Claim(q, 1000, usage=u) for q, u in used.items()))).shares
+    ours = divide(DivisionProblem("ours", 64, 0.0, tuple(Claim(q, 1000, weight=weights[q]) for q in used))).shares
+    assert ours == own
+    assert sum(weights.values()) == pytest.approx(3.0, abs=1e-5)
+
+
+def test_every_number_is_in_the_explanation() -> None:
+    policy = policy_of(bounds={"max_step": 0.25}, k=1.0)
+    weight = _weights(policy, _window(a=0.5, b=0.3, c=0.2), _all_ask(policy, a=1.0))["a"]
+    numbers = weight.explanation
+    assert (numbers.usage, numbers.capacity, numbers.u, numbers.k) == (500_000, 1_000_000, 0.5, 1.0)
+    assert (numbers.n, numbers.p) == (pytest.approx(1 / 3), pytest.approx(1 / 3 + (1 / 3 - 0.5)))
+    assert (numbers.lower, numbers.upper, numbers.configured) == (0.1, 4.0, 1.0)
+    assert numbers.proportional == pytest.approx(3 * numbers.p, rel=1e-5)
+    assert (numbers.previous, numbers.stepped, weight.value) == (1.0, 0.75, 0.75)
+    assert weight.why == "used 50.0% for a share of 33.3%, above its share; on the way to 0.5, at most 25% a cycle"
+
+
+def test_history_corrects_inside_a_small_department_as_much_as_outside() -> None:
+    tree = [{"name": "big", "weight": 7}, {"name": "small", "weight": 1}]
+    tree += [{"name": name, "parent": "small"} for name in ("sa", "sb")]
+    policy = policy_of(tree, bounds=FREE, k=1.0)
+    window = _window(big=0.875, small=0.125, sa=0.125, sb=0.0)
+    ratios = usage_ratios(policy, window, 16)
+    assert static_parts(policy, 16) == pytest.approx({"big": 0.875, "small": 0.125, "sa": 0.0625, "sb": 0.0625})
+    assert (ratios["sa"].u, ratios["sb"].u) == (pytest.approx(1.0), 0.0)
+    weights = _weights(policy, window, _all_ask(policy))
+    assert weights["sb"].value > 50 * weights["sa"].value
+    assert weights["big"].value == 7.0
+
+
+@pytest.mark.parametrize("half_life", [None, "6h"])
+def test_what_is_owed_is_of_the_time_there_are_books_for(half_life: str | None) -> None:
+    """Two hours after the installation 16 GPUs can owe a queue no more than what they did in these two hours."""
+    spec = {"size": "7d"} if half_life is None else {"size": "7d", "half_life": half_life}
+    policy = policy_of(law="deficit", window=spec)
+    gpu_hour = 3_600_000_000
+    window = usage_window({"a": 24 * gpu_hour, "b": 6 * gpu_hour, "c": 0}, 32 * gpu_hour)
+    weights = _weights(policy, window, _all_ask(policy))
+    owed = {name: weight.explanation.trace["owed_gpu_h"] for name, weight in weights.items()}
+    assert owed == pytest.approx({"a": -14, "b": 4, "c": 10}, rel=1e-3)
+    assert "owed 10 GPU-hours" in weights["c"].why
+
+
+def test_usage_beyond_the_capacity_still_divides_the_whole_pool() -> None:
+    policy = policy_of(bounds=FREE, k=5.0)
+    weights = _weights(policy, _window(a=1.5, b=1.5, c=1.0), _all_ask(policy))
+    assert weights["c"].value > weights["a"].value == weights["b"].value
+
+
+def test_all_weights_zero_stay_zero() -> None:
+    policy = policy_of([{"name": "a", "weight": 0}, {"name": "b", "weight": 0}])
+    weights = _weights(policy, _window(a=0.5), _all_ask(policy, a=3.0))
+    zero = (0.0, ("weight 0 in the policy stays 0",))
+    assert [(w.value, w.explanation.notes) for w in weights.values()] == [zero, zero]
+
+
+def test_only_who_asks_for_more_than_his_quota_competes() -> None:
+    queues = [{"name": "a"}, {"name": "b"}, {"name": "idle"}, {"name": "content", "deserved": 4}]
+    policy = policy_of(queues, bounds=FREE, k=1.0)
+    standings = _all_ask(policy) | {"idle": Standing(0, 0), "content": Standing(4, 4)}
+    weights = _weights(policy, _window(a=0.75, b=0.25), standings)
+    competing = {name: weight.explanation.competes for name, weight in weights.items()}
+    assert competing == {"a": True, "b": True, "idle": False, "content": False}
+    assert weights["a"].explanation.n == 0.5
+    assert weights["a"].value + weights["b"].value == pytest.approx(2.0, abs=1e-5)
+    assert weights["idle"].explanation.n == 0.25
+    assert "as if every sibling competed" in weights["idle"].why
+
+
+def test_priorities_are_weighed_apart() -> None:
+    policy = policy_of([{"name": "a"}, {"name": "b", "priority": 200}, {"name": "c"}], bounds=FREE, k=1.0)
+    weights = _weights(policy, _window(a=0.1, b=0.8, c=0.1), _all_ask(policy))
+    assert weights["b"].explanation.n == 1.0
+    assert weights["b"].value == 1.0
+
+
+def test_queues_the_target_does_not_know_get_no_weight_but_an_entitlement() -> None:
+    policy = policy_of([{"name": "dept"}, {"name": "x", "parent": "dept"}, {"name": "y", "parent": "dept"}])
+    weighing = calculate_weights(WeightInputs(policy, _window(), {"x": Standing(6, 2), "y": Standing(3, 1)}, 16, 0))
+    assert [weight.queue for weight in weighing.weights] == ["x", "y"]
+    due = {entitlement.queue: entitlement for entitlement in weighing.entitlements}
+    assert (due["dept"].requested, due["dept"].gpus) == (9, 9)
+    assert (due["x"].gpus, due["y"].gpus, due["x"].allocated) == (6, 3, 2)
+
+
+def test_bounds_hold_the_weight_and_the_rest_of_the_total_goes_to_the_others() -> None:
+    policy = policy_of(bounds={**FREE, "min_multiplier": 0.5}, k=5.0)
+    weights = _weights(policy, _window(a=0.9, b=0.05, c=0.05), _all_ask(policy))
+    assert [w.value for w in weights.values()] == [0.5, 1.25, 1.25]
+    assert "at the lower bound, 0.5 x configured" in weights["a"].why
+    capped = policy_of(bounds={**FREE, "max_multiplier": 1.5}, k=5.0)
+    highest = _weights(capped, _window(a=0.5, b=0.5, c=0.0), _all_ask(capped))["c"]
+    assert highest.value == 1.5
+    assert "at the upper bound, 1.5 x configured" in highest.why
+
+
+STEADY = Bounds(max_step=0.5, deadband=0.02, hold_down=600)
+
+
+@pytest.mark.parametrize(
+    ("held", "target", "value"),
+    [
+        (None, 0.3, 0.3),  # never published: nothing to step from
+        (0.0, 0.3, 0.3),
+        (1.0, 1.2, 1.2),
+        (1.0, 9.0, 1.5),
+        (1.0, 0.1, 0.5),
+        (1.0, 1.01, 1.0),  # deadband
+        (1.0, 0.981, 1.0),
+        (1.0, 1.0, 1.0),
+    ],
+)
+def test_step_and_deadband(held: float | None, target: float, value: float) -> None:
+    assert pace(target, Standing(0, 0, held), STEADY, 0).value == value
+
+
+def test_a_step_larger_than_the_whole_weight_is_no_bound_downwards() -> None:
+    assert pace(0.01, Standing(0, 0, 1.0), Bounds(max_step=3.0), 0).value == 0.01
+
+
+def test_hold_down_keeps_a_weight_from_turning_round_too_soon() -> None:
+    went_up = Standing(0, 0, 1.0, changed_ms=0, direction=1)
+    held = pace(0.8, went_up, STEADY, 599_001)
+    assert (held.value, held.stepped, held.notes) == (1.0, 0.8, ("held down for 1 s before turning round",))
+    assert pace(0.8, went_up, STEADY, 600_000).value == 0.8
+    assert pace(1.2, went_up, STEADY, 1).value == 1.2
+
+
+@pytest.mark.parametrize("bounds", [Bounds(max_step=40, deadband=0), Bounds(max_step=1e9, deadband=0), Bounds()])
+def test_what_holds_nothing_back_is_one_cycle_away_from_everything_within_the_multipliers(bounds: Bounds) -> None:
+    weights = [bounds.min_multiplier, 0.123457, 1.0, 1.00001, bounds.max_multiplier]
+    ways = [(held, wanted) for held in weights for wanted in weights]
+    came = [pace(wanted, Standing(0, 0, held, 0, 1), bounds, 1).value == wanted for held, wanted in ways]
+    assert all(came) == unpaced(bounds)
+
+
+@pytest.mark.parametrize("change", [{"max_step": 39.0}, {"deadband": 0.02}, {"hold_down": 600}])
+def test_a_bound_of_any_kind_paces(change: dict[str, float]) -> None:
+    assert not unpaced(Bounds.model_validate({"max_step": 40.0, "deadband": 0.0, **change}))
+
+
+def test_a_very_deep_tree_is_read_in_one_pass() -> None:
+    queues = [{"name": f"q{depth}", **({"parent": f"q{depth - 1}"} if depth else {})} for depth in range(20_000)]
+    assert len(Policy.model_validate({"queues": queues}).queues) == 20_000
+    queues[0]["parent"] = "q19999"
+    with pytest.raises(ValidationError, match="the queue tree has a cycle: q0 -> q19999 -> q19998"):
+        Policy.model_validate({"queues": queues})
+
+
+WEEK = 48 * 168 * 3600
+"""Of 48 GPUs, in GPU-seconds."""
+DEPARTMENTS = [
+    {"name": "A"}, {"name": "B"}, {"name": "C"},
+    {"name": "a1", "parent": "A"}, {"name": "a2", "parent": "A"},
+    {"name": "b1", "parent": "B"}, {"name": "b2", "parent": "B"}, {"name": "b3", "parent": "B"},
+    {"name": "c1", "parent": "C"}, {"name": "c2", "parent": "C"},
+]  # fmt: skip
+
+
+def test_every_department_has_its_own_turns() -> None:
+    """Two gangs are owed alike in one department while another has a turn: whose turn it is there stays so for
+    its time, and the departments without one go on."""
+    policy = Policy.model_validate({"law": "deficit", "queues": DEPARTMENTS})
+    running, waiting = Standing(16, 16, 1.0), Standing(16, 0, 1.0, gang=16)
+    standings = {name: Standing(32, 16, 1.0) for name in "ABC"} | {
+        "a1": running, "a2": waiting, "b1": running, "b2": waiting, "b3": waiting,
+        "c1": Standing(48, 12, 1.0), "c2": Standing(48, 4, 1.0),
+    }  # fmt: skip
+    memory: Any = {}
+    whose, errors = [], []
+    for minute in range(4):
+        b2 = 0.12 if minute % 2 else 0.08
+        used = {"A": 1 / 3, "B": 1 / 3, "C": 1 / 3, "a1": 0.3, "a2": 0.03, "b1": 0.1, "b2": b2, "b3": 0.2 - b2}
+        used |= {"c1": 0.25, "c2": 0.08}
+        window = usage_window({queue: round(part * CAPACITY) * WEEK for queue, part in used.items()}, CAPACITY * WEEK)
+        weighing = calculate_weights(WeightInputs(policy, window, standings, 48, 604_800_000 + minute * 60_000, memory))
+        memory = weighing.memory
+        ends = {name: kept["turn_until_ms"] for name, kept in memory.items() if "turn_until_ms" in kept}
+        whose.append(ends)
+        errors.append(memory["c1"]["x"])
+    assert sorted(whose[0]) == ["a2", "b2"]
+    assert whose == [whose[0]] * 4
+    assert errors == sorted(errors, reverse=True)
+    assert len(set(errors)) == 4
+
+
+@pytest.mark.parametrize("law", ["kai", "fairtree", "multifactor", "deficit"])
+@pytest.mark.parametrize("above", [{"limit": 0}, {"weight": 0}])
+def test_a_department_without_entitlement_does_not_block_the_others(law: str, above: dict[str, float]) -> None:
+    queues = [{"name": "closed", **above}, {"name": "a", "parent": "closed"}, {"name": "b", "parent": "closed"}]
+    policy = Policy.model_validate({"law": law, "queues": [*queues, {"name": "open"}, {"name": "other"}]})
+    standings = {queue.name: Standing(8, 0, 1.0) for queue in policy.queues}
+    memory: Any = {}
+    for minute in range(3):
+        weighing = calculate_weights(WeightInputs(policy, _window(open=0.9), standings, 16, minute * 60_000, memory))
+        memory = weighing.memory
+    weights = {weight.queue: weight.value for weight in weighing.weights}
+    assert (weights["a"], weights["b"]) == (1, 1)
+    assert sum(due.gpus for due in weighing.entitlements if due.queue in ("open", "other")) == 16
+
+
+FIGURE = re.compile(r"[+-]\d+(?:\.\d+)?")
+
+
+@pytest.fixture
+def cycles(accountant: Accountant, controller_of: Make, clock: VirtualClock) -> Make:
+    """One cycle after another, five minutes apart, of a controller that enforces."""
+    cluster = cluster_of([*map(queue_object, "abc"), shard_object(kValue=0)])
+    controller = controller_of(policy_of(k=1.0), cluster)
+
+    def cycle(**spent: float) -> CycleReport:
+        accountant.spend(**spent)
+        clock.advance(300_000)
+        return controller.cycle()
+
+    return cycle
+
+
+def of_queue(report: CycleReport, queue: str) -> Decision:
+    return next(one for one in report.decisions if one.subject == queue)
+
+
+def test_the_first_decision_compares_itself_with_none(cycles: Make) -> None:
+    assert "change" not in of_queue(cycles(a=0.4, b=0.3, c=0.3), "a").inputs
+
+
+def test_its_own_usage_is_told_from_that_of_others_and_from_pace(cycles: Make) -> None:
+    cycles(a=0.4, b=0.3, c=0.3)
+    report = cycles(a=0.7, b=0.2, c=0.1)
+    for queue in "abc":
+        decision = of_queue(report, queue)
+        change: Any = decision.inputs["change"]
+        assert set(change["parts"]) == {cause for cause, _ in CAUSES}
+        assert fsum([change["before"], *change["parts"].values()]) == pytest.approx(decision.value, abs=1e-12)
+        assert change["parts"]["policy"] == change["parts"]["capacity"] == 0
+    parts: Any = of_queue(report, "a").inputs["change"]
+    assert parts["parts"]["usage"] < 0
+    assert parts["parts"]["usage"] < parts["parts"]["demand"] == 0
+    assert "its own usage" in of_queue(report, "a").reason
+
+
+def test_the_sentence_adds_up_and_is_on_the_page(cycles: Make) -> None:
+    cycles(a=0.4, b=0.3, c=0.3)
+    report = cycles(a=0.55, b=0.2, c=0.25)
+    decision = of_queue(report, "a")
+    clause = decision.reason.partition(";")[0]
+    whole, *parts = [float(figure) for figure in FIGURE.findall(clause)]
+    assert whole == pytest.approx(fsum(parts), abs=1e-9)
+    page = decision_text.decision_text(decision, report.decisions)
+    assert clause[1:] in " ".join(page.sentences)
+    grid = next(grid for grid in page.grids if grid.title == "What moved it since the decision before")
+    assert len(grid.rows) == len([part for part in decision.inputs["change"]["parts"].values() if part]) + 2  # type: ignore[index,attr-defined]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_page_and_event_give_the_sentence_of_the_decision(cycles: Make, seed: int) -> None:
+    chance, policy, moved = random.Random(seed), policy_of(k=1.0), 0
+    for _ in range(4):
+        usage = [chance.random() for _ in "abc"]
+        report = cycles(**{queue: part / fsum(usage) for queue, part in zip("abc", usage, strict=True)})
+        events = {event.name: event.message for event in report.events if event.reason == "WeightChanged"}
+        for decision in report.decisions:
+            if "change" not in decision.inputs:
+                continue
+            moved += 1
+            change: Any = decision.inputs["change"]
+            assert fsum([change["before"], *change["parts"].values()]) == pytest.approx(decision.value, abs=1e-12)
+            assert events[decision.subject] == decision.reason
+            (account,) = explain_queue(policy, report, decision.subject, modes={}, past=report.decisions)
+            assert [one.reason for one in account.past] == [decision.reason]
+            page = " ".join(decision_text.decision_text(decision, report.decisions).sentences)
+            assert decision.reason.partition(";")[0][1:] in page
+    assert moved >= 6
+
+
+def test_a_replay_finds_the_same_sentence(cycles: Make) -> None:
+    cycles(a=0.4, b=0.3, c=0.3)
+    report = cycles(a=0.7, b=0.2, c=0.1)
+    policy: Policy = policy_of(k=1.0)
+    [again] = recount(report.decisions, {policy.version(): policy}, "")
+    assert (again.fault, again.differences) == ("", ())
+
+
+@given(
+    st.dictionaries(st.sampled_from([cause for cause, _ in CAUSES]), st.floats(-1e6, 1e6), min_size=1),
+    st.floats(1e-6, 1e6),
+)
+def test_what_is_said_adds_up_for_any_parts(parts: dict[str, float], before: float) -> None:
+    value = before + fsum(parts.values())
+    said = change_sentence(WeightChange(before, parts), value)
+    if said:
+        whole, *shown = [float(figure) for figure in FIGURE.findall(said)]
+        assert fsum(shown) == pytest.approx(whole, rel=1e-9, abs=1e-9)
+
+
+def _equal(queues: int, **policy: object) -> Policy:
+    members = tuple(QueuePolicy(name=f"q{i}") for i in range(queues))
+    return Policy.model_validate({"queues": members, **policy})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "queues", "gang", "least_k"),
+    [(16, 2, 16, 0.938), (16, 3, 12, 1.125), (100, 2, 60, 0.191), (64, 4, 32, 0.985), (64, 8, 16, 0.985)],
+)
+def test_the_least_k_is_the_one_known_for_the_scheduler(gpus: int, queues: int, gang: int, least_k: float) -> None:
+    found = gang_reach(_equal(queues, k=0.0), gpus, "q0", gang)
+    assert found.needed_k == pytest.approx(least_k, abs=0.0015)
+    assert not found.admitted
+    assert f"k >= {found.needed_k:.3f} would do" in found.sentence()
+    assert gang_reach(_equal(queues, k=least_k + 0.002), gpus, "q0", gang).admitted
+
+
+def test_a_gang_within_its_share_needs_nothing() -> None:
+    found = gang_reach(_equal(2), 16, "q0", 8)
+    assert (found.static, found.needed_k) == (8, 0.0)
+    assert found.sentence() == "a gang of 8 GPUs in 'q0' fits its share of 8"
+
+
+def test_guarantees_of_others_are_out_of_reach() -> None:
+    policy = Policy(queues=(QueuePolicy(name="a"), QueuePolicy(name="b", deserved=8)), k=50.0)
+    found = gang_reach(policy, 16, "a", 12)
+    assert (found.best, found.needed_k) == (8, None)
+    assert found.sentence().startswith("a gang of 12 GPUs in 'a' can never be admitted")
+
+
+def test_turns_reach_what_no_gain_does() -> None:
+    assert gang_reach(_equal(3, law="deficit"), 16, "q0", 16).admitted
+    short = gang_reach(_equal(3, law="deficit", turns=TurnPolicy(ratio=3)), 16, "q0", 16)
+    assert not short.admitted
+    assert "law `kai` would need k >=" in short.sentence()
+    assert not gang_reach(_equal(3, law="fairtree"), 16, "q0", 16).admitted
+
+
+def test_departments_bound_what_a_team_can_reach() -> None:
+    teams = (QueuePolicy(name=name, parent="small") for name in "xy")
+    tree = (QueuePolicy(name="big", weight=3), QueuePolicy(name="small"), *teams)
+    found = gang_reach(Policy(queues=tree, k=1.0), 64, "x", 16)
+    assert found.static == 8
+    assert found.best > 16 - 1
+
+
+def test_check_warns_of_a_gang_that_never_gets_in(tmp_path: Path, capsys: Capsys) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("k: 0.5\nqueues:\n  - {name: a, refs: ['kai:a']}\n  - {name: b, refs: ['kai:b']}\n")
+    assert main(["check", str(file), "--capacity", "16", "--gang", "a=16", "--gang", "b=8"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "warning: a gang" in line]
+    assert line.startswith(f"{file}:3: warning: a gang of 16 GPUs in 'a' is never admitted by the configured law")
+    assert main(["check", str(file), "--capacity", "16", "--gang", "z=16"]) == 1
+    assert "--gang z=16: write QUEUE=GPUS with a queue of the policy" in capsys.readouterr().err

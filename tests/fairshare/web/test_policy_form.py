@@ -1,0 +1,409 @@
+"""The policy file edited through the form: everything unedited stays byte for byte."""
+
+from __future__ import annotations
+
+from difflib import ndiff
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accountant.wire.policy_models import Policy, QueuePolicy
+from fairshare.controller.policy_file import policy_of_document
+from fairshare.web.policy_form import (
+    QUEUE,
+    SCALARS,
+    Entry,
+    Form,
+    PolicyText,
+    Revision,
+    Row,
+    changes,
+    draft,
+    duration_text,
+    form_from,
+    form_of,
+    policy_text,
+    revise,
+    revised,
+    with_new_row,
+)
+from gputally.base.yaml_file import parse
+from tests.fairshare.web.staging import sample
+
+SAMPLE = sample("policy.yaml").read_text()
+
+
+def standing(text: str = SAMPLE) -> PolicyText:
+    return PolicyText.of(text, "policy.yaml")
+
+
+def fill(form: Form, **values: str) -> Form:
+    """Scalars by name with "__" for the dot."""
+    return Form({**form.values, **{key.replace("__", "."): value for key, value in values.items()}}, form.rows)
+
+
+def fill_row(form: Form, number: int, gone: bool = False, **values: str) -> Form:
+    rows = list(form.rows)
+    rows[number] = Row(rows[number].at, {**rows[number].values, **values}, gone)
+    return Form(form.values, tuple(rows))
+
+
+def differing(before: str, after: str) -> list[tuple[str, str]]:
+    old, new = before.splitlines(), after.splitlines()
+    assert len(old) == len(new)
+    return [(a, b) for a, b in zip(old, new, strict=True) if a != b]
+
+
+def test_an_untouched_form_changes_no_letter() -> None:
+    found = draft(standing(), form_of(standing()))
+    assert (found.text, found.edited, found.faults) == (SAMPLE, True, ())
+
+
+def test_a_changed_value_is_the_only_line_that_changes_and_keeps_its_comment() -> None:
+    form = fill_row(fill(form_of(standing()), bounds__max_step="0.25"), 4, priority="300")
+    found = draft(standing(), form)
+    (step, stepped), (priority, given) = differing(SAMPLE, found.text)
+    assert stepped == step.replace("0.5  ", "0.25 "), "the comments of a section stay in one column"
+    assert stepped.endswith("# at most half up or down in one cycle")
+    assert given == priority.replace("200", "300")
+    assert given.endswith("# inference before everything that can wait")
+    assert (found.policy.bounds.max_step, found.policy.queues[4].priority) == (0.25, 300)
+
+
+def test_what_a_file_leaves_out_is_added_where_it_belongs() -> None:
+    form = fill(fill_row(form_of(standing()), 1, limit="32"), deficit__rate="0.2", law="deficit")
+    found = draft(standing(), form)
+    assert found.edited
+    assert '    refs: ["kai:vision"]\n    limit: 32\n' in found.text
+    assert found.text.endswith("\n\ndeficit:\n  rate: 0.2\n")
+    assert found.text.count("#") == SAMPLE.count("#")
+
+
+def test_emptied_fields_take_their_line_away() -> None:
+    found = draft(standing(), fill(form_of(standing()), window__half_life=""))
+    assert "half_life" not in found.text
+    assert len(found.text.splitlines()) == len(SAMPLE.splitlines()) - 1
+
+
+def test_queues_come_and_go() -> None:
+    form = fill_row(form_of(standing()), 5, gone=True)
+    form = fill_row(with_new_row(form), 6, name="a: b", parent="research", weight="2", refs="kai:ab, kueue:x/y")
+    found = draft(standing(), form)
+    assert found.edited
+    assert "  - {name: 'a: b', parent: research, weight: 2, refs: ['kai:ab', 'kueue:x/y']}\n" in found.text
+    assert [each["name"] for each in PolicyText.of(found.text, "x").queues][-1] == "a: b"
+    assert "kai:students" not in found.text
+    # Its budget is left without a queue: said where the budget stands.
+    (fault,) = found.faults
+    assert (fault.field, fault.message) == ("budgets", "budget 'students-hours' is of the unknown queue 'students'")
+    assert fault.place.startswith("policy.yaml:")
+
+
+def test_an_empty_new_row_is_no_queue() -> None:
+    assert draft(standing(), with_new_row(form_of(standing()))).text == SAMPLE
+
+
+def test_faults_stand_beside_their_field_in_the_words_of_check() -> None:
+    form = fill(form_of(standing()), window__half_life="soon", k="much")
+    form = fill_row(fill_row(form, 0, gone=True), 2, weight="-1")
+    found = draft(standing(), form)
+    assert found.policy is None
+    assert [(each.field, each.message) for each in found.faults] == [
+        ("window.half_life", "not a duration: 'soon' (write for example 7d, 12h, 1h30m)"),
+        ("k", "Input should be a valid number, unable to parse string as a number"),
+        ("queues.2.weight", "Input should be greater than or equal to 0"),
+    ]
+    by_name = {each.field: each for each in found.faults}
+    assert found.text.splitlines()[int(by_name["k"].place.rpartition(":")[2]) - 1] == "k: much"
+    assert by_name["queues.2.weight"].sentence.startswith("queues.1.weight: ")
+
+
+def test_an_unknown_parent_and_advice_find_their_field() -> None:
+    found = draft(standing(), fill_row(form_of(standing()), 1, parent="nobody"))
+    assert [each.field for each in found.faults] == ["queues.1.parent"]
+    wasteful = draft(standing(), fill(form_of(standing()), measure="busy"), capacity=10.0)
+    assert {each.field for each in wasteful.advice} >= {"measure", ""}
+    assert wasteful.sound
+
+
+def test_rows_the_file_does_not_have_are_refused() -> None:
+    form = form_of(standing())
+    with pytest.raises(ValueError, match="has changed"):
+        draft(standing(), Form(form.values, (*form.rows, Row(99, form.rows[0].values))))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "base: &w {weight: 2}\nqueues:\n  - {name: a, weight: 1}\n  - {name: b, weight: 1}\n",
+        "queues: [{name: a, weight: 1}, {name: b, weight: 1}]\n",
+        "queues:\n- name: a\n  weight: 1\n- name: b\n  weight: 1",
+        "k: 1\nqueues:\n  - weight: 1  # first\n    name: a\n  - name: b\n    weight: !!float 1\n",
+        "queues:\n  - name: a\n    weight: 1\n\n    # last words\n  - name: b\n    weight: 1\nk: 3\n",
+    ],
+)
+def test_any_layout_ends_in_exactly_what_was_asked_for(text: str) -> None:
+    data: Any = parse(text, "x").data
+    entries = (Entry(0, {"weight": None}), Entry(1, {"limit": 4}), Entry(None, {"name": "c"}))
+    revision = Revision({("k",): 2.5, ("bounds", "max_step"): 0.1}, entries)
+    found, _ = revise(text, revision)
+    assert parse(found, "x").data == revised(data, revision)
+
+
+def test_a_list_on_one_line_is_edited_in_place() -> None:
+    text = "# Ours.\n# Since May.\nqueues: [{name: a, weight: 1}]  # all\n"
+    found = revise(text, Revision({("k",): 2}, (Entry(0, {"weight": 3}),)))
+    assert found == ("# Ours.\n# Since May.\nqueues: [{name: a, weight: 3}]  # all\nk: 2\n", True)
+
+
+def test_an_order_that_changes_is_written_from_the_data_under_the_comments_the_file_began_with() -> None:
+    text = "# Ours.\n# Since May.\nqueues: [{name: a, weight: 1}, {name: b}]\n"
+    found, edited = revise(text, Revision({("k",): 2}, (Entry(1, {}), Entry(0, {"weight": 3}))))
+    assert not edited
+    assert found == "# Ours.\n# Since May.\nqueues:\n  - {name: b}\n  - {name: a, weight: 3}\nk: 2\n"
+
+
+COMMENTED = """# head
+
+# of the queues
+queues:
+  # of a
+  - {name: a,     weight: 1}   # a's
+  # of b
+  - {name: bb,    weight: 1}   # b's
+  # of c
+  - name: ccc
+    weight: 1  # c's
+
+    # of its refs
+    refs: [ "kai:c" ]
+  # after all
+# of the bounds
+bounds: {max_step:   1.0,
+         deadband: 0.1}
+"""
+
+
+KEPT = (Entry(0, {}), Entry(1, {}), Entry(2, {}))
+
+
+@pytest.mark.parametrize(
+    ("values", "entries", "lines"),
+    [
+        ({}, (Entry(0, {"weight": 2}), *KEPT[1:]), "-+- {name: a, weight: 2}       # a's"),
+        ({}, (*KEPT[:2], Entry(2, {"weight": 2.5})), "-+weight: 2.5 # c's"),
+        ({}, KEPT[1:], "-"),
+        ({}, (*KEPT[:2], Entry(2, {"refs": None})), "-"),
+        ({}, (*KEPT[:2], Entry(2, {"limit": 4})), "+limit: 4"),
+        ({}, (*KEPT, Entry(None, {"name": "d", "team": "no"})), "+- {name: d, team: 'no'}"),
+        ({("k",): 2}, KEPT, "+k: 2"),
+    ],
+)
+def test_other_lines_stay_letter_for_letter(
+    values: dict[tuple[str, ...], Any], entries: tuple[Entry, ...], lines: str
+) -> None:
+    found, edited = revise(COMMENTED, Revision(values, entries))
+    assert edited
+    changed = [line for line in ndiff(COMMENTED.splitlines(), found.splitlines()) if line[0] in "+-"]
+    assert "".join(line[0] + (line[1:].strip() if line[0] == "+" else "") for line in changed) == lines
+
+
+@pytest.mark.parametrize("nested", ["  ", "    "])
+@pytest.mark.parametrize("dash", ["- ", "  - ", "    -   "])
+def test_the_layout_of_a_file_is_found(nested: str, dash: str) -> None:
+    inner = " " * len(dash)
+    text = f"bounds:\n{nested}max_step: 1  # step\n# all\nqueues:\n{dash}name: a\n{inner}weight: 1\n"
+    entries = (Entry(0, {"limit": 4}), Entry(None, {"name": "b"}))
+    found = revise(text, Revision({("bounds", "max_step"): 2}, entries))
+    assert found == (text.replace("max_step: 1", "max_step: 2") + f"{inner}limit: 4\n{dash}{{name: b}}\n", True)
+
+
+def test_a_comment_between_changed_lines_stays_where_a_queue_is_added_behind_them() -> None:
+    text = "queues:\n- name: a\n  # what it weighs\n  weight: 2\n  # at most\n  limit: 8\n"
+    found = revise(text, Revision({}, (Entry(0, {"weight": 1, "limit": 4}), Entry(None, {"name": "b"}))))
+    assert found == (text.replace("2", "1").replace("8", "4") + "- {name: b}\n", True)
+
+
+def test_changes_name_queues_and_fill_defaults_in() -> None:
+    before = policy_of_document(parse(SAMPLE, "x"))
+    after = draft(standing(), fill(fill_row(form_of(standing()), 1, weight="5"), window__half_life="", k="")).policy
+    assert after is not None
+    changed = (("window.half_life", "2d", "none"), ("k", "2", "1"), ("queues.vision.weight", "2", "5"))
+    assert changes(before, after) == changed
+
+
+NAMES = st.text("abcdefgh-:# '\"[]{}é,|>&*!%@`0", min_size=1, max_size=8).filter(lambda text: text == text.strip())
+GPUS = st.floats(0, 512).map(lambda value: round(value, 2))
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> Policy:
+    """Any tree, any scalars that the form shows."""
+    names = draw(st.lists(NAMES, min_size=1, max_size=5, unique=True))
+    queues = []
+    for n, name in enumerate(names):
+        parent = draw(st.sampled_from([None, *names[:n]]))
+        queues.append(
+            QueuePolicy(
+                name=name, parent=parent, deserved=draw(GPUS), weight=draw(GPUS),
+                limit=draw(st.sampled_from([-1.0, 8.0, 0.5])), priority=draw(st.integers(-5, 500)),
+                refs=tuple(draw(st.sampled_from([[], [f"kai:q{n}"], [f"kai:q{n}", f"kueue:x/y{n}"]]))),
+            )
+        )  # fmt: skip
+    plain = {
+        "window": {"size": draw(st.integers(1, 10**7)), "half_life": draw(st.sampled_from([None, "2d", 7200]))},
+        "law": draw(st.sampled_from(["kai", "deficit", "fairtree", "multifactor"])),
+        "k": draw(GPUS),
+        "bounds": {"max_step": draw(st.floats(0.001, 5)), "hold_down": draw(st.integers(0, 10**5))},
+        "queues": [queue.model_dump(mode="json") for queue in queues],
+    }
+    return Policy.model_validate(plain)
+
+
+@given(policies(), policies())
+@settings(max_examples=25, deadline=None)
+def test_a_policy_goes_through_the_form_and_back(first: Policy, second: Policy) -> None:
+    """The fields of one policy filled into the form of another ask for exactly the one policy."""
+    text = policy_text(first.model_dump(mode="json", by_alias=True, exclude_defaults=True), "# kept\n")
+    here = PolicyText.of(text, "policy.yaml")
+    assert draft(here, form_of(here)).text == text
+    there, wanted = (
+        form_of(PolicyText.of(policy_text(second.model_dump(mode="json", by_alias=True, exclude_defaults=bare)), "x"))
+        for bare in (False, True)
+    )
+    assert set(there.values) == set(wanted.values)
+    rows = tuple(Row(n if n < len(here.queues) else None, row.values) for n, row in enumerate(wanted.rows))
+    found = draft(here, Form(wanted.values, rows))
+    assert found.faults == ()
+    assert found.policy == second
+    assert found.text.startswith("# kept\n")
+
+
+@given(policies(), st.data())
+@settings(max_examples=25, deadline=None)
+def test_all_comments_stay_while_values_change(policy: Policy, data: st.DataObject) -> None:
+    """In the block style that `kubectl` and editors write, with a comment above and behind every line."""
+    plain = policy.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    lines = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1_000).splitlines()
+    margins = [line[: len(line) - len(line.lstrip())] for line in lines]
+    text = "".join(f"{margins[n]}# {n} above\n{line}  # {n}.\n" for n, line in enumerate(lines))
+    entries = tuple(Entry(n, {"weight": data.draw(GPUS), "limit": data.draw(GPUS)}) for n in range(len(policy.queues)))
+    revision = Revision({("bounds", "max_step"): data.draw(GPUS)}, (*entries, Entry(None, {"name": "new"})))
+    found, edited = revise(text, revision)
+    assert edited
+    comments = [comment for n in range(len(lines)) for comment in (f"# {n} above", f"# {n}.")]
+    assert [comment for comment in comments if comment not in found] == []
+
+
+@given(policies())
+@settings(max_examples=15, deadline=None)
+def test_a_browser_sends_what_was_shown(policy: Policy) -> None:
+    shown = form_of(PolicyText.of(policy_text(policy.model_dump(mode="json", by_alias=True)), "x"))
+    sent = {name: [value] for name, value in shown.values.items()}
+    for n, row in enumerate(shown.rows):
+        sent |= {f"queues.{n}.{key}": [value] for key, value in row.values.items()}
+        sent[f"queues.{n}.at"] = [str(row.at)]
+    assert form_from(sent) == shown
+
+
+def test_every_field_is_one_of_the_policy_and_says_its_default() -> None:
+    assert {each.name: each.default(Policy) for each in SCALARS}["window.size"] == "7d"
+    assert {each.name: each.default(QueuePolicy) for each in QUEUE} == {
+        "name": "", "parent": "none", "deserved": "0", "weight": "1", "limit": "-1", "priority": "100", "team": "none",
+        "refs": "none",
+    }  # fmt: skip
+    durations = {0: "0s", 59: "59s", 90: "90s", 5_400: "90m", 7_200: "2h", 86_400: "1d"}
+    assert {seconds: duration_text(seconds) for seconds in durations} == durations
+
+
+EVERYTHING = """# all that a policy may say
+window: {kind: tumbling, size: 7d, start: 2026-10-01T00:00:00Z, half_life: 2d, decay: slurm, calc_period: 5m,
+         gpu_weights: {H100: 2.5, A100: 1}}
+targets:
+  kai: {mode: off}
+  kueue:
+    mode: weight  # as before
+    apply: enforce
+budgets:
+  # of the vision team
+  - {name: vision-eur, team: vision, limit: 20000.5, currency: EUR, thresholds: [0.8, 1.0]}
+  - {name: b-hours, queue: b, limit: 500, exhausted: no-over-quota}
+preemption:
+  mode: enforce
+  quota: false
+  targets: {kueue: dry-run}
+  classes:
+    - {name: urgent, value: 1000}
+    - {name: never, value: 1, preempts: false}
+  slos: [{name: chat, queue: b, query: "max(up) > 0", above: 2s, sustained: 5m, gpus: 4}]
+  idle: {mode: enforce, below: 0.1, exempt: {namespaces: ["prod-*"], labels: {keep: "*"}}}
+queues:
+  - {name: a, weight: 2}
+  - {name: b}
+"""
+
+
+def leaves(model: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Paths of all values of a model, lists and mappings as one."""
+    found = []
+    for name, info in model.__pydantic_fields__.items():
+        inner = info.annotation
+        below = isinstance(inner, type) and hasattr(inner, "__pydantic_fields__")
+        found += leaves(inner, (*path, name)) if below else [(*path, name)]
+    return found
+
+
+def test_the_form_shows_all_that_a_policy_can_say() -> None:
+    known = {each.path for each in SCALARS}
+    hidden = [path for path in leaves(Policy) if not any(path[:n] in known for n in range(1, len(path) + 1))]
+    assert hidden == [("schema_",), ("queues",)]
+    assert {name for (name,) in leaves(QueuePolicy)} == {each.name for each in QUEUE}
+
+
+def test_everything_stays_as_it_is_and_comes_over_into_an_empty_file() -> None:
+    here = standing(EVERYTHING)
+    untouched = draft(here, form_of(here))
+    assert (untouched.text, untouched.faults) == (EVERYTHING, ())
+    bare = standing("# kept\nqueues:\n  - {name: a, weight: 2}  # the first\n  - {name: b}\n")
+    found = draft(bare, Form(form_of(here).values, form_of(bare).rows))
+    assert found.edited
+    assert found.faults == ()
+    assert found.policy == untouched.policy
+    assert found.text.startswith("# kept\n")
+    assert "# the first" in found.text
+    assert "- {name: b-hours, queue: b, limit: 500, exhausted: no-over-quota}\n" in found.text
+
+
+def test_a_part_with_a_structure_changes_alone() -> None:
+    here = standing(EVERYTHING)
+    form = form_of(here)
+    assert form.values["budgets"].splitlines()[1].startswith("- {name: b-hours,")
+    fewer = draft(here, fill(form, budgets=form.values["budgets"].splitlines()[0], preemption__idle=""))
+    assert fewer.edited
+    assert [each.name for each in fewer.policy.budgets] == ["vision-eur"]
+    assert fewer.policy.preemption.idle is None
+    assert "# as before" in fewer.text
+    assert "  # of the vision team\n  - {name: vision-eur," in fewer.text
+    assert len(fewer.text.splitlines()) == len(EVERYTHING.splitlines()) - 2, "a budget, the idle rule"
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "message"),
+    [
+        ("budgets", "- {name: x, limit: -1}", "Input should be greater than 0"),
+        ("window.gpu_weights", "H100: [", "line:1:"),
+        ("preemption.classes", "- {name: x", "line:1:"),
+        ("preemption.quota", "perhaps", "Input should be a valid boolean"),
+        ("window.start", "tomorrow", "input is too short"),
+        ("targets.kai.mode", "loud", "Input should be 'weight', 'usage' or 'off'"),
+    ],
+)
+def test_what_is_wrong_in_a_part_is_said_beside_it(field: str, text: str, message: str) -> None:
+    form = form_of(standing(EVERYTHING))
+    found = draft(standing(EVERYTHING), Form({**form.values, field: text}, form.rows))
+    (fault, *_) = found.faults
+    assert fault.field == field
+    assert fault.message.startswith(message)
