@@ -7,6 +7,7 @@ as in life."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,15 +68,8 @@ def write(path: Path, fleet: Fleet, told: Callable[[float], None] = lambda _: No
             until = min(at + MS_PER_DAY, fleet.end_ms)
             with database.cursor() as cursor:
                 cursor.run("BEGIN")
-                cursor.run(
-                    _ROWS,
-                    {
-                        **_shape(fleet),
-                        "low": (at - fleet.begin_ms) // 60_000 // fleet.step,
-                        "high": (until - fleet.begin_ms) // 60_000 // fleet.step,
-                        "step": fleet.step,
-                    },
-                )
+                low, high = ((edge - fleet.begin_ms) // 60_000 // fleet.step for edge in (at, until))
+                cursor.run(_ROWS, {**_shape(fleet), "low": low, "high": high, "step": fleet.step})
                 _fold(cursor, at, until)
                 cursor.run("COMMIT")
                 cursor.run("CHECKPOINT")
@@ -83,6 +77,12 @@ def write(path: Path, fleet: Fleet, told: Callable[[float], None] = lambda _: No
             at = until
     finally:
         database.close()
+
+
+def write_apart(path: Path, fleet: Fleet) -> None:
+    """The same in a process of its own: what it needs is no memory of this one."""
+    shape = map(str, (fleet.nodes, fleet.minutes, fleet.queues))
+    subprocess.run([sys.executable, "-m", __name__, str(path), *shape], check=True)
 
 
 def holding(fleet: Fleet) -> str:

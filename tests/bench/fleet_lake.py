@@ -13,7 +13,6 @@ import importlib.util
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -39,10 +38,10 @@ from accountant.lake.query_engines import Bounds, DuckDbEngine, Engine
 from accountant.storage.duckdb_ledger import open_ledger
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY
-from tests.bench import bulk, lake_fleet
+from tests.bench import bulk, lake_fleet, load
 from tests.bench.figure import Figure, Goal, timed
 from tests.bench.lake_fleet import MONTH, LakeFleet
-from tests.bench.service import Spent
+from tests.bench.service import Spent, child
 from tests.lake.writers import write_side_by_side
 
 TEAM: Final = "team-000"
@@ -184,7 +183,7 @@ _BESIDE: Final[dict[str, tuple[str, str]]] = {
 
 
 def _figure(place: Path, name: str, question: str, goal: Goal | None = None) -> Figure:
-    answer = _child("ask", str(place), question)
+    answer = child(__name__, "ask", place, question)
     print(f"  {name}: {json.dumps(answer)}", file=sys.stderr)
     reads = f"{name}: {answer['read_mib']:,.0f} MiB read"
     beside, _ = _BESIDE[question]
@@ -247,7 +246,7 @@ def _spark(place: Path, workers: Sequence[int]) -> list[Figure]:
     beside, seconds = "DuckDB in one process", timed(lambda: engine.query(by_team(), Bounds((), _span())))
     engine.close()
     for number in workers:
-        found = _child("spark", str(place), str(number))
+        found = child(__name__, "spark", place, number)
         print(f"  spark {number}: {json.dumps(found)}", file=sys.stderr)
         goal = None if number == min(workers) else Goal(1.6, least=True)
         figures.append(Figure(f"the month by team, Spark, workers: {number}", found["seconds"], "s", beside, seconds,
@@ -278,7 +277,7 @@ def _ask_spark(place: str, workers: int) -> dict[str, float]:
 def _publishing(folder: Path, nodes: int) -> list[Figure]:
     path = folder / "ledger.duckdb"
     bulk.write(path, bulk.Fleet(nodes, 24 * 60, 40))
-    found = _child("publish", str(folder), str(nodes))
+    found = child(__name__, "publish", folder, nodes)
     print(f"  publishing: {json.dumps(found)}", file=sys.stderr)
     gpus = f"{nodes * bulk.GPUS_A_NODE:,} GPUs"
     return [
@@ -296,7 +295,7 @@ def _publish(folder: Path, nodes: int) -> dict[str, float]:
     ledger = open_ledger(folder / "ledger.duckdb", clock)
     ledger.put_policy(fleet.policy(), bulk.BEGIN_MS)
     books = Bookkeeper(ledger, clock, "UTC")
-    books.prices.take(lake_fleet.price_book(), "put", "bench", "prices", bulk.BEGIN_MS)
+    books.prices.take(load.price_book(), "put", "bench", "prices", bulk.BEGIN_MS)
     lake = Lake(warehouse=str(folder / "lake"), ledger="one")
     catalogue = Catalogue.connect(lake)
     publisher = Publisher(ledger, books, Settings(auth="off", data=folder, lake=lake), clock, lambda: catalogue)
@@ -325,17 +324,6 @@ def _side_by_side(folder: Path, writers: int) -> Figure:
 
     return Figure(f"{writers} writers of one table, no day lost or doubled", rate("many", writers), "commits/s",
                   "one writer", rate("one", 1))  # fmt: skip
-
-
-# --- processes ---------------------------------------------------------------------------------
-
-
-def _child(*arguments: str) -> dict[str, float]:
-    """What a process of its own finds."""
-    command = [sys.executable, "-m", __name__, *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 @contextlib.contextmanager

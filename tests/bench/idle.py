@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import http.client
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -19,18 +17,18 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 import yaml
 
+from agent.wire import Batch
 from fairshare.targets import KINDS
 from fairshare.targets.kai import POD_GROUP, QUEUE, SHARD
 from gputally.kubernetes.objects import GPU, NODE, Object
 from tests.bench import load
 from tests.bench.figure import Figure, Goal
-from tests.bench.service import Spent, accountant
+from tests.bench.service import Spent, accountant, post, program
 from tests.fairshare.realserver import served, standing
 from tests.real.programs import free_ports
 
@@ -95,7 +93,7 @@ def _agent(folder: Path, url: str, port: int) -> Iterator[Spent]:
     (folder / "scenario.yaml").write_text(yaml.safe_dump(scenario), encoding="utf-8")
     flags = ["--simulated", str(folder / "scenario.yaml"), "--cluster", "bench", "--node", "node-0", "--url", url]
     command = ["agent", "run", *flags, "--spool", str(folder / "spool"), "--port", str(port), "--listen", "127.0.0.1"]
-    with _program(command, port) as spent:
+    with program(f"http://127.0.0.1:{port}/livez", *command) as spent:
         yield spent
 
 
@@ -112,7 +110,8 @@ def _controller(folder: Path, url: str, port: int, size: Size) -> Iterator[Spent
             stack.enter_context(standing(server, list(_objects(size)), KINDS))
             where = ["--kubeconfig", str(server.kubeconfig)]
         flags = ["--policy", str(folder / "policy.yaml"), "--accountant", url, "--listen", f"127.0.0.1:{port}"]
-        yield stack.enter_context(_program(["fairshare", "run", *flags, *where, "--log-level", "error"], port))
+        command = ["fairshare", "run", *flags, *where, "--log-level", "error"]
+        yield stack.enter_context(program(f"http://127.0.0.1:{port}/livez", *command))
 
 
 def _objects(size: Size) -> Iterator[Object]:
@@ -133,22 +132,6 @@ def _objects(size: Size) -> Iterator[Object]:
             "metadata": {"name": f"gang-{number}", "namespace": f"ns-{number % load.QUEUES}"},
             "spec": {"queue": f"queue-{number % load.QUEUES}", "minMember": 4},
         }  # fmt: skip
-
-
-@contextlib.contextmanager
-def _program(command: list[str], port: int) -> Iterator[Spent]:
-    """A process that answers on its port, until the block ends."""
-    with subprocess.Popen([sys.executable, "-m", "gputally", *command]) as process:
-        try:
-            for _ in range(600):
-                with contextlib.suppress(OSError):
-                    _page(f"http://127.0.0.1:{port}/livez")
-                    break
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    raise SystemExit(f"{command[0]} ended with {process.wait(0.1)}")
-            yield Spent(process.pid)
-        finally:
-            process.terminate()
 
 
 def _page(url: str) -> bytes:
@@ -177,26 +160,21 @@ def _scrape(pages: list[str], done: threading.Event) -> None:
 def _send(url: str, nodes: int, done: threading.Event) -> None:
     """What `nodes` agents send: a batch a minute each, evenly over the minute, over a connection each."""
     place = urlsplit(url)
+
+    def send(line: http.client.HTTPConnection, batch: Batch) -> None:
+        post(line, "POST", "/v1/usage", gzip.compress(msgspec.json.encode(batch), compresslevel=1), "gzip")
+
     first_ms = (int(time.time()) // MINUTE_S - 1) * MINUTE_S * 1_000
     lines = [http.client.HTTPConnection(str(place.hostname), place.port, timeout=30) for _ in range(nodes)]
     rows = [load.batches(f"node-{number + 1}", GPUS, 10_000, 1, first_ms) for number in range(nodes)]
-    _post(lines[0], load.facts())
+    send(lines[0], load.facts())
     pause = MINUTE_S / nodes
     due = time.monotonic()
     while True:
         for line, batches in zip(lines, rows, strict=True):
-            _post(line, next(batches))
+            send(line, next(batches))
             due += pause
             if done.wait(max(0.0, due - time.monotonic())):
                 for each in lines:
                     each.close()
                 return
-
-
-def _post(line: http.client.HTTPConnection, batch: Any) -> None:
-    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
-    line.request("POST", "/v1/usage", gzip.compress(msgspec.json.encode(batch), compresslevel=1), headers)
-    answer = line.getresponse()
-    said = answer.read()
-    if answer.status != 200:
-        raise SystemExit(f"{answer.status}: {said[:200]!r}")

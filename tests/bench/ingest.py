@@ -1,6 +1,10 @@
 """Rows per second through POST /v1/usage with durable acks: 4 client processes, 50-row batches, one server.
 
-Beside it: sqlite in this process, the same rows, one durable commit per batch, no HTTP, no checks, no rollups."""
+Beside it: sqlite in this process, the same rows, one durable commit per batch, no HTTP, no checks, no rollups.
+
+`python -m tests.bench.ingest URL NODE BATCHES` is one client: it encodes everything first, says `ready`, waits for a
+line, sends batch after batch, each after the ack of the one before, and prints the rows that were acknowledged and the
+seconds it took."""
 
 from __future__ import annotations
 
@@ -8,17 +12,22 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import closing
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
+from agent.wire import Ack
 from tests.bench import load
-from tests.bench.client import GPUS, MINUTES_A_BATCH
 from tests.bench.figure import Figure, timed
-from tests.bench.service import accountant
+from tests.bench.service import accountant, post
 
 CLIENTS = 4
+GPUS, MINUTES_A_BATCH = 10, 5  # 50 rows
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ def _drive(url: str, batches: int) -> tuple[int, float]:
     """All clients at once; rows acknowledged in all, and the seconds of the slowest."""
     clients = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.bench.client", url, f"node-{i}", str(batches)],
+            [sys.executable, "-m", __name__, url, f"node-{i}", str(batches)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -91,3 +100,21 @@ def by_sqlite(path: Path, count: int) -> float:
     seconds = timed(write)
     database.close()
     return sum(map(len, batches)) / seconds
+
+
+def main(url: str, node: str, count: int) -> None:
+    batches = load.batches(node, GPUS, count * MINUTES_A_BATCH, MINUTES_A_BATCH)
+    bodies = [(msgspec.json.encode(batch), batch.intervals[-1].seq) for batch in batches]
+    with closing(HTTPConnection(urlsplit(url).netloc)) as connection:
+        print("ready", flush=True)
+        sys.stdin.readline()
+        begin = time.perf_counter()
+        for body, last_seq in bodies:
+            text = post(connection, "POST", "/v1/usage", body)
+            if msgspec.json.decode(text, type=Ack).durable_seq != last_seq:
+                raise SystemExit(f"not durable: {text[:300]!r}")
+        print(bodies[-1][1], time.perf_counter() - begin, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

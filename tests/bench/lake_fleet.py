@@ -29,11 +29,11 @@ from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.publisher import Publisher
 from accountant.lake.query_engines import DuckDbEngine
 from accountant.lake.table_rows import line_rows, statement_row
-from accountant.prices.price_book import PriceBook
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.wire.policy_models import Policy, QueuePolicy
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
+from tests.bench.load import PRICES, price_book
 
 MONTH: Final = Month(2026, 10)
 BEGIN_MS: Final = 1_790_812_800_000  # 2026-10-01T00:00Z
@@ -42,8 +42,6 @@ IDLE_EVERY: Final = 8
 SHIFT_MS: Final = 1_500_000
 """Pods change 25 minutes after a full hour."""
 MODELS: Final = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3")
-PRICES: Final = {"A100-80GB": "2.74", "H100": "6.45"}
-_US_PER_HOUR: Final = MS_PER_HOUR * 1_000
 _DAYS_A_COMMIT: Final = 4
 
 
@@ -81,15 +79,6 @@ class LakeFleet:
         )
 
 
-def price_book() -> PriceBook:
-    row = {"capacity_type": None, "per": "gpu-hour", "basis": "gpu-only", "source": "bench", "as_of": "2026-01-01"}
-    rows = [
-        {**row, "id": model, "model": model, "price": price, "valid_from": "2026-01-01"}
-        for model, price in PRICES.items()
-    ]
-    return PriceBook.model_validate({"schema": 1, "currency": "USD", "timezone": "UTC", "rows": rows})
-
-
 def write(lake: Lake, fleet: LakeFleet, told: Callable[[float], None] = lambda _: None) -> None:
     """Publish it. told: the share that is done, now and then."""
     with closing(Catalogue.connect(lake)) as catalogue:
@@ -125,12 +114,7 @@ def _registers(fleet: LakeFleet) -> dict[tables.LakeTable, list[dict[str, Any]]]
             with closing(Catalogue.connect(lake)) as found:
                 settings = Settings(auth="off", data=Path(folder), lake=lake)
                 Publisher(ledger, books, settings, clock, lambda: found).publish()
-                asked = (
-                    tables.POLICIES,
-                    tables.PRICES,
-                    tables.ACTS,
-                    tables.LEDGERS,
-                )
+                asked = (tables.POLICIES, tables.PRICES, tables.ACTS, tables.LEDGERS)
                 return {table: found.read(table, "none") for table in asked}
         finally:
             ledger.close()

@@ -7,7 +7,6 @@ without sums."""
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,15 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accountant.cli.server_commands import take_turns
-from accountant.prices.price_book import PriceBook
 from accountant.reports import html_and_pdf
 from accountant.reports.report_builder import build
 from accountant.storage.duckdb_engine import Database
 from accountant.storage.duckdb_ledger import open_ledger
 from gputally.base.clock import VirtualClock
-from tests.bench import bulk
+from tests.bench import bulk, load
 from tests.bench.figure import Figure, Goal, timed
-from tests.bench.service import Spent
+from tests.bench.service import Spent, child
 
 GOAL_S = 1.0
 RUNS = 3
@@ -43,22 +41,12 @@ FULL = Size()
 TINY = Size(nodes=4, minutes=1_500, queues=4)
 
 
-def prices() -> PriceBook:
-    row = {"capacity_type": None, "per": "gpu-hour", "basis": "gpu-only", "source": "bench", "as_of": "2026-01-01"}
-    rows = [
-        {**row, "id": model, "model": model, "price": price, "valid_from": "2026-01-01"}
-        for model, price in (("A100-80GB", "2.74"), ("H100", "6.45"))
-    ]
-    return PriceBook.model_validate({"schema": 1, "currency": "USD", "timezone": "UTC", "rows": rows})
-
-
 def measure(size: Size = FULL, told: Callable[[float], None] = lambda _: None) -> list[Figure]:
     fleet = bulk.Fleet(size.nodes, size.minutes, size.queues)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.duckdb"
         bulk.write(path, fleet, told)
-        command = [sys.executable, "-m", __name__, str(path), *map(str, (size.nodes, size.minutes, size.queues))]
-        answer = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+        answer = child(__name__, path, size.nodes, size.minutes, size.queues)
         size_mib = path.stat().st_size / 2**20
     rows = f"{fleet.rows / 1e6:,.3g} M rows"
     return [
@@ -75,7 +63,7 @@ def measure(size: Size = FULL, told: Callable[[float], None] = lambda _: None) -
 def main(path: str, nodes: int, minutes: int, queues: int) -> None:
     """Print the figures of one finished ledger as JSON."""
     fleet = bulk.Fleet(nodes, minutes, queues)
-    book = prices()
+    book = load.price_book()
     ledger = open_ledger(Path(path), VirtualClock(fleet.end_ms))
     ledger.put_policy(fleet.policy(), bulk.BEGIN_MS)
     take_turns()

@@ -9,8 +9,6 @@ the program asks a Prometheus for an answer of its own."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -122,9 +120,7 @@ def _cost_of_an_answer() -> Figure:
     fleet = bulk.Fleet(nodes=125, minutes=1_440, queues=200)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.duckdb"
-        # In a process of its own: what it needs is no memory of the answers.
-        shape = map(str, (fleet.nodes, fleet.minutes, fleet.queues))
-        subprocess.run([sys.executable, "-m", "tests.bench.bulk", str(path), *shape], check=True)
+        bulk.write_apart(path, fleet)
         clock = VirtualClock(fleet.end_ms)
         ledger = open_ledger(path, clock)
         try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -40,10 +39,9 @@ from fairshare.web.queue_history import History
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR
 from gputally.server.logs_and_metrics import configure
-from tests.bench import bulk
+from tests.bench import bulk, load
 from tests.bench.figure import Figure, Goal
-from tests.bench.month import prices
-from tests.bench.service import Spent
+from tests.bench.service import Spent, child
 from tests.fairshare.web.staging import Stage, stage
 
 GOAL_MS = 200.0
@@ -101,14 +99,7 @@ def measure(*sizes: Size) -> list[Figure]:
 def _of_size(size: Size) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder), size)
-        command = [
-            sys.executable,
-            "-m",
-            __name__,
-            folder,
-            *map(str, (size.nodes, size.minutes, size.queues, size.step)),
-        ]
-        answer = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+        answer = child(__name__, folder, size.nodes, size.minutes, size.queues, size.step)
     found = [Figure(f"asked ahead, {size.fleet.gpus:,} GPUs, in CPU time", answer["ahead_s"], "s")]
     for name, took in answer["pages"].items():
         title, memory = f"{name}, {size.fleet.gpus:,} GPUs", answer["peak_mib"]
@@ -126,7 +117,7 @@ def _of_size(size: Size) -> list[Figure]:
 def prepare(folder: Path, size: Size) -> None:
     """The ledger and the price book of the run."""
     bulk.write(folder / "ledger.duckdb", size.fleet)
-    content = prices().model_dump(mode="json", by_alias=True, exclude_none=True)
+    content = load.price_book().model_dump(mode="json", by_alias=True, exclude_none=True)
     (folder / "prices.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
 
 

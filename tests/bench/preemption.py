@@ -58,13 +58,17 @@ def crowded() -> tuple[Policy, PreemptionInputs]:
     gangs = [gang(number) for number in range(GANGS)]
     share = RUNNING * SIZE / QUEUES
     due = [Entitlement(queue.name, None, share, share, 0.0, 0.0, 0.0) for queue in policy.queues]
-    nodes: list[Object] = [
-        {"metadata": {"name": f"n{i}"}, "status": {"allocatable": {GPU: str(SIZE)}, "conditions": [READY]}}
-        for i in range(RUNNING)
+    return policy, inputs(policy, gangs, due, RUNNING)
+
+
+def inputs(policy: Policy, gangs: list[Gang], due: list[Entitlement], nodes: int) -> PreemptionInputs:
+    """On so many nodes of eight GPUs."""
+    conditions = [{"type": "Ready", "status": "True"}]
+    there: list[Object] = [
+        {"metadata": {"name": f"n{i}"}, "status": {"allocatable": {GPU: str(SIZE)}, "conditions": conditions}}
+        for i in range(nodes)
     ]
-    return policy, preemption_inputs(
-        policy, "kai", gangs, due, nodes, [pod for each in gangs for pod in each.pods], NOW_MS
-    )
+    return preemption_inputs(policy, "kai", gangs, due, there, [pod for each in gangs for pod in each.pods], NOW_MS)
 
 
 def scattered() -> tuple[Policy, PreemptionInputs]:
@@ -95,16 +99,7 @@ def scattered() -> tuple[Policy, PreemptionInputs]:
                  started_ms=started_ms if runs else None, pods=pods)
         )  # fmt: skip
     shares = [Entitlement(queue.name, None, due, due, 0.0, 0.0, 0.0) for queue in policy.queues]
-    there: list[Object] = [
-        {"metadata": {"name": f"n{i}"}, "status": {"allocatable": {GPU: str(SIZE)}, "conditions": [READY]}}
-        for i in range(nodes)
-    ]
-    return policy, preemption_inputs(
-        policy, "kai", gangs, shares, there, [pod for each in gangs for pod in each.pods], NOW_MS
-    )
-
-
-READY = {"type": "Ready", "status": "True"}
+    return policy, inputs(policy, gangs, shares, nodes)
 
 
 def measure() -> list[Figure]:

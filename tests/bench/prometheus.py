@@ -12,8 +12,6 @@ against `tests.compat.sampling`, which looks at the same series as its documenta
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -31,8 +29,7 @@ from tests.bench import bulk
 from tests.bench.figure import Figure, Goal, quantile, timed
 from tests.bench.service import Spent
 from tests.compat.sampling import Sampling
-from tests.real.programs import built, free_ports, running, wait_ready
-from tests.real.prometheus import Prometheus, promtool
+from tests.real.prometheus import prometheus, promtool
 
 HALF_LIFE_S = 6 * 3_600
 GOAL = Goal(500, least=True)
@@ -51,6 +48,7 @@ class Size:
 
 FULL = Size()
 TINY = Size(nodes=3, minutes=90, window="1h", queues=3, runs=2)
+Questions = list[tuple[str, list[tuple[str, str, float]]]]
 METRIC = "kai_queue_allocated_gpus"
 BLOCK_MINUTES = 120
 """Of Prometheus' blocks, which begin at multiples of two hours, as the history does."""
@@ -61,7 +59,7 @@ SAME = 1e-9
 def measure(size: Size = FULL) -> list[Figure]:
     fleet = bulk.Fleet(size.nodes, size.minutes, size.queues)
     end_s = fleet.end_ms // 1000
-    questions: list[tuple[str, list[tuple[str, str, float]]]] = []
+    questions: Questions = []
     for name, decayed in (("plain", False), ("decayed", True)):
         asked = []
         for at in (end_s - 60 * run for run in range(size.runs)):
@@ -97,9 +95,7 @@ Times = dict[str, list[float]]
 Values = dict[str, dict[str, float]]
 
 
-def _prometheus(
-    folder: Path, fleet: bulk.Fleet, questions: list[tuple[str, list[tuple[str, str, float]]]]
-) -> tuple[Times, float, Values]:
+def _prometheus(folder: Path, fleet: bulk.Fleet, questions: Questions) -> tuple[Times, float, Values]:
     """Seconds of each question, peak memory of the server in MiB, and the last values by queue."""
     text = folder / "history.om"
     for low in range(0, fleet.minutes, BLOCK_MINUTES):
@@ -107,38 +103,22 @@ def _prometheus(
             file.writelines(_openmetrics(fleet, low, min(low + BLOCK_MINUTES, fleet.minutes)))
         promtool("tsdb", "create-blocks-from", "openmetrics", "--quiet", str(text), str(folder / "data"), cwd=folder)
     text.unlink()
-    (port,) = free_ports(1)
-    (folder / "prometheus.yml").write_text("{}\n")
-    command = [
-        str(built("prometheus.sh") / "prometheus"), f"--config.file={folder / 'prometheus.yml'}",
-        f"--storage.tsdb.path={folder / 'data'}", "--storage.tsdb.retention.time=100y", "--query.timeout=10m",
-        "--query.max-samples=500000000", f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
-    ]  # fmt: skip
     times: Times = {}
     values: Values = {}
-    with running(command, folder / "prometheus.log") as process:
-        url = f"http://127.0.0.1:{port}"
-        wait_ready(f"{url}/-/ready", process, folder / "prometheus.log")
-        server = Prometheus(url)
+    with prometheus(folder, arguments=["--query.timeout=10m", "--query.max-samples=500000000"]) as server:
         for name, asked in questions:
             times[name] = []
             for _, theirs, at in asked:
                 found: list[dict[str, float]] = []
                 times[name].append(timed(lambda q=theirs, t=at, f=found: f.append(_by_queue(server.instant(q, t)))))  # type: ignore[misc]
                 values[name] = found[0]
-        return times, Spent(process.pid).peak_mib(), values
+        return times, Spent(server.pid).peak_mib(), values
 
 
-def _ledger(
-    folder: Path,
-    fleet: bulk.Fleet,
-    questions: list[tuple[str, list[tuple[str, str, float]]]],
-) -> tuple[Times, dict[str, float], float, Values]:
+def _ledger(folder: Path, fleet: bulk.Fleet, questions: Questions) -> tuple[Times, dict[str, float], float, Values]:
     """The same of the ledger; the first question after opening it apart."""
     path = folder / "ledger.duckdb"
-    # In a process of its own: what it needs is no memory of the answers.
-    shape = map(str, (fleet.nodes, fleet.minutes, fleet.queues))
-    subprocess.run([sys.executable, "-m", "tests.bench.bulk", str(path), *shape], check=True)
+    bulk.write_apart(path, fleet)
     ledger = open_ledger(path, VirtualClock(fleet.end_ms))
     try:
         ledger.put_policy(fleet.policy(), bulk.BEGIN_MS)

@@ -1,16 +1,20 @@
-"""The accountant as a process of its own, and what it spends."""
+"""Programs as processes of their own, and what they spend."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
-import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -51,6 +55,36 @@ class Accountant(Spent):
 
     url: str
 
+    def send(self, method: str, path: str, body: bytes) -> None:
+        """JSON that it has to accept."""
+        with closing(HTTPConnection(urlsplit(self.url).netloc)) as connection:
+            post(connection, method, path, body)
+
+
+def post(connection: HTTPConnection, method: str, path: str, body: bytes, encoding: str = "identity") -> bytes:
+    """Send JSON; the content of the answer. Raises SystemExit where it is a refusal."""
+    connection.request(method, path, body, {"Content-Type": "application/json", "Content-Encoding": encoding})
+    answer = connection.getresponse()
+    text = answer.read()
+    if answer.status >= 300:
+        raise SystemExit(f"{path}: {answer.status} {text[:300]!r}")
+    return text
+
+
+@contextlib.contextmanager
+def program(ready_url: str, *command: str) -> Iterator[Spent]:
+    """`gputally COMMAND`, from when it answers at this address until the block ends."""
+    with subprocess.Popen([sys.executable, "-m", "gputally", *command]) as process:
+        try:
+            while True:
+                with contextlib.suppress(OSError), urllib.request.urlopen(ready_url, timeout=10):
+                    break
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    raise SystemExit(f"{command[0]} ended with {process.wait(0.1)}")
+            yield Spent(process.pid)
+        finally:
+            process.terminate()
+
 
 @contextlib.contextmanager
 def accountant(folder: Path) -> Iterator[Accountant]:
@@ -59,15 +93,14 @@ def accountant(folder: Path) -> Iterator[Accountant]:
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "bench.yaml"
     settings.write_text(yaml.safe_dump({"limits": {"connections_by_address": 8_192}}))  # all senders are at one address
-    command = [sys.executable, "-m", "accountant", "serve", "--data", str(folder), "--listen", address, "--auth", "off"]
-    process = subprocess.Popen([*command, "--config", str(settings), "--log-level", "error"])
-    try:
-        while True:
-            with contextlib.suppress(urllib.error.URLError), urllib.request.urlopen(f"http://{address}/readyz"):
-                break
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                raise SystemExit(f"the accountant ended with {process.wait(0.1)}")
-        yield Accountant(process.pid, f"http://{address}")
-    finally:
-        process.terminate()
-        process.wait()
+    flags = ["--data", str(folder), "--listen", address, "--auth", "off", "--config", str(settings)]
+    url = f"http://{address}"
+    with program(f"{url}/readyz", "accountant", "serve", *flags, "--log-level", "error") as process:
+        yield Accountant(process.pid, url)
+
+
+def child(module: str, *arguments: object, environment: Mapping[str, str] | None = None) -> Any:
+    """What a module that runs as a process of its own prints last, as JSON."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    return json.loads(done.stdout.splitlines()[-1])

@@ -57,8 +57,8 @@ def measure(size: Size = FULL) -> list[Figure]:
 
 def _measure(folder: Path, size: Size) -> list[Figure]:
     with accountant(folder) as server, closing(http.client.HTTPConnection(urlsplit(server.url).netloc)) as connection:
-        _put(server.url, "/v1/policy", msgspec.json.encode(load.policy().model_dump(mode="json")), "PUT")
-        _put(server.url, "/v1/usage", msgspec.json.encode(load.facts()), "POST")
+        server.send("PUT", "/v1/policy", msgspec.json.encode(load.policy().model_dump(mode="json")))
+        server.send("POST", "/v1/usage", msgspec.json.encode(load.facts()))
         first = {name: asked(connection, spec, 0) for name, spec in FORMS.items()}
         busy: dict[str, list[float]] = {name: [] for name in FORMS}
         last = LEAST_MINUTES * size.batches
@@ -97,12 +97,3 @@ def asked(connection: http.client.HTTPConnection, spec: dict[str, str], minute: 
     found = json.loads(answer.read())
     assert answer.status == 200, found
     return (time.perf_counter() - begin) * 1e3
-
-
-def _put(url: str, path: str, body: bytes, method: str) -> None:
-    with closing(http.client.HTTPConnection(urlsplit(url).netloc)) as connection:
-        connection.request(method, path, body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        text = answer.read()
-        if answer.status >= 300:
-            raise SystemExit(f"{path}: {answer.status} {text[:300]!r}")

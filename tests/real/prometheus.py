@@ -21,9 +21,10 @@ from tests.real.programs import built, free_ports, running, wait_ready
 
 @dataclass(frozen=True)
 class Prometheus:
-    """A running server and the folder of its programs."""
+    """A running server and its process."""
 
     url: str
+    pid: int
 
     def instant(self, query: str, at: float) -> list[dict[str, Any]]:
         """The series of an instant query at `at` (seconds since the epoch)."""
@@ -79,4 +80,4 @@ def prometheus(
     url = f"http://127.0.0.1:{port}"
     with running(command, folder / "prometheus.log") as process:
         wait_ready(f"{url}/-/ready", process, folder / "prometheus.log")
-        yield Prometheus(url)
+        yield Prometheus(url, process.pid)
