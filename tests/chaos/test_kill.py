@@ -63,27 +63,6 @@ SCENARIOS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-class Forked:
-    """A process that another one is the parent of."""
-
-    def __init__(self, pid: int) -> None:
-        self._process: int | None = os.pidfd_open(pid)
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Raises TimeoutExpired as a Popen does. What it ended with, only its parent is told."""
-        if self._process is None:
-            return
-        if not select.select([self._process], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired("a fork", timeout or 0)
-        os.close(self._process)
-        self._process = None
-
-    def kill(self) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._process, signal.SIGKILL)
-
-
 @dataclass
 class Program:
     """One process that can be killed and started again with the same command.
@@ -94,38 +73,46 @@ class Program:
     command: Sequence[str]
     folder: Path
     zygote: subprocess.Popen[str]
-    process: subprocess.Popen[bytes] | Forked | None = None
+    process: subprocess.Popen[bytes] | None = None
+    """None for a fork: what it ends with, only its parent is told."""
     kills: int = 0
     log: Path = field(init=False)
+    _handle: int | None = None
 
     def __post_init__(self) -> None:
         self.log = self.folder / f"{self.name}.log"
 
     def start(self) -> None:
         if 0 < self.kills < KILLS:
-            self.process = Forked(forked(self.zygote, self.command, self.log))
-            return
-        with self.log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", *self.command], stdout=output, stderr=subprocess.STDOUT, cwd=self.folder
-            )
+            self.process, pid = None, forked(self.zygote, self.command, self.log)
+        else:
+            with self.log.open("ab") as output:
+                command = [sys.executable, "-m", *self.command]
+                self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=self.folder)
+            pid = self.process.pid
+        self._handle = os.pidfd_open(pid)
 
     def live_for(self, seconds: float) -> None:
         """Let it run; it must not end by itself."""
-        assert self.process is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self.process.wait(seconds)
-            pytest.fail(f"{self.name} ended by itself with {code}:\n{self.log.read_text(errors='replace')[-3000:]}")
+        if select.select([self._handle], [], [], seconds)[0]:
+            pytest.fail(f"{self.name} ended by itself:\n{self.log.read_text(errors='replace')[-3000:]}")
 
     def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
+        """Kill it, if it runs, and see it gone."""
+        if self._handle is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        select.select([self._handle], [], [])
+        if self.process is not None:
+            self.process.wait()
+        os.close(self._handle)
+        self._handle = None
         self.kills += 1
 
     def stop(self) -> int:
         """SIGTERM, and what it exits with."""
-        assert isinstance(self.process, subprocess.Popen), "who forked it is told what it ends with"
+        assert self.process is not None, "a fork"
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(patience_s())
 
@@ -148,9 +135,7 @@ def programs(tmp_path: Path, url: str, zygote: subprocess.Popen[str]) -> Iterato
         yield found
     finally:
         for program in found.values():
-            if program.process is not None:
-                program.process.kill()
-                program.process.wait()
+            program.kill()
 
 
 def _accountant(folder: Path, url: str) -> list[str]:

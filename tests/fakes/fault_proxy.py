@@ -41,6 +41,15 @@ class FaultProxy:
         with self._lock:
             self._rules.append((re.compile(request), fault, times))
 
+    @contextmanager
+    def spoiling(self, request: str, fault: Fault, times: int = 1) -> Iterator[None]:
+        """While the block runs; there has to be such a request in it."""
+        before = len(self.spoilt)
+        self.spoil(request, fault, times)
+        yield
+        self.heal()
+        assert len(self.spoilt) > before, f"no request matches {request}"
+
     def heal(self) -> None:
         """No request is spoilt from now on."""
         with self._lock:

@@ -25,7 +25,7 @@ from agent.metering.meter import ClosedSet, Meter
 from agent.metrics.exporter import AgentMetrics
 from agent.metrics.metric_families import Operations
 from agent.simulation.simulated_node import A100, H100, SimulatedNode, make_gpu
-from agent.wire import Holder, PodFacts
+from agent.wire import Holder, UsageInterval
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.preemption.eviction import EvictionResult
@@ -37,6 +37,7 @@ from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.scenario import Options, Scenario, build
 from tests.fairshare.preemption_cases import gang, policy, situation
+from tests.usage_records import pod_facts, pod_holder
 
 EVERY_HOURS = 1
 """Between two scrapes; the demo's programs move once an hour."""
@@ -58,6 +59,8 @@ gputally_fleet_published_timestamp_seconds{{ledger="prod-eu"}} {at_s}
 """
 """What an accountant and the fleet's pages show of a lake that was last published at `at_s`."""
 
+ACCOUNTANT = {"job": "gputally-accountant", "instance": "accountant:8080"}
+FAIRSHARE = {"job": "gputally-fairshare", "instance": "fairshare:9402"}
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -116,12 +119,9 @@ def scraped(recorder: Recorder, pipeline: Pipeline) -> None:
         for node, page in pipeline.agent_pages.items():
             recorder.take(page, now_ms, cluster="demo", job="gputally-agent", instance=f"{node}:9401")
         with contextlib.suppress(httpx2.HTTPStatusError):  # an hour in which the demo's accountant is away
-            recorder.take(
-                pipeline.get("/metrics"), now_ms, cluster="demo", job="gputally-accountant", instance="accountant:8080"
-            )
-        where = {"cluster": "demo", "job": "gputally-fairshare", "instance": "fairshare:9402"}
-        recorder.take(fairshare.render().decode(), now_ms, **where)
-        recorder.take(generate_latest(inventory).decode(), now_ms, **where)
+            recorder.take(pipeline.get("/metrics"), now_ms, cluster="demo", **ACCOUNTANT)
+        recorder.take(fairshare.render().decode(), now_ms, cluster="demo", **FAIRSHARE)
+        recorder.take(generate_latest(inventory).decode(), now_ms, cluster="demo", **FAIRSHARE)
 
     pipeline.run(scrape)
 
@@ -132,10 +132,9 @@ def staged(recorder: Recorder, start_ms: int, hours: int) -> None:
     for hour in range(0, hours + 1, EVERY_HOURS):
         at_ms = start_ms + hour * MS_PER_HOUR
         recorder.take(agent(hour), at_ms, cluster="staged", job="gputally-agent", instance="ill-1:9401")
-        recorder.take(LATER, at_ms, cluster="staged", job="gputally-accountant", instance="accountant:8080")
-        recorder.take(controller(at_ms), at_ms, cluster="staged", job="gputally-fairshare", instance="fairshare:9402")
-        lake = LAKE.format(at_s=at_ms // 1000 - 1_800)
-        recorder.take(lake, at_ms, cluster="staged", job="gputally-accountant", instance="accountant:8080")
+        recorder.take(LATER, at_ms, cluster="staged", **ACCOUNTANT)
+        recorder.take(controller(at_ms), at_ms, cluster="staged", **FAIRSHARE)
+        recorder.take(LAKE.format(at_s=at_ms // 1000 - 1_800), at_ms, cluster="staged", **ACCOUNTANT)
 
 
 def _ill_node(start_ms: int) -> Callable[[int], str]:
@@ -146,15 +145,16 @@ def _ill_node(start_ms: int) -> Callable[[int], str]:
 
     def hold(name: str, allocation: Callable[[Holder], Allocation]) -> None:
         uid = f"uid-{name}"
-        facts = PodFacts(
-            seq=0, uid=uid, namespace="staged", name=name, node="ill-1", workload=f"Job/{name}", observed_ms=start_ms
-        )
-        holder = Holder(kind="pod", uid=uid, namespace="staged", name=name, container="main")
-        node.place(start_ms, allocation(holder), 400_000, 2_048, facts)
+        facts = pod_facts(name, start_ms, uid=uid, namespace="staged", node="ill-1", workload=f"Job/{name}")
+        node.place(start_ms, allocation(pod_holder(name, "staged", uid, "main")), 400_000, 2_048, facts)
 
     hold("sliced", lambda who: Allocation("GPU-ill-0", who, sharing="time-slicing", sharing_replicas=4))
     hold("instance", lambda who: Allocation("GPU-ill-1", who, mig.mig[1].uuid))
     node.set_stray(start_ms, "GPU-ill-0", 100_000)
+
+    def with_profile(row: UsageInterval) -> UsageInterval:
+        busy_us = row.busy_us or 0
+        return structs.replace(row, sm_active_us=busy_us // 2, tensor_active_us=busy_us // 4)
 
     def page(hour: int) -> str:
         for quarter in range(4):
@@ -164,17 +164,7 @@ def _ill_node(start_ms: int) -> Callable[[int], str]:
             condition = Condition(61, 1_980, 2_619, 0x44, hour, 0, xids)
             first, *others = snapshot.devices
             snapshot = replace(snapshot, devices=(structs.replace(first, condition=condition), *others))
-            profiled = [
-                ClosedSet(
-                    tuple(
-                        structs.replace(
-                            row, sm_active_us=(row.busy_us or 0) // 2, tensor_active_us=(row.busy_us or 0) // 4
-                        )
-                        for row in closed.rows
-                    )
-                )
-                for closed in meter.observe(snapshot)
-            ]
+            profiled = [ClosedSet(tuple(map(with_profile, closed.rows))) for closed in meter.observe(snapshot)]
             metrics.observe(snapshot, profiled)
         metrics.operate(
             Operations(

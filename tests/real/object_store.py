@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import yaml
+
 from tests.real.programs import built, free_ports, running, wait_ready
 
 
@@ -28,6 +30,11 @@ class ObjectStore:
     def behind(self, url: str) -> ObjectStore:
         """The same store at another address: a proxy's."""
         return replace(self, url=url)
+
+    def write_secrets(self, path: Path) -> Path:
+        """The properties as a file, which a setting may name."""
+        path.write_text(yaml.safe_dump(self.iceberg))
+        return path
 
     @property
     def iceberg(self) -> dict[str, str]:

@@ -14,6 +14,8 @@ from tests.real.object_store import ObjectStore
 from tests.real.programs import built, free_ports, running, wait_ready
 from tests.real.spark import HOME, java
 
+SERVER = "org.apache.iceberg.rest.RESTCatalogServer"
+
 
 @dataclass(frozen=True)
 class RestCatalog:
@@ -45,13 +47,7 @@ def rest_catalog(folder: Path, store: ObjectStore) -> Iterator[RestCatalog]:
     environment = {
         f"CATALOG_{name.upper().replace('-', '__').replace('.', '_')}": properties[name] for name in properties
     }
-    command = [
-        str(java() / "bin" / "java"),
-        "-Xmx256m",
-        "-cp",
-        ":".join(jars),
-        "org.apache.iceberg.rest.RESTCatalogServer",
-    ]
+    command = [str(java() / "bin" / "java"), "-Xmx256m", "-cp", ":".join(jars), SERVER]
     log = folder / "rest-catalog.log"
     with running(command, log, {**os.environ, **environment}) as process:
         found = RestCatalog(f"http://127.0.0.1:{port}", warehouse)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from accountant.core.errors import LedgerUnavailable
 from accountant.core.settings import ObjectStorage
@@ -44,9 +43,7 @@ def hand() -> Hand:
 
 @pytest.fixture
 def access(object_store: ObjectStore, store_proxy: FaultProxy, tmp_path: Path) -> ObjectStorage:
-    secrets = tmp_path / "object-storage.yaml"
-    secrets.write_text(yaml.safe_dump(dict(object_store.behind(store_proxy.url).iceberg)))
-    return ObjectStorage(secrets=secrets)
+    return ObjectStorage(secrets=object_store.behind(store_proxy.url).write_secrets(tmp_path / "object-storage.yaml"))
 
 
 @pytest.fixture
@@ -100,17 +97,14 @@ def test_a_spoilt_request_at_any_step_of_archiving_loses_and_doubles_nothing(
         before = ledger.acks("n1", "prod")["0192-a"]
         row = hand.batch(hand.row(36 + number, 45 + number, 46 + number))
         ledger.append([row], NOW_MS)
-        store_proxy.spoil(rf"^(PUT|POST) .*{step}", fault, times)
-        spoilt = len(store_proxy.spoilt)
         refused = ""
-        try:
-            ledger.archive(NOW_MS)
-        except LedgerUnavailable as error:
-            refused = str(error)
+        with store_proxy.spoiling(rf"^(PUT|POST) .*{step}", fault, times):
+            try:
+                ledger.archive(NOW_MS)
+            except LedgerUnavailable as error:
+                refused = str(error)
         archived = ledger.acks("n1", "prod")["0192-a"].archived_seq
         assert archived == (before.archived_seq if refused else 36 + number), refused
-        assert len(store_proxy.spoilt) > spoilt, f"no request writes {step}"
-        store_proxy.heal()
         ledger.archive(NOW_MS)
         assert ledger.acks("n1", "prod")["0192-a"].archived_seq == 36 + number
     assert rebuilt(tmp_path / "other", store) == everything(ledger)
@@ -125,14 +119,12 @@ def test_a_large_file_that_is_sent_in_pieces_is_there_whole_or_not_at_all(
     source = tmp_path / "source"
     content = random.Random(7).randbytes(12 * 2**20)
     source.write_bytes(content)
-    store_proxy.spoil(request_of, fault, times)
     refused = False
-    try:
-        store.put(source, "part-00000001/rows.parquet")
-    except LedgerUnavailable:
-        refused = True
-    assert store_proxy.spoilt, "no such request is made"
-    store_proxy.heal()
+    with store_proxy.spoiling(request_of, fault, times):
+        try:
+            store.put(source, "part-00000001/rows.parquet")
+        except LedgerUnavailable:
+            refused = True
     assert refused == source.exists(), "what did not arrive is still here"
     if store.exists("part-00000001/rows.parquet"):
         assert store.read("part-00000001/rows.parquet") == content
@@ -156,10 +148,8 @@ def test_rows_that_left_the_file_are_read_from_the_object_store(
     truth = everything(ledger)
     assert ledger.freeze(START_MS + 2 * MS_PER_HOUR) == 2
     assert everything(ledger) == truth
-    store_proxy.spoil("^(GET|HEAD)", Fault.REFUSED, 1_000)
-    with pytest.raises(LedgerUnavailable):
+    with store_proxy.spoiling("^(GET|HEAD)", Fault.REFUSED, 1_000), pytest.raises(LedgerUnavailable):
         everything(ledger)
-    store_proxy.heal()
     assert everything(ledger) == truth
 
 
@@ -169,10 +159,8 @@ def test_backups_are_made_listed_pruned_and_restored_in_an_object_store(
     filled(ledger, hand)
     place = f"{address}/backups"
     kept = backups.KeptBackups(open_store(place, access, tmp_path / "staging"), 2)
-    store_proxy.spoil(r"^PUT .*\.json", Fault.REFUSED, 1_000)
-    with pytest.raises(LedgerUnavailable):
+    with store_proxy.spoiling(r"^PUT .*\.json", Fault.REFUSED, 1_000), pytest.raises(LedgerUnavailable):
         kept.make(ledger, NOW_MS)
-    store_proxy.heal()
     assert kept.listed() == []
     for minute in range(3):
         made, gone = kept.make(ledger, NOW_MS + minute * 60_000)

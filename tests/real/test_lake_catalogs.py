@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 
 from accountant.core.settings import Lake, LakeCatalog
 from accountant.lake.iceberg_catalog import BATCH
@@ -34,9 +33,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def secrets(object_store: ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found: Path = tmp_path_factory.mktemp("secrets") / "lake.yaml"
-    found.write_text(yaml.safe_dump(dict(object_store.iceberg)))
-    return found
+    return object_store.write_secrets(tmp_path_factory.mktemp("secrets") / "lake.yaml")
 
 
 @pytest.fixture(params=["rest", "glue", "hive"])

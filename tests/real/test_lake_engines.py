@@ -111,8 +111,7 @@ def test_trino(known: PublishedLedger, name: str, trino: Trino, monkeypatch: pyt
 def test_postgresql_and_an_object_store(postgres: Postgres, object_store: ObjectStore, tmp_path: Path) -> None:
     database = f"lake{uuid.uuid4().hex}"
     postgres.create(database)
-    secrets = tmp_path / "lake.yaml"
-    secrets.write_text(yaml.safe_dump(dict(object_store.iceberg)))
+    secrets = object_store.write_secrets(tmp_path / "lake.yaml")
     catalog = LakeCatalog(uri=postgres.uri(database))
     with ExitStack() as stack:
         known = stack.enter_context(published(object_store.bucket(database), catalog, secrets=secrets))
@@ -137,11 +136,8 @@ def test_a_writer_killed_at_any_step_leaves_the_rows_before_it(
     place = {"warehouse": object_store.bucket(f"killed{uuid.uuid4().hex}")}
     lakes = []
     for name, store in (("direct", object_store), ("spoilt", object_store.behind(store_proxy.url))):
-        (tmp_path / f"{name}-secrets.yaml").write_text(yaml.safe_dump(dict(store.iceberg)))
-        settings = {
-            **place, "catalog": {"uri": f"sqlite:///{tmp_path}/catalog.db"},
-            "secrets": str(tmp_path / f"{name}-secrets.yaml"),
-        }  # fmt: skip
+        secrets = store.write_secrets(tmp_path / f"{name}-secrets.yaml")
+        settings = {**place, "catalog": {"uri": f"sqlite:///{tmp_path}/catalog.db"}, "secrets": str(secrets)}
         lakes.append(tmp_path / f"{name}.yaml")
         lakes[-1].write_text(yaml.safe_dump(settings))
     direct, spoilt = load_lake(str(lakes[0])), lakes[1]
@@ -153,12 +149,11 @@ def test_a_writer_killed_at_any_step_leaves_the_rows_before_it(
     write_once(direct, "prod", 0)
     for number, step in enumerate(STEPS, 1):
         before = len(store_proxy.spoilt)
-        store_proxy.spoil(rf"^(PUT|POST) .*/days{step}", fault, 1_000)
-        writer = subprocess.Popen([sys.executable, "-m", "tests.lake.writers", str(spoilt), "prod", str(number)])
-        until(lambda before=before: len(store_proxy.spoilt) > before, f"it never comes to {step}")
-        writer.kill()
-        writer.wait()
-        store_proxy.heal()
+        with store_proxy.spoiling(rf"^(PUT|POST) .*/days{step}", fault, 1_000):
+            writer = subprocess.Popen([sys.executable, "-m", "tests.lake.writers", str(spoilt), "prod", str(number)])
+            until(lambda before=before: len(store_proxy.spoilt) > before, f"it never comes to {step}")
+            writer.kill()
+            writer.wait()
         assert held() == [number - 1], step
         write_once(direct, "prod", number)
         assert held() == [number], step
@@ -170,23 +165,19 @@ def test_a_spoilt_request_at_any_step_of_publishing_loses_and_doubles_nothing(
     fault: Fault, times: int, object_store: ObjectStore, store_proxy: FaultProxy, tmp_path: Path
 ) -> None:
     """Of the data, of a manifest, of the list of manifests, and of the metadata that the catalog then points at."""
-    secrets = tmp_path / "lake.yaml"
-    secrets.write_text(yaml.safe_dump(dict(object_store.behind(store_proxy.url).iceberg)))
+    secrets = object_store.behind(store_proxy.url).write_secrets(tmp_path / "lake.yaml")
     catalog = LakeCatalog(uri=f"sqlite:///{tmp_path}/catalog.db")
     bucket = object_store.bucket(f"spoilt{uuid.uuid4().hex}")
     with published(bucket, catalog, secrets=secrets) as known:
         for step in STEPS:
             known.clock.advance(HOUR)
-            store_proxy.spoil(rf"^(PUT|POST) .*{step}", fault, times)
-            before = len(store_proxy.spoilt)
             refused = ""
-            try:
-                known.publisher.publish()
-            except LakeUnavailable as error:
-                refused = str(error)
-            assert len(store_proxy.spoilt) > before, f"no request matches {step}"
+            with store_proxy.spoiling(rf"^(PUT|POST) .*{step}", fault, times):
+                try:
+                    known.publisher.publish()
+                except LakeUnavailable as error:
+                    refused = str(error)
             assert times == 1 or fault is Fault.ANSWER_LOST or " was not written: " in refused
-            store_proxy.heal()
             known.publisher.publish()
             assert known.publisher.compare().differences == ()
             for described in TABLES:

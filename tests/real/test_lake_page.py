@@ -9,7 +9,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-import yaml
 
 from accountant.billing.usage_pricing import cost
 from accountant.core.settings import LakeCatalog
@@ -40,8 +39,7 @@ def known() -> Iterator[PublishedLedger]:
 def over_rest(
     rest_catalog: RestCatalog, object_store: ObjectStore, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PublishedLedger]:
-    secrets = tmp_path_factory.mktemp("secrets") / "lake.yaml"
-    secrets.write_text(yaml.safe_dump(dict(object_store.iceberg)))
+    secrets = object_store.write_secrets(tmp_path_factory.mktemp("secrets") / "lake.yaml")
     catalog = LakeCatalog(type="rest", uri=rest_catalog.url)
     with published(rest_catalog.warehouse, catalog, secrets=secrets, name=f"prod-{uuid.uuid4().hex}") as found:
         yield found
@@ -118,10 +116,8 @@ def test_spark_over_a_rest_catalog(
     text = text.replace("https://catalog.example", rest_catalog.url).replace("https://store.example", object_store.url)
     for key, value in settings(text, None).items():
         spark_cluster.session.conf.set(key, value)
-    prefix = f"spark.sql.catalog.{name}"
-    spark_cluster.session.conf.set(f"{prefix}.s3.access-key-id", object_store.access_key)
-    spark_cluster.session.conf.set(f"{prefix}.s3.secret-access-key", object_store.secret_key)
-    spark_cluster.session.conf.set(f"{prefix}.client.region", object_store.region)
+    for key in ("s3.access-key-id", "s3.secret-access-key", "client.region"):
+        spark_cluster.session.conf.set(f"spark.sql.catalog.{name}.{key}", object_store.iceberg[key])
     assert as_the_ledger_says(over_rest, answered(spark_cluster.rows(of_ledger(block("sql"), name, over_rest))))
 
 

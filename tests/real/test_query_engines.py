@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -31,6 +31,14 @@ ROWS = [
 ]
 """Whole numbers, costs and instants that a float or a local clock would change; the instants lie around the end of
 daylight-saving time in Europe and before the epoch."""
+
+
+def microseconds(at: datetime) -> int:
+    """Since the epoch."""
+    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+READ = [(n, cost, microseconds(at)) for n, cost, at in ROWS]
 SCHEMA = pa.schema([("n", pa.int64()), ("cost", pa.decimal128(38, 9)), ("moment", pa.timestamp("us", "UTC"))])
 
 
@@ -84,36 +92,26 @@ def test_duckdb_reads_the_files_that_the_plan_names(lake: Lake) -> None:
         else:
             connection.register("usage", lake.table.scan().to_arrow_batch_reader())
         found = connection.execute("SELECT n, cost, epoch_us(moment) FROM usage ORDER BY n").fetchall()
-    assert found == [(n, cost, microseconds(at)) for n, cost, at in ROWS]
+    assert found == READ
 
 
 def test_spark_with_two_workers_reads_the_same(lake: Lake, spark_cluster: SparkCluster) -> None:
     assert spark_cluster.workers == 2
     spark_cluster.add_catalog(lake.catalog, lake.jdbc, lake.warehouse, lake.store.iceberg if lake.store else {})
     found = spark_cluster.rows(f"SELECT n, cost, unix_micros(moment) FROM {lake.catalog}.lake.usage ORDER BY n")
-    assert found == [(n, cost, microseconds(at)) for n, cost, at in ROWS]
+    assert found == READ
 
 
 def test_clickhouse_reads_the_same(lake: Lake) -> None:
     table = iceberg_table(lake.table.location(), lake.store)
     found = clickhouse_rows(f"SELECT n, cost, toUnixTimestamp64Micro(moment) AS moment FROM {table} ORDER BY n")
-    assert [(int(row["n"]), Decimal(row["cost"]), int(row["moment"])) for row in found] == [
-        (n, cost, microseconds(at)) for n, cost, at in ROWS
-    ]
+    assert [(int(row["n"]), Decimal(row["cost"]), int(row["moment"])) for row in found] == READ
 
 
 def test_trino_reads_the_same(lake: Lake, trino: Trino) -> None:
     trino.add_catalog(lake.catalog, lake.jdbc, lake.warehouse, lake.store)
     found = trino.rows(f"SELECT n, cost, moment AT TIME ZONE 'UTC' FROM {lake.catalog}.lake.usage ORDER BY n")
-    assert [(n, cost, microseconds(at)) for n, cost, at in found] == [
-        (n, cost, microseconds(at)) for n, cost, at in ROWS
-    ]
-
-
-def microseconds(at: datetime) -> int:
-    """Since the epoch."""
-    since = at - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    assert [(n, cost, microseconds(at)) for n, cost, at in found] == READ
 
 
 @pytest.mark.parametrize("fault", Fault)
