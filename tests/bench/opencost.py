@@ -35,7 +35,7 @@ CASES = {
     "brief": "144 pods of 20 to 59 seconds, a GPU each",
     "sliced": "a GPU time-sliced in three, three pods that request `nvidia.com/gpu`",
     "renamed": "the same, three pods that request `nvidia.com/gpu.shared`",
-    "mig": "a GPU cut in seven, seven pods that request `nvidia.com/mig-1g.10gb`",
+    "mig": "a GPU divided into seven MIG instances, seven pods that request `nvidia.com/mig-1g.10gb`",
     "dark": "a pod with 8 GPUs on a node that is without power for an hour",
 }
 """By namespace."""
@@ -63,10 +63,10 @@ class Measured:
                          truth=sum(self.truth.values()))  # fmt: skip
         yield _row("the worst namespace", "", *(_percent(self._worst(each)) for each in self._columns()))
         named = (self.ours_named, *self.theirs_named.values())
-        yield _row("of the 144 short pods are named", str(self.pods["brief"]), *(str(n.get("brief", 0)) for n in named))
+        yield _row("short pods that appear by name, of 144", str(self.pods["brief"]), *(str(n.get("brief", 0)) for n in named))
         jobs = self.truth["jobs"]
         gapped = [f"{each['jobs']:.2f} ({_percent(each['jobs'] / jobs - 1)})" for each in self.gapped.values()]
-        yield _row("the jobs again, with Prometheus away for half an hour", f"{jobs:.2f}", "is not asked", *gapped)
+        yield _row("the jobs again, with Prometheus away for half an hour", f"{jobs:.2f}", "does not use Prometheus", *gapped)
 
     def _columns(self) -> tuple[Mapping[str, float], ...]:
         return self.ours, *self.theirs.values()
