@@ -63,10 +63,14 @@ class Measured:
                          truth=sum(self.truth.values()))  # fmt: skip
         yield _row("the worst namespace", "", *(_percent(self._worst(each)) for each in self._columns()))
         named = (self.ours_named, *self.theirs_named.values())
-        yield _row("short pods that appear by name, of 144", str(self.pods["brief"]), *(str(n.get("brief", 0)) for n in named))
+        yield _row(
+            "short pods that appear by name, of 144", str(self.pods["brief"]), *(str(n.get("brief", 0)) for n in named)
+        )
         jobs = self.truth["jobs"]
         gapped = [f"{each['jobs']:.2f} ({_percent(each['jobs'] / jobs - 1)})" for each in self.gapped.values()]
-        yield _row("the jobs again, with Prometheus away for half an hour", f"{jobs:.2f}", "does not use Prometheus", *gapped)
+        yield _row(
+            "the jobs again, with Prometheus away for half an hour", f"{jobs:.2f}", "does not use Prometheus", *gapped
+        )
 
     def _columns(self) -> tuple[Mapping[str, float], ...]:
         return self.ours, *self.theirs.values()
