@@ -98,6 +98,8 @@ def test_the_web_interfaces_requests(port: Port) -> None:
     ):  # fmt: skip
         found = port.client.get(path, params={"window": "7d", "anything": "else"})
         assert found.json()["status"] == "success", path
+    for path in ("/model/customCost/status", "/model/cloudCost/status", "/model/assets/autocomplete"):
+        assert port.get(path)["data"] == []
     assert port.client.get("/healthz").status_code == 200
     assert port.client.get("/clusterInfo").json()["data"]["name"] == "prod"
 

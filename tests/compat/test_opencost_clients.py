@@ -190,11 +190,6 @@ def test_the_web_interfaces_lists_to_choose_from(port: Port, field: str, search:
     assert port.get("/model/allocation/autocomplete", **asked, limit="1")["data"] == values[:1]
 
 
-def test_the_other_addresses_of_the_web_interface(port: Port) -> None:
-    for path in ("/model/customCost/status", "/model/cloudCost/status", "/model/assets/autocomplete"):
-        assert port.get(path)["data"] == []
-
-
 @pytest.mark.parametrize(
     "asked",
     [

@@ -56,13 +56,6 @@ def test_hours_are_requested_gpus_times_that() -> None:
     assert by_namespace(hours) == {"a": 1.5, "b": 0.5}
 
 
-def test_the_questions_reach_back_to_the_windows_first_instant() -> None:
-    assert HOUR.running("x").endswith("[65m:5m]")
-    assert Asked(0, 3_600, 60).running("x").endswith("[61m:1m]")
-    assert '"nvidia_com_gpu"' in HOUR.requested("x")
-    assert "[60m]" in HOUR.requested("x")
-
-
 def test_no_part_of_a_gpu_is_held_twice() -> None:
     """Or the day's truth would be none."""
     held: dict[tuple[str, int, int], int] = {}

@@ -57,7 +57,7 @@ def ready(service: Service):
     return answer.status_code, answer.json().get("tasks")
 
 
-def test_a_backup_and_an_archive_that_cannot_be_made_are_said_until_they_are(archiving, clock):
+def test_a_backup_and_an_archive_that_cannot_be_made_are_said_and_tried_again_within_a_minute(archiving, clock):
     newest = "gputally_backup_last_timestamp_seconds"
     with Service(archiving, clock) as service:
         assert {failing(service, task) for task in ("archive", "backup")} == {0}
@@ -66,10 +66,16 @@ def test_a_backup_and_an_archive_that_cannot_be_made_are_said_until_they_are(arc
         off.write_text("no folder")
         after(clock, service, 7_200_000)
         assert {failing(service, task) for task in ("archive", "backup")} == {1}
+        assert ready(service) == (503, {"archive": "failed", "backup": "failed"})
+        assert figure(service, 'gputally_task_stopped{task="backup"}') == 0, "a full volume is no defect"
+        receipt = service.ingest.submit_batch(pod_minutes(rows=3)).result()
+        assert (receipt.ack.durable_seq, receipt.ack.archived_seq) == (3, 0), "nothing else stops"
         off.unlink()
-        after(clock, service, 7_200_000)
+        after(clock, service, 60_000)
         assert {failing(service, task) for task in ("archive", "backup")} == {0}
+        assert ready(service) == (200, None)
         assert figure(service, newest) == clock.wall_ms() / 1000
+        assert len(backups.list_backups(in_folder(Path(archiving.backups_to)))) == 1
 
 
 @pytest.mark.parametrize(
@@ -153,19 +159,6 @@ def test_a_routine_that_hangs_is_seen_within_a_minute(archiving, clock):
         go.set()
         maintenance.join(30)
         assert ready(service) == (200, None)
-
-
-def test_a_failed_routine_is_tried_again_within_a_minute(archiving, clock):
-    with Service(archiving, clock) as service:
-        Path(archiving.backups_to).parent.mkdir(exist_ok=True)
-        Path(archiving.backups_to).write_text("no folder")
-        after(clock, service, 7_200_000)
-        assert ready(service) == (503, {"backup": "failed"})
-        assert figure(service, 'gputally_task_stopped{task="backup"}') == 0, "a full volume is no defect"
-        Path(archiving.backups_to).unlink()
-        after(clock, service, 60_000)
-        assert ready(service) == (200, None)
-        assert len(backups.list_backups(in_folder(Path(archiving.backups_to)))) == 1
 
 
 def test_the_threads_of_a_service_go_on_after_a_defect(archiving, clock):

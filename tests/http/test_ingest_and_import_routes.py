@@ -45,14 +45,6 @@ def test_a_batch_is_answered_with_its_ack_after_it_is_stored(accountant, compres
     assert len(running.ledger.rows["prod", "node-1", "0192-epoch"]) == 1
 
 
-def test_a_batch_sent_twice_is_stored_once(accountant):
-    running = accountant()
-    for _ in range(2):
-        answer = post(running, pod_minutes(rows=2))
-    assert answer.json()["durable_seq"] == 2
-    assert len(running.ledger.rows["prod", "node-1", "0192-epoch"]) == 1
-
-
 def test_fields_of_a_newer_agent_are_taken_and_ignored(accountant):
     running = accountant()
     newer = json.loads(encoded(pod_minutes()))

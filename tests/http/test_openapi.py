@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,21 +38,9 @@ def test_the_snapshot_is_fresh(accountant):
 
 def test_every_reference_leads_somewhere(accountant):
     document = accountant().app.openapi()
-    schemas = document["components"]["schemas"]
-
-    def references(node):
-        if isinstance(node, dict):
-            if "$ref" in node:
-                yield node["$ref"]
-            for child in node.values():
-                yield from references(child)
-        elif isinstance(node, list):
-            for child in node:
-                yield from references(child)
-
-    found = set(references(document))
+    found = set(re.findall(r'"\$ref": "([^"]+)"', json.dumps(document)))
     assert found
-    assert {ref.removeprefix("#/components/schemas/") for ref in found} <= set(schemas)
+    assert {ref.removeprefix("#/components/schemas/") for ref in found} <= document["components"]["schemas"].keys()
 
 
 def test_the_agents_language_and_every_problem_are_described(accountant):

@@ -26,7 +26,7 @@ from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, Usage
 from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR
 from tests.bench import pages
-from tests.http.conftest import HOUR_US, NOW_MS, MemoryAccountant, StartAccountant
+from tests.http.conftest import HOUR_US, NOW_MS, MemoryAccountant, StartAccountant, decision
 from tests.http.readers import EVIL, read
 
 PAGES = (
@@ -39,16 +39,11 @@ PAGES = (
 @pytest.fixture
 def full(accountant, ledger):
     """A ledger whose every name tries to break out."""
-    ledger.lines.append(
-        UsageLine(
-            key={"team": EVIL, "gpu_model": EVIL, "namespace": EVIL, "job": EVIL, "node": EVIL},
-            accounts_gpu_us=Accounts(busy=HOUR_US),
-        )
-    )
-    ledger.decided["x"] = Decision(
-        id="x", at_ms=NOW_MS, kind="hold", target=EVIL, subject=EVIL, mode="dry-run", reason=EVIL,
-        policy_version=EVIL, inputs={EVIL: EVIL},
-    )  # fmt: skip
+    key = dict.fromkeys(("team", "gpu_model", "namespace", "job", "node"), EVIL)
+    ledger.lines.append(UsageLine(key=key, accounts_gpu_us=Accounts(busy=HOUR_US)))
+    evil = dict.fromkeys(("target", "subject", "reason", "policy_version"), EVIL)
+    hold = decision(id="x", at_ms=NOW_MS, kind="hold", inputs={EVIL: EVIL}, **evil)
+    ledger.decided["x"] = Decision.model_validate(hold)
     ledger.refused = [Quarantined(EVIL, EVIL, EVIL, 9, NOW_MS, EVIL, EVIL, EVIL)]
     ledger.missing = [Hole(EVIL, EVIL, EVIL, 3, 1_204, EVIL)]
     return accountant()

@@ -18,7 +18,7 @@ from gputally.base.errors import CannotStart
 from gputally.base.yaml_file import FileFault
 from gputally.server.https_server import listen, serve
 from tests import fresh
-from tests.http.conftest import MINUTE_MS, NOW_MS, client_of, encoded, pod_minutes, refused, settings_in
+from tests.http.conftest import MINUTE_MS, NOW_MS, client_of, encoded, pod_minutes, settings_in
 from tests.price_books import price_book_text
 
 
@@ -252,16 +252,3 @@ def test_a_failed_ledger_ends_the_process_with_its_own_code(tmp_path, clock, cap
         service.fail(LedgerFailed("the database is no longer usable: disk full"))
         assert run(service) == EXIT_FAILED == 70
     assert capsys.readouterr().err == "gputally accountant: the database is no longer usable: disk full\n"
-
-
-def test_with_its_clock_a_day_back_it_takes_nothing_until_it_has_caught_up(start_service, clock):
-    service, client = start_service()
-    client.post("/v1/usage", content=encoded(pod_minutes(rows=30)))
-    before = content(service)
-    clock.step_wall(-86_400_000)
-    answer = client.post("/v1/usage", content=encoded(pod_minutes(first=31, rows=5)))
-    assert "clock is" in refused(answer, "ledger-unavailable")["detail"]
-    assert int(answer.headers["retry-after"]) >= 1
-    assert content(service) == before
-    clock.advance(86_400_000)
-    assert client.post("/v1/usage", content=encoded(pod_minutes(first=31, rows=5))).json()["durable_seq"] == 35

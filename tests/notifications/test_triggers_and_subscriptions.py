@@ -29,14 +29,14 @@ from gputally.server import config_loading
 
 BERLIN = ZoneInfo("Europe/Berlin")
 GRACE_MS = 5 * MS_PER_DAY
+HEAD = "schema: 1\ndestinations:\n  disk: {folder: /reports}\n  chat: {slack: {url_file: /url}}\n"
 
 
 def at(text: str) -> int:
     return round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * 1000
 
 
-def deliveries_file(text: str) -> DeliveriesFile:
-    head = "schema: 1\ndestinations:\n  disk: {folder: /reports}\n  chat: {slack: {url_file: /url}}\n"
+def deliveries_file(text: str, head: str = HEAD) -> DeliveriesFile:
     return config_loading.validate(parse(head + text, "deliveries.yaml"), DeliveriesFile)
 
 
@@ -78,7 +78,7 @@ def test_a_fault_in_the_orders_is_told_with_its_line(text, fault):
 )
 def test_a_destination_is_one_of_four_and_whole(destination, fault):
     with pytest.raises(FileFault) as told:
-        config_loading.validate(parse(f"schema: 1\ndestinations:\n  one: {destination}\n", "d.yaml"), DeliveriesFile)
+        deliveries_file(f"schema: 1\ndestinations:\n  one: {destination}\n", head="")
     assert fault in str(told.value)
 
 
