@@ -12,6 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests.fairshare.web.browsing import callers
+
 pytest.importorskip("playwright", reason="make test-real installs the browser driver", exc_type=ImportError)
 
 import httpx2
@@ -63,25 +65,15 @@ def site(tmp_path: Path, browser: Browser) -> Iterator[PageContext]:
     certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
     (port,) = free_ports(1)
     with provider(clock) as login:
-        (tmp_path / "keys.json").write_bytes(login.keys())
-        (tmp_path / "secret").write_text(f"{login.secret}\n")
-        callers = {
-            "schema": 1,
-            "issuers": [{
-                "issuer": login.url, "audience": "gputally", "jwks_file": str(tmp_path / "keys.json"), "user": "email",
-                "login": {"client_id": "gputally", "client_secret_file": str(tmp_path / "secret")},
-            }],
-            "grants": [
-                {"groups": ["platform"], "scopes": ["read", "admin"]},
-                {"groups": ["leads"], "scopes": ["read"], "teams": ["vision"]},
-            ],
-        }  # fmt: skip
-        (tmp_path / "callers.yaml").write_text(json.dumps(callers))
+        grants = [
+            {"groups": ["platform"], "scopes": ["read", "admin"]},
+            {"groups": ["leads"], "scopes": ["read"], "teams": ["vision"]},
+        ]
         (tmp_path / "inventory.yaml").write_text(
             json.dumps({"schema": 1, "cluster": "prod", "namespaces": [{"name": t, "team": t} for t in TEAMS]})
         )
         settings = Settings(
-            data=tmp_path / "data", callers=tmp_path / "callers.yaml", inventory=tmp_path / "inventory.yaml",
+            data=tmp_path / "data", callers=callers(tmp_path, login, grants), inventory=tmp_path / "inventory.yaml",
             public_url=f"https://localhost:{port}", tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem",
         )  # fmt: skip
         with Service(settings, clock) as service, serve(service.app, "127.0.0.1", port, service.tls):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ GRANTS = [
 ]
 
 
-def callers(folder: Path, login: Provider, **more: Any) -> Path:
+def callers(folder: Path, login: Provider, grants: Sequence[Mapping[str, Any]] = GRANTS, **more: Any) -> Path:
     """The file of who signs in. more: of the issuer."""
     (folder / "keys.json").write_bytes(login.keys())
     (folder / "secret").write_text(f"{login.secret}\n")
@@ -36,7 +36,7 @@ def callers(folder: Path, login: Provider, **more: Any) -> Path:
         "login": {"client_id": "gputally", "client_secret_file": str(folder / "secret")}, **more,
     }  # fmt: skip
     file = folder / "callers.yaml"
-    file.write_text(json.dumps({"schema": 1, "issuers": [issuer], "grants": GRANTS}))
+    file.write_text(json.dumps({"schema": 1, "issuers": [issuer], "grants": grants}))
     return file
 
 
