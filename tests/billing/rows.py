@@ -1,17 +1,24 @@
-"""Rows, price books and policies in a few words, and two months of a cluster of 64 GPUs."""
+"""Rows, price books and policies in a few words: October of one H100, and two months of a cluster of 64 GPUs."""
 
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
+from accountant.billing.usage_pricing import Charge
+from accountant.core.errors import LedgerUnavailable
+from accountant.core.periods import Month
+from accountant.ledger.journal import Act, NewAct
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import Policy
 from accountant.wire.usage_cost_and_job_models import Accounts
 from gputally.base.yaml_file import parse
 from gputally.server.config_loading import validate
-from tests.fakes.rows import Row
+from tests.fakes.rows import ListLedger, Row
 
 
 def at(text: str) -> int:
@@ -41,6 +48,18 @@ def unheld(start: str | int, end: str | int, account: str = "unallocated", gpus:
     of_gpus = ("gpu_model", "gpu", "node", "pool", "region", "capacity_type", "cluster")
     place = {name: row.names[name] for name in of_gpus if name in row.names}
     return replace(row, names=place, accounts=Accounts(**{account: row.accounts.total}))
+
+
+def ledger_of(*rows: Row) -> ListLedger:
+    return ListLedger(rows)
+
+
+def time_by(found: Iterable[Charge], key: Callable[[Charge], Hashable]) -> Counter[Hashable]:
+    """GPU-microseconds of charges by a key of each."""
+    sums = Counter[Hashable]()
+    for charge in found:
+        sums[key(charge)] += charge.gpu_us
+    return sums
 
 
 def price_book(rows: str, currency: str = "USD", timezone: str = "UTC") -> PriceBook:
@@ -116,3 +135,27 @@ def quota_policy(**deserved: float) -> Policy:
         {"name": team, "parent": "root", "team": team, "deserved": gpus} for team, gpus in deserved.items()
     ]
     return Policy.model_validate({"schema": 1, "queues": queues})
+
+
+BOOK = "id: h100, model: H100, price: '2.10', valid_from: 2026-01-01"
+SEP, OCT, NOV = Month(2026, 9), Month(2026, 10), Month(2026, 11)
+
+
+def october(**names: str) -> list[Row]:
+    return [held("2026-10-01", "2026-11-01", 2, 0.5, **names)]
+
+
+class Breaking:
+    """A ledger of whose acts one kind cannot be recorded."""
+
+    def __init__(self, ledger: Any, kind: str) -> None:
+        self._ledger, self._kind = ledger, kind
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
+    def record(self, acts: Sequence[NewAct], seen: int) -> list[Act]:
+        if any(act.kind == self._kind for act in acts):
+            raise LedgerUnavailable("only 1 MiB of disk are free")
+        found: list[Act] = self._ledger.record(acts, seen)
+        return found

@@ -1,11 +1,11 @@
-"""Months that close, stay closed, and are corrected: the laws of the books, month boundaries included."""
+"""Months that close, stay closed, and are corrected: late facts, proposals, new prices, credits and currencies."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from decimal import Decimal
-from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,37 +14,47 @@ from hypothesis import strategies as st
 from accountant.billing.cost_allocation import statement
 from accountant.billing.statements import canonical, from_canonical
 from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.bookkeeping.month_closing import CannotClose, faults, statement_hash
 from accountant.core.errors import LedgerUnavailable
 from accountant.core.periods import Month, zone
+from accountant.ledger.journal import BooksMoved, NewAct
 from accountant.ledger.protocols import Quarantined
 from accountant.wire.usage_cost_and_job_models import Accounts
 from gputally.base.clock import VirtualClock
-from tests.billing.bookkeeping_cases import BOOK, NOV, OCT, SEP, Breaking, october
+from tests.billing.rows import BOOK, NOV, OCT, SEP, Breaking, at, held, october, price_book, unheld
+from tests.fakes.rows import Row
 
 HOUR = 3_600_000_000
 
 
-def test_a_closed_month_keeps_its_bytes(books, keep):
-    ledger, keeper = keep(october(books))
+def time_by_line(lines):
+    """GPU-microseconds by team, account and price row."""
+    sums = Counter()
+    for line in lines:
+        sums[line.team, line.account, line.price_row] += line.gpu_us
+    return {key: gpu_us for key, gpu_us in sums.items() if gpu_us}
+
+
+def test_a_closed_month_keeps_its_bytes(keep):
+    ledger, keeper = keep(october())
     before = keeper.month(OCT)
     closed = keeper.close(OCT, "ada")
     kept = canonical(keeper.month(OCT))
     assert (before.status, keeper.month(OCT).status, keeper.status(OCT)) == ("open", "closed", "closed")
     assert statement_hash(keeper.month(OCT)) == closed.hash
     assert from_canonical(kept) == keeper.month(OCT)
-    ledger.add(books.held("2026-10-07", "2026-10-08", team="late"))
+    ledger.add(held("2026-10-07", "2026-10-08", team="late"))
     assert canonical(keeper.month(OCT)) == kept
-    again = Bookkeeper(ledger, VirtualClock(books.at("2027-03-01")))
+    again = Bookkeeper(ledger, VirtualClock(at("2027-03-01")))
     assert canonical(again.month(OCT)) == kept
     assert again.month(OCT).lines == before.lines
 
 
-def test_late_facts_are_corrected_in_the_open_month(books, keep):
-    ledger, keeper = keep(october(books))
-    keeper.close(OCT, "ada")
+def test_late_facts_are_corrected_in_the_open_month(closed):
+    ledger, keeper = closed
     assert keeper.correct("auditor") == []
-    ledger.add(books.held("2026-10-07", "2026-10-07T10:00", team="late"))
+    ledger.add(held("2026-10-07", "2026-10-07T10:00", team="late"))
     booked = keeper.correct("auditor")
     assert [(c.month, c.booked_in, c.reason, c.line.team, c.amount) for c in booked] == [
         ("2026-10", "2026-11", "late facts", "late", Decimal("21.00"))
@@ -57,27 +67,27 @@ def test_late_facts_are_corrected_in_the_open_month(books, keep):
     assert (keeper_of_team.due_total, keeper_of_team.corrections) == (Decimal("21.00"), tuple(booked))
 
 
-def test_a_month_that_was_closed_long_ago_is_corrected_too(books, keep):
+def test_a_month_that_was_closed_long_ago_is_corrected_too(keep):
     """By late facts, in its turn; by a price, at once."""
-    ledger, _ = keep([books.held("2026-01-01", "2026-11-01")])
-    keeper = Bookkeeper(ledger, VirtualClock(books.at("2026-11-20")), look_back=2)
+    ledger, _ = keep([held("2026-01-01", "2026-11-01")])
+    keeper = Bookkeeper(ledger, VirtualClock(at("2026-11-20")), look_back=2)
     for number in range(1, 11):
         keeper.close(Month(2026, number), "ada")
-    ledger.add(books.held("2026-03-07", "2026-03-08", team="late"))
+    ledger.add(held("2026-03-07", "2026-03-08", team="late"))
     found = [{one.month for one in keeper.new_proposals()} for _ in range(10)]
     assert sorted(found, key=len)[-2:] == [set(), {"2026-03"}], "within eight looks at the eight older ones"
     assert {c.month for c in keeper.correct("ada")} == {"2026-03"}
-    ledger.add(books.held("2026-02-07", "2026-02-08", team="late"))
+    ledger.add(held("2026-02-07", "2026-02-08", team="late"))
     assert {c.month for c in keeper.correct("ada")} == {"2026-02"}
-    booked = keeper.reprice(Month(2026, 1), books.price_book(BOOK.replace("2.10", "3.10")), "ada", "signed late")
+    booked = keeper.reprice(Month(2026, 1), price_book(BOOK.replace("2.10", "3.10")), "ada", "signed late")
     assert sum(c.amount for c in booked) == 31 * 24
 
 
-def test_a_reversal_stands_beside_the_new_amount(books, keep):
-    rows = october(books, team="wrong")
+def test_a_reversal_stands_beside_the_new_amount(keep):
+    rows = october(team="wrong")
     ledger, keeper = keep(rows)
     keeper.close(OCT, "ada")
-    ledger.rows[:] = october(books, team="right")
+    ledger.rows[:] = october(team="right")
     amounts = {(c.line.team, c.line.account): c.amount for c in keeper.correct("ada")}
     half = Decimal("1562.40")
     assert amounts == {
@@ -87,35 +97,29 @@ def test_a_reversal_stands_beside_the_new_amount(books, keep):
     assert keeper.month(NOV).due_total == 0
 
 
+HOURS_OF_TEAMS = (st.integers(0, 700), st.integers(1, 40), st.sampled_from("abc"))
+"""First hour, number of hours, team."""
+
+
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(
-        st.lists(st.tuples(st.integers(0, 700), st.integers(1, 40), st.sampled_from("abc")), max_size=3), max_size=4
-    )
-)
-def test_closed_plus_corrections_is_the_present(books, keep, rounds):
+@given(st.lists(st.lists(st.tuples(*HOURS_OF_TEAMS), max_size=3), max_size=4))
+def test_closed_plus_corrections_is_the_present(keep, rounds):
     """However often facts arrive and corrections are booked, in GPU-µs nothing is ever missing or twice."""
-    origin = books.at("2026-10-01")
-    ledger, keeper = keep(october(books))
+    origin = at("2026-10-01")
+    ledger, keeper = keep(october())
     closed = keeper.close(OCT, "ada")
     for late in rounds:
         for start, hours, team in late:
             begin = origin + start * 3_600_000
-            ledger.add(books.held(begin, min(begin + hours * 3_600_000, books.at("2026-11-01")), team=team))
+            ledger.add(held(begin, min(begin + hours * 3_600_000, at("2026-11-01")), team=team))
         keeper.correct("ada")
-    sums = {}
     lines = [*from_canonical(closed.content.encode()).lines, *(c.line for c in keeper.books().corrections)]
-    for line in lines:
-        key = (line.team, line.account, line.price_row)
-        sums[key] = sums.get(key, 0) + line.gpu_us
     present = statement(ledger, keeper.prices.current, *OCT.span(zone("UTC")))
-    assert {key: us for key, us in sums.items() if us} == {
-        (line.team, line.account, line.price_row): line.gpu_us for line in present.lines
-    }
+    assert time_by_line(lines) == time_by_line(present.lines)
 
 
-def test_the_chain_names_the_month_before(books, keep):
-    _, keeper = keep([books.held("2026-09-01", "2026-11-01")])
+def test_the_chain_names_the_month_before(keep):
+    _, keeper = keep([held("2026-09-01", "2026-11-01")])
     with pytest.raises(CannotClose, match="2026-09 has records and is open: close it first"):
         keeper.close(OCT, "ada")
     first = keeper.close(SEP, "ada")
@@ -130,16 +134,16 @@ def test_the_chain_names_the_month_before(books, keep):
         keeper.close(Month(2026, 8), "ada")
 
 
-def test_what_stands_against_closing(books, keep):
+def test_what_stands_against_closing(keep):
     rows = [
-        books.held("2026-10-01", "2026-10-30"),
-        books.held("2026-10-01", "2026-10-02", gpu_model="Tesla T4"),
-        books.unheld("2026-10-30", "2026-11-01", account="unmetered"),
+        held("2026-10-01", "2026-10-30"),
+        held("2026-10-01", "2026-10-02", gpu_model="Tesla T4"),
+        unheld("2026-10-30", "2026-11-01", account="unmetered"),
     ]
     refused = [
         Quarantined("prod", "n", "e", number, 0, "future", "", json.dumps({"start_ms": start, "end_ms": end}))
         for number, start, end in (
-            (1, books.at("2026-10-05"), books.at("2026-10-06")), (2, books.at("2026-11-05"), books.at("2026-11-06"))
+            (1, at("2026-10-05"), at("2026-10-06")), (2, at("2026-11-05"), at("2026-11-06"))
         )
     ]  # fmt: skip
     _, keeper = keep(rows, now="2026-11-03", refused=refused)
@@ -150,9 +154,8 @@ def test_what_stands_against_closing(books, keep):
         "quarantined": "1 records of the month are in quarantine",
         "coverage": "93.75% of the capacity is metered, less than 99%",
     }
-    with pytest.raises(
-        CannotClose, match=r"24.000 billed.* \(acknowledge unpriced, quarantined, coverage with a reason\)"
-    ):
+    refusal = r"24.000 billed.* \(acknowledge unpriced, quarantined, coverage with a reason\)"
+    with pytest.raises(CannotClose, match=refusal):
         keeper.close(OCT, "ada", "known", ["grace"])
     with pytest.raises(CannotClose, match="an acknowledgement needs a reason"):
         keeper.close(OCT, "ada", " ", list(standing))
@@ -162,23 +165,27 @@ def test_what_stands_against_closing(books, keep):
     assert closing.acknowledged == tuple(standing.values())
 
 
-def test_a_quarantined_record_stands_against_its_own_months_alone(books, keep):
+def test_a_quarantined_record_stands_against_its_own_months_alone(keep):
     """A pod's facts have no span: they speak of the instants that they name."""
 
     def refused(number, **content):
-        return Quarantined("prod", "n", "e", number, books.at("2026-11-02"), "future", "", json.dumps(content))
-
-    def at(day):
-        return books.at(f"2026-{day}")
+        return Quarantined("prod", "n", "e", number, at("2026-11-02"), "future", "", json.dumps(content))
 
     records = [
-        refused(1, uid="p", created_ms=at("11-05"), observed_ms=at("11-06")),
-        refused(2, uid="p", created_ms=at("09-30"), ended_ms=at("10-02"), started_ms=None, observed_ms=at("10-02")),
-        refused(3, uid="p", observed_ms=at("10-05")),
+        refused(1, uid="p", created_ms=at("2026-11-05"), observed_ms=at("2026-11-06")),
+        refused(
+            2,
+            uid="p",
+            created_ms=at("2026-09-30"),
+            ended_ms=at("2026-10-02"),
+            started_ms=None,
+            observed_ms=at("2026-10-02"),
+        ),
+        refused(3, uid="p", observed_ms=at("2026-10-05")),
         refused(4, uid="p"),
-        refused(5, start_ms=at("10-31"), end_ms=at("11-01")),
+        refused(5, start_ms=at("2026-10-31"), end_ms=at("2026-11-01")),
     ]
-    _, keeper = keep([books.held("2026-01-01", "2026-12-31")], now="2027-08-01", refused=records)
+    _, keeper = keep([held("2026-01-01", "2026-12-31")], now="2027-08-01", refused=records)
     counted = {
         month: next((o.text.split()[0] for o in keeper.standing(month) if o.kind == "quarantined"), "0")
         for month in (Month(2026, 1), Month(2026, 9), OCT, NOV, Month(2026, 12), Month(2027, 6))
@@ -187,12 +194,11 @@ def test_a_quarantined_record_stands_against_its_own_months_alone(books, keep):
 
 
 @pytest.mark.parametrize("kind", ["prices", "repriced", "corrected"])
-def test_a_repricing_is_recorded_whole_or_not_at_all(books, keep, kind):
-    ledger, keeper = keep(october(books), now="2026-11-20")
-    keeper.close(OCT, "ada")
+def test_a_repricing_is_recorded_whole_or_not_at_all(closed, kind):
+    ledger, keeper = closed
     known, statement = ledger.acts(), keeper.month(OCT)
-    dearer = books.price_book(BOOK.replace("2.10", "3.10"))
-    broken = Bookkeeper(Breaking(ledger, kind), VirtualClock(books.at("2026-11-20")))
+    dearer = price_book(BOOK.replace("2.10", "3.10"))
+    broken = Bookkeeper(Breaking(ledger, kind), VirtualClock(at("2026-11-20")))
     with pytest.raises(LedgerUnavailable):
         broken.reprice(OCT, dearer, "ada", "signed late")
     assert ledger.acts() == known
@@ -204,15 +210,15 @@ def test_a_repricing_is_recorded_whole_or_not_at_all(books, keep, kind):
     assert keeper.correct("ada") == []
 
 
-def test_reopening(books, keep):
-    ledger, keeper = keep([books.held("2026-09-01", "2026-11-01")])
+def test_reopening(keep):
+    ledger, keeper = keep([held("2026-09-01", "2026-11-01")])
     keeper.close(SEP, "ada")
     keeper.close(OCT, "ada")
     with pytest.raises(CannotClose, match="2026-10 was closed after 2026-09"):
         keeper.reopen(SEP, "ada", "wrong price")
     with pytest.raises(CannotClose, match="needs a reason"):
         keeper.reopen(OCT, "ada", "")
-    ledger.add(books.held("2026-10-07", "2026-10-08", team="late"))
+    ledger.add(held("2026-10-07", "2026-10-08", team="late"))
     assert keeper.correct("ada")
     keeper.reopen(OCT, "ada", "the late node belongs into October")
     assert keeper.status(OCT) == "due"
@@ -229,55 +235,20 @@ def test_reopening(books, keep):
         keeper.publish(NOV, "ada")
 
 
-def test_a_month_is_due_once_its_grace_is_over(books, keep):
-    _, keeper = keep(october(books), grace_days=5)
+def test_a_month_is_due_once_its_grace_is_over(keep):
+    _, keeper = keep(october(), grace_days=5)
     assert keeper.status(OCT) == "due"
     assert not any(objection.kind == "grace" for objection in keeper.standing(OCT))
-    _, keeper = keep(october(books), grace_days=25)
+    _, keeper = keep(october(), grace_days=25)
     assert keeper.status(OCT) == "grace"
     assert any(objection.kind == "grace" for objection in keeper.standing(OCT))
 
 
-MONTHS = (
-    ("Europe/Berlin", Month(2026, 3), 743),  # clocks forward
-    ("Europe/Berlin", Month(2026, 10), 745),  # and back
-    ("America/New_York", Month(2026, 11), 721),
-    ("Pacific/Kiritimati", Month(2026, 10), 744),  # UTC+14
-    ("UTC", Month(2028, 2), 696),  # leap
-    ("UTC", Month(2026, 2), 672),
-    ("Asia/Kathmandu", Month(2026, 4), 720),  # UTC+5:45
-    ("Australia/Lord_Howe", Month(2026, 4), 720.5),  # half an hour of daylight saving
-)
-
-
-@pytest.mark.parametrize(("name", "month", "hours"), MONTHS)
-def test_month_boundaries(books, keep, name, month, hours):
-    """One GPU held without end: each month has its own hours, and nothing is lost between them. The price
-    changes at 00:00 local of its first day."""
-    tz = zone(name)
-    start, end = month.span(tz)
-    day = f"{month}-01"
-    book = (
-        f"id: old, model: H100, price: '1.00', valid_from: 2025-01-01, valid_to: {day}\n"
-        f"id: new, model: H100, price: '3.00', valid_from: {day}"
-    )
-    whole = books.held(start - 40 * 86_400_000, end + 40 * 86_400_000)
-    _, keeper = keep([whole], now="2029-01-01", book=book, timezone=name)
-    three = [keeper.month(one) for one in (month.previous, month, month.next)]
-    assert three[1].gpu_us == hours * HOUR
-    assert three[1].cost == 3 * Decimal(str(hours))
-    assert {line.unit_price for line in three[0].lines} == {Decimal("1.00")}
-    assert {line.unit_price for line in three[2].lines} == {Decimal("3.00")}
-    assert [one.end_ms for one in three[:2]] == [one.start_ms for one in three[1:]]
-    assert all(left.end_ms == right.start_ms for left, right in pairwise(three))
-    assert sum(one.gpu_us for one in three) == (three[2].end_ms - three[0].start_ms) * 1000
-
-
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(order=st.randoms(use_true_random=False), copies=st.integers(1, 2))
-def test_closing_is_blind_to_order(books, keep, order, copies):
+def test_closing_is_blind_to_order(keep, order, copies):
     rows = [
-        books.held(f"2026-10-{day:02d}", f"2026-10-{day + 1:02d}T0{day % 10}:00:00.{day:03d}", team=team, busy=0.3)
+        held(f"2026-10-{day:02d}", f"2026-10-{day + 1:02d}T0{day % 10}:00:00.{day:03d}", team=team, busy=0.3)
         for day in range(1, 20)
         for team in ("a", "b")
     ]
@@ -288,8 +259,8 @@ def test_closing_is_blind_to_order(books, keep, order, copies):
     assert [canonical(keeper.month(OCT)) for _ in range(copies)] == [first.content.encode()] * copies
 
 
-def test_an_empty_month_closes_too(books, keep):
-    _, keeper = keep([books.row(books.at("2026-12-01"), books.at("2026-12-02"), Accounts())])
+def test_an_empty_month_closes_too(keep):
+    _, keeper = keep([Row(at("2026-12-01"), at("2026-12-02"), Accounts())])
     closed = keeper.close(OCT, "ada")
     assert from_canonical(closed.content.encode()).lines == ()
 
@@ -299,8 +270,8 @@ def test_only_our_own_bytes_are_read_back():
         from_canonical(b"{}")
 
 
-def test_a_month_that_was_tampered_with_shows(books, keep):
-    _, keeper = keep([books.held("2026-09-01", "2026-11-01")])
+def test_a_month_that_was_tampered_with_shows(keep):
+    _, keeper = keep([held("2026-09-01", "2026-11-01")])
     keeper.close(SEP, "ada")
     keeper.close(OCT, "ada")
     sound = keeper.books()
@@ -311,3 +282,257 @@ def test_a_month_that_was_tampered_with_shows(books, keep):
     assert faults(replace(sound, closed=(second,))) == [
         f"2026-10: names {first.hash} as the month before, which has None"
     ]
+
+
+HOUR_US = 3_600_000_000
+
+
+@pytest.fixture
+def closed(keep):
+    """A closed October."""
+    ledger, keeper = keep(october())
+    keeper.close(OCT, "ada")
+    return ledger, keeper
+
+
+@pytest.fixture
+def late(closed):
+    """A closed October, for which ten hours arrive late; and that proposal."""
+    ledger, keeper = closed
+    ledger.add(held("2026-10-07", "2026-10-07T10:00", team="late"))
+    (found,) = keeper.proposals()
+    return ledger, keeper, found
+
+
+def test_what_arrives_late_waits_and_changes_nothing(closed):
+    ledger, keeper = closed
+    kept, acts = canonical(keeper.month(OCT)), ledger.acts()
+    assert keeper.proposals() == []
+    ledger.add(held("2026-10-07", "2026-10-07T10:00", team="late"))
+    (found,) = keeper.new_proposals()
+    assert keeper.new_proposals() == [], "a proposal is new only once"
+    assert keeper.waiting == (found,)
+    assert [(e.team, e.gpu_us, e.amount) for e in found.effects()] == [("late", 10 * HOUR_US, Decimal("21.00"))]
+    assert found.effects(["red"]) == []
+    assert (canonical(keeper.month(OCT)), ledger.acts()) == (kept, acts)
+    assert (keeper.month(NOV).corrections, keeper.month(NOV).due_total) == ((), 0)
+    assert keeper.proposals(NOV) == []
+
+
+def test_taken_up_it_is_booked_once_by_whoever_took_it(late):
+    ledger, keeper, found = late
+    booked = keeper.accept(OCT, found.id, "ada", "an agent was cut off")
+    assert [(one.month, one.booked_in, one.line.team) for one in booked] == [("2026-10", "2026-11", "late")]
+    last = ledger.acts()[-1]
+    assert (last.kind, last.subject, last.who, last.reason) == ("corrected", "2026-10", "ada", "an agent was cut off")
+    assert (keeper.month(NOV).due_total, keeper.proposals(), keeper.waiting) == (Decimal("21.00"), [], ())
+    with pytest.raises(CannotClose, match="2026-10 has no proposal"):
+        keeper.accept(OCT, found.id, "ada")
+
+
+def test_refused_it_is_kept_and_never_proposed_again(late):
+    ledger, keeper, found = late
+    with pytest.raises(CannotClose, match="needs a reason"):
+        keeper.refuse(OCT, found.id, "ada", " ")
+    keeper.refuse(OCT, found.id, "ada", "a test node")
+    assert ledger.acts()[-1].kind == "refused"
+    assert (keeper.proposals(), keeper.correct("ada"), keeper.month(NOV).due_total) == ([], [], 0)
+    again = Bookkeeper(ledger, VirtualClock(at("2027-03-01")))
+    assert again.proposals() == []
+    ledger.add(held("2026-10-08", "2026-10-08T01:00", team="late"))
+    (more,) = again.proposals()
+    assert [(e.team, e.gpu_us) for e in more.effects()] == [("late", HOUR_US)]
+
+
+def test_an_act_is_about_what_its_author_has_seen(late):
+    ledger, keeper, found = late
+    ledger.add(held("2026-10-08", "2026-10-08T10:00", team="late"))
+    for act in (keeper.accept, keeper.refuse):
+        with pytest.raises(CannotClose, match="more records have arrived for 2026-10"):
+            act(OCT, found.id, "ada", "why")
+    with pytest.raises(CannotClose, match="2026-11 is not closed"):
+        keeper.accept(NOV, found.id, "ada")
+
+
+def test_closing_the_next_month_names_what_waits(keep):
+    ledger, keeper = keep([held("2026-10-01", "2026-12-01")], now="2026-12-20")
+    keeper.close(OCT, "ada")
+    ledger.add(held("2026-10-07", "2026-10-07T10:00", team="late"))
+    with pytest.raises(CannotClose, match="a proposal from late records for 2026-10"):
+        keeper.close(NOV, "ada")
+    keeper.close(NOV, "ada", "decided in January", ["proposals"])
+    assert keeper.month(NOV).corrections == ()
+    assert [one.booked_in for one in keeper.proposals()] == ["2026-12"]
+
+
+def test_reopened_the_month_has_what_was_refused_for_it(late):
+    _, keeper, found = late
+    keeper.refuse(OCT, found.id, "ada", "a test node")
+    keeper.reopen(OCT, "ada", "it was no test node")
+    assert "late" in {line.team for line in keeper.month(OCT).lines}
+    keeper.close(OCT, "ada")
+    assert keeper.proposals() == []
+
+
+def test_a_price_takes_up_nothing_that_waits_or_was_refused(closed):
+    ledger, keeper = closed
+    dearer = price_book(BOOK.replace("2.10", "3.10"))
+    ledger.add(held("2026-10-07", "2026-10-07T10:00", team="late"))
+    with pytest.raises(CannotClose, match="accept or refuse it, then price the month again"):
+        keeper.reprice(OCT, dearer, "ada", "signed late")
+    (found,) = keeper.proposals()
+    keeper.refuse(OCT, found.id, "ada", "a test node")
+    booked = keeper.reprice(OCT, dearer, "ada", "signed late")
+    assert {one.line.team for one in booked}.isdisjoint({"late"})
+    assert sum(one.line.gpu_us for one in booked) == 0
+    assert keeper.proposals() == []
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(*HOURS_OF_TEAMS, st.sampled_from(("accept", "refuse", ""))), max_size=6),
+)
+def test_closed_and_corrections_and_refused_and_waiting_are_the_present(keep, late):
+    """In GPU-µs, whatever is decided on whatever arrives; and the closed bytes stay."""
+    origin = at("2026-10-01")
+    ledger, keeper = keep(october())
+    keeper.close(OCT, "ada")
+    kept = keeper.books().closed[0].content
+    for start, hours, team, act in late:
+        begin = origin + start * 3_600_000
+        ledger.add(held(begin, min(begin + hours * 3_600_000, at("2026-11-01")), team=team))
+        for found in keeper.proposals() if act else []:
+            (keeper.accept if act == "accept" else keeper.refuse)(OCT, found.id, "ada", "why")
+    now = keeper.books()
+    assert now.closed[0].content == kept
+    waiting = [line for one in keeper.proposals() for line in one.lines]
+    decided = [c.line for c in (*now.corrections, *now.refused, *waiting)]
+    keeper.reopen(OCT, "ada", "to see the present")
+    assert time_by_line([*from_canonical(kept.encode()).lines, *decided]) == time_by_line(keeper.month(OCT).lines)
+
+
+def test_pricing_again(keep):
+    ledger, keeper = keep([held("2026-10-01", "2026-11-10")])
+    keeper.close(OCT, "ada")
+    kept = canonical(keeper.month(OCT))
+    new = price_book(BOOK.replace("2.10", "3.00"))
+    before, after = keeper.preview(NOV, new)
+    assert (before.cost, after.cost) == (9 * 24 * Decimal("2.10"), 9 * 24 * 3)
+    with pytest.raises(CannotClose, match="needs a reason"):
+        keeper.reprice(OCT, new, "ada", "")
+    booked = keeper.reprice(OCT, new, "ada", "the contract was signed late")
+    assert {c.reason for c in booked} == {"priced again"}
+    assert sum(c.amount for c in booked) == 31 * 24 * Decimal("0.90")
+    assert canonical(keeper.month(OCT)) == kept
+    assert keeper.month(NOV).cost == 9 * 24 * 3
+    assert keeper.prices.current.version == new.version
+    # The file has not changed since: a restart keeps what was put.
+    again = Bookkeeper(ledger, VirtualClock(at("2026-11-21")))
+    assert again.prices.take(price_book(BOOK), "file", "prices.yaml", "", 0) is None
+    assert again.prices.current.version == new.version
+    assert again.correct("ada") == []
+
+
+def credit(**changes):
+    given = {"month": "2026-10", "team": "vision", "amount": "-125.50", "reason": "node failed", "approved_by": "cfo"}
+    return NewAdjustment.model_validate({**given, **changes})
+
+
+def test_no_credit_is_booked_where_no_statement_shows_it(keep):
+    """A year mistyped, before any month was closed: it is due in the first month there is."""
+    _, keeper = keep([held("2026-09-10", "2026-11-10")])
+    early, own = (keeper.credits.adjust(credit(month=month, amount=-5), "ada") for month in ("2025-10", "2026-10"))
+    assert [(one.month, one.booked_in) for one in (early, own)] == [("2025-10", "2026-09"), ("2026-10", "2026-10")]
+    with pytest.raises(CannotClose, match="2027-01 is after 2026-11, the month in which the adjustment would be"):
+        keeper.credits.adjust(credit(month="2027-01"), "ada")
+    for month in map(keeper.month, (SEP, OCT)):
+        assert month.due["vision"] - month.payable["vision"] == -5
+
+
+def test_amounts_of_two_currencies_never_meet(keep):
+    ledger, keeper = keep([held("2026-10-01", "2026-11-10")])
+    euros = price_book(BOOK, currency="EUR")
+    assert keeper.prices.take(euros, "file", "prices.yaml", "", 0) is not None, "nothing is booked yet"
+    assert keeper.prices.take(price_book(BOOK), "file", "prices.yaml", "", 0) is not None
+    keeper.close(OCT, "ada")
+    with pytest.raises(CannotClose, match="EUR is not the currency of these books, which have amounts in USD"):
+        keeper.reprice(OCT, euros, "ada", "we pay in euros now")
+    with pytest.raises(CannotClose, match="EUR is not the currency"):
+        keeper.prices.try_out(euros, 0)
+    again = Bookkeeper(ledger, VirtualClock(at("2026-11-21")))
+    with pytest.raises(CannotClose, match="EUR is not the currency"):
+        again.prices.take(euros, "file", "prices.yaml", "", 0)
+    ledger.add(held("2026-10-07", "2026-10-08", team="late"))
+    keeper.correct("auditor")
+    assert (keeper.month(NOV).currency, keeper.month(NOV).due["late"]) == ("USD", Decimal("50.40"))
+    keeper.reopen(OCT, "ada", "the contract is in euros")
+    assert keeper.prices.take(euros, "file", "prices.yaml", "", 0) is not None
+    keeper.credits.adjust(credit(), "ada")
+    with pytest.raises(CannotClose, match="USD is not the currency of these books, which have amounts in EUR"):
+        keeper.prices.take(price_book(BOOK), "file", "prices.yaml", "", 0)
+
+
+def test_credits(keep):
+    _, keeper = keep([held("2026-10-01", "2026-11-10")])
+    keeper.close(OCT, "ada")
+    booked = keeper.credits.adjust(credit(), "ada")
+    assert (booked.booked_in, booked.amount, booked.currency) == ("2026-11", Decimal("-125.50"), "USD")
+    now = keeper.month(NOV)
+    assert now.due["vision"] == now.payable["vision"] - Decimal("125.50")
+    assert now.due_total == now.payable_total - Decimal("125.50")
+    assert keeper.month(NOV, ["vision"]).adjustments == (booked,)
+    assert keeper.month(NOV, ["other"]).adjustments == ()
+    for change, message in (
+        ({"amount": "1.005"}, "not a whole number of minor units"),
+        ({"approved_by": "ada"}, "another person has to approve"),
+        ({"month": "2026-12"}, "2026-12 is after 2026-11"),
+    ):
+        with pytest.raises(CannotClose, match=message):
+            keeper.credits.adjust(credit(**change), "ada")
+
+
+@pytest.mark.parametrize(
+    "change", [{"amount": "0"}, {"amount": "NaN"}, {"amount": "1e13"}, {"month": "October"}, {"reason": ""}]
+)
+def test_what_is_no_credit_is_refused(change):
+    with pytest.raises(ValueError, match="1 validation error"):
+        credit(**change)
+
+
+def test_two_people_do_not_close_one_month(keep):
+    ledger, keeper = keep(october())
+    other = Bookkeeper(ledger, VirtualClock(at("2026-11-20")))
+    stale = keeper.books()
+    other.close(OCT, "bob")
+    keeper.books = lambda: stale
+    with pytest.raises(BooksMoved):
+        keeper.close(OCT, "ada")
+
+
+def test_what_decides_nothing_about_the_books_stops_nobody(keep):
+    """An import or a delivery records an act a minute: months close, and credits are booked, meanwhile."""
+    ledger, keeper = keep(october())
+    usage, record = ledger.usage, ledger.record
+
+    def meanwhile(*question):
+        record([NewAct(0, "imported", "chunk", "import", "")], ledger.last_act())
+        return usage(*question)
+
+    def too_late(acts, seen):
+        ledger.record = record
+        record([NewAct(0, "delivery", "letter", "accountant", "")], ledger.last_act())
+        return record(acts, seen)
+
+    ledger.usage, ledger.record = meanwhile, too_late
+    assert keeper.close(OCT, "ada").month == "2026-10"
+    assert "imported" in {act.kind for act in ledger.acts()}
+    ledger.record = too_late
+    adjusted = keeper.credits.adjust(credit(), "ada")
+    assert adjusted.id == f"adjustment-{ledger.last_act()}", "its number is that of its act, whatever came before"
+
+
+@pytest.mark.parametrize("amount", ["true", "false", "null", '"one"', "1e999"])
+def test_what_is_no_number_is_no_amount(amount):
+    text = f'{{"month": "2026-11", "team": "vision", "amount": {amount}, "reason": "r", "approved_by": "cfo"}}'
+    with pytest.raises(ValueError, match="amount"):
+        NewAdjustment.model_validate_json(text)

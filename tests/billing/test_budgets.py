@@ -14,6 +14,8 @@ from accountant.reports.report_builder import build
 from accountant.wire.policy_models import Policy
 from gputally.base.yaml_file import FileFault, parse
 from gputally.server.config_loading import validate
+from tests.billing.rows import OCT, at, held, ledger_of, price_book, unheld
+from tests.fakes.rows import ListLedger
 
 TREE = """
 queues:
@@ -24,7 +26,6 @@ queues:
 budgets:
 """
 BOOK = "id: a, model: H100, price: '2.50', valid_from: 2026-01-01"
-OCT = Month(2026, 10)
 
 
 def policy(*budgets):
@@ -32,20 +33,20 @@ def policy(*budgets):
 
 
 @pytest.fixture
-def ask(books):
+def ask():
     def run(rows, *budgets, now="2026-10-11", book=BOOK):
-        prices = books.price_book(book) if book else None
-        return states(books.ledger(rows), prices, policy(*budgets), OCT, books.at(now), "UTC")
+        prices = price_book(book) if book else None
+        return states(ListLedger(rows), prices, policy(*budgets), OCT, at(now), "UTC")
 
     return run
 
 
-def test_a_queue_counts_its_descendants(books, ask):
+def test_a_queue_counts_its_descendants(ask):
     rows = [
-        books.held("2026-10-01", "2026-10-11", 1, 0.1),
-        books.held("2026-10-01", "2026-10-11", 2, team="nlp", queue="nlp"),
-        books.held("2026-10-01", "2026-10-11", 4, team="ops", queue="ops"),
-        books.unheld("2026-10-01", "2026-10-11", gpus=8),
+        held("2026-10-01", "2026-10-11", 1, 0.1),
+        held("2026-10-01", "2026-10-11", 2, team="nlp", queue="nlp"),
+        held("2026-10-01", "2026-10-11", 4, team="ops", queue="ops"),
+        unheld("2026-10-01", "2026-10-11", gpus=8),
     ]
     found = ask(
         rows,
@@ -62,8 +63,8 @@ def test_a_queue_counts_its_descendants(books, ask):
     assert (found[0].forecast, found[0].forecast_low, found[0].forecast_high) == (5580.0, 5580.0, 5580.0)
 
 
-def test_unpriced_time_makes_money_unknown_and_hours_not(books, ask):
-    rows = [books.held("2026-10-01", "2026-10-11"), books.held("2026-10-01", "2026-10-02", gpu_model="Tesla T4")]
+def test_unpriced_time_makes_money_unknown_and_hours_not(ask):
+    rows = [held("2026-10-01", "2026-10-11"), held("2026-10-01", "2026-10-02", gpu_model="Tesla T4")]
     budgets = "name: m, team: vision, limit: 10, currency: USD", "name: h, team: vision, limit: 528"
     money, hours = ask(rows, *budgets)
     assert (money.spent, money.ratio, money.threshold, money.forecast) == (None, None, None, None)
@@ -72,22 +73,22 @@ def test_unpriced_time_makes_money_unknown_and_hours_not(books, ask):
     assert ask(rows, *budgets, book=None)[0].spent is None
 
 
-def test_few_days_have_no_forecast(books, ask):
-    rows = [books.held("2026-10-01", "2026-11-01")]
+def test_few_days_have_no_forecast(ask):
+    rows = [held("2026-10-01", "2026-11-01")]
     assert ask(rows, "name: h, team: vision, limit: 744", now="2026-10-03T12:00")[0].forecast is None
     ended = ask(rows, "name: h, team: vision, limit: 744", now="2026-12-01")[0]
     assert (ended.spent, ended.forecast, ended.threshold) == (744, 744.0, 1.0)
     assert ask(rows, "name: h, team: vision, limit: 744", now="2026-09-01")[0].spent == 0
 
 
-def test_days_before_the_ledger_began_are_not_days_without_use(books, ask):
+def test_days_before_the_ledger_began_are_not_days_without_use(ask):
     """Installed on the 20th at noon: a day at 24 GPU-hours is what the rest of the month will be like."""
-    rows = [books.held("2026-10-20T12:00", "2026-10-27")]
+    rows = [held("2026-10-20T12:00", "2026-10-27")]
     found = ask(rows, "name: h, team: vision, limit: 250", now="2026-10-27")[0]
     assert (found.spent, found.forecast, found.forecast_low) == (156, 276.0, 276.0)
-    assert found.exhausted_ms == books.at("2026-10-30T22:00")
+    assert found.exhausted_ms == at("2026-10-30T22:00")
     # What the ledger was there for and the team did not use are days of the team's month.
-    late = [*rows, books.unheld("2026-10-01", "2026-10-20T12:00")]
+    late = [*rows, unheld("2026-10-01", "2026-10-20T12:00")]
     assert ask(late, "name: h, team: vision, limit: 250", now="2026-10-27")[0].forecast == pytest.approx(156 + 5 * 6)
 
 
@@ -128,11 +129,11 @@ def test_more_doubt_with_fewer_days():
     assert few.high - few.low > many.high - many.low > 0
 
 
-def test_equal_days_tell_the_instant_at_which_a_budget_ends(books, ask):
-    rows = [books.held("2026-10-01", "2026-11-01")]
+def test_equal_days_tell_the_instant_at_which_a_budget_ends(ask):
+    rows = [held("2026-10-01", "2026-11-01")]
     (found,) = ask(rows, "name: h, team: vision, limit: 400")
     # 240 of 400 GPU-hours in ten days: 24 a day, so six days and sixteen hours more, without a doubt.
-    expected = books.at("2026-10-17T16:00")
+    expected = at("2026-10-17T16:00")
     assert (found.exhausted_ms, found.exhausted_earliest_ms, found.exhausted_latest_ms) == (expected,) * 3
     (beyond,) = ask(rows, "name: h, team: vision, limit: 744")
     assert (beyond.exhausted_ms, beyond.exhausted_earliest_ms, beyond.exhausted_latest_ms) == (None,) * 3
@@ -149,11 +150,11 @@ def test_equal_days_tell_the_instant_at_which_a_budget_ends(books, ask):
         ("Asia/Kathmandu", Month(2028, 2), 10),
     ],
 )
-def test_even_use_is_told_to_the_hour_also_where_the_clocks_change(books, timezone, month, days_over):
+def test_even_use_is_told_to_the_hour_also_where_the_clocks_change(timezone, month, days_over):
     """A GPU that is always held uses as many GPU-hours as its month has, and nothing speaks for less."""
     start, end = month.span(zone(timezone))
     now = start + days_over * 86_400_000 - 7 * 3_600_000
-    ledger = books.ledger([books.held(start, now)])
+    ledger = ledger_of(held(start, now))
     two = policy("name: h, team: vision, limit: 10000", "name: few, team: vision, limit: 600")
     whole, few = states(ledger, None, two, month, now, timezone)
     hours = pytest.approx((end - start) / 3_600_000, rel=1e-12)
@@ -161,25 +162,25 @@ def test_even_use_is_told_to_the_hour_also_where_the_clocks_change(books, timezo
     assert few.exhausted_ms == pytest.approx(start + 600 * 3_600_000, abs=2)
     assert few.exhausted_latest_ms is not None
     assert few.exhausted_latest_ms - few.exhausted_earliest_ms < 1_000
-    report = build(ledger, books.price_book(BOOK, timezone=timezone), start, now, timezone)
+    report = build(ledger, price_book(BOOK, timezone=timezone), start, now, timezone)
     assert report.outlook.forecast.high == pytest.approx((end - start) / 3_600_000 * 2.5, rel=1e-12)
 
 
-def test_a_budget_that_is_used_up_says_since_when(books, ask):
-    rows = [books.held("2026-10-01", "2026-10-05"), books.held("2026-10-05", "2026-10-06", 3)]
+def test_a_budget_that_is_used_up_says_since_when(ask):
+    rows = [held("2026-10-01", "2026-10-05"), held("2026-10-05", "2026-10-06", 3)]
     for now in ("2026-10-11", "2026-12-01"):
         (found,) = ask(rows, "name: h, team: vision, limit: 132", now=now)
-        assert found.exhausted_ms == books.at("2026-10-05T12:00"), "96 in four days, 36 of 72 on the fifth"
+        assert found.exhausted_ms == at("2026-10-05T12:00"), "96 in four days, 36 of 72 on the fifth"
         assert (found.exhausted_earliest_ms, found.exhausted_latest_ms) == (found.exhausted_ms,) * 2
-    rows.append(books.held("2026-10-01", "2026-10-02", gpu_model="Tesla T4"))
+    rows.append(held("2026-10-01", "2026-10-02", gpu_model="Tesla T4"))
     (unknown,) = ask(rows, "name: m, team: vision, limit: 1, currency: USD")
     assert unknown.exhausted_ms is None
 
 
-def test_uneven_days_leave_a_doubt_that_the_month_cuts(books, ask):
-    rows = [books.held(f"2026-10-{day:02d}", f"2026-10-{day + 1:02d}", 1 + day % 3) for day in range(1, 11)]
+def test_uneven_days_leave_a_doubt_that_the_month_cuts(ask):
+    rows = [held(f"2026-10-{day:02d}", f"2026-10-{day + 1:02d}", 1 + day % 3) for day in range(1, 11)]
     (found,) = ask(rows, "name: h, team: vision, limit: 600")
-    assert books.at("2026-10-11") < found.exhausted_earliest_ms < found.exhausted_ms < found.exhausted_latest_ms
+    assert at("2026-10-11") < found.exhausted_earliest_ms < found.exhausted_ms < found.exhausted_latest_ms
     (late,) = ask(rows, "name: h, team: vision, limit: 1440")
     assert (late.exhausted_ms is not None, late.exhausted_latest_ms) == (True, None)
 

@@ -19,11 +19,12 @@ from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.invoice_reconciliation import Invoice, InvoiceLine
 from accountant.bookkeeping.price_book_versions import difference
 from accountant.cli import terminal_tables
-from accountant.core.periods import Month
 from accountant.prices.price_book import PriceBook, commitment_cover, commitment_use, load
 from accountant.wire.policy_models import IDLE
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault
+from tests.billing.rows import OCT, SAMPLE_PRICES, SEP, at, busy_month, held, ledger_of, price_book, time_by, unheld
+from tests.fakes.rows import ListLedger
 
 HOUR_US = 3_600_000_000
 ROWS = """
@@ -44,24 +45,19 @@ def book(
 
 def by_row(found) -> dict[tuple[str, str], Decimal]:
     """GPU-hours by the first of the key and the price row."""
-    sums: dict[tuple[str, str], Decimal] = {}
-    for charge in found:
-        at = charge.key[0], charge.row.id
-        sums[at] = sums.get(at, Decimal(0)) + Decimal(charge.gpu_us) / HOUR_US
-    return sums
+    sums = time_by(found, lambda charge: (charge.key[0], charge.row.id))
+    return {key: Decimal(gpu_us) / HOUR_US for key, gpu_us in sums.items()}
 
 
-def test_an_hour_below_and_an_hour_above(books, tmp_path) -> None:
+def test_an_hour_below_and_an_hour_above(tmp_path):
     """6 of 8 in the first hour, 12 in the second: what the first left over does not help the second."""
-    ledger = books.ledger(
-        [
-            books.held("2026-10-01T00:00", "2026-10-01T01:00", 6, team="vision"),
-            books.held("2026-10-01T01:00", "2026-10-01T02:00", 9, team="vision"),
-            books.held("2026-10-01T01:00", "2026-10-01T02:00", 3, team="speech"),
-        ]
+    ledger = ledger_of(
+        held("2026-10-01T00:00", "2026-10-01T01:00", 6, team="vision"),
+        held("2026-10-01T01:00", "2026-10-01T02:00", 9, team="vision"),
+        held("2026-10-01T01:00", "2026-10-01T02:00", 3, team="speech"),
     )
     priced = book(tmp_path)
-    span = books.at("2026-10-01T00:00"), books.at("2026-10-01T02:00")
+    span = at("2026-10-01T00:00"), at("2026-10-01T02:00")
     assert by_row(charges(ledger, priced, *span, ("team",))) == {
         ("vision", "rate"): 6 + 6, ("vision", "list"): 3, ("speech", "rate"): 2, ("speech", "list"): 1,
     }  # fmt: skip
@@ -76,41 +72,39 @@ def test_an_hour_below_and_an_hour_above(books, tmp_path) -> None:
     assert stated.due_total == 2 * 8 * 3 + 4 * 7
 
 
-def test_an_invoice_shows_what_was_paid_for_in_advance_and_not_used(books, tmp_path) -> None:
+def test_an_invoice_shows_what_was_paid_for_in_advance_and_not_used(tmp_path):
     """invoice = teams + idle + unused commitments + unmatched; whoever owns the commitment."""
     rows = [
-        books.held("2026-10-01T00:00", "2026-10-01T10:00", 5, capacity_type="reserved"),
-        books.unheld("2026-10-01T00:00", "2026-10-01T10:00", gpus=1, capacity_type="reserved"),
+        held("2026-10-01T00:00", "2026-10-01T10:00", 5, capacity_type="reserved"),
+        unheld("2026-10-01T00:00", "2026-10-01T10:00", gpus=1, capacity_type="reserved"),
     ]
-    keeper = Bookkeeper(books.ledger(rows), VirtualClock(books.at("2026-10-01T10:00")))
+    keeper = Bookkeeper(ListLedger(rows), VirtualClock(at("2026-10-01T10:00")))
     for owner in (", owner: platform", ""):
         priced = book(tmp_path, "- {id: h100-2026, gpus: 8" + owner + "}")
         keeper.prices.take(priced, "put", "ada", "contract", 0)
         line = InvoiceLine(item="reserved", gpu_model="H100", amount=Decimal(250), currency="EUR")
-        found = keeper.reconcile(Month.parse("2026-10"), Invoice(source="october.csv", lines=(line,)))
+        found = keeper.reconcile(OCT, Invoice(source="october.csv", lines=(line,)))
         (one,) = found.lines
         shown = (one.teams, one.idle, one.unused_commitments, one.unmatched)
         assert shown == (5 * 10 * 3, 1 * 10 * 3, 2 * 10 * 3, 250 - 8 * 10 * 3), owner
         assert found.invoice == found.teams + found.idle + found.unused_commitments + found.unmatched == 250
 
 
-def test_idle_machines_take_the_commitment_up_and_missing_ones_do_not(books, tmp_path) -> None:
-    ledger = books.ledger(
-        [
-            books.unheld("2026-10-01T00:00", "2026-10-01T01:00", gpus=3),
-            books.unheld("2026-10-01T00:00", "2026-10-01T01:00", "down", gpus=2),
-            books.unheld("2026-10-01T00:00", "2026-10-01T01:00", "unmetered", gpus=1),
-        ]
+def test_idle_machines_take_the_commitment_up_and_missing_ones_do_not(tmp_path):
+    ledger = ledger_of(
+        unheld("2026-10-01T00:00", "2026-10-01T01:00", gpus=3),
+        unheld("2026-10-01T00:00", "2026-10-01T01:00", "down", gpus=2),
+        unheld("2026-10-01T00:00", "2026-10-01T01:00", "unmetered", gpus=1),
     )
-    span = books.at("2026-10-01T00:00"), books.at("2026-10-01T01:00")
+    span = at("2026-10-01T00:00"), at("2026-10-01T01:00")
     priced = book(tmp_path, "- {id: h100-2026, gpus: 8}")
     assert by_row(c for c in bills(ledger, priced, *span, ("team",)) if c.billed) == {(IDLE, "rate"): 3}
     assert by_row(unused_commitments(ledger, priced, *span)) == {(IDLE, "rate"): 5}
 
 
-def test_a_question_about_one_team_has_the_whole_clusters_shares(books, tmp_path) -> None:
-    ledger = books.ledger(books.busy_month("2026-10-01", "2026-10-08"))
-    span = books.at("2026-10-01T00:30"), books.at("2026-10-07T10:10")
+def test_a_question_about_one_team_has_the_whole_clusters_shares(tmp_path):
+    ledger = ListLedger(busy_month("2026-10-01", "2026-10-08"))
+    span = at("2026-10-01T00:30"), at("2026-10-07T10:10")
     priced = book(tmp_path, "- {id: h100-2026, gpus: 13}")
     whole = {c for c in charges(ledger, priced, *span, ("team",)) if c.key == ("vision",)}
     assert whole == set(charges(ledger, priced, *span, ("team",), {"team": ["vision"]}))
@@ -118,7 +112,7 @@ def test_a_question_about_one_team_has_the_whole_clusters_shares(books, tmp_path
     # Hours have nine decimals: what is told apart more finely is rounded more often.
     (coarse,) = [line for line in cost(ledger, priced, *span, ("team",)).lines if line.key == {"team": "vision"}]
     assert sum(line.gpu_us for line in finer if line.key["team"] == "vision") == coarse.gpu_us
-    plain = books.price_book(books.sample_prices)
+    plain = price_book(SAMPLE_PRICES)
     for account in {c.account for c in charges(ledger, plain, *span, ())}:
         amounts = [
             sum(c.gpu_us for c in charges(ledger, which, *span, ()) if c.account == account)
@@ -127,11 +121,11 @@ def test_a_question_about_one_team_has_the_whole_clusters_shares(books, tmp_path
         assert amounts[0] == amounts[1]
 
 
-def test_used_and_unused_are_the_commitment_in_every_hour_also_a_repeated_one(books, tmp_path) -> None:
+def test_used_and_unused_are_the_commitment_in_every_hour_also_a_repeated_one(tmp_path):
     """The night on which Berlin's clocks go back has 25 hours of it."""
-    ledger = books.ledger(books.busy_month("2026-10-20", "2026-10-30"))
+    ledger = ListLedger(busy_month("2026-10-20", "2026-10-30"))
     priced = book(tmp_path, "- {id: h100-2026, gpus: 20}")
-    span = books.at("2026-10-24T22:00"), books.at("2026-10-25T23:00")
+    span = at("2026-10-24T22:00"), at("2026-10-25T23:00")
     used = sum(
         c.gpu_us for c in charges(ledger, priced, *span, (), None, "Europe/Berlin") if c.row and c.row.id == "rate"
     )
@@ -139,38 +133,38 @@ def test_used_and_unused_are_the_commitment_in_every_hour_also_a_repeated_one(bo
     assert used + unused == 25 * 20 * HOUR_US
 
 
-def test_a_rate_holds_in_its_time_alone(books, tmp_path) -> None:
-    ledger = books.ledger([books.held("2026-12-31T23:00", "2027-01-01T01:00", 1)])
-    span = books.at("2026-12-31T23:00"), books.at("2027-01-01T01:00")
+def test_a_rate_holds_in_its_time_alone(tmp_path):
+    ledger = ledger_of(held("2026-12-31T23:00", "2027-01-01T01:00", 1))
+    span = at("2026-12-31T23:00"), at("2027-01-01T01:00")
     assert by_row(charges(ledger, book(tmp_path), *span, ("team",))) == {("vision", "rate"): 1, ("vision", "list"): 1}
     assert by_row(unused_commitments(ledger, book(tmp_path), *span)) == {("platform", "rate"): 7}
 
 
-def test_late_facts_correct_the_unused_part_too(books, tmp_path) -> None:
-    ledger = books.ledger([books.held("2026-09-01", "2026-10-01", 6)])
-    clock = VirtualClock(books.at("2026-10-10"))
+def test_late_facts_correct_the_unused_part_too(tmp_path):
+    ledger = ledger_of(held("2026-09-01", "2026-10-01", 6))
+    clock = VirtualClock(at("2026-10-10"))
     keeper = Bookkeeper(ledger, clock)
     keeper.prices.take(book(tmp_path), "put", "ada", "contract", clock.wall_ms())
-    closed = keeper.close(Month.parse("2026-09"), "ada")
+    closed = keeper.close(SEP, "ada")
     stated = from_canonical(closed.content.encode())
     assert [(line.team, line.gpu_hours) for line in stated.commitments] == [("platform", Decimal(2 * 720))]
-    ledger.add(books.held("2026-09-02T00:00", "2026-09-02T01:00", 1, gpu="GPU-9"))
+    ledger.add(held("2026-09-02T00:00", "2026-09-02T01:00", 1, gpu="GPU-9"))
     found = {(c.line.team, c.line.account): c.amount for c in keeper.correct("ada")}
     assert found == {("platform", "unused_commitment"): Decimal(-3), ("vision", "busy"): Decimal(3)}
     assert keeper.correct("ada") == []
 
 
 @pytest.mark.parametrize(("currency", "shown"), [("EUR", "+5,760.00"), ("KWD", "+5,760.000"), ("JPY", "+5,760")])
-def test_a_preview_shows_what_would_be_corrected_of_the_unused_part_too(books, tmp_path, currency, shown) -> None:
-    ledger = books.ledger([books.held("2026-09-01", "2026-10-01", 6)])
-    clock = VirtualClock(books.at("2026-10-10"))
+def test_a_preview_shows_what_would_be_corrected_of_the_unused_part_too(tmp_path, currency, shown):
+    ledger = ledger_of(held("2026-09-01", "2026-10-01", 6))
+    clock = VirtualClock(at("2026-10-10"))
     keeper = Bookkeeper(ledger, clock)
     old, new = (book(tmp_path, rows=rows).model_copy(update={"currency": currency})
                 for rows in (ROWS, ROWS.replace('"3"', '"4"')))  # fmt: skip
     keeper.prices.take(old, "put", "ada", "contract", clock.wall_ms())
-    keeper.close(Month.parse("2026-09"), "ada")
-    found = difference("2026-09", *keeper.preview(Month.parse("2026-09"), new))
-    booked = keeper.reprice(Month.parse("2026-09"), new, "ada", "signed late")
+    keeper.close(SEP, "ada")
+    found = difference("2026-09", *keeper.preview(SEP, new))
+    booked = keeper.reprice(SEP, new, "ada", "signed late")
     assert found.total_after - found.total_before == sum(one.amount for one in booked) == 8 * 720
     assert {one.team for one in found.changes} == {"platform", "vision"}
     console = Console(width=160, file=StringIO())
@@ -178,10 +172,10 @@ def test_a_preview_shows_what_would_be_corrected_of_the_unused_part_too(books, t
     assert shown in console.file.getvalue()
 
 
-def test_statements_without_commitments_keep_their_bytes(books) -> None:
-    ledger = books.ledger([books.held("2026-10-01T00:00", "2026-10-01T01:00")])
-    priced = books.price_book("id: a, model: H100, price: 2, valid_from: 2026-01-01")
-    content = canonical(statement(ledger, priced, books.at("2026-10-01T00:00"), books.at("2026-10-01T01:00")))
+def test_statements_without_commitments_keep_their_bytes():
+    ledger = ledger_of(held("2026-10-01T00:00", "2026-10-01T01:00"))
+    priced = price_book("id: a, model: H100, price: 2, valid_from: 2026-01-01")
+    content = canonical(statement(ledger, priced, at("2026-10-01T00:00"), at("2026-10-01T01:00")))
     assert b"commitments" not in content
     assert canonical(from_canonical(content)) == content
 
@@ -199,13 +193,13 @@ def test_statements_without_commitments_keep_their_bytes(books) -> None:
         ),
     ],
 )
-def test_commitments_that_say_nothing_clear_are_refused(tmp_path, commitments, rows, message) -> None:
+def test_commitments_that_say_nothing_clear_are_refused(tmp_path, commitments, rows, message):
     with pytest.raises((FileFault, ValidationError), match=message):
         book(tmp_path, commitments, rows)
 
 
 @given(st.integers(0, 10**13), st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 10**12)), min_size=1))
-def test_what_is_covered(commitment: int, usages: list[tuple[str, int]]) -> None:
+def test_what_is_covered(commitment, usages):
     """Never more than was used or committed; a group's part is the same however it is told apart."""
     usages = sorted(usages)
     found = commitment_cover(commitment, usages)
@@ -217,6 +211,6 @@ def test_what_is_covered(commitment: int, usages: list[tuple[str, int]]) -> None
 
 
 @pytest.mark.parametrize(("commitment", "usage"), [(-1, 0), (0, -1)])
-def test_nothing_is_negative(commitment: int, usage: int) -> None:
+def test_nothing_is_negative(commitment, usage):
     with pytest.raises(ValueError, match="not negative"):
         commitment_use(commitment, usage)

@@ -74,9 +74,7 @@ def book(text: str, folder: Path) -> PriceBook:
     named=st.sampled_from(sorted(BOOKS)),
     length=st.integers(1, SPAN),
 )
-def test_epochs_and_rest_are_the_job(
-    ledger: DuckLedger, tmp_path: Path, instants: list[tuple[int, int]], named: str, length: int
-) -> None:
+def test_epochs_and_rest_are_the_job(ledger, tmp_path, instants, named, length):
     prices = book(BOOKS[named], tmp_path)
     reports = [EpochReport(KEY, epoch, START + at, "w") for epoch, at in instants]
     span = START, START + length
@@ -94,7 +92,7 @@ def test_epochs_and_rest_are_the_job(
         assert exact_sum(known) == whole.cost
 
 
-def test_a_price_change_between_two_epochs_is_theirs(ledger: DuckLedger, tmp_path: Path) -> None:
+def test_a_price_change_between_two_epochs_is_theirs(ledger, tmp_path):
     """80 minutes at 1.1, then 40 at 3.3; the job holds one GPU and 3 of 7 minutes of another."""
     prices = book(BOOKS["a price that changes inside an hour"], tmp_path)
     reports = [EpochReport(KEY, n, START + at * MINUTE, "w") for n, at in ((1, 80), (2, 120))]
@@ -111,7 +109,7 @@ def test_a_price_change_between_two_epochs_is_theirs(ledger: DuckLedger, tmp_pat
     assert exact_sum(part.cost or Decimal(0) for part in found.parts) == found.job.cost
 
 
-def test_ids_of_jobs_lead_back() -> None:
+def test_ids_of_jobs_lead_back():
     for key in (KEY, JobKey("a.b", "", "Pod/x y"), JobKey("c~d", "n", "Weird=Kind/näme/with~all"), JobKey("", "", "X")):
         assert JobKey.parse(key.id) == key
         assert key.id.isascii()

@@ -19,12 +19,11 @@ from accountant.bookkeeping.invoice_reconciliation import Invoice, InvoiceLine
 from accountant.bookkeeping.month_closing import CannotClose
 from accountant.cli.bookkeeping_commands import InstanceMap, lines
 from accountant.core.errors import LedgerUnavailable
-from accountant.core.periods import Month
 from accountant.storage.invoice_file import InvoiceItem, InvoiceUnreadable, read_invoice
 from gputally.base.clock import VirtualClock
-from tests.billing.bookkeeping_cases import Breaking
+from tests.billing.rows import NOV, OCT, Breaking, at, held, price_book, unheld
+from tests.fakes.rows import ListLedger
 
-OCT = Month(2026, 10)
 BOOK = (
     "id: h100, model: H100, price: '6.88', valid_from: 2026-01-01\n"
     "id: h100-spot, model: H100, capacity_type: spot, price: '3', valid_from: 2026-10-10\n"
@@ -33,22 +32,27 @@ BOOK = (
 
 
 @pytest.fixture
-def keeper(books):
+def keeper():
     rows = [
-        books.held("2026-10-01", "2026-11-05", 6),
-        books.held("2026-10-01", "2026-11-05", 1, team="nlp"),
-        books.unheld("2026-10-01", "2026-11-05"),
-        books.held("2026-10-10", "2026-10-20", 2, team="nlp", capacity_type="spot"),
-        books.held("2026-10-01", "2026-10-02", 1, team="nlp", gpu_model="Tesla T4"),
+        held("2026-10-01", "2026-11-05", 6),
+        held("2026-10-01", "2026-11-05", 1, team="nlp"),
+        unheld("2026-10-01", "2026-11-05"),
+        held("2026-10-10", "2026-10-20", 2, team="nlp", capacity_type="spot"),
+        held("2026-10-01", "2026-10-02", 1, team="nlp", gpu_model="Tesla T4"),
     ]
-    found = Bookkeeper(books.ledger(rows), VirtualClock(books.at("2026-11-05")))
-    found.prices.take(books.price_book(BOOK), "file", "prices.yaml", "", 0)
+    found = Bookkeeper(ListLedger(rows), VirtualClock(at("2026-11-05")))
+    found.prices.take(price_book(BOOK), "file", "prices.yaml", "", 0)
     return found
 
 
-def line(item, amount, model="H100", capacity_type="on-demand", currency="USD"):
+def line(item, amount, model="H100", capacity_type="on-demand", currency="USD", region=""):
     return InvoiceLine(
-        item=item, gpu_model=model, capacity_type=capacity_type, amount=Decimal(amount), currency=currency
+        item=item,
+        gpu_model=model,
+        capacity_type=capacity_type,
+        amount=Decimal(amount),
+        currency=currency,
+        region=region,
     )
 
 
@@ -61,10 +65,20 @@ INVOICE = Invoice(
 )  # fmt: skip
 
 
+TWO_REGIONS = Invoice(
+    source="regions.csv",
+    lines=(line("a", 9, capacity_type="", region="us"), line("b", 9, capacity_type="", region="eu-1")),
+)
+
+
+def later_than(keeper, day):
+    """A bookkeeper on the same ledger, on another day."""
+    return Bookkeeper(keeper._ledger, VirtualClock(at(day)))
+
+
 def test_every_line_adds_up(keeper):
     found = keeper.reconcile(OCT, INVOICE)
-    for one in found.lines:
-        assert one.invoice == one.teams + one.idle + one.unmatched
+    assert all(one.invoice == one.teams + one.idle + one.unmatched for one in found.lines)
     assert found.invoice == found.teams + found.idle + found.unmatched == Decimal("42411.75")
     by_item = {(one.items, one.capacity_type): one for one in found.lines}
     demand = by_item[("p5.48xlarge", "p5.4xlarge"), "on-demand"]
@@ -76,13 +90,13 @@ def test_every_line_adds_up(keeper):
     assert demand.rate == (Decimal(41000) / (8 * hours)).quantize(Decimal("1e-12"))
 
 
-def test_rates_follow_the_invoice_for_that_month_alone(books, keeper):
-    november = keeper.month(Month(2026, 11))
+def test_rates_follow_the_invoice_for_that_month_alone(keeper):
+    november = keeper.month(NOV)
     book, booked = keeper.true_up(OCT, INVOICE, "ada", "the bill is here")
     assert booked == []
     after = keeper.reconcile(OCT, INVOICE)
     assert all(abs(one.unmatched) < Decimal("0.00001") for one in after.lines if one.gpu_model)
-    assert keeper.month(Month(2026, 11)).cost == november.cost
+    assert keeper.month(NOV).cost == november.cost
     assert {price.id for price in book.prices} == {
         "h100", "h100@2026-10", "h100@after-2026-10", "h100-spot@2026-10", "h100-spot@after-2026-10", "t4",
     }  # fmt: skip
@@ -91,8 +105,8 @@ def test_rates_follow_the_invoice_for_that_month_alone(books, keeper):
     assert [act.subject for act in keeper._ledger.acts("invoiced")] == ["2026-10"]
 
 
-def test_a_closed_month_is_corrected_by_it(books, keeper):
-    later = Bookkeeper(keeper._ledger, VirtualClock(books.at("2026-11-20")))
+def test_a_closed_month_is_corrected_by_it(keeper):
+    later = later_than(keeper, "2026-11-20")
     later.close(OCT, "ada")
     _, booked = later.true_up(OCT, INVOICE, "ada", "the bill is here")
     due = sum(correction.amount for correction in booked)
@@ -104,33 +118,32 @@ LATER = BOOK.replace(
     "price: '6.88', valid_from: 2026-01-01, valid_to: 2026-11-01\n"
     "id: h100-new, model: H100, price: '9', valid_from: 2026-11-01",
 )
-NOV = Month(2026, 11)
 
 
 def cost(keeper, month):
     return round(keeper.month(month).cost, 2)
 
 
-def test_a_month_goes_on_following_its_invoice_when_the_price_file_changes(books, keeper):
+def test_a_month_goes_on_following_its_invoice_when_the_price_file_changes(keeper):
     keeper.true_up(OCT, INVOICE, "ada", "the bill is here")
     before = cost(keeper, OCT)
-    again = Bookkeeper(keeper._ledger, VirtualClock(books.at("2026-11-05")))
-    assert again.take_file(books.price_book(BOOK), "prices.yaml") is None, "a restart undoes nothing"
-    assert again.take_file(books.price_book(LATER), "prices.yaml") is not None
+    again = later_than(keeper, "2026-11-05")
+    assert again.take_file(price_book(BOOK), "prices.yaml") is None, "a restart undoes nothing"
+    assert again.take_file(price_book(LATER), "prices.yaml") is not None
     assert all(abs(one.unmatched) < Decimal("0.001") for one in again.reconcile(OCT, INVOICE).lines if one.gpu_model)
     assert (cost(again, OCT), cost(again, NOV)) == (before, 8 * 4 * 24 * 9)
     assert {price.id for price in again.prices.current.prices} == {
         "h100@2026-10", "h100", "h100-new", "h100-spot@2026-10", "h100-spot@after-2026-10", "t4",
     }  # fmt: skip
-    later = Bookkeeper(keeper._ledger, VirtualClock(books.at("2026-11-05")))
-    assert later.take_file(books.price_book(LATER), "prices.yaml") is None
+    later = later_than(keeper, "2026-11-05")
+    assert later.take_file(price_book(LATER), "prices.yaml") is None
     assert cost(later, OCT) == before
 
 
-def test_an_invoice_of_a_closed_month_brings_back_no_older_price(books, keeper):
-    later = Bookkeeper(keeper._ledger, VirtualClock(books.at("2026-11-20")))
+def test_an_invoice_of_a_closed_month_brings_back_no_older_price(keeper):
+    later = later_than(keeper, "2026-11-20")
     closed = later.close(OCT, "ada")
-    later.take_file(books.price_book(LATER), "prices.yaml")
+    later.take_file(price_book(LATER), "prices.yaml")
     november = cost(later, NOV)
     _, booked = later.true_up(OCT, INVOICE, "ada", "the bill is here")
     assert cost(later, NOV) - sum(one.amount for one in later.month(NOV).corrections) == november - sum(
@@ -145,10 +158,10 @@ def test_an_invoice_of_a_closed_month_brings_back_no_older_price(books, keeper):
 
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("kind", ["invoiced", "prices", "repriced", "corrected"])
-def test_a_true_up_is_recorded_whole_or_not_at_all(books, keeper, kind, closed):
+def test_a_true_up_is_recorded_whole_or_not_at_all(keeper, kind, closed):
     if not closed and kind in ("repriced", "corrected"):
         return  # there is no such act
-    ledger, clock = keeper._ledger, VirtualClock(books.at("2026-11-20"))
+    ledger, clock = keeper._ledger, VirtualClock(at("2026-11-20"))
     if closed:
         Bookkeeper(ledger, clock).close(OCT, "ada")
     known = ledger.acts()
@@ -163,13 +176,13 @@ def test_a_true_up_is_recorded_whole_or_not_at_all(books, keeper, kind, closed):
     assert whole.correct("ada") == []
 
 
-def test_months_that_follow_their_invoices_are_independent(books, keeper):
+def test_months_that_follow_their_invoices_are_independent(keeper):
     """A second invoice takes the place of the first; a price by hand ends it; published, a month needs it no more."""
 
     def half(keeper):
         return tuple(round(keeper.month(month).cost / 2) for month in (OCT, NOV))
 
-    later = Bookkeeper(keeper._ledger, VirtualClock(books.at("2026-12-20")))
+    later = later_than(keeper, "2026-12-20")
     rising = [INVOICE.model_copy(update={"lines": (line("p5", amount, "H100", ""),)}) for amount in ("1000", "2000")]
     for invoice in (*rising, *rising[:1], *rising[1:]):
         for month in (NOV, OCT):
@@ -177,25 +190,25 @@ def test_months_that_follow_their_invoices_are_independent(books, keeper):
             assert abs(later.reconcile(month, invoice).lines[0].unmatched) < Decimal("0.001")
     assert all(len(price.id) < 30 for price in later.prices.current.prices)
     assert half(later) == (1006, 1000)
-    _, previewed = later.preview(NOV, books.price_book(BOOK))
-    later.reprice(NOV, books.price_book(BOOK), "ada", "by hand")
+    _, previewed = later.preview(NOV, price_book(BOOK))
+    later.reprice(NOV, price_book(BOOK), "ada", "by hand")
     assert later.month(NOV) == previewed
     assert half(later) == (1006, round(8 * 4 * 12 * Decimal("6.88")))
     later.close(OCT, "ada")
     later.publish(OCT, "ada")
-    later.take_file(books.price_book(LATER), "prices.yaml")
+    later.take_file(price_book(LATER), "prices.yaml")
     assert not later.prices.latest.true_ups
     assert half(later) == (1006, 8 * 4 * 12 * 9)
     assert later.correct("ada") == []
 
 
-def test_a_price_file_that_is_taken_while_a_true_up_is_worked_out_is_not_lost(books, keeper):
+def test_a_price_file_that_is_taken_while_a_true_up_is_worked_out_is_not_lost(keeper):
     made, begun = keeper.invoices.composed, []
 
     def meanwhile(*of):
         found = made(*of)
         if not begun:
-            begun.append(Thread(target=keeper.take_file, args=(books.price_book(LATER), "prices.yaml")))
+            begun.append(Thread(target=keeper.take_file, args=(price_book(LATER), "prices.yaml")))
             begun[0].start()
             begun[0].join(0.1)
         return found
@@ -207,44 +220,36 @@ def test_a_price_file_that_is_taken_while_a_true_up_is_worked_out_is_not_lost(bo
     assert [one.month for one in keeper.prices.latest.true_ups] == ["2026-10"]
 
 
-def test_invoices_of_two_providers_stand_side_by_side(books, keeper):
+def test_invoices_of_two_providers_stand_side_by_side(keeper):
     first, second = (Invoice(source=name, lines=(line(name, "500", name, ""),)) for name in ("H100", "T4"))
     keeper.true_up(OCT, first, "ada", "one provider")
     keeper.true_up(OCT, second, "ada", "the other")
     assert cost(keeper, OCT) == 1000
     assert {row.source for row in keeper.prices.current.rows} >= {"invoice: H100", "invoice: T4"}
-    keeper.take_file(books.price_book(LATER), "prices.yaml")
+    keeper.take_file(price_book(LATER), "prices.yaml")
     assert cost(keeper, OCT) == 1000
 
 
-def test_a_price_file_under_which_a_month_cannot_follow_its_invoice_is_refused(books, keeper):
-    keeper._ledger.add(books.held("2026-10-01", "2026-10-02", 1, region="us"))
+def test_a_price_file_under_which_a_month_cannot_follow_its_invoice_is_refused(keeper):
+    keeper._ledger.add(held("2026-10-01", "2026-10-02", 1, region="us"))
     regional = "".join(f"id: {r}, model: H100, region: {r}, price: 5, valid_from: 2026-01-01\n" for r in ("us", "eu-1"))
-    keeper.take_file(books.price_book(regional + BOOK.splitlines()[2]), "prices.yaml")
-    two = (
-        InvoiceLine(item="a", gpu_model="H100", region="us", amount=Decimal(9), currency="USD"),
-        InvoiceLine(item="b", gpu_model="H100", region="eu-1", amount=Decimal(9), currency="USD"),
-    )
-    keeper.true_up(OCT, Invoice(source="o.csv", lines=two), "ada", "x")
+    keeper.take_file(price_book(regional + BOOK.splitlines()[2]), "prices.yaml")
+    keeper.true_up(OCT, TWO_REGIONS, "ada", "x")
     with pytest.raises(CannotClose, match=r"^the invoice of 2026-10: price row 'h100' matches several"):
-        keeper.take_file(books.price_book(BOOK), "prices.yaml")
+        keeper.take_file(price_book(BOOK), "prices.yaml")
     assert cost(keeper, OCT) == 18 + 12
 
 
-def test_what_cannot_be_trued_up(keeper, books):
+def test_what_cannot_be_trued_up(keeper):
     with pytest.raises(CannotClose, match="the invoice has charges in EUR, but the price book is in USD"):
         keeper.reconcile(OCT, Invoice(source="s", lines=(line("a", "1", currency="EUR"),)))
     with pytest.raises(CannotClose, match="needs a reason"):
         keeper.true_up(OCT, INVOICE, "ada", " ")
     with pytest.raises(CannotClose, match="no line of the invoice matches a GPU"):
         keeper.true_up(OCT, Invoice(source="s", lines=(line("support", "5", "", ""),)), "ada", "x")
-    keeper._ledger.add(books.held("2026-10-01", "2026-10-02", 1, region="us"))
-    two = (
-        InvoiceLine(item="a", gpu_model="H100", region="us", amount=Decimal(9), currency="USD"),
-        InvoiceLine(item="b", gpu_model="H100", region="eu-1", amount=Decimal(9), currency="USD"),
-    )
+    keeper._ledger.add(held("2026-10-01", "2026-10-02", 1, region="us"))
     with pytest.raises(CannotClose, match="'h100' matches several invoice lines"):
-        keeper.true_up(OCT, Invoice(source="s", lines=two), "ada", "x")
+        keeper.true_up(OCT, TWO_REGIONS, "ada", "x")
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -281,8 +286,8 @@ CUR = (
 )
 
 
-def test_focus_and_cur_files(tmp_path, books):
-    span = books.at("2026-10-01"), books.at("2026-11-01")
+def test_focus_and_cur_files(tmp_path):
+    span = at("2026-10-01"), at("2026-11-01")
     (tmp_path / "focus.csv").write_text(FOCUS)
     expected = [
         InvoiceItem("egress", "eu-1", "spot", "USD", Decimal("0.000000000001")),

@@ -1,10 +1,15 @@
-"""The report: sections that meet to the last cent."""
+"""The report: sections that meet to the last cent, as page, table and picture."""
 
 from __future__ import annotations
 
+import csv as csvfile
+import io
+import re
 from dataclasses import replace
 from decimal import Decimal
+from html.parser import HTMLParser
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -16,7 +21,63 @@ from accountant.reports import csv_xlsx_parquet, html_and_pdf, report_tables
 from accountant.reports.report_builder import build, made_of, read_data
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts
-from tests.billing.october import HOUR, OCTOBER, Page, build_month
+from tests.billing.rows import SAMPLE_PRICES, at, busy_month, held, ledger_of, price_book, quota_policy, unheld
+from tests.fakes.rows import ListLedger
+
+OCTOBER = Month(2026, 10)
+HOUR = 3_600_000_000
+
+
+def build_month(ledger, book, month, timezone="UTC", team=None):
+    """The report of a whole calendar month."""
+    return build(ledger, book, *month.span(zone(timezone)), timezone, team=team)
+
+
+class Page(HTMLParser):
+    """Every tag must be closed by its own; keeps tags, attributes and text."""
+
+    VOID = frozenset({"meta", "br", "link", "img", "hr"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def ledger():
+    """Two busy months, with quotas."""
+    return busy_ledger(busy_month())
+
+
+def busy_ledger(rows):
+    kept = ListLedger(rows)
+    kept.put_policy(quota_policy(vision=16, language=16, robotics=12, genomics=8, teaching=4), 0)
+    return kept
+
+
+@pytest.fixture(scope="module")
+def report(ledger):
+    """Of October."""
+    return build_month(ledger, price_book(SAMPLE_PRICES), OCTOBER)
 
 
 def cents(*values):
@@ -44,8 +105,8 @@ def test_every_table_meets_the_same_cent(report):
     }
 
 
-def test_a_teams_page_shows_what_the_clusters_page_says_of_it(books, ledger, report):
-    book = books.price_book(books.sample_prices)
+def test_a_teams_page_shows_what_the_clusters_page_says_of_it(ledger, report):
+    book = price_book(SAMPLE_PRICES)
     for row in report.teams:
         own = build_month(ledger, book, OCTOBER, team=row.team)
         assert own.headline.cost == row.figures.cost == own.statement.payable[row.team]
@@ -57,9 +118,9 @@ def test_a_teams_page_shows_what_the_clusters_page_says_of_it(books, ledger, rep
 
 
 @pytest.mark.parametrize("starting", ["holder", "cluster"])
-def test_one_reading_makes_the_report_of_every_team(books, ledger, starting):
+def test_one_reading_makes_the_report_of_every_team(ledger, starting):
     """Also where jobs are looked at charge by charge, because others may pay for what they began with."""
-    book = books.price_book(books.sample_prices)
+    book = price_book(SAMPLE_PRICES)
     book = book.model_copy(update={"billing": Billing(idle=IdlePolicy(starting=starting))})
     found = read_data(ledger, book, *OCTOBER.span(zone("UTC")))
     assert len(found.scopes) > 4
@@ -85,42 +146,38 @@ def test_ranks_and_shares(report):
     assert sum(row.share for row in report.teams) == pytest.approx(1)
 
 
-def test_share_of_the_cluster_vector(books, vectors):
+def test_share_of_the_cluster_vector(vectors):
     case = vectors["princeton-sponsor-report"]
     group, total = case["input"]["group_gpu_hours"], case["input"]["total_gpu_hours"]
-    ledger = books.ledger(
-        [
-            books.held("2026-10-01T00:00", "2026-10-01T01:00", group, team="group"),
-            books.held("2026-10-01T00:00", "2026-10-01T01:00", total - group, team="others"),
-        ]
+    ledger = ledger_of(
+        held("2026-10-01T00:00", "2026-10-01T01:00", group, team="group"),
+        held("2026-10-01T00:00", "2026-10-01T01:00", total - group, team="others"),
     )
     rows = build_month(ledger, None, OCTOBER, team="group").teams
     assert round(rows[0].share * 100, 1) == case["expect"]["gpu_share_pct"]
 
 
-def test_utilisation_leaves_unknown_out(books):
+def test_utilisation_leaves_unknown_out():
     span = "2026-10-01T00:00", "2026-10-01T01:00"
-    ledger = books.ledger([books.held(*span, busy=0.5), books.held(*span, busy=None)])
+    ledger = ledger_of(held(*span, busy=0.5), held(*span, busy=None))
     found = build_month(ledger, None, OCTOBER).headline.figures
     assert found.utilisation == 0.5
-    assert build_month(books.ledger(), None, OCTOBER).headline.figures.utilisation is None
+    assert build_month(ListLedger(), None, OCTOBER).headline.figures.utilisation is None
 
 
-def test_changes_are_against_the_month_before(books):
-    book = books.price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
-    ledger = books.ledger(
-        [books.held("2026-09-01T00:00", "2026-09-01T10:00"), books.held("2026-10-01T00:00", "2026-10-01T15:00")]
-    )
+def test_changes_are_against_the_month_before():
+    book = price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
+    ledger = ledger_of(held("2026-09-01T00:00", "2026-09-01T10:00"), held("2026-10-01T00:00", "2026-10-01T15:00"))
     found = build_month(ledger, book, OCTOBER)
     assert found.before.cost == 10
     assert (found.teams[0].change.absolute, found.teams[0].change.relative) == (5, 0.5)
     assert build_month(ledger, book, Month(2026, 9)).before is None
 
 
-def test_a_month_so_far_compares_with_the_same_stretch(books):
-    book = books.price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
-    ledger = books.ledger([books.held("2026-09-01", "2026-11-01")])
-    found = build(ledger, book, books.at("2026-10-01"), books.at("2026-10-08"))
+def test_a_month_so_far_compares_with_the_same_stretch():
+    book = price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
+    ledger = ledger_of(held("2026-09-01", "2026-11-01"))
+    found = build(ledger, book, at("2026-10-01"), at("2026-10-08"))
     assert (found.statement.month, found.headline.cost, found.before.cost) == (None, 168, 168)
     assert "1–7 October 2026" in html_and_pdf.render_html(found)
 
@@ -128,25 +185,23 @@ def test_a_month_so_far_compares_with_the_same_stretch(books):
 @pytest.mark.parametrize(
     ("month", "timezone", "hours"), [(OCTOBER, "Europe/Berlin", 745), (Month(2028, 2), "UTC", 696)]
 )
-def test_hours_of_the_calendar(books, month, timezone, hours):
-    book = books.price_book("id: a, model: H100, price: 1, valid_from: 2020-01-01", timezone=timezone)
-    found = build_month(books.ledger([books.held("2020-01-01", "2030-01-01")]), book, month, timezone)
+def test_hours_of_the_calendar(month, timezone, hours):
+    book = price_book("id: a, model: H100, price: 1, valid_from: 2020-01-01", timezone=timezone)
+    found = build_month(ledger_of(held("2020-01-01", "2030-01-01")), book, month, timezone)
     assert found.headline.cost == hours
     assert sum(sum(day.allocated_us.values()) for day in found.daily) == hours * HOUR
 
 
-def test_hints_give_their_evidence(books):
+def test_hints_give_their_evidence():
     day = "2026-10-02T00:00", "2026-10-03T00:00"
-    book = books.price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
-    ledger = books.ledger(
-        [
-            books.held(*day, gpus=8, busy=0.22, job="Job/wide"),
-            books.held(*day, gpus=1, busy=0.3, job="Job/small"),
-            books.held(*day, gpus=1, busy=0.01, job="StatefulSet/notebook"),
-            books.held(*day, gpus=8, busy=0.95, job="Job/good"),
-            books.held(*day, gpus=8, busy=None, job="Job/blind"),
-            books.held("2026-10-02T00:00", "2026-10-02T01:00", gpus=2, busy=0.1, job="Job/short"),
-        ]
+    book = price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
+    ledger = ledger_of(
+        held(*day, gpus=8, busy=0.22, job="Job/wide"),
+        held(*day, gpus=1, busy=0.3, job="Job/small"),
+        held(*day, gpus=1, busy=0.01, job="StatefulSet/notebook"),
+        held(*day, gpus=8, busy=0.95, job="Job/good"),
+        held(*day, gpus=8, busy=None, job="Job/blind"),
+        held("2026-10-02T00:00", "2026-10-02T01:00", gpus=2, busy=0.1, job="Job/short"),
     )
     found = build_month(ledger, book, OCTOBER)
     hints = {hint.job.job: hint for hint in found.hints}
@@ -168,17 +223,15 @@ def test_hints_give_their_evidence(books):
         ("Atlantic/Azores", OCTOBER, "2026-10-25T00"),
     ],
 )
-def test_an_hour_that_the_clocks_repeat_holds_no_more_gpus_than_any_other(books, timezone, month, name):
+def test_an_hour_that_the_clocks_repeat_holds_no_more_gpus_than_any_other(timezone, month, name):
     """Nobody who held one GPU held two in it, and it is not the busiest."""
-    book = books.price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01", timezone=timezone)
+    book = price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01", timezone=timezone)
     start, end = month.span(zone(timezone))
-    ledger = books.ledger(
-        [
-            books.held(start, end, gpus=1, busy=0.45, job="Job/one"),
-            books.held(start + 86_400_000, start + 90_000_000, gpus=2, busy=1.0, job="Job/two"),
-            books.unheld(start, start + 86_400_000, gpus=2),
-            books.unheld(start + 90_000_000, end, gpus=2),
-        ]
+    ledger = ledger_of(
+        held(start, end, gpus=1, busy=0.45, job="Job/one"),
+        held(start + 86_400_000, start + 90_000_000, gpus=2, busy=1.0, job="Job/two"),
+        unheld(start, start + 86_400_000, gpus=2),
+        unheld(start + 90_000_000, end, gpus=2),
     )
     found = build_month(ledger, book, month, timezone)
     (hint,) = found.hints
@@ -189,7 +242,7 @@ def test_an_hour_that_the_clocks_repeat_holds_no_more_gpus_than_any_other(books,
     assert name in repeated(start, end, timezone)
 
 
-def test_a_slice_is_advised_to_who_held_a_whole_gpu(books):
+def test_a_slice_is_advised_to_who_held_a_whole_gpu():
     """Neither to who has a part of one already, nor to who used all of it a part of each hour."""
 
     def third(row: Any) -> Any:
@@ -198,19 +251,17 @@ def test_a_slice_is_advised_to_who_held_a_whole_gpu(books):
 
     def bursts(job: str, busy: float) -> list[Any]:
         return [
-            books.held(f"2026-10-02T{hour:02}:00", f"2026-10-02T{hour:02}:20", busy=busy, job=job) for hour in range(24)
-        ] + [books.held("2026-10-03T00:00", "2026-10-03T04:00", busy=0.1, job=job)]
+            held(f"2026-10-02T{hour:02}:00", f"2026-10-02T{hour:02}:20", busy=busy, job=job) for hour in range(24)
+        ] + [held("2026-10-03T00:00", "2026-10-03T04:00", busy=0.1, job=job)]
 
     day = "2026-10-02T00:00", "2026-10-04T00:00"
-    ledger = books.ledger(
-        [
-            third(books.held(*day, busy=0.3, job="Job/instance")),
-            third(books.held(*day, busy=0.01, job="Job/idle-instance")),
-            *bursts("Job/cron", 1.0),
-            *bursts("Job/quiet-cron", 0.2),
-        ]
+    ledger = ledger_of(
+        third(held(*day, busy=0.3, job="Job/instance")),
+        third(held(*day, busy=0.01, job="Job/idle-instance")),
+        *bursts("Job/cron", 1.0),
+        *bursts("Job/quiet-cron", 0.2),
     )
-    book = books.price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
+    book = price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
     found = build_month(ledger, book, OCTOBER)
     assert {hint.job.job: hint.kind for hint in found.hints} == {
         "Job/idle-instance": "idle", "Job/quiet-cron": "slice"
@@ -219,27 +270,25 @@ def test_a_slice_is_advised_to_who_held_a_whole_gpu(books):
 
 
 @pytest.mark.parametrize(("basis", "words"), [("compute", "compute slices, a"), ("memory", "memory slices in all")])
-def test_it_is_said_by_what_an_instance_counts(books, basis, words):
+def test_it_is_said_by_what_an_instance_counts(basis, words):
     """Of 3g.40gb that is 3 of 7 compute slices, or 4 of 8 of the memory."""
-    row = books.held("2026-10-02", "2026-10-09", gpu_model="NVIDIA A100-SXM4-80GB", mig_profile="3g.40gb")
-    free = books.unheld("2026-10-02", "2026-10-09", gpu_model="NVIDIA A100-SXM4-80GB")
+    row = held("2026-10-02", "2026-10-09", gpu_model="NVIDIA A100-SXM4-80GB", mig_profile="3g.40gb")
+    free = unheld("2026-10-02", "2026-10-09", gpu_model="NVIDIA A100-SXM4-80GB")
     parts = [
         replace(one, accounts=Accounts(**{name: us * of // 7 for name, us in one.accounts.model_dump().items()}))
         for one, of in ((row, 3), (free, 4))
     ]
-    book = books.price_book("id: a, model: A100, price: 1, valid_from: 2026-01-01")
-    found = build_month(books.ledger(parts), book.model_copy(update={"mig_basis": basis}), OCTOBER)
+    book = price_book("id: a, model: A100, price: 1, valid_from: 2026-01-01")
+    found = build_month(ListLedger(parts), book.model_copy(update={"mig_basis": basis}), OCTOBER)
     part = 3 / 7 if basis == "compute" else 1 / 2
     assert found.headline.figures.accounts.allocated == pytest.approx(7 * 24 * HOUR * part, abs=3)
     assert words in html_and_pdf.render_html(found)
 
 
-def test_one_busy_hour_is_enough_to_need_the_gpus(books):
-    ledger = books.ledger(
-        [
-            books.held("2026-10-02T00:00", "2026-10-02T23:00", gpus=8, busy=0.1),
-            books.held("2026-10-02T23:00", "2026-10-03T00:00", gpus=8, busy=1.0),
-        ]
+def test_one_busy_hour_is_enough_to_need_the_gpus():
+    ledger = ledger_of(
+        held("2026-10-02T00:00", "2026-10-02T23:00", gpus=8, busy=0.1),
+        held("2026-10-02T23:00", "2026-10-03T00:00", gpus=8, busy=1.0),
     )
     assert build_month(ledger, None, OCTOBER).hints == ()
 
@@ -252,17 +301,15 @@ def test_unpriced_is_listed_and_in_no_amount(report):
     assert "+ unpriced" in text
 
 
-def test_what_has_no_price_is_no_zero(books):
+def test_what_has_no_price_is_no_zero():
     """Neither on the page nor in the files, be it all of a team's time or a part of it."""
-    ledger = books.ledger(
-        [
-            books.held("2026-10-02", "2026-10-03", busy=0.5),
-            books.held("2026-10-02", "2026-10-03", busy=0.5, gpu_model="B300"),
-            books.held("2026-10-02", "2026-10-03", busy=0.5, team="language", gpu_model="B300"),
-            books.unheld("2026-10-02", "2026-10-03", gpu_model="B300"),
-        ]
+    ledger = ledger_of(
+        held("2026-10-02", "2026-10-03", busy=0.5),
+        held("2026-10-02", "2026-10-03", busy=0.5, gpu_model="B300"),
+        held("2026-10-02", "2026-10-03", busy=0.5, team="language", gpu_model="B300"),
+        unheld("2026-10-02", "2026-10-03", gpu_model="B300"),
     )
-    book = books.price_book("id: h100, model: H100, price: '2.00', valid_from: 2026-01-01")
+    book = price_book("id: h100, model: H100, price: '2.00', valid_from: 2026-01-01")
     found = build_month(ledger, book, OCTOBER)
     rows = {table.name: [dict(zip([name for name, _ in table.columns], row, strict=True)) for row in table.rows]
             for table in report_tables.tables(found)}  # fmt: skip
@@ -278,15 +325,15 @@ def test_what_has_no_price_is_no_zero(books):
     own = "".join(Page(html_and_pdf.render_html(build_month(ledger, book, OCTOBER, team="language"))).text.split())
     assert "Costunpriced24GPU-hwithoutaprice" in own
     assert "Busy12.050.0%unpriced" in own
-    ledger.add(books.held("2026-09-02", "2026-09-03", busy=0.5))
+    ledger.add(held("2026-09-02", "2026-09-03", busy=0.5))
     assert [row.change for row in build_month(ledger, book, OCTOBER).teams] == [None, None]
 
 
-def test_a_team_that_pays_and_held_nothing_is_a_team_all_the_same(books):
+def test_a_team_that_pays_and_held_nothing_is_a_team_all_the_same():
     """Of a guarantee that it left unused: rows add up to what is billed to teams; nothing stays with the platform."""
-    ledger = books.ledger([books.held("2026-10-01", "2026-10-02"), books.unheld("2026-10-01", "2026-10-02")])
-    ledger.put_policy(books.quota_policy(vision=1, language=1), 0)
-    book = books.price_book("id: h100, model: H100, price: '2.00', valid_from: 2026-01-01")
+    ledger = ledger_of(held("2026-10-01", "2026-10-02"), unheld("2026-10-01", "2026-10-02"))
+    ledger.put_policy(quota_policy(vision=1, language=1), 0)
+    book = price_book("id: h100, model: H100, price: '2.00', valid_from: 2026-01-01")
     book = book.model_copy(update={"billing": Billing(idle=IdlePolicy(guaranteed="owner"))})
     found = build_month(ledger, book, OCTOBER)
     assert [(row.team, row.rank, row.figures.cost) for row in found.teams] == [("vision", 1, 48), ("language", 2, 48)]
@@ -296,7 +343,7 @@ def test_a_team_that_pays_and_held_nothing_is_a_team_all_the_same(books):
     assert "nobodyisbilledforit" not in text
 
 
-def test_without_a_price_book(books, ledger):
+def test_without_a_price_book(ledger):
     found = build_month(ledger, None, OCTOBER)
     page = Page(html_and_pdf.render_html(found))
     assert "no price book" in page.text
@@ -304,8 +351,8 @@ def test_without_a_price_book(books, ledger):
     assert "payable" not in csv_xlsx_parquet.render_csv(found)
 
 
-def test_an_empty_ledger(books):
-    found = build_month(books.ledger(), books.price_book(books.sample_prices), OCTOBER)
+def test_an_empty_ledger():
+    found = build_month(ListLedger(), price_book(SAMPLE_PRICES), OCTOBER)
     page = Page(html_and_pdf.render_html(found))
     assert "October 2026" in page.text
     assert found.accounts[0].share is None
@@ -314,25 +361,23 @@ def test_an_empty_ledger(books):
     assert csv_xlsx_parquet.render_csv(found).count("\r\n") == 2
 
 
-def test_any_span(books, ledger):
-    found = build(ledger, None, books.at("2026-10-05T06:00"), books.at("2026-10-07T18:30"), "Asia/Kolkata")
+def test_any_span(ledger):
+    found = build(ledger, None, at("2026-10-05T06:00"), at("2026-10-07T18:30"), "Asia/Kolkata")
     assert found.statement.month is None
-    assert found.before_ms == (books.at("2026-10-02T17:30"), books.at("2026-10-05T06:00"))
+    assert found.before_ms == (at("2026-10-02T17:30"), at("2026-10-05T06:00"))
     assert "5 Oct 2026 11:30 to 8 Oct 2026 00:00" in html_and_pdf.render_html(found)
     with pytest.raises(ValueError, match="empty"):
         build(ledger, None, 5, 5)
 
 
-def test_guarantees_do_not_carry_over(books):
-    ledger = books.ledger(
-        [
-            books.held("2026-10-01T00:00", "2026-10-01T01:00", gpus=6),
-            books.held("2026-10-01T02:00", "2026-10-01T03:00", gpus=1),
-        ]
+def test_guarantees_do_not_carry_over():
+    ledger = ledger_of(
+        held("2026-10-01T00:00", "2026-10-01T01:00", gpus=6),
+        held("2026-10-01T02:00", "2026-10-01T03:00", gpus=1),
     )
-    ledger.put_policy(books.quota_policy(vision=4, nlp=2, ops=-1), 0)
-    ledger.put_policy(books.quota_policy(vision=2, nlp=2), books.at("2026-10-01T02:00"))
-    found = build(ledger, None, books.at("2026-10-01T00:00"), books.at("2026-10-01T04:00"))
+    ledger.put_policy(quota_policy(vision=4, nlp=2, ops=-1), 0)
+    ledger.put_policy(quota_policy(vision=2, nlp=2), at("2026-10-01T02:00"))
+    found = build(ledger, None, at("2026-10-01T00:00"), at("2026-10-01T04:00"))
     rows = {row.queue: row for row in found.quotas}
     vision = rows["vision"]
     assert [vision.guaranteed_us, vision.within_us, vision.borrowed_us, vision.unused_us] == [
@@ -343,13 +388,113 @@ def test_guarantees_do_not_carry_over(books):
     text = html_and_pdf.render_html(found)
     assert "Guaranteed and borrowed" in text
     assert "unlimited" in text
-    own = build(ledger, None, books.at("2026-10-01T00:00"), books.at("2026-10-01T04:00"), team="vision")
+    own = build(ledger, None, at("2026-10-01T00:00"), at("2026-10-01T04:00"), team="vision")
     assert [row.queue for row in own.quotas] == ["vision"]
 
 
 @pytest.mark.parametrize(("timezone", "hours"), [("Europe/Berlin", 745), ("Asia/Kolkata", 744)])
-def test_guarantees_of_a_month_are_its_hours(books, timezone, hours):
-    ledger = books.ledger([books.held("2026-09-01", "2026-12-01", gpus=1)])
-    ledger.put_policy(books.quota_policy(vision=2.5), 0)
+def test_guarantees_of_a_month_are_its_hours(timezone, hours):
+    ledger = ledger_of(held("2026-09-01", "2026-12-01", gpus=1))
+    ledger.put_policy(quota_policy(vision=2.5), 0)
     (row,) = build_month(ledger, None, OCTOBER, timezone).quotas
     assert (row.guaranteed_us, row.within_us, row.borrowed_us) == (int(2.5 * hours * HOUR), hours * HOUR, 0)
+
+
+HOSTILE = '</td><script>alert("x")</script>{{7*7}}'
+
+
+def test_the_page_stands_alone(report):
+    text = html_and_pdf.render_html(report)
+    page = Page(text)
+    names = [tag for tag, _ in page.tags]
+    assert not {"script", "link", "img", "iframe", "object", "form"} & set(names)
+    assert not re.search(r"url\(|@import|https?://(?!www\.w3\.org/2000/svg)", text)
+    assert names.count("h1") == 1
+    tables = names.count("table")
+    assert tables == names.count("caption") > 5
+    assert all(attrs.get("scope") in ("col", "row") for tag, attrs in page.tags if tag == "th")
+    assert names.count("svg") - 1 == names.count("desc") == 3  # the brand's mark is hidden from readers
+
+
+def test_the_same_ledger_gives_the_same_bytes(report):
+    again = build_month(busy_ledger(reversed(busy_month())), price_book(SAMPLE_PRICES), OCTOBER)
+    assert html_and_pdf.render_html(again) == html_and_pdf.render_html(report)
+    assert csv_xlsx_parquet.render_csv(again) == csv_xlsx_parquet.render_csv(report)
+
+
+def test_hostile_names_stay_text():
+    names = {"team": HOSTILE, "namespace": HOSTILE, "job": HOSTILE, "gpu_model": HOSTILE, "pool": HOSTILE}
+    ledger = ledger_of(held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names))
+    for team in (None, HOSTILE):
+        text = html_and_pdf.render_html(build_month(ledger, price_book(SAMPLE_PRICES), OCTOBER, team=team))
+        page = Page(text)
+        assert "script" not in [tag for tag, _ in page.tags]
+        assert "<script" not in text
+        assert HOSTILE in page.text
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx", "\n=x", "＝1"])
+def test_formulas_stay_text(name):
+    ledger = ledger_of(held("2026-10-01", "2026-10-02", team=name))
+    found = build_month(ledger, price_book(SAMPLE_PRICES), OCTOBER)
+    cells = [row["team"] for row in csvfile.DictReader(io.StringIO(csv_xlsx_parquet.render_csv(found), newline=""))]
+    shown = f"\\x{ord(name[0]):02x}{name[1:]}" if name[0] < " " else f"'{name}"
+    assert shown in cells
+    assert not any(cell.startswith(name) for cell in cells)
+
+
+def test_csv_lines_add_up(report):
+    text = csv_xlsx_parquet.render_csv(report)
+    assert text.endswith("\r\n")
+    assert text.count("\n") == text.count("\r\n")
+    rows = list(csvfile.DictReader(io.StringIO(text, newline="")))
+    lines = [row for row in rows if row["record"] == "line"]
+    (total,) = [row for row in rows if row["record"] == "total"]
+    assert sum(Decimal(row["gpu_hours"]) for row in lines) == Decimal(total["gpu_hours"])
+    assert sum(Decimal(row["cost"]) for row in lines if row["cost"]) == Decimal(total["cost"])
+    payable = [Decimal(row["cost"]) for row in rows if row["record"] == "payable"]
+    (payable_total,) = [row for row in rows if row["record"] == "payable total"]
+    assert sum(payable) == Decimal(payable_total["cost"]) == report.statement.payable_total
+    for row in lines:
+        assert not re.search(r"[eE,]", row["gpu_hours"] + row["cost"])
+        if row["unit_price"]:
+            assert Decimal(row["unit_price"]) * Decimal(row["gpu_hours"]) == Decimal(row["cost"])
+    assert {row["cost"] for row in lines if row["gpu_model"] == "Tesla T4"} == {""}
+
+
+def test_more_teams_than_colours():
+    rows = [held("2026-10-01", "2026-10-02", team=f"team-{i:02d}", gpus=20 - i) for i in range(12)]
+    found = build_month(ListLedger(rows), None, OCTOBER)
+    shown = html_and_pdf.series(found.daily)
+    assert len(shown) == html_and_pdf.SERIES
+    assert (shown[-1].name, len(shown[-1].teams)) == ("6 other teams", 6)
+    assert sum(one.gpu_us for one in shown) == found.headline.figures.accounts.allocated
+
+
+def test_charts_are_drawn_to_scale(report):
+    svg = ET.fromstring(html_and_pdf.accounts(report.accounts, "Accounts"))
+    widths = [float(rect.get("width")) for rect in svg.iter("{http://www.w3.org/2000/svg}rect")]
+    shares = [row.share for row in report.accounts if row.gpu_us]
+    assert widths == pytest.approx([share * 1040 for share in shares], abs=2.1)
+    chart = ET.fromstring(html_and_pdf.daily(report.daily, "Days"))
+    heights = [float(rect.get("height")) for rect in chart.iter("{http://www.w3.org/2000/svg}rect")]
+    held = sum(sum(day.allocated_us.values()) for day in report.daily)
+    per_hour = sum(heights) / (held / HOUR)
+    assert 'class="capacity"' in html_and_pdf.daily(report.daily, "Days")
+    assert 'class="capacity"' not in html_and_pdf.daily(report.daily, "Days", capacity=False)
+    assert per_hour == pytest.approx((280 - 12 - 28) / 2000, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ticks"),
+    [(1, "0 6 12 18 24"), (10, "0 60 120 180 240"), (400, "0 2,500 5,000 7,500 10,000"), (64, "0 400 800 1,200 1,600")],
+)
+def test_ticks_say_what_they_stand_for(gpus, ticks):
+    found = build(
+        ledger_of(held("2026-10-01", "2026-10-02", gpus=gpus)),
+        None,
+        *map(at, ("2026-10-01", "2026-10-02")),
+    )
+    chart = ET.fromstring(html_and_pdf.daily(found.daily, "Days"))
+    texts = [text.text for text in chart.iter("{http://www.w3.org/2000/svg}text") if text.get("class") == "tick end"]
+    assert texts == ticks.split()

@@ -1,22 +1,42 @@
-"""Statements: lines add up to the last cent, every microsecond stands once, bytes never change."""
+"""Statements: lines add up to the last cent, bytes never change, and items add up to every line by every cut."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.cost_allocation import statement
-from accountant.billing.statements import canonical
+from accountant.billing.charge_columns import Groups
+from accountant.billing.cost_allocation import bills_by_grouping, statement
+from accountant.billing.statement_breakdown import (
+    DIMENSIONS,
+    LATE,
+    LineFilter,
+    Row,
+    accounts_named,
+    itemise,
+    minor_units,
+    nano_hours,
+    total,
+)
+from accountant.billing.statements import build, canonical, payable_lines
 from accountant.bookkeeping.month_closing import statement_hash
-from accountant.core.periods import Month, zone
+from accountant.core.periods import zone
+from accountant.prices.price_book import Billing, IdlePolicy
+from accountant.wire.policy_models import IDLE
+from gputally.base.apportionment import apportion
+from gputally.base.money import HOUR_PLACES, Money, exact_product, minor_places, nano_gpu_hours, payable
+from tests.billing.rows import OCT, SAMPLE_PRICES, at, busy_month, held, price_book, unheld
 from tests.effort import examples
+from tests.fakes.rows import ListLedger
 
 BOOK = (
     "id: h100, model: H100, price: '2.10', valid_from: 2026-01-01, valid_to: 2026-10-16\n"
@@ -26,28 +46,28 @@ BOOK = (
 
 
 @pytest.fixture
-def october(books):
+def october():
     """A month with every account, a price change, a spot pool, an unpriced GPU and hostile names."""
     month = "2026-10-01", "2026-11-01"
     return [
-        books.held("2026-10-01", "2026-10-20T10:20:30.001", busy=0.5),
-        books.held("2026-10-10", "2026-10-20", busy=None, team="nlp"),
-        books.held("2026-10-03", "2026-10-05T07:00:00.013", team="nlp", capacity_type="spot", busy=0.93),
-        books.held("2026-10-03", "2026-10-04", team="=HYPERLINK(1)", gpu_model="Tesla T4"),
-        books.unheld("2026-10-20T10:20:30.001", month[1]),
-        books.unheld(*month, account="down"),
-        books.unheld("2026-10-30", month[1], account="unmetered"),
+        held("2026-10-01", "2026-10-20T10:20:30.001", busy=0.5),
+        held("2026-10-10", "2026-10-20", busy=None, team="nlp"),
+        held("2026-10-03", "2026-10-05T07:00:00.013", team="nlp", capacity_type="spot", busy=0.93),
+        held("2026-10-03", "2026-10-04", team="=HYPERLINK(1)", gpu_model="Tesla T4"),
+        unheld("2026-10-20T10:20:30.001", month[1]),
+        unheld(*month, account="down"),
+        unheld("2026-10-30", month[1], account="unmetered"),
     ]
 
 
-def of_october(books, rows, timezone="UTC"):
-    span = Month(2026, 10).span(zone(timezone))
-    book = books.price_book(BOOK, timezone=timezone)
-    return statement(books.ledger(rows), book, *span, timezone)
+def of_october(rows, timezone="UTC"):
+    span = OCT.span(zone(timezone))
+    book = price_book(BOOK, timezone=timezone)
+    return statement(ListLedger(rows), book, *span, timezone)
 
 
-def test_every_microsecond_stands_on_one_line(books, october):
-    found = of_october(books, october)
+def test_every_microsecond_stands_on_one_line(october):
+    found = of_october(october)
     assert found.gpu_us == sum(row.accounts.total for row in october)
     assert found.gpu_hours == sum(line.gpu_hours for line in found.lines)
     assert {line.account for line in found.lines} == {
@@ -55,8 +75,8 @@ def test_every_microsecond_stands_on_one_line(books, october):
     }  # fmt: skip
 
 
-def test_what_is_billed(books, october):
-    lines = of_october(books, october).lines
+def test_what_is_billed(october):
+    lines = of_october(october).lines
     for line in lines:
         if line.account in ("down", "unmetered"):
             assert (line.cost, line.unit_price, line.price_row) == (0, None, None)
@@ -68,16 +88,16 @@ def test_what_is_billed(books, october):
     assert {line.price_row for line in lines} == {"h100", "h100-new", "h100-spot", None}
 
 
-def test_payable_amounts_add_up(books, october):
-    found = of_october(books, october)
+def test_payable_amounts_add_up(october):
+    found = of_october(october)
     assert sum(found.payable.values()) == found.payable_total
     assert found.payable_total == found.cost.quantize(Decimal("0.01"))
     assert found.unpriced_gpu_us == 24 * 3_600_000_000
 
 
-def test_bytes_are_golden(books, october):
+def test_bytes_are_golden(october):
     """A change of these bytes changes every hash handed out so far: it needs a new SCHEMA."""
-    found = of_october(books, october)
+    found = of_october(october)
     golden = Path(__file__).parent / "golden" / "statement-2026-10.json"
     if os.environ.get("GPUTALLY_GOLDEN") == "update":
         golden.write_bytes(canonical(found))
@@ -91,20 +111,20 @@ def test_bytes_are_golden(books, october):
 
 @settings(max_examples=25, deadline=None)
 @given(order=st.randoms(use_true_random=False))
-def test_the_order_of_records_changes_no_byte(books, order):
+def test_the_order_of_records_changes_no_byte(order):
     rows = [
-        books.held(f"2026-10-0{day}", f"2026-10-0{day + 1}T0{day}:00:00.{day:03d}", team=team, busy=0.3)
+        held(f"2026-10-0{day}", f"2026-10-0{day + 1}T0{day}:00:00.{day:03d}", team=team, busy=0.3)
         for day in range(1, 8)
         for team in ("a", "b")
     ]
-    first = canonical(of_october(books, rows))
+    first = canonical(of_october(rows))
     order.shuffle(rows)
-    assert canonical(of_october(books, rows)) == first
+    assert canonical(of_october(rows)) == first
 
 
-def test_one_record_more_changes_the_hash(books, october):
-    one_more = books.held("2026-10-30", "2026-10-30T00:00:00.001")
-    hashes = {statement_hash(of_october(books, records)) for records in (october, [*october, one_more])}
+def test_one_record_more_changes_the_hash(october):
+    one_more = held("2026-10-30", "2026-10-30T00:00:00.001")
+    hashes = {statement_hash(of_october(records)) for records in (october, [*october, one_more])}
     assert len(hashes) == 2
 
 
@@ -112,19 +132,16 @@ def test_one_record_more_changes_the_hash(books, october):
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, 2_678_400_000 - 1),
-            st.integers(1, 10**9),
-            st.sampled_from(["a", "b", "c"]),
-            st.integers(0, 100),
+            st.integers(0, 2_678_400_000 - 1), st.integers(1, 10**9), st.sampled_from("abc"), st.integers(0, 100)
         ),
         min_size=1,
         max_size=10,
     )
 )
-def test_lines_add_up_to_the_last_cent(books, spans):
-    origin = books.at("2026-10-01")
-    rows = [books.held(origin + s, origin + s + n, team=team, busy=busy / 100) for s, n, team, busy in spans]
-    found = of_october(books, rows)
+def test_lines_add_up_to_the_last_cent(spans):
+    origin = at("2026-10-01")
+    rows = [held(origin + s, origin + s + n, team=team, busy=busy / 100) for s, n, team, busy in spans]
+    found = of_october(rows)
     assert sum((line.cost for line in found.lines), Decimal(0)) == found.cost
     assert sum(found.payable.values()) == found.payable_total == found.cost.quantize(Decimal("0.01"))
     for team, amount in found.payable.items():
@@ -132,37 +149,175 @@ def test_lines_add_up_to_the_last_cent(books, spans):
         assert abs(amount - exact) < Decimal("0.01")
 
 
-@pytest.mark.parametrize(
-    ("month", "timezone", "hours"),
-    [
-        (Month(2028, 2), "UTC", 696),
-        (Month(2026, 2), "UTC", 672),
-        (Month(2026, 3), "Europe/Berlin", 743),
-        (Month(2026, 10), "Europe/Berlin", 745),
-    ],
-)
-def test_a_gpu_held_all_month_pays_the_hours_of_the_calendar(books, month, timezone, hours):
-    span = month.span(zone(timezone))
-    ledger = books.ledger([books.held(span[0] - 3_600_000, span[1] + 3_600_000)])
-    book = books.price_book("id: a, model: H100, price: 1, valid_from: 2020-01-01", timezone=timezone)
-    found = statement(ledger, book, *span, timezone)
-    assert found.payable == {"vision": hours}
-
-
-def test_a_teams_statement_is_a_part_of_the_clusters(books, october):
-    span = Month(2026, 10).span(zone("UTC"))
-    whole = statement(books.ledger(october), books.price_book(BOOK), *span)
+def test_a_teams_statement_is_a_part_of_the_clusters(october):
+    span = OCT.span(zone("UTC"))
+    whole = statement(ListLedger(october), price_book(BOOK), *span)
     teams = {line.team for line in whole.lines}
-    parts = [statement(books.ledger(october), books.price_book(BOOK), *span, teams=[team]) for team in sorted(teams)]
+    parts = [statement(ListLedger(october), price_book(BOOK), *span, teams=[team]) for team in sorted(teams)]
     assert tuple(line for part in parts for line in part.lines) == whole.lines
     assert sum(part.payable_total for part in parts) == whole.payable_total
     assert sum(part.gpu_us for part in parts) == whole.gpu_us
     assert sum(part.unpriced_gpu_us for part in parts) == whole.unpriced_gpu_us
 
 
-def test_without_prices_there_is_no_amount(books, october):
-    found = statement(books.ledger(october), None, *Month(2026, 10).span(zone("UTC")))
+def test_without_prices_there_is_no_amount(october):
+    found = statement(ListLedger(october), None, *OCT.span(zone("UTC")))
     assert (found.payable_total, found.currency, found.cost) == (None, None, 0)
     assert found.unpriced_gpu_us == sum(
         row.accounts.total - row.accounts.down - row.accounts.unmetered for row in october
     )
+
+
+OCTOBER = ("2026-10-01", "2026-11-01")
+
+
+@pytest.fixture(scope="module")
+def billed_october():
+    """The bills of a busy month by cut, the book and the span."""
+    book = price_book(SAMPLE_PRICES)
+    ledger = ListLedger(busy_month("2026-09-28", "2026-10-20"))
+    span = tuple(map(at, OCTOBER))
+    bills = bills_by_grouping(ledger, book, *span, list(DIMENSIONS.values()))
+    return dict(zip(DIMENSIONS, bills, strict=True)), book, span
+
+
+@pytest.fixture(scope="module")
+def stated(billed_october):
+    billed, book, span = billed_october
+    return build(billed["team"].charges, book, (), *span, "UTC")
+
+
+FIGURES = (
+    LineFilter(),
+    LineFilter(payers=True),
+    LineFilter(team="vision"),
+    LineFilter(team=IDLE),
+    LineFilter(accounts=accounts_named("allocated")),
+    LineFilter(team="teaching", accounts=accounts_named("allocated_idle")),
+    LineFilter(gpu_model="NVIDIA A100-SXM4-40GB", capacity_type="spot"),
+    LineFilter(gpu_model="Tesla T4"),
+    LineFilter(accounts=accounts_named("down")),
+    LineFilter(price_row="h100-oct"),
+)
+
+
+@pytest.mark.parametrize("cut", DIMENSIONS)
+def test_items_add_up_to_every_figure(billed_october, stated, cut):
+    billed, _, _ = billed_october
+    for figure in FIGURES:
+        found = itemise(stated, figure, billed[cut].groups)
+        expected = [(line, amount) for line, (_, _, amount) in payable_lines(stated) if figure.takes(line)]
+        assert [(line, part.amount) for line, part in found.lines] == expected
+        assert found.lines, figure
+        for line, part in found.lines:
+            items = [item.part for item in found.items if item.line is line]
+            assert total(items) == part, (figure, line)
+            assert all(item.key != LATE for item in found.items)
+        assert total(row.part for row in found.rows()) == found.whole == total(part for _, part in found.lines)
+        for most in (0, 1, 3, 10_000):
+            shown, rest, more = found.dearest(most)
+            assert (shown, more) == (found.rows()[:most], max(0, len(found.rows()) - most))
+            others = found.rows()[most:]
+            assert rest == (
+                Row(LATE, total(row.part for row in others), sum(row.unpriced_us for row in others)) if others else None
+            )
+
+
+@pytest.mark.parametrize("cut", DIMENSIONS)
+def test_a_share_of_idle_time_is_nobodys_late_record(cut):
+    """Three teams in odd proportions share what stood idle on seven nodes: every cut divides it a little otherwise."""
+    spread = IdlePolicy.model_validate({"unallocated": "spread"})
+    book = price_book(SAMPLE_PRICES).model_copy(update={"billing": Billing(idle=spread)})
+    rows = [
+        held("2026-10-01", f"2026-10-01T0{hours}:17:0{hours}", team=team)
+        for team, hours in (("vision", 3), ("language", 5), ("robotics", 7))
+    ]
+    rows += [
+        unheld(f"2026-10-0{day}", f"2026-10-0{day}T05:0{node}:07", node=f"n{node}", gpu=f"g{node}")
+        for node in range(7)
+        for day in range(1, 8)
+    ]
+    span = tuple(map(at, OCTOBER))
+    ledger = ListLedger(rows)
+    by_team, by_cut = bills_by_grouping(ledger, book, *span, (("team",), DIMENSIONS[cut]))
+    stated = build(by_team.charges, book, (), *span, "UTC")
+    found = itemise(stated, LineFilter(), by_cut.groups)
+    assert {line.team for line, _ in found.lines if line.detail == "spread"} == {"vision", "language", "robotics"}
+    assert not [item for item in found.items if item.key == LATE]
+    for line, part in found.lines:
+        assert total(item.part for item in found.items if item.line is line) == part
+
+
+def test_a_choice_takes_the_lines_that_it_names(stated):
+    whole, payers, nobody, busy = (
+        itemise(stated, figure, Groups())
+        for figure in (
+            LineFilter(), LineFilter(payers=True), LineFilter(team=IDLE), LineFilter(accounts=accounts_named("busy")),
+        )
+    )  # fmt: skip
+    assert len(payers.lines) + len(nobody.lines) == len(whole.lines)
+    assert whole.whole.amount == sum(stated.payable.values())
+    assert {line.account for line, _ in busy.lines} == {"busy"}
+
+
+def test_what_is_unpriced_has_no_cost_and_counts_in_time(billed_october, stated):
+    unpriced = LineFilter(gpu_model="Tesla T4", accounts=accounts_named("allocated"))
+    found = itemise(stated, unpriced, billed_october[0]["job"].groups)
+    (row,) = found.rows()
+    assert (row.part.cost, row.part.amount) == (None, None)
+    assert row.unpriced_us == row.part.gpu_us == found.whole.gpu_us > 0
+
+
+@pytest.mark.parametrize("days", [-2, 3])
+def test_a_closed_month_names_what_moved_since(billed_october, stated, days):
+    """The kept lines stay; what the ledger has more, or less, is an item of its own."""
+    groups = billed_october[0]["team"].groups
+    moved = 86_400_000_000 * days
+    figure = LineFilter(team="language", accounts=accounts_named("busy"), gpu_model="NVIDIA H100 80GB HBM3")
+    key, (line, (number, gpu_us)) = next(
+        (key, (line, groups.by_line[key]))
+        for line in stated.lines
+        if figure.takes(line)
+        and (key := (line.team, line.account, line.detail, line.gpu_model, line.capacity_type, line.price_row))
+    )
+    assert gpu_us.sum() > abs(moved)
+    later = replace(groups, by_line={**groups.by_line, key: (number, gpu_us - moved)})
+    found = itemise(stated, replace(figure, price_row=line.price_row), later)
+    (late,) = [item for item in found.items if item.key == LATE]
+    assert late.part.gpu_us == moved
+    assert late.part.gpu_hours == Decimal(24 * days)
+    assert total(item.part for item in found.items) == found.whole
+
+
+TIMES = st.lists(st.one_of(st.integers(0, 40), st.integers(0, 10**9), st.integers(0, 10**17)), min_size=1, max_size=30)
+PRICES = st.one_of(st.decimals("0", "99", places=4), st.just(Decimal("1E+2")), st.just(Decimal(0)))
+
+
+@given(TIMES, st.integers(-40, 40))
+@example([9 * 10**18 // 4, 1, 9 * 10**18 // 4], 0)
+@example([10**17, 3, 10**17 + 1], 5)
+@settings(max_examples=examples(40, 1000), deadline=None)
+def test_hours_are_divided_as_lists_are(times, off):
+    total = max(0, nano_gpu_hours(sum(times)) + off)
+    assert nano_hours(total, np.array(times, dtype=np.int64)).tolist() == apportion(total, times)
+
+
+@given(st.lists(st.integers(-(10**9), 10**15), min_size=1, max_size=30), PRICES, st.sampled_from(("USD", "JPY", "KWD")))
+@example([7 * 10**15, 3, 10**15 + 1], Decimal("98.7654"), "USD")
+@example([5, -3, 10**14], Decimal("1E+2"), "JPY")
+@settings(max_examples=examples(40, 1000), deadline=None)
+def test_amounts_are_divided_as_lists_are(nano, price, currency):
+    costs = [exact_product(price, Decimal(each).scaleb(-HOUR_PLACES)) for each in nano]
+    exact = {at: Money(cost, currency) for at, cost in enumerate(costs)}
+    places = minor_places(currency)
+    whole = sum(money.amount for money in payable(exact, currency).values())
+    for units in (0, 1, -1):
+        total = whole + Decimal(units).scaleb(-places)
+        try:
+            expected = [money.amount for money in payable(exact, currency, Money(total, currency)).values()]
+        except ValueError:
+            with pytest.raises(ValueError, match="cannot be rounded"):
+                minor_units(price, np.array(nano, dtype=np.int64), int(total.scaleb(places)), places)
+            continue
+        found = minor_units(price, np.array(nano, dtype=np.int64), int(total.scaleb(places)), places)
+        assert [Decimal(each).scaleb(-places) for each in found.tolist()] == expected

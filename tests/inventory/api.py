@@ -44,9 +44,8 @@ class FakeApi:
         self.version += 1
         meta["resourceVersion"] = str(self.version)
         held = self.objects.setdefault(kind, {})
-        self.log.append(
-            (self.version, kind, "MODIFIED" if meta["uid"] in held else "ADDED", json.loads(json.dumps(obj)))
-        )
+        event = "MODIFIED" if meta["uid"] in held else "ADDED"
+        self.log.append((self.version, kind, event, json.loads(json.dumps(obj))))
         held[meta["uid"]] = obj
         return obj
 
@@ -64,14 +63,8 @@ class FakeApi:
     def get(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
         self._asked("GET " + path + ("?" + query["continue"] if "continue" in query else ""))
         if path == "/apis/acme.io/v1":
-            return json.dumps(
-                {
-                    "resources": [
-                        {"name": "fleets", "kind": "Fleet", "namespaced": False},
-                        {"name": "fleets/status", "kind": "Fleet", "namespaced": False},
-                    ]
-                }
-            ).encode()
+            fleets = [{"name": name, "kind": "Fleet", "namespaced": False} for name in ("fleets", "fleets/status")]
+            return json.dumps({"resources": fleets}).encode()
         for kind, place in PATHS.items():
             if path == place and kind in self.served:
                 return self._page(kind, query, metadata_only)
@@ -151,20 +144,12 @@ def pod(name: str, namespace: str = "vision", gpus: int = 1, **changes: Any) -> 
 def owner(
     kind: str, name: str, namespace: str = "vision", above: tuple[str, str, str] | None = None, **meta: Any
 ) -> Object:
-    refs = (
-        []
-        if above is None
-        else [{"apiVersion": above[0], "kind": above[1], "name": above[2], "uid": f"{above[1]}-{namespace}-{above[2]}"}]
-    )
-    return {
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "uid": f"{kind}-{namespace}-{name}",
-            "ownerReferences": refs,
-            **meta,
-        }
-    }
+    refs = [
+        {"apiVersion": api, "kind": of, "name": named, "uid": f"{of}-{namespace}-{named}"}
+        for api, of, named in ([] if above is None else [above])
+    ]
+    uid = f"{kind}-{namespace}-{name}"
+    return {"metadata": {"name": name, "namespace": namespace, "uid": uid, "ownerReferences": refs, **meta}}
 
 
 def node(name: str, *, ready: bool = True, since: str = "2026-10-01T00:10:00Z", **changes: Any) -> Object:

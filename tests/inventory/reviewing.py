@@ -24,11 +24,8 @@ class Reviewing(FakeApi):
         spec = body["spec"]
         if path.endswith("tokenreviews"):
             found = self.users.get(spec["token"])
-            status = (
-                {"authenticated": False}
-                if found is None
-                else {"authenticated": True, "audiences": spec["audiences"], **found}
-            )
+            known = {} if found is None else {"audiences": spec["audiences"], **found}
+            status = {"authenticated": found is not None, **known}
         else:
             asked = spec["resourceAttributes"]
             assert asked["group"] == "gputally.dev"
@@ -38,11 +35,5 @@ class Reviewing(FakeApi):
 
 def account(name: str, node: str | None = "n1", namespace: str = "gputally") -> dict[str, Any]:
     extra = {"authentication.kubernetes.io/node-name": [node]} if node else {}
-    return {
-        "user": {
-            "username": f"system:serviceaccount:{namespace}:{name}",
-            "uid": "1",
-            "groups": ["system:authenticated"],
-            "extra": extra,
-        }
-    }
+    username = f"system:serviceaccount:{namespace}:{name}"
+    return {"user": {"username": username, "uid": "1", "groups": ["system:authenticated"], "extra": extra}}

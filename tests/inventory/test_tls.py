@@ -1,4 +1,4 @@
-"""HTTPS with our certificate, renewed without a restart; agents by client certificate."""
+"""HTTPS with our certificate, agents by client certificate, and files that are read again when they change."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from accountant.__main__ import main
 from accountant.composition import Service
 from accountant.core.settings import Settings, load
 from agent.wire import Batch
-from gputally.base.clock import VirtualClock
 from gputally.base.errors import SettingsFault
+from gputally.base.yaml_file import FileFault, Unreadable, read
+from gputally.server.config_loading import WatchedFile
 from gputally.server.https_server import BadCertificate, Identity, Tls, common_name, serve
 from gputally.server.tokens_and_grants import sha256
+from tests.limits import no_more_files
 
 pytestmark = pytest.mark.usefixtures("logs")
 
@@ -65,9 +67,7 @@ def batch(cluster: str, node: str = "n1") -> bytes:
     )
 
 
-def test_https_bearer_tokens_and_client_certificates_on_one_port(
-    ca: trustme.CA, tmp_path: Path, clock: VirtualClock
-) -> None:
+def test_https_bearer_tokens_and_client_certificates_on_one_port(ca, tmp_path, clock):
     certificate, key = issue(ca, tmp_path / "server")
     authority = tmp_path / "ca.pem"
     authority.write_bytes(ca.cert_pem.bytes())
@@ -97,7 +97,7 @@ def test_https_bearer_tokens_and_client_certificates_on_one_port(
             request(url, client(foreign), "GET", "/livez")
 
 
-def test_a_renewed_certificate_is_used_and_half_a_pair_is_not(ca: trustme.CA, tmp_path: Path) -> None:
+def test_a_renewed_certificate_is_used_and_half_a_pair_is_not(ca, tmp_path):
     certificate, key = issue(ca, tmp_path / "server")
     tls = Tls(Identity(certificate, key))
     assert not tls.renew()
@@ -113,9 +113,7 @@ def test_a_renewed_certificate_is_used_and_half_a_pair_is_not(ca: trustme.CA, tm
     assert not tls.renew()
 
 
-def test_a_renewed_authority_of_clients_is_in_force_for_new_connections(
-    ca: trustme.CA, tmp_path: Path, clock: VirtualClock
-) -> None:
+def test_a_renewed_authority_of_clients_is_in_force_for_new_connections(ca, tmp_path, clock):
     certificate, key = issue(ca, tmp_path / "server")
     old, new, authority = trustme.CA(), trustme.CA(), tmp_path / "clients.pem"
     authority.write_bytes(old.cert_pem.bytes())
@@ -141,9 +139,7 @@ def test_a_renewed_authority_of_clients_is_in_force_for_new_connections(
         assert passes(client(ca)), "a certificate is not required"
 
 
-def test_a_renewal_that_cannot_be_used_is_said_on_the_accountants_page(
-    ca: trustme.CA, tmp_path: Path, clock: VirtualClock
-) -> None:
+def test_a_renewal_that_cannot_be_used_is_said_on_the_accountants_page(ca, tmp_path, clock):
     certificate, key = issue(ca, tmp_path / "server")
     settings = Settings(data=tmp_path / "data", auth="off", linger_ms=0, tls_cert=certificate, tls_key=key)
     with Service(settings, clock) as service:
@@ -155,7 +151,7 @@ def test_a_renewal_that_cannot_be_used_is_said_on_the_accountants_page(
         assert said.format(1) in service.metrics.exposition().decode()
 
 
-def test_files_that_cannot_be_used_are_named(ca: trustme.CA, tmp_path: Path) -> None:
+def test_files_that_cannot_be_used_are_named(ca, tmp_path):
     certificate, key = issue(ca, tmp_path / "server")
     with pytest.raises(BadCertificate, match="nowhere"):
         Tls(Identity(tmp_path / "nowhere", key))
@@ -171,7 +167,7 @@ def test_files_that_cannot_be_used_are_named(ca: trustme.CA, tmp_path: Path) -> 
         (((("commonName", "a"),), (("commonName", "b"),)), ""),
     ],
 )
-def test_of_a_subject_with_several_names_none_counts(subject: object, name: str) -> None:
+def test_of_a_subject_with_several_names_none_counts(subject, name):
     assert common_name({"subject": subject}) == name
     assert common_name(None) == ""
 
@@ -183,14 +179,12 @@ def test_of_a_subject_with_several_names_none_counts(subject: object, name: str)
         ({"tls_client_ca": "a"}, "--tls-client-ca: client certificates need tls_cert and tls_key"),
     ],
 )
-def test_settings_that_do_not_fit_together_are_refused(flags: dict[str, str], fault: str) -> None:
+def test_settings_that_do_not_fit_together_are_refused(flags, fault):
     with pytest.raises(SettingsFault, match=fault):
         load(None, {}, {"auth": "off", **flags})
 
 
-def test_the_commands_trust_whom_they_are_told_to(
-    ca: trustme.CA, tmp_path: Path, clock: VirtualClock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_trust_whom_they_are_told_to(ca, tmp_path, clock, capsys):
     certificate, key = issue(ca, tmp_path / "server")
     authority, empty = tmp_path / "ca.pem", tmp_path / "empty.pem"
     ca.cert_pem.write_to_path(str(authority))
@@ -213,3 +207,47 @@ def test_the_commands_trust_whom_they_are_told_to(
             err = capsys.readouterr().err
             assert message in err
             assert err.count("\n") == 1
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> tuple[Path, WatchedFile[object], list[str]]:
+    """A good file of one number, and what is reported of it."""
+    path, told = tmp_path / "file.yaml", list[str]()
+    path.write_text("n: 1\n")
+
+    def number(path: Path) -> object:
+        document = read(path)
+        if not isinstance(document.data, dict) or "n" not in document.data:
+            raise FileFault([f"{document.place(())}: no n"])
+        return document.data["n"]
+
+    return path, WatchedFile(path, number, told.append), told
+
+
+def test_a_bad_version_is_told_once_and_changes_nothing(watched):
+    path, file, told = watched
+    path.write_text("m: 22\n")
+    assert [file.check(), file.check(), file.current, file.refused] == [False, False, 1, True]
+    assert told == [f"{path}:1: no n"]
+    path.write_text("n: 333\n")
+    assert [file.check(), file.check(), file.current, file.refused] == [True, False, 333, False]
+
+
+def test_what_cannot_be_read_is_told_once_and_tried_again(watched):
+    path, file, told = watched
+    path.write_text("n: 22\n")
+    with no_more_files():
+        assert [file.check(), file.check(), file.current, file.refused] == [False, False, 1, True]
+    assert told == [f"{path}: Too many open files"]
+    assert [file.check(), file.check(), file.current, file.refused] == [True, False, 22, False]
+    path.unlink()
+    assert [file.check(), file.check(), file.current] == [False, False, 22]
+    assert told[1:] == [f"{path}: No such file or directory"]
+    path.write_text("m: 4444\n")  # there again, and bad: another fault
+    assert [file.check(), file.check()] == [False, False]
+    assert len(told) == 3
+
+
+def test_a_first_version_that_cannot_be_read_is_a_fault(tmp_path):
+    with pytest.raises(Unreadable, match="No such file"):
+        WatchedFile(tmp_path / "none.yaml", read, print)

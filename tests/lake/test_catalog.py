@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitStateUnknownException
@@ -19,14 +17,14 @@ from tests.lake.writers import control_total, write_side_by_side
 
 
 @pytest.mark.thorough
-def test_writers_of_many_ledgers_lose_and_double_nothing(tmp_path: Path) -> None:
+def test_writers_of_many_ledgers_lose_and_double_nothing(tmp_path):
     writers, commits = examples(4, 8), 2
     found = write_side_by_side(Lake(warehouse=str(tmp_path)), writers, commits, ledgers=writers)
     assert found == sorted((f"ledger-{number}", commits) for number in range(writers))
 
 
 @pytest.mark.thorough
-def test_two_replicas_of_one_ledger_leave_its_rows_once(tmp_path: Path) -> None:
+def test_two_replicas_of_one_ledger_leave_its_rows_once(tmp_path):
     commits = examples(2, 6)
     assert write_side_by_side(Lake(warehouse=str(tmp_path)), 3, commits, ledgers=1) == [("ledger-0", commits)]
 
@@ -59,9 +57,7 @@ class _UnsureCatalogue(Catalogue):
     [CommitStateUnknownException("504"), OperationalError("COMMIT", {}, OSError("cut")), TimeoutError("no answer")],
     ids=["REST", "database", "timeout"],
 )
-def test_a_commit_whose_outcome_is_not_known_is_looked_up_and_not_written_again(
-    tmp_path: Path, failure: Exception
-) -> None:
+def test_a_commit_whose_outcome_is_not_known_is_looked_up_and_not_written_again(tmp_path, failure):
     good = Catalogue.connect(Lake(warehouse=str(tmp_path)))
     good.create_missing()
     before = len(good.open(DAYS).snapshots())
@@ -71,7 +67,7 @@ def test_a_commit_whose_outcome_is_not_known_is_looked_up_and_not_written_again(
     assert [row["rows"] for row in good.read(DAYS, "prod")] == [7]
 
 
-def test_a_catalog_that_cannot_be_reached_is_named_without_its_password() -> None:
+def test_a_catalog_that_cannot_be_reached_is_named_without_its_password():
     lake = Lake(
         warehouse="/nowhere",
         catalog=LakeCatalog(uri="postgresql+psycopg://gputally:hunter2@127.0.0.1:1/lake?connect_timeout=1"),
@@ -82,7 +78,7 @@ def test_a_catalog_that_cannot_be_reached_is_named_without_its_password() -> Non
     assert without_password("postgresql://a:b@c/d") == "postgresql://a:***@c/d"
 
 
-def test_the_catalog_of_a_folder_is_a_file_in_it(tmp_path: Path) -> None:
+def test_the_catalog_of_a_folder_is_a_file_in_it(tmp_path):
     for warehouse in (str(tmp_path / "plain"), f"file://{tmp_path}/address"):
         Catalogue.connect(Lake(warehouse=warehouse)).close()
     assert sorted(found.parent.name for found in tmp_path.glob("*/catalog.db")) == ["address", "plain"]

@@ -31,11 +31,11 @@ def engine(known: PublishedLedger) -> Iterator[DuckDbEngine]:
     found.close()
 
 
-def test_every_question_has_the_answer_of_the_ledger(known: PublishedLedger, engine: DuckDbEngine) -> None:
+def test_every_question_has_the_answer_of_the_ledger(known, engine):
     assert differences(known, engine) == []
 
 
-def test_the_questions_tell_something(known: PublishedLedger) -> None:
+def test_the_questions_tell_something(known):
     with known.ledger.moment(*SPAN) as moment:
         empty = [name for name, reading in QUESTIONS.items() if not reading(moment)]
     assert set(empty) == {"usage of an empty span", "what a name with quotes held"}
@@ -44,9 +44,7 @@ def test_the_questions_tell_something(known: PublishedLedger) -> None:
 @pytest.mark.thorough
 @given(rows=ROWS, seed=st.integers(0, 1_000), timezone=st.sampled_from(("UTC", "America/New_York", "Asia/Kathmandu")))
 @settings(max_examples=examples(3, 60), deadline=None)
-def test_any_ledger_has_the_answers_of_its_lake(
-    rows: list[tuple[int, int, int, int, bool]], seed: int, timezone: str
-) -> None:
+def test_any_ledger_has_the_answers_of_its_lake(rows, seed, timezone):
     """Hours of Kathmandu begin at a quarter past an hour of UTC: the lake is cut there, and so is the question."""
     span = START_MS - 45 * MINUTE, SPAN[1]
     with published(rows=rows, seed=seed, timezone=timezone) as known:
@@ -63,16 +61,14 @@ def test_any_ledger_has_the_answers_of_its_lake(
     [(SPAN[0] + MINUTE, SPAN[1]), (SPAN[0], SPAN[1] - MINUTE), (SPAN[0] + MINUTE, SPAN[0] + 2 * MINUTE)],
     ids=["begins inside an hour", "ends inside an hour", "inside one hour"],
 )
-def test_part_of_an_hour_is_refused_with_the_hour(
-    known: PublishedLedger, engine: DuckDbEngine, span: tuple[int, int]
-) -> None:
+def test_part_of_an_hour_is_refused_with_the_hour(known, engine, span):
     with pytest.raises(
         UnsupportedQuestion, match=r"2026-10-01T0\d:00:00Z to 2026-10-01T0\d:00:00Z: ask for whole hours"
     ):
         known.asked(engine).usage(*span, ("team",))
 
 
-def test_a_stretch_ends_where_a_price_changes_inside_an_hour() -> None:
+def test_a_stretch_ends_where_a_price_changes_inside_an_hour():
     changed = "2026-10-01T01:30:00Z"
     rows = [
         row.model_copy(update={"valid_from": changed} if row.price == BOOK.rows[0].price else {"valid_to": changed})
@@ -90,13 +86,13 @@ def test_a_stretch_ends_where_a_price_changes_inside_an_hour() -> None:
         engine.close()
 
 
-def test_lent_time_is_refused_by_name(known: PublishedLedger, engine: DuckDbEngine) -> None:
+def test_lent_time_is_refused_by_name(known, engine):
     book = BOOK.model_copy(update={"billing": Billing(shared_gpus="busy", idle=IdlePolicy())})
     assert book.billing.shared_gpus == "busy"
     with pytest.raises(UnsupportedQuestion, match=r"prod: .*shared_gpus: busy.*statement_lines"):
         known.asked(engine).lent(START_MS, START_MS + HOUR, ("team",))
 
 
-def test_nothing_can_be_booked(known: PublishedLedger, engine: DuckDbEngine) -> None:
+def test_nothing_can_be_booked(known, engine):
     with pytest.raises(LedgerUnavailable, match="send this to the accountant of prod"):
         known.asked(engine).record([NewAct(SPAN[1], "closed", "2026-10", "ana", "")], 1)

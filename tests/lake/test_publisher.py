@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterator
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -21,92 +22,104 @@ from accountant.lake.iceberg_catalog import Catalogue, Removed
 from accountant.lake.publisher import LakeComparison, Published, Publisher
 from accountant.prices.price_book import Billing, Commitment, IdlePolicy, PriceBook
 from accountant.reports import focus_export, report_builder
+from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Holder
 from tests.effort import examples
 from tests.lake.questions import HOUR, SPAN, PublishedLedger, published
 from tests.ledger.busy import BOOK, HAND
-from tests.ledger.conftest import MINUTE, START_MS
+
+OCTOBER = Month(2026, 10)
+
+
+@pytest.fixture
+def known() -> Iterator[PublishedLedger]:
+    with published() as found:
+        yield found
+
+
+@pytest.fixture
+def unpublished() -> Iterator[PublishedLedger]:
+    """A ledger whose lake is empty still."""
+    with published(publish=False) as found:
+        yield found
 
 
 def rows(known: PublishedLedger, table: tables.LakeTable) -> list[dict[str, Any]]:
     return known.connect().read(table, "prod")
 
 
-def test_a_second_run_writes_nothing() -> None:
-    with published() as known:
-        before = {table.name: known.connect().open(table).snapshots() for table in tables.TABLES}
-        again = known.publisher.publish()
-        assert (again.days, again.months, again.registers) == ((), (), ())
-        assert {table.name: known.connect().open(table).snapshots() for table in tables.TABLES} == before
+def another_process(known: PublishedLedger, connect: Callable[[], Catalogue] | None = None) -> Publisher:
+    return Publisher(known.ledger, known.books, known.settings, known.clock, connect or known.connect)
 
 
-def test_another_process_finds_every_day_written_already() -> None:
-    with published() as known:
-        days = rows(known, tables.DAYS)
-        restarted = Publisher(known.ledger, known.books, known.settings, known.clock, known.connect)
-        assert restarted.publish() == Published(days=(), months=(), registers=("ledgers",))
-        assert rows(known, tables.DAYS) == days
+def close_october(known: PublishedLedger) -> None:
+    known.clock.advance(40 * 24 * HOUR)
+    known.books.close(OCTOBER, "ana", "month end", [one.kind for one in known.books.standing(OCTOBER)])
 
 
-def test_another_process_writes_the_part_of_a_register_that_changed_and_no_other() -> None:
-    with published() as known:
-        (last, *_) = known.ledger.decisions(*SPAN)
-        known.ledger.record_decisions([last.model_copy(update={"id": "later", "at_ms": SPAN[1] + 24 * HOUR})], SPAN[1])
-        restarted = Publisher(known.ledger, known.books, known.settings, known.clock, known.connect)
-        assert restarted.publish().registers == ("decisions", "ledgers")
-        snapshot = known.connect().open(tables.DECISIONS).current_snapshot()
-        assert snapshot is not None
-        assert snapshot.summary is not None
-        assert snapshot.summary["added-records"] == "1"
-        assert len(rows(known, tables.DECISIONS)) == 4
-        totals = {(row["register"], row["part"]): row["rows"] for row in rows(known, tables.REGISTERS)}
-        assert totals["decisions", "2026-10-02"] == 1
-        for table in (
-            tables.PODS,
-            tables.NODES,
-            tables.DECISIONS,
-            tables.POLICIES,
-            tables.PRICES,
-            tables.ACTS,
-        ):
-            assert sum(n for (name, _), n in totals.items() if name == table.name) == len(rows(known, table))
+def priced(known: PublishedLedger, book: PriceBook, *by: Dimension) -> Decimal:
+    """What the one day of the lake costs by the ledger."""
+    (total,) = rows(known, tables.DAYS)
+    found = cost(known.ledger, book, total["start_ms"], total["end_ms"], by)
+    return sum((one.cost for one in found.lines if one.cost is not None), Decimal(0))
 
 
-@pytest.mark.parametrize(
-    "table",
-    [tables.REGISTERS, tables.ACTS, tables.LEDGERS],
-    ids=lambda table: table.name,
-)
-def test_registers_that_a_failed_run_left_are_written_by_the_next(table: tables.LakeTable) -> None:
+def test_a_second_run_writes_nothing(known):
+    before = {table.name: known.connect().open(table).snapshots() for table in tables.TABLES}
+    again = known.publisher.publish()
+    assert (again.days, again.months, again.registers) == ((), (), ())
+    assert {table.name: known.connect().open(table).snapshots() for table in tables.TABLES} == before
+
+
+def test_another_process_finds_every_day_written_already(known):
+    days = rows(known, tables.DAYS)
+    assert another_process(known).publish() == Published(days=(), months=(), registers=("ledgers",))
+    assert rows(known, tables.DAYS) == days
+
+
+def test_another_process_writes_the_part_of_a_register_that_changed_and_no_other(known):
+    (last, *_) = known.ledger.decisions(*SPAN)
+    known.ledger.record_decisions([last.model_copy(update={"id": "later", "at_ms": SPAN[1] + 24 * HOUR})], SPAN[1])
+    assert another_process(known).publish().registers == ("decisions", "ledgers")
+    snapshot = known.connect().open(tables.DECISIONS).current_snapshot()
+    assert snapshot is not None
+    assert snapshot.summary is not None
+    assert snapshot.summary["added-records"] == "1"
+    assert len(rows(known, tables.DECISIONS)) == 4
+    totals = {(row["register"], row["part"]): row["rows"] for row in rows(known, tables.REGISTERS)}
+    assert totals["decisions", "2026-10-02"] == 1
+    for table in (tables.PODS, tables.NODES, tables.DECISIONS, tables.POLICIES, tables.PRICES, tables.ACTS):
+        assert sum(n for (name, _), n in totals.items() if name == table.name) == len(rows(known, table))
+
+
+@pytest.mark.parametrize("table", [tables.REGISTERS, tables.ACTS, tables.LEDGERS], ids=lambda table: table.name)
+def test_registers_that_a_failed_run_left_are_written_by_the_next(unpublished, table):
     """By the same process, and by another one."""
-    with published(publish=False) as known:
-        good = known.connect()
-        broken = RefusedTable(good._catalog, good.place)
-        broken.refused = table.name
-        publisher = Publisher(known.ledger, known.books, known.settings, known.clock, lambda: broken)
-        with pytest.raises(LakeUnavailable, match=f"{table.name} was not written"):
-            publisher.publish()
-        broken.refused = ""
-        assert publisher.publish().registers
-        assert len(rows(known, tables.ACTS)) == known.ledger.last_act() > 0
-        restarted = Publisher(known.ledger, known.books, known.settings, known.clock, known.connect)
-        assert restarted.publish().registers == ("ledgers",)
+    good = unpublished.connect()
+    broken = RefusedTable(good._catalog, good.place)
+    broken.refused = table.name
+    publisher = another_process(unpublished, lambda: broken)
+    with pytest.raises(LakeUnavailable, match=f"{table.name} was not written"):
+        publisher.publish()
+    broken.refused = ""
+    assert publisher.publish().registers
+    assert len(rows(unpublished, tables.ACTS)) == unpublished.ledger.last_act() > 0
+    assert another_process(unpublished).publish().registers == ("ledgers",)
 
 
-def test_a_day_has_the_accounts_and_the_cost_of_the_ledger() -> None:
-    with published() as known:
-        (total,) = rows(known, tables.DAYS)
-        hourly = rows(known, tables.USAGE_HOURLY)
-        span = total["start_ms"], total["end_ms"]
-        (line,) = known.ledger.usage(*span, ())
-        for name in tables.ACCOUNT_COLUMNS[:6]:
-            expected = getattr(line.accounts_gpu_us, name.removesuffix("_us"))
-            assert total[name] == sum(row[name] for row in hourly) == expected
-        answer = cost(known.ledger, BOOK, *span, ("gpu_model", "capacity_type"))
-        priced = sum((one.cost for one in answer.lines if one.cost is not None), Decimal(0))
-        assert abs(total["cost"] - priced) < Decimal("1e-6")
-        assert total["unpriced_us"] == answer.unpriced_gpu_us
-        assert total["rows"] == len(hourly)
+def test_a_day_has_the_accounts_and_the_cost_of_the_ledger(known):
+    (total,) = rows(known, tables.DAYS)
+    hourly = rows(known, tables.USAGE_HOURLY)
+    span = total["start_ms"], total["end_ms"]
+    (line,) = known.ledger.usage(*span, ())
+    for name in tables.ACCOUNT_COLUMNS[:6]:
+        expected = getattr(line.accounts_gpu_us, name.removesuffix("_us"))
+        assert total[name] == sum(row[name] for row in hourly) == expected
+    answer = cost(known.ledger, BOOK, *span, ("gpu_model", "capacity_type"))
+    priced = sum((one.cost for one in answer.lines if one.cost is not None), Decimal(0))
+    assert abs(total["cost"] - priced) < Decimal("1e-6")
+    assert total["unpriced_us"] == answer.unpriced_gpu_us
+    assert total["rows"] == len(hourly)
 
 
 @pytest.mark.parametrize(
@@ -117,104 +130,95 @@ def test_a_day_has_the_accounts_and_the_cost_of_the_ledger() -> None:
     ],
     ids=["lent time", "parts of a MIG GPU by memory"],
 )
-def test_a_day_costs_the_same_by_the_books_that_need_more_than_a_place(book: Any) -> None:
+def test_a_day_costs_the_same_by_the_books_that_need_more_than_a_place(book):
     with published(book=book) as known:
         (total,) = rows(known, tables.DAYS)
-        found = cost(known.ledger, book, total["start_ms"], total["end_ms"], ("gpu", "hour", "pod"))
-        expected = sum((one.cost for one in found.lines if one.cost is not None), Decimal(0))
-        assert abs(total["cost"] - expected) < Decimal("1e-6")
+        assert abs(total["cost"] - priced(known, book, "gpu", "hour", "pod")) < Decimal("1e-6")
 
 
-def test_days_that_a_failed_first_run_left_are_written_by_the_next() -> None:
+def test_days_that_a_failed_first_run_left_are_written_by_the_next(unpublished):
     """Also where they are older than the days that are looked at every time."""
-    with published(publish=False) as known:
-        assert known.settings.lake is not None
-        known.clock.advance(6 * 24 * HOUR)
-        settings = known.settings.model_copy(update={"lake": known.settings.lake.model_copy(update={"days_back": 2})})
-        good = known.connect()
-        broken = BrokenCatalogue(good._catalog, good.place)
-        publisher = Publisher(known.ledger, known.books, settings, known.clock, lambda: broken)
-        with pytest.raises(LakeUnavailable):
-            publisher.publish()
-        broken.left = 1_000
-        assert len(publisher.publish().days) == 7
-        restarted = Publisher(known.ledger, known.books, settings, known.clock, known.connect)
-        assert restarted.publish().days == ()
-        assert [row["day"] for row in rows(known, tables.DAYS)] == [date(2026, 10, day) for day in range(1, 8)]
+    assert unpublished.settings.lake is not None
+    unpublished.clock.advance(6 * 24 * HOUR)
+    settings = unpublished.settings.model_copy(
+        update={"lake": unpublished.settings.lake.model_copy(update={"days_back": 2})}
+    )
+    good = unpublished.connect()
+    broken = BrokenCatalogue(good._catalog, good.place)
+    publisher = Publisher(unpublished.ledger, unpublished.books, settings, unpublished.clock, lambda: broken)
+    with pytest.raises(LakeUnavailable):
+        publisher.publish()
+    broken.left = 1_000
+    assert len(publisher.publish().days) == 7
+    restarted = Publisher(unpublished.ledger, unpublished.books, settings, unpublished.clock, unpublished.connect)
+    assert restarted.publish().days == ()
+    assert [row["day"] for row in rows(unpublished, tables.DAYS)] == [date(2026, 10, day) for day in range(1, 8)]
 
 
-def test_late_records_write_their_day_again() -> None:
-    with published() as known:
-        (before,) = rows(known, tables.DAYS)
-        late = [
-            HAND.row(
-                seq, 240 + 15 * seq, 255 + 15 * seq, "gpu-0", gpu_model="H100",
-                holder=Holder("pod", "p1", "ns-1", "p1"), busy_us=60_000_000,
-            )
-            for seq in (1, 2)
-        ]  # fmt: skip
-        known.clock.advance(2 * HOUR)
-        known.ledger.append([HAND.batch(*late, node="n1", epoch="late")], known.clock.wall_ms())
-        assert len(known.publisher.publish().days) == 1
-        (after,) = rows(known, tables.DAYS)
-        assert after["digest"] != before["digest"]
-        (line,) = known.ledger.usage(after["start_ms"], after["end_ms"], ())
-        assert after["busy_us"] == line.accounts_gpu_us.busy > before["busy_us"]
-        assert after["end_ms"] == before["end_ms"] + 2 * HOUR
+def test_late_records_write_their_day_again(known):
+    (before,) = rows(known, tables.DAYS)
+    late = [
+        HAND.row(
+            seq, 240 + 15 * seq, 255 + 15 * seq, "gpu-0", gpu_model="H100",
+            holder=Holder("pod", "p1", "ns-1", "p1"), busy_us=60_000_000,
+        )
+        for seq in (1, 2)
+    ]  # fmt: skip
+    known.clock.advance(2 * HOUR)
+    known.ledger.append([HAND.batch(*late, node="n1", epoch="late")], known.clock.wall_ms())
+    assert len(known.publisher.publish().days) == 1
+    (after,) = rows(known, tables.DAYS)
+    assert after["digest"] != before["digest"]
+    (line,) = known.ledger.usage(after["start_ms"], after["end_ms"], ())
+    assert after["busy_us"] == line.accounts_gpu_us.busy > before["busy_us"]
+    assert after["end_ms"] == before["end_ms"] + 2 * HOUR
 
 
-def test_new_prices_write_the_days_and_the_statement_of_an_open_month_again() -> None:
-    with published() as known:
-        known.clock.advance(24 * HOUR)
-        known.publisher.publish()
-        before = {row["day"]: row for row in rows(known, tables.DAYS)}
-        rated = [{**row.model_dump(), "price": row.price and row.price * 2} for row in BOOK.rows]
-        dearer = PriceBook.model_validate({**BOOK.model_dump(by_alias=True), "rows": rated})
-        known.books.prices.take(dearer, "put", "ana", "dearer", known.clock.wall_ms())
-        found = known.publisher.publish()
-        assert (found.days, found.months) == ((date(2026, 10, 1), date(2026, 10, 2)), ("2026-10",))
-        after = {row["day"]: row for row in rows(known, tables.DAYS)}
-        day = date(2026, 10, 1)
-        priced = cost(known.ledger, dearer, after[day]["start_ms"], after[day]["end_ms"], ("gpu_model",))
-        assert abs(after[day]["cost"] - sum(one.cost for one in priced.lines if one.cost)) < Decimal("1e-6")
-        assert after[day]["cost"] > before[day]["cost"]
-        assert after[day]["busy_us"] == before[day]["busy_us"]
-        assert known.publisher.compare() == LakeComparison(2, ())
+def test_new_prices_write_the_days_and_the_statement_of_an_open_month_again(known):
+    known.clock.advance(24 * HOUR)
+    known.publisher.publish()
+    before = {row["day"]: row for row in rows(known, tables.DAYS)}
+    rated = [{**row.model_dump(), "price": row.price and row.price * 2} for row in BOOK.rows]
+    dearer = PriceBook.model_validate({**BOOK.model_dump(by_alias=True), "rows": rated})
+    known.books.prices.take(dearer, "put", "ana", "dearer", known.clock.wall_ms())
+    found = known.publisher.publish()
+    assert (found.days, found.months) == ((date(2026, 10, 1), date(2026, 10, 2)), ("2026-10",))
+    after = {row["day"]: row for row in rows(known, tables.DAYS)}
+    day = date(2026, 10, 1)
+    priced = cost(known.ledger, dearer, after[day]["start_ms"], after[day]["end_ms"], ("gpu_model",))
+    assert abs(after[day]["cost"] - sum(one.cost for one in priced.lines if one.cost)) < Decimal("1e-6")
+    assert after[day]["cost"] > before[day]["cost"]
+    assert after[day]["busy_us"] == before[day]["busy_us"]
+    assert known.publisher.compare() == LakeComparison(2, ())
 
 
-def test_a_closed_month_is_published_as_it_was_stated_and_tagged() -> None:
-    with published() as known:
-        october = Month(2026, 10)
-        known.clock.advance(40 * 24 * HOUR)
-        known.books.close(october, "ana", "month end", [one.kind for one in known.books.standing(october)])
-        known.publisher.publish()
-        stated = {row["month"]: row for row in rows(known, tables.STATEMENTS)}
-        assert stated["2026-10"]["status"] == "closed"
-        kept = known.books.kept(october)
-        assert kept is not None
-        assert from_canonical(stated["2026-10"]["canonical"].encode()) == kept
-        assert stated["2026-10"]["hash"] == statement_hash(kept)
-        lines = [row for row in rows(known, tables.STATEMENT_LINES) if row["month"] == "2026-10"]
-        assert sum(row["gpu_us"] for row in lines) == kept.gpu_us
-        tag = f"prod-2026-10-{statement_hash(kept)[:12]}"
-        for table in (tables.USAGE_HOURLY, tables.STATEMENT_LINES, tables.FOCUS):
-            assert tag in known.connect().open(table).refs()
-        assert known.publisher.compare().differences == ()
+def test_a_closed_month_is_published_as_it_was_stated_and_tagged(known):
+    close_october(known)
+    known.publisher.publish()
+    stated = {row["month"]: row for row in rows(known, tables.STATEMENTS)}
+    assert stated["2026-10"]["status"] == "closed"
+    kept = known.books.kept(OCTOBER)
+    assert kept is not None
+    assert from_canonical(stated["2026-10"]["canonical"].encode()) == kept
+    assert stated["2026-10"]["hash"] == statement_hash(kept)
+    lines = [row for row in rows(known, tables.STATEMENT_LINES) if row["month"] == "2026-10"]
+    assert sum(row["gpu_us"] for row in lines) == kept.gpu_us
+    tag = f"prod-2026-10-{statement_hash(kept)[:12]}"
+    for table in (tables.USAGE_HOURLY, tables.STATEMENT_LINES, tables.FOCUS):
+        assert tag in known.connect().open(table).refs()
+    assert known.publisher.compare().differences == ()
 
 
-def test_a_closed_month_that_a_failed_run_did_not_tag_is_tagged_by_another_process() -> None:
-    with published() as known:
-        october = Month(2026, 10)
-        known.clock.advance(40 * 24 * HOUR)
-        known.books.close(october, "ana", "month end", [one.kind for one in known.books.standing(october)])
-        good = known.connect()
-        broken = RefusedTable(good._catalog, good.place)
-        broken.refused = f"{tables.FOCUS.name} tag"
-        with pytest.raises(LakeUnavailable):
-            Publisher(known.ledger, known.books, known.settings, known.clock, lambda: broken).publish()
-        Publisher(known.ledger, known.books, known.settings, known.clock, known.connect).publish()
-        for table in (tables.USAGE_HOURLY, tables.STATEMENT_LINES, tables.FOCUS):
-            assert any(name.startswith("prod-2026-10-") for name in good.open(table).refs())
+def test_a_closed_month_that_a_failed_run_did_not_tag_is_tagged_by_another_process(known):
+    close_october(known)
+    good = known.connect()
+    broken = RefusedTable(good._catalog, good.place)
+    broken.refused = f"{tables.FOCUS.name} tag"
+    with pytest.raises(LakeUnavailable):
+        another_process(known, lambda: broken).publish()
+    another_process(known).publish()
+    for table in (tables.USAGE_HOURLY, tables.STATEMENT_LINES, tables.FOCUS):
+        assert any(name.startswith("prod-2026-10-") for name in good.open(table).refs())
 
 
 def charges_by_team(known: PublishedLedger, month: str) -> dict[str, Decimal]:
@@ -225,74 +229,64 @@ def charges_by_team(known: PublishedLedger, month: str) -> dict[str, Decimal]:
     return due
 
 
-def test_the_charges_of_a_month_are_those_of_the_export_and_add_up_to_what_is_due() -> None:
-    with published(publish=False) as known:
-        october = Month(2026, 10)
-        known.clock.advance(40 * 24 * HOUR)
-        known.publisher.publish()
-        begin, end = october.span(zone("UTC"))
-        report = report_builder.report(
-            known.ledger, known.books, begin, end, "UTC", month=october, issuer=known.settings.issuer
-        )
-        exported = {row["x_ChargeKey"]: row for row in focus_export.rows(report, focus_export.charges(report))}
-        published_rows = {row["x_ChargeKey"]: row for row in rows(known, tables.FOCUS) if row["month"] == "2026-10"}
-        assert len(exported) > 10
-        assert published_rows.keys() == exported.keys()
-        for key, row in exported.items():
-            for name in focus_export.COST_AND_USAGE:
-                text, there = row.get(name, ""), published_rows[key][name]
-                if not text:
-                    assert there is None, name
-                elif name in focus_export.NUMBERS:
-                    assert abs(there - Decimal(text)) <= Decimal("1e-9"), name
-                elif name.endswith(("PeriodStart", "PeriodEnd")):
-                    assert there == datetime.fromisoformat(text), name
-                else:
-                    assert there == text, name
-        owed = {team: amount for team, amount in report.due.items() if amount}
-        assert {team: amount for team, amount in charges_by_team(known, "2026-10").items() if amount} == owed
+def test_the_charges_of_a_month_are_those_of_the_export_and_add_up_to_what_is_due(unpublished):
+    unpublished.clock.advance(40 * 24 * HOUR)
+    unpublished.publisher.publish()
+    begin, end = OCTOBER.span(zone("UTC"))
+    report = report_builder.report(
+        unpublished.ledger, unpublished.books, begin, end, "UTC", month=OCTOBER, issuer=unpublished.settings.issuer
+    )
+    exported = {row["x_ChargeKey"]: row for row in focus_export.rows(report, focus_export.charges(report))}
+    published_rows = {row["x_ChargeKey"]: row for row in rows(unpublished, tables.FOCUS) if row["month"] == "2026-10"}
+    assert len(exported) > 10
+    assert published_rows.keys() == exported.keys()
+    for key, row in exported.items():
+        for name in focus_export.COST_AND_USAGE:
+            text, there = row.get(name, ""), published_rows[key][name]
+            if not text:
+                assert there is None, name
+            elif name in focus_export.NUMBERS:
+                assert abs(there - Decimal(text)) <= Decimal("1e-9"), name
+            elif name.endswith(("PeriodStart", "PeriodEnd")):
+                assert there == datetime.fromisoformat(text), name
+            else:
+                assert there == text, name
+    owed = {team: amount for team, amount in report.due.items() if amount}
+    assert {team: amount for team, amount in charges_by_team(unpublished, "2026-10").items() if amount} == owed
 
 
-def test_the_comparison_names_a_team_whose_charges_were_changed() -> None:
-    with published(publish=False) as known:
-        known.clock.advance(40 * 24 * HOUR)
-        known.publisher.publish()
-        assert known.publisher.compare().differences == ()
-        lake = known.connect()
-        charges = lake.open(tables.FOCUS).scan("month = '2026-10'").to_arrow()
-        team = charges["SubAccountId"][0].as_py()
-        lake.replace(tables.FOCUS, charges.slice(1), {"ledger": "prod", "month": "2026-10"})
-        (found,) = known.publisher.compare().differences
-        assert found.startswith(f"2026-10 {team}: ")
+def test_the_comparison_names_a_team_whose_charges_were_changed(unpublished):
+    unpublished.clock.advance(40 * 24 * HOUR)
+    unpublished.publisher.publish()
+    assert unpublished.publisher.compare().differences == ()
+    lake = unpublished.connect()
+    charges = lake.open(tables.FOCUS).scan("month = '2026-10'").to_arrow()
+    team = charges["SubAccountId"][0].as_py()
+    lake.replace(tables.FOCUS, charges.slice(1), {"ledger": "prod", "month": "2026-10"})
+    (found,) = unpublished.publisher.compare().differences
+    assert found.startswith(f"2026-10 {team}: ")
 
 
-def test_the_running_months_charges_are_written_once_a_day() -> None:
-    with published() as known:
+def test_the_running_months_charges_are_written_once_a_day(known):
+    def versions() -> int:
+        return len(known.connect().open(tables.FOCUS).snapshots())
 
-        def versions() -> int:
-            return len(known.connect().open(tables.FOCUS).snapshots())
-
-        first = versions()
-        assert first > 0
-        known.clock.advance(HOUR)
-        known.publisher.publish()
-        assert versions() == first
-        known.clock.advance(24 * HOUR)
-        known.publisher.publish()
-        assert versions() > first
+    first = versions()
+    assert first > 0
+    known.clock.advance(HOUR)
+    known.publisher.publish()
+    assert versions() == first
+    known.clock.advance(24 * HOUR)
+    known.publisher.publish()
+    assert versions() > first
 
 
-def test_another_process_writes_a_closed_month_only_where_it_is_missing() -> None:
-    with published() as known:
-        october = Month(2026, 10)
-        known.clock.advance(40 * 24 * HOUR)
-        known.books.close(october, "ana", "month end", [one.kind for one in known.books.standing(october)])
-        known.publisher.publish()
-        restarted = Publisher(known.ledger, known.books, known.settings, known.clock, known.connect)
-        assert "2026-10" not in restarted.publish().months
-        known.connect().replace(tables.STATEMENTS, tables.STATEMENTS.arrow.empty_table(), {"ledger": "prod"})
-        restarted = Publisher(known.ledger, known.books, known.settings, known.clock, known.connect)
-        assert "2026-10" in restarted.publish().months
+def test_another_process_writes_a_closed_month_only_where_it_is_missing(known):
+    close_october(known)
+    known.publisher.publish()
+    assert "2026-10" not in another_process(known).publish().months
+    known.connect().replace(tables.STATEMENTS, tables.STATEMENTS.arrow.empty_table(), {"ledger": "prod"})
+    assert "2026-10" in another_process(known).publish().months
 
 
 class BrokenCatalogue(Catalogue):
@@ -324,20 +318,20 @@ class RefusedTable(Catalogue):
 
 
 @pytest.mark.thorough
-def test_a_run_that_ends_between_any_two_writes_is_made_good_by_the_next() -> None:
+def test_a_run_that_ends_between_any_two_writes_is_made_good_by_the_next():
     failures = 0
     for writes in range(0, 20, 20 // examples(4, 20)):
         with published(publish=False) as known:
             good = known.connect()
             broken = BrokenCatalogue(good._catalog, good.place)
             broken.left = writes
-            first = Publisher(known.ledger, known.books, known.settings, known.clock, lambda one=broken: one)
+            first = another_process(known, lambda one=broken: one)
             try:
                 first.publish()
             except LakeUnavailable:
                 failures += 1
             known.clock.advance(HOUR)
-            second = Publisher(known.ledger, known.books, known.settings, known.clock, known.connect)
+            second = another_process(known)
             second.publish()
             (total,) = rows(known, tables.DAYS)[:1]
             hourly = [row for row in rows(known, tables.USAGE_HOURLY) if row["day"] == total["day"]]
@@ -348,7 +342,7 @@ def test_a_run_that_ends_between_any_two_writes_is_made_good_by_the_next() -> No
     assert failures > 1
 
 
-def test_the_lake_names_no_number_of_the_ledger_and_no_secret(tmp_path: Any) -> None:
+def test_the_lake_names_no_number_of_the_ledger_and_no_secret(tmp_path):
     secrets = tmp_path / "secrets.yaml"
     secrets.write_text(json.dumps({"s3.secret-access-key": "hunter2"}))
     with published(secrets=secrets) as known:
@@ -357,7 +351,7 @@ def test_the_lake_names_no_number_of_the_ledger_and_no_secret(tmp_path: Any) -> 
         assert {row["node"] for row in rows(known, tables.USAGE_HOURLY)} == {"n1"}
 
 
-def test_commitments_are_priced_as_charges_are() -> None:
+def test_commitments_are_priced_as_charges_are():
     rated = BOOK.rows[1].model_copy(
         update={"id": "contract", "commitment": "c1", "model": "A100-80GB", "valid_from": "2026-01-01"}
     )
@@ -368,126 +362,102 @@ def test_commitments_are_priced_as_charges_are() -> None:
     })  # fmt: skip
     with published(book=book) as known:
         (total,) = rows(known, tables.DAYS)
-        found = cost(known.ledger, book, total["start_ms"], total["end_ms"], ("gpu", "hour"))
-        expected = sum((one.cost for one in found.lines if one.cost is not None), Decimal(0))
-        assert abs(total["cost"] - expected) < Decimal("1e-6")
+        assert abs(total["cost"] - priced(known, book, "gpu", "hour")) < Decimal("1e-6")
 
 
-def test_spans_of_the_tests_lie_where_the_ledger_is_busy() -> None:
-    assert SPAN[0] == START_MS
-    assert SPAN[1] - SPAN[0] == 300 * MINUTE
+def test_the_comparison_finds_nothing_after_a_run_and_names_what_another_hand_changed(known):
+    assert known.publisher.compare().differences == ()
+    assert known.publisher.compare().days == 1
+    lake = known.connect()
+    hourly = lake.open(tables.USAGE_HOURLY).scan().to_arrow()
+    day = hourly["day"][0].as_py()
+    lake.replace(tables.USAGE_HOURLY, hourly.slice(0, hourly.num_rows - 3), {"ledger": "prod", "day": day})
+    found = known.publisher.compare().differences
+    assert any(line.startswith(f"{day} prod: ") and " in the lake and " in line for line in found)
 
 
-def test_the_comparison_finds_nothing_after_a_run_and_names_what_another_hand_changed() -> None:
-    with published() as known:
-        assert known.publisher.compare().differences == ()
-        assert known.publisher.compare().days == 1
-        lake = known.connect()
-        hourly = lake.open(tables.USAGE_HOURLY).scan().to_arrow()
-        day = hourly["day"][0].as_py()
-        lake.replace(tables.USAGE_HOURLY, hourly.slice(0, hourly.num_rows - 3), {"ledger": "prod", "day": day})
-        found = known.publisher.compare().differences
-        assert any(line.startswith(f"{day} prod: ") and " in the lake and " in line for line in found)
+def test_records_that_came_after_the_publication_are_no_difference(known):
+    known.clock.advance(2 * HOUR)
+    known.publisher.publish()
+    later = HAND.row(1, 400, 415, "gpu-0", gpu_model="H100", holder=Holder("pod", "p1", "ns-1", "p1"))
+    known.ledger.append([HAND.batch(later, node="n1", epoch="late")], known.clock.wall_ms())
+    assert known.publisher.compare() == LakeComparison(0, ())
+    known.publisher.publish()
+    assert known.publisher.compare() == LakeComparison(1, ())
 
 
-def test_records_that_came_after_the_publication_are_no_difference() -> None:
-    with published() as known:
-        known.clock.advance(2 * HOUR)
-        known.publisher.publish()
-        later = HAND.row(1, 400, 415, "gpu-0", gpu_model="H100", holder=Holder("pod", "p1", "ns-1", "p1"))
-        known.ledger.append([HAND.batch(later, node="n1", epoch="late")], known.clock.wall_ms())
-        assert known.publisher.compare() == LakeComparison(0, ())
-        known.publisher.publish()
-        assert known.publisher.compare() == LakeComparison(1, ())
-
-
-def test_a_day_that_left_the_lake_is_named_and_written_again_by_the_next_process() -> None:
+def test_a_day_that_left_the_lake_is_named_and_written_again_by_the_next_process(known):
     """So an operator has a day that differs written again: the accountant itself repairs nothing."""
-    with published() as known:
-        before = rows(known, tables.USAGE_HOURLY)
-        known.connect().open(tables.DAYS).delete("ledger = 'prod' and day = '2026-10-01'")
-        found = known.publisher.compare()
-        assert found.differences == ("2026-10-01: missing in the table days, although it was published",)
-        known.publisher.publish()
-        assert rows(known, tables.DAYS) == []
-        restarted = Publisher(known.ledger, known.books, known.settings, known.clock, known.connect)
-        assert restarted.publish().days == (date(2026, 10, 1),)
-        assert restarted.compare() == LakeComparison(1, ())
-        assert rows(known, tables.USAGE_HOURLY) == before
+    before = rows(known, tables.USAGE_HOURLY)
+    known.connect().open(tables.DAYS).delete("ledger = 'prod' and day = '2026-10-01'")
+    found = known.publisher.compare()
+    assert found.differences == ("2026-10-01: missing in the table days, although it was published",)
+    known.publisher.publish()
+    assert rows(known, tables.DAYS) == []
+    restarted = another_process(known)
+    assert restarted.publish().days == (date(2026, 10, 1),)
+    assert restarted.compare() == LakeComparison(1, ())
+    assert rows(known, tables.USAGE_HOURLY) == before
 
 
-def test_days_of_long_ago_are_compared_too() -> None:
-    with published() as known:
-        assert known.settings.lake is not None
-        settings = known.settings.model_copy(update={"lake": known.settings.lake.model_copy(update={"days_back": 2})})
-        known.clock.advance(5 * 24 * HOUR)
-        publisher = Publisher(known.ledger, known.books, settings, known.clock, known.connect)
+def test_days_of_long_ago_are_compared_too(known):
+    assert known.settings.lake is not None
+    settings = known.settings.model_copy(update={"lake": known.settings.lake.model_copy(update={"days_back": 2})})
+    known.clock.advance(5 * 24 * HOUR)
+    publisher = Publisher(known.ledger, known.books, settings, known.clock, known.connect)
+    publisher.publish()
+    lake, hourly = known.connect(), rows(known, tables.USAGE_HOURLY)
+    spoilt = [{**row, "busy_us": row["busy_us"] + 1} for row in hourly if row["day"] == date(2026, 10, 1)]
+    lake.replace(tables.USAGE_HOURLY, tables.USAGE_HOURLY.of_rows(spoilt), {"ledger": "prod", "day": date(2026, 10, 1)})
+    named = 0
+    for _ in range(2):
+        found = publisher.compare()
+        assert found.days == 4
+        named += any(line.startswith("2026-10-01 prod: busy_us is ") for line in found.differences)
+        known.clock.advance(24 * HOUR)
         publisher.publish()
-        lake, hourly = known.connect(), rows(known, tables.USAGE_HOURLY)
-        spoilt = [{**row, "busy_us": row["busy_us"] + 1} for row in hourly if row["day"] == date(2026, 10, 1)]
-        lake.replace(
-            tables.USAGE_HOURLY,
-            tables.USAGE_HOURLY.of_rows(spoilt),
-            {"ledger": "prod", "day": date(2026, 10, 1)},
-        )
-        named = 0
-        for _ in range(2):
-            found = publisher.compare()
-            assert found.days == 4
-            named += any(line.startswith("2026-10-01 prod: busy_us is ") for line in found.differences)
-            known.clock.advance(24 * HOUR)
-            publisher.publish()
-        assert named == 1
+    assert named == 1
 
 
-def test_metadata_files_and_manifests_stay_few_however_often_a_part_is_written() -> None:
-    with published() as known:
-        lake = known.connect()
-        totals = lake.open(tables.DAYS).scan().to_arrow()
-        for _ in range(30):
-            lake.replace(tables.DAYS, totals, {"ledger": "prod"})
-        lake.remove_old_versions(round(time.time() * 1_000) + 3 * 24 * HOUR, 3_600)
-        table = lake.open(tables.DAYS)
-        assert len(list(table.scan().plan_files())) == 1
-        assert len(table.snapshots()) == 1
-        folder = Path(table.location().removeprefix("file://"))
-        assert len(list((folder / "data").rglob("*.parquet"))) == 1
-        described = list((folder / "metadata").glob("*.json"))
-        assert len(described) <= 1 + int(table.properties["write.metadata.previous-versions-max"])
-        assert len(list((folder / "metadata").glob("*.avro"))) <= 3
+def test_metadata_files_and_manifests_stay_few_however_often_a_part_is_written(known):
+    lake = known.connect()
+    totals = lake.open(tables.DAYS).scan().to_arrow()
+    for _ in range(30):
+        lake.replace(tables.DAYS, totals, {"ledger": "prod"})
+    lake.remove_old_versions(round(time.time() * 1_000) + 3 * 24 * HOUR, 3_600)
+    table = lake.open(tables.DAYS)
+    assert len(list(table.scan().plan_files())) == 1
+    assert len(table.snapshots()) == 1
+    folder = Path(table.location().removeprefix("file://"))
+    assert len(list((folder / "data").rglob("*.parquet"))) == 1
+    described = list((folder / "metadata").glob("*.json"))
+    assert len(described) <= 1 + int(table.properties["write.metadata.previous-versions-max"])
+    assert len(list((folder / "metadata").glob("*.avro"))) <= 3
 
 
-def test_old_versions_and_their_files_leave_and_what_is_stated_stays() -> None:
-    with published() as known:
-        lake = known.connect()
-        month = Month(2026, 10)
-        known.clock.advance(40 * 24 * HOUR)
-        known.books.close(month, "ana", "month end", [one.kind for one in known.books.standing(month)])
-        known.publisher.publish()
-        (tag,) = [name for name in lake.open(tables.USAGE_HOURLY).refs() if name != "main"]
-        stated = lake.open(tables.USAGE_HOURLY).scan().use_ref(tag).to_arrow().num_rows
-        hourly = lake.open(tables.USAGE_HOURLY).scan().to_arrow()
-        for _ in range(3):
-            lake.replace(
-                tables.USAGE_HOURLY,
-                hourly,
-                {"ledger": "prod", "day": sorted(set(hourly["day"].to_pylist()))},
-            )
-        ahead_ms = round(time.time() * 1_000) + 3 * 24 * HOUR
-        removed = lake.remove_old_versions(ahead_ms, 3_600)
-        assert removed.versions >= 3
-        assert removed.files > 0
-        assert lake.remove_old_versions(ahead_ms, 3_600) == Removed(0, 0)
-        table = lake.open(tables.USAGE_HOURLY)
-        assert table.scan().to_arrow().num_rows == hourly.num_rows
-        assert table.scan().use_ref(tag).to_arrow().num_rows == stated
+def test_old_versions_and_their_files_leave_and_what_is_stated_stays(known):
+    lake = known.connect()
+    close_october(known)
+    known.publisher.publish()
+    (tag,) = [name for name in lake.open(tables.USAGE_HOURLY).refs() if name != "main"]
+    stated = lake.open(tables.USAGE_HOURLY).scan().use_ref(tag).to_arrow().num_rows
+    hourly = lake.open(tables.USAGE_HOURLY).scan().to_arrow()
+    for _ in range(3):
+        lake.replace(tables.USAGE_HOURLY, hourly, {"ledger": "prod", "day": sorted(set(hourly["day"].to_pylist()))})
+    ahead_ms = round(time.time() * 1_000) + 3 * 24 * HOUR
+    removed = lake.remove_old_versions(ahead_ms, 3_600)
+    assert removed.versions >= 3
+    assert removed.files > 0
+    assert lake.remove_old_versions(ahead_ms, 3_600) == Removed(0, 0)
+    table = lake.open(tables.USAGE_HOURLY)
+    assert table.scan().to_arrow().num_rows == hourly.num_rows
+    assert table.scan().use_ref(tag).to_arrow().num_rows == stated
 
 
-def test_a_file_that_a_writer_is_about_to_commit_stays() -> None:
-    with published() as known:
-        lake = known.connect()
-        table = lake.open(tables.USAGE_HOURLY)
-        fresh = Path(table.location().removeprefix("file://")) / "data" / "pending.parquet"
-        fresh.write_bytes(b"PAR1")
-        lake.remove_old_versions(round(time.time() * 1_000), 3_600)
-        assert fresh.exists()
+def test_a_file_that_a_writer_is_about_to_commit_stays(known):
+    lake = known.connect()
+    table = lake.open(tables.USAGE_HOURLY)
+    fresh = Path(table.location().removeprefix("file://")) / "data" / "pending.parquet"
+    fresh.write_bytes(b"PAR1")
+    lake.remove_old_versions(round(time.time() * 1_000), 3_600)
+    assert fresh.exists()

@@ -1,14 +1,16 @@
-"""A ledger on a virtual clock, and a builder of records."""
+"""A ledger on a virtual clock, a builder of records, and ways of sending them and of opening ledgers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from accountant.ledger.protocols import Receipt
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from agent.wire import Batch, Holder, PodFacts, Skipped, UsageInterval
 from gputally.base.clock import VirtualClock
@@ -71,11 +73,43 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.duckdb"
 
 
+Opener = Callable[..., DuckLedger]
+
+
 @pytest.fixture
-def ledger(path: Path, clock: VirtualClock) -> Iterator[DuckLedger]:
-    opened = open_ledger(fresh(path), clock)
-    yield opened
-    opened.close()
+def opened(path: Path, clock: VirtualClock) -> Iterator[Opener]:
+    """Opens the ledger of a place, else of `path`, with options of `open_ledger`; each is closed after the test."""
+    with ExitStack() as closed_after:
+
+        def open_at(place: Path = path, clock: VirtualClock = clock, **options: Any) -> DuckLedger:
+            return closed_after.enter_context(closing(open_ledger(place, clock, **options)))
+
+        yield open_at
+
+
+@pytest.fixture
+def ledger(opened: Opener, path: Path) -> DuckLedger:
+    return opened(fresh(path))
+
+
+def booked(ledger: DuckLedger, now_ms: int, batch: Batch) -> Receipt:
+    """The receipt of a batch that the ledger takes."""
+    (receipt,) = ledger.append([batch], now_ms)
+    assert isinstance(receipt, Receipt), receipt
+    return receipt
+
+
+Send = Callable[..., Receipt]
+
+
+@pytest.fixture
+def send(ledger: DuckLedger, hand: Hand) -> Send:
+    """Books a batch of these records and changes, at `now_ms` or else at the hand's time."""
+
+    def send_batch(*records: Any, now_ms: int | None = None, **changes: Any) -> Receipt:
+        return booked(ledger, hand.now_ms if now_ms is None else now_ms, hand.batch(*records, **changes))
+
+    return send_batch
 
 
 Accounts = Callable[..., dict[str, int]]

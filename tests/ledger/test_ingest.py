@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from typing import Any
 
 import msgspec
@@ -13,8 +14,8 @@ from msgspec import structs
 from accountant.core.errors import BadBatch, LedgerFailed, LedgerUnavailable, SequenceGap
 from accountant.ledger.protocols import Receipt
 from accountant.runtime.ingest import MOST_RECORDS, Ingest, decode
-from accountant.storage.duckdb_ledger import DuckLedger
 from agent.wire import Ack, Batch, Skipped
+from gputally.base.clock import VirtualClock
 
 
 class Gate:
@@ -38,11 +39,23 @@ class Gate:
         return [Receipt(Ack(epoch=b.epoch, durable_seq=now_ms, checkpointed_seq=0), 1, 0, 0) for b in batches]
 
 
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def ingest_at(gate: Gate, clock: VirtualClock) -> Iterator[Callable[..., Ingest]]:
+    """An ingest on the gate with options of its own; each is closed after the test."""
+    with ExitStack() as closed_after:
+        yield lambda **options: closed_after.enter_context(closing(Ingest(gate, clock, **options)))  # type: ignore[arg-type]
+
+
 def body(hand: Any, **changes: Any) -> bytes:
     return msgspec.json.encode(hand.batch(hand.row(1), **changes))
 
 
-def test_a_body_becomes_a_receipt_after_the_commit(ledger: DuckLedger, clock: Any, hand: Any) -> None:
+def test_a_body_becomes_a_receipt_after_the_commit(ledger, clock, hand):
     ingest = Ingest(ledger, clock)
     receipt = ingest.submit(body(hand)).result(30)
     assert receipt.stored == 1
@@ -67,46 +80,42 @@ def test_a_body_becomes_a_receipt_after_the_commit(ledger: DuckLedger, clock: An
         pytest.param(b"[]", "invalid-batch", id="no object"),
     ],
 )
-def test_what_is_no_batch_is_refused_at_once(raw: bytes, type_: str) -> None:
+def test_what_is_no_batch_is_refused_at_once(raw, type_):
     with pytest.raises(BadBatch) as refused:
         decode(raw)
     assert refused.value.type == type_
     assert refused.value.detail
 
 
-def test_a_fault_inside_a_batch_names_its_place(hand: Any) -> None:
+def test_a_fault_inside_a_batch_names_its_place(hand):
     with pytest.raises(BadBatch, match=r"\$\.intervals\[0\]\.busy_us"):
         decode(body(hand).replace(b'"busy_us":', b'"busy_us":"x","y":'))
 
 
-def test_a_field_of_a_newer_agent_is_ignored(hand: Any) -> None:
+def test_a_field_of_a_newer_agent_is_ignored(hand):
     assert decode(body(hand).replace(b'"boot_id"', b'"invented_later":[1],"boot_id"')) == hand.batch(hand.row(1))
 
 
-def test_too_many_records_have_to_be_split(hand: Any) -> None:
+def test_too_many_records_have_to_be_split(hand):
     skips = [Skipped(seq=seq, reason="x") for seq in range(1, MOST_RECORDS + 2)]
     with pytest.raises(BadBatch) as refused:
         decode(msgspec.json.encode(hand.batch(*skips)))
     assert refused.value.type == "too-large"
 
 
-def test_what_comes_during_a_commit_shares_the_next_one(clock: Any, hand: Any) -> None:
-    gate = Gate()
-    ingest = Ingest(gate, clock)  # type: ignore[arg-type]
+def test_what_comes_during_a_commit_shares_the_next_one(gate, ingest_at, hand):
+    ingest = ingest_at()
     futures = [ingest.submit(body(hand))]
     gate.entered.acquire()
     futures += [ingest.submit(body(hand, epoch=f"e{i}")) for i in range(5)]
     assert not any(future.done() for future in futures)
-    for _ in range(2):
-        gate.open.release()
+    gate.open.release(2)
     assert [future.result(30).ack.epoch for future in futures] == ["0192-a", "e0", "e1", "e2", "e3", "e4"]
     assert gate.groups == [1, 5]
-    ingest.close()
 
 
-def test_two_senders_that_missed_each_other_share_the_next_commit(clock: Any, hand: Any) -> None:
-    gate = Gate()
-    ingest = Ingest(gate, clock, linger_ms=60_000)  # type: ignore[arg-type]
+def test_two_senders_that_missed_each_other_share_the_next_commit(gate, ingest_at, hand):
+    ingest = ingest_at(linger_ms=60_000)
     one = ingest.submit(body(hand))
     gate.entered.acquire()
     other = ingest.submit(body(hand, epoch="e1"))
@@ -117,28 +126,22 @@ def test_two_senders_that_missed_each_other_share_the_next_commit(clock: Any, ha
     assert other.result(30)
     assert again.result(30)
     assert gate.groups == [1, 2]
-    ingest.close()
 
 
-def test_too_many_waiting_are_refused(clock: Any, hand: Any) -> None:
-    gate = Gate()
-    ingest = Ingest(gate, clock, most_waiting=1)  # type: ignore[arg-type]
+def test_too_many_waiting_are_refused(gate, ingest_at, hand):
+    ingest = ingest_at(most_waiting=1)
     first = ingest.submit(body(hand))
     gate.entered.acquire()
-    second = ingest.submit(body(hand))
-    third = ingest.submit(body(hand))
+    second, third = ingest.submit(body(hand)), ingest.submit(body(hand))
     assert isinstance(third.exception(30), LedgerUnavailable)
-    for _ in range(2):
-        gate.open.release()
+    gate.open.release(2)
     assert first.result(30)
     assert second.result(30)
-    ingest.close()
 
 
-def test_a_full_disk_is_told_to_all_and_the_next_group_is_tried(clock: Any, hand: Any) -> None:
-    gate = Gate()
+def test_a_full_disk_is_told_to_all_and_the_next_group_is_tried(gate, ingest_at, hand):
     gate.failure = LedgerUnavailable("no space")
-    ingest = Ingest(gate, clock)  # type: ignore[arg-type]
+    ingest = ingest_at()
     first = ingest.submit(body(hand))
     gate.open.release()
     assert first.exception(30) is gate.failure
@@ -146,28 +149,23 @@ def test_a_full_disk_is_told_to_all_and_the_next_group_is_tried(clock: Any, hand
     second = ingest.submit(body(hand))
     gate.open.release()
     assert second.result(30)
-    ingest.close()
 
 
-def test_a_batch_that_brings_out_a_defect_does_not_stop_the_others(clock: Any, hand: Any) -> None:
-    gate = Gate()
+def test_a_batch_that_brings_out_a_defect_does_not_stop_the_others(gate, ingest_at, hand):
     gate.poison = "bad"
-    ingest = Ingest(gate, clock)  # type: ignore[arg-type]
+    ingest = ingest_at()
     first = ingest.submit(body(hand))
     gate.entered.acquire()
     rest = [ingest.submit(body(hand, epoch=epoch)) for epoch in ("good", "bad", "fine")]
-    for _ in range(5):
-        gate.open.release()
+    gate.open.release(5)
     assert first.result(30)
     assert [type(future.exception(30)) for future in rest] == [type(None), OverflowError, type(None)]
-    ingest.close()
 
 
-def test_when_the_engine_is_done_for_everybody_hears_it_once(clock: Any, hand: Any) -> None:
-    gate = Gate()
+def test_when_the_engine_is_done_for_everybody_hears_it_once(gate, ingest_at, hand):
     gate.failure = LedgerFailed("the database is no longer usable")
     told: list[LedgerFailed] = []
-    ingest = Ingest(gate, clock, fatal=told.append)  # type: ignore[arg-type]
+    ingest = ingest_at(fatal=told.append)
     first = ingest.submit(body(hand))
     gate.open.release()
     assert first.exception(30) is gate.failure

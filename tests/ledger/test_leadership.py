@@ -40,7 +40,7 @@ def clock() -> VirtualClock:
     return VirtualClock(START_MS + 400 * 86_400_000)
 
 
-def test_a_replica_that_does_not_lead_commits_nothing(tmp_path: Path, clock: VirtualClock) -> None:
+def test_a_replica_that_does_not_lead_commits_nothing(tmp_path, clock):
     election = Scripted()
     leader = Leadership(election, clock)
     election.held = True
@@ -56,7 +56,7 @@ def test_a_replica_that_does_not_lead_commits_nothing(tmp_path: Path, clock: Vir
     ledger.close()
 
 
-def test_a_leader_that_loses_the_lease_ends_in_time(clock: VirtualClock) -> None:
+def test_a_leader_that_loses_the_lease_ends_in_time(clock):
     election = Scripted()
     election.held = True
     leader = Leadership(election, clock)
@@ -75,7 +75,7 @@ def test_a_leader_that_loses_the_lease_ends_in_time(clock: VirtualClock) -> None
     assert len(lost) == 1
 
 
-def test_waiting_ends_with_the_lease_or_with_a_signal() -> None:
+def test_waiting_ends_with_the_lease_or_with_a_signal():
     election, stop = Scripted(), threading.Event()
     leader = Leadership(election, SystemClock())
     found: list[bool] = []
@@ -89,7 +89,7 @@ def test_waiting_ends_with_the_lease_or_with_a_signal() -> None:
     assert not leader.wait(stop)
 
 
-def test_a_waiting_replica_lives_and_answers_nothing() -> None:
+def test_a_waiting_replica_lives_and_answers_nothing():
     client = TestClient(waiting_app("accountant"))
     assert client.get("/livez").status_code == 200
     for path in ("/readyz", "/leading", "/v1/usage", "/"):
@@ -103,15 +103,11 @@ def replicas(tmp_path: Path) -> tuple[Settings, Settings]:
     return two_replicas(tmp_path, archive=tmp_path / "archive", backups=tmp_path / "backups")
 
 
-def test_leaders_take_turns_on_volumes_of_their_own_and_no_record_and_no_act_is_lost(
-    replicas: tuple[Settings, Settings], clock: VirtualClock
-) -> None:
+def test_leaders_take_turns_on_volumes_of_their_own_and_no_record_and_no_act_is_lost(replicas, clock):
     leaders_take_turns(replicas, clock)
 
 
-def test_an_act_that_the_archive_does_not_have_is_said(
-    replicas: tuple[Settings, Settings], clock: VirtualClock, tmp_path: Path
-) -> None:
+def test_an_act_that_the_archive_does_not_have_is_said(replicas, clock, tmp_path):
     ledger = opened(replicas[0], clock)
     (tmp_path / "archive").write_text("not a folder")
     with pytest.raises(LedgerUnavailable, match="recorded in the ledger but not yet in the archive"):
@@ -121,7 +117,7 @@ def test_an_act_that_the_archive_does_not_have_is_said(
 
 
 @pytest.mark.parametrize(("without", "said"), [("archive", "needs an archive"), ("backups", "needs backups.to")])
-def test_volumes_of_their_own_need_a_place_that_all_reach(tmp_path: Path, without: str, said: str) -> None:
+def test_volumes_of_their_own_need_a_place_that_all_reach(tmp_path, without, said):
     given = {
         "auth": "off", "archive": {"to": tmp_path}, "backups": {"to": tmp_path},
         "leader_election": {"lease": "a", "namespace": "g", "own_volume": True},

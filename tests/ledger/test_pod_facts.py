@@ -2,150 +2,135 @@
 
 from __future__ import annotations
 
-from itertools import permutations
-from pathlib import Path
-from typing import Any
+from contextlib import closing
+from itertools import count, permutations
+from typing import Any, NamedTuple
 
 import pytest
 
 from accountant.core.errors import LedgerUnavailable
 from accountant.ledger.protocols import Facts
 from accountant.storage.duckdb_engine import Database
-from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.storage.write import record_columns
 from accountant.storage.write.record_columns import MOST_AS_LISTS, add
+from agent.wire import PodFacts
+from tests.ledger.conftest import Hand, booked
 
 
-def _told(ledger: DuckLedger, hand: Any) -> list[tuple[str, str]]:
+class Said(NamedTuple):
+    """What the node, or the cluster's inventory, says of a pod some milliseconds after its creation."""
+
+    queue: str
+    after_ms: int
+    placed: bool = False
+    by_cluster: bool = False
+
+    def fact(self, hand: Hand, seq: int, uid: str = "pod-1") -> PodFacts:
+        at = hand.start_ms
+        placed_ms = at + 5 if self.placed else None
+        return hand.fact(
+            seq, uid, queue_ref=self.queue, created_ms=at, scheduled_ms=placed_ms, observed_ms=at + self.after_ms
+        )
+
+
+def placed(queue: str, after_ms: int) -> Said:
+    return Said(queue, after_ms, placed=True)
+
+
+def inventory(queue: str, after_ms: int) -> Said:
+    return Said(queue, after_ms, placed=True, by_cluster=True)
+
+
+def queues(ledger: DuckLedger, hand: Any) -> list[tuple[str, str]]:
     return [(pod.facts.uid, pod.facts.queue_ref) for pod in ledger.pods(hand.start_ms, hand.now_ms)]
 
 
-def _fact(hand: Any, seq: int, queue: str, after_ms: int, uid: str = "pod-1") -> Any:
-    at = hand.start_ms
-    return hand.fact(seq, uid, queue_ref=queue, created_ms=at, observed_ms=at + after_ms)
+CASES: dict[str, tuple[list[Said], str]] = {
+    "the newest counts": ([Said("kai:a", 10), Said("kai:c", 30), Said("kai:b", 20)], "kai:c"),
+    "it waits, and is placed": ([Said("kai:x", 1), placed("kai:y", 6), placed("kai:z", 7)], "kai:y"),
+    "it is placed without a queue": ([placed("", 6), placed("kai:z", 7)], ""),
+    "the node saw it placed first": ([placed("kai:vision", 10), inventory("kai:finance", 30)], "kai:vision"),
+    "an administrator changes a cluster queue": (
+        [
+            inventory("kueue:ns/q", 10),
+            inventory("kueue:ns/q@one", 20),
+            inventory("kueue:ns/q@two", 30),
+            inventory("kueue:ns/p@three", 40),
+        ],
+        "kueue:ns/q@two",
+    ),
+    "only the owners name it, a little later": (
+        [inventory("", 10), inventory("kai:a", 20), inventory("kai:b", 30)],
+        "kai:a",
+    ),
+    "the API server told of it first": (
+        [Said("kai:a", 10, by_cluster=True), Said("kai:b", 20), Said("kai:c", 30)],
+        "kai:c",
+    ),
+    # The creator of a pod can change its label at any time, but the scheduler reads it once.
+    **{
+        f"changed after it was placed, order {number}": (list(order), "kai:vision")
+        for number, order in enumerate(
+            permutations(
+                [placed("kai:vision", 10), placed("kai:speech", 30), placed("", 40), placed("kai:finance", 20)]
+            )
+        )
+    },
+}
 
 
-def test_the_newest_word_counts_whatever_the_order(ledger: DuckLedger, hand: Any) -> None:
-    for seq, (queue, after_ms) in enumerate([("kai:a", 10), ("kai:c", 30), ("kai:b", 20)], start=1):
-        ledger.append([hand.batch(_fact(hand, seq, queue, after_ms))], hand.now_ms)
-    assert _told(ledger, hand) == [("pod-1", "kai:c")]
+@pytest.mark.parametrize("case", CASES)
+def test_which_queue_a_pod_counts_for(send, ledger, hand, case):
+    said, queue = CASES[case]
+    numbers = count(1)
+    for one in said:
+        if one.by_cluster:
+            ledger.observe(Facts(pods=(("prod", one.fact(hand, 0)),)), hand.now_ms)
+        else:
+            send(one.fact(hand, next(numbers)))
+    assert queues(ledger, hand) == [("pod-1", queue)]
 
 
-PLACED = [("kai:vision", 10), ("kai:speech", 30), ("", 40), ("kai:finance", 20)]
-
-
-@pytest.mark.parametrize("order", list(permutations(range(4))))
-def test_a_queue_that_is_changed_after_the_pod_was_placed_changes_nothing(
-    ledger: DuckLedger, hand: Any, order: tuple[int, ...]
-) -> None:
-    """The creator of a pod can change its label at any time, but the scheduler reads it once."""
-    at = hand.start_ms
-    for seq, which in enumerate(order, start=1):
-        queue, after_ms = PLACED[which]
-        fact = hand.fact(seq, "pod-1", queue_ref=queue, created_ms=at, scheduled_ms=at + 5, observed_ms=at + after_ms)
-        ledger.append([hand.batch(fact)], hand.now_ms)
-    assert _told(ledger, hand) == [("pod-1", "kai:vision")]
-
-
-def test_what_waits_may_still_choose_and_what_is_placed_without_a_queue_has_none(ledger: DuckLedger, hand: Any) -> None:
-    at = hand.start_ms
-    told = [
-        hand.fact(1, "a", queue_ref="kai:x", created_ms=at, observed_ms=at + 1),
-        hand.fact(2, "a", queue_ref="kai:y", created_ms=at, scheduled_ms=at + 2, observed_ms=at + 3),
-        hand.fact(3, "a", queue_ref="kai:z", created_ms=at, scheduled_ms=at + 2, observed_ms=at + 4),
-        hand.fact(4, "b", queue_ref="", created_ms=at, scheduled_ms=at + 2, observed_ms=at + 3),
-        hand.fact(5, "b", queue_ref="kai:z", created_ms=at, scheduled_ms=at + 2, observed_ms=at + 4),
-    ]
-    ledger.append([hand.batch(*told)], hand.now_ms)
-    assert _told(ledger, hand) == [("a", "kai:y"), ("b", "")]
-
-
-def test_who_saw_the_pod_placed_first_decides_which_queue_it_counts_for(ledger: DuckLedger, hand: Any) -> None:
-    """The accountant was down when the pod was placed, and the label changed before the accountant restarted."""
-    at = hand.start_ms
-
-    def seen(seq: int, queue: str, after_ms: int) -> Any:
-        return hand.fact(seq, "pod-1", queue_ref=queue, created_ms=at, scheduled_ms=at + 5, observed_ms=at + after_ms)
-
-    ledger.append([hand.batch(seen(1, "kai:vision", 10))], hand.now_ms)
-    ledger.observe(Facts(pods=(("prod", seen(0, "kai:finance", 30)),)), hand.now_ms)
-    assert _told(ledger, hand) == [("pod-1", "kai:vision")]
-
-
-def test_a_cluster_queue_that_an_administrator_changes_counts(ledger: DuckLedger, hand: Any) -> None:
-    at = hand.start_ms
-    for after_ms, queue in (
-        (10, "kueue:ns/q"),
-        (20, "kueue:ns/q@one"),
-        (30, "kueue:ns/q@two"),
-        (40, "kueue:ns/p@three"),
-    ):
-        fact = hand.fact(0, "pod-1", queue_ref=queue, created_ms=at, scheduled_ms=at + 5, observed_ms=at + after_ms)
-        ledger.observe(Facts(pods=(("prod", fact),)), hand.now_ms)
-    assert _told(ledger, hand) == [("pod-1", "kueue:ns/q@two")]
-
-
-def test_a_queue_that_only_the_owners_name_may_be_found_out_a_little_later(ledger: DuckLedger, hand: Any) -> None:
-    at = hand.start_ms
-    for after_ms, queue in ((10, ""), (20, "kai:a"), (30, "kai:b")):
-        fact = hand.fact(0, "pod-1", queue_ref=queue, created_ms=at, scheduled_ms=at + 5, observed_ms=at + after_ms)
-        ledger.observe(Facts(pods=(("prod", fact),)), hand.now_ms)
-    assert _told(ledger, hand) == [("pod-1", "kai:a")]
-
-
-def test_two_outboxes_of_one_group_may_tell_of_the_same_pod(ledger: DuckLedger, hand: Any) -> None:
-    one = hand.batch(_fact(hand, 1, "kai:b", 20), _fact(hand, 2, "kai:x", 5, "pod-2"))
-    other = hand.batch(_fact(hand, 1, "kai:a", 10), epoch="0192-b")
+def test_two_outboxes_of_one_group_may_tell_of_the_same_pod(ledger, hand):
+    one = hand.batch(Said("kai:b", 20).fact(hand, 1), Said("kai:x", 5).fact(hand, 2, "pod-2"))
+    other = hand.batch(Said("kai:a", 10).fact(hand, 1), epoch="0192-b")
     ledger.append([one, other], hand.now_ms)
-    assert _told(ledger, hand) == [("pod-1", "kai:b"), ("pod-2", "kai:x")]
+    assert queues(ledger, hand) == [("pod-1", "kai:b"), ("pod-2", "kai:x")]
 
 
-def test_a_known_pod_beside_a_new_one(ledger: DuckLedger, hand: Any) -> None:
-    ledger.append([hand.batch(_fact(hand, 1, "kai:a", 10))], hand.now_ms)
-    again = hand.batch(_fact(hand, 2, "kai:b", 20), _fact(hand, 3, "kai:x", 20, "pod-2"))
-    ledger.append([again], hand.now_ms)
-    assert _told(ledger, hand) == [("pod-1", "kai:b"), ("pod-2", "kai:x")]
+def test_a_known_pod_beside_a_new_one(send, ledger, hand):
+    send(Said("kai:a", 10).fact(hand, 1))
+    send(Said("kai:b", 20).fact(hand, 2), Said("kai:x", 20).fact(hand, 3, "pod-2"))
+    assert queues(ledger, hand) == [("pod-1", "kai:b"), ("pod-2", "kai:x")]
 
 
-def test_what_another_process_was_told_is_known(path: Path, clock: Any, hand: Any) -> None:
-    for seq, (queue, after_ms) in enumerate([("kai:b", 20), ("kai:a", 10), ("kai:c", 30)], start=1):
-        ledger = open_ledger(path, clock)
-        ledger.append([hand.batch(_fact(hand, seq, queue, after_ms))], hand.now_ms)
-        found = _told(ledger, hand)
-        ledger.close()
+def test_what_another_process_was_told_is_known(opened, hand):
+    for seq, said in enumerate([Said("kai:b", 20), Said("kai:a", 10), Said("kai:c", 30)], start=1):
+        with closing(opened()) as ledger:
+            booked(ledger, hand.now_ms, hand.batch(said.fact(hand, seq)))
+            found = queues(ledger, hand)
     assert found == [("pod-1", "kai:c")]
 
 
-def test_the_api_server_told_of_it_first(ledger: DuckLedger, hand: Any) -> None:
-    ledger.observe(Facts(pods=(("prod", _fact(hand, 0, "kai:a", 10)),)), hand.now_ms)
-    for seq, (queue, after_ms) in enumerate([("kai:b", 20), ("kai:c", 30)], start=1):
-        ledger.append([hand.batch(_fact(hand, seq, queue, after_ms))], hand.now_ms)
-    assert [uid for uid, _ in _told(ledger, hand)] == ["pod-1"]
+def test_a_telling_that_was_rolled_back_was_none(ledger, hand, monkeypatch):
+    def fails(*_: object, **__: object) -> None:
+        raise LedgerUnavailable("the disk is full")
 
-
-def test_a_telling_that_was_rolled_back_was_none(
-    ledger: DuckLedger, hand: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent = [hand.batch(_fact(hand, 1, "kai:a", 10))]
+    sent = hand.batch(Said("kai:a", 10).fact(hand, 1))
     with monkeypatch.context() as broken:
-        broken.setattr(ledger, "_commit", _fails)
+        broken.setattr(ledger, "_commit", fails)
         with pytest.raises(LedgerUnavailable):
-            ledger.append(sent, hand.now_ms)
-    assert _told(ledger, hand) == []
-    ledger.append(sent, hand.now_ms)
-    assert _told(ledger, hand) == [("pod-1", "kai:a")]
-
-
-def _fails(*_: object, **__: object) -> None:
-    raise LedgerUnavailable("the disk is full")
+            ledger.append([sent], hand.now_ms)
+    assert queues(ledger, hand) == []
+    booked(ledger, hand.now_ms, sent)
+    assert queues(ledger, hand) == [("pod-1", "kai:a")]
 
 
 @pytest.mark.parametrize("count", [1, MOST_AS_LISTS, MOST_AS_LISTS + 1])
-def test_few_rows_and_many_arrive_alike(tmp_path: Path, count: int) -> None:
+def test_few_rows_and_many_arrive_alike(tmp_path, count):
     rows = [(1 + i % 3, i, 2**64 - 1 - i) for i in range(count)]
-    database = Database(tmp_path / "ledger.duckdb")
-    with database.cursor() as cursor:
+    with closing(Database(tmp_path / "ledger.duckdb")) as database, database.cursor() as cursor:
         add(cursor, "pod_fact", record_columns.FACT, [])
         add(cursor, "pod_fact", record_columns.FACT, rows)
         assert cursor.run("FROM pod_fact ORDER BY seq") == rows
-    database.close()

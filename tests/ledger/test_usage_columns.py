@@ -1,27 +1,32 @@
-"""Columns of a grouping equal `usage` and `idle_phases`, and bills from them add up to the charges."""
+"""Columns of usage and of held time equal lines of usage; bills and ranks from columns equal those from charges."""
 
 from __future__ import annotations
 
-import random
+from collections import defaultdict
 from collections.abc import Iterable
+from datetime import datetime
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.cost_allocation import bills, bills_by_grouping
-from accountant.billing.statement_breakdown import DIMENSIONS, Cut
+from accountant.billing.cost_allocation import billed_columns, bills, bills_by_grouping
+from accountant.billing.statement_breakdown import DIMENSIONS
 from accountant.billing.statements import build
-from accountant.billing.usage_pricing import Charge, charges
+from accountant.billing.usage_pricing import ALLOCATED, Charge, charges
 from accountant.ledger.protocols import Facts
-from accountant.ledger.usage_columns import UsageColumns
+from accountant.ledger.usage_columns import Hours, UsageColumns
 from accountant.prices.price_book import Billing, IdlePolicy, PriceBook
+from accountant.reports import report_breakdowns, savings_hints
+from accountant.reports.job_ranking import BilledJobs
+from accountant.reports.report_breakdowns import BY_JOB
+from accountant.reports.savings_hints import by_name
 from accountant.wire.policy_models import Policy, QueuePolicy
 from agent.wire import Holder
 from tests.effort import examples
-from tests.fakes.holdings import usage_columns_of_lines
+from tests.fakes.holdings import hours_of_lines, peaks_of_lines, usage_columns_of_lines
 from tests.ledger.busy import BOOK, HAND, ROWS, busy_ledger
-from tests.ledger.conftest import MINUTE, START_MS
+from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, booked
 
 ZONE = "Asia/Kathmandu"
 """A zone whose days begin at a quarter past an hour of UTC."""
@@ -61,13 +66,7 @@ def by_account(found: Iterable[Charge]) -> dict[tuple[str, str, str], int]:
     order=st.randoms(use_true_random=False),
 )
 @settings(max_examples=examples(2, 60), deadline=None)
-def test_columns_are_the_lines_of_usage_and_bills_add_up_to_the_charges(
-    rows: list[tuple[int, int, int, int, bool]],
-    inside: set[int],
-    cuts: set[Cut],
-    book: PriceBook | None,
-    order: random.Random,
-) -> None:
+def test_columns_are_the_lines_of_usage_and_bills_add_up_to_the_charges(rows, inside, cuts, book, order):
     several = [DIMENSIONS[cut] for cut in sorted(cuts)]
     span = (START_MS + order.randrange(3) * 7_001, START_MS + 200 * MINUTE)
     edges = sorted({*span, *(START_MS + cut * MINUTE for cut in inside if START_MS + cut * MINUTE > span[0])})
@@ -92,9 +91,8 @@ def test_columns_are_the_lines_of_usage_and_bills_add_up_to_the_charges(
                 )
                 for seq in range(1, 10)
             ]  # fmt: skip
-            (receipt,) = ledger.append([HAND.batch(*idle, cluster=cluster, node=node, epoch=node)], HAND.now_ms)
-            assert not isinstance(receipt, Exception)
-            assert receipt.quarantined == 0
+            batch = HAND.batch(*idle, cluster=cluster, node=node, epoch=node)
+            assert booked(ledger, HAND.now_ms, batch).quarantined == 0
         with ledger.moment(*span) as moment:
             expected = usage_columns_of_lines(moment.usage, moment.idle_phases, edges, several, ZONE)
             for found, other in zip(moment.usage_columns(edges, several, ZONE), expected, strict=True):
@@ -107,3 +105,80 @@ def test_columns_are_the_lines_of_usage_and_bills_add_up_to_the_charges(
                 assert by_account(alone) == by_account(lines.charges) == expected_sums
                 assert build(alone, book, (), *span, ZONE) == build(lines.charges, book, (), *span, ZONE)
                 assert alone == bills(ledger, book, *span, by, ZONE)
+
+
+def hours_by_owner(found: Hours) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """Busy, idle and unknown time by team, queue and hour."""
+    times = zip(found.busy_us.tolist(), found.idle_us.tolist(), found.unknown_us.tolist(), strict=True)
+    sums: dict[tuple[str, ...], tuple[int, ...]] = {}
+    for owner, hour, time in zip(found.owner.tolist(), found.hour.tolist(), times, strict=True):
+        key = (*found.owners[owner], found.hours[hour])
+        sums[key] = tuple(a + b for a, b in zip(sums.get(key, (0, 0, 0)), time, strict=True))
+    return dict(sorted(sums.items()))
+
+
+@pytest.mark.thorough
+@given(rows=ROWS, cuts=st.sets(st.integers(1, 199), max_size=2), order=st.randoms(use_true_random=False))
+@settings(max_examples=examples(4, 30), deadline=None)
+def test_columns_and_charges_rank_alike(rows, cuts, order):
+    with busy_ledger(rows, order) as ledger:
+        span = (START_MS, START_MS + 200 * MINUTE)
+        edges = sorted({*span, *(START_MS + cut * MINUTE for cut in cuts)})
+        with ledger.moment(*span) as moment:
+            low, high = edges[0], edges[-1] + order.randrange(60) * MINUTE
+            by_hour = moment.hours(low, high, ZONE)
+            expected_hours = hours_of_lines(moment.usage, low, high, ZONE)
+            assert hours_by_owner(by_hour) == hours_by_owner(expected_hours)
+            capacity, of_lines = (dict(zip(h.hours, h.capacity_us, strict=True)) for h in (by_hour, expected_hours))
+            assert capacity | of_lines == capacity
+            assert sum(capacity.values()) == sum(of_lines.values())
+
+            jobs = frozenset({("ns-0", "Job/j0"), ("ns-1", "Job/j1"), ("ns-1", "Job/j2")})
+            expected_peaks = peaks_of_lines(moment.usage, low, high, jobs, ZONE)
+            assert moment.peaks(low, high, jobs, ZONE) == expected_peaks
+
+            (billed,) = billed_columns(moment, BOOK, *span, (BY_JOB,))
+            held = [charge for charge in charges(moment, BOOK, *span, BY_JOB) if charge.account in ALLOCATED]
+        for team in (None, "red", "nobody"):
+            found = BilledJobs.of(billed).ranked(team)
+            mine = [charge for charge in held if team in (None, charge.key[0])]
+            by_job: dict[tuple[str, ...], list[Charge]] = defaultdict(list)
+            for charge in mine:
+                by_job[*charge.key[:3], charge.key[4]].append(charge)
+            # Each job's time is quantified by itself.
+            rows = [row for _, several in sorted(by_job.items()) for row in report_breakdowns.jobs(several, None)]
+            assert len(found) == len(rows)
+            assert found.users() == (report_breakdowns.users(mine, None) if any(c.key[3] for c in mine) else [])
+            dearest = sorted(rows, key=lambda job: (-job.figures.cost, -job.figures.accounts.allocated, by_name(job)))
+            assert found.dearest(3) == dearest[:3]
+            assert found.dearest(99) == dearest
+            assert found.wasteful(99) == sorted(
+                (job for job in rows if job.figures.accounts.allocated_idle),
+                key=lambda job: (-job.figures.idle_cost, -job.figures.accounts.allocated_idle, by_name(job)),
+            )
+            assert {*map(by_name, found.hardly_used(99))} <= {*map(by_name, found.wasteful(99))}
+            assert found.candidates(BOOK, span[1]) == savings_hints.candidates(mine, BOOK, None, span[1])
+            assert found.named({("ns-1", "Job/j1")}) == [j for j in rows if (j.namespace, j.job) == ("ns-1", "Job/j1")]
+
+
+@pytest.mark.parametrize(
+    ("zone", "changes", "length_min"),
+    [
+        ("Australia/Lord_Howe", "2026-04-04T15:00", 90),
+        ("America/Santiago", "2026-04-05T03:00", 120),
+        ("Europe/Berlin", "2025-10-26T01:00", 120),
+        ("Asia/Kathmandu", "2026-04-05T03:00", 60),
+    ],
+)
+def test_an_hour_that_the_clocks_repeat_holds_no_more_gpus_than_any_other(ledger, zone, changes, length_min):
+    start = round(datetime.fromisoformat(f"{changes}+00:00").timestamp() * 1000) - 180 * MINUTE
+    span = (start, start + 360 * MINUTE)
+    hand = Hand(start)
+    assert booked(ledger, NOW_MS, hand.batch(*(hand.row(n + 1, n * 15, n * 15 + 15) for n in range(24)))).stored == 24
+    with ledger.moment(*span) as moment:
+        hours = moment.hours(*span, zone)
+        assert max(hours.capacity_us) == length_min * MINUTE * 1000
+        peaks = moment.peaks(*span, frozenset({("vision", "Pod/train-0")}), zone)
+        expected = peaks_of_lines(moment.usage, *span, frozenset({("vision", "Pod/train-0")}), zone)
+    assert peaks == expected
+    assert [(peak.held_us, peak.busy_us) for peak in peaks.values()] == [(60 * MINUTE * 1000, 30 * MINUTE * 1000)]

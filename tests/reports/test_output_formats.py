@@ -22,7 +22,8 @@ from accountant.reports.output_formats import RENDERINGS, Form, file_name
 from accountant.reports.report_builder import Report, build
 from gputally.base.money import exact_sum
 from gputally.base.untrusted_text import FORMULA, escaped
-from tests.billing.conftest import ListLedger, held, price_book
+from tests.billing.rows import held, price_book
+from tests.fakes.rows import ListLedger
 from tests.reports import sample
 
 PLAIN: tuple[Form, ...] = ("html", "csv", "xlsx", "parquet", "json")

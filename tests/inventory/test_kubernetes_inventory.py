@@ -1,0 +1,566 @@
+"""The inventory over an API server: trimmed, paged, resumable, with the queues and cohorts that schedulers know."""
+
+from __future__ import annotations
+
+import json
+import threading
+import tracemalloc
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry, generate_latest
+
+from accountant.inventory.kubernetes_inventory import ClusterInventory
+from accountant.inventory.pod_owners import MANY
+from accountant.ledger.protocols import Down, JobKey, NamespaceFacts, NodeFacts
+from accountant.ledger.team_assignment import Assignment
+from accountant.runtime.job_and_task_metrics import FunctionCollector, inventory_metrics
+from accountant.wire.policy_models import UNASSIGNED, Policy, PolicyVersion
+from agent.wire import Owner, PodFacts
+from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.clock import VirtualClock
+from gputally.base.errors import Refused, Unavailable, VersionGone
+from gputally.kubernetes.list_watch import PAGE, PAUSE_SECONDS, NamedObject, Reflector
+from tests.inventory.api import PATHS, UNREACHABLE, FakeApi, node, owner, pod
+
+CREATED = 1_790_812_800_000  # 2026-10-01T00:00:00Z
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    return FakeApi(served=set(PATHS))
+
+
+@pytest.fixture
+def inventory(api: FakeApi, clock: VirtualClock) -> ClusterInventory:
+    return ClusterInventory(api, clock, "prod", team_keys=["team"])
+
+
+def pods(inventory: ClusterInventory, clock: VirtualClock, *, taken: bool = True) -> dict[str, PodFacts]:
+    facts = inventory.read(clock.wall_ms())
+    if taken:
+        inventory.taken()
+    return {fact.name: fact for _, fact in facts.pods}
+
+
+def test_a_gpu_pod_with_its_whole_chain(api, inventory, clock):
+    api.put("CronJob", owner("CronJob", "train"))
+    api.put(
+        "Job",
+        owner("Job", "train-1", above=("batch/v1", "CronJob", "train"), labels={"kueue.x-k8s.io/queue-name": "lq"}),
+    )
+    state = {
+        "phase": "Running",
+        "conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-10-01T00:05:00Z"}],
+        "containerStatuses": [{"name": "main", "state": {"running": {"startedAt": "2026-10-01T00:06:00Z"}}}],
+    }
+    api.put(
+        "Pod", pod("train-1-x", owners=[("batch/v1", "Job", "train-1")], gpus=4, labels={"secret": "s"}, status=state)
+    )
+    api.put("Pod", pod("web", gpus=0))
+    inventory.sync()
+    found = pods(inventory, clock)
+    assert found == {
+        "train-1-x": PodFacts(
+            seq=0, uid="uid-vision-train-1-x", namespace="vision", name="train-1-x", node="n1",
+            owners=(Owner("Job", "train-1", "Job-vision-train-1"), Owner("CronJob", "train", "CronJob-vision-train")),
+            workload="CronJob/train", queue_ref="kueue:vision/lq", requests={"nvidia.com/gpu": "4"}, created_ms=CREATED,
+            scheduled_ms=CREATED + 300_000, started_ms=CREATED + 360_000, observed_ms=clock.wall_ms(),
+        )
+    }  # fmt: skip
+    assert pods(inventory, clock) == {}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"spec": {"containers": [{"name": "a", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}]}},
+        {"spec": {"containers": [{"name": "a", "resources": {"requests": {"amd.com/gpu": "1"}}}]}},
+        {"spec": {"containers": [{"name": "a"}], "resourceClaims": [{"name": "gpu", "resourceClaimName": "c"}]}},
+        {"gpus": 0, "annotations": {"gpu-fraction": "0.5"}},
+        {
+            "spec": {
+                "containers": [],
+                "initContainers": [{"name": "i", "resources": {"limits": {"nvidia.com/gpu": "2"}}}],
+            }
+        },
+    ],
+)
+def test_every_way_of_asking_for_a_gpu(api, inventory, clock, asked):
+    api.put("Pod", pod("p", **asked))
+    inventory.sync()
+    assert set(pods(inventory, clock)) == {"p"}
+
+
+def test_changes_come_by_the_watch_and_a_deleted_pod_has_ended(api, inventory, clock):
+    inventory.sync()
+    api.put("Pod", pod("a"))
+    api.put("Pod", pod("b"))
+    inventory.follow()
+    assert set(pods(inventory, clock)) == {"a", "b"}
+    clock.advance(5_000)
+    api.drop("Pod", "a")
+    inventory.follow()
+    ended = pods(inventory, clock)
+    assert {name: fact.ended_ms for name, fact in ended.items()} == {"a": clock.wall_ms()}
+    assert sum(request.startswith("GET /api/v1/pods") for request in api.requests) == 1
+
+
+def test_what_was_not_taken_is_told_again(api, inventory, clock):
+    api.put("Pod", pod("a"))
+    inventory.sync()
+    assert set(pods(inventory, clock, taken=False)) == {"a"}
+    api.put("Pod", pod("b"))
+    inventory.follow()
+    assert set(pods(inventory, clock)) == {"a", "b"}
+    assert pods(inventory, clock) == {}
+
+
+def test_a_list_that_breaks_off_goes_on_at_its_page(api, inventory, clock):
+    for number in range(3 * PAGE):
+        api.put("Pod", pod(f"p-{number:04}"))
+    api.trouble = [None, None, None, None, UNREACHABLE]  # namespaces, nodes, two pages of pods
+    with pytest.raises(Unavailable):
+        inventory.sync()
+    assert not inventory.synced
+    assert pods(inventory, clock) == {}
+    before = len(api.requests)
+    inventory.sync()
+    assert sum(request.startswith("GET /api/v1/") for request in api.requests[before:]) == 1
+    assert len(pods(inventory, clock)) == 3 * PAGE
+
+
+def test_a_list_whose_token_is_gone_begins_again(api, inventory, clock):
+    for number in range(2 * PAGE):
+        api.put("Pod", pod(f"p-{number:04}"))
+    api.trouble = [None, None, None, UNREACHABLE]
+    with pytest.raises(Unavailable):
+        inventory.sync()
+    api.drop("Pod", "p-0003")
+    api.forget()
+    inventory.sync()
+    assert len(pods(inventory, clock)) == 2 * PAGE - 1
+
+
+def test_after_410_what_is_missing_has_ended_and_nothing_else_is_told_again(api, inventory, clock):
+    api.put("Pod", pod("a"))
+    api.put("Pod", pod("b"))
+    inventory.sync()
+    pods(inventory, clock)
+    api.drop("Pod", "a")
+    api.put("Pod", pod("c"))
+    api.forget()
+    clock.advance(60_000)
+    with pytest.raises(VersionGone):
+        inventory.follow()
+    inventory.sync()
+    for reflector in (inventory._nodes, inventory._pods):
+        with pytest.raises(VersionGone):
+            reflector.follow()
+    inventory.sync()
+    told = pods(inventory, clock)
+    assert {name: fact.ended_ms is not None for name, fact in told.items()} == {"a": True, "c": False}
+
+
+def test_owners_that_cannot_be_asked_now_are_asked_again(api, inventory, clock):
+    api.put("Job", owner("Job", "j", above=("acme.io/v1", "Fleet", "f")))
+    api.put("Fleet", owner("Fleet", "f"))
+    api.put("Pod", pod("p", owners=[("batch/v1", "Job", "j")]))
+    inventory.sync()
+    api.trouble = [UNREACHABLE]
+    assert pods(inventory, clock)["p"].workload == "Job/j"
+    assert pods(inventory, clock)["p"].workload == "Fleet/f"  # of a kind that only discovery knows
+    assert pods(inventory, clock) == {}
+
+
+@pytest.mark.parametrize("kind", [("secret.io/v1", "Vault"), ("batch/v1", "Job")])
+def test_an_owner_nobody_may_read_ends_the_chain(api, inventory, clock, kind):
+    api.put("Pod", pod("p", owners=[(*kind, "x")]))
+    inventory.sync()
+    assert pods(inventory, clock)["p"].workload == f"{kind[1]}/x"
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_owners_that_a_whole_list_does_not_name_are_gone_and_not_asked_for_one_by_one(api, inventory, clock, listed):
+    """Where the list is refused, each may still be asked for."""
+    api.put("CronJob", owner("CronJob", "nightly"))
+    for number in range(3):
+        api.put("Job", owner("Job", f"j-{number}", above=("batch/v1", "CronJob", "nightly")))
+    for number in range(MANY + 5):
+        api.put("Pod", pod(f"p-{number}", owners=[("batch/v1", "Job", f"j-{number}")]))
+    if not listed:
+        api.served.remove("Job")
+    inventory.sync()
+    before = len(api.requests)
+    found = pods(inventory, clock)
+    asked = [request for request in api.requests[before:] if "/apis/batch/v1/" in request and "/jobs" in request]
+    assert len(asked) == (1 if listed else 1 + MANY + 5)
+    named = {f"p-{number}": "CronJob/nightly" if number < 3 else f"Job/j-{number}" for number in range(MANY + 5)}
+    assert {name: fact.workload for name, fact in found.items()} == named
+
+
+def test_owners_in_a_circle_end(api, inventory, clock):
+    api.put("Job", owner("Job", "a", above=("batch/v1", "Job", "b")))
+    api.put("Job", owner("Job", "b", above=("batch/v1", "Job", "a")))
+    api.put("Pod", pod("p", owners=[("batch/v1", "Job", "a")]))
+    inventory.sync()
+    assert pods(inventory, clock)["p"].workload in ("Job/a", "Job/b")
+
+
+def test_namespaces_say_who_pays_and_which_label_is_kept(api, inventory, clock):
+    api.put("Namespace", {"metadata": {"name": "vision", "labels": {"team": "vision"}}})
+    rule = {"gputally.dev/team-label": "who", "gputally.dev/teams": "nlp"}
+    api.put("Namespace", {"metadata": {"name": "shared", "annotations": rule}})
+    api.put("Pod", pod("p", labels={"who": "nlp", "private": "x"}))
+    inventory.sync()
+    facts = inventory.read(clock.wall_ms())
+    assert facts.namespaces == (
+        NamespaceFacts("prod", "shared", "", "who", ("nlp",)),
+        NamespaceFacts("prod", "vision", "vision"),
+    )
+    assert facts.pods[0][1].labels == {"who": "nlp"}
+
+
+def test_nodes_and_when_they_were_down(api, clock):
+    known = NodeFacts("prod", "n3", pool="old", down=(Down(5, 9, "firmware"), Down(CREATED, None, "NotReady")))
+    elsewhere = NodeFacts("edge", "n9")
+    inventory = ClusterInventory(api, clock, "prod", [known, elsewhere])
+    assert inventory.read(clock.wall_ms()).nodes == (NodeFacts("prod", "n3", pool="old", down=known.down[1:]),)
+    api.put("Node", node("n1", ready=False))
+    api.put(
+        "Node",
+        node(
+            "n2",
+            spec={
+                "unschedulable": True,
+                "taints": [{"key": "node.kubernetes.io/unschedulable", "timeAdded": "2026-10-01T00:20:00Z"}],
+            },
+        ),
+    )
+    api.put("Node", node("cpu-only", labels={}, capacity={"cpu": "8"}))
+    inventory.sync()
+    n1, n2, n3 = inventory.read(clock.wall_ms()).nodes
+    assert (n1.name, n1.pool, n1.capacity_type, n1.down) == (
+        "n1",
+        "a3",
+        "on-demand",
+        (Down(CREATED + 600_000, None, "NotReady"),),
+    )
+    assert (n2.name, n2.down) == ("n2", (Down(CREATED + 1_200_000, None, "cordoned"),))
+    # Gone while nobody looked.
+    assert (n3.deleted_ms, n3.down) == (clock.wall_ms(), (Down(CREATED, clock.wall_ms(), "NotReady"),))
+
+
+@pytest.mark.parametrize("answer", [b"", b"<html>", b'{"items": 3}', b"[]"])
+def test_an_answer_that_is_none_is_a_failure_not_a_defect(api, inventory, monkeypatch, answer):
+    monkeypatch.setattr(api, "get", lambda *args, **kwargs: answer)
+    with pytest.raises(Unavailable, match="unexpected answer of the API server"):
+        inventory.sync()
+
+
+@dataclass
+class Crowd(FakeApi):
+    """50,000 pods, of which a tenth use GPUs, under 500 jobs; written down only when they are asked for."""
+
+    total: int = 50_000
+
+    def _page(self, kind: str, query: Mapping[str, str], metadata_only: bool) -> bytes:
+        if kind != "Pod":
+            return super()._page(kind, query, metadata_only)
+        begin = int(query.get("continue", "0"))
+        items = [self._text(number) for number in range(begin, begin + PAGE)]
+        more = f', "continue": "{begin + PAGE}"' if begin + PAGE < self.total else ""
+        return f'{{"metadata": {{"resourceVersion": "7"{more}}}, "items": [{",".join(items)}]}}'.encode()
+
+    def _text(self, number: int) -> str:
+        text = _WITH_GPU if number % 10 == 0 else _WITHOUT
+        return text.replace("NUMBER", str(number)).replace("JOB", str(number // 100))
+
+
+def _written(gpus: int) -> str:
+    one = pod("p-NUMBER", gpus=gpus, owners=[("batch/v1", "Job", "j-JOB")])
+    one["metadata"]["managedFields"] = [{"manager": "m", "fieldsV1": {f"f:{n}": {} for n in range(30)}}]
+    return json.dumps(one)
+
+
+_WITH_GPU, _WITHOUT = _written(1), _written(0)
+
+
+@pytest.mark.real  # of that size too dear for `make test`
+def test_fifty_thousand_pods_cost_few_requests_and_little_memory(clock):
+    api = Crowd()
+    for number in range(500):
+        api.put("Job", owner("Job", f"j-{number}"))
+    inventory = ClusterInventory(api, clock, "prod")
+    tracemalloc.start()
+    inventory.sync()
+    facts = inventory.read(clock.wall_ms())
+    held, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(facts.pods) == 5_000
+    assert {fact.workload for _, fact in facts.pods} == {f"Job/j-{number}" for number in range(500)}
+    # Pages, two other kinds, the jobs as one list; the schedulers' six kinds are not there, Kueue's four in two
+    # versions.
+    assert len(api.requests) == 50_000 / PAGE + 2 + 1 + 2 + 4 * 2
+    assert held < 30 * 2**20
+    assert peak < 40 * 2**20
+
+
+def test_an_epoch_annotated_during_an_outage_is_dated_by_who_wrote_it(api, inventory, clock):
+    """Not by the restart, an hour later; what others wrote later says nothing of it."""
+    train = pod("train-0", gpus=4, annotations={"gputally.dev/epoch": "7"})
+    train["metadata"]["managedFields"] = [
+        {"manager": "kubelet", "operation": "Update", "time": "2026-10-01T00:50:00Z", "fieldsV1": {"f:status": {}}},
+        {
+            "manager": "train.py", "operation": "Update", "time": "2026-10-01T00:20:00Z", "fieldsType": "FieldsV1",
+            "fieldsV1": {"f:metadata": {"f:annotations": {"f:gputally.dev/epoch": {}}}},
+        },
+    ]  # fmt: skip
+    ahead = pod("ahead-0", gpus=4, annotations={"gputally.dev/epoch": "8"})
+    ahead["metadata"]["managedFields"] = [{**train["metadata"]["managedFields"][1], "time": "2999-01-01T00:00:00Z"}]
+    api.put("Pod", train)
+    api.put("Pod", ahead)
+    clock.advance(max(0, CREATED + 3_600_000 - clock.wall_ms()))
+    inventory.sync()
+    told = {one.epoch: one.at_ms for one in inventory.read(clock.wall_ms()).epochs}
+    assert told == {7: CREATED + 1_200_000, 8: clock.wall_ms()}
+
+
+def test_epochs_that_pods_annotate_are_told_once_under_the_name_of_their_job(api, inventory, clock):
+    def annotated(epoch: str) -> None:
+        owners = [("batch/v1", "Job", "train-1")]
+        api.put("Pod", pod("train-1-x", owners=owners, gpus=4, annotations={"gputally.dev/epoch": epoch}))
+
+    api.put("CronJob", owner("CronJob", "train"))
+    api.put("Job", owner("Job", "train-1", above=("batch/v1", "CronJob", "train")))
+    job = JobKey("prod", "vision", "CronJob/train")
+    annotated("3")
+    inventory.sync()
+    first = clock.wall_ms()
+    clock.advance(60_000)
+    annotated("4@2026-10-01T00:30:00Z")
+    api.trouble = [None, None, None]
+    inventory.follow()
+    told = inventory.read(clock.wall_ms()).epochs
+    assert inventory.read(clock.wall_ms()).epochs == told, "told again until it is taken"
+    inventory.taken()
+    assert {(one.key, one.epoch, one.at_ms, one.who) for one in told} == {
+        (job, 3, first, "pod vision/train-1-x"),
+        (job, 4, CREATED + 1_800_000, "pod vision/train-1-x"),
+    }
+    assert inventory.read(clock.wall_ms()).epochs == ()
+    for nonsense in ("-1", "3.5", "five", "9" * 40, "7@soon", "7@2999-01-01T00:00:00Z", ""):
+        annotated(nonsense)
+        inventory.follow()
+        assert inventory.read(clock.wall_ms()).epochs == (), nonsense
+        inventory.taken()
+
+
+KUEUE = "kueue.x-k8s.io/queue-name"
+
+
+def thing(name: str, spec: dict[str, Any], owners: tuple[str, ...] = (), **status: Any) -> dict[str, Any]:
+    refs = [{"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": uid, "controller": True} for uid in owners]
+    return {
+        "metadata": {"name": name, "namespace": "vision", "ownerReferences": refs}, "spec": spec, "status": status
+    }  # fmt: skip
+
+
+def refs(inventory: ClusterInventory, clock: VirtualClock) -> dict[str, str]:
+    facts = inventory.read(clock.wall_ms()).pods
+    inventory.taken()
+    return {fact.name: fact.queue_ref for _, fact in facts}
+
+
+def test_a_pod_group_says_more_than_a_label(api, inventory, clock):
+    """It is what the scheduler goes by; on a pod of another scheduler it says nothing."""
+    api.put("KaiGroup", thing("g", {"queue": "research"}))
+    api.put("VolcanoGroup", thing("v", {"queue": "batch"}))
+    grouped, older = {"pod-group-name": "g"}, {"scheduling.k8s.io/group-name": "v"}
+    api.put("Pod", pod("a", scheduler="kai-scheduler", annotations=grouped))
+    api.put("Pod", pod("b", scheduler="kai-scheduler", annotations=grouped, labels={"kai.scheduler/queue": "mine"}))
+    api.put("Pod", pod("c", annotations=grouped))
+    api.put("Pod", pod("d", scheduler="volcano", annotations=older))
+    api.put("Pod", pod("e", "other", scheduler="kai-scheduler", annotations=grouped))
+    inventory.sync()
+    assert refs(inventory, clock) == {
+        "a": "kai:research", "b": "kai:research", "c": "", "d": "volcano:batch", "e": "",
+    }  # fmt: skip
+
+
+def test_a_group_made_after_its_pod(api, inventory, clock):
+    api.put("Pod", pod("a", scheduler="kai-scheduler", annotations={"pod-group-name": "g"}))
+    api.put("Pod", pod("b"))
+    inventory.sync()
+    assert refs(inventory, clock) == {"a": "", "b": ""}
+    api.put("KaiGroup", thing("g", {"queue": "research"}))
+    inventory.follow()
+    assert refs(inventory, clock) == {"a": "kai:research"}
+    api.put("KaiGroup", thing("g", {"queue": "moved"}))
+    api.drop("Pod", "b")
+    inventory.follow()
+    assert refs(inventory, clock) == {"a": "kai:moved", "b": ""}
+    api.drop("KaiGroup", "g")
+    api.drop("Pod", "a")
+    inventory.follow()
+    assert refs(inventory, clock).keys() == {"a"}
+
+
+def test_where_a_local_queue_leads(api, inventory, clock):
+    """The Workload knows which ClusterQueue admitted it, and which queue a job without a label got."""
+    api.put("LocalQueue", thing("lq", {"clusterQueue": "cq"}))
+    api.put("Workload", thing("w", {"queueName": "lq"}, ("Job-vision-j",), admission={"clusterQueue": "other-cq"}))
+    api.put("Job", owner("Job", "j"))
+    api.put("Pod", pod("labelled", labels={KUEUE: "lq"}))
+    api.put("Pod", pod("unknown", labels={KUEUE: "nowhere"}))
+    api.put("Pod", pod("owned", owners=[("batch/v1", "Job", "j")]))
+    inventory.sync()
+    assert refs(inventory, clock) == {
+        "labelled": "kueue:vision/lq@cq", "unknown": "kueue:vision/nowhere", "owned": "kueue:vision/lq@other-cq",
+    }  # fmt: skip
+    api.put("LocalQueue", thing("lq", {"clusterQueue": "new"}))
+    inventory.follow()
+    assert refs(inventory, clock) == {"labelled": "kueue:vision/lq@new"}
+
+
+def test_the_cohorts_above_a_cluster_queue(api, inventory, clock):
+    """The nearest first; a change anywhere above tells the pods again, and one elsewhere tells nobody."""
+    api.put("LocalQueue", thing("lq", {"clusterQueue": "cq"}))
+    api.put("ClusterQueue", thing("cq", {"cohort": "vision"}))
+    api.put("ClusterQueue", thing("free", {}))
+    api.put("Cohort", thing("vision", {"parentName": "research"}))
+    api.put("Cohort", thing("research", {}))
+    api.put("Pod", pod("a", labels={KUEUE: "lq"}))
+    inventory.sync()
+    assert refs(inventory, clock) == {"a": "kueue:vision/lq@cq^vision^research"}
+    api.put("Cohort", thing("research", {"parentName": "all"}))
+    inventory.follow()
+    assert refs(inventory, clock) == {"a": "kueue:vision/lq@cq^vision^research^all"}
+    api.put("ClusterQueue", thing("free", {"cohort": "speech"}))
+    inventory.follow()
+    assert refs(inventory, clock) == {}
+    api.put("ClusterQueue", thing("cq", {"cohort": "speech"}))
+    inventory.follow()
+    assert refs(inventory, clock) == {"a": "kueue:vision/lq@cq^speech"}
+    api.put("Cohort", thing("speech", {"parentName": "round"}))
+    api.put("Cohort", thing("round", {"parentName": "speech"}))
+    inventory.follow()
+    assert refs(inventory, clock) == {"a": "kueue:vision/lq@cq^speech^round"}
+    api.put("ClusterQueue", thing("cq", {}))
+    inventory.follow()
+    assert refs(inventory, clock) == {"a": "kueue:vision/lq@cq"}
+
+
+def test_a_policy_may_name_either():
+    def rules(**queues: str) -> Assignment:
+        tree = [{"name": name, "refs": [ref]} for name, ref in queues.items()]
+        policy = Policy.model_validate({"schema": 1, "queues": tree})
+        return Assignment(PolicyVersion(version="1", effective_ms=0, policy=policy))
+
+    both = rules(near="kueue:vision/lq", far="kueue:cq")
+    assert both.queue("kueue:vision/lq@cq") == "near"
+    assert both.queue("kueue:speech/lq@cq") == "far"
+    assert both.queue("kueue:speech/lq") == UNASSIGNED
+    cohorts = rules(dept="kueue-cohort:research", near="kueue:cq2", top="kueue-cohort:all")
+    assert cohorts.queue("kueue:x/lq@cq^vision^research^all") == "dept"
+    assert cohorts.queue("kueue:x/lq@cq2^vision^research") == "near"
+    assert cohorts.queue("kueue:x/lq@cq^speech^all") == "top"
+    assert cohorts.queue("kueue:x/lq@cq^speech") == UNASSIGNED
+    assert rules(slurm="slurm:a").queue("slurm:a@b") == UNASSIGNED
+
+
+def test_schedulers_that_are_not_there(clock):
+    api = FakeApi()
+    inventory = ClusterInventory(api, clock, "prod")
+    api.put("Pod", pod("a", labels={KUEUE: "lq"}))
+    inventory.sync()
+    assert refs(inventory, clock) == {"a": "kueue:vision/lq"}
+    inventory.follow()
+    api.trouble = [None] * 3 + [Refused("GET: 403: forbidden")]
+    with pytest.raises(Refused, match="403"):
+        ClusterInventory(api, clock, "prod").sync()
+
+
+def test_how_old_what_is_known_is(api, inventory, clock):
+    registry = CollectorRegistry()
+    registry.register(FunctionCollector(partial(inventory_metrics, inventory, clock)))
+    assert b"gputally_inventory_age_seconds{" not in generate_latest(registry)
+    inventory.sync()
+    clock.advance(90_000)
+    api.trouble = [None, UNREACHABLE]
+    with pytest.raises(type(UNREACHABLE)):
+        inventory.follow()
+    text = generate_latest(registry).decode()
+    assert 'gputally_inventory_age_seconds{kind="namespaces"} 0.0' in text
+    assert 'gputally_inventory_age_seconds{kind="pods"} 90.0' in text
+    assert 'gputally_inventory_failures_total{kind="localqueues.kueue.x-k8s.io"} 0.0' in text
+
+
+ONE_PAGE = json.dumps(
+    {"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "n", "uid": "u", "resourceVersion": "7"}}]}
+)
+
+
+class Instantly(threading.Event):
+    """Waits for nothing."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self.is_set()
+
+
+def test_a_watch_goes_on_after_an_object_that_is_not_understood():
+    stop, task = Instantly(), BackgroundTasks(VirtualClock(0)).add("watch")
+    seen: list[str | None] = []
+
+    class Api:
+        def get(self, *_: object, **__: object) -> bytes:
+            return ONE_PAGE.encode()
+
+        def watch(self, _path: str, _query: Mapping[str, str], **_more: object) -> Iterator[bytes]:
+            stop.set()
+            return iter(())
+
+    def keep(found: NamedObject) -> str:
+        seen.append(task.state().fault)
+        if len(seen) < 3:
+            raise AttributeError("no spec")
+        return found.metadata.name
+
+    reflector = Reflector(Api(), "/api/v1/nodes", NamedObject, keep)  # type: ignore[arg-type]
+    with structlog.testing.capture_logs() as logs:
+        reflector.run(stop, task)
+    assert seen == [None, "failed: AttributeError: no spec", "failed: AttributeError: no spec"]
+    assert dict(reflector.values()) == {"u": "n"}
+    assert (task.state().fault, task.state().failures, reflector.failures) == (None, 2, 2)
+    assert [log["event"] for log in logs] == ["cluster_not_understood"] * 2
+
+
+def test_a_watch_that_ends_at_once_is_not_begun_again_without_a_pause():
+    waited: list[float | None] = []
+
+    class Waiting(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout)
+            if len(waited) == 3:
+                self.set()
+            return self.is_set()
+
+    class Api:
+        def get(self, *_: object, **__: object) -> bytes:
+            return ONE_PAGE.encode()
+
+        def watch(self, _path: str, _query: Mapping[str, str], **_more: object) -> Iterator[bytes]:
+            return iter(())
+
+    now_ms = [0]
+    reflector = Reflector(Api(), "/api/v1/nodes", NamedObject, lambda one: one, now_ms=lambda: now_ms[0])  # type: ignore[arg-type]
+    assert reflector.behind() == "nodes have not been read yet"
+    reflector.run(Waiting())
+    assert waited == [PAUSE_SECONDS] * 3
+    assert reflector.behind() is None
+    now_ms[0] = 601_000
+    assert reflector.behind() == "nodes were last read 601 s ago"

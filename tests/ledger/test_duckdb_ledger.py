@@ -1,0 +1,197 @@
+"""Snapshots, the marks of spans, decisions of controllers, and SQL statements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from accountant.ledger.protocols import Facts, NamespaceFacts, Retirement
+from accountant.storage.duckdb_engine import statement
+from accountant.storage.folder_or_object_store import in_folder
+from accountant.wire.policy_models import Decision, Policy, QueuePolicy
+from gputally.base.units import MS_PER_DAY
+from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, Send
+
+
+def test_what_is_written_meanwhile_is_not_seen(send, ledger, hand):
+    span = hand.start_ms, hand.now_ms
+    send(hand.row(1))
+    with ledger.moment() as moment:
+        before = moment.usage(*span, ("pod",))
+        send(hand.row(2, 1, 2), hand.fact(3, created_ms=hand.start_ms))
+        assert moment.usage(*span, ("pod",)) == before
+        assert moment.pods(*span) == []
+        assert moment.coverage(*span) < ledger.coverage(*span)
+    assert ledger.usage(*span, ("pod",)) != before
+    assert len(ledger.pods(*span)) == 1
+
+
+DAY = MS_PER_DAY // MINUTE
+YESTERDAY, TODAY = (START_MS, START_MS + MS_PER_DAY), (START_MS + MS_PER_DAY, START_MS + 2 * MS_PER_DAY)
+
+
+@pytest.fixture
+def now_ms(send: Send, hand: Hand) -> int:
+    """The end of two days, each with a row."""
+    send(hand.row(1, 0, 15), hand.row(2, DAY, DAY + 15), hand.fact(3), now_ms=TODAY[1])
+    return TODAY[1]
+
+
+def decided(cluster: str, at_ms: int = 1) -> Decision:
+    return Decision(
+        id=f"v/{at_ms}/kai/vision", at_ms=at_ms, kind="weight", target="kai", subject="vision", mode="dry-run",
+        reason=cluster, policy_version="v", cluster=cluster,
+    )  # fmt: skip
+
+
+def test_time_that_is_over_keeps_its_mark_while_records_come_in(send, ledger, hand, now_ms):
+    marks = ledger.mark(*YESTERDAY), ledger.mark(*TODAY)
+    told = ledger.usage(*YESTERDAY, ("gpu",))
+    send(hand.row(4, DAY + 15, DAY + 30), hand.fact(5, "p2", created_ms=TODAY[0]), now_ms=now_ms)
+    ledger.checkpoint()
+    ledger.record_decisions([decided("prod", at_ms=now_ms)], now_ms)
+    assert ledger.usage(*YESTERDAY, ("gpu",)) == told
+    assert ledger.mark(*YESTERDAY) == marks[0]
+    assert ledger.mark(*TODAY) != marks[1]
+
+
+@pytest.mark.parametrize("what", ["late row", "late fact", "namespace", "policy", "retired", "unlisted", "reread"])
+def test_whatever_may_change_an_answer_changes_the_mark(send, ledger, hand, now_ms, what):
+    span, before = YESTERDAY, ledger.mark(*YESTERDAY)
+    if what == "late row":
+        send(hand.row(4, 30, 45), now_ms=now_ms)
+    elif what == "late fact":
+        send(hand.row(4, DAY + 15, DAY + 30), hand.fact(5, created_ms=START_MS), now_ms=now_ms)
+    elif what == "namespace":
+        ledger.observe(Facts(namespaces=(NamespaceFacts("prod", "vision", "blue"),)), now_ms)
+    elif what == "policy":
+        ledger.put_policy(Policy(queues=(QueuePolicy(name="left", team="red"),)), now_ms)
+    elif what == "retired":
+        assert ledger.retire(Retirement(gpus=("gpu-1",)), START_MS, now_ms, "ada", "sold")
+    elif what == "unlisted":
+        send(hand.row(4, 60, 61, "gpu-2"), now_ms=now_ms)
+        span, before, told = TODAY, ledger.mark(*TODAY), ledger.usage(*TODAY, ("gpu",))
+        # No record of that day: the node lists the other GPU, and not this one any more.
+        send(hand.row(5, 3 * DAY, 3 * DAY + 1), now_ms=now_ms + 2 * MS_PER_DAY)
+        assert ledger.usage(*TODAY, ("gpu",)) != told
+    else:
+        ledger._reread()
+    assert ledger.mark(*span) != before
+
+
+def test_two_controllers_may_decide_alike_in_one_millisecond(ledger):
+    both = [decided("prod"), decided("staging")]
+    assert ledger.record_decisions(both, NOW_MS) == 2
+    assert ledger.record_decisions([*both, decided("")], NOW_MS) == 1, "those of both are known by now"
+    assert {decision.cluster for decision in ledger.decisions(0, 2)} == {"prod", "staging", ""}
+    own = ledger.decisions(0, 2, cluster="prod")
+    assert {decision.cluster for decision in own} == {"prod", ""}, "an older controller said no name"
+
+
+def test_decisions_are_recorded_once_and_read_newest_first(ledger, hand):
+    def decision(number: int, **changes: object) -> Decision:
+        return decided("prod", hand.start_ms + number).model_copy(update=changes)
+
+    assert ledger.record_decisions([decision(1), decision(2), decision(2, reason="again")], hand.now_ms) == 2
+    assert ledger.record_decisions([decision(2, reason="other"), decision(3)], hand.now_ms) == 1
+    assert ledger.record_decisions([], hand.now_ms) == 0
+    assert ledger.decisions(hand.start_ms, hand.now_ms, 2) == [decision(3), decision(2)]
+    assert ledger.decisions(hand.start_ms, hand.start_ms + 2) == [decision(1)]
+    told = [
+        decision(4, kind="preemption", subject=subject, id=f"p{number}")
+        for number, subject in enumerate(("Job/vision/train-0", "Job/vision/other", "vision/train", "train"))
+    ]
+    ledger.record_decisions(told, hand.now_ms)
+    span = (hand.start_ms, hand.now_ms)
+    assert ledger.decisions(*span, kind="preemption") == told[::-1]
+    assert ledger.decisions(*span, subject="train") == [told[3]]
+    assert ledger.decisions(*span, kind="preemption", gang=("vision/train",)) == [told[0]]
+    assert ledger.decisions(*span, 1, gang=("train",)) == [told[2]]
+    assert ledger.decisions(*span, kind="hold", subject="train") == []
+
+
+def of_day(day: int) -> Decision:
+    return decided("prod", NOW_MS + day * MS_PER_DAY)
+
+
+def test_a_lookup_of_known_decisions_reads_no_others_than_those_of_its_instants(ledger):
+    """The engine's count of the rows that it read from the table. It skips most row groups."""
+    with ledger._transaction() as cursor:
+        cursor.run(
+            "INSERT INTO decision SELECT 'prod/v/' || i, $now + i, $now, '{}', i + 1 FROM range(500_000) t(i)",
+            {"now": NOW_MS},
+        )
+        ledger._commit(cursor, ledger._state)
+    ledger.checkpoint()
+    asked = {"low": NOW_MS + 499_990, "high": NOW_MS + 499_999, "ids": ["prod/v/499995", "prod/v/1"]}
+    with ledger._snapshot() as (cursor, _):
+        assert cursor.rows("known_decisions", asked) == [("prod/v/499995",)]
+        profile = cursor.run("EXPLAIN (ANALYZE, FORMAT json) " + statement("known_decisions"), asked)[0][1]
+    scanned = [node["operator_cardinality"] for node in nodes(json.loads(profile)) if "SCAN" in node["operator_name"]]
+    assert sum(scanned) <= 20
+
+
+def nodes(plan: Any) -> Iterator[Any]:
+    for child in plan.get("children", []):
+        if "operator_name" in child:
+            yield child
+        yield from nodes(child)
+
+
+def test_decisions_past_their_retention_leave_the_ledger_and_the_newer_stay(ledger):
+    told = [of_day(day) for day in range(5)]
+    ledger.record_decisions(told, NOW_MS)
+    assert ledger.remove_decisions(NOW_MS + 2 * MS_PER_DAY) == 2
+    assert ledger.decisions(0, NOW_MS + 9 * MS_PER_DAY) == told[:1:-1]
+    assert ledger.remove_decisions(NOW_MS + 2 * MS_PER_DAY) == 0
+    assert ledger.record_decisions(told[2:], NOW_MS) == 0
+
+
+def test_only_archived_decisions_are_removed_and_new_ones_are_archived_afterwards(opened, tmp_path):
+    archive = in_folder(tmp_path / "archive")
+    later_ms = NOW_MS + 9 * MS_PER_DAY
+    with closing(opened(archive=archive)) as ledger:
+        ledger.record_decisions([of_day(0), of_day(1)], NOW_MS)
+        assert ledger.remove_decisions(later_ms) == 0, "no part has them"
+        ledger.archive(NOW_MS)
+        assert ledger.remove_decisions(later_ms) == 2
+    ledger = opened(archive=archive)  # that it once had others is known from the archive's numbers alone
+    ledger.record_decisions([of_day(2)], NOW_MS)
+    ledger.archive(NOW_MS)
+    assert ledger.decisions(0, later_ms) == [of_day(2)]
+    rebuilt = opened(tmp_path / "rebuilt.duckdb", archive=archive)
+    assert rebuilt.decisions(0, later_ms) == [of_day(2), of_day(1), of_day(0)]
+
+
+def test_a_given_part_replaces_the_placeholder_of_its_name():
+    assert statement("take_pods", table="pod_seen").startswith("DELETE FROM pod_seen WHERE uid IN")
+
+
+def test_a_placeholder_without_a_part_is_the_statement_of_its_name():
+    assert statement("payers") in statement("holder_origins")
+    assert statement("holder_origins", payers="SELECT 1").endswith("IN (SELECT 1)\n")
+
+
+def test_braces_in_a_part_are_not_replaced():
+    assert "{table}" in statement("take_pods", table="{table}")
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({}, r"sql/table.sql does not exist, and no text is given for the placeholder table"),
+        ({"tables": "pod"}, r"sql/take_pods.sql has the placeholders \['table'\], given are \['tables'\]"),
+        ({"table": "pod", "only": ""}, r"sql/take_pods.sql has the placeholders \['table'\], given are"),
+    ],
+)
+def test_a_missing_or_surplus_part_is_refused(parts, message):
+    with pytest.raises(ValueError, match=message):
+        statement("take_pods", **parts)
+
+
+def test_comments_are_not_sent_to_the_engine():
+    assert "--" not in statement("keep_day", source="hour")

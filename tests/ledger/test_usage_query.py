@@ -1,0 +1,474 @@
+"""Usage by every dimension, down and unmetered time, and the breakdown of idle time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec import json
+
+from accountant.billing.idle_time_causes import broken_down
+from accountant.inventory.pod_facts import Pod, pod_sighting
+from accountant.ledger.journal import NewAct
+from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
+from accountant.ledger.team_assignment import labels_count
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.wire.policy_models import IDLE, UNASSIGNED, Policy, QueuePolicy, WindowSpec
+from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
+from agent.wire import Holder
+from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
+from tests.effort import examples
+from tests.fresh import fresh
+from tests.inventory.api import pod
+from tests.ledger.conftest import MINUTE
+from tests.usage_records import pod_holder
+
+MINUTE_US = MINUTE * 1000
+
+
+def policy(**teams: str) -> Policy:
+    return Policy(
+        queues=(
+            QueuePolicy(name="research", team=teams.get("research", "research")),
+            QueuePolicy(name="vision", parent="research", refs=("kai:vision",)),
+            QueuePolicy(name="speech", parent="research", refs=("kai:speech",), team="speech"),
+        )
+    )
+
+
+def books(ledger: DuckLedger, hand: Any, end: float, *by: Any, start: float = 0, **options: Any) -> dict[Any, Any]:
+    lines = ledger.usage(hand.start_ms + round(start * MINUTE), hand.start_ms + round(end * MINUTE), by, **options)
+    return {
+        tuple(line.key.values()): {k: v // MINUTE_US for k, v in line.accounts_gpu_us.model_dump().items() if v}
+        for line in lines
+    }
+
+
+def test_the_queue_gives_the_team_then_its_ancestors_then_the_namespace(send, ledger, hand):
+    uids = {"a": "kai:vision", "b": "policy:speech", "c": "kai:unheard-of", "d": ""}
+    rows = [hand.row(i + 1, i, i + 1, holder=pod_holder(uid, f"ns-{uid}")) for i, uid in enumerate(uids)]
+    facts = [
+        hand.fact(i + 5, uid, queue_ref=ref, workload="Job/train" if uid == "a" else "")
+        for i, (uid, ref) in enumerate(uids.items())
+    ]
+    send(*rows, *facts, hand.row(9, 4, 5, holder=None))
+    ledger.observe(Facts(namespaces=(NamespaceFacts("prod", "ns-c", "ops"),)), hand.now_ms)
+    assert set(books(ledger, hand, 5, "team", "queue")) == {("ops", UNASSIGNED), (UNASSIGNED, UNASSIGNED), (IDLE, IDLE)}
+    ledger.put_policy(policy(), hand.now_ms)
+    assert set(books(ledger, hand, 5, "team", "queue", "job")) == {
+        ("research", "vision", "Job/train"),
+        ("speech", "speech", "Pod/b"),
+        ("ops", UNASSIGNED, "Pod/c"),
+        (UNASSIGNED, UNASSIGNED, "Pod/d"),
+        (IDLE, IDLE, ""),
+    }
+    only = books(ledger, hand, 5, "queue", where={"team": {"speech", "research"}})
+    assert set(only) == {("speech",), ("vision",)}
+
+
+def test_usage_is_cut_where_the_policy_changes(send, ledger, hand):
+    rows = [hand.row(i + 1, i, i + 1, busy_us=0) for i in range(4)]
+    send(*rows, hand.fact(5, queue_ref="kai:vision"))
+    first = ledger.put_policy(policy(), hand.start_ms + 1 * MINUTE)
+    assert ledger.put_policy(policy(), hand.start_ms + 2 * MINUTE) == first
+    second = ledger.put_policy(policy(research="lab"), hand.start_ms + round(2.5 * MINUTE))
+    assert ledger.policies(hand.start_ms, hand.now_ms) == [first, second]
+    assert ledger.policies(hand.start_ms, hand.start_ms + MINUTE) == [first]
+    assert ledger.policies(hand.start_ms + 3 * MINUTE, hand.now_ms) == [second]
+    lines = ledger.usage(hand.start_ms, hand.start_ms + 4 * MINUTE, ("team",))
+    assert {line.key["team"]: line.accounts_gpu_us.allocated for line in lines} == {
+        "lab": 90_000_000,
+        "research": 150_000_000,
+    }
+    window = ledger.window(WindowSpec(size=240), hand.start_ms + 4 * MINUTE, "allocated", 0.98)
+    assert window.usage == {"research": 240_000_000, "speech": 0, "vision": 240_000_000}
+    assert window.policy_version == second.version
+
+
+def test_history_goes_with_the_refs_of_a_queue_that_is_no_more(send, ledger, hand):
+    """Renamed, or given to another queue: who used much has used it still. What nobody took over stays under the old
+    name, and with the departments above it."""
+    rows = [hand.row(i + 1, i, i + 1, busy_us=0) for i in range(4)]
+    send(*rows, hand.fact(5, queue_ref="kai:vision"))
+    research, speech = QueuePolicy(name="research"), QueuePolicy(name="speech", parent="research", refs=("kai:speech",))
+    vision = QueuePolicy(name="vision", parent="research", refs=("kai:vision",))
+    at_ms = hand.start_ms + 4 * MINUTE
+
+    def used(*queues: QueuePolicy, minute: int) -> dict[str, int]:
+        ledger.put_policy(Policy(queues=queues), at_ms + minute * MINUTE)
+        window = ledger.window(WindowSpec(size=1200), at_ms + (minute + 1) * MINUTE, "allocated", 0.98)
+        return {queue: value for queue, value in window.usage.items() if value}
+
+    whole = 4 * MINUTE_US
+    assert used(research, speech, vision, minute=0) == {"research": whole, "vision": whole}
+    seeing = vision.model_copy(update={"name": "seeing"})
+    assert used(research, speech, seeing, minute=2) == {"research": whole, "seeing": whole}
+    both = speech.model_copy(update={"refs": ("kai:speech", "kai:vision")})
+    assert used(research, both, minute=4) == {"research": whole, "speech": whole}
+    assert used(research, speech, minute=6) == {"research": whole, "vision": whole}
+    lab = QueuePolicy(name="lab")
+    assert used(research, speech, lab, seeing.model_copy(update={"parent": "lab"}), minute=8) == {
+        "lab": whole,
+        "seeing": whole,
+    }
+    assert used(lab, minute=10) == {"vision": whole}
+
+
+def test_a_node_that_is_down_takes_what_nobody_holds_and_what_is_missing(send, ledger, hand, accounts):
+    send(hand.row(1, 0, 10), hand.row(2, 10, 20, holder=None))
+    assert accounts(0, 30)["unmetered"] == 10 * MINUTE_US
+    down = Down(hand.start_ms + 5 * MINUTE, hand.start_ms + 25 * MINUTE, "NotReady")
+    node = NodeFacts("prod", "n1", pool="gpu", region="eu", capacity_type="spot", down=(down,))
+    ledger.observe(Facts(nodes=(node,)), hand.now_ms)
+    assert books(ledger, hand, 30, "pool", "region", "capacity_type", "node") == {
+        ("gpu", "eu", "spot", "n1"): {"busy": 5, "allocated_idle": 5, "down": 15, "unmetered": 5}
+    }
+    assert accounts(0, 30, team=IDLE) == {"down": 15 * MINUTE_US, "unmetered": 5 * MINUTE_US}
+    # 15 minutes of service, 10 of them metered (5 held in the down time are metered and in service, too).
+    window = ledger.window(WindowSpec(size=1800), hand.start_ms + 30 * MINUTE, "allocated", 0.98)
+    assert (window.capacity, window.coverage) == (15 * MINUTE_US, 10 / 15)
+    assert ledger.coverage(hand.start_ms, hand.start_ms + 30 * MINUTE) == 10 / 15
+    # Late facts recompute it; what they do not name stays.
+    ledger.observe(Facts(nodes=(NodeFacts("prod", "n1"),)), hand.now_ms)
+    ledger.observe(Facts(nodes=(NodeFacts("prod", "n2"),)), hand.now_ms)
+    assert accounts(0, 30)["unmetered"] == 10 * MINUTE_US
+    assert "down" not in accounts(0, 30)
+
+
+def test_a_lost_gpu_is_down_even_if_it_is_held(send, ledger, hand):
+    send(hand.row(1, 0, 2, health="lost"), hand.row(2, 2, 3))
+    assert books(ledger, hand, 3, "team", "pod") == {
+        (IDLE, ""): {"down": 2},
+        (UNASSIGNED, "train-0"): {"busy": 0, "allocated_idle": 0},
+    }
+
+
+def test_a_gpu_is_capacity_until_its_node_is_deleted(send, ledger, hand, accounts):
+    send(hand.row(1, 0, 10))
+    gone = NodeFacts("prod", "n1", deleted_ms=hand.start_ms + 12 * MINUTE)
+    ledger.observe(Facts(nodes=(gone,)), hand.now_ms)
+    assert accounts(0, 600)["unmetered"] == 2 * MINUTE_US
+    assert ledger.window(WindowSpec(size=600), hand.start_ms + 60 * MINUTE, "busy", 0.98).capacity == 0
+
+
+def test_a_gpu_that_its_node_lists_no_more_is_retired_after_a_day(send, hand, accounts):
+    send(hand.row(1, 0, 1, gpu="old"), hand.row(2, 0, 1, gpu="new"))
+    later = hand.now_ms + 2 * MS_PER_DAY
+    day = MS_PER_DAY // MINUTE
+    send(hand.row(3, 2 * day, 2 * day + 1, gpu="new"), now_ms=later)
+    assert sum(accounts(0, 3 * day, gpu="old").values()) == (day + 1) * MINUTE_US
+    assert sum(accounts(0, 3 * day, gpu="new").values()) == 3 * day * MINUTE_US
+
+
+def test_a_gpu_that_moved_counts_once(send, ledger, hand):
+    send(hand.row(1, 0, 1))
+    later = hand.now_ms + 4 * 60 * 60_000
+    send(hand.row(1, 183, 184), node="n2", now_ms=later)
+    assert books(ledger, hand, 185, "node", "pod") == {
+        ("n1", "train-0"): {"busy": 0, "allocated_idle": 0},
+        ("n2", ""): {"unmetered": 183},
+        ("n2", "train-0"): {"busy": 0, "allocated_idle": 0},
+    }
+
+
+def test_days_and_hours_are_local(send, ledger, hand):
+    rows = [hand.row(i + 1, 15 * i, 15 * i + 15, busy_us=0) for i in range(4)]
+    send(*rows)
+    # 2026-10-01T00:00Z is 05:45 in Kathmandu.
+    assert books(ledger, hand, 60, "hour", timezone="Asia/Kathmandu") == {
+        ("2026-10-01T05",): {"allocated_idle": 15},
+        ("2026-10-01T06",): {"allocated_idle": 45},
+    }
+    assert books(ledger, hand, 60, "day", timezone="America/Los_Angeles") == {("2026-09-30",): {"allocated_idle": 60}}
+
+
+def test_the_newest_fact_of_a_pod_wins_whatever_comes_last(send, ledger, hand):
+    ledger.put_policy(policy(), hand.start_ms)
+    row = hand.row(1, 0, 1, busy_us=0)
+    newest = hand.fact(2, queue_ref="kai:speech", observed_ms=hand.start_ms + 9)
+    send(row, newest)
+    spec, at = WindowSpec(size=900), hand.start_ms + 15 * MINUTE
+    assert ledger.window(spec, at, "allocated", 0.9).usage["speech"] == MINUTE_US
+    send(hand.fact(3, queue_ref="kai:vision"))
+    assert set(books(ledger, hand, 1, "queue")) == {("speech",)}
+    assert ledger.window(spec, at, "allocated", 0.9).usage["speech"] == MINUTE_US
+    # The inventory saw it later still, and its clock cannot make it last for ever.
+    late = hand.fact(0, queue_ref="kai:vision", observed_ms=10**15)
+    ledger.observe(Facts(pods=(("prod", late),)), hand.now_ms)
+    assert set(books(ledger, hand, 1, "queue")) == {("vision",)}
+    assert ledger.window(spec, at, "allocated", 0.9).usage["vision"] == MINUTE_US
+    send(hand.fact(4, queue_ref="kai:speech", observed_ms=hand.now_ms + 1), now_ms=hand.now_ms + 1)
+    assert set(books(ledger, hand, 1, "queue")) == {("speech",)}
+
+
+def test_the_watermark_says_how_old_the_news_are(send, ledger, hand):
+    at = hand.start_ms + 60 * MINUTE
+    spec = WindowSpec(size=3600)
+    assert ledger.window(spec, at, "allocated", 0.98).watermark_ms is None
+    rows = [hand.row(i + 1, 0, 50 if i else 20, gpu=f"gpu-{i}") for i in range(10)]
+    send(*rows)
+    assert ledger.window(spec, at, "allocated", 0.9).watermark_ms == hand.start_ms + 50 * MINUTE
+    assert ledger.window(spec, at, "allocated", 0.98).watermark_ms == hand.start_ms + 20 * MINUTE
+    assert (
+        ledger.window(spec, hand.start_ms + 10 * MINUTE, "allocated", 0.98).watermark_ms == hand.start_ms + 10 * MINUTE
+    )
+    node = NodeFacts("prod", "n1", down=(Down(at - MINUTE, None, "NotReady"),))
+    ledger.observe(Facts(nodes=(node,)), hand.now_ms)
+    assert ledger.window(spec, at, "allocated", 0.98).watermark_ms is None
+
+
+def test_what_a_measure_cannot_see_is_not_covered(send, ledger, hand):
+    rows = (hand.row(1, 0, 1, energy_uj=50), hand.row(2, 1, 2, busy_us=None, energy_uj=7), hand.row(3, 2, 4))
+    send(*rows)
+    at = hand.start_ms + 4 * MINUTE
+    found = {of: ledger.window(WindowSpec(size=240), at, of, 0.98) for of in ("allocated", "busy", "energy")}
+    assert {of: window.coverage for of, window in found.items()} == {"allocated": 1.0, "busy": 0.75, "energy": 0.5}
+    assert (found["energy"].unassigned, found["energy"].capacity, found["energy"].unit) == (57, 57, "uj")
+
+
+def test_windows_that_begin_at_the_month_or_at_a_multiple(send, ledger, hand):
+    send(hand.row(1, -30, 0), hand.row(2, 0, 30))
+    at = hand.start_ms + 30 * MINUTE
+    month = ledger.window(WindowSpec(kind="calendar"), at, "allocated", 0.98)
+    assert (month.start_ms, month.unassigned) == (hand.start_ms, 30 * MINUTE_US)
+    tumbling = ledger.window(WindowSpec(kind="tumbling", size=MS_PER_HOUR // 1000), at, "allocated", 0.98)
+    assert (tumbling.start_ms, tumbling.unassigned) == (hand.start_ms, 30 * MINUTE_US)
+
+
+@pytest.fixture
+def two_clusters(ledger: DuckLedger, hand: Any) -> DuckLedger:
+    """Two containers of one pod and a Slurm job on two GPUs, a third GPU unheld; a GPU of a second cluster."""
+    main, side = (Holder(kind="pod", uid="pod-1", namespace="vision", name="train-0", container=c) for c in ("a", "b"))
+    job = Holder(kind="slurm", uid="101")
+    half = {"capacity_us": MINUTE_US // 2, "allocated_us": MINUTE_US // 2, "busy_us": MINUTE_US // 4}
+    ledger.append(
+        [
+            hand.batch(
+                hand.row(1, holder=main, **half),
+                hand.row(2, holder=side, **half),
+                hand.row(3, gpu="gpu-2", holder=job),
+                hand.row(4, gpu="gpu-3", holder=None),
+                hand.fact(5, labels={"gputally.dev/user": "ann"}),
+            ),
+            hand.batch(hand.row(1, gpu="gpu-4"), cluster="lab", epoch="0192-b"),
+        ],
+        hand.now_ms,
+    )
+    fact = hand.fact(0, "101", namespace="nlp", name="sweep", labels={"slurm/user": "bob"}, queue_ref="slurm:nlp")
+    ledger.observe(Facts(pods=(("prod", fact),)), hand.now_ms)
+    return ledger
+
+
+def sums(ledger: DuckLedger, hand: Any, by: Sequence[Dimension], **options: Any) -> dict[tuple[str, ...], int]:
+    lines = ledger.usage(hand.start_ms, hand.start_ms + 60_000, by, **options)
+    return {tuple(line.key.values()): line.accounts_gpu_us.total for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("by", "where", "expected"),
+    [
+        ("container", {"gpu": ["gpu-1"]}, {"a": MINUTE_US // 2, "b": MINUTE_US // 2}),
+        ("team", {"container": ["a"]}, {UNASSIGNED: MINUTE_US // 2}),
+        # The time of no user, and of a pod of the other cluster that says nothing.
+        ("user", {}, {"": 2 * MINUTE_US, "ann": MINUTE_US, "bob": MINUTE_US}),
+        ("job", {"user": ["bob"]}, {"Slurm/sweep": MINUTE_US}),
+        ("cluster", {}, {"lab": MINUTE_US, "prod": 3 * MINUTE_US}),
+        ("gpu", {"cluster": ["lab"]}, {"gpu-4": MINUTE_US}),
+    ],
+)
+def test_usage_by_container_user_and_cluster(two_clusters, hand, by, where, expected):
+    assert sums(two_clusters, hand, (by,), where=where) == {(key,): gpu_us for key, gpu_us in expected.items()}
+
+
+@pytest.mark.parametrize("by", [("cluster", "container", "user"), ("user", "hour"), ("container", "gpu_model")])
+def test_whatever_is_asked_for_the_sum_stays(two_clusters, hand, by):
+    assert sum(sums(two_clusters, hand, by).values()) == 4 * MINUTE_US
+
+
+def test_breakdowns_know_the_same_names(two_clusters, hand):
+    asked: tuple[Dimension, ...] = ("cluster", "container", "user")
+    assert two_clusters.idle_phases(hand.start_ms, hand.now_ms, asked) == []
+    assert two_clusters.lent(hand.start_ms, hand.now_ms, asked) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "labels"),
+    [
+        ((), {}),
+        (("hub/user", "owner"), {"gputally.dev/user": "zoe"}),
+        (("none", "owner"), {"gputally.dev/user": "eve"}),
+    ],
+)
+def test_a_users_name_is_taken_from_the_first_key_that_has_one(keys, labels):
+    text = json.encode(pod("p", labels={"owner": "eve"}, annotations={"hub/user": "zoe"}))
+    found = pod_sighting(json.decode(text, type=Pod), 0, (), keys)
+    assert found is not None
+    assert found.facts.labels == labels
+
+
+def test_a_users_name_alone_says_nothing_of_the_team(hand):
+    """Otherwise its labels would be the earliest of the pod, and would determine the team."""
+    named = hand.fact(1, labels={"gputally.dev/user": "ann"}, created_ms=hand.start_ms)
+    assert not labels_count(named)
+    assert labels_count(hand.fact(1, labels={"team": "x"}, created_ms=hand.start_ms))
+
+
+SEEN: tuple[Dimension, ...] = ("node", "gpu_model", "cluster", "pool", "region", "capacity_type")
+OTHERS: tuple[Dimension, ...] = ("job", "team", "hour")
+CLUSTERS = {"n1": "prod", "n2": "prod", "n3": "lab"}
+NODES, GPUS, MODELS = tuple(CLUSTERS), ("a", "b", "c", "d"), ("H100", "A100")
+
+stays = st.lists(
+    st.tuples(st.sampled_from(GPUS), st.sampled_from(NODES), st.sampled_from(MODELS), st.integers(0, 3), st.booleans()),
+    min_size=1,
+    max_size=8,
+)
+downs = st.lists(st.tuples(st.sampled_from(NODES), st.integers(0, 50), st.integers(1, 20)), max_size=3)
+
+
+@contextmanager
+def moved_gpus(hand: Any, told: Any, down: Any, moved: bool) -> Iterator[DuckLedger]:
+    """GPUs that are on nodes for ten minutes at a time, some of them held. The nodes have pools, and one node changes
+    its pool."""
+    with (
+        TemporaryDirectory() as folder,
+        closing(open_ledger(fresh(Path(folder) / "ledger.duckdb"), VirtualClock(hand.now_ms))) as ledger,
+    ):
+        for number, (gpu, node, model, when, held) in enumerate(told):
+            row = {"gpu_model": model} if held else {"gpu_model": model, "holder": None}
+            rows = [hand.row(i + 1, when * 10 + i, when * 10 + i + 1, gpu, **row) for i in range(8)]
+            ledger.append([hand.batch(*rows, node=node, cluster=CLUSTERS[node], epoch=f"0192-{number}")], hand.now_ms)
+        spans: dict[str, list[Down]] = defaultdict(list)
+        for node, start, length in down:
+            begin = hand.start_ms + start * MINUTE
+            spans[node].append(Down(begin, begin + length * MINUTE, "cordoned"))
+        pools = {"n1": "x", "n2": "x", "n3": "y"}
+        for pool in ("old", None) if moved else (None,):
+            nodes = [
+                NodeFacts(CLUSTERS[node], node, pool or pools[node], "eu", capacity_type="spot",
+                          down=tuple(spans[node]), since_ms=hand.start_ms + (0 if pool else 25) * MINUTE)
+                for node in NODES
+            ]  # fmt: skip
+            ledger.observe(Facts(nodes=tuple(nodes)), hand.now_ms)
+        yield ledger
+
+
+def figures(lines: list[UsageLine], by: tuple[Dimension, ...]) -> dict[tuple[str, ...], list[int]]:
+    found: dict[tuple[str, ...], list[int]] = {}
+    for line in lines:
+        values = [*line.accounts_gpu_us.model_dump().values(), line.borrowed_busy_us, line.energy_uj]
+        key = tuple(line.key[name] for name in by)
+        found[key] = [a + b for a, b in zip(found.get(key, [0] * len(values)), values, strict=True)]
+    return {key: values for key, values in found.items() if any(values)}
+
+
+@pytest.mark.thorough
+@settings(max_examples=examples(6, 40), deadline=None, suppress_health_check=list(HealthCheck))
+@given(stays, downs, st.booleans(), st.sets(st.sampled_from(SEEN), min_size=1), st.sets(st.sampled_from(OTHERS)))
+def test_kinds_add_up_to_what_each_gpu_has(hand, told, down, moved, seen, others):
+    by = tuple(name for name in get_args(Dimension) if name in seen | others)
+    with moved_gpus(hand, told, down, moved) as ledger:
+        for span in ((0, 60), (7, 33)):
+            at = tuple(hand.start_ms + minute * MINUTE for minute in span)
+            told_apart = ledger.usage(*at, ("gpu", *by))
+            assert figures(ledger.usage(*at, by), by) == figures(told_apart, by)
+
+
+@pytest.mark.thorough
+@settings(max_examples=examples(6, 40), deadline=None, suppress_health_check=list(HealthCheck))
+@given(stays, downs, st.booleans(), st.sampled_from(NODES), st.sampled_from(GPUS), st.sets(st.sampled_from(OTHERS)))
+def test_a_node_asked_for_alone_has_what_it_has_among_all(hand, told, down, moved, node, gpu, others):
+    filters: tuple[dict[Dimension, tuple[str, ...]], ...] = (
+        {"node": (node,)}, {"cluster": (CLUSTERS[node],), "node": (node,)}, {"gpu": (gpu,)}, {"node": ("nowhere",)},
+        {"node": NODES, "gpu": (gpu,)},
+    )  # fmt: skip
+    by = tuple(name for name in get_args(Dimension) if name in {"cluster", "node", "gpu", "gpu_model", *others})
+    with moved_gpus(hand, told, down, moved) as ledger:
+        for span in ((0, 60), (7, 33)):
+            at = tuple(hand.start_ms + minute * MINUTE for minute in span)
+            among_all = ledger.usage(*at, by)
+            for where in filters:
+                mine = [line for line in among_all if all(line.key[name] in where[name] for name in where)]
+                assert figures(ledger.usage(*at, by, where), by) == figures(mine, by)
+
+
+GUARANTEES = Policy(
+    queues=(
+        QueuePolicy(name="root"),
+        QueuePolicy(name="vision", parent="root", team="vision", deserved=1.5, refs=("kai:vision",)),
+        QueuePolicy(name="speech", parent="root", team="speech", deserved=1, refs=("kai:speech",)),
+    )
+)
+
+
+@pytest.fixture
+def half_idle(ledger: DuckLedger, hand: Any) -> DuckLedger:
+    """Ten minutes of two GPUs: vision's pod starts for 2.5 minutes and is idle afterwards, and the other GPU is
+    free."""
+    rows = [hand.row(i + 1, i, i + 1, holder=Holder(kind="pod", uid="pod-1"), busy_us=0) for i in range(10)]
+    rows += [hand.row(i + 11, i, i + 1, "gpu-2", holder=None) for i in range(10)]
+    fact = hand.fact(21, "pod-1", queue_ref="kai:vision", created_ms=hand.start_ms, started_ms=hand.start_ms + 150_000)
+    ledger.append([hand.batch(*rows, fact)], hand.now_ms)
+    ledger.put_policy(GUARANTEES, 1)
+    return ledger
+
+
+def breakdown(ledger: DuckLedger, hand: Any, *by: Dimension, **where: Any) -> dict[tuple[str, ...], UsageLine]:
+    span = hand.start_ms, hand.start_ms + 10 * MINUTE
+    lines = ledger.usage(*span, by, where)
+    return {tuple(line.key.values()): line for line in broken_down(ledger, lines, *span, by, where, "UTC")}
+
+
+def test_the_sorts_of_idle_time_add_up(half_idle, hand):
+    line = breakdown(half_idle, hand, "team")["vision",]
+    assert (line.starting_us, line.gang_waiting_us, line.running_idle_us) == (150_000_000, 0, 450_000_000)
+    assert line.accounts_gpu_us.allocated_idle == 10 * MINUTE_US
+
+
+def test_a_guarantee_reserves_what_was_free_for_whom_it_was(half_idle, hand):
+    """Vision has 0.5 GPU unused and speech 1 GPU. The one free GPU is divided among them: a third and two thirds."""
+    found = breakdown(half_idle, hand, "queue")
+    assert {key[0]: line.reserved_unused_us for key, line in found.items()} == {
+        "__idle__": 0, "speech": 400_000_000, "vision": 200_000_000,
+    }  # fmt: skip
+    assert found["speech",].accounts_gpu_us.total == 0  # a memo: it held nothing
+    assert sum(line.accounts_gpu_us.total for line in found.values()) == 20 * MINUTE_US
+    assert breakdown(half_idle, hand, "gpu", "queue")["gpu-2", "speech"].reserved_unused_us == 400_000_000
+
+
+def test_filters_hold_for_the_breakdown(half_idle, hand):
+    (only,) = breakdown(half_idle, hand, "gpu", team=["vision"], gpu=["gpu-2"]).values()
+    assert (only.key, only.reserved_unused_us, only.running_idle_us) == ({"gpu": "gpu-2"}, 200_000_000, 0)
+    (other,) = breakdown(half_idle, hand, "team", pool=[""], team=["vision"]).values()
+    assert (other.starting_us, other.reserved_unused_us) == (150_000_000, 200_000_000)
+    assert breakdown(half_idle, hand, "team", team=["nobody"]) == {}
+
+
+def test_without_a_policy_nothing_is_reserved(send, ledger, hand):
+    send(hand.row(1, holder=None))
+    assert [line.reserved_unused_us for line in breakdown(ledger, hand, "team").values()] == [0]
+
+
+def test_place_by_zone_and_machine(half_idle, hand):
+    assert breakdown(half_idle, hand, "zone", "instance_type").keys() == {("", "")}
+    node = hand.batch(hand.row(1)).node
+    half_idle.observe(Facts(nodes=(NodeFacts("prod", node, zone="eu-1a", instance_type="p5.48xlarge"),)), hand.now_ms)
+    assert (
+        breakdown(half_idle, hand, "zone", "instance_type")["eu-1a", "p5.48xlarge"].accounts_gpu_us.total
+        == 20 * MINUTE_US
+    )
+    assert breakdown(half_idle, hand, "team", zone=["elsewhere"]) == {}
+
+
+def test_what_somebody_reported_is_recorded_with_it(half_idle, hand):
+    act = NewAct(hand.now_ms, "pods", "hpc", "ada", "no holders at all")
+    half_idle.observe(Facts(), hand.now_ms, act=act)
+    assert [(found.who, found.subject) for found in half_idle.acts("pods")] == [("ada", "hpc")]
