@@ -23,7 +23,7 @@ from accountant.core.settings import Lake
 from accountant.lake import tables
 from accountant.lake.iceberg_catalog import Catalogue, Removed
 from tests.chaos.killing import GONE, Mortal, Outbox, balanced, forked, living, mortal, outbox
-from tests.chaos.lake_upkeep import later_ms
+from tests.chaos.zygote import later_ms
 from tests.lake.questions import published
 from tests.patience import until
 

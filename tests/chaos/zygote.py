@@ -10,14 +10,32 @@ import json
 import os
 import signal
 import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
 
 import accountant.__main__
 import accountant.cli.server_commands
 import accountant.lake.publisher
 import agent.__main__
-from tests.chaos import lake_upkeep
+from accountant.core.settings import Lake
+from accountant.lake.iceberg_catalog import Catalogue
+from gputally.base.units import MS_PER_DAY
 
-PROGRAMS = {"accountant": accountant.__main__.main, "agent": agent.__main__.main, "lake_upkeep": lake_upkeep.main}
+
+def later_ms() -> int:
+    """Three days ahead: every file is old enough to be removed."""
+    return time.time_ns() // 1_000_000 + 3 * MS_PER_DAY
+
+
+def remove_old_versions(arguments: Sequence[str]) -> int:
+    """Removes what no version of a lake needs. arguments: the warehouse."""
+    with closing(Catalogue.connect(Lake(warehouse=arguments[0]))) as catalogue:
+        catalogue.remove_old_versions(later_ms(), 3_600)
+    return 0
+
+
+PROGRAMS = {"accountant": accountant.__main__.main, "agent": agent.__main__.main, "lake_upkeep": remove_old_versions}
 
 
 def run() -> None:

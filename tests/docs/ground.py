@@ -27,6 +27,7 @@ STANDS_FOR = {
     "NAMESPACE": RELEASE, "AGENT-POD": AGENT, "NODE": "gpu-01", "LEDGER-PVC": VOLUME, "POD-NAMESPACE": "ml",
     "POD": "train-0", "REGISTRY": "registry.example", "PLATFORM": "gpu-operator",
 }  # fmt: skip
+GPU_NODE = {"nvidia.com/gpu.present": "true"}
 LATENCIES = "\n".join(
     [
         "# TYPE chat_seconds histogram",
@@ -39,28 +40,11 @@ LATENCIES = "\n".join(
     ]
 )
 """Of the service `chat`: everything took between 50 and 100 ms."""
-_NODE_POOLS = {
-    "metadata": {"name": "nodepools.karpenter.sh"},
-    "spec": {
-        "group": "karpenter.sh",
-        "scope": "Cluster",
-        "names": {"plural": "nodepools", "singular": "nodepool", "kind": "NodePool", "listKind": "NodePoolList"},
-        "versions": [
-            {
-                "name": "v1",
-                "served": True,
-                "storage": True,
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
-            }
-        ],
-    },
-}
-"""Stands in for Karpenter's own: any fields."""
 
 
 def furnish(server: ApiServer) -> None:
     """What stays from page to page."""
-    server.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", _NODE_POOLS)
+    server.define("karpenter.sh", "v1", "nodepools", "NodePool", namespaced=False)
     growing = {"metadata": {"name": "fast"}, "provisioner": "csi.example", "allowVolumeExpansion": True}
     server.request("POST", "/apis/storage.k8s.io/v1/storageclasses", growing)
 
@@ -71,16 +55,13 @@ def around(server: ApiServer, *, installed: bool) -> Iterator[None]:
     release is there, with a pod and the ledger's claim."""
     with standing(server, [*site.objects(), *_waiting(), *_configurations()], KINDS):
         for node in site.MODELS:
-            server.request("PATCH", f"/api/v1/nodes/{node}", {"metadata": {"labels": _LABELS}}, MERGE)
+            server.request("PATCH", f"/api/v1/nodes/{node}", {"metadata": {"labels": GPU_NODE}}, MERGE)
         if installed:
             _install(server)
         try:
             yield
         finally:
             _clear(server)
-
-
-_LABELS = {"nvidia.com/gpu.present": "true"}
 
 
 SECRETS = ("tokens.yaml", "me.token", "client.secret")

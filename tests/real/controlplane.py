@@ -11,7 +11,7 @@ import json
 import signal
 import subprocess
 import urllib.error
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
@@ -24,6 +24,7 @@ from tests.real.programs import built, free_ports, running, wait_ready
 
 ADMIN_TOKEN = "admin-of-the-tests"
 PLAIN_TOKEN = "nobody-in-particular"
+ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,41 @@ class ApiServer:
             reason = answer.reason or ""
             raise urllib.error.HTTPError(self.url + path, answer.status, reason, Message(), io.BytesIO(answer.data))
         return json.loads(answer.data)
+
+    def token(self, namespace: str, account: str, audience: str = "https://localhost", pod: str = "") -> str:
+        """Of a service account, bound to a pod where one is named."""
+        spec: dict[str, Any] = {"audiences": [audience], "expirationSeconds": 3607}
+        if pod:
+            spec["boundObjectRef"] = {"kind": "Pod", "apiVersion": "v1", "name": pod}
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+        return str(self.request("POST", path, {"spec": spec})["status"]["token"])
+
+    def define(
+        self,
+        group: str,
+        version: str,
+        plural: str,
+        kind: str,
+        schema: Mapping[str, Any] = ANYTHING,
+        *,
+        namespaced: bool = True,
+    ) -> None:
+        """A kind of a custom resource that takes what the schema says. It takes a moment until it is served."""
+        served = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+        names = {"plural": plural, "kind": kind, "singular": kind.lower(), "listKind": f"{kind}List"}
+        scope = "Namespaced" if namespaced else "Cluster"
+        body: dict[str, Any] = {"metadata": {"name": f"{plural}.{group}"}}
+        body["spec"] = {"group": group, "scope": scope, "names": names, "versions": [served]}
+        if group.endswith(".k8s.io"):
+            body["metadata"]["annotations"] = {"api-approved.kubernetes.io": "unapproved, of a test"}
+        self.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body)
+
+    def serves(self, path: str, plural: str) -> bool:
+        """Whether a group's version offers a kind."""
+        try:
+            return plural in {resource["name"] for resource in self.request("GET", path)["resources"]}
+        except urllib.error.HTTPError:
+            return False
 
 
 @contextlib.contextmanager

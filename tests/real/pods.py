@@ -73,31 +73,16 @@ class LocalPod:
     def run(self) -> Iterator[Path]:
         """The container's program until the block ends; yields its log."""
         log = self.folder / "log"
-        environ = {e["name"]: self._here(e["value"]) for e in self.container["env"] if "value" in e}
-        kept = dict(os.environ)
-        os.environ.update({**environ, "NODE_NAME": self.node, **self.more})
-        try:
-            program = running([sys.executable, "-m", "gputally", *self._arguments()], log)
-            started = program.__enter__()
-        finally:
-            os.environ.clear()
-            os.environ.update(kept)
-        try:
+        own = {e["name"]: self._here(e["value"]) for e in self.container["env"] if "value" in e}
+        environment = {**os.environ, **own, "NODE_NAME": self.node, **self.more}
+        with running([sys.executable, "-m", "gputally", *self._arguments()], log, environment) as started:
             assert started.poll() is None, log.read_text()
             yield log
-        finally:
-            program.__exit__(None, None, None)
 
     def token(self, audience: str, *, bound: bool = True) -> str:
         """Of the pod's account, as the kubelet asks for one."""
-        spec: Object = {"audiences": [audience], "expirationSeconds": 3607}
-        if bound:
-            spec["boundObjectRef"] = {"kind": "Pod", "apiVersion": "v1", "name": self.name}
-        return str(
-            self._send("POST", f"serviceaccounts/{self.spec['serviceAccountName']}/token", {"spec": spec})["status"][
-                "token"
-            ]
-        )
+        account = self.spec["serviceAccountName"]
+        return self.server.token(self.namespace, account, audience, self.name if bound else "")
 
     def _arguments(self) -> Sequence[str]:
         found: list[str] = []

@@ -20,7 +20,6 @@ import yaml
 from tests.real.controlplane import ApiServer, api_server
 
 RELEASE, AGENTS = "metering", "gputally-agents"
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _AUDIT = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level": "Metadata"}]}
 
 
@@ -46,14 +45,6 @@ class Recorder:
 
     def make_namespace(self, name: str, **labels: str) -> None:
         self.send("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}})
-
-    def token(self, namespace: str, account: str, audience: str = "https://localhost", pod: str = "") -> str:
-        """Of a service account of the release, bound to a pod where one is named."""
-        spec: dict[str, Any] = {"audiences": [audience], "expirationSeconds": 3600}
-        if pod:
-            spec["boundObjectRef"] = {"kind": "Pod", "apiVersion": "v1", "name": pod}
-        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/gputally-{account}/token"
-        return str(self.send("POST", path, {"spec": spec})["status"]["token"])
 
     def apply(self, manifest: dict[str, Any], *, dry_run: bool) -> Any:
         """As `kubectl apply --server-side --validate=strict` does it."""
@@ -96,36 +87,3 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
         runtime = {"metadata": {"name": "nvidia"}, "handler": "nvidia"}
         found.send("POST", "/apis/node.k8s.io/v1/runtimeclasses", runtime)
         yield found
-
-
-ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-
-
-def stand_in(
-    recorder: Recorder,
-    group: str,
-    version: str,
-    plural: str,
-    kind: str,
-    schema: dict[str, Any] = ANYTHING,
-    *,
-    namespaced: bool = True,
-) -> None:
-    """A kind of a custom resource that takes what the schema says. It takes a moment until it is `served`."""
-    served = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-    spec = {
-        "group": group, "scope": "Namespaced" if namespaced else "Cluster", "versions": [served],
-        "names": {"plural": plural, "kind": kind, "singular": kind.lower()},
-    }  # fmt: skip
-    body: dict[str, Any] = {"metadata": {"name": f"{plural}.{group}"}, "spec": spec}
-    if group.endswith(".k8s.io"):
-        body["metadata"]["annotations"] = {"api-approved.kubernetes.io": "unapproved, of a test"}
-    recorder.send("POST", CRDS, body)
-
-
-def served(recorder: Recorder, path: str, plural: str) -> bool:
-    """Whether a group's version offers a kind."""
-    try:
-        return plural in {resource["name"] for resource in recorder.send("GET", path)["resources"]}
-    except urllib.error.HTTPError:
-        return False

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.chart.conftest import COMPONENT, VARIATIONS
-from tests.chart.real.conftest import AGENTS, RELEASE, Recorder, served, stand_in
+from tests.chart.conftest import COMPONENT, EVERY, VARIATIONS
+from tests.chart.real.conftest import AGENTS, RELEASE, Recorder
 from tests.patience import until
 
 pytestmark = pytest.mark.real
@@ -21,8 +21,8 @@ def strict(
     recorder: Recorder, group: str, plural: str, kind: str, schema: Manifest, *, namespaced: bool = True
 ) -> None:
     """A kind by the fields that its project documents, and no others."""
-    stand_in(recorder, group, "v1", plural, kind, schema, namespaced=namespaced)
-    until(lambda: served(recorder, f"/apis/{group}/v1", plural), lambda: f"{kind} is not served")
+    recorder.server.define(group, "v1", plural, kind, schema, namespaced=namespaced)
+    until(lambda: recorder.server.serves(f"/apis/{group}/v1", plural), lambda: f"{kind} is not served")
 
 
 TEXT, SWITCH, NUMBER = {"type": "string"}, {"type": "boolean"}, {"type": "integer"}
@@ -82,20 +82,15 @@ def pods(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
 
 
 @pytest.mark.usefixtures("foreign")
-def test_every_object_of_an_example_is_taken(recorder: Recorder, render: Any, example: dict[str, Any]) -> None:
-    manifests = render(example)
-    assert len(manifests) > 10
-    for manifest in manifests:
-        answer = recorder.apply(manifest, dry_run=True)
-        assert answer["metadata"]["name"] == manifest["metadata"]["name"]
-
-
-@pytest.mark.usefixtures("foreign")
-@pytest.mark.parametrize("name", sorted(VARIATIONS))
-def test_every_object_of_every_variation_is_taken(recorder: Recorder, render: Any, name: str) -> None:
+@pytest.mark.parametrize("name", sorted(EVERY))
+def test_every_object_of_every_variation_example_and_preset_is_taken(
+    recorder: Recorder, render: Any, name: str
+) -> None:
     """A field that Kubernetes does not know is refused (strict validation)."""
     spaces = {space["metadata"]["name"] for space in recorder.send("GET", "/api/v1/namespaces")["items"]}
-    for manifest in render(VARIATIONS[name]):
+    manifests = render(EVERY[name])
+    assert name in VARIATIONS or len(manifests) > 10
+    for manifest in manifests:
         space = manifest["metadata"].get("namespace")
         if space is not None and space not in spaces:  # which a dry run does not make
             manifest["metadata"]["namespace"] = AGENTS

@@ -74,7 +74,7 @@ def installed(recorder: Recorder, render: Any, tmp_path_factory: pytest.TempPath
 
     def token(account: str, namespace: str, audience: str = "gputally", pod: str = "") -> Path:
         file = folder / f"{account}-{pod}.token"
-        file.write_text(recorder.token(namespace, account, audience, pod))
+        file.write_text(recorder.server.token(namespace, f"gputally-{account}", audience, pod))
         return file
 
     tokens = {"fairshare": token("fairshare", RELEASE), "unbound": token("agent", AGENTS)}
@@ -89,7 +89,7 @@ def installed(recorder: Recorder, render: Any, tmp_path_factory: pytest.TempPath
         recorder.send("POST", f"/api/v1/namespaces/{AGENTS}/pods", body)
         tokens[node] = token("agent", AGENTS, pod=f"agent-of-{node}")
     (port,) = free_ports(1)
-    own = recorder.token(RELEASE, "accountant")
+    own = recorder.server.token(RELEASE, "gputally-accountant")
     (folder / "settings.yaml").write_text(
         f"kubernetes: {{inventory: true, kubeconfig: {recorder.server.kubeconfig_for(own, folder)}}}\n"
     )

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.chart.conftest import CHART, Manifest, Rendered, chart_of_charts
-from tests.chart.real.conftest import Recorder, served, stand_in
+from tests.chart.real.conftest import Recorder
 from tests.patience import until
 from tests.real.controlplane import PLAIN_TOKEN
 from tests.real.programs import built
@@ -75,8 +75,8 @@ def test_what_is_there_is_found_and_what_is_not_keeps_no_pod_from_starting(recor
     with without_runtime_class(recorder):
         assert "runtimeClassName" not in agents()
     assert scrapers() == ["monitoring"]
-    stand_in(recorder, GROUP, "v1", "prometheuses", "Prometheus")
-    until(lambda: served(recorder, f"/apis/{GROUP}/v1", "prometheuses"), lambda: "Prometheus is not served")
+    recorder.server.define(GROUP, "v1", "prometheuses", "Prometheus")
+    until(lambda: recorder.server.serves(f"/apis/{GROUP}/v1", "prometheuses"), lambda: "Prometheus is not served")
     recorder.apply(
         {"apiVersion": f"{GROUP}/v1", "kind": "Prometheus", "metadata": {"name": "k8s", "namespace": SPACE}},
         dry_run=False,

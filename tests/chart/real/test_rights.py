@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from tests.chart.conftest import Rendered, Values
-from tests.chart.real.conftest import RELEASE, Recorder, served, stand_in
+from tests.chart.real.conftest import RELEASE, Recorder
 from tests.fakes.kubelet.server import FakeKubelet, compile_messages
 from tests.patience import until
 from tests.real.programs import free_ports, running
@@ -108,10 +108,10 @@ def kinds(recorder: Recorder, manifests: Rendered) -> dict[tuple[str, str], Kind
             made[group, plural] = (f"{group}/{version}", kind)
     for (group, plural), (api_version, kind) in made.items():
         version = api_version.rpartition("/")[2]
-        stand_in(recorder, group, version, plural, kind, namespaced=plural not in CLUSTER_WIDE)
+        recorder.server.define(group, version, plural, kind, namespaced=plural not in CLUSTER_WIDE)
     for (_, plural), (api_version, _) in made.items():
         until(
-            lambda path=f"/apis/{api_version}", plural=plural: served(recorder, path, plural),
+            lambda path=f"/apis/{api_version}", plural=plural: recorder.server.serves(path, plural),
             lambda name=f"{plural} of {api_version}": f"{name} are not served",
         )
     return made
@@ -125,7 +125,7 @@ def accounts(recorder: Recorder, manifests: Rendered, tmp_path_factory: Any) -> 
     found = {}
     for component in ("agent", "accountant", "fairshare"):
         file = tmp_path_factory.mktemp(component) / "token"
-        file.write_text(recorder.token(RELEASE, component))
+        file.write_text(recorder.server.token(RELEASE, f"gputally-{component}"))
         found[component] = (f"system:serviceaccount:{RELEASE}:gputally-{component}", file)
     return found
 

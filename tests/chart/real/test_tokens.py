@@ -29,7 +29,7 @@ def test_the_hooks_account_makes_the_secrets_and_changes_nothing_the_next_time(
         recorder.apply(found.find(kind, "tokens"), dry_run=False)
     job = found.find("Job", "tokens")
     recorder.apply(job, dry_run=True)
-    kubeconfig = recorder.server.kubeconfig_for(recorder.token(RELEASE, "tokens"), tmp_path)
+    kubeconfig = recorder.server.kubeconfig_for(recorder.server.token(RELEASE, "gputally-tokens"), tmp_path)
 
     def run() -> dict[str, str]:
         words = [sys.executable, "-m", "gputally", *job.container["args"], "--output=json"]

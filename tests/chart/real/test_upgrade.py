@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.chart.conftest import CHART
-from tests.chart.real.conftest import Recorder, served, stand_in
+from tests.chart.real.conftest import Recorder
 from tests.patience import until
 from tests.real.programs import built
 
@@ -24,8 +24,10 @@ MADE = ("gputally-accountant-tls", "gputally-metrics-token")
 def helm(recorder: Recorder) -> Iterator[Any]:
     """Runs helm in the release's namespace; what it installed goes afterwards."""
     for plural, kind in (("servicemonitors", "ServiceMonitor"), ("podmonitors", "PodMonitor")):
-        stand_in(recorder, GROUP, "v1", plural, kind)
-        until(lambda name=plural: served(recorder, f"/apis/{GROUP}/v1", name), lambda: "the monitors are not served")
+        recorder.server.define(GROUP, "v1", plural, kind)
+        until(
+            lambda name=plural: recorder.server.serves(f"/apis/{GROUP}/v1", name), lambda: "the monitors are not served"
+        )
 
     for space in (RELEASE, AGENTS):
         recorder.make_namespace(space)
