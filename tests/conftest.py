@@ -1,10 +1,11 @@
-"""What holds for all tests: how hard properties look (tests/effort.py), and what is loaded and collected.
+"""Configures the whole suite: hypothesis, garbage collection, which modules are imported, and `--skipped-in`.
 
-Every run keeps in pytest's cache which tests it skipped, for want of the shelf (tests/shelf.py) or of a compiler.
-`--skipped-in=FOLDER` runs just those that a run in another checkout skipped, so that the pipeline runs no test twice.
+Every run records in pytest's cache which tests it skipped, because shared files (tests/shared_files.py) or a compiler
+are missing. `--skipped-in=FOLDER` runs only the tests that a run in another checkout skipped, so that the pipeline runs
+no test twice.
 
-What the suite loads stays until its end. It is left out of the collections of cyclic garbage, which would else walk all
-of it again and again: a third of the time that loading takes."""
+Imported modules stay loaded until the end of the run. They are excluded from garbage collection, which would otherwise
+scan them again and again and take a third of the time of the imports."""
 
 from __future__ import annotations
 
@@ -21,29 +22,29 @@ import structlog
 import structlog.testing
 from hypothesis import settings
 
-from tests.effort import examples
 from tests.fakes.compiled import compiled
 from tests.fakes.nvml.library import FakeNvml, build, loaded
+from tests.hypothesis_examples import examples
 
 settings.register_profile("house", max_examples=examples(30, 200))
 settings.load_profile("house")
 
 _REAL = re.compile(r"^pytestmark = \[?pytest\.mark\.real\b", re.MULTILINE)
 _GARBAGE = 50_000
-"""Objects between collections."""
+"""Number of new objects that starts a garbage collection."""
 
 gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """All is loaded."""
+    """Excludes everything that is loaded from garbage collection."""
     gc.freeze()
     gc.set_threshold(_GARBAGE)
     gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Modules that are `real` as a whole are not even imported where no such test is wanted."""
+    """Do not import modules in which every test is `real` if no such test was requested."""
     if config.getoption("markexpr") != "not real" or collection_path.suffix != ".py":
         return None
     return bool(_REAL.search(collection_path.read_text(encoding="utf-8"))) or None
@@ -51,7 +52,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.fixture
 def logs() -> Iterator[list[Any]]:
-    """Everything that is logged, kept from the terminal; a program run by another test may have set a level."""
+    """The captured log. Resets the log level that a program in an earlier test may have set."""
     structlog.reset_defaults()
     with structlog.testing.capture_logs() as captured:
         yield captured
@@ -59,7 +60,7 @@ def logs() -> Iterator[list[Any]]:
 
 @pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
-    """A program that ran in this process has configured logging: its stream is closed when the test is over."""
+    """Restore the configuration of logging, which a program that runs in a test changes."""
     root = logging.getLogger()
     level, known = root.level, set(root.handlers)
     configured = structlog.get_config() if structlog.is_configured() else None
@@ -80,13 +81,13 @@ def fake_nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def fake_nvml(fake_nvml_library: Path, tmp_path: Path) -> Iterator[FakeNvml]:
-    """The real binding on the fake library."""
+    """The real NVML binding with the fake library loaded."""
     with loaded(fake_nvml_library, tmp_path) as fake:
         yield fake
 
 
 _SKIPPED = "gputally/skipped"
-"""In pytest's cache: tests without their parameters, which may be others where the shelf is there."""
+"""Key in pytest's cache of the skipped tests, without their parameters, which depend on the shared files."""
 _skipped: set[str] = set()
 
 

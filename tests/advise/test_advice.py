@@ -36,7 +36,7 @@ from gputally.advise.autoscaling_spot_and_sharing import (
     variables,
     young_interval,
 )
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 
 HOUR_US, HOUR_MS = 3_600_000_000, 3_600_000
 H100 = Pool("prod", "h100", "NVIDIA H100", "eu", "on-demand")

@@ -30,10 +30,10 @@ from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.base.errors import AgentError
 from tests.agent.values import T0
+from tests.deadlines import until
 from tests.fakes.apiserver.server import FakeApiServer
 from tests.fakes.kubelet.server import FakeKubelet
 from tests.fakes.nvml.library import FakeNvml
-from tests.patience import until
 
 SAMPLE, LISTENER = "sample", "metrics"
 OTHERS = ("fake", "Thread-")

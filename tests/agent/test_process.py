@@ -27,9 +27,9 @@ from agent.upload.spool import Outbox
 from agent.wire import UsageInterval
 from tests.agent.pods import UID, pod_object
 from tests.agent.scripted_accountant import ScriptedAccountant
+from tests.deadlines import Deadline, patience_s
 from tests.fakes.apiserver.server import TOKEN, FakeApiServer
 from tests.fakes.kubelet.server import FakeKubelet
-from tests.patience import Deadline, patience_s
 
 FORBIDDEN = ("pandas", "numpy", "duckdb", "fastapi", "pydantic", "kubernetes", "pyarrow", "rich", "pynvml", "httpx")
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from gputally.base.yaml_file import FileFault, parse
 from gputally.server.tokens_and_grants import Callers
 from tests.attacks.conftest import PRICES, ROLES, Running
-from tests.effort import THOROUGH, examples
+from tests.hypothesis_examples import THOROUGH, examples
 
 if TYPE_CHECKING:
     from schemathesis import Case

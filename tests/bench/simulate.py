@@ -13,7 +13,7 @@ from fairshare.simulator.policy_comparison import parallel_replays
 from fairshare.simulator.scheduling_policies import Setup
 from fairshare.simulator.simulation_model import workload_of
 from tests.bench.figure import Figure
-from tests.shelf import shared
+from tests.shared_files import shared
 
 DAYS, START_S, GPUS = 42, 3_544_380, 1_432
 SIDE_BY_SIDE = ("fifo", "kai-0.5", "kai-1", "kai-2", "kai-1-24h", "multifactor", "fairtree", "deficit")

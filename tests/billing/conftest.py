@@ -10,7 +10,7 @@ from accountant.bookkeeping.bookkeeper import Bookkeeper
 from gputally.base.clock import VirtualClock
 from tests.billing.rows import BOOK, at, price_book
 from tests.fakes.rows import ListLedger
-from tests.shelf import shared
+from tests.shared_files import shared
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from accountant.core.periods import Month, days, zone
 from gputally.base.money import Money, gpu_hours, half_unit, minor_places, payable, plain
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 
 
 @pytest.mark.parametrize("number", [2, 3, 4, 6, 7])

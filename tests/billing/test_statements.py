@@ -35,8 +35,8 @@ from accountant.wire.policy_models import IDLE
 from gputally.base.apportionment import apportion
 from gputally.base.money import HOUR_PLACES, Money, exact_product, minor_places, nano_gpu_hours, payable
 from tests.billing.rows import OCT, SAMPLE_PRICES, at, busy_month, held, price_book, unheld
-from tests.effort import examples
 from tests.fakes.rows import ListLedger
+from tests.hypothesis_examples import examples
 
 BOOK = (
     "id: h100, model: H100, price: '2.10', valid_from: 2026-01-01, valid_to: 2026-10-16\n"

@@ -22,7 +22,7 @@ import yaml
 
 from agent.wire import Batch, Holder, UsageInterval
 from gputally.base.units import MS_PER_DAY
-from tests.patience import patience_s, until
+from tests.deadlines import patience_s, until
 
 QUARTER_MS = 900_000
 GONE = (OSError, http.client.HTTPException)

@@ -28,7 +28,7 @@ import pytest
 import yaml
 
 from tests.chaos.killing import forked
-from tests.patience import Deadline, patience_s
+from tests.deadlines import Deadline, patience_s
 from tests.real.programs import free_ports
 
 KILLS = 10

@@ -24,8 +24,8 @@ from accountant.lake import tables
 from accountant.lake.iceberg_catalog import Catalogue, Removed
 from tests.chaos.killing import GONE, Mortal, Outbox, balanced, forked, living, mortal, outbox
 from tests.chaos.zygote import later_ms
+from tests.deadlines import until
 from tests.lake.questions import published
-from tests.patience import until
 
 SEED = 20261124
 PUBLISHED = "gputally_lake_published_timestamp_seconds"

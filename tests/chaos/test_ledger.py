@@ -27,7 +27,7 @@ from accountant.storage.folder_or_object_store import in_folder
 from agent.wire import Batch
 from tests.chaos.killing import GONE, QUARTER_MS, Mortal, Outbox, booked, exact, living, mortal, outbox, ready
 from tests.chaos.power_cuts import PowerCuts
-from tests.patience import Deadline
+from tests.deadlines import Deadline
 
 SEED = 20261121
 CUTS = 40

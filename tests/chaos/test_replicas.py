@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.killing import GONE, Mortal, exact, mortal, outbox
-from tests.patience import until
+from tests.deadlines import until
 from tests.real.controlplane import ApiServer, api_server
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]

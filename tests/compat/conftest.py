@@ -19,8 +19,8 @@ from gputally.base.clock import VirtualClock
 from tests.compat.opencost_day import START_MS
 from tests.compat.opencost_listener import Port
 from tests.compat.sampling import Segment
-from tests.fresh import fresh
-from tests.shelf import shared_cases
+from tests.empty_ledger import fresh
+from tests.shared_files import shared_cases
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 STEP_S = 30

@@ -25,7 +25,7 @@ from agent.wire import Batch, Holder
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 from tests.compat.opencost_day import DARK_S, DAY_S, MARGIN_S, START_MS, Pod
-from tests.fresh import fresh
+from tests.empty_ledger import fresh
 
 ASKED_S = 5
 """Between two answers of the kubelet."""

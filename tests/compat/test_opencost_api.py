@@ -42,7 +42,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import SettingsFault
 from tests.compat.opencost_day import START_MS
 from tests.compat.opencost_listener import A100, BOOK, DAY, H100, HOUR_MS, HOUR_US, WITH_A100, Port, hour, served
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 from tests.usage_records import batch, deliver, pod_facts
 
 EXPORTERS_DAY = "2026-10-01T00:00:00Z,2026-10-01T23:59:59Z"

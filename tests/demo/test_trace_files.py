@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fairshare.simulator.job_traces import TraceError, load
-from tests.shelf import shared
+from tests.shared_files import shared
 
 HEADER = "job_id,submit_offset_s,team,gpus,duration_s\n"
 

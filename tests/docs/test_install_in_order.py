@@ -21,12 +21,12 @@ from typing import Any
 import pytest
 
 from gputally.kubernetes.objects import GPU
+from tests.deadlines import until
 from tests.docs import ground
 from tests.docs.conftest import FOLDERS
 from tests.docs.fences import COMMANDS, PAGES, ROOT, Fence, steps
 from tests.docs.shell import Shell, put
 from tests.fairshare.realserver import MERGE, served
-from tests.patience import until
 from tests.real.controlplane import ApiServer
 from tests.real.pods import LocalPod, selected
 from tests.real.programs import built, free_ports

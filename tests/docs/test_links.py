@@ -6,7 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from tests.named import told_of
+from tests.module_names import name_exists
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 MODULE = re.compile(r"`((?:agent|accountant|fairshare|gputally|dashboards)(?:\.\w+)+)`")
@@ -62,7 +62,7 @@ def test_every_module_that_a_decision_names_is_there(root: Path, pages: dict[Pat
         f"{page.relative_to(root)}: {name}"
         for page, text in decisions.items()
         for name in MODULE.findall(text)
-        if not told_of(root, name)
+        if not name_exists(root, name)
     ]
     assert gone == []
 

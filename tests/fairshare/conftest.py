@@ -22,7 +22,7 @@ from gputally.kubernetes.objects import Cluster, Object
 from tests.fairshare.builders import cluster_of, queue_object, shard_object
 from tests.fairshare.realserver import Others, served, standing
 from tests.real.controlplane import ApiServer
-from tests.shelf import shared
+from tests.shared_files import shared
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kai_division.json"
 NOW_MS = 1_790_812_800_000

@@ -19,9 +19,9 @@ from fairshare.targets.volcano import COMMAND
 from gputally.base.errors import NotFound, Unavailable
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import NODE, PRIORITY_CLASS, Kind, Object
-from tests.patience import until
+from tests.deadlines import until
 from tests.real.controlplane import ApiServer, api_server
-from tests.shelf import shared
+from tests.shared_files import shared
 
 MERGE = "application/merge-patch+json"
 _LABEL = "standing"

@@ -31,7 +31,7 @@ from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import POD, Cluster, Kind, Object
 from tests.fairshare.builders import Failing, budget_object, cluster_with, object_of, pod_object, policy_of
 from tests.fairshare.conftest import NOW_MS, Accountant, Make
-from tests.shelf import shared
+from tests.shared_files import shared
 
 WORKLOAD = WORKLOADS[0]
 ANSWERS = {

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairshare.laws.feedback_laws import FairTree, Kai, LawColumns, LawQueue, LawQueues, Multifactor, fair_share_factor
-from tests.shelf import shared
+from tests.shared_files import shared
 
 ROOT = "root"
 _TIED = 1e-12

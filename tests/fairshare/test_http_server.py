@@ -46,11 +46,11 @@ from gputally.server.https_server import Identity, Tls
 from gputally.server.https_server import serve as serve_app
 from gputally.server.rate_and_connection_limits import ConnectionLimits
 from gputally.server.request_handling import read_body
+from tests.deadlines import patience_s
 from tests.fairshare.builders import cluster_of, policy_of, queue_object
 from tests.fairshare.conftest import Capsys, Make
 from tests.fairshare.preemption_cases import HOUR_MS, NOW_MS, gang
-from tests.limits import no_more_files
-from tests.patience import patience_s
+from tests.file_descriptor_limit import no_file_descriptors
 
 
 def _samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
@@ -205,7 +205,7 @@ def test_a_policy_file_that_cannot_be_read_is_tried_again(tmp_path: Path) -> Non
     path.write_text("k: 1\nqueues: [{name: a}]\n")
     file = PolicyFile(path)
     path.write_text("k: 2\nqueues: [{name: a}, {name: b}]\n")
-    with no_more_files():
+    with no_file_descriptors():
         with pytest.raises(FileFault, match=r"policy\.yaml: Too many open files"):
             file.changed()
         assert file.changed() is None  # it was said

@@ -33,7 +33,7 @@ from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Object
 from gputally.server.https_server import serve
-from tests import fresh
+from tests import empty_ledger
 from tests.fairshare.builders import (
     cluster_of,
     conditions_of,
@@ -274,7 +274,7 @@ def accountants(tmp_path: Path, clock: VirtualClock) -> Iterator[Make]:
 
         def start(policy: Policy, **held: dict[str, int]) -> tuple[Service, str]:
             data = tmp_path / "-".join(held)
-            settings = Settings(data=fresh.data(data), auth="off", linger_ms=0)
+            settings = Settings(data=empty_ledger.data(data), auth="off", linger_ms=0)
             service = open_.enter_context(Service(settings, clock))
             service.ledger.put_policy(policy, clock.wall_ms() - 120 * MINUTE_MS)
             for cluster, queues in held.items():
@@ -349,7 +349,7 @@ def test_a_what_if_says_that_it_replays_one_cluster(accountants: Make, clock: Vi
 
 @pytest.fixture
 def service(tmp_path: Path, clock: VirtualClock) -> Iterator[Service]:
-    opened = Service(Settings(data=fresh.data(tmp_path / "data"), auth="off", linger_ms=0), clock)
+    opened = Service(Settings(data=empty_ledger.data(tmp_path / "data"), auth="off", linger_ms=0), clock)
     yield opened
     opened.close()
 
@@ -384,7 +384,7 @@ def controller(client_of: Make, clock: VirtualClock) -> Make:
 
 @pytest.fixture
 def cycle(controller: Make) -> Make:
-    """A cycle of a fresh controller, and the weights then."""
+    """A cycle of a empty_ledger controller, and the weights then."""
 
     def run(policy: Any, cluster: str) -> tuple[CycleReport, dict[str, float]]:
         mine, there = controller(policy, cluster)

@@ -53,7 +53,7 @@ from tests.fairshare.builders import (
     queue_object,
 )
 from tests.fairshare.conftest import Accountant, Capsys, Make
-from tests.shelf import shared
+from tests.shared_files import shared
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ from fairshare.preemption.reclaim_rules_and_limits import (
 )
 from fairshare.simulator.engine_state import ANY_GPU, Gang, QueueTree
 from fairshare.simulator.scheduler_engine import Debtor, collect
-from tests.effort import examples
-from tests.shelf import shared
+from tests.hypothesis_examples import examples
+from tests.shared_files import shared
 
 
 def may_lose(asker: Claimant, victim: str, accounts: Mapping[str, Account]) -> bool:

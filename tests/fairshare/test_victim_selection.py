@@ -29,8 +29,8 @@ from fairshare.preemption.preemption_types import (
 )
 from fairshare.preemption.reclaim_rules_and_limits import DAY_MS, Budget, PastPreemption
 from fairshare.preemption.victim_selection import decide
-from tests.effort import examples
 from tests.fairshare.preemption_cases import HOUR_MS, NOW_MS, gang, policy, situation
+from tests.hypothesis_examples import examples
 
 DAEMON = "its pod a0-0 belongs to a DaemonSet, which starts it again at once on the same node"
 NOT_STARTED = "it has run for 0 of the 10 min for which every start is protected"

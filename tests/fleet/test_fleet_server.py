@@ -34,11 +34,11 @@ from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from gputally.base.number_format import hours
 from gputally.server.tokens_and_grants import AllowAll, sha256
+from tests.deadlines import patience_s, until
 from tests.fleet.conftest import TwoLedgers
 from tests.lake.questions import HOUR, JOB, SPAN, PublishedLedger, published
 from tests.ledger.busy import BOOK, HAND
 from tests.ledger.conftest import MINUTE, START_MS
-from tests.patience import patience_s, until
 
 HERE = "http://127.0.0.1"
 WITHIN = "start=2026-10-01T00:00:00Z&end=2026-10-01T05:00:00Z"

@@ -22,7 +22,7 @@ from accountant.history_import.gpu_assignment import (
 from accountant.history_import.prometheus_series import Series
 from accountant.storage.write import batch_admission
 from agent.wire import Gap, Holder
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE

@@ -24,7 +24,7 @@ from accountant.history_import.import_run import (
 from accountant.ledger.journal import Act
 from accountant.reports import html_and_pdf, report_tables
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 from tests.reports import sample
 
 DAY_MS = 24 * MS_PER_HOUR

@@ -35,7 +35,7 @@ from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
 from agent.wire import PROBLEM, Batch, Holder, UsageInterval
 from gputally.base.clock import VirtualClock
 from gputally.server.tokens_and_grants import AllowAll, Authenticator, TokenFile, sha256
-from tests import fresh
+from tests import empty_ledger
 from tests.fakes.ledger import MINUTE_MS, NOW_MS, MemoryLedger
 from tests.price_books import price_book_text
 
@@ -185,7 +185,7 @@ def settings_in(folder: Path, **given: Any) -> Settings:
         file.write_text(given[name])
         given[name] = file
     opened = {} if "tokens" in given else {"auth": "off"}
-    return Settings(**({"data": fresh.data(folder / "data"), "linger_ms": 0} | opened | given))
+    return Settings(**({"data": empty_ledger.data(folder / "data"), "linger_ms": 0} | opened | given))
 
 
 @pytest.fixture

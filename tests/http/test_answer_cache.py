@@ -39,7 +39,6 @@ from accountant.core.settings import Settings
 from accountant.wire.usage_cost_and_job_models import CostAnswer, CostLine, UsageLine
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY
-from tests.effort import examples
 from tests.fakes.ledger import MemoryLedger
 from tests.http.conftest import (
     MINUTE_MS,
@@ -52,6 +51,7 @@ from tests.http.conftest import (
     token_entry,
     usage_line,
 )
+from tests.hypothesis_examples import examples
 from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 

@@ -24,7 +24,7 @@ from accountant.storage.folder_or_object_store import in_folder
 from accountant.wire.policy_models import Decision, Policy
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY
-from tests import fresh
+from tests import empty_ledger
 from tests.http.conftest import client_of, encoded, pod_minutes
 from tests.price_books import price_book_text
 
@@ -282,7 +282,7 @@ def test_an_act_of_before_a_kill_is_archived_when_the_accountant_is_up_again(arc
         after(clock, service, 1_000)
         assert parts(archiving) == before + 1
     shutil.rmtree(archiving.data)
-    with Service(archiving.model_copy(update={"data": fresh.data(tmp_path / "data")}), clock) as again:
+    with Service(archiving.model_copy(update={"data": empty_ledger.data(tmp_path / "data")}), clock) as again:
         assert [act.kind for act in again.ledger.acts()] == ["invoiced"]
 
 

@@ -20,7 +20,7 @@ from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
 from gputally.server.https_server import Identity, Tls, serve
 from gputally.server.rate_and_connection_limits import ConnectionLimits, Connections
-from tests.patience import until
+from tests.deadlines import until
 
 SOON = ConnectionLimits(connections=40, connections_by_address=20, header_seconds=0.3, stalled_seconds=0.3)
 

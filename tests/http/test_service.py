@@ -17,7 +17,7 @@ from agent.wire import PROBLEM
 from gputally.base.errors import CannotStart
 from gputally.base.yaml_file import FileFault
 from gputally.server.https_server import listen, serve
-from tests import fresh
+from tests import empty_ledger
 from tests.http.conftest import MINUTE_MS, NOW_MS, client_of, encoded, pod_minutes, settings_in
 from tests.price_books import price_book_text
 
@@ -218,9 +218,9 @@ def test_what_cannot_be_used_is_one_clear_line_and_leaves_nothing_open(tmp_path,
         faults(CannotStart, data=tmp_path / "file" / "data")
         == f"data folder {tmp_path / 'file' / 'data'}: Not a directory"
     )
-    with Service(Settings(data=fresh.data(tmp_path / "data"), auth="off"), clock):
+    with Service(Settings(data=empty_ledger.data(tmp_path / "data"), auth="off"), clock):
         assert "only one may" in faults(LedgerLocked)
-    Service(Settings(data=fresh.data(tmp_path / "data"), auth="off"), clock).close()
+    Service(Settings(data=empty_ledger.data(tmp_path / "data"), auth="off"), clock).close()
 
 
 def test_a_port_in_use_is_one_clear_line(start_service):
@@ -247,7 +247,7 @@ def test_over_a_socket_a_body_that_is_too_large_gets_its_answer_and_the_connecti
 
 
 def test_a_failed_ledger_ends_the_process_with_its_own_code(tmp_path, clock, capsys):
-    settings = Settings(data=fresh.data(tmp_path / "data"), auth="off", listen="127.0.0.1:0")
+    settings = Settings(data=empty_ledger.data(tmp_path / "data"), auth="off", listen="127.0.0.1:0")
     with Service(settings, clock) as service:
         service.fail(LedgerFailed("the database is no longer usable: disk full"))
         assert run(service) == EXIT_FAILED == 70

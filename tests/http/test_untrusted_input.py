@@ -18,8 +18,8 @@ from accountant.core.errors import BadBatch
 from accountant.runtime.ingest import MOST_REASON, decode
 from agent.wire import PROBLEM, Skipped
 from gputally.base.yaml_file import MAX_VALUES, FileFault, parse
-from tests.effort import examples
 from tests.http.conftest import NOW_MS, bearer, decision, encoded, pod_minutes, refused, token_entry
+from tests.hypothesis_examples import examples
 from tests.price_books import price_book_text
 
 QUIET = settings(

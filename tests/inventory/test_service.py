@@ -19,7 +19,7 @@ from gputally.base.errors import Unavailable
 from gputally.kubernetes.api_client import KubernetesApi
 from gputally.server.https_server import serve
 from gputally.server.tokens_and_grants import sha256
-from tests import fresh
+from tests import empty_ledger
 from tests.inventory.api import FakeApi, node
 from tests.usage_records import interval
 
@@ -105,9 +105,12 @@ def test_a_pod_that_came_and_went_while_the_accountant_was_down(tmp_path, queue_
     entry = f"name: n1, token_sha256: {sha256('of-the-agent')}, scopes: [ingest], cluster: prod, node: n1"
     (tmp_path / "tokens.yaml").write_text(f"tokens:\n  - {{{entry}}}\n")
     settings = Settings(
-        data=fresh.data(tmp_path / "data"), tokens=tmp_path / "tokens.yaml", inventory=tmp_path / "inventory.yaml",
-        policy=tmp_path / "policy.yaml", linger_ms=0,
-    )  # fmt: skip
+        data=empty_ledger.data(tmp_path / "data"),
+        tokens=tmp_path / "tokens.yaml",
+        inventory=tmp_path / "inventory.yaml",
+        policy=tmp_path / "policy.yaml",
+        linger_ms=0,
+    )
     outbox = Outbox(tmp_path / "outbox.sqlite", clock, fsync=False)
     uploaders: list[Uploader] = []
 

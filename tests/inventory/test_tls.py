@@ -19,7 +19,7 @@ from gputally.base.yaml_file import FileFault, Unreadable, read
 from gputally.server.config_loading import WatchedFile
 from gputally.server.https_server import BadCertificate, Identity, Tls, common_name, serve
 from gputally.server.tokens_and_grants import sha256
-from tests.limits import no_more_files
+from tests.file_descriptor_limit import no_file_descriptors
 
 pytestmark = pytest.mark.usefixtures("logs")
 
@@ -236,7 +236,7 @@ def test_a_bad_version_is_told_once_and_changes_nothing(watched):
 def test_what_cannot_be_read_is_told_once_and_tried_again(watched):
     path, file, told = watched
     path.write_text("n: 22\n")
-    with no_more_files():
+    with no_file_descriptors():
         assert [file.check(), file.check(), file.current, file.refused] == [False, False, 1, True]
     assert told == [f"{path}: Too many open files"]
     assert [file.check(), file.check(), file.current, file.refused] == [True, False, 22, False]

@@ -12,7 +12,7 @@ from accountant.core.errors import LedgerUnavailable, UnsupportedQuestion
 from accountant.lake.query_engines import DuckDbEngine
 from accountant.ledger.journal import NewAct
 from accountant.prices.price_book import Billing, IdlePolicy
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 from tests.lake.questions import HOUR, QUESTIONS, SPAN, PublishedLedger, differences, published
 from tests.ledger.busy import BOOK, ROWS
 from tests.ledger.conftest import MINUTE, START_MS

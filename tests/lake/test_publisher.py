@@ -24,7 +24,7 @@ from accountant.prices.price_book import Billing, Commitment, IdlePolicy, PriceB
 from accountant.reports import focus_export, report_builder
 from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Holder
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 from tests.lake.questions import HOUR, SPAN, PublishedLedger, published
 from tests.ledger.busy import BOOK, HAND
 

@@ -16,7 +16,7 @@ from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.policy_models import Policy, QueuePolicy
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
-from tests.fresh import fresh
+from tests.empty_ledger import fresh
 from tests.ledger.conftest import MINUTE, START_MS, Hand
 
 HAND = Hand(now_ms=START_MS + 300 * MINUTE)

@@ -14,7 +14,7 @@ from accountant.ledger.protocols import Receipt
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from agent.wire import Batch, Holder, PodFacts, Skipped, UsageInterval
 from gputally.base.clock import VirtualClock
-from tests.fresh import fresh
+from tests.empty_ledger import fresh
 
 START_MS = 1_790_812_800_000
 MINUTE = 60_000

@@ -25,9 +25,9 @@ from accountant.storage.folder_or_object_store import in_folder
 from agent.wire import UNATTRIBUTED, Ack, Gap, Holder, Sharing, Skipped, Slice
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, booked
-from tests.shelf import shared
+from tests.shared_files import shared
 
 MINUTE_US = 60_000_000
 

@@ -32,7 +32,7 @@ from accountant.storage.crash_recovery import (
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.policy_models import WindowSpec
 from tests.chaos.power_cuts import torn
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 from tests.ledger.conftest import NOW_MS, START_MS, booked
 
 OWNER = """

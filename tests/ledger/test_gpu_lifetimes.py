@@ -19,7 +19,7 @@ from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.storage.gpu_lifetimes import Fleet, Gpu, GpuCensus, Life, Tenure
 from accountant.wire.policy_models import WindowSpec
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 from tests.ledger.conftest import MINUTE, START_MS, Accounts, Hand, Send
 
 CENSUS_NODES = ("n0", "n1", "n2")

@@ -15,8 +15,8 @@ from accountant.runtime.leadership import Leadership
 from accountant.storage.duckdb_ledger import open_ledger
 from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import SystemClock, VirtualClock
+from tests.deadlines import until
 from tests.ledger.replica_turns import START_MS, act, deliver, leaders_take_turns, opened, two_replicas
-from tests.patience import until
 
 
 class Scripted:

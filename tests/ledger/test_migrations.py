@@ -24,8 +24,8 @@ from accountant.wire.usage_cost_and_job_models import UsageLine
 from agent.wire import Skipped
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR
+from tests.deadlines import patience_s
 from tests.ledger.conftest import NOW_MS, START_MS, Hand, booked
-from tests.patience import patience_s
 from tests.real.programs import free_ports, running, wait_ready
 
 KEPT = Path(__file__).parents[1] / "golden" / "ledger"

@@ -23,8 +23,8 @@ from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR
-from tests.effort import examples
-from tests.fresh import fresh
+from tests.empty_ledger import fresh
+from tests.hypothesis_examples import examples
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, booked
 
 ZONES = ("UTC", "Europe/Berlin", "Asia/Kathmandu", "Australia/Lord_Howe", "Africa/Cairo", "Pacific/Kiritimati")

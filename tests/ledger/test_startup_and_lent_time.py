@@ -30,8 +30,8 @@ from gputally.base.apportionment import prorate
 from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 from tests.billing.rows import price_book
-from tests.effort import examples
-from tests.fresh import fresh
+from tests.empty_ledger import fresh
+from tests.hypothesis_examples import examples
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, booked
 from tests.usage_records import pod_holder
 

@@ -25,8 +25,8 @@ from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
-from tests.effort import examples
-from tests.fresh import fresh
+from tests.empty_ledger import fresh
+from tests.hypothesis_examples import examples
 from tests.inventory.api import pod
 from tests.ledger.conftest import MINUTE
 from tests.usage_records import pod_holder

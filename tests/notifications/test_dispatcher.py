@@ -23,7 +23,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY
 from gputally.base.yaml_file import parse
 from gputally.server import config_loading
-from tests import fresh
+from tests import empty_ledger
 from tests.billing.rows import at, held, price_book, quota_policy, unheld
 from tests.fakes.rows import MomentLedger, Row
 from tests.fakes.webhook import webhook
@@ -97,7 +97,7 @@ pytestmark = pytest.mark.usefixtures("logs")
 
 def serving(folder: Path, orders: str) -> Settings:
     (folder / "deliveries.yaml").write_text(orders)
-    return Settings(data=fresh.data(folder / "data"), auth="off", deliveries=folder / "deliveries.yaml")
+    return Settings(data=empty_ledger.data(folder / "data"), auth="off", deliveries=folder / "deliveries.yaml")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from accountant.ledger.protocols import Facts
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.policy_models import Policy
 from gputally.base.clock import VirtualClock
-from tests.fresh import fresh
+from tests.empty_ledger import fresh
 from tests.properties.streams import POLICY, SPAN_MS, START_MS
 
 

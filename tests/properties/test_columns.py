@@ -14,7 +14,7 @@ from accountant.storage.write.interval_writer import simple
 from accountant.storage.write.record_columns import Incoming, Section, contents, digest, digests
 from agent.wire import UNATTRIBUTED, Gap, Holder, Sharing, Slice, UsageInterval
 from gputally.base.units import BUCKET_MS, MS_PER_MINUTE
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 
 NOW_MS = 1_790_812_800_000
 FIGURE = st.sampled_from([None, 0, 1, 30_000_000, 60_000_000, 10**15, 10**15 + 1, 2**62, -1])

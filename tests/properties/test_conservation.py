@@ -16,7 +16,7 @@ from agent.core.readings import Allocation, DeviceReading, Snapshot, Unavailable
 from agent.metering.meter import ClosedSet, Meter
 from agent.simulation.simulated_node import A100, H100, SimulatedNode, make_gpu
 from agent.wire import Holder, UsageInterval
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 
 START_MS = 1_793_483_990_000
 """2026-10-31T21:59:50Z: the histories run over a month edge of Europe/Berlin (22:00Z) and beyond."""

@@ -13,7 +13,7 @@ from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, UsageWind
 from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem, DivisionRound, Remainder, Standing
 from fairshare.laws.division import divide
 from fairshare.laws.weight_calculation import WeightInputs, WeightResult, calculate_weights, usage_ratios
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 from tests.usage_windows import usage_window
 
 HOUR_US = 3_600_000_000

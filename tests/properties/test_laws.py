@@ -27,7 +27,7 @@ from fairshare.laws.feedback_laws import (
 )
 from fairshare.laws.gang_turns import shares_in_whole_gpus, turn_weights
 from fairshare.laws.weight_calculation import WeightInputs, calculate_weights, wanted_weights
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 from tests.usage_windows import usage_window
 
 NO_TURNS = TurnPolicy(ratio=0)

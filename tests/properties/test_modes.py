@@ -37,8 +37,8 @@ from agent.metering.meter import ClosedSet, Meter
 from agent.simulation.simulated_node import A100, H100, make_gpu
 from agent.wire import Batch, Holder
 from gputally.base.clock import VirtualClock
-from tests.effort import examples
-from tests.fresh import fresh
+from tests.empty_ledger import fresh
+from tests.hypothesis_examples import examples
 
 START_MS = 1_790_812_800_000
 SILENT = Unavailable("driver said no")

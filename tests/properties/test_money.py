@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputally.base.money import CurrencyMismatch, Money, apportion_gpu_hours, gpu_hours, nano_gpu_hours, payable, plain
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 
 AMOUNTS = st.decimals(min_value=-(10**9), max_value=10**9, places=14, allow_nan=False)
 TIMES = st.integers(min_value=0, max_value=10**18)

@@ -20,8 +20,8 @@ from accountant.wire.policy_models import Policy
 from agent.wire import Batch, Holder
 from gputally.base.clock import VirtualClock
 from tests.billing.rows import price_book
-from tests.effort import examples
-from tests.fresh import fresh
+from tests.empty_ledger import fresh
+from tests.hypothesis_examples import examples
 from tests.ledger.conftest import MINUTE, START_MS, Hand
 
 HAND = Hand()

@@ -23,8 +23,8 @@ from accountant.ledger.protocols import Receipt
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from agent.wire import Batch, Gap, Holder, PodFacts, Sharing, Skipped, UsageInterval
 from gputally.base.clock import VirtualClock
-from tests.effort import examples
-from tests.fresh import fresh
+from tests.empty_ledger import fresh
+from tests.hypothesis_examples import examples
 
 START_MS = 1_790_812_800_000
 CELL_MS = 30_000

@@ -33,7 +33,7 @@ from agent.wire import Batch
 from fairshare.usage.multi_cluster_windows import sum_of_windows
 from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 from tests.properties.streams import (
     POLICY,
     QUEUE_OF,
@@ -47,7 +47,7 @@ from tests.properties.streams import (
     streams,
     total,
 )
-from tests.shelf import shared_cases
+from tests.shared_files import shared_cases
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 Ledgers = Callable[..., DuckLedger]

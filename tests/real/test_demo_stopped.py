@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import until
+from tests.deadlines import until
 
 pytestmark = pytest.mark.real
 

@@ -28,10 +28,10 @@ from accountant.lake.query_engines import (
     TrinoEngine,
 )
 from accountant.lake.tables import DAYS, TABLES
+from tests.deadlines import until
 from tests.fakes.fault_proxy import Fault, FaultProxy
 from tests.lake.questions import HOUR, PublishedLedger, differences, published
 from tests.lake.writers import write_once, write_side_by_side
-from tests.patience import until
 from tests.real.clickhouse import clickhouse_server
 from tests.real.object_store import ObjectStore
 from tests.real.postgres import Postgres

@@ -1,6 +1,6 @@
 """FOCUS exports before the checkers others use: the FinOps Foundation's validator for 1.2, focus-data-toolkit for 1.4.
 
-The programs come from scripts/focus.sh (a venv of their own), the drivers from the shelf."""
+The programs come from scripts/focus.sh (a venv of their own), the drivers from the shared files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from accountant.reports.output_formats import RENDERINGS
 from accountant.reports.report_builder import Report
 from tests.real.programs import built
 from tests.reports import sample
-from tests.shelf import shared
+from tests.shared_files import shared
 
 pytestmark = pytest.mark.real
 

@@ -14,8 +14,10 @@ KEPT = ("PATH", "HOME", "TMPDIR")
 def test_every_test_is_collected_where_the_shelf_is_absent(tmp_path: Path) -> None:
     environ = {name: os.environ[name] for name in KEPT if name in os.environ}
     environ["GPUTALLY_SHARED"] = str(tmp_path / "nowhere")
-    # Modules that read the shelf, and those beside them: all of them take ten seconds.
-    rooms = sorted({str(path.parent) for path in (ROOT / "tests").rglob("*.py") if "tests.shelf" in path.read_text()})
+    # Modules that read shared files, and their neighbours; collecting all would take ten seconds.
+    rooms = sorted(
+        {str(path.parent) for path in (ROOT / "tests").rglob("*.py") if "tests.shared_files" in path.read_text()}
+    )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *rooms],
         cwd=ROOT, env=environ, capture_output=True, text=True, check=False,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from scripts import name_check
-from tests.named import PACKAGES, told_of
+from tests.module_names import PACKAGES, name_exists
 
 ROOT = Path(__file__).parents[2]
 CODE = tuple(sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")))
@@ -114,7 +114,7 @@ def _texts(path: Path) -> Iterator[str]:
 
 
 def test_what_a_docstring_or_a_comment_names_is_there() -> None:
-    there = functools.cache(lambda name: name in OTHER or told_of(ROOT, name))
+    there = functools.cache(lambda name: name in OTHER or name_exists(ROOT, name))
     gone = []
     for path in (*CODE, *sorted((ROOT / "accountant").rglob("*.sql"))):
         # An attribute of a variable looks the same: which of them a text names is asked only where it matters.

@@ -20,7 +20,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import CannotStart
 from gputally.server.sign_in import CookieSigner, Session, SignIn, own_path, read_key, read_or_create_key
 from gputally.server.tokens_and_grants import Unauthenticated
-from tests import fresh
+from tests import empty_ledger
 from tests.fakes.provider import Provider, provider
 
 NOW_MS = 1_793_534_400_000
@@ -56,7 +56,7 @@ class PageContext:
             "grants:\n  - {groups: [platform], scopes: [read, admin]}\n"
             "  - {groups: [leads], scopes: [read], teams: [vision]}\n"
         )
-        settings = Settings(data=fresh.data(tmp_path / "data"), callers=self.callers, public_url=HERE)
+        settings = Settings(data=empty_ledger.data(tmp_path / "data"), callers=self.callers, public_url=HERE)
         self.service = Service(settings, clock)
         self.browser = TestClient(self.service.app, base_url=HERE, follow_redirects=False)
 
@@ -233,7 +233,7 @@ def test_without_a_way_back_it_does_not_start(tmp_path: Path, clock: VirtualCloc
         " login: {client_id: g}}\n"
     )
     with pytest.raises(CannotStart, match="set public_url"):
-        Service(Settings(data=fresh.data(tmp_path / "data"), callers=tmp_path / "callers.yaml"), clock)
+        Service(Settings(data=empty_ledger.data(tmp_path / "data"), callers=tmp_path / "callers.yaml"), clock)
 
 
 def test_the_key_is_kept_and_private(tmp_path: Path):

@@ -23,7 +23,7 @@ from fairshare.simulator.scheduling_policies import NAMES, Feedback, Setup
 from fairshare.simulator.simulation_model import CONTROL_S, ControllerView, Outcome, Pool, Workload
 from gputally.base.errors import DivisionError
 from gputally.base.yaml_file import Document, FileFault
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 from tests.simulator.conftest import MINUTE, job, work_of
 from tests.usage_windows import usage_window
 

@@ -18,7 +18,7 @@ from fairshare.simulator.engine_state import NEVER, Gang, Line
 from fairshare.simulator.scheduler_engine import ClusterSimulation
 from fairshare.simulator.simulation_model import Event, GpuSpec, Job, NodeSpec, Outage, Rules, Started, Stopped
 from gputally.base.errors import DivisionError
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 from tests.simulator.conftest import MINUTE, Watcher, fleet, job, queue
 
 HOUR = 60 * MINUTE

@@ -30,7 +30,7 @@ from fairshare.simulator.simulation_model import (
     workload_of,
 )
 from scripts.doc_figures import BURST, GUARANTEED, HALF_LIVES_S, SLOT_S, play
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 from tests.simulator.conftest import work_of
 
 HOUR = 3600

@@ -19,9 +19,9 @@ from agent.devices.nvml_library import DriverReplaced
 from agent.metering.meter import Meter
 from gputally.base.clock import VirtualClock
 from tests.agent.nvml_rig import GIB, T0, Rig
-from tests.effort import examples
 from tests.fakes.nvml.functions import CODES, FUNCTIONS
 from tests.fakes.nvml.library import FakeNvml
+from tests.hypothesis_examples import examples
 
 HISTORIES, BLOCKS, LENGTH = examples(100, 1_000), 10, 14
 HANGING = 40  # one history in so many has a call that does not return: each costs real time

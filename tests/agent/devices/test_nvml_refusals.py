@@ -19,9 +19,9 @@ from agent.holders.process_cgroups import ProcessTable
 from agent.metering.meter import Meter
 from agent.wire import Holder, UsageInterval
 from tests.agent.nvml_rig import GIB, T0, Rig
-from tests.effort import THOROUGH
 from tests.fakes.nvml.functions import CODES, FUNCTIONS
 from tests.fakes.nvml.library import FakeNvml
+from tests.hypothesis_examples import THOROUGH
 
 NewRig = Callable[..., Any]
 SECONDS = 9

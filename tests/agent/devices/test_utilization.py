@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent.devices.nvml_library import CallHangs, CallWatchdog
 from agent.devices.utilization import MAX_POWER_MW, RANGE_MJ, RATE_HOLDS_US, BusyCounter, EnergyCounter
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 
 PERIOD = 139_000
 RECORDED = json.loads((Path(__file__).parents[2] / "golden/nvml_h200_samples.json").read_text())["loads"]

@@ -32,8 +32,8 @@ from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from tests.agent.pods import view
 from tests.agent.values import UID, gpu, pod, uuid
-from tests.effort import examples
 from tests.fakes.apiserver.server import FakeApiServer
+from tests.hypothesis_examples import examples
 
 A, B = uuid(0), uuid(1)
 B1, B2, B3 = (uuid(16 + i, "MIG") for i in (1, 2, 3))

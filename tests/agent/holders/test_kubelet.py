@@ -36,8 +36,8 @@ from agent.holders.kubelet_grpc_client import (
 from agent.holders.kubelet_pod_resources import ClaimedDevice, ContainerResources, Devices, Malformed, PodResources
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import SystemClock, VirtualClock
-from tests.effort import examples
 from tests.fakes.kubelet.server import FakeKubelet, compile_messages
+from tests.hypothesis_examples import examples
 
 LIST = kubelet_pod_resources.SERVICE + "List"
 

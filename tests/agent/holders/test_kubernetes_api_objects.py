@@ -14,7 +14,7 @@ from agent.holders import kubernetes_api_objects
 from agent.holders.kubernetes_api_objects import Unreadable
 from agent.wire import Owner
 from tests.agent.pods import UID, facts, pod_object, view
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 
 EIGHT = 1_790_841_600_000  # 2026-10-01T08:00:00Z
 

@@ -29,7 +29,7 @@ from agent.upload.uploader import Uploader
 from agent.wire import PodFacts, UsageInterval
 from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import SystemClock, VirtualClock
-from tests import patience
+from tests import deadlines
 from tests.agent.pods import UID, pod_object
 from tests.agent.values import MIB, gpu, uuid
 from tests.fakes.apiserver.server import FakeApiServer
@@ -366,7 +366,7 @@ def test_with_the_hosts_processes_each_container_has_its_own_time(
 
 
 def until(condition: Callable[[], bool]) -> None:
-    patience.until(condition, "other threads did not do it")
+    deadlines.until(condition, "other threads did not do it")
 
 
 class Running:

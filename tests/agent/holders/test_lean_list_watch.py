@@ -30,8 +30,8 @@ from agent.holders.lean_list_watch import (
 from gputally.base.clock import VirtualClock
 from tests.agent.pods import UID, Following, Seen, pod_object
 from tests.agent.values import T0
-from tests.effort import examples
 from tests.fakes.apiserver.server import FakeApiServer
+from tests.hypothesis_examples import examples
 
 PODS = "/api/v1/pods"
 UPGRADE, CLIENT = "nvidia.com/gpu-driver-upgrade-state", "nvidia.com/gpu.deploy.client"

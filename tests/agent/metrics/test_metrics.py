@@ -41,7 +41,7 @@ from agent.wire import Holder, Method, PodFacts, Sharing, UsageInterval
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
 from tests.agent.values import T0
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 
 GOLDEN = Path(__file__).parent / "golden" / "exposition.txt"
 

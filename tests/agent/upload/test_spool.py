@@ -33,7 +33,7 @@ from agent.upload.spool import (
 from agent.wire import Ack, PodFacts, Skipped, UsageInterval
 from gputally.base.clock import VirtualClock
 from tests.agent.records import ALL, acknowledge, make_facts, make_set, pending_seqs
-from tests.effort import examples
+from tests.hypothesis_examples import examples
 
 Open = Callable[..., Outbox]
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.chart.conftest import COMPONENT, EVERY, VARIATIONS
 from tests.chart.real.conftest import AGENTS, RELEASE, Recorder
-from tests.patience import until
+from tests.deadlines import until
 
 pytestmark = pytest.mark.real
 Manifest = dict[str, Any]

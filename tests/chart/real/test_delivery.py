@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.chart.real.conftest import AGENTS, RELEASE, Recorder
-from tests.patience import until
+from tests.deadlines import until
 from tests.real.programs import free_ports, running
 
 pytestmark = pytest.mark.real

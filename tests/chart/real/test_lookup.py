@@ -14,7 +14,7 @@ import yaml
 
 from tests.chart.conftest import CHART, Manifest, Rendered, chart_of_charts
 from tests.chart.real.conftest import Recorder
-from tests.patience import until
+from tests.deadlines import until
 from tests.real.controlplane import PLAIN_TOKEN
 from tests.real.programs import built
 

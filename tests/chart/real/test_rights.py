@@ -21,8 +21,8 @@ import yaml
 
 from tests.chart.conftest import Rendered, Values
 from tests.chart.real.conftest import RELEASE, Recorder
+from tests.deadlines import until
 from tests.fakes.kubelet.server import FakeKubelet, compile_messages
-from tests.patience import until
 from tests.real.programs import free_ports, running
 
 pytestmark = pytest.mark.real

@@ -10,7 +10,7 @@ import pytest
 
 from tests.chart.conftest import CHART
 from tests.chart.real.conftest import Recorder
-from tests.patience import until
+from tests.deadlines import until
 from tests.real.programs import built
 
 pytestmark = pytest.mark.real

@@ -21,10 +21,10 @@ from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, EVENT, POD, Cluster, Event
+from tests.deadlines import until
 from tests.fairshare.builders import object_of, policy_of, shard_object
 from tests.fairshare.real.conftest import Request
 from tests.fairshare.real.installing import add_queues
-from tests.patience import until
 from tests.real.controlplane import PLAIN_TOKEN, ApiServer, controller_manager
 
 pytestmark = pytest.mark.real

@@ -33,11 +33,11 @@ from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.leader_election import Election, LeaseTimes
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD
+from tests.deadlines import until
 from tests.fairshare.builders import object_of, policy_of, results_of
 from tests.fairshare.loopback import serving, window_of
 from tests.fairshare.real.conftest import Request
 from tests.fairshare.real.installing import add_queues, weights_of
-from tests.patience import until
 from tests.real.controlplane import ApiServer, frozen, killed
 
 pytestmark = pytest.mark.real

@@ -18,8 +18,8 @@ from gputally.base.clock import SystemClock
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import GPU, NODE, POD
 from gputally.server.https_server import Identity, Tls
+from tests.deadlines import until
 from tests.fairshare.realserver import MERGE
-from tests.patience import until
 from tests.real.controlplane import ApiServer, scheduler
 
 pytestmark = pytest.mark.real

@@ -17,9 +17,9 @@ from gputally.base.errors import NotFound, Unavailable
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, Cluster
+from tests.deadlines import until
 from tests.fairshare.builders import object_of, policy_of, reasons_of, results_of
 from tests.fairshare.realserver import MERGE, definitions
-from tests.patience import until
 from tests.real.controlplane import api_server
 
 pytestmark = pytest.mark.real

@@ -36,8 +36,8 @@ from gputally.base.units import MS_PER_HOUR, US_PER_HOUR
 from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
 from gputally.server.sign_in import FORM_TOKEN, SignInService
 from gputally.server.tokens_and_grants import TokenFile, new_token
+from tests.deadlines import CALM_S, until
 from tests.fairshare.conftest import NOW_MS, Accountant
-from tests.patience import CALM_S, until
 
 USED = {"research": 0.52, "vision": 0.33, "language": 0.19, "robotics": 0.05, "serving": 0.2, "students": 0.13}
 """Parts of the window's capacity; a queue's contain its children's."""

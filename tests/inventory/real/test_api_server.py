@@ -25,7 +25,7 @@ from gputally.kubernetes.list_watch import NamedObject, Reflector
 from gputally.server.token_review import TokenReviews
 from gputally.server.tokens_and_grants import KubernetesCallers, Principal, Unauthenticated
 from tests.real.controlplane import PLAIN_TOKEN, ApiServer, api_server
-from tests.shelf import shared
+from tests.shared_files import shared
 
 pytestmark = pytest.mark.real
 AUDIENCE = "gputally"

@@ -1,4 +1,4 @@
-"""What a process may run out of."""
+"""Takes a process's file descriptors away."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def no_more_files() -> Iterator[None]:
-    """Files can be looked at and not opened."""
+def no_file_descriptors() -> Iterator[None]:
+    """Inside this context no file can be opened; existing ones can still be listed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:

@@ -1,7 +1,7 @@
-"""Files that are read in place and never copied: vectors, traces, the schedulers' CRDs.
+"""Finds files outside the repository that tests read: vectors, traces, the schedulers' CRDs.
 
-They stand beside the checkout, or where GPUTALLY_SHARED says. Absent they skip a test with one clear
-line, and fail it in CI."""
+They are in a folder beside the checkout, or in the folder named by GPUTALLY_SHARED. A test without its file is skipped
+with one line that says so; in CI it fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 
 def shared(name: str) -> Path:
-    """The file or folder `name` of the shelf. For tests and fixtures; `shared_cases` is for what is read at import."""
+    """Return the path of a shared file or folder. For use in tests and fixtures; at import use `shared_cases`."""
     path = _path(name)
     if not path.exists():
         message = _absent(path, name)
@@ -26,9 +26,10 @@ def shared(name: str) -> Path:
 
 
 def shared_cases(name: str, cases_in: Callable[[Any], Iterable[Any]]) -> list[Any]:
-    """The cases of a JSON file of the shelf, for `pytest.mark.parametrize`: cases_in takes them out of the document.
+    """Return the cases of a shared JSON file, for `pytest.mark.parametrize`.
 
-    Absent there is one case that skips with the reason, and in CI an error of the module."""
+    cases_in: extracts the cases from the parsed document.
+    Without the file there is one case, which is skipped with the reason; in CI importing the test module fails."""
     path = _path(name)
     if path.exists():
         return list(cases_in(json.loads(path.read_text("utf-8"))))
@@ -42,4 +43,4 @@ def _path(name: str) -> Path:
 
 
 def _absent(path: Path, name: str) -> str:
-    return f"{path} is not there; set GPUTALLY_SHARED to the folder that holds {name}"
+    return f"{path} does not exist; set GPUTALLY_SHARED to the folder that holds {name}"

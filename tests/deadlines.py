@@ -1,7 +1,7 @@
-"""How long a test waits for what has its own time, a process or a thread: longer where many others wait for a turn too.
+"""Waits for a process or a thread, longer on a busy machine.
 
-A fixed time is either so long that a hang is found late, or too short on a busy machine; and a process
-that was not given its turn has not failed. What can have a virtual clock is not waited for."""
+A fixed limit is either so long that a hang is found late, or too short on a busy machine. The limits here therefore
+grow with the machine's load. Code that can use a virtual clock is tested with one, without waiting."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any
 import pytest
 
 CALM_S = 30.0
-"""On a machine with a core for everyone."""
+"""The usual limit on an idle machine."""
 MOST_S = 600.0
 PAUSE_S = 0.02
-"""Between two looks."""
+"""Time between two checks of a condition."""
 
 
 def patience_s(calm_s: float = CALM_S) -> float:
-    """Seconds of wall clock in which `calm_s` of an idle machine's work can be expected."""
-    crowd = os.getloadavg()[0] / (os.cpu_count() or 1)
-    return min(calm_s * max(1.0, crowd), MOST_S)
+    """Return how long a test waits for work that takes at most `calm_s` on an idle machine."""
+    load_per_core = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return min(calm_s * max(1.0, load_per_core), MOST_S)
 
 
 class Deadline:
-    """Begins now. A crowd that comes meanwhile moves it."""
+    """A limit that starts now, and that moves later if the load of the machine grows."""
 
     def __init__(self, calm_s: float = CALM_S) -> None:
         self._began = time.monotonic()
@@ -43,7 +43,7 @@ class Deadline:
 
 
 def until(met: Callable[[], Any], otherwise: str | Callable[[], str], calm_s: float = CALM_S) -> Any:
-    """Look again and again: what `met` found, as soon as it is true. Fails with `otherwise` when patience ends."""
+    """Call `met` until its result is true, and return it. At the deadline the test fails with the text `otherwise`."""
     deadline, pause = Deadline(calm_s), threading.Event()
     while not (found := met()):
         if deadline.passed:

@@ -1,4 +1,4 @@
-"""Whether what a text calls a module, or something in one, is there."""
+"""Checks that modules and names mentioned in texts exist."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 PACKAGES = ("agent", "accountant", "fairshare", "gputally", "dashboards", "tests", "scripts")
 
 
-def told_of(root: Path, name: str) -> bool:
-    """Whether there is such a module, or a module in which there is such a name (`module.Class.method` too)."""
+def name_exists(root: Path, name: str) -> bool:
+    """Return whether the dotted name is a module, or a name that occurs in a module (`module.Class.method` too)."""
     parts = name.split(".")
     for depth in range(len(parts), 0, -1):
         path = root.joinpath(*parts[:depth])
