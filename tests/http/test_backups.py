@@ -51,6 +51,28 @@ def test_a_backup_is_asked_for_listed_fetched_and_restored(place, run_command, c
     assert "there is a ledger already; move it away first" in run_command.refused("restore", new, "--from", source)
 
 
+def test_a_lost_volume_comes_back_from_backup_archive_and_agents(folder, place, run_command, clock, archiving):
+    service, _ = place
+    clock.advance(7_200_000)
+    service.maintain()  # archive and backup
+    service.ingest.submit_batch(pod_minutes(first=31, rows=10)).result()
+    clock.advance(3_600_000)
+    service.maintain()  # the next part
+    unarchived = pod_minutes(first=41, rows=5)
+    receipt = service.ingest.submit_batch(unarchived).result()
+    assert (receipt.ack.durable_seq, receipt.ack.archived_seq) == (45, 40)
+    truth = booked(service)
+    service.close()
+    shutil.rmtree(archiving.data)
+    (newest,) = backups.list_backups(in_folder(folder))
+    source = folder / f"{newest.name}.duckdb"
+    run_command.shown("restore", archiving.ledger_file, "--from", source, "--archive", archiving.archive.to)
+    with Service(archiving, clock) as again:
+        assert again.ledger.acks("node-1", "prod")["0192-epoch"].durable_seq == 40
+        again.ingest.submit_batch(unarchived).result()
+        assert booked(again) == truth
+
+
 def test_an_act_is_in_the_archive_at_once_and_a_restored_ledger_says_which_is_its_newest(
     folder, place, run_command, clock, archiving, tmp_path
 ):

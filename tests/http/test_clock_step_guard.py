@@ -16,7 +16,7 @@ from accountant.wire.policy_models import Decision, Policy
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 from gputally.server.https_server import serve
-from tests.http.conftest import NOW_MS, client_of, encoded, pod_minutes, settings_in
+from tests.http.conftest import NOW_MS, client_of, encoded, pod_minutes, refused, settings_in
 
 YEAR_MS = 365 * MS_PER_DAY
 POLICY = "schema: 1\nqueues:\n  - {name: vision, team: vision, refs: ['kai:vision'], deserved: 8}\n"
@@ -87,6 +87,18 @@ def test_agents_that_keep_the_old_time_do_not_vouch_for_the_new_one(client, cloc
         assert sent(client, 1, before, node).status_code == 503
     clock.advance(2 * LONG_MS)
     assert client.get("/readyz").status_code == 503
+
+
+def test_set_a_day_back_it_takes_nothing_until_it_has_caught_up(service, client, clock):
+    assert sent(client, 1).status_code == 200
+    before = service.ledger.acks("node-1", "prod")
+    clock.step_wall(-MS_PER_DAY)
+    answer = sent(client, 2)
+    assert "clock is" in refused(answer, "ledger-unavailable")["detail"]
+    assert int(answer.headers["retry-after"]) >= 1
+    assert service.ledger.acks("node-1", "prod") == before
+    clock.advance(MS_PER_DAY)
+    assert sent(client, 2).json()["durable_seq"] == 2
 
 
 def test_a_single_agent_may_be_the_same_machine_and_is_believed_later(client, clock):

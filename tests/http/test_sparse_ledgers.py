@@ -309,6 +309,17 @@ def test_demand_that_the_controller_recorded_is_shown_with_its_time(client: Test
     assert re.search(r"vision 8 8 0 1 Nov 11:59", page)
 
 
+def test_a_cluster_that_stops_reporting_is_named_once_others_have_gone_on(
+    client: TestClient, clock: VirtualClock
+) -> None:
+    client.post("/v1/usage", content=encoded(pod_minutes(rows=30, cluster="away", node="node-9"))).raise_for_status()
+    assert "does not report" not in client.get("/").text
+    clock.advance(STOPPED_MS)
+    later = moved(pod_minutes(first=31, rows=1), STOPPED_MS)
+    client.post("/v1/usage", content=encoded(later)).raise_for_status()
+    assert "Cluster away does not report. Its newest record is 52.0 d old" in words(client.get("/").text)
+
+
 def test_nothing_runs_in_a_ledger_that_stopped(client: TestClient, clock: VirtualClock, asked: CommandLine) -> None:
     clock.advance(STOPPED_MS)
     page = words(client.get("/jobs").text)
