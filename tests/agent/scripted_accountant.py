@@ -180,10 +180,19 @@ class Site:
         self._uploaders: list[Uploader] = []
 
     def start(
-        self, boot_id: str = "boot-1", wrap: Any = lambda o: o, max_age_ms: int = MS_PER_DAY, **options: Any
+        self,
+        boot_id: str = "boot-1",
+        pod: str = "",
+        wrap: Any = lambda o: o,
+        max_age_ms: int = MS_PER_DAY,
+        **options: Any,
     ) -> Agent:
+        """pod: keeps the node's GPU half busy from now on."""
+        if pod:
+            self.place(pod)
         self.source = Flaky(SimulatedSource(self.node))
-        self.outbox = wrap(self._open_outbox(max_age_ms=max_age_ms))
+        outbox = self._open_outbox(max_age_ms=max_age_ms)
+        self.outbox = wrap(outbox) if wrap else outbox
         url, jitter = self.accountant.url, lambda: 1.0
         self._uploaders.append(Uploader(self.outbox, url, "c1", "n1", boot_id, None, self.clock, jitter=jitter))
         self.agent = Agent(Settings(node="n1"), self.source, self.outbox, self._uploaders[-1], self.clock, **options)

@@ -18,14 +18,13 @@ from agent.simulation.simulated_node import H100, SimulatedNode, SimulatedSource
 from agent.upload.spool import Outbox, OutboxUnavailable
 from agent.upload.uploader import ShipResult, Uploader
 from gputally.base.background_tasks import BackgroundTasks
-from gputally.base.clock import SystemClock, VirtualClock
+from gputally.base.clock import Clock, SystemClock, VirtualClock
 from tests.agent.records import T0
 from tests.agent.scripted_accountant import MINUTE, ScriptedAccountant, Site, accept, refuse
 
 
 def test_facts_come_before_the_rows_they_explain_and_only_when_they_change(site: Site) -> None:
-    agent = site.start()
-    site.place("u1")
+    agent = site.start(pod="u1")
     site.turn(3)
     site.node.remove(site.clock.wall_ms(), "u1")
     site.turn(2)
@@ -36,8 +35,7 @@ def test_facts_come_before_the_rows_they_explain_and_only_when_they_change(site:
 
 
 def test_a_stopping_agent_delivers_the_open_rest(site: Site) -> None:
-    agent = site.start()
-    site.place("u1")
+    agent = site.start(pod="u1")
     agent.sample()
     site.clock.advance(30_000)
     agent.sample()
@@ -59,41 +57,33 @@ def test_a_stopping_agent_gives_up_after_its_grace(site: Site) -> None:
     assert site.source.closed
 
 
-@pytest.mark.parametrize(("boot_id", "carried"), [("boot-1", 2), ("boot-2", 0)])
-def test_a_killed_agent_carries_on_within_the_same_boot(site: Site, boot_id: str, carried: int) -> None:
-    agent = site.start()
-    site.place("u1")
-    site.turn(2)
+@pytest.mark.parametrize(
+    ("minutes", "away_minutes", "boot_id", "carried"),
+    [(2, 2, "boot-1", 2), (2, 2, "boot-2", 0), (0, 1, "boot-1", 1)],
+    ids=["same boot", "another boot", "in its first interval"],
+)
+def test_a_killed_agent_carries_on_within_the_same_boot(
+    site: Site, minutes: int, away_minutes: int, boot_id: str, carried: int
+) -> None:
+    agent = site.start(pod="u1")
+    site.turn(minutes)
     agent.sample()
     site.outbox.close()  # killed: nothing flushed
-    site.clock.advance(2 * MINUTE)
+    site.clock.advance(away_minutes * MINUTE)
     again = site.start(boot_id=boot_id)
     site.turn(1)
     again.shutdown()
-    found = [(r.start_ms - T0, r.end_ms - T0) for r in site.rows if r.method == "carried"]
-    assert found == [(2 * MINUTE, 3 * MINUTE), (3 * MINUTE, 4 * MINUTE)][:carried]
+    found = [((r.start_ms - T0) // MINUTE, (r.end_ms - T0) // MINUTE) for r in site.rows if r.method == "carried"]
+    assert found == [(minutes + n, minutes + n + 1) for n in range(carried)]
     spans = sorted((r.start_ms, r.end_ms) for r in site.rows)
     assert all(a[1] <= b[0] for a, b in pairwise(spans))
-    assert sum(r.capacity_us for r in site.rows) == (3 + carried) * MINUTE * 1_000
-
-
-def test_even_an_agent_killed_in_its_first_interval_is_carried_on(site: Site) -> None:
-    agent = site.start()
-    site.place("u1")
-    agent.sample()
-    site.outbox.close()
-    site.clock.advance(MINUTE)
-    again = site.start()
-    site.turn(1)
-    again.shutdown()
-    assert sum(r.capacity_us for r in site.rows) == 2 * MINUTE * 1_000
+    assert sum(r.capacity_us for r in site.rows) == (minutes + 1 + carried) * MINUTE * 1_000
 
 
 @pytest.mark.parametrize("set_ms", [90_000, 3 * 3_600_000])
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_time_that_a_clock_was_set_ahead_by_did_not_pass_for_anybody(site: Site, set_ms: int, goes_on: bool) -> None:
-    agent = site.start()
-    site.place("u1")
+    agent = site.start(pod="u1")
     site.turn(2)
     site.clock.step_wall(set_ms)
     if goes_on:
@@ -107,8 +97,7 @@ def test_time_that_a_clock_was_set_ahead_by_did_not_pass_for_anybody(site: Site,
 
 
 def test_a_source_that_crashes_costs_nothing_but_the_moment(site: Site) -> None:
-    agent = site.start()
-    site.place("u1")
+    agent = site.start(pod="u1")
     site.turn(1)
     site.source.error = RuntimeError("the cable was pulled")
     assert agent.sample() is None
@@ -135,8 +124,7 @@ def test_whose_a_pod_is_is_told_again_once_the_accountant_lost_it(site: Site) ->
     def told() -> list[str]:
         return [fact.uid for fact in site.facts]
 
-    agent = site.start()
-    site.place("u1")
+    agent = site.start(pod="u1")
     site.turn(2)
     site.accountant.script = lambda batch: accept(batch, checkpointed=site.outbox.last_seq)
     agent.ship()
@@ -155,8 +143,7 @@ def test_whose_a_pod_is_is_told_again_once_the_accountant_lost_it(site: Site) ->
 
 
 def test_what_is_sent_again_is_not_told_again(site: Site) -> None:
-    agent = site.start()
-    site.place("u1")
+    agent = site.start(pod="u1")
     site.turn(2)
     agent.ship()
     site.accountant.script = lambda batch: accept(batch, durable=0)
@@ -183,8 +170,7 @@ def test_liveness_follows_the_sampling(site: Site) -> None:
 def test_the_metrics_show_the_agent_and_its_node(site: Site) -> None:
     metrics = AgentMetrics("n1", "0.0.0")
     seen: list[int] = []
-    agent = site.start(metrics=metrics, on_sample=lambda snapshot: seen.append(snapshot.at_ms))
-    site.place("u1")
+    agent = site.start(pod="u1", metrics=metrics, on_sample=lambda snapshot: seen.append(snapshot.at_ms))
     site.turn(2)
     agent.ship()
     agent.sample()
@@ -197,64 +183,53 @@ def test_the_metrics_show_the_agent_and_its_node(site: Site) -> None:
     assert len(seen) == 7
 
 
+def agent_of(
+    outbox: Outbox, clock: Clock, kind: type[Uploader] = Uploader, url: str = "", on_sample: Any = None, **chosen: float
+) -> Agent:
+    """An agent on a node with one GPU, that samples every 20 ms. kind: of its uploader."""
+    node = SimulatedNode("n1", [make_gpu("GPU-a", 0, H100)], start_ms=clock.wall_ms())
+    uploader = kind(outbox, url, "c1", "n1", "boot", None, clock)
+    settings = Settings(node="n1", sample_s=0.02, **chosen)  # type: ignore[arg-type]
+    return Agent(settings, SimulatedSource(node), outbox, uploader, clock, on_sample=on_sample)
+
+
 def test_run_samples_and_ships_until_it_is_stopped(
     open_outbox: Callable[..., Outbox], accountant: ScriptedAccountant
 ) -> None:
-    clock = SystemClock()
-    node = SimulatedNode("n1", [make_gpu("GPU-a", 0, H100)], start_ms=clock.wall_ms())
-    outbox = open_outbox()
-    uploader = Uploader(outbox, accountant.url, "c1", "n1", "boot", None, clock)
-    stop = threading.Event()
-    samples: list[Snapshot] = []
+    stop, samples = threading.Event(), list[Snapshot]()
 
     def enough(snapshot: Snapshot) -> None:
         samples.append(snapshot)
         if len(samples) == 4:
             stop.set()
 
-    settings = Settings(node="n1", interval_s=1, sample_s=0.02, ship_s=0.01)
-    agent = Agent(settings, SimulatedSource(node), outbox, uploader, clock, on_sample=enough)
-    agent.run(stop)
-    total = samples[-1].at_ms - samples[0].at_ms
-    assert (
-        total * 1_000
-        <= sum(row.capacity_us for batch in accountant.batches for row in batch.intervals)
-        <= (total + 1_000) * 1_000
-    )
+    agent_of(open_outbox(), SystemClock(), url=accountant.url, on_sample=enough, interval_s=1, ship_s=0.01).run(stop)
+    total_us = (samples[-1].at_ms - samples[0].at_ms) * 1_000
+    metered_us = sum(row.capacity_us for batch in accountant.batches for row in batch.intervals)
+    assert total_us <= metered_us <= total_us + 1_000_000
 
 
 def test_a_defect_in_shipping_is_reported_and_tried_again(
-    open_outbox: Callable[..., Outbox], caplog: pytest.LogCaptureFixture
+    open_outbox: Callable[..., Outbox], clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = VirtualClock(T0)
-    node = SimulatedNode("n1", [make_gpu("GPU-a", 0, H100)], start_ms=clock.wall_ms())
-    stop = threading.Event()
-    outbox = open_outbox()
+    stop, attempts = threading.Event(), list[int]()
 
     class Broken(Uploader):
-        attempts = 0
-
         def ship(self, upto: int | None = None) -> ShipResult:
-            self.attempts += 1
-            if self.attempts < 3:
+            attempts.append(len(attempts))
+            if len(attempts) < 3:
                 raise ZeroDivisionError
             stop.set()
             return ShipResult("idle")
 
-    uploader = Broken(outbox, "", "c1", "n1", "boot", None, clock)
-    settings = Settings(node="n1", sample_s=0.02, ship_s=0.01)
-    Agent(settings, SimulatedSource(node), outbox, uploader, clock).run(stop)
-    assert uploader.attempts >= 3
+    agent_of(open_outbox(), clock, Broken, ship_s=0.01).run(stop)
+    assert len(attempts) >= 3
     assert caplog.text.count("shipping failed") == 2
 
 
 def test_an_upload_that_hangs_does_not_keep_the_rest_from_being_spooled(open_outbox: Callable[..., Outbox]) -> None:
-    clock = SystemClock()
-    node = SimulatedNode("n1", [make_gpu("GPU-a", 0, H100)], start_ms=clock.wall_ms())
     stop, hanging, released = threading.Event(), threading.Event(), threading.Event()
-    outbox = open_outbox()
-    calls: list[str] = []
-    samples: list[int] = []
+    outbox, calls, samples = open_outbox(), list[str](), list[int]()
 
     class Hanging(Uploader):
         def ship(self, upto: int | None = None) -> ShipResult:
@@ -268,9 +243,7 @@ def test_an_upload_that_hangs_does_not_keep_the_rest_from_being_spooled(open_out
         if hanging.is_set() and samples[-1] > samples[0]:
             stop.set()
 
-    settings = Settings(node="n1", sample_s=0.02, grace_s=0.05)
-    uploader = Hanging(outbox, "", "c1", "n1", "boot", None, clock)
-    Agent(settings, SimulatedSource(node), outbox, uploader, clock, on_sample=seen).run(stop)
+    agent_of(outbox, SystemClock(), Hanging, on_sample=seen, grace_s=0.05).run(stop)
     released.set()
     assert calls == ["ship"]
     assert outbox.last_seq >= 1
@@ -293,8 +266,7 @@ class FullDisk:
 
 
 def test_a_spool_that_cannot_be_written_is_replaced_by_memory(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    agent = site.start(wrap=FullDisk)
-    site.place("u1")
+    agent = site.start(pod="u1", wrap=FullDisk)
     site.turn(1)
     site.outbox.full = True
     site.turn(5)
@@ -313,8 +285,7 @@ def test_a_spool_that_cannot_be_written_is_replaced_by_memory(site: Site, caplog
 def test_a_spool_on_a_disk_that_turned_read_only_is_replaced_by_memory_and_it_is_said(site: Site) -> None:
     """query_only makes sqlite answer every write as a file system that was remounted read-only does."""
     metrics = AgentMetrics("n1", "0")
-    agent = site.start(metrics=metrics)
-    site.place("p1")
+    agent = site.start(pod="p1", metrics=metrics)
     site.turn(2)
     site.outbox._spool.db.execute("PRAGMA query_only=ON")
     site.turn(3)

@@ -22,9 +22,10 @@ from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
-from tests.agent.values import CID, MIB, T0
+from tests.agent.values import CID, MIB, T0, UID
 from tests.fakes.compiled import compiled
 from tests.fakes.cuda.library import build
+from tests.fakes.nvml.library import FakeNvml
 
 UUID = "11111111-2222-3333-4444-555555555555"
 MIG_UUID = "99999999-2222-3333-4444-555555555555"
@@ -49,35 +50,48 @@ def fake_cuda_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(build, tmp_path_factory.mktemp("cuda"))
 
 
+Smoke = Callable[..., tuple[int, str]]
+
+
 @pytest.fixture
 def smoke(
-    fake_nvml: Any, fake_cuda_library: Path, proc: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., int]]:
-    """Runs the examination on what the fake NVML shows, as a container of a container runtime."""
+    fake_nvml: FakeNvml,
+    fake_cuda_library: Path,
+    proc: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Smoke]:
+    """Runs the examination on what the fake NVML shows, as a container of a container runtime: exit code and output."""
     root = proc(os.getpid(), cgroup=f"0::/system.slice/docker-{CID}.scope")
     monkeypatch.setenv("FAKE_NVML_LIBRARY", str(tmp_path / "libnvidia-ml.so.1"))
     monkeypatch.setenv("FAKE_CUDA_UUID", UUID.replace("-", ""))
+    fake_nvml.show(*SIMULATED)
     sources: list[NodeSource] = []
 
-    def run(holder: Holder | None = None, memory: int = 512 * MIB, busy_ms: int = 0) -> int:
+    def run(
+        holder: Holder | None = None, memory: int = 512 * MIB, busy_ms: int = 0, **environment: str
+    ) -> tuple[int, str]:
+        """environment: of the fake CUDA driver."""
+        for name, value in environment.items():
+            monkeypatch.setenv(f"FAKE_CUDA_{name}", value)
         processes = ProcessTable(root)
-        source = NodeSource(Gpus(Driver()), processes)
-        sources.append(source)
+        sources.append(NodeSource(Gpus(Driver()), processes))
         expected = holder or processes.holder(os.getpid())
-        return report(Cuda(0, str(fake_cuda_library)), source, Lockstep(fake_nvml), expected, memory, busy_ms)
+        cuda = Cuda(0, str(fake_cuda_library))
+        code = report(cuda, sources[-1], Lockstep(fake_nvml), expected, memory, busy_ms)
+        return code, capsys.readouterr().out
 
     yield run
     for source in sources:
         source.close()
 
 
-def test_a_load_that_is_seen_passes(
-    smoke: Callable[..., int], fake_nvml: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fake_nvml.show(*SIMULATED)
-    assert smoke(busy_ms=10_000) == 0
+def test_a_load_that_is_seen_passes(smoke: Smoke) -> None:
+    code, said = smoke(busy_ms=10_000)
+    assert code == 0
     pid = str(os.getpid())
-    lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    lines = [line.split("  ") for line in said.splitlines()]
     rows = {cells[0]: [cell.strip() for cell in cells if cell.strip()][1:] for cells in lines if len(cells) > 1}
     assert rows == {
         "CHECK": ["EXPECTED", "SEEN", "RESULT"],
@@ -90,65 +104,41 @@ def test_a_load_that_is_seen_passes(
     assert lines[-1] == ["passed: 5 ok"]
 
 
-def test_an_odd_size_is_rounded_up_to_a_granule(smoke: Callable[..., int], fake_nvml: Any) -> None:
-    fake_nvml.show(*SIMULATED)
-    assert smoke(memory=3 * MIB) == 0
+def test_an_odd_size_is_rounded_up_to_a_granule(smoke: Smoke) -> None:
+    assert smoke(memory=3 * MIB)[0] == 0
 
 
-def test_a_load_that_nobody_sees_fails_and_says_what_was_seen(
-    smoke: Callable[..., int], fake_nvml: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fake_nvml.show(*SIMULATED)
-    monkeypatch.setenv("FAKE_CUDA_HIDDEN", "1")
-    assert smoke(busy_ms=2_000) == 1
-    said = capsys.readouterr().out
+def test_a_load_that_nobody_sees_fails_and_says_what_was_seen(smoke: Smoke) -> None:
+    code, said = smoke(busy_ms=2_000, HIDDEN="1")
+    assert (code, said.splitlines()[-1]) == (1, "FAILED: 1 ok, 4 FAILED")
     assert "process not seen" in said
-    assert said.splitlines()[-1] == "FAILED: 1 ok, 4 FAILED"
 
 
-def test_another_device_than_nvml_lists_fails(
-    smoke: Callable[..., int], fake_nvml: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_nvml.show(*SIMULATED)
-    monkeypatch.setenv("FAKE_CUDA_UUID", "0" * 32)
-    assert smoke() == 1
+def test_another_device_than_nvml_lists_fails(smoke: Smoke) -> None:
+    assert smoke(UUID="0" * 32)[0] == 1
 
 
-def test_a_pod_is_looked_for_and_a_private_control_group_is_no_failure(
-    smoke: Callable[..., int],
-    fake_nvml: Any,
-    proc: Callable[..., Path],
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
-    fake_nvml.show(*SIMULATED)
-    assert smoke(Holder(kind="pod", uid="5f0ce1b2-7a41-4c0e-9d55-0123456789ab")) == 1
-    assert "FAILED" in capsys.readouterr().out
+def test_a_pod_is_looked_for_and_a_private_control_group_is_no_failure(smoke: Smoke, tmp_path: Path) -> None:
+    pod = Holder(kind="pod", uid=UID)
+    code, said = smoke(pod)
+    assert (code, "FAILED" in said) == (1, True)
     (tmp_path / "proc" / str(os.getpid()) / "cgroup").write_text("0::/\n")
-    assert smoke(Holder(kind="pod", uid="5f0ce1b2-7a41-4c0e-9d55-0123456789ab")) == 0
-    assert "this container has a private cgroup namespace" in capsys.readouterr().out
+    code, said = smoke(pod)
+    assert (code, "this container has a private cgroup namespace" in said) == (0, True)
 
 
-def test_beside_others_it_is_its_own_busy_time(
-    smoke: Callable[..., int], fake_nvml: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_beside_others_it_is_its_own_busy_time(smoke: Smoke, fake_nvml: FakeNvml) -> None:
     fake_nvml.show(*SIMULATED, f"load 999999 500000 {64 * MIB}")
-    assert smoke(busy_ms=5_000) == 0
-    percent = re.search(r"more than 0 % +(\d+) %", capsys.readouterr().out)
-    assert percent is not None
+    code, said = smoke(busy_ms=5_000)
+    percent = re.search(r"more than 0 % +(\d+) %", said)
+    assert (code, percent is not None) == (0, True)
     assert 55 <= int(percent[1]) <= 75, "of two that want all and half of the GPU, it gets two thirds"
 
 
-def test_on_a_mig_instance(
-    smoke: Callable[..., int], fake_nvml: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FAKE_CUDA_UUID", MIG_UUID.replace("-", ""))
-    monkeypatch.setenv("FAKE_CUDA_GI", "2")
-    monkeypatch.setenv("FAKE_CUDA_CI", "0")
+def test_on_a_mig_instance(smoke: Smoke, fake_nvml: FakeNvml) -> None:
     fake_nvml.show(*SIMULATED, "migmode 1", f"mig MIG-{MIG_UUID} 2 0 3 3g.71gb {71680 * MIB} 0")
-    assert smoke(busy_ms=3_000) == 0
-    said = capsys.readouterr().out
-    assert "3g.71gb, GPU instance 2" in said
+    code, said = smoke(busy_ms=3_000, UUID=MIG_UUID.replace("-", ""), GI="2", CI="0")
+    assert (code, "3g.71gb, GPU instance 2" in said) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -160,13 +150,9 @@ def test_on_a_mig_instance(
         ("cuLaunchKernel 700", CudaFault, "cuLaunchKernel: CUDA error 700"),
     ],
 )
-def test_what_the_driver_refuses_is_one_line(
-    smoke: Callable[..., int], fake_nvml: Any, monkeypatch: pytest.MonkeyPatch, failure: str, exception: type, text: str
-) -> None:
-    fake_nvml.show(*SIMULATED)
-    monkeypatch.setenv("FAKE_CUDA_FAIL", failure)
+def test_what_the_driver_refuses_is_one_line(smoke: Smoke, failure: str, exception: type, text: str) -> None:
     with pytest.raises(exception, match=text):
-        smoke(busy_ms=1_000)
+        smoke(busy_ms=1_000, FAIL=failure)
 
 
 def test_without_a_driver_the_command_says_so() -> None:

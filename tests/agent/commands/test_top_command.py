@@ -44,11 +44,10 @@ from agent.core.readings import (
     Snapshot,
     Unavailable,
 )
-from agent.core.settings import SettingsError
 from agent.metering.meter import Meter
 from agent.metrics.exporter import AgentMetrics, Exposition
 from agent.simulation.simulated_node import A100, H100, SimulatedNode, make_gpu
-from agent.wire import Holder
+from agent.wire import Health, Holder
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault
@@ -59,80 +58,74 @@ H200 = Gpu("GPU-a", 0, "NVIDIA H200", 144_384)
 POD = Holder(kind="pod", uid="u1", namespace="vision", name="train-0", container="main")
 
 
-def snapshot(at_ms: int, busy_us: Reading, *allocations: Allocation, gpu: Gpu = H200, health: str = "ok") -> Snapshot:
-    device = DeviceReading(
-        gpu=gpu,
-        health="lost" if health == "lost" else "ok",
-        counter_epoch="1",
-        busy_us=busy_us,
-        memory_used_mib=61_440,
-        power_mw=512_400,
-    )
-    return Snapshot(at_ms, (device,), allocations)
+def snapshot(at_ms: int, busy_us: Reading, *given: Allocation, gpu: Gpu = H200, health: Health = "ok") -> Snapshot:
+    device = DeviceReading(gpu, health, "1", busy_us=busy_us, memory_used_mib=61_440, power_mw=512_400)
+    return Snapshot(at_ms, (device,), given)
 
 
-def seen(at_ms: int, busy_us: Reading, *allocations: Allocation, health: str = "ok") -> Frame:
+def seen(at_ms: int, busy_us: Reading, *allocations: Allocation, health: Health = "ok") -> Frame:
     return from_snapshot(snapshot(at_ms, busy_us, *allocations, health=health))
 
 
+class Screen(Console):
+    """A terminal of that width whose text can be read."""
+
+    def __init__(self, width: int = 80, **options: Any) -> None:
+        self.written = io.StringIO()
+        super().__init__(width=width, file=self.written, color_system=None, **options)
+
+    @property
+    def text(self) -> str:
+        return self.written.getvalue()
+
+
 def drawn(lines: tuple[Line, ...], width: int = 80) -> str:
-    console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(Drawing(lines, "8 GPUs, 1 held"))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    screen = Screen(width)
+    screen.print(Drawing(lines, "8 GPUs, 1 held"))
+    return screen.text
+
+
+def observed(*frames: Frame, prices: Prices | None = None) -> tuple[Line, ...]:
+    """The lines of the last frame."""
+    history = History(prices) if prices else History()
+    for frame in frames:
+        history.observe(frame)
+    return history.lines(frames[-1])
 
 
 def test_busy_is_the_difference_of_the_counter() -> None:
-    history = History()
-    history.observe(seen(T0, 1_000_000))
-    now = seen(T0 + 10_000, 6_500_000, Allocation("GPU-a", POD))
-    history.observe(now)
-    (line,) = history.lines(now)
+    (line,) = observed(seen(T0, 1_000_000), seen(T0 + 10_000, 6_500_000, Allocation("GPU-a", POD)))
     assert (line.index, line.model, line.holder, line.busy) == ("0", "H200", "vision/train-0", 55)
     assert (line.memory_mib, line.memory_of_mib, line.power_w) == (61_440, 144_384, 512)
     assert line.trend == (None,) * (TREND_CELLS - 1) + (55,)
 
 
 def test_unknown_is_a_dash_and_no_zero() -> None:
-    history = History()
-    history.observe(seen(T0, Unavailable("MIG")))
-    now = seen(T0 + 10_000, 5)
-    history.observe(now)
-    (line,) = history.lines(now)
+    (line,) = observed(seen(T0, Unavailable("MIG")), seen(T0 + 10_000, 5))
     assert (line.busy, set(line.trend), line.holder) == (None, {None}, "–")
     assert " – " in drawn((line,))
 
 
 def test_the_trend_covers_five_minutes() -> None:
-    history = History()
-    busy = 0
-    for second in range(0, 700, 10):
-        history.observe(seen(T0 + second * 1_000, busy))
-        busy += 10_000_000 if second >= 500 else 0
-    now = seen(T0 + 700_000, busy)
-    history.observe(now)
-    trend = history.lines(now)[0].trend
-    assert trend == (0,) * 5 + (100,) * 10
-    assert sparkline(trend) == "▁" * 5 + "█" * 10
+    """Idle for 500 seconds, then busy for 200."""
+    (line,) = observed(*(seen(T0 + second * 1_000, max(0, second - 500) * 1_000_000) for second in range(0, 701, 10)))
+    assert line.trend == (0,) * 5 + (100,) * 10
+    assert sparkline(line.trend) == "▁" * 5 + "█" * 10
     assert sparkline((None, 0, 50, 100)) == " ▁▄█"
 
 
 def test_every_holder_of_a_shared_gpu_has_a_line_with_its_own_figures() -> None:
-    gpu = Gpu(
-        "GPU-a", 0, "NVIDIA H200", 144_384, mig=(MigInstance("MIG-1", "3g.71gb", 1, 0, 3, 71_680),), mig_enabled=True
-    )
+    gpu = replace(H200, mig=(MigInstance("MIG-1", "3g.71gb", 1, 0, 3, 71_680),), mig_enabled=True)
     process = Holder(kind="process", uid="1:2", namespace="ann", name="python")
 
-    def seen(at_ms: int, busy_us: int) -> Frame:
+    def shared(at_ms: int, busy_us: int) -> Frame:
         held = Allocation("GPU-a", POD, "MIG-1"), Allocation("GPU-a", process)
         now = snapshot(at_ms, Unavailable("MIG"), *held, gpu=gpu)
         instances = (InstanceReading("MIG-1", busy_us, 1_024),)
         return from_snapshot(replace(now, devices=(msgspec.structs.replace(now.devices[0], instances=instances),)))
 
-    history = History(Prices("USD", everything=Decimal(7)))
-    history.observe(seen(T0, 0))
-    history.observe(now := seen(T0 + 10_000, 3_000_000))
-    whole, pod, other = history.lines(now)
+    prices = Prices("USD", everything=Decimal(7))
+    whole, pod, other = observed(shared(T0, 0), shared(T0 + 10_000, 3_000_000), prices=prices)
     assert (whole.index, whole.holder, whole.busy, whole.cost) == ("0", "2 holders", 30, Decimal(7))
     assert (pod.index, pod.holder, pod.busy, pod.memory_mib, pod.cost) == (
         "", "3g.71gb vision/train-0", 30, 1_024, Decimal(3),
@@ -144,10 +137,7 @@ def test_every_holder_of_a_shared_gpu_has_a_line_with_its_own_figures() -> None:
 
 
 def test_a_lost_gpu_says_so() -> None:
-    now = seen(T0, Unavailable("gpu is lost"), health="lost")
-    history = History()
-    history.observe(now)
-    assert "lost" in drawn(history.lines(now))
+    assert "lost" in drawn(observed(seen(T0, Unavailable("gpu is lost"), health="lost")))
 
 
 LONG = tuple(
@@ -184,31 +174,28 @@ def test_without_a_price_there_is_no_column_for_it() -> None:
     assert "Cost/h" not in columns(200, priced=False)
 
 
-def counting(clock: VirtualClock, devices: bool = True) -> Frame:
-    """A node that is 40 % busy."""
-    at_ms = clock.wall_ms()
-    if not devices:
-        return from_snapshot(Snapshot(at_ms, (), (), sources=(("nvml", "driver not loaded"),)))
-    return seen(at_ms, (at_ms - T0) * 400, Allocation("GPU-a", POD))
-
-
 def test_once_reads_twice_and_prints() -> None:
-    console = Console(width=80, file=io.StringIO(), color_system=None)
-    clock = VirtualClock(T0)
-    assert print_once(lambda: counting(clock), clock, console) == 0
-    assert isinstance(console.file, io.StringIO)
-    assert "40 %" in console.file.getvalue()
-    assert print_once(lambda: counting(clock, devices=False), clock, console) == 1
-    assert console.file.getvalue().splitlines()[-1] == "no GPU to watch (nvml: driver not loaded)"
+    screen, clock = Screen(), VirtualClock(T0)
+
+    def busy() -> Frame:
+        """40 %."""
+        return seen(clock.wall_ms(), (clock.wall_ms() - T0) * 400, Allocation("GPU-a", POD))
+
+    def without_driver() -> Frame:
+        return from_snapshot(Snapshot(clock.wall_ms(), (), (), sources=(("nvml", "driver not loaded"),)))
+
+    assert print_once(busy, clock, screen) == 0
+    assert "40 %" in screen.text
+    assert print_once(without_driver, clock, screen) == 1
+    assert screen.text.splitlines()[-1] == "no GPU to watch (nvml: driver not loaded)"
 
 
 def test_the_live_table_is_redrawn() -> None:
-    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
-    with LiveTable(console) as table:
-        table.draw(seen(T0, 0, Allocation("GPU-a", POD)))
-        table.draw(seen(T0 + 1_000, 250_000, Allocation("GPU-a", POD)))
-    assert isinstance(console.file, io.StringIO)
-    assert "25 %" in console.file.getvalue()
+    screen = Screen(force_terminal=True)
+    with LiveTable(screen) as table:
+        for at_ms, busy_us in ((T0, 0), (T0 + 1_000, 250_000)):
+            table.draw(seen(at_ms, busy_us, Allocation("GPU-a", POD)))
+    assert "25 %" in screen.text
 
 
 MIG = make_gpu("GPU-1", 1, A100, ["3g.40gb", "1g.10gb"])
@@ -262,22 +249,19 @@ def test_a_running_agents_page_gives_the_same_table_as_its_snapshots() -> None:
         node.place(T0, Allocation("GPU-0", holder, sharing="time-slicing", sharing_replicas=4), ppm, 2_048)
     clock = VirtualClock(T0)
     meter, metrics = Meter(60_000, ZoneInfo("UTC")), AgentMetrics("node-1", "1")
-    history = History(Prices("USD", everything=Decimal(8)))
     exposition = Exposition("127.0.0.1", 0, metrics.exposition, lambda: True, BackgroundTasks(VirtualClock(0)))
     look = page(f"http://127.0.0.1:{exposition.port}/metrics", clock)
+    frames = []
     for _ in range(6):
         snapshot = node.snapshot(clock.wall_ms())
         metrics.observe(snapshot, meter.observe(snapshot))
         for _ in range(3):
-            frame = look()
-            history.observe(frame)
+            frames.append(look())
             clock.advance(20_000)
     exposition.close()
-    console = Console(width=100, file=io.StringIO(), color_system=None)
-    console.print(Drawing(history.lines(frame), "2 GPUs, 1 held"))
-    assert isinstance(console.file, io.StringIO)
-    text = [line.rstrip() for line in console.file.getvalue().splitlines() if line.strip()]
-    assert [line.split() for line in text[2:6]] == [
+    table = drawn(observed(*frames, prices=Prices("USD", everything=Decimal(8))), 100)
+    text = [line.split() for line in table.splitlines() if line.strip()]
+    assert text[2:6] == [
         ["0", "H100", "80GB", "HBM3", "2", "holders", "60", "%", "4/80", "G", "448", "W", "4.00", "▅" * 12],
         ["nlp/a", "40", "%", "2", "G", "2.00", "▄" * 12],
         ["nlp/b", "20", "%", "2", "G", "2.00", "▂" * 12],
@@ -328,18 +312,19 @@ def test_on_a_workstation(
     assert ["2", "GPUs,", "1", "held;", "4.20", "per", "hour", "held"] in text
 
 
-def test_a_wrong_call_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("arguments", "said"), [
+    ("--price-per-hour cheap", "not a price from 0 to 1000000: 'cheap'"),
+    ("--price-per-hour NaN", "not a price"),
+    ("--prices {folder}/p.yaml", "p.yaml:1"),
+    ("--prices {folder}/none.yaml", "No such file"),
+    ("--every 60", "--every: must be between"),
+    ("--metrics https://x", "--metrics: expected http://"),
+])  # fmt: skip
+def test_a_wrong_call_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: str, said: str
+) -> None:
     (tmp_path / "p.yaml").write_text("per_hour: {H100: x}\n")
-    for arguments, said in (
-        (["--price-per-hour", "cheap"], "not a price from 0 to 1000000: 'cheap'"),
-        (["--prices", str(tmp_path / "p.yaml")], "p.yaml:1"),
-        (["--prices", str(tmp_path / "none.yaml")], "No such file"),
-        (["--every", "60"], "--every: must be between"),
-        (["--metrics", "https://x"], "--metrics: expected http://"),
-    ):
-        assert main(["top", "--once", *arguments]) == 2
-        error = capsys.readouterr().err
-        assert said in error
-        assert error.count("\n") == 1
-    with pytest.raises(SettingsError):
-        uniform_price("NaN")
+    assert main(["top", "--once", *arguments.format(folder=tmp_path).split()]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -55,19 +56,28 @@ DCGM_FI_PROF_TENSOR_UTIL_RATIO{gpu="1",uuid="GPU-m",GPU_I_ID="2"} 0.1
 
 
 class Inner:
-    """A node with a plain A100 that NVML reads and one in MIG mode that it does not."""
+    """A node with a plain A100 that NVML reads and one in MIG mode that it does not; or with what `read` gives."""
 
-    def __init__(self) -> None:
-        self.closed = False
+    def __init__(self, read: Callable[[int], DeviceReading] | None = None) -> None:
+        self.read = read
 
     def snapshot(self, at_ms: int) -> Snapshot:
+        if self.read is not None:
+            return Snapshot(at_ms, (self.read(at_ms),), ())
         whole = DeviceReading(GPU, busy_us=(at_ms - T0) * 500)
         instances = tuple(InstanceReading(m.uuid, UNREAD) for m in MIG.mig)
         cut = DeviceReading(MIG, busy_us=UNREAD, instances=instances, method="allocation")
         return Snapshot(at_ms, (whole, cut), (), sources=(("nvml", ""),))
 
     def close(self) -> None:
-        self.closed = True
+        """Hold nothing."""
+
+
+def exported(read: Callable[[int], DeviceReading] | None = None) -> WithDcgm:
+    """The node with the figures of an exporter that shows one page."""
+    exporter = Exporter(lambda: OLD_PAGE, VirtualClock(T0))
+    assert exporter.refresh() == PERIOD_MS
+    return WithDcgm(Inner(read), exporter)
 
 
 @pytest.mark.parametrize("page", [OLD_PAGE, NEW_PAGE])
@@ -81,10 +91,7 @@ def test_old_and_new_names_say_the_same(page: str) -> None:
 
 
 def test_what_nvml_does_not_show_is_filled_and_what_it_shows_stays() -> None:
-    clock = VirtualClock(T0)
-    exporter = Exporter(lambda: OLD_PAGE, clock)
-    assert exporter.refresh() == PERIOD_MS
-    source = WithDcgm(Inner(), exporter)
+    source = exported()
     source.snapshot(T0)
     whole, cut = source.snapshot(T0 + 10_000).devices
     assert (whole.busy_us, whole.sm_active_us, whole.method) == (5_000_000, 2_500_000, "device")
@@ -95,35 +102,28 @@ def test_what_nvml_does_not_show_is_filled_and_what_it_shows_stays() -> None:
     assert cut.busy_us == UNREAD
 
 
-@pytest.mark.parametrize("field", ["busy_us", "sm_active_us"])
+FIELDS = pytest.mark.parametrize("field", ["busy_us", "sm_active_us"])
+
+
+@FIELDS
 def test_two_counters_are_never_mixed(field: str) -> None:
     """A GPU that hangs answers NVML no more, and the exporter goes on for a while with figures of its own origin."""
 
-    class Hanging(Inner):
-        def snapshot(self, at_ms: int) -> Snapshot:
-            known = {"busy_us": at_ms - T0, "sm_active_us": at_ms - T0, field: UNREAD if at_ms > T0 + 20_000 else 7}
-            return Snapshot(at_ms, (DeviceReading(GPU, **known),), ())  # type: ignore[arg-type]
+    def hanging(at_ms: int) -> DeviceReading:
+        known = {"busy_us": at_ms - T0, "sm_active_us": at_ms - T0, field: UNREAD if at_ms > T0 + 20_000 else 7}
+        return DeviceReading(GPU, **known)  # type: ignore[arg-type]
 
-    exporter = Exporter(lambda: OLD_PAGE, VirtualClock(T0))
-    exporter.refresh()
-    source = WithDcgm(Hanging(), exporter)
+    source = exported(hanging)
     seen = [source.snapshot(T0 + second * 10_000).devices[0] for second in range(4)]
     assert [getattr(device, field) for device in seen] == [7, 7, 7, UNREAD]
     assert {device.method for device in seen} == {"device"}
 
 
-@pytest.mark.parametrize("field", ["busy_us", "sm_active_us"])
+@FIELDS
 def test_what_the_driver_refuses_is_not_filled(field: str) -> None:
     refused = Unavailable("timeout (nvmlDeviceGetSamples, 10)", refused=True)
-
-    class Refusing(Inner):
-        def snapshot(self, at_ms: int) -> Snapshot:
-            known = {"busy_us": UNREAD, "sm_active_us": UNREAD, field: refused}
-            return Snapshot(at_ms, (DeviceReading(GPU, **known),), ())
-
-    exporter = Exporter(lambda: OLD_PAGE, VirtualClock(T0))
-    exporter.refresh()
-    source = WithDcgm(Refusing(), exporter)
+    unread = DeviceReading(GPU, **{"busy_us": UNREAD, "sm_active_us": UNREAD, field: refused})
+    source = exported(lambda at_ms: unread)
     source.snapshot(T0)
     (device,) = source.snapshot(T0 + 10_000).devices
     filled = {"busy_us": 8_000_000, "sm_active_us": 2_500_000, field: refused}
@@ -138,8 +138,7 @@ def test_figures_that_are_too_old_are_unknown_and_counters_go_on_after() -> None
     exporter.refresh()
     source.snapshot(T0)
     clock.advance(MAX_AGE_MS + 1)
-    stale = source.snapshot(T0 + 10_000)
-    assert stale.devices[1].instances[1].busy_us == UNREAD
+    assert source.snapshot(T0 + 10_000).devices[1].instances[1].busy_us == UNREAD
     exporter.refresh()
     exporter.refresh()
     assert source.snapshot(T0 + 20_000).devices[1].instances[1].busy_us == 5_000_000 // 7
@@ -152,54 +151,42 @@ def test_an_exporter_that_fails_is_named_and_left_alone_for_a_while() -> None:
     exporter = Exporter(fail, VirtualClock(T0))
     pauses = [exporter.refresh() for _ in range(FAILURES_BEFORE_PAUSE)]
     assert pauses == [PERIOD_MS] * (FAILURES_BEFORE_PAUSE - 1) + [PAUSE_MS]
-    source = WithDcgm(Inner(), exporter)
-    snapshot = source.snapshot(T0)
+    snapshot = WithDcgm(Inner(), exporter).snapshot(T0)
     assert snapshot.sources == (("nvml", ""), ("dcgm", "ConnectionRefusedError: refused"))
     assert isinstance(snapshot.devices[0].sm_active_us, Unavailable)
 
 
 def test_an_instance_cut_into_compute_instances_is_not_guessed_at() -> None:
     one, other = MIG.mig
-    double = make_gpu("GPU-m", 1, A100, ["3g.40gb", "1g.10gb"])
-    object.__setattr__(double, "mig", (one, type(other)("MIG-x", other.profile, one.gi, 1, 1, 1)))
-    exporter = Exporter(lambda: OLD_PAGE, VirtualClock(T0))
-    exporter.refresh()
-
-    class Twice(Inner):
-        def snapshot(self, at_ms: int) -> Snapshot:
-            instances = tuple(InstanceReading(m.uuid, UNREAD) for m in double.mig)
-            return Snapshot(at_ms, (DeviceReading(double, busy_us=UNREAD, instances=instances),), ())
-
-    (device,) = WithDcgm(Twice(), exporter).snapshot(T0).devices
+    double = replace(MIG, mig=(one, replace(other, uuid="MIG-x", gi=one.gi, ci=1)))
+    instances = tuple(InstanceReading(m.uuid, UNREAD) for m in double.mig)
+    source = exported(lambda at_ms: DeviceReading(double, busy_us=UNREAD, instances=instances))
+    (device,) = source.snapshot(T0).devices
     assert [i.busy_us for i in device.instances] == [UNREAD, UNREAD]
 
 
-@pytest.fixture
-def http_page() -> Iterator[tuple[str, list[tuple[int, bytes]]]]:
-    answers: list[tuple[int, bytes]] = []
+def test_over_http() -> None:
+    answers = [(200, OLD_PAGE.encode())]
 
     class Page(Handler):
         def do_GET(self) -> None:
-            self.say(*answers[0])
+            self.say(*answers[-1])
 
     with listening(Page) as url:
-        yield f"{url}/metrics", answers
+        fetch = fetch_from(f"{url}/metrics")
+        assert fetch() == OLD_PAGE
+        answers.append((503, b"starting"))
+        with pytest.raises(ValueError, match="HTTP 503"):
+            fetch()
+        exporter = Exporter(fetch, VirtualClock(T0))
+        exporter.start(BackgroundTasks(VirtualClock(T0)))
+        exporter.close()
 
 
-def test_over_http(http_page: tuple[str, list[tuple[int, bytes]]]) -> None:
-    url, answers = http_page
-    answers.append((200, OLD_PAGE.encode()))
-    fetch = fetch_from(url)
-    assert fetch() == OLD_PAGE
-    answers[0] = (503, b"starting")
-    with pytest.raises(ValueError, match="HTTP 503"):
-        fetch()
-    exporter = Exporter(fetch, VirtualClock(T0))
-    exporter.start(BackgroundTasks(VirtualClock(T0)))
-    exporter.close()
-    for bad in ("https://x/metrics", "localhost:9400", "http:///x"):
-        with pytest.raises(SettingsError, match="dcgm_url"):
-            fetch_from(bad)
+@pytest.mark.parametrize("url", ["https://x/metrics", "localhost:9400", "http:///x"])
+def test_an_address_that_cannot_be_scraped_is_refused(url: str) -> None:
+    with pytest.raises(SettingsError, match="dcgm_url"):
+        fetch_from(url)
 
 
 @given(st.one_of(st.text(max_size=200), st.text(alphabet='DCGM_FI_PROF_SM_ACTIVE{}="U,ID 0.1e9\n#', max_size=200)))

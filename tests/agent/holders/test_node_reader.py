@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,38 @@ from agent.wire import Holder, UsageInterval
 from gputally.base.clock import VirtualClock
 from tests.agent.snapshots import pod
 from tests.agent.values import CID, MIB, T0, UID
+from tests.fakes.nvml.library import FakeNvml
 
 GPU = ["gpu GPU-a NVIDIA_H200", f"mem {1000 * MIB} {300 * MIB}", "util 50 0", "power 350000 1000"]
 Proc = Callable[..., Path]
 
 
+NewSource = Callable[..., "Shown"]
+
+
+class Shown(NodeSource):
+    """A node whose GPUs are what the fake library shows."""
+
+    def __init__(self, fake: FakeNvml, *parts: Any, **options: Any) -> None:
+        super().__init__(Gpus(Driver()), *parts, **options)
+        self.fake = fake
+
+    def look(self, after_ms: int, *lines: str) -> Snapshot:
+        """lines: what the library shows from now on."""
+        if lines:
+            self.fake.show(*lines)
+        return self.snapshot(T0 + after_ms)
+
+
 @pytest.fixture
-def source(fake_nvml: Any, proc: Proc) -> Iterator[NodeSource]:
-    node = NodeSource(Gpus(Driver()), ProcessTable(proc(1)))
-    yield node
-    node.close()
+def new_source(fake_nvml: FakeNvml) -> Iterator[NewSource]:
+    with ExitStack() as after:
+        yield lambda *parts, **options: after.enter_context(closing(Shown(fake_nvml, *parts, **options)))
+
+
+@pytest.fixture
+def source(new_source: NewSource, proc: Proc) -> Shown:
+    return new_source(ProcessTable(proc(1)))
 
 
 def holders(snapshot: Snapshot) -> list[tuple[str, str, str | None]]:
@@ -45,30 +68,27 @@ class Fraction:
     """A pod that was given a part of the GPU: of its memory, or of the GPU."""
 
     def __init__(self, ppm: int | None) -> None:
-        self.holder = Holder(kind="pod", uid=UID, namespace="n", name="p", container="main")
-        self.ppm = ppm
+        holder = Holder(kind="pod", uid=UID, namespace="n", name="p", container="main")
+        self.given = Allocation("GPU-a", holder, sharing="fraction", fraction_ppm=ppm)
 
     def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
-        return Pods((), (Allocation("GPU-a", self.holder, sharing="fraction", fraction_ppm=self.ppm),))
+        return Pods((), (self.given,))
 
 
 @pytest.mark.parametrize(("ppm", "unknown"), [(250_000, []), (None, ["GPU-a"])])
 def test_a_part_of_a_memory_whose_size_was_not_read_is_unknown(
-    fake_nvml: Any, ppm: int | None, unknown: list[str]
+    new_source: NewSource, ppm: int | None, unknown: list[str]
 ) -> None:
+    source = new_source(None, Fraction(ppm))
     refused = [f"fail {name} 17" for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")]
-    fake_nvml.show(*GPU, *refused)
-    node = NodeSource(Gpus(Driver()), None, Fraction(ppm))
-    found = node.snapshot(T0).unknown_holders
-    node.close()
+    found = source.look(0, *GPU, *refused).unknown_holders
     assert [uuid for uuid, _ in found] == unknown
     assert all(why.endswith("operating system (nvmlDeviceGetMemoryInfo, 17)") for _, why in found)
 
 
-def test_a_sole_process_has_the_whole_gpu(source: NodeSource, fake_nvml: Any, proc: Proc) -> None:
+def test_a_sole_process_has_the_whole_gpu(source: Shown, proc: Proc) -> None:
     proc(10, comm="train.py", start=5)
-    fake_nvml.show(*GPU, f"proc 10 {100 * MIB}")
-    snapshot = source.snapshot(T0)
+    snapshot = source.look(0, *GPU, f"proc 10 {100 * MIB}")
     assert holders(snapshot) == [("process", "10:5", None)]
     (reading,) = snapshot.devices[0].holders
     assert (reading.memory_mib, reading.busy_us) == (100, Unavailable("sole holder"))
@@ -76,85 +96,69 @@ def test_a_sole_process_has_the_whole_gpu(source: NodeSource, fake_nvml: Any, pr
     assert snapshot.sources == (("nvml", ""),)
 
 
-def test_processes_of_one_container_are_one_holder(source: NodeSource, fake_nvml: Any, proc: Proc) -> None:
+def test_processes_of_one_container_are_one_holder(source: Shown, proc: Proc) -> None:
     for pid in (10, 11):
         proc(pid, cgroup=f"0::/system.slice/docker-{CID}.scope")
-    fake_nvml.show(*GPU, f"proc 10 {100 * MIB}", f"proc 11 {50 * MIB}")
-    snapshot = source.snapshot(T0)
+    snapshot = source.look(0, *GPU, f"proc 10 {100 * MIB}", f"proc 11 {50 * MIB}")
     assert holders(snapshot) == [("container", CID, None)]
     assert snapshot.devices[0].holders[0].memory_mib == 150
 
 
-def test_several_holders_share_equally_and_each_has_its_own_busy_time(
-    source: NodeSource, fake_nvml: Any, proc: Proc
-) -> None:
+def test_several_holders_share_equally_and_each_has_its_own_busy_time(source: Shown, proc: Proc) -> None:
     proc(10, comm="a", start=1)
     proc(11, cgroup="0::/system.slice/slurmstepd.scope/job_7/step_0")
-    fake_nvml.show(*GPU, "proc 10 1", "proc 11 1")
-    source.snapshot(T0)
-    fake_nvml.show(*GPU, "proc 10 1", "proc 11 1", "pu 2000000 10 30", "pu 2000000 11 20")
-    snapshot = source.snapshot(T0 + 2_000)
+    source.look(0, *GPU, "proc 10 1", "proc 11 1")
+    snapshot = source.look(2_000, *GPU, "proc 10 1", "proc 11 1", "pu 2000000 10 30", "pu 2000000 11 20")
     assert holders(snapshot) == [("process", "10:1", "processes"), ("slurm", "7", "processes")]
     device = snapshot.devices[0]
     assert device.method == "process"
     assert {r.holder.uid: r.busy_us for r in device.holders} == {"10:1": 600_000, "7": 400_000}
 
 
-def test_an_mps_server_holds_nothing_and_its_time_belongs_to_its_clients(
-    source: NodeSource, fake_nvml: Any, proc: Proc
-) -> None:
+def test_an_mps_server_holds_nothing_and_its_time_belongs_to_its_clients(source: Shown, proc: Proc) -> None:
     """As an H200 shows it: the server and its clients compute, and every sample names the server."""
     proc(9, comm="nvidia-cuda-mps", start=1)
-    fake_nvml.show(*GPU, f"proc 9 {66 * MIB}")
-    assert holders(source.snapshot(T0)) == []
+    assert holders(source.look(0, *GPU, f"proc 9 {66 * MIB}")) == []
     for pid in (10, 11):
         proc(pid, start=5)
     clients = [f"{how} {pid} {100 * MIB}" for pid in (10, 11) for how in ("proc", "mps")]
-    fake_nvml.show(*GPU, f"proc 9 {66 * MIB}", *clients, "pu 1000000 9 99")
-    source.snapshot(T0 + 2_000)
-    fake_nvml.show(*GPU, f"proc 9 {66 * MIB}", *clients, "pu 3000000 9 80")
-    snapshot = source.snapshot(T0 + 4_000)
+    source.look(2_000, *GPU, f"proc 9 {66 * MIB}", *clients, "pu 1000000 9 99")
+    snapshot = source.look(4_000, *GPU, f"proc 9 {66 * MIB}", *clients, "pu 3000000 9 80")
     assert holders(snapshot) == [("process", "10:5", "processes"), ("process", "11:5", "processes")]
     busy = {r.holder.uid: r.busy_us for r in snapshot.devices[0].holders}
     assert busy == {"9:1": 0, "10:5": 1_790_000, "11:5": 1_790_000}
 
 
-def test_an_idle_gpu_is_held_by_nobody(source: NodeSource, fake_nvml: Any) -> None:
-    fake_nvml.show(*GPU)
-    snapshot = source.snapshot(T0)
+def test_an_idle_gpu_is_held_by_nobody(source: Shown) -> None:
+    snapshot = source.look(0, *GPU)
     assert snapshot.allocations == ()
     assert snapshot.devices[0].holders == ()
 
 
-def test_a_process_outside_our_table_holds_the_gpu_as_a_number(source: NodeSource, fake_nvml: Any, proc: Proc) -> None:
+def test_a_process_outside_our_table_holds_the_gpu_as_a_number(source: Shown, proc: Proc) -> None:
     proc(10, start=1)
-    fake_nvml.show(*GPU, "proc 10 1", "proc 99 1", "pu 1000000 10 30")
-    snapshot = source.snapshot(T0)
+    snapshot = source.look(0, *GPU, "proc 10 1", "proc 99 1", "pu 1000000 10 30")
     assert holders(snapshot) == [("process", "10:1", "processes"), ("process", "99:", "processes")]
     assert all(isinstance(r.busy_us, Unavailable) for r in snapshot.devices[0].holders)
 
 
-def test_without_a_driver_nobody_can_say_who_holds_what(source: NodeSource, fake_nvml: Any) -> None:
-    fake_nvml.show("initerr 12")
-    snapshot = source.snapshot(T0)
+def test_without_a_driver_nobody_can_say_who_holds_what(source: Shown) -> None:
+    snapshot = source.look(0, "initerr 12")
     assert snapshot.devices == ()
     assert snapshot.allocations == Unavailable("libnvidia-ml.so.1 not found (nvmlInit, 12)")
     assert snapshot.sources == (("nvml", "libnvidia-ml.so.1 not found (nvmlInit, 12)"),)
 
 
-def test_mig_processes_hold_their_instance(source: NodeSource, fake_nvml: Any, proc: Proc) -> None:
+def test_mig_processes_hold_their_instance(source: Shown, proc: Proc) -> None:
     proc(10, start=1)
-    fake_nvml.show(
-        "gpu GPU-a NVIDIA_H200", f"mem {1000 * MIB} 0", "migmode",
-        f"mig MIG-1 1 0 3 3g.71gb {400 * MIB} {10 * MIB}", "proc 10 1 1 0",
-    )  # fmt: skip
-    snapshot = source.snapshot(T0)
+    instance = f"mig MIG-1 1 0 3 3g.71gb {400 * MIB} {10 * MIB}"
+    snapshot = source.look(0, *GPU[:1], f"mem {1000 * MIB} 0", "migmode", instance, "proc 10 1 1 0")
     assert not isinstance(snapshot.allocations, Unavailable)
     assert [(a.mig_uuid, a.holder.uid, a.sharing) for a in snapshot.allocations] == [("MIG-1", "10:1", None)]
 
 
 def test_pods_hold_what_the_file_says_and_processes_say_who_was_busy(
-    fake_nvml: Any, proc: Proc, tmp_path: Path
+    new_source: NewSource, proc: Proc, tmp_path: Path
 ) -> None:
     pods = tmp_path / "pods.yaml"
     device = "{gpu: 0, container: main, sharing: time-slicing, of: 2}"
@@ -164,11 +168,9 @@ def test_pods_hold_what_the_file_says_and_processes_say_who_was_busy(
     )
     root = proc(10, cgroup=f"0::/kubepods/pod{UID}/{CID}")
     proc(11, comm="stranger", start=3)
-    source = NodeSource(Gpus(Driver()), ProcessTable(root), PodsFile(pods, "n1"))
-    fake_nvml.show(*GPU, f"proc 10 {5 * MIB}", "proc 11 1")
-    source.snapshot(T0)
-    fake_nvml.show(*GPU, f"proc 10 {5 * MIB}", "proc 11 1", "pu 1000 10 40", "pu 1000 11 10")
-    snapshot = source.snapshot(T0 + 1_000)
+    source = new_source(ProcessTable(root), PodsFile(pods, "n1"))
+    source.look(0, *GPU, f"proc 10 {5 * MIB}", "proc 11 1")
+    snapshot = source.look(1_000, *GPU, f"proc 10 {5 * MIB}", "proc 11 1", "pu 1000 10 40", "pu 1000 11 10")
     assert holders(snapshot) == [("pod", UID, "time-slicing"), ("pod", "other", "time-slicing")]
     readings = {r.holder.uid: r for r in snapshot.devices[0].holders}
     assert readings[UID].holder == Holder(kind="pod", uid=UID, namespace="n", name="a", container="main")
@@ -177,26 +179,23 @@ def test_pods_hold_what_the_file_says_and_processes_say_who_was_busy(
     assert [f.uid for f in snapshot.facts] == [UID, "other"]
     assert snapshot.sources == (("nvml", ""), ("pods", ""))
     pods.unlink()
-    assert dict(source.snapshot(T0 + 2_000).sources)["pods"].endswith("No such file or directory")
-    source.close()
+    assert dict(source.look(2_000).sources)["pods"].endswith("No such file or directory")
 
 
 def test_a_pod_found_by_its_process_is_called_what_its_log_folder_says(
-    fake_nvml: Any, proc: Proc, tmp_path: Path
+    new_source: NewSource, proc: Proc, tmp_path: Path
 ) -> None:
     folders = tmp_path / "pods"
     for folder in (f"vision_train-0_{UID}", "kube-system_odd", "a__b", "nlp_idle_0a1b2c3d-1111-4222-8333-444455556666"):
         (folders / folder).mkdir(parents=True)
     outer = "11111111-2222-4333-8444-555566667777"  # a runtime inside somebody else's: not this kubelet's pod
     root = proc(10, cgroup=f"0::/pod{outer}/{'d' * 64}/kubepods/pod{UID}/{CID}")
-    source = NodeSource(Gpus(Driver()), ProcessTable(root), None, PodLogs(folders), "n1")
-    fake_nvml.show(*GPU, "proc 10 1")
-    snapshot = source.snapshot(T0)
+    source = new_source(ProcessTable(root), None, PodLogs(folders), "n1")
+    snapshot = source.look(0, *GPU, "proc 10 1")
     assert not isinstance(snapshot.allocations, Unavailable)
     holder = Holder(kind="pod", uid=UID, namespace="vision", name="train-0", container=CID[:12])
     assert [a.holder for a in snapshot.allocations] == [holder]
     assert [(f.uid, f.namespace, f.name, f.node) for f in snapshot.facts] == [(UID, "vision", "train-0", "n1")]
-    source.close()
 
 
 def test_pod_names_are_read_again_after_a_while(tmp_path: Path) -> None:
@@ -208,7 +207,7 @@ def test_pod_names_are_read_again_after_a_while(tmp_path: Path) -> None:
 
 
 def test_standalone_end_to_end_books_every_microsecond(
-    source: NodeSource, fake_nvml: Any, proc: Proc, clock: VirtualClock, open_outbox: Callable[..., Outbox],
+    source: Shown, proc: Proc, clock: VirtualClock, open_outbox: Callable[..., Outbox],
     accountant: Any,
 ) -> None:  # fmt: skip
     """Ten minutes on a GPU: idle, one process at 50 %, then a second one beside it, then the GPU is lost."""
@@ -229,7 +228,7 @@ def test_standalone_end_to_end_books_every_microsecond(
             lines += ["proc 11 1", f"pu {second * 1_000_000} 10 30", f"pu {second * 1_000_000} 11 20"]
         if second > 480:
             lines += ["lost"]
-        fake_nvml.show(*lines)
+        source.fake.show(*lines)
         agent.sample()
         clock.advance(2_000)
         energy_mj += 1_000_000
@@ -258,11 +257,9 @@ def test_standalone_end_to_end_books_every_microsecond(
     assert outbox.durable_seq == outbox.last_seq == len(rows)
 
 
-def test_the_driver_and_the_process_table_are_timed(fake_nvml: Any, proc: Proc) -> None:
-    fake_nvml.show(*GPU)
-    source = NodeSource(Gpus(Driver()), ProcessTable(proc(1)), clock=VirtualClock(T0))
-    assert source.snapshot(T0).took_ms == (("nvml", 0), ("processes", 0))
-    source.close()
+def test_the_driver_and_the_process_table_are_timed(new_source: NewSource, proc: Proc) -> None:
+    source = new_source(ProcessTable(proc(1)), clock=VirtualClock(T0))
+    assert source.look(0, *GPU).took_ms == (("nvml", 0), ("processes", 0))
 
 
 SILENT = Unavailable("not supported")
