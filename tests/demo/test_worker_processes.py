@@ -1,17 +1,120 @@
-"""Machines in processes of their own: they answer, they say what failed, and they are missed."""
+"""Parts and machines in processes of their own: they answer, they say what failed, and they are missed."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from fairshare.simulator.simulation_model import Job, Stopped, slots_of
+from gputally.base.errors import AccountantError
 from gputally.base.units import MS_PER_HOUR, US_PER_MS
 from gputally.demo import cluster_and_workload
 from gputally.demo.scenario import START_MS, Options, build
-from gputally.demo.worker_processes import AgentPool, SiteConfig, WorkerLost
+from gputally.demo.worker_processes import AgentPool, SiteConfig, Worker, WorkerLost, encode_call
+
+PART = "tests.demo.test_worker_processes:Part"
+HOUSE = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HOUSE)}
+
+
+class Part:
+    """Something to ask. Leaves a note when it is closed."""
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise AccountantError(f"no folder {folder}")
+        self._folder = folder
+
+    def add(self, a: int, b: int) -> int:
+        return a + b
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def read(self, name: str) -> str:
+        return (self._folder / name).read_text()
+
+    def close(self) -> None:
+        (self._folder / "closed").write_text("in good order")
+
+
+@contextmanager
+def worker(folder: Path, log_file: Path | None = None, pipes: int = 1) -> Iterator[Worker]:
+    made = Worker("the part", PART, pipes=pipes, log_file=log_file)
+    try:
+        made.start(folder)
+        yield made
+    finally:
+        made.close()
+
+
+def test_it_answers_in_a_process_of_its_own_and_closes_in_good_order(tmp_path: Path) -> None:
+    with worker(tmp_path, pipes=2) as part:
+        part.send(encode_call("add", 1, 2), pipe=1)
+        assert part.call("pid") != os.getpid()
+        assert part.result(1) == 3
+    assert (tmp_path / "closed").read_text() == "in good order"
+
+
+def test_what_was_foreseen_is_said_as_it_is_and_the_rest_with_its_kind(tmp_path: Path) -> None:
+    with worker(tmp_path, tmp_path / "log") as part:
+        with pytest.raises(WorkerLost, match=f"^{tmp_path}/none: No such file or directory$"):
+            part.call("read", "none")
+        with pytest.raises(WorkerLost, match=r"^the part failed: TypeError: unsupported operand"):
+            part.call("add", 1, "2")
+        assert part.call("add", 1, 2) == 3
+    log = (tmp_path / "log").read_text()
+    assert log.count("Traceback") == 1
+    assert "unsupported operand" in log
+
+
+def test_a_part_that_cannot_be_made_says_why_to_whoever_asks_first(tmp_path: Path) -> None:
+    with worker(tmp_path / "none") as part, pytest.raises(WorkerLost, match=f"^no folder {tmp_path}/none$"):
+        part.call("pid")
+
+
+def test_a_process_that_was_killed_is_missed(tmp_path: Path) -> None:
+    with worker(tmp_path) as part:
+        os.kill(part.call("pid"), signal.SIGKILL)
+        with pytest.raises(WorkerLost, match=r"^the part has ended$"):
+            part.call("add", 1, 2)
+
+
+def test_one_that_was_never_started_ends_all_the_same() -> None:
+    Worker("the part", PART).close()
+
+
+def test_where_the_other_side_is_killed_nothing_of_it_stays(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (scratch / "ledger").write_text("")
+    killed = (
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "from gputally.demo.worker_processes import Worker\n"
+        "if __name__ == '__main__':\n"
+        f"    part = Worker('the part', {PART!r})\n"
+        f"    part.start(Path({str(tmp_path)!r}), scratch=Path({str(scratch)!r}))\n"
+        "    print(part.call('pid'), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    script = tmp_path / "killed.py"
+    script.write_text(killed)
+    told = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, check=False, cwd=HOUSE, env=ENVIRONMENT)
+    assert told.returncode == -signal.SIGKILL
+    # Its output has ended, and so has the last process that could have written to it.
+    assert told.stdout
+    assert (tmp_path / "closed").read_text() == "in good order"
+    assert not scratch.exists()
+    assert tmp_path.exists()
+
 
 NODES = cluster_and_workload.nodes()[:2]
 LATER = START_MS + MS_PER_HOUR

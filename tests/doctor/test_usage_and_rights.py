@@ -1,17 +1,14 @@
-"""This machine, rights, clocks, the door, and what the books say: findings from facts."""
+"""Rights, clocks, the accountant, and what its figures say: findings from facts."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from accountant.storage.write.batch_admission import SKEW_MS
 from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
-from agent.core.readings import Allocation, DeviceReading, Gpu, HolderReading, Snapshot, Unavailable
-from agent.wire import Holder
 from gputally.doctor.accountant_and_usage_checks import (
     REFUSED_MS,
     AccountantProbe,
@@ -23,56 +20,11 @@ from gputally.doctor.accountant_and_usage_checks import (
     prices,
     unattributed_time,
 )
-from gputally.doctor.findings import CannotCheck, Finding, Result, exit_code, first_findings
-from gputally.doctor.node_checks import Machine, driver, foreign_processes
+from gputally.doctor.findings import Finding, Result, exit_code, first_findings
 from gputally.doctor.rbac_checks import NEEDS, OWNERS, PREEMPTING, AccessRight, judge_rights, needed_rights
 
 CHART = Path(__file__).parents[1] / "chart" / "golden" / "on-prem.yaml"
 HOUR_US = 3_600_000_000
-
-
-def device(index: int = 0, **readings: Any) -> DeviceReading:
-    gpu = Gpu(f"GPU-{index}", index, "NVIDIA H100 80GB HBM3", 81_559, driver_version="580.95")
-    return DeviceReading(gpu, **{"busy_us": 1, "energy_uj": 1, "memory_used_mib": 1, **readings})
-
-
-def snapshot(*devices: DeviceReading, holders: tuple[Allocation, ...] = (), nvml: str = "") -> Snapshot:
-    return Snapshot(0, devices, holders, sources=(("nvml", nvml),))
-
-
-def test_without_a_driver_there_is_one_line() -> None:
-    with pytest.raises(CannotCheck, match=r"^no NVIDIA driver answers on this machine \(libnvidia-ml.so.1 not found\)"):
-        driver(Machine(snapshot(nvml="libnvidia-ml.so.1 not found"), 0))
-
-
-def test_lost_gpus_and_refused_readings() -> None:
-    refused = Unavailable("no permission")
-    devices = device(0, health="lost"), device(1, busy_us=refused), device(2, busy_us=refused)
-    seen = driver(Machine(snapshot(*devices), 3))
-    lost, unread = seen.findings
-    assert seen.seen == "driver 580.95, 3 GPUs: NVIDIA H100 80GB HBM3"
-    assert (lost.severity, lost.what, lost.evidence) == ("error", "GPU 0 (NVIDIA H100 80GB HBM3) is lost", "GPU-0")
-    assert (unread.what, unread.evidence) == ("busy_us cannot be read: no permission", "GPU 1, 2")
-    assert "privilege process" in unread.remedy
-
-
-def test_holders_outside_kubernetes() -> None:
-    ours = Holder(kind="pod", uid="u", namespace="work", name="train-0")
-    theirs = Holder(kind="process", uid="4711:99", namespace="alice", name="python")
-    docker = Holder(kind="container", uid="c" * 64, namespace="docker", name="cccccccccccc")
-    slurm = Holder(kind="slurm", uid="12", name="job 12")
-    held = device(0, holders=(HolderReading(theirs, memory_mib=2_048),))
-    allocations = tuple(Allocation("GPU-0", holder) for holder in (ours, theirs, docker, slurm))
-    seen = foreign_processes(snapshot(held, holders=allocations))
-    assert seen.seen == "4 holders, 1 of them pods"
-    process, container, job = seen.findings
-    assert process.what == "process python of alice holds GPU 0 outside Kubernetes"
-    assert process.evidence == "GPU-0, 2,048 MiB; Kubernetes counts the GPU as free"
-    assert process.remedy == "kill 4711, or run it as a pod"
-    assert container.remedy == "docker stop cccccccccccc, or run it as a pod"
-    assert job.remedy.startswith("scancel 12")
-    with pytest.raises(CannotCheck, match="nobody says"):
-        foreign_processes(Snapshot(0, (), Unavailable("nobody says")))
 
 
 def test_the_rights_are_those_of_the_chart() -> None:
