@@ -26,6 +26,11 @@ def node(**more: bool) -> SimulatedNode:
     return SimulatedNode("node-1", [GPU, MIG], start_ms=T0, **more)
 
 
+@pytest.fixture
+def simulated() -> SimulatedNode:
+    return node()
+
+
 def facts(name: str) -> PodFacts:
     return PodFacts(seq=0, uid=name, namespace="ns", name=name, node="node-1", observed_ms=T0)
 
@@ -38,8 +43,7 @@ def counters(reading: DeviceReading) -> dict[str, int | Unavailable]:
     return {holder.holder.uid: holder.busy_us for holder in reading.holders}
 
 
-def test_truth_is_known_for_any_span() -> None:
-    simulated = node()
+def test_truth_is_known_for_any_span(simulated: SimulatedNode) -> None:
     simulated.place(T0 + 1_000, Allocation("GPU-0", pod("a")), 250_000, 1_000)
     simulated.set_utilisation(T0 + 3_000, "a", 1_000_000)
     simulated.remove(T0 + 5_000, "a")
@@ -51,8 +55,7 @@ def test_truth_is_known_for_any_span() -> None:
     assert simulated.holders() == ("a",)
 
 
-def test_mig_time_is_the_instances_share_of_the_gpu() -> None:
-    simulated = node()
+def test_mig_time_is_the_instances_share_of_the_gpu(simulated: SimulatedNode) -> None:
     simulated.place(T0, Allocation("GPU-1", pod("a"), MIG.mig[0].uuid), 500_000, 1_000)
     assert simulated.allocated("a", T0, T0 + 1) == Fraction(3_000, 7)
     assert simulated.busy_us("a", T0, T0 + 7_000) == 1_500_000
@@ -61,8 +64,7 @@ def test_mig_time_is_the_instances_share_of_the_gpu() -> None:
     assert [i.busy_us for i in shown.instances] == [1_500_000, 0]
 
 
-def test_co_holders_that_want_more_than_the_device_get_it_in_proportion() -> None:
-    simulated = node()
+def test_co_holders_that_want_more_than_the_device_get_it_in_proportion(simulated: SimulatedNode) -> None:
     for name, wanted in (("a", 900_000), ("b", 600_000)):
         allocation = Allocation("GPU-0", pod(name), sharing="time-slicing", sharing_replicas=4)
         simulated.place(T0, allocation, wanted, 1_000)
@@ -71,8 +73,7 @@ def test_co_holders_that_want_more_than_the_device_get_it_in_proportion() -> Non
     assert simulated.allocated_us("a", T0, T0) == 0
 
 
-def test_a_source_shows_the_counters_of_who_left_once_more() -> None:
-    simulated = node()
+def test_a_source_shows_the_counters_of_who_left_once_more(simulated: SimulatedNode) -> None:
     simulated.place(T0, Allocation("GPU-0", pod("a")), 500_000, 1_000)
     assert counters(reading(simulated, T0 + 1_000)) == {"a": 500_000}
     simulated.remove(T0 + 2_000, "a")
@@ -88,16 +89,14 @@ def test_without_holder_readings_only_the_device_is_shown() -> None:
     assert (shown.holders, shown.busy_us, shown.memory_used_mib) == ((), 500_000, 1_000)
 
 
-def test_energy_and_power_follow_the_load() -> None:
-    simulated = node()
+def test_energy_and_power_follow_the_load(simulated: SimulatedNode) -> None:
     simulated.place(T0 + 1_000, Allocation("GPU-0", pod("a")), 500_000, 1_000)
     shown = reading(simulated, T0 + 3_000)
     assert shown.power_mw == 70_000 + 315_000
     assert shown.energy_uj == 70_000 * 3_000 + 630_000 * 1_000
 
 
-def test_a_lost_gpu_does_nothing_and_returns_with_fresh_counters() -> None:
-    simulated = node()
+def test_a_lost_gpu_does_nothing_and_returns_with_fresh_counters(simulated: SimulatedNode) -> None:
     simulated.place(T0, Allocation("GPU-0", pod("a")), 1_000_000, 1_000)
     simulated.lose(T0 + 1_000, "GPU-0")
     lost = reading(simulated, T0 + 2_000)
@@ -111,8 +110,7 @@ def test_a_lost_gpu_does_nothing_and_returns_with_fresh_counters() -> None:
     assert simulated.allocated_us("a", T0, T0 + 4_000) == 4_000_000
 
 
-def test_a_stray_process_is_read_but_holds_nothing() -> None:
-    simulated = node()
+def test_a_stray_process_is_read_but_holds_nothing(simulated: SimulatedNode) -> None:
     simulated.set_stray(T0, "GPU-0", 300_000)
     simulated.set_stray(T0 + 1_000, "GPU-0", 100_000)
     shown = simulated.snapshot(T0 + 2_000)
@@ -123,8 +121,7 @@ def test_a_stray_process_is_read_but_holds_nothing() -> None:
     assert simulated.holders() == ()
 
 
-def test_repartitioning_needs_an_empty_gpu() -> None:
-    simulated = node()
+def test_repartitioning_needs_an_empty_gpu(simulated: SimulatedNode) -> None:
     simulated.place(T0, Allocation("GPU-1", pod("a"), MIG.mig[0].uuid), 1_000_000, 1_000)
     with pytest.raises(ValueError, match="in use"):
         simulated.repartition(T0, "GPU-1", ["7g.80gb"])
@@ -134,8 +131,7 @@ def test_repartitioning_needs_an_empty_gpu() -> None:
     assert simulated.device_busy_us("GPU-1", T0, T0 + 800) == 300_000
 
 
-def test_facts_of_an_ended_pod_are_shown_twice_more() -> None:
-    simulated = node()
+def test_facts_of_an_ended_pod_are_shown_twice_more(simulated: SimulatedNode) -> None:
     simulated.place(T0, Allocation("GPU-0", pod("a")), 0, 0, facts("a"))
     (shown,) = simulated.snapshot(T0 + 1_000).facts
     assert (shown.started_ms, shown.ended_ms) == (T0, None)
@@ -144,8 +140,7 @@ def test_facts_of_an_ended_pod_are_shown_twice_more() -> None:
     assert ended == [[T0 + 2_000], [T0 + 2_000], []]
 
 
-def test_an_offline_node_shows_nothing_and_a_silent_kubelet_says_why() -> None:
-    simulated = node()
+def test_an_offline_node_shows_nothing_and_a_silent_kubelet_says_why(simulated: SimulatedNode) -> None:
     simulated.set_offline(T0, True)
     with pytest.raises(NodeOffline, match="node-1 is offline"):
         simulated.snapshot(T0 + 1)
@@ -164,15 +159,15 @@ def test_an_offline_node_shows_nothing_and_a_silent_kubelet_says_why() -> None:
         (Allocation("GPU-0", pod("there")), 0, "already"),
     ],
 )
-def test_impossible_placements_are_refused(allocation: Allocation, utilisation: int, message: str) -> None:
-    simulated = node()
+def test_impossible_placements_are_refused(
+    simulated: SimulatedNode, allocation: Allocation, utilisation: int, message: str
+) -> None:
     simulated.place(T0, Allocation("GPU-0", pod("there")), 0, 0)
     with pytest.raises(ValueError, match=message):
         simulated.place(T0, allocation, utilisation, 0)
 
 
-def test_time_does_not_run_backwards_and_nobody_leaves_twice() -> None:
-    simulated = node()
+def test_time_does_not_run_backwards_and_nobody_leaves_twice(simulated: SimulatedNode) -> None:
     simulated.snapshot(T0 + 10)
     with pytest.raises(ValueError, match="backwards"):
         simulated.lose(T0 + 9, "GPU-0")
@@ -188,8 +183,7 @@ def test_impossible_mig_layouts_are_refused(mig: list[str], message: str) -> Non
         make_gpu("GPU-0", 0, A100, mig)
 
 
-def test_a_source_applies_what_is_due_at_its_own_instant() -> None:
-    simulated = node()
+def test_a_source_applies_what_is_due_at_its_own_instant(simulated: SimulatedNode) -> None:
     allocation = Allocation("GPU-0", pod("a"))
     source = SimulatedSource(
         simulated,

@@ -116,7 +116,7 @@ def test_only_the_latest_steps_are_kept() -> None:
 
 YEAR_MS = 365 * MS_PER_DAY
 SKEW_MS = 5 * MS_PER_MINUTE
-STEP_MS = 10_000
+TURN_MS = 10_000
 
 
 class Books:
@@ -165,7 +165,7 @@ class Node:
 
     def run(self, milliseconds: int, *, ship: bool = True) -> None:
         """A process that ends because of the clock is followed by another."""
-        for _ in range(milliseconds // STEP_MS):
+        for _ in range(milliseconds // TURN_MS):
             agent = self.agent or self.start()
             try:
                 agent.sample()
@@ -174,7 +174,7 @@ class Node:
                 self.start().sample()
             while ship and self.agent is not None and self.agent.ship().progress:
                 pass
-            self.machine.advance(STEP_MS)
+            self.machine.advance(TURN_MS)
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def assert_whole(rows: list[UsageInterval], start_ms: int, end_ms: int) -> None:
     """Without a gap, nothing twice, up to about a minute before `end_ms`."""
     found = spans(rows)
     assert all(one[1] == following[0] for one, following in pairwise(found)), found
-    assert abs(found[0][0] - start_ms) <= STEP_MS
+    assert abs(found[0][0] - start_ms) <= TURN_MS
     assert end_ms - 2 * MS_PER_MINUTE <= found[-1][1] <= end_ms
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +26,17 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]
     return folder, run(folder, "--days", "1", "--seed", "5")
 
 
-def test_every_check_holds(day: tuple[Path, dict[str, Any]]) -> None:
-    _, summary = day
+@pytest.fixture(scope="module")
+def summary(day: tuple[Path, dict[str, Any]]) -> dict[str, Any]:
+    return day[1]
+
+
+def test_every_check_holds(summary: dict[str, Any]) -> None:
     assert summary["checks"]
     assert all(summary["checks"].values()), summary["checks"]
 
 
-def test_the_accounts_add_up_to_the_capacity_and_none_is_missing(day: tuple[Path, dict[str, Any]]) -> None:
-    _, summary = day
+def test_the_accounts_add_up_to_the_capacity_and_none_is_missing(summary: dict[str, Any]) -> None:
     accounts = summary["accounts_gpu_us"]
     assert summary["capacity_gpu_us"] == 64 * 86_400 * 1_000_000 == sum(accounts.values())
     assert all(amount > 0 for amount in accounts.values()), "the run shows every account"
@@ -43,16 +44,14 @@ def test_the_accounts_add_up_to_the_capacity_and_none_is_missing(day: tuple[Path
     assert sum(team["gpu_us"] for team in summary["teams"].values()) + summary["unassigned_gpu_us"] == held
 
 
-def test_teams_have_cost_and_shares(day: tuple[Path, dict[str, Any]]) -> None:
-    _, summary = day
+def test_teams_have_cost_and_shares(summary: dict[str, Any]) -> None:
     teams = summary["teams"].values()
     assert all(re.fullmatch(r"\d+\.\d\d", team["cost"]) and team["currency"] == "USD" for team in teams)
     for share in ("share_before", "share_after", "share_entitled"):
         assert sum(team[share] for team in teams) == pytest.approx(1.0, abs=1e-5)
 
 
-def test_what_was_lost_on_the_wire_came_again_and_counted_once(day: tuple[Path, dict[str, Any]]) -> None:
-    _, summary = day
+def test_what_was_lost_on_the_wire_came_again_and_counted_once(summary: dict[str, Any]) -> None:
     intervals = summary["intervals"]
     assert intervals["duplicates_dropped"] > 0
     assert intervals["sent"] == intervals["stored"] + intervals["duplicates_dropped"]
@@ -94,25 +93,11 @@ def test_a_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert summary["span"]["days"] == 1
 
 
-@contextmanager
-def occupied() -> Iterator[int]:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        yield int(taken.getsockname()[1])
-
-
-def test_a_port_in_use_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with occupied() as port:
-        assert main(["--days", "1", "--quiet", "--out", str(tmp_path), "--port", str(port)]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"gputally demo: cannot listen on 127.0.0.1:{port}: Address already in use"
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "reason"),
     [
         (["--trace", "none.csv"], 1, "gputally demo: none.csv: No such file or directory"),
+        (["--days", "1", "--out", "file"], 1, "gputally demo: file: File exists\n"),
         (["--days", "0"], 2, "'0' is not a whole number of days from 1 to 366"),
         (["--interval", "7m"], 2, "'7m' does not divide 15 minutes"),
         (["--interval", "soon"], 2, "not a duration: 'soon'"),
@@ -128,11 +113,16 @@ def test_wrong_calls_are_answered_in_words(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
     assert main(["--once", *arguments]) == code
     assert reason in capsys.readouterr().err
 
 
-def test_an_output_folder_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "out").write_text("")
-    assert main(["--once", "--days", "1", "--out", str(tmp_path / "out")]) == 1
-    assert capsys.readouterr().err == f"gputally demo: {tmp_path / 'out'}: File exists\n"
+def test_a_port_in_use_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = int(taken.getsockname()[1])
+        assert main(["--days", "1", "--quiet", "--out", str(tmp_path), "--port", str(port)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"gputally demo: cannot listen on 127.0.0.1:{port}: Address already in use"

@@ -39,11 +39,6 @@ def test_only_the_allowed_labels_leave_the_node() -> None:
     assert view(labels=labels).facts.labels == {}
 
 
-@pytest.mark.parametrize(("scheduler", "queue"), [("kai-scheduler", "kai:vision"), ("default-scheduler", "")])
-def test_a_queue_counts_on_a_pod_of_its_scheduler(scheduler: str, queue: str) -> None:
-    assert facts(labels={"kai.scheduler/queue": "vision"}, spec={"schedulerName": scheduler}).queue_ref == queue
-
-
 def test_a_deployment_is_told_from_its_replica_set() -> None:
     owner = {"kind": "ReplicaSet", "name": "api-7d9c", "uid": "1", "controller": True}
     other = {"kind": "Thing", "name": "t", "uid": "2"}

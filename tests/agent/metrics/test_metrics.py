@@ -93,8 +93,12 @@ class Bench:
         }
 
 
-def test_the_exposition_is_what_it_was() -> None:
-    bench = Bench()
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_the_exposition_is_what_it_was(bench: Bench) -> None:
     bench.place(0, "train", sliced=True)
     bench.place(0, "notebook", bench.mig.mig[1].uuid)
     bench.node.set_stray(T0, "GPU-0", 100_000)
@@ -129,8 +133,7 @@ def test_the_golden_exposition_follows_the_naming_rules() -> None:
             assert not ("pod" in sample.labels and re.match(r"gputally_gpu_", sample.name))
 
 
-def test_pods_and_the_unattributed_rest_add_up_to_the_device() -> None:
-    bench = Bench()
+def test_pods_and_the_unattributed_rest_add_up_to_the_device(bench: Bench) -> None:
     bench.place(0, "train", sliced=True)
     bench.node.set_stray(T0, "GPU-0", 100_000)
     bench.minute()
@@ -141,8 +144,7 @@ def test_pods_and_the_unattributed_rest_add_up_to_the_device() -> None:
     assert seen["pod_gpu_allocated_seconds_total", "train"] == 15.0
 
 
-def test_counters_only_grow_and_scraping_changes_nothing() -> None:
-    bench = Bench()
+def test_counters_only_grow_and_scraping_changes_nothing(bench: Bench) -> None:
     bench.place(0, "train")
     last: dict[tuple[str, str], float] = {}
     for minute in range(4):
@@ -193,8 +195,7 @@ def test_however_a_holder_is_read_and_shared_its_time_is_counted_once(looks: lis
     assert begun <= 60 * len(set(looks))
 
 
-def test_the_series_of_a_gone_pod_leave_after_two_scrapes_of_their_last_value() -> None:
-    bench = Bench()
+def test_the_series_of_a_gone_pod_leave_after_two_scrapes_of_their_last_value(bench: Bench) -> None:
     bench.place(0, "train")
     bench.minute()
     assert bench.scrape()["pod_gpu_allocated_seconds_total", "train"] == 60.0
@@ -208,8 +209,7 @@ def test_the_series_of_a_gone_pod_leave_after_two_scrapes_of_their_last_value() 
     assert bench.scrape()["gpu_busy_seconds_total", "GPU-0"] == 28.0
 
 
-def test_every_series_of_a_gone_holder_leaves_however_it_was_read() -> None:
-    bench = Bench()
+def test_every_series_of_a_gone_holder_leaves_however_it_was_read(bench: Bench) -> None:
     bench.place(0, "train")
     bench.minute()
     bench.node.remove(T0 + 70_000, "uid-train")
@@ -224,9 +224,8 @@ def test_every_series_of_a_gone_holder_leaves_however_it_was_read() -> None:
     assert not [key for key in bench.scrape() if key[1] == "train"]
 
 
-def test_where_nobody_scrapes_the_gone_are_forgotten_all_the_same() -> None:
+def test_where_nobody_scrapes_the_gone_are_forgotten_all_the_same(bench: Bench) -> None:
     """Many clusters have no Prometheus: a node of short jobs would remember each of them for ever."""
-    bench = Bench()
     for minute in range(120):
         bench.place(minute * 60_000, f"job-{minute}")
         bench.look(minute * 60_000)
@@ -238,8 +237,7 @@ def test_where_nobody_scrapes_the_gone_are_forgotten_all_the_same() -> None:
     assert len({pod for name, pod in seen if name == "pod_info"}) <= len(shown)
 
 
-def test_nobody_is_forgotten_while_the_holders_are_unknown() -> None:
-    bench = Bench()
+def test_nobody_is_forgotten_while_the_holders_are_unknown(bench: Bench) -> None:
     bench.place(0, "train")
     bench.minute()
     bench.node.set_holders_unavailable(T0 + 61_000, "kubelet gone")
@@ -248,8 +246,7 @@ def test_nobody_is_forgotten_while_the_holders_are_unknown() -> None:
         assert ("pod_gpu_allocated_seconds_total", "train") in bench.scrape()
 
 
-def test_rows_of_a_former_mig_layout_keep_the_name_of_their_instance() -> None:
-    bench = Bench()
+def test_rows_of_a_former_mig_layout_keep_the_name_of_their_instance(bench: Bench) -> None:
     instance = bench.mig.mig[0].uuid
     bench.place(0, "train", instance)
     bench.look(0)
