@@ -230,6 +230,7 @@ def test_claimed_devices_are_shared_where_several_pods_name_them() -> None:
 RESERVATION = view(
     namespace="kai-resource-reservation", name="gpu-reservation-1", uid="r", labels={"runai-gpu-group": "g1"}
 )
+STAND_IN = Allocation(A, Holder("pod", uid="r", namespace="kai-resource-reservation", name="x"))
 RESERVED = given_pod("gpu-reservation-1", box("main", A), namespace="kai-resource-reservation")
 
 
@@ -324,8 +325,7 @@ def test_a_part_declared_of_a_size_that_was_not_read_is_unknown() -> None:
     assert limited_ppm({"nvidia.com/gpumem-percentage": "25"}, None) == 250_000
     requests = {"a": {"gpu-memory": "20390"}}
     unsized = {A: replace(GPUS[0], memory_mib=None)}
-    stand_in = Allocation(A, Holder("pod", uid="r", namespace="kai-resource-reservation", name="x"))
-    found = replace_reservations([stand_in], [(A, "", pod("a"))], requests, unsized)
+    found = replace_reservations([STAND_IN], [(A, "", pod("a"))], requests, unsized)
     assert shares(found) == [("a", "fraction", None)]
 
 
@@ -344,6 +344,11 @@ def test_where_kai_is_not_switched_on_the_reservation_pod_holds_what_the_kubelet
     assert found.unnamed == {"kai"}
 
 
+def test_where_kai_is_not_switched_on_no_running_process_takes_a_reservations_place() -> None:
+    found = replace_reservations([STAND_IN], [(A, "", pod("a"))], {}, {A: GPUS[0]}, frozenset())
+    assert found == (STAND_IN,)
+
+
 def test_a_pod_that_kai_did_not_place_joins_none_of_its_groups() -> None:
     stranger = sharer("stranger", "0.5", spec={"schedulerName": "default-scheduler"})
     found = reserved(sharer("half", "0.5"), stranger).allocations
@@ -356,8 +361,7 @@ request_keys = st.sampled_from(["gpu-fraction", "gpu-memory", "nvidia.com/gpucor
 @given(st.dictionaries(request_keys, st.text(max_size=12)))
 def test_no_request_text_is_too_strange(requests: dict[str, str]) -> None:
     for known in ({A: GPUS[0]}, {}):
-        stand_in = Allocation(A, Holder("pod", uid="r", namespace="kai-resource-reservation", name="x"))
-        replace_reservations([stand_in], [(A, "", pod("a"))], {"a": requests}, known)
+        replace_reservations([STAND_IN], [(A, "", pod("a"))], {"a": requests}, known)
     part = limited_ppm(requests, MEMORY_MIB)
     assert part is not None
     assert 0 < part <= 1_000_000
