@@ -1,10 +1,10 @@
 """Decides which of several overlapping claims to the same GPU keeps which time, and computes with sets of spans.
 
-A claim is one set of rows as received. Of overlapping claims, the one with the lowest `Claim.rank` keeps the time. The
-rank compares in this order:
+A claim is one set of rows (one GPU, one span) as received. Of overlapping claims, the one with the lowest `Claim.rank`
+keeps the time. The rank compares in this order:
 
 1. Measured claims come before claims that an agent carried over a restart, and both before imported ones.
-2. The older outbox comes first. Its epoch is a UUIDv7, so the text sorts by creation.
+2. The older outbox comes first. The epoch of an outbox is a UUIDv7, so its text sorts by creation.
 3. The lower sequence number comes first.
 
 The result depends only on the set of claims, not on the order of arrival."""

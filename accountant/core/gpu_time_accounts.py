@@ -1,11 +1,11 @@
 """Splits each microsecond of a GPU into accounts (busy, idle, unknown, down), for one row or for columns of rows.
 
-`split` computes the accounts of one row, and `part` cuts a span out of a set of rows. Both conserve time to the
-microsecond:
+`split` computes the accounts of one row, and `part` cuts a span out of a set (the rows of one GPU with the same span).
+Both conserve time to the microsecond:
 
 - The accounts of a row add up to its capacity.
 - The parts of a set over any partition of its span add up to the set.
-- A part of a full set adds up to its length.
+- If the rows of a set cover the whole GPU, a part of it adds up to the length of the part.
 
 Accounts are integers. Here `down` is only the time of a lost GPU. accountant.storage.gpu_lifetimes adds the time in
 which a GPU's node was down."""

@@ -1,7 +1,7 @@
 """Defines calendar months and days of a time zone as UTC spans, and values that change at known instants.
 
-Spans are half-open [start_ms, end_ms). A month is a calendar month of the configured time zone, so it has 672 to 745
-hours, with an hour more or less if the clocks change."""
+Spans are half-open [start_ms, end_ms). A month is a calendar month of the configured time zone. It is an hour longer or
+shorter if the clocks change in it."""
 
 from __future__ import annotations
 

@@ -392,9 +392,13 @@ class Settings(Model):
             raise config_loading.at("tls_key" if self.tls_key else "tls_cert", "tls_cert and tls_key go together")
         if self.leader_election is not None and self.leader_election.own_volume:
             if self.archive is None:
-                raise config_loading.at("archive", "leader_election.own_volume needs an archive that all reach")
+                raise config_loading.at(
+                    "archive", "leader_election.own_volume needs an archive that every replica reaches"
+                )
             if self.backups.to is None:
-                raise config_loading.at("backups", "leader_election.own_volume needs backups.to that all reach")
+                raise config_loading.at(
+                    "backups", "leader_election.own_volume needs backups.to that every replica reaches"
+                )
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise config_loading.at("tls_client_ca", "client certificates need tls_cert and tls_key")
         return self

@@ -107,7 +107,7 @@ class Catalogue:
 
     @classmethod
     def connect(cls, settings: Lake) -> Catalogue:
-        """The catalog in the settings; missing tables are created."""
+        """Opens the catalog in the settings, and creates its namespace if it is missing."""
         secrets = secret_properties(settings.secrets)
         properties = {**settings.catalog.properties, **secrets, "warehouse": settings.warehouse}
         uri = settings.catalog.uri
@@ -162,7 +162,7 @@ class Catalogue:
             try:
                 opened.overwrite(rows, replaced, snapshot_properties={BATCH: batch})
             except (CommitFailedException, CommitStateUnknownException, ValidationException) as error:
-                failure = error  # another writer was faster, or the outcome is unknown: check
+                failure = error  # another writer was faster, or the outcome is unknown: the next try checks
             except Exception as error:
                 if failure is not None:
                     raise LakeUnavailable(f"{self.place}: {table.name} was not written: {described(error)}") from error
@@ -266,7 +266,7 @@ def described(error: BaseException | None) -> str:
 
 
 def _sqlite_in(warehouse: str) -> str:
-    """The catalog of a warehouse in a folder. Raises LakeUnavailable."""
+    """The URI of the SQLite catalog in a warehouse folder. Raises LakeUnavailable if the warehouse is no folder."""
     folder = warehouse.removeprefix("file://")
     if "://" in folder:
         raise LakeUnavailable(

@@ -416,7 +416,7 @@ class LakeLedger:
         return self.status.teams
 
     def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:  # noqa: ARG002 - an upper bound
-        """The GPU-hours of the ledger's published days that overlap the span."""
+        """The GPU-hours of the published days that overlap the span, of all clusters."""
         query = exp.select(_sum(" + ".join(ACCOUNT_COLUMNS[:6])).as_("gpu_us")).from_("days")
         (row,) = self._list(query.where(self._own(), f"end_ms > {int(start_ms)}", f"start_ms < {int(end_ms)}"))
         return int(row["gpu_us"] or 0) // (MS_PER_HOUR * 1_000)
@@ -448,7 +448,7 @@ class LakeLedger:
         yield self
 
     def mark(self, start_ms: int, end_ms: int) -> int:  # noqa: ARG002 - of all spans
-        """A value that changes with the published data; it is the same for all spans."""
+        """The version of cached answers: the end of the newest published record, the same for all spans."""
         return self.status.newest_ms
 
     def watermark(
@@ -471,7 +471,7 @@ class LakeLedger:
         raise self._not_published("missing records")
 
     def gpu_owners(self) -> tuple[GpuOwnership, ...]:
-        """Always empty: the register of owners is not published."""
+        """Always empty, because the owners of GPUs are not published."""
         return ()
 
     # --- internal -----------------------------------------------------------------------------
@@ -599,7 +599,11 @@ class LakeLedger:
 
 @dataclass(frozen=True, slots=True)
 class _Grouped:
-    """Rows of an answer: the span, the key, and the figures in the order of _FIGURES, as columns."""
+    """Rows of an answer.
+
+    keys: the key of each row.
+    stretch: for each row, the index of its span between two neighbouring edges.
+    columns: the requested figures, one sequence per figure."""
 
     keys: Sequence[tuple[str, ...]]
     stretch: Int64Array

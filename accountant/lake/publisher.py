@@ -1,8 +1,9 @@
 """Writes the ledger's settled figures and registers to the lake, and compares the lake with the ledger.
 
-A day is written as a whole, in one commit with other days of the ledger. A second commit writes the control totals to
-the table `days`. After a crash between the two commits, a day's digest differs from that in `days`, and the next run
-writes the day again, which is idempotent. Data that has not changed since the last run is not read.
+Registers are the tables of pods, nodes, decisions, policies, prices, acts (journal entries) and epochs. A day is
+written as a whole, in one commit with other days of the ledger. A second commit writes the control totals to the table
+`days`. After a crash between the two commits, a day's digest differs from that in `days`, and the next run writes the
+day again, which is idempotent. Data that has not changed since the last run is not read.
 
 The comparison is per cluster, day and account, exact to the microsecond and the cent."""
 
@@ -44,7 +45,7 @@ _FAR_MS: Final = 2**53
 _EVERY_DECISION: Final = 10**9
 _ACCOUNTS: Final = tables.ACCOUNT_COLUMNS[:6]
 _CENT: Final = Decimal("0.005")
-"""Costs that differ by less than this are equal when rounded to the cent."""
+"""Half a cent. Costs that differ by less count as equal, because the lake's amounts are rounded."""
 ProgressCallback = Callable[[str, int, int], None]
 """Called with what is done, the number done and the total."""
 
@@ -115,9 +116,9 @@ class Publisher:
         return self._catalogue.remove_old_versions(self._clock.wall_ms(), self._lake.keep_snapshots)
 
     def compare(self) -> LakeComparison:
-        """Compares the lake with the ledger: the last `days_back` days, as many older days (others every day), and the
-        past months of all these days. Data that has changed since its publication is skipped, because the next run
-        writes it. Raises LakeUnavailable."""
+        """Compares the lake with the ledger: the last `days_back` days, as many older days (different ones every day),
+        and the past months of all these days. Data that has changed since its publication is skipped, because the next
+        run writes it. Raises LakeUnavailable."""
         now = self._clock.wall_ms()
         engine = DuckDbEngine(self._catalogue)
         compared = 0

@@ -61,7 +61,8 @@ class DayQuestions(Questions, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DayRows:
-    """The rows of [start_ms, end_ms) of a local day. accounts: their sums, in the order of ACCOUNT_COLUMNS."""
+    """The rows of [start_ms, end_ms) of a local day. accounts: the sums of the six accounts, in the order of
+    ACCOUNT_COLUMNS."""
 
     day: date
     start_ms: int

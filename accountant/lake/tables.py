@@ -468,7 +468,7 @@ ACTS: Final = LakeTable(
         Column("at", "timestamptz", "when"),
         Column("at_ms", "long", "the same"),
         Column("kind", "string", "kind of the act"),
-        Column("subject", "string", "month, price book version or invoice that it is about"),
+        Column("subject", "string", "what it is about, such as a month, a price book version, a node or a delivery"),
         Column("who", "string", "author of the act"),
         Column("reason", "string", "the author's words"),
         Column("content", "string", "JSON, by kind"),

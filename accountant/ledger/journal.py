@@ -1,10 +1,10 @@
-"""Defines the journal. Its entries are acts: what a person or the accountant decided or did besides metering, such as
-closing a month, changing prices or sending a report. Acts are numbered and have a time, an author and a reason.
+"""Defines the journal of acts. An act is something that a person or the accountant decided or did besides metering,
+such as closing a month, changing prices or sending a report. Acts are numbered and have a time, an author and a reason.
 
-Everything in the ledger besides the metered time is derived from this list: which prices were in force, which months
-are closed, which corrections and credits apply. To record an act, the caller passes the number of the last act it has
-seen. If another act was recorded since then, the call fails. Two people therefore cannot close the same month, and no
-act is based on an outdated state."""
+The prices that were in force, the closed months, and the corrections and credits that apply are all derived from the
+journal. To record an act, the caller passes the number of the last act that it has seen. If another act was recorded
+since then, the call fails. Two people therefore cannot close the same month, and no act is based on an outdated
+state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class BooksMoved(AccountantError):
 
     def __init__(self, seen: int, last: int) -> None:
         super().__init__(
-            f"the books have moved from act {seen} to act {last} meanwhile: nothing was recorded; look and act again"
+            f"nothing was recorded, because act {last} was recorded meanwhile (the last act seen was {seen}): read the "
+            "journal again and retry"
         )
 
 
@@ -41,7 +42,7 @@ class BooksMoved(AccountantError):
 class NewAct:
     """An act that is not recorded yet.
 
-    subject: the month, price book version or invoice that it concerns.
+    subject: what it concerns, such as a month, a price book version, a node or a delivery.
     content: JSON, whose fields depend on `kind`."""
 
     at_ms: int

@@ -2,7 +2,7 @@
 
 Usage, cost, statements and reports are all computed from `usage`, which returns integers per group over a span. A
 caller that needs prices or policies that change inside the span splits it at those instants and calls `usage` once per
-piece. Intervals that reach over an edge are divided by `apportionment.prorate`, so the pieces add up exactly.
+piece. Rows that cross an edge are divided by accountant.core.gpu_time_accounts.part, so the pieces add up exactly.
 
 An epoch report is one instant, identified by job and epoch number. If several reports name the same epoch, the earliest
 instant counts, so neither their number nor their order matters. The cost of an epoch is computed from the ledger
@@ -76,8 +76,8 @@ class EpochReport:
 
 
 def annotated(annotations: Mapping[str, str], seen_ms: int, written_ms: int | None = None) -> tuple[int, int] | None:
-    """The epoch number and its instant from a pod's annotation. If the annotation has no instant, it is the
-    time when the annotation was written or, if that is unknown, first seen.
+    """The epoch number and its instant from a pod's annotation. Without an instant in the annotation, the instant is
+    when the annotation was written or, if that is unknown, first seen.
 
     Returns None without the annotation, or if it cannot be parsed (a pod's owner may write anything there)."""
     number, _, instant = annotations.get(EPOCH_KEY, "").strip().partition("@")
@@ -364,8 +364,8 @@ class Questions(Protocol):
     def usage_columns(
         self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC"
     ) -> list[UsageColumns]:
-        """The content of `usage` and `idle_phases` as columns, one UsageColumns per grouping in `cuts`. Its
-        rows are grouped by the dimensions of that grouping and by everything that a price depends on (PRICED_BY), for
+        """The content of `usage` and `idle_phases` as columns, one UsageColumns per grouping in `cuts`. The rows of
+        each are grouped by the dimensions of that grouping and by everything that a price depends on (PRICED_BY), for
         every span between two neighbouring `edges` (ascending)."""
         ...
 
@@ -470,8 +470,8 @@ class Ledger(Questions, Protocol):
         ...
 
     def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
-        """Returns for how long all GPUs, or those of one cluster, were capacity in the span. Measures the size of a
-        query at almost no cost."""
+        """Returns the GPU-hours for which all GPUs, or those of one cluster, were capacity in the span. Limits on the
+        size of queries use it, because it takes almost no time."""
         ...
 
     def clusters(self) -> Collection[str]:
@@ -484,8 +484,8 @@ class Ledger(Questions, Protocol):
         ...
 
     def report_epochs(self, reports: Sequence[EpochReport], now_ms: int) -> int:
-        """Stores epoch reports. Idempotent by job and epoch (the earliest instant counts); returns how many were
-        new."""
+        """Stores epoch reports. Idempotent by job and epoch (the earliest instant counts). Returns how many were new or
+        earlier than the stored report."""
         ...
 
     def job_of(self, cluster: str, uid: str) -> JobKey | None:
@@ -493,7 +493,7 @@ class Ledger(Questions, Protocol):
         ...
 
     def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:
-        """Stores decisions. Idempotent by cluster and id; returns how many were new."""
+        """Stores decisions. Idempotent by cluster, id and instant; returns how many were new."""
         ...
 
     def decisions(

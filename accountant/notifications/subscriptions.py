@@ -1,5 +1,7 @@
 """Reads which reports and notices the operator wants and where they go, and records each attempt to deliver one.
 
+An example of the file:
+
 schema: 1
 link: https://gputally.example.com           # URL of the pages (default: public_url)
 destinations:
@@ -18,7 +20,7 @@ notices:
 A journal entry (`sending`) is written before a message is sent, and another with the outcome afterwards. An attempt
 that failed is repeated at growing intervals. An attempt with an unknown outcome is not repeated, because the message
 may have arrived. (The outcome is unknown if the process died, or if the connection broke after the message was handed
-over.) A person can request it `again`."""
+over.) A person can request that it is sent `again`."""
 
 from __future__ import annotations
 
@@ -110,7 +112,7 @@ class ReportOrder(Model):
             raise ValueError("give team or each_team, not both")
         of_months = [form for form in self.forms if RENDERINGS[form].charges]
         if of_months and self.of != "month":
-            raise ValueError(f"{of_months[0]} is of a month, and this report is of a {self.of}")
+            raise ValueError(f"{of_months[0]} covers a month, and this report covers a {self.of}: write of: month")
         return self
 
 
@@ -124,7 +126,7 @@ class NoticeOrder(Model):
 
 
 class DeliveriesFile(Model):
-    """The whole file."""
+    """The deliveries file. link: URL of the pages; None: the setting `public_url`."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     link: str | None = Field(default=None, pattern=r"^https?://[^\s?#]+$")
@@ -143,7 +145,7 @@ class DeliveriesFile(Model):
                 for place, name in enumerate(order.to):
                     if name not in self.destinations:
                         fault = ValueError(f"there is no destination {name!r}")
-                        fault.path = (kind, index, "to", place)  # type: ignore[attr-defined]  # read by yamlfile
+                        fault.path = (kind, index, "to", place)  # type: ignore[attr-defined]  # read by yaml_file
                         raise fault
         return self
 

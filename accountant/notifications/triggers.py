@@ -1,16 +1,16 @@
 """Decides which reports, budget notices and anomaly notices are due.
 
-Every occasion has a key, which is always the same for the same occasion, so that nothing is sent twice. Occasions that
-ended long ago are ignored, so a new subscription does not send old reports.
+The same message always has the same key, made of its subject and its destination, so that nothing is sent twice. Months
+that ended or were closed long ago are ignored, so a new subscription does not send old reports.
 
-An anomaly is a day far above the usual. The usual value is the median of the days in the previous four weeks on which
-the team held anything. The spread is their median absolute deviation, scaled to equal the standard deviation of a
-normal distribution (Leys et al., "Detecting outliers", J. Exp. Soc. Psychology 49, 2013). One extreme day therefore
-changes neither.
+An anomaly is a day on which a team held, or left idle, far more GPU time than usual. The usual value is the median of
+the days in the previous four weeks on which the team held anything. The spread is their median absolute deviation,
+scaled to equal the standard deviation of a normal distribution (Leys et al., "Detecting outliers", J. Exp. Soc.
+Psychology 49, 2013). One extreme day therefore changes neither.
 
 Days without use are not counted as 0. Otherwise every day would be unusual for a new ledger or team, or for teams that
-work on some weekdays only. If two of the same weekdays were as high, the day is part of a weekly rhythm and no anomaly.
-Less use than usual is never reported."""
+work on some weekdays only. If the value was about as high on two earlier days of the same weekday, it is a weekly
+rhythm and no anomaly. Less use than usual is never reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LOOKED_AGAIN: Final = 4
 """Days that are checked every morning, because records can be late, or the accountant was not running."""
 _WEEK: Final = 7
 _RHYTHM: Final = 2
-"""If so many of the same weekdays were as high, it is a weekly rhythm."""
+"""If the value was about as high on so many earlier days of the same weekday, it is a weekly rhythm."""
 _SPREADS: Final = 4.0
 _NORMAL: Final = 1.4826
 _LEAST_RATIO: Final = 1.5
@@ -56,7 +56,7 @@ class TeamDay:
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """A team's day that differs from its usual days. usual_us: the median of the days before."""
+    """A day on which a team held, or left idle, far more than usual. usual_us: the median of the days before."""
 
     team: str
     day: date
@@ -66,7 +66,7 @@ class Anomaly:
 
 
 def unusual(before: Sequence[int], value: int) -> int | None:
-    """The usual value of the days of use before, if this value is far above it; otherwise None."""
+    """The median of the earlier days of use (`before`), if `value` is far above it; otherwise None."""
     if len(before) < FEWEST_DAYS:
         return None
     usual = median(before)
@@ -96,7 +96,7 @@ def of_day(days: Mapping[str, Mapping[date, TeamDay]], day: date) -> list[Anomal
 
 
 def _weekly(earlier: Mapping[date, int], day: date, value: int) -> bool:
-    """Whether enough of the same weekdays before were as high, within the ratio that a day must exceed the usual by."""
+    """Whether enough earlier days of the same weekday reached the value, divided by the ratio of an anomaly."""
     alike = [one for when, one in earlier.items() if (day - when).days % _WEEK == 0]
     return sum(value <= one * _LEAST_RATIO for one in alike) >= _RHYTHM
 
@@ -207,7 +207,7 @@ def budgets(deliveries_file: DeliveriesFile, states: Iterable[BudgetState]) -> l
 
 
 def anomalies(deliveries_file: DeliveriesFile, found: Sequence[Anomaly]) -> list[AnomalyDue]:
-    """The anomalies, for each destination that a notice subscribes."""
+    """Each anomaly, with each destination of a notice about anomalies of its team."""
     return [
         AnomalyDue(destination, anomaly) for destination, anomaly in _subscribed(deliveries_file, "anomalies", found)
     ]

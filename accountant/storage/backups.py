@@ -25,7 +25,7 @@ from gputally.server.config_loading import Model
 
 _NAME: Final = r"ledger-\d{8}T\d{9}Z"
 _HIDDEN: Final = re.compile(rf"\.{_NAME}\..+")
-"""Temporary files of earlier releases, or of a .json file that was being written."""
+"""Temporary files: those of earlier releases, and those that an interrupted write of a .json file leaves."""
 _COPY: Final = re.compile(rf"(?P<name>{_NAME})\.duckdb")
 _making = threading.Lock()
 """Allows one backup at a time; otherwise one backup would remove the unfinished files of another."""
@@ -53,7 +53,7 @@ class CopyableLedger(Protocol):
 
 
 class NoBackup(AccountantError):
-    """There is no backup of that name, or the target of a restore is not empty."""
+    """There is no backup of that name, or a ledger already exists where one is to be restored."""
 
 
 class KeptBackups:
@@ -78,8 +78,8 @@ class KeptBackups:
         return self._known
 
     def remembered(self) -> list[Backup]:
-        """Return all backups, newest first, for an object store from the cached last listing. Raises LedgerUnavailable
-        or LedgerDamaged."""
+        """Return all backups, newest first. Those in an object store come from the last listing, if there was one.
+        Raises LedgerUnavailable or LedgerDamaged."""
         if self.store.folder is not None or self._known is None:
             return self.listed()
         return self._known
@@ -169,8 +169,8 @@ def restore(store: FileStore, file: str, ledger: Path) -> Backup:
                     f"{store}/{file}: damaged since {_day(backup.at_ms)}: the SHA-256 differs: use another backup"
                 )
             atomic_file.sync(fresh)
-            block_copy_path(ledger).unlink(missing_ok=True)  # of the file that was here
-            os.link(fresh, ledger)  # unlike a renaming, refuses to replace one that came meanwhile
+            block_copy_path(ledger).unlink(missing_ok=True)  # saved blocks of an earlier ledger at this path
+            os.link(fresh, ledger)  # unlike rename, link fails if a ledger was created meanwhile
             atomic_file.sync(ledger.parent)
         finally:
             fresh.unlink(missing_ok=True)

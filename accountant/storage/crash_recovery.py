@@ -1,12 +1,12 @@
-"""Checks the write-ahead log before opening, and restores blocks that an interrupted checkpoint damaged.
+"""Checks the write-ahead log before DuckDB opens it, and restores blocks that an interrupted checkpoint damaged.
 
 After certain kinds of damage DuckDB 1.5 silently drops every commit of the log. After a harmless damage (an unsynced
 last commit, as a power failure leaves it) it refuses to open. The log is therefore checked first.
 
 DuckDB syncs a commit before it begins the next, so a power failure damages only the last commit, in any of its blocks.
 The log is then copied aside and cut before that commit. Damage in an earlier commit needs a person to decide. If the
-header is of an unknown version, this module cannot judge the log. The file and the log are then copied aside and DuckDB
-decides, because it may drop a log whose header it does not know.
+header is of an unknown version, this module cannot judge the log. DuckDB then opens it as it is. Before that, the file
+and the log are copied aside, because DuckDB may drop a log whose header it does not know.
 
 Framing: a header entry, then entries of u64 size, u64 checksum and payload. A commit ends with a constant marker entry.
 Source: measured on DuckDB 1.5.5 and 2.0.0 against nine kinds of damage. The checksum is DuckDB's own (`checksum.cpp`):
@@ -131,7 +131,8 @@ def _varint(log: bytes | mmap.mmap, at: int) -> tuple[int, int]:
 def prepare_log(database: Path) -> Verdict | None:
     """Make the log beside `database` safe to open; returns None if there is no log (after a clean stop).
 
-    Raises LedgerDamaged if opening would silently lose acknowledged rows."""
+    The log is left as it is if DuckDB's own files of an interrupted checkpoint are beside it. Otherwise raises
+    LedgerDamaged if opening would silently lose acknowledged rows."""
     log = database.with_name(database.name + ".wal")
     if not log.exists() or log.stat().st_size == 0:
         return None

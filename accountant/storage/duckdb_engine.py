@@ -1,8 +1,8 @@
-"""Runs SQL and translates engine errors. Only this module and `invoice_file` import duckdb.
+"""Runs SQL and translates engine errors. In this package only this module and `invoice_file` import duckdb.
 
-Each call uses a cursor of its own and reads the result to the end. Rows are passed in through Arrow. Statements are in
-`sql/`. Engine errors become `LedgerFailed` if the process has to end, otherwise `LedgerUnavailable`. This module does
-not know what the tables mean."""
+Each call uses a cursor of its own and reads the result to the end. Rows are passed in through Arrow. The statements are
+files in `sql/`. Engine errors become `LedgerFailed` if the process has to end, otherwise `LedgerUnavailable`. This
+module does not know what the tables mean."""
 
 from __future__ import annotations
 
@@ -196,8 +196,8 @@ class Database:
                 _create(path)
             crash_recovery.prepare_log(path)
             crash_recovery.restore_blocks(path)
-            # DuckDB's automatic checkpoint is only a fallback: ours run between transactions and update
-            # `checkpointed`.
+            # DuckDB's automatic checkpoint is only a fallback. The ledger's own checkpoints run between transactions
+            # and update the marks `checkpointed` (accountant.storage.transactions).
             settings: dict[str, Any] = {"checkpoint_threshold": "1GB", "memory_limit": memory_limit}
             if threads is not None:
                 settings["threads"] = threads
@@ -282,7 +282,8 @@ class Database:
         """Copy everything in the snapshot of `cursor` to the attached new file, and return the fingerprint of every
         table.
 
-        Writers continue meanwhile. Copying the file itself would release the engine's lock."""
+        Writers continue meanwhile. The file itself must not be copied, because closing it would release the engine's
+        lock."""
         source = cursor.run("SELECT current_database()")[0][0]
         cursor.run(f'COPY FROM DATABASE "{source}" TO {DUPLICATE}')
         copied = fingerprints(cursor)
@@ -303,8 +304,8 @@ class Database:
 
     def close(self) -> None:
         """Run a checkpoint and close the file. Idempotent."""
-        # The engine's own checkpoint at closing does not update `checkpointed`, so ours runs first if there is anything
-        # to write.
+        # The engine's own checkpoint at closing does not save the blocks that it overwrites. Ours therefore runs first
+        # if there is anything to write.
         with suppress(AccountantError), self.cursor() as cursor:
             if self.wal_bytes():
                 self.checkpoint(cursor)

@@ -1,11 +1,12 @@
 """Implements the ledger's protocols on DuckDB: all writes, snapshots, copies and archive runs.
 
 `accountant.storage.transactions` runs transactions. The class `Offsite` below makes copies and writes the archive. Both
-read from a snapshot while the writer continues. Only their changes to the ledger's own tables take the writer's lock.
+tasks read from a snapshot while the writer continues. They take the writer's lock only to change the ledger's tables.
 
 Records with a date in the future come from a clock that was ahead. `redate` quarantines them with that reason, so that
-their time is unmetered. It gives policies, observations and decisions a date that is not in the future. Acts are not
-changed, because their digests form a chain. The act that records the correction names them.
+their time is unmetered. It gives policies, observations, decisions and the ends of facts about nodes, namespaces and
+retired GPUs a date that is not in the future. It does not change acts (the entries of the journal), because their
+digests form a chain. The act that records the correction names them.
 
 Archive parts are never rewritten. A ledger that is rebuilt from them therefore repeats each correction that an act
 records (`redatings_in`), before it replays later records."""
@@ -314,9 +315,9 @@ class DuckLedger(Offsite):
         """Book batches in one transaction. A Receipt counts intervals, not facts."""
         with self._writing:
             before = self._state
-            behind = before.fleet.newest_end_ms - now_ms - SKEW_MS
+            behind = before.fleet.newest_end_ms - now_ms
             self._require_clock()
-            if behind > 0:
+            if behind > SKEW_MS:
                 raise LedgerUnavailable(
                     f"the accountant's clock is {behind} ms behind the newest record: correct the clock, or, if it is "
                     "right, list the records with a wrong date with: gputally accountant clock show"
@@ -380,7 +381,7 @@ class DuckLedger(Offsite):
             return version
 
     def report_epochs(self, reports: Sequence[EpochReport], now_ms: int) -> int:
-        """Store reports of epochs, and return how many were new."""
+        """Store reports of epochs, and return how many were new or earlier than the stored report of the epoch."""
         with self._writing:
             self._require_clock()
             with self._transaction() as cursor:
@@ -471,12 +472,12 @@ class DuckLedger(Offsite):
         return self._state.fleet.newest_end_ms
 
     def misdated(self, now_ms: int) -> tuple[MisdatedRecords, ...]:
-        """Return the items dated later than `now_ms`, by kind."""
+        """Return the items dated more than SKEW_MS after `now_ms`, by kind."""
         with self._snapshot() as (cursor, _):
             return misdated_items(cursor, now_ms)
 
     def redate(self, now_ms: int, who: str, reason: str) -> tuple[MisdatedRecords, ...]:
-        """Correct items dated later than `now_ms` and record the correction as an act. Raises CannotRedate."""
+        """Correct the `misdated` items and record the correction as an act. Raises CannotRedate."""
         with self._writing:
             self._require_clock()
             with self._transaction() as cursor:

@@ -1,8 +1,8 @@
 """Stores files in a folder, or under a prefix of an object store (`s3://`, `gs://`, `abfs://`).
 
 A file written with `create` appears completely or not at all and is never overwritten. The files written with `create`
-are manifests: each lists the data files that belong to it. A data file that no manifest lists was left behind by an
-interrupted writer. DuckDB reads and writes the store's files by the name that `url` returns."""
+are manifests. A writer creates the manifest after the data files that belong to it, so a data file without a manifest
+was left behind by an interrupted writer. DuckDB reads the store's files by the name that `url` returns."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class FileStore:
             shutil.rmtree(fresh, ignore_errors=True)
 
     def put(self, source: Path, name: str) -> None:
-        """Move a local file durably into the store. It replaces a file of that name."""
+        """Move a local file durably into the store, replacing a file of that name."""
         with self._reachable():
             if self.folder is not None:
                 place = self.folder / name

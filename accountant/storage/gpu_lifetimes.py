@@ -1,15 +1,15 @@
 """Determines when each GPU was in service, on which node, and when it was down or retired. Reads the owners of GPUs.
 
-A GPU is capacity from its first booked record. This ends when its node is deleted, when it has been missing from its
-node's reports for 24 h, or when it is retired by command. A GPU known only from an import is capacity up to its last
-record, because no source says that it still exists. All this depends only on the booked records and the inventory, not
-on the order in which they arrived.
+A GPU is capacity from its first booked record until its node is deleted, until it has been missing from its node's
+reports for 24 h, or until it is retired by command. A GPU known only from an import is capacity up to its last record,
+because no source says that it still exists. All this depends only on the booked records and the inventory, not on the
+order in which they arrived.
 
 Retiring by command is for machines that were switched off for good and are in no cluster or inventory file. Without it
 their time would be `unmetered` forever. A retired GPU that reports again is capacity again, and the time in between is
 unmetered.
 
-`Fleet` is immutable: every commit that changes it creates a new one, so a reader keeps that of its snapshot.
+`Fleet` is immutable: every commit that changes it creates a new one, so a reader keeps the `Fleet` of its snapshot.
 
 `GpuCensus` counts the GPUs in service without listing them. Of ten thousand GPUs nearly all are alike: they were
 installed with their rack, and their newest record ends in the last minute. A query therefore takes time in proportion
@@ -88,7 +88,8 @@ class GpuCensus:
     """Counts GPUs by lifetime (`counts`). GPUs that were ever down, or that may have disappeared, are stored
     individually by id.
 
-    until_ms: while no record ends here or later, none of the counted GPUs can have disappeared unnoticed."""
+    until_ms: while all records of the fleet end before this instant, no counted GPU in service can have been missing
+        for UNLISTED_MS."""
 
     counts: Mapping[Lifetime, int]
     individual: Mapping[int, Life]
@@ -171,7 +172,8 @@ def _is_individual(life: Life, newest_ms: int) -> bool:
 
 
 def _may_be_gone(life: Life, newest_ms: int) -> bool:
-    """Return whether records of other GPUs on its node can show that the GPU was removed."""
+    """Return whether the GPU may have disappeared: its life has not ended otherwise, and the fleet has records from
+    UNLISTED_MS or more after its newest one."""
     return life.last_ms + UNLISTED_MS <= newest_ms and life.last_ms + UNLISTED_MS < life.end_ms
 
 
@@ -451,7 +453,7 @@ def _retiring_gpus(fleet: Fleet, retirement: Retirement) -> Sequence[int]:
     in_cluster = {gpu: one for gpu, one in fleet.gpus.items() if one.cluster == cluster and gpu in fleet.tenures}
     homes = {gpu: fleet.life(gpu).home for gpu in in_cluster}
     if retirement.node and retirement.node not in homes.values():
-        raise CannotRetire(f"cluster {cluster!r} has no GPU that was seen on node {retirement.node!r} last")
+        raise CannotRetire(f"cluster {cluster!r} has no GPU whose newest record is from node {retirement.node!r}")
     by_uuid = {one.uuid: gpu for gpu, one in in_cluster.items() if retirement.node in ("", homes[gpu])}
     unknown = sorted(set(retirement.gpus) - by_uuid.keys())
     if unknown:
@@ -491,9 +493,9 @@ def retirement_act(devices: Sequence[RetiredDevice], now_ms: int, who: str, reas
 
 
 def in_service(lives: Mapping[Span, int], pieces: Sequence[Span]) -> list[dict[Span, int]]:
-    """Return, for each piece, the number of GPUs in service by the part of the piece.
+    """Return, for each piece, the number of GPUs by the part of the piece in which they were in service.
 
-    `lives` is the number of GPUs by span. The pieces are ascending, adjacent and not empty."""
+    `lives` is the number of GPUs by span of service. The pieces are ascending, adjacent and not empty."""
     found: list[dict[Span, int]] = [{} for _ in pieces]
     starts = [start for start, _ in pieces]
     changes = [0] * (len(pieces) + 1)
@@ -590,7 +592,7 @@ def read_claims(cursor: Cursor) -> dict[GpuName, tuple[GpuClaim, ...]]:
 def shown(
     owned: Mapping[GpuName, OwnedGpu], claims: Mapping[GpuName, Sequence[GpuClaim]], fleet: Fleet
 ) -> tuple[GpuOwnership, ...]:
-    """Return the register in the form of the API, by cluster and UUID."""
+    """Return the owners and claims of each GPU in the form of the API, by cluster and UUID."""
     models = {(gpu.cluster, gpu.uuid): gpu.model for gpu in fleet.gpus.values()}
     return tuple(
         GpuOwnership(

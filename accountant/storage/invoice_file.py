@@ -1,8 +1,8 @@
 """Reads a provider's invoice (FOCUS or AWS CUR, CSV or Parquet, also `.csv.gz`).
 
-A separate database with little memory reads the file; amounts are exact decimals and never become floats. Rows are
-summed per kind of item, so a month of millions of lines becomes a few items. The columns of the file determine its
-format. Taxes are an item of their own, because they are not part of a GPU's price.
+A separate DuckDB database in memory, limited to 256 MB, reads the file. Amounts are exact decimals and never become
+floats. Rows are summed per kind of item, so a month of millions of lines becomes a few items. The columns of the file
+determine its format. Taxes are an item of their own, because they are not part of a GPU's price.
 
 A charge belongs to the month that contains the middle of its charge period, because the provider's days and months are
 in UTC and the accountant's months may begin some hours earlier or later. A charge for more than a month (such as a year
@@ -33,7 +33,9 @@ class InvoiceUnreadable(AccountantError):
 
 @dataclass(frozen=True, slots=True)
 class InvoiceItem:
-    """The cost of one kind of item in the span. `instance` is the machine type, or the provider's id of the item."""
+    """The cost of one kind of item in the span.
+
+    instance: the machine type; without one, the provider's id of the item or of its service; `Tax` for taxes."""
 
     instance: str
     region: str
@@ -78,7 +80,7 @@ one."""
 
 
 def read_invoice(path: Path, start_ms: int, end_ms: int) -> list[InvoiceItem]:
-    """Return the items whose charge period lies in [start_ms, end_ms), sorted. Raises InvoiceUnreadable."""
+    """Return the items of the charges that belong to [start_ms, end_ms), sorted. Raises InvoiceUnreadable."""
     if not path.is_file():
         raise InvoiceUnreadable(f"{path}: there is no such file")
     source = "read_parquet($path)" if path.suffix == ".parquet" else _CSV

@@ -1,8 +1,8 @@
 """Defines the data that readers and the writer have without reading a table: one immutable `State` per commit.
 
-`Changes` records which spans of time each commit changed, so that cached answers about other spans stay valid. A cached
-answer is stored with the span's mark. If the current mark is equal, no commit has changed the answer. The mark of a
-span in the past stays the same while later records arrive.
+`Changes` records which spans of time each commit changed, so that cached answers about other spans stay valid. Its
+method `mark` returns a value for a span, which is stored with a cached answer about the span. As long as `mark` returns
+an equal value, no commit has changed the answer. The value for a past span stays the same while later records arrive.
 
 `DeviceKinds` groups devices that a query does not distinguish, so that DuckDB returns few sums. There is one kind for
 all devices, one per group with equal values of the queried dimensions (model, pool, node …), or one per device. The
@@ -156,7 +156,7 @@ Mark = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Which commit last changed which days.
+    """The commits that last changed each day.
 
     days: the commit that last changed rows of a day (UTC day number).
     onward: by day, the commit that last changed all time from that day on."""

@@ -99,8 +99,8 @@ class Snapshot:
     ) -> list[KnownPod]:
         """Return the pods that existed in the span, by cluster and uid.
 
-        A pod whose creation was not seen is left out. With `placed` it counts from its placement, as imported pods do.
-        `of` limits the result to pods of these jobs, `waiting` to pods without a known placement or end."""
+        A pod whose creation was not seen is left out. With `placed` it counts from its placement or start. `of` limits
+        the result to pods of these jobs, `waiting` to pods without a known placement or end."""
         parameters: dict[str, Any] = {"low": start_ms, "high": end_ms}
         tables = {"pod": "pod", "seen": "pod_seen"}
         if of is not None:
@@ -200,8 +200,8 @@ class Snapshot:
         return self._state.fleet.newest_by_cluster
 
     def recent_span(self, until_ms: int, length_ms: int) -> tuple[int, int]:
-        """Return the span of exactly this length that ends at `until_ms`, because the ledger can answer about any
-        span."""
+        """Return the span of exactly this length that ends at `until_ms`. Unlike a lake, the ledger can answer about
+        any span."""
         return until_ms - length_ms, until_ms
 
     @property

@@ -1,17 +1,21 @@
-"""Writes received records to Parquet parts in another store, and replays them into a ledger that lacks them.
+"""Writes received records to an archive of numbered parts, and replays the parts into a ledger that lacks them.
 
-A part holds every record above the marks of the previous part (rows with their names, numbers of facts, gaps,
-quarantined records), the pods with new facts, and the registers. For append-only registers it holds only the rows that
-are new since the previous part; every other register is written in full if it changed. An unchanged register is listed
-with the number of the part that holds it.
+A part is one folder of Parquet files (zstd), on disk or in an object store (`folder_or_object_store`). Its `part.json`
+lists the files with their SHA-256. A part holds
+
+- every record that arrived since the previous part: rows with their names, numbers and digests of facts, sequence
+  numbers that will never arrive, and quarantined records
+- the mark of each outbox: the number up to which all of its records are archived
+- the pods with new facts
+- the registers: the tables of policies, nodes, namespaces, owners and retirements of GPUs, acts, decisions and epochs
+
+Of an append-only register the part holds only the rows that are new since the previous part. Every other register is
+written in full if it changed. `part.json` names the part that holds an unchanged register.
 
 A part is written locally from one snapshot, then moved to the archive with `part.json` as the last file, and only then
 recorded in the ledger. If the accountant was killed between the last two steps, or the ledger was restored from a
 backup, the archive has a part that the ledger has not recorded. Its records are replayed into the ledger. A folder
 without `part.json` is a leftover of a killed writer. Parts are never changed or deleted.
-
-Parts are Parquet files (zstd) in a folder or in an object store (`folder_or_object_store`). `part.json` lists them with
-their SHA-256.
 
 Replayed rows are booked like rows from agents, so a rebuilt ledger equals the original. Replaying is idempotent: rows
 at or below a mark are skipped, and everything else is added only if it is missing."""
@@ -221,7 +225,7 @@ ROWS_AT_ONCE = 50_000
 _gaps = msgspec.json.Decoder(list[Gap])
 _facts = msgspec.json.Decoder(ObservedPod)
 _WHOLE = ("node", "namespace", "past", "retired")
-"""Registers of the present state. The other registers are histories."""
+"""Registers that a newer part replaces. To the other registers, rows are only ever added."""
 
 
 def groups(

@@ -1,5 +1,5 @@
-"""Removes rows that are older than the retention period and archived from the ledger file, and brings them back when a
-late record needs them. The sums stay.
+"""Removes archived rows older than the retention period from the ledger file, and brings them back for late records.
+The sums stay in the file.
 
 The rows of an hour are either all in the file or, if the hour is *frozen*, only in the archive. Only an hour in which
 every row counts as received is frozen, so the archive need not store which rows were cut. A query that needs rows of a

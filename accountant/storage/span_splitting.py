@@ -1,7 +1,7 @@
 """Splits a span into days, hours, quarter-hours and edges.
 
-It only computes on [start_ms, end_ms). Whole days, hours and quarter-hours are read from the sums of that size if they
-exist. The rest is read from the rows."""
+Queries read whole days, hours and quarter-hours from the sums of that size if they exist, and the rest from the rows.
+This module computes the parts and reads nothing. Spans are [start_ms, end_ms)."""
 
 from __future__ import annotations
 

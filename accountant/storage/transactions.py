@@ -90,7 +90,7 @@ class Transactions:
         """Pods with new facts since the last archive part; None: unknown."""
 
     def checkpoint(self) -> None:
-        """Write the log into the file, and advance the `checkpointed` marks to the marks before it."""
+        """Roll up finished hours, write the log into the file, and update the `checkpointed` marks."""
         with self._writing:
             if self._database.wal_bytes() == 0:
                 return
@@ -195,8 +195,8 @@ class Transactions:
             changes = after.changes if beside or not news else _changes(after.changes, booked, version)
             published = replace(after, version=version, changes=changes)
             if booked is not None:
-                # Update the cache first: it knows versions, and a reader of the previous state falls back to the
-                # tables.
+                # Update the cache before publishing. A reader of the previous state then reads the tables, because the
+                # cache returns nothing that a later version changed.
                 self._windows.sums.apply_commit(booked, additions, version)
                 if self._pods is not None:
                     self._pods.update((cluster, fact.uid) for cluster, fact in booked.pods)

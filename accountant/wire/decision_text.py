@@ -1,4 +1,4 @@
-"""Explains a recorded decision in words and numbers, for the pages of both servers.
+"""Explains a recorded decision in words and numbers, for the pages of the accountant and of the controller.
 
 All values come from the decision itself and from those of the same cycle, as the controller posted them. A posted
 decision is external JSON, so missing values and values that are not numbers are left out."""
@@ -143,10 +143,11 @@ class DecisionText:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A queue's share in the last recorded cycle, in GPUs.
+    """A queue's figures in the last recorded cycle.
 
-    used: share of the window's capacity.
-    cycle: the record."""
+    cycle: the record.
+    holds, asks, due: GPUs that it held, requested and was entitled to.
+    used: its share of the window's capacity."""
 
     queue: str
     cycle: Decision

@@ -27,10 +27,13 @@ Apply = Literal["dry-run", "enforce"]
 
 
 class KaiTarget(Model):
-    """How shares reach KAI. mode weight: publish `overQuotaWeight`; requires the shard's kValue to be 0. usage: KAI
-    reads its history from the accountant, weights are not changed. off: change nothing. weight and usage are exclusive,
-    since history would count twice. endpoint: URL at which KAI should query usage; compared with its shards'
-    `connectionString` in mode usage."""
+    """How shares reach KAI.
+
+    mode: with `weight`, the controller publishes `overQuotaWeight`, and the shard's kValue must be 0, since history
+        would count twice otherwise. With `usage`, KAI reads its history from the accountant, and weights are not
+        changed. With `off`, nothing is changed.
+    endpoint: URL at which KAI should query usage. In mode `usage` it is compared with the `connectionString` of KAI's
+        shards."""
 
     mode: Annotated[Literal["weight", "usage", "off"], BeforeValidator(bare_off)] = "weight"
     apply: Apply = "dry-run"
@@ -38,8 +41,10 @@ class KaiTarget(Model):
 
 
 class KueueTarget(Model):
-    """How shares reach Kueue. mode weight: publish `fairSharing.weight`. config: namespace/name of the ConfigMap with
-    Kueue's configuration, which shows whether Kueue uses weights."""
+    """How shares reach Kueue.
+
+    mode: with `weight`, the controller publishes `fairSharing.weight`.
+    config: namespace/name of the ConfigMap with Kueue's configuration, which shows whether Kueue uses weights."""
 
     mode: Annotated[Literal["weight", "off"], BeforeValidator(bare_off)] = "weight"
     apply: Apply = "dry-run"
@@ -49,8 +54,8 @@ class KueueTarget(Model):
 class VolcanoTarget(Model):
     """How shares reach Volcano.
 
-    mode: the object that Volcano's active plugin reads. weight: proportion. deserved: capacity. hierarchy: drf with
-        hierarchy.
+    mode: the field that Volcano's active plugin reads: `weight` with the plugin proportion, `deserved` with capacity,
+        `hierarchy` with drf and its option hierarchy.
     config: namespace/name of the scheduler's ConfigMap, which shows the active plugin."""
 
     mode: Annotated[Literal["weight", "deserved", "hierarchy", "off"], BeforeValidator(bare_off)] = "weight"
@@ -59,8 +64,10 @@ class VolcanoTarget(Model):
 
 
 class KubeSchedulerTarget(Model):
-    """How shares reach kube-scheduler. mode extender: the shares of queues with `policy:` refs take effect through the
-    extender. off: ignore these queues."""
+    """How shares reach kube-scheduler.
+
+    mode: with `extender`, the shares of queues with `policy:` refs take effect through the scheduler extender. With
+        `off`, these queues are ignored."""
 
     mode: Annotated[Literal["extender", "off"], BeforeValidator(bare_off)] = "extender"
 
@@ -211,12 +218,12 @@ GpuWeight = Annotated[Decimal, Field(ge=0, le=1_000_000, max_digits=13, decimal_
 
 
 class WindowSpec(Model):
-    """The past time over which the usage of a queue is measured. half_life: None: no decay.
+    """The past time over which the usage of a queue is measured.
 
-    sliding: the last `size` seconds. tumbling: since the last boundary, a multiple of `size` after (or before) `start`,
-    by default 1970 UTC. cron: since the expression `cron` last fired. calendar: since the beginning of the month. cron
-    and calendar use the accountant's time zone and have no size.
-
+    kind: `sliding`: the last `size` seconds. `tumbling`: since the last boundary, a multiple of `size` after (or
+        before) `start`, by default 1970 UTC. `cron`: since the expression `cron` last fired. `calendar`: since the
+        beginning of the month. `cron` and `calendar` use the accountant's time zone and have no size.
+    half_life: None: no decay.
     decay: exact is the integral; slurm is Slurm's calculation for the same half-life, per period of `calc_period`
         (PriorityCalcPeriod), for comparison with its figures.
     gpu_weights: by name of a GPU model, the weight of a GPU-second (like TRESBillingWeights); other models have weight
@@ -264,8 +271,9 @@ ClusterName = Annotated[str, Field(min_length=1, max_length=253)]
 
 
 class UsagePolicy(Model):
-    """The clusters whose usage counts. clusters: names as reported by agents; their usage is added up; the controller's
-    own cluster always counts. Empty: only the controller's own cluster."""
+    """The clusters whose usage counts and is added up.
+
+    clusters: names as reported by agents. The controller's own cluster always counts, also if it is not listed."""
 
     clusters: tuple[ClusterName, ...] = Field(default=(), max_length=1_000)
 
@@ -342,10 +350,13 @@ Quota = Annotated[float, Field(ge=-1, le=MOST)]
 
 
 class QueuePolicy(Model):
-    """One queue of the tree. Deserved quota and limit are in GPUs (-1: unlimited); over-quota weight; priority (higher
-    first). refs: the schedulers' names that belong to it: `kai:vision`, `kueue:team` (a ClusterQueue),
-    `kueue-cohort:dept`, `kueue:namespace/local`, `volcano:team`, `policy:label`, `runai:project`,
-    `runai-department:dept`."""
+    """One queue of the tree.
+
+    deserved, limit: the deserved (guaranteed) quota, and the most that the queue may hold, in GPUs (-1: unlimited).
+    weight: the weight by which it shares GPUs beyond the deserved quotas.
+    priority: higher values come first.
+    refs: the schedulers' names of the queue: `kai:vision`, `kueue:team` (a ClusterQueue), `kueue-cohort:dept`,
+        `kueue:namespace/local`, `volcano:team`, `policy:label`, `runai:project`, `runai-department:dept`."""
 
     name: str = Field(min_length=1, max_length=253)
     parent: str | None = None
@@ -484,7 +495,7 @@ def _one_way_to_runai(policy: Policy) -> None:
         if not any(ref.partition(":")[0] in ("runai", "runai-department") for ref in queue.refs):
             continue
         if policy.targets.runai.url is None:
-            raise PolicyError(i, "refs", f"queue {queue.name!r} is Run:ai's: say its address in targets.runai.url")
+            raise PolicyError(i, "refs", f"queue {queue.name!r} is Run:ai's: set its address in targets.runai.url")
         if policy.targets.kai.mode != "off" and any(ref.startswith("kai:") for ref in queue.refs):
             reason = "Run:ai owns its Queues: set targets.kai.mode: off, or targets.runai.mode: off and kai's to usage"
             raise PolicyError(i, "refs", f"queue {queue.name!r} has refs of kai and runai: {reason}")
@@ -546,7 +557,11 @@ class UsageWindow(Model):
     """Usage per key over a window, with the figures that show whether it can be trusted.
 
     usage, capacity: integers in `unit`. Decayed figures are rounded to integers once, at the end. The capacity excludes
-    `down`. `unassigned` is usage outside all queues (not in `usage`)."""
+        `down`.
+    unassigned: usage outside all queues (not in `usage`).
+    watermark_ms: the instant up to which the required share of the GPUs in service is metered.
+    lost_ms: the end of the last quarter-hour in which a GPU was lost; 0 if none was, null if unknown.
+    since_ms: the instant in the window from which the ledger knows GPUs."""
 
     kind: WindowKind
     start_ms: int

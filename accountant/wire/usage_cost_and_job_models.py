@@ -19,7 +19,7 @@ Dimension = Literal[
 
 
 class Accounts(Model):
-    """GPU-microseconds by account; each is in exactly one account, so they add up to the capacity."""
+    """GPU-microseconds by account. Each microsecond is in one account, so the accounts add up to the capacity."""
 
     busy: int = 0
     allocated_idle: int = 0
@@ -38,7 +38,7 @@ class Accounts(Model):
 
 
 class UsageLine(Model):
-    """One group of an answer. The other figures are not part of the accounts' sum.
+    """The usage of one group. Figures outside `accounts_gpu_us` are not part of the accounts' sum.
 
     node_down_us: the part of `down` in which the GPU's node was out of service; in the rest a GPU was lost on a working
     node. None: not distinguished.

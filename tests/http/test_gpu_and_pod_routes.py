@@ -209,7 +209,7 @@ def test_the_answer_is_for_programs_too(asked):
     ("words", "said"),
     [
         ((), "name GPUs, a node or a cluster"),
-        (("--node", "node-7"), "no GPU that was seen on node 'node-7' last"),
+        (("--node", "node-7"), "no GPU whose newest record is from node 'node-7'"),
         (("--node", "node-1", "--since", "yesterday"), "since: not a date: 'yesterday'"),
         (("--node", "node-1", "--since", "2027-01-01"), "is in the future"),
     ],

@@ -162,7 +162,7 @@ def test_one_that_reports_again_is_capacity_again(gone, send, hand, accounts, to
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        ({"node": "n9"}, "cluster 'prod' has no GPU that was seen on node 'n9' last"),
+        ({"node": "n9"}, "cluster 'prod' has no GPU whose newest record is from node 'n9'"),
         ({"gpus": ("a", "x")}, "cluster 'prod' has no GPU 'x'"),
         ({"gpus": ("c",), "node": "n1"}, "node 'n1' has no GPU 'c'"),
         ({"cluster": "lab"}, "none of these GPUs counts as capacity at 2026-"),

@@ -1,4 +1,4 @@
-"""Groups holders and devices by the dimensions of a query.
+"""Groups holders (pods and other users of GPUs) and devices (GPUs and MIG instances) by the dimensions of a query.
 
 Holders with equal values of the queried dimensions form one class, and DuckDB sums per class. The cost of an answer
 therefore grows with its number of rows, not with the number of pods.

@@ -5,7 +5,7 @@ the paying team once per queue and namespace. Unmetered time has no rows, and do
 are computed per GPU and added, so that the accounts of every GPU add up to its capacity exactly.
 
 Start-up time requires reading every pod, so `usage_columns` computes it once for all groupings. Memory grows with the
-results: it holds their keys, and some hundred bytes per row."""
+result: it holds the result's keys, and some hundred bytes per row."""
 
 from __future__ import annotations
 
@@ -412,7 +412,6 @@ def _filtered_devices(
     if "node" not in where and "gpu" not in where:
         return {}, None  # a filter by cluster alone selects most GPUs
     fleet = state.fleet
-    # A GPU that moved has devices on other nodes too.
     devices = state.device_names(cursor)
     on_nodes = state.devices.on(where["node"], devices) if "node" in where else devices
     allowed = {dimension: where[dimension] for dimension in _OF_PLACES if dimension in where}
@@ -429,7 +428,8 @@ def _filtered_devices(
 
 @dataclass(frozen=True, slots=True)
 class _UnseenTime:
-    """Time of a piece without rows, or that moves from `unallocated` (then negative) to `down`."""
+    """Time of a piece that its rows lack (unmetered or down), or that its rows count as `unallocated` although the node
+    was down. The latter is subtracted from `unallocated` and added to `down`."""
 
     piece: int
     key: tuple[str, ...]

@@ -5,8 +5,9 @@ Whole days, hours and quarter-hours are read from their tables. An hour is folde
 the span from 09:50 to 12:20 consists of rows from 09:50 to 10:00, the hours 10 and 11, the quarter-hour at 12:00, and
 rows from 12:15 to 12:20.
 
-At the edges DuckDB sums the rows that lie entirely inside the span. A set of rows that crosses an edge is cut as a
-whole and in proportion to time (accountant.core.gpu_time_accounts.part), so that its parts add up.
+At the edges DuckDB sums the rows that lie entirely inside the span. The rows of one GPU with the same span are a set. A
+set that crosses an edge is cut as a whole and in proportion to time (accountant.core.gpu_time_accounts.part), so that
+its parts add up.
 
 Sums are 64-bit integers, which hold 292,000 GPU-years. A value that does not fit raises LedgerUnavailable. The energy
 of a large fleet does not fit in microjoules, so it is summed in joules and a rest in microjoules."""

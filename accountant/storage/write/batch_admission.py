@@ -7,8 +7,8 @@ compares a batch with the mark:
 - A batch that starts above it is refused, because records in between are missing and may still arrive.
 - If the agent says that it has no older records, the batch is accepted and the numbers in between are lost.
 
-`GroupCommit` collects batches that are committed together. After the last one, `sort_out` checks the rows of all
-together, and `interval_writer` writes them. Marks advance only in the group until the commit, so a failed transaction
+`GroupCommit` collects batches that are committed together. After the last batch, `sort_out` checks the rows of all
+batches, and `interval_writer` writes them. Until the commit, marks advance only in the group, so a failed transaction
 leaves nothing behind.
 
 A set is the rows of one GPU with equal span. It is accepted or rejected as a whole, because a partial set would leave a
@@ -136,7 +136,7 @@ def stored_digests(cursor: Cursor, stream: Stream, seqs: Sequence[int]) -> Mappi
 SKEW_MS = 5 * MS_PER_MINUTE
 """How far a node's clock may be ahead of the accountant's."""
 MAX_INTERVAL_MS = MS_PER_HOUR
-"""The longest span of a row. Agents close rows at least every quarter-hour. Rows of imports may be longer."""
+"""The longest span of a row. Agents close rows at least every quarter-hour, imports may use the full length."""
 EPOCH_2020_MS = 1_577_836_800_000
 """2020-01-01T00:00:00Z. An earlier time shows that a clock was never set."""
 LARGEST = 10**15
@@ -250,7 +250,7 @@ def _span_fault(row: UsageInterval, now_ms: int) -> Fault | None:
     if row.start_ms < EPOCH_2020_MS:
         return Fault("before-2020", f"starts at {row.start_ms}: the node's clock was not set")
     if row.end_ms - row.start_ms > MAX_INTERVAL_MS:
-        return Fault("too-long", f"{row.end_ms - row.start_ms} ms, longest is {MAX_INTERVAL_MS} ms")
+        return Fault("too-long", f"{row.end_ms - row.start_ms} ms, the longest allowed is {MAX_INTERVAL_MS} ms")
     return None
 
 
@@ -283,7 +283,7 @@ def fact_fault(fact: PodFacts, now_ms: int) -> Fault | None:
     if not all(map(is_name, _names_in(fact))) or unprintable([fact.labels, fact.requests]):
         return Fault("bad-name", f"fact {fact.seq}: a name is {_UNNAMED}")
     if not in_range(fact):
-        return Fault("out-of-range", f"fact {fact.seq}: a time or its priority is not a possible number")
+        return Fault("out-of-range", f"fact {fact.seq}: a time or the priority is out of range")
     return None
 
 

@@ -1,7 +1,7 @@
-"""Registers which node each GPU and each pod belongs to, and checks records against it before they are booked.
+"""Keeps a register of the node to which each GPU and each pod belongs, and checks records against it before booking.
 
-A GPU belongs to the node that first reported it. Another node can take it over in two ways: the owner has been silent
-about it for `move_after_ms`, or an administrator confirms the move. Earlier time stays with the former owner.
+A GPU belongs to the node that first reported it. Another node takes the GPU over if the owner has been silent about it
+for `move_after_ms`, or if an administrator confirms the move. Earlier time stays with the former owner.
 
 The node of a pod is the first of these that is known:
 
@@ -9,8 +9,8 @@ The node of a pod is the first of these that is known:
 - the node whose row first named it
 - the node that first reported facts about it
 
-If another node reports something about the pod, it is quarantined, or stored under an identifier that only this other
-node uses. Neither node can then change which team pays for the other's rows."""
+A report about the pod from another node is quarantined, or stored under an identifier that only that other node uses.
+Neither node can then change which team pays for the other's rows."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ KEEP = 200_000
 _OWN = "@"
 """Separates an identifier from the name of the only node that uses it."""
 _NO_NODE = ""
-"""Stands for "no node". Rows name it for holders that are not pods, because nodes report no facts about those."""
+"""Stands in the register for the node of holders that are not pods. No node owns these."""
 
 
 class PodNode(NamedTuple):

@@ -105,7 +105,7 @@ def _merged(regions: Iterable[TouchedSpan]) -> dict[int, list[Span]]:
 
 
 def _neighbours(cursor: Cursor, regions: list[TouchedSpan]) -> dict[int, list[_NeighbourSet]]:
-    """Return per GPU every set in the regions, and every set that touches one of those."""
+    """Return, by GPU, every set that overlaps the regions, and every set that overlaps one of these sets."""
     reaches = [(0, r.gpu, r.start_ms - MAX_INTERVAL_MS, r.end_ms + MAX_INTERVAL_MS) for r in regions]
     streams = {row[0]: row[1:] for row in cursor.run("SELECT id, epoch, cluster || '/' || node FROM stream")}
     rows = cursor.rows(

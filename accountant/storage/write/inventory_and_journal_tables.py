@@ -1,4 +1,4 @@
-"""Writes and reads the tables of nodes, namespaces, policies, decisions, acts and epochs.
+"""Writes and reads the tables of nodes, namespaces, policies, decisions, acts (journal entries) and epochs.
 
 A node or a namespace has one row for its present facts, and one row in `past` for each earlier version."""
 
@@ -134,8 +134,8 @@ _PROGRESS = pa.schema(
 
 
 def write_epochs(cursor: Cursor, reports: Iterable[EpochReport], now_ms: int, most: int = MOST_EPOCHS) -> int:
-    """Store epoch reports, and return how many were new. Epochs beyond `most` per job are dropped, and instants after
-    now_ms become now_ms."""
+    """Store the epoch reports that are new or earlier than the stored report of the epoch, and return how many these
+    are. New epochs beyond `most` per job are dropped, and instants after now_ms become now_ms."""
     earliest: dict[tuple[JobKey, int], EpochReport] = {}
     for report in reports:
         at = report.key, report.epoch

@@ -1,10 +1,11 @@
-"""Maps names of GPUs, pods and queues to integer ids inside a transaction, and back.
+"""Maps the names of outboxes, GPUs, devices and holders to the integer ids of the ledger, and back.
 
 A `Dictionary` caches committed ids. What a transaction adds is staged until `commit` or `forget`. Names that are not
 cached are looked up in the table, so memory stays bounded for any number of pods.
 
 `PodQueues` caches the queue reference of each pod in the same way. After an observation that differs from the cached
-queue, it reads the pod's queue from the tables again. Both belong to the writer."""
+queue, it reads the pod's queue from the tables again. Only the writer uses these two caches. Readers get names from
+`Devices` and `holders`."""
 
 from __future__ import annotations
 
@@ -200,7 +201,7 @@ HolderKey = tuple[str, str, str, str, str, str]
 
 
 class Dictionaries:
-    """The caches of the writer: the ids of all tables, and the queues of pods."""
+    """The caches of the writer: the ids of outboxes, GPUs, devices and holders, and the queues of pods."""
 
     def __init__(self) -> None:
         self.stream: Dictionary[Stream] = Dictionary("stream", ("cluster", "node", "epoch"))
@@ -226,7 +227,8 @@ class Dictionaries:
 
 
 class HolderColumns:
-    """The holders of a group's rows, in the order of the rows. `gpus` are the ids of all GPUs of these rows."""
+    """The devices, holders, payers and queues of a group's rows, in the order of the rows. `gpus` are the ids of all
+    GPUs of these rows."""
 
     def __init__(self, cursor: Cursor, names: Dictionaries, incoming: Incoming, gpus: Mapping[GpuName, int]) -> None:
         devices = [_device(gpus[gpu], node, *sort) for ((_, node), gpu), sort in incoming.device.values]

@@ -2,8 +2,8 @@
 
 A commit writes only rows, because updating sums would cost more than the rows themselves. An hour with new or changed
 rows is *unfolded* and summed from its rows. Once the hour is over, a checkpoint folds it into hourly and quarter-hourly
-sums, and the hours of a finished day into the day's sum. A checkpoint also merges marks and tenures, which commits only
-append, into one row per key. The meaning of the tables does not change.
+sums, and the hours of a finished day into the day's sum. A checkpoint also merges the rows of marks and tenures (which
+node had a GPU when), which commits only append, into one row per key.
 
 With day sums, a query over a month reads days instead of hours. A day has sums for all of its hours or none. If one of
 its hours unfolds, they are deleted in the same transaction and computed again later. Each day's sum is stored with its
@@ -26,7 +26,7 @@ from accountant.storage.write import record_columns
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
 MOST_AT_ONCE = 7
-"""Days per checkpoint. At 10,000 GPUs, a day takes a tenth of a second."""
+"""Largest number of days per checkpoint. At 10,000 GPUs, a day takes a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +174,8 @@ def unfold_hours(cursor: Cursor, hours: Collection[int], newest_ms: int, days: D
 def compact(
     cursor: Cursor, unfolded: frozenset[int], days: DailySums, newest_ms: int, zone: ZoneInfo
 ) -> tuple[frozenset[int], DailySums]:
-    """Fold the hours that ended by `newest_ms` in the current transaction. Returns the hours that remain unfolded, and
-    the state of the days of `zone`."""
+    """Fold the hours that ended by `newest_ms`, and merge tenures and marks, in the current transaction. Returns the
+    hours that remain unfolded, and the days of `zone` that have sums."""
     cursor.rows("compact_tenures", row_range(unfolded))
     cursor.rows("compact_progress")
     over = frozenset(hour for hour in unfolded if hour + MS_PER_HOUR <= newest_ms)
