@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 from accountant.wire.policy_models import Policy
 from accountant.wire.usage_cost_and_job_models import BudgetState
-from fairshare.controller.cycle_report import CycleReport
-from fairshare.core.gpu_demand import read_pod
-from fairshare.core.queues_and_weights import Condition, Pod
 from fairshare.targets import KINDS
 from fairshare.targets.kai import POD_GROUP, QUEUE, SHARD
 from gputally.base.errors import Refused, Unavailable
 from gputally.kubernetes.api_client import error_of
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, GPU, NODE, POD, Cluster, Event, Kind, Object
+from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, GPU, NODE, POD, Event, Kind, Object
 
 
 def object_of(
@@ -157,41 +154,6 @@ class Failing(MemoryCluster):
     def event(self, event: Event) -> None:
         self._fail("event", f"event {event.kind.kind}")
         super().event(event)
-
-
-def weights_in(cluster: Cluster) -> dict[str, Any]:
-    return {
-        obj["metadata"]["name"]: obj["spec"]["resources"]["gpu"].get("overQuotaWeight") for obj in cluster.list(QUEUE)
-    }
-
-
-def conditions_of(report: CycleReport) -> dict[str, tuple[str, str]]:
-    return {f"{scope}.{c.type}".lstrip("."): (c.status, c.reason) for scope, c in report.scoped_conditions()}
-
-
-def results_of(report: CycleReport) -> dict[str, str]:
-    return {o.apply.queue: o.result for target in report.targets for o in target.outcomes}
-
-
-def hold_of(report: CycleReport) -> tuple[str, str]:
-    """Why a cycle held the weights: reason and message, empty where it did not."""
-    return ("", "") if report.hold is None else (report.hold.reason, report.hold.message)
-
-
-def condition(found: Any, kind: str) -> Condition:
-    """The one condition of this type, of an observation or of a target's report."""
-    (one,) = [each for each in found.conditions if each.type == kind]
-    return cast(Condition, one)
-
-
-def reasons_of(found: Any) -> dict[str, tuple[str, str]]:
-    """Status and reason by type, of an observation or of a target's report."""
-    return {each.type: (each.status, each.reason) for each in found.conditions}
-
-
-def pods_of(cluster: Cluster) -> tuple[Pod, ...]:
-    """Pods with GPUs, as the controller's watch has them."""
-    return tuple(pod for obj in cluster.list(POD) if (pod := read_pod(obj)) is not None)
 
 
 def budget_state(name: str, queue: str, **fields: Any) -> BudgetState:

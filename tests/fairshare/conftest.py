@@ -12,6 +12,7 @@ import pytest
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState
 from fairshare.controller.control_loop import Controller
+from fairshare.controller.cycle_report import CycleReport
 from fairshare.core.queues_and_weights import Observation, Pod
 from fairshare.targets import KINDS
 from fairshare.targets.weight_plan import Adapter, look_at
@@ -173,10 +174,22 @@ def clock() -> VirtualClock:
     return VirtualClock(NOW_MS)
 
 
+class Stepping(Controller):
+    """A controller that a test's clock moves."""
+
+    def later(self) -> CycleReport:
+        """The cycle of the next minute."""
+        assert isinstance(self._clock, VirtualClock)
+        self._clock.advance(60_000)
+        return self.cycle()
+
+
 @pytest.fixture
 def controller_of(accountant: Accountant, clock: VirtualClock) -> Make:
-    def make(policy: Policy, cluster: MemoryCluster, **options: Any) -> Controller:
-        return Controller(policy, accountant, cluster, clock, **options)
+    """A controller of a policy in a cluster, by the test's accountant and clock."""
+
+    def make(policy: Policy, cluster: Cluster, **options: Any) -> Stepping:
+        return Stepping(policy, accountant, cluster, clock, **options)
 
     return make
 

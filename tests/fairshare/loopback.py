@@ -14,9 +14,13 @@ Answer = Callable[[Mapping[str, str]], Any]
 
 
 @contextmanager
-def serving(routes: Mapping[str, Answer], taking: Mapping[str, Answer] | None = None) -> Iterator[str]:
+def serving(
+    routes: Mapping[str, Answer],
+    taking: Mapping[str, Answer] | None = None,
+    asked: list[tuple[str, str]] | None = None,
+) -> Iterator[str]:
     """GET of `routes`; PUT and POST of `taking`, which is not told what came. Anything else is 405, an unknown path
-    404, both without a body. Yields the address."""
+    404, both without a body. asked: takes down the verb and the path of what was answered. Yields the address."""
 
     class Served(Handler):
         def do_GET(self) -> None:
@@ -29,6 +33,8 @@ def serving(routes: Mapping[str, Answer], taking: Mapping[str, Answer] | None = 
             self._answer(answer(query))
 
         def _answer(self, document: Any) -> None:
+            if asked is not None:
+                asked.append((self.command, urlsplit(self.path).path))
             self.say(200, json.dumps(document).encode())
 
         def do_PUT(self) -> None:

@@ -14,16 +14,14 @@ import httpx2
 import pytest
 import trustme
 
-from accountant.wire.policy_models import Decision, Policy, UsageWindow, WindowSpec
+from accountant.wire.policy_models import Decision, Policy, WindowSpec
 from fairshare.usage.accountant_client import MOST_BYTES_PER_POST, MOST_DECISIONS_PER_POST, AccountantApi
 from gputally.base.errors import AccountantRefused, AccountantUnavailable
 from tests.fakes.http_server import Handler, listening
+from tests.usage_windows import usage_window
 
 Answer = Callable[[httpx2.Request], httpx2.Response]
-WINDOW = UsageWindow(
-    kind="sliding", start_ms=0, end_ms=10, half_life_s=3600, measure="allocated", unit="gpu_us", by="queue",
-    usage={"a": 1}, unassigned=0, capacity=2, watermark_ms=9, coverage=1.0, policy_version="v",
-)  # fmt: skip
+WINDOW = usage_window({"a": 1}, 2, start_ms=0, end_ms=10, half_life_s=3600, watermark_ms=9, policy_version="v")
 
 
 def _decision(number: int) -> Decision:
@@ -34,6 +32,25 @@ def _decision(number: int) -> Decision:
 
 def _client(answer: Answer, token_file: Path | None = None) -> AccountantApi:
     return AccountantApi("http://accountant:8080/", token_file=token_file, transport=httpx2.MockTransport(answer))
+
+
+def _refused(answer: Answer, act: Callable[[AccountantApi], object], token_file: Path | None = None) -> Exception:
+    """What the client raises, told of no more than its own words."""
+    with _client(answer, token_file) as client, pytest.raises(AccountantUnavailable) as told:
+        act(client)
+    return told.value
+
+
+def _asks(client: AccountantApi) -> object:
+    return client.window(WindowSpec(), "allocated", 0, 0.98)
+
+
+def _posts(client: AccountantApi) -> object:
+    return client.post_decisions([_decision(1)])
+
+
+def _announces(client: AccountantApi) -> object:
+    return client.put_policy(Policy.model_validate({"queues": [{"name": "a"}]}))
 
 
 def test_a_window_is_asked_for_as_the_policy_says(tmp_path: Path) -> None:
@@ -125,19 +142,15 @@ def test_large_decisions_are_sent_a_few_at_a_time() -> None:
     assert sent == [2, 2, 1]
 
 
-def test_what_is_never_taken_is_told_from_what_is_not_taken_now() -> None:
-    for status, final in ((413, True), (422, True), (429, False), (503, False), (401, False)):
-        with _client(lambda _, status=status: httpx2.Response(status)) as client:
-            with pytest.raises(AccountantUnavailable) as told:
-                client.post_decisions([_decision(1)])
-            assert isinstance(told.value, AccountantRefused) is final
+@pytest.mark.parametrize(("status", "final"), [(413, True), (422, True), (429, False), (503, False), (401, False)])
+def test_what_is_never_taken_is_told_from_what_is_not_taken_now(status: int, final: bool) -> None:
+    assert isinstance(_refused(lambda _: httpx2.Response(status), _posts), AccountantRefused) is final
 
 
 def test_a_problem_is_told_in_its_own_words() -> None:
     problem = {"type": "x", "title": "Ledger unavailable", "status": 503, "detail": "the disk is full"}
-    with _client(lambda _: httpx2.Response(503, json=problem)) as client, pytest.raises(AccountantUnavailable) as told:
-        client.window(WindowSpec(), "allocated", 0, 0.98)
-    assert str(told.value) == "http://accountant:8080/v1/windows: 503 Ledger unavailable: the disk is full"
+    told = _refused(lambda _: httpx2.Response(503, json=problem), _asks)
+    assert str(told) == "http://accountant:8080/v1/windows: 503 Ledger unavailable: the disk is full"
 
 
 @pytest.mark.parametrize(
@@ -150,21 +163,16 @@ def test_a_problem_is_told_in_its_own_words() -> None:
     ],
     ids=["gateway", "redirect", "other-json", "no-json"],
 )
-def test_other_answers(answer: httpx2.Response, says: str) -> None:
-    with _client(lambda _: answer) as client:
-        with pytest.raises(AccountantUnavailable, match=says):
-            client.window(WindowSpec(), "allocated", 0, 0.98)
-        with pytest.raises(AccountantUnavailable, match=says):
-            client.put_policy(Policy.model_validate({"queues": [{"name": "a"}]}))
+@pytest.mark.parametrize("act", [_asks, _announces])
+def test_other_answers(answer: httpx2.Response, says: str, act: Callable[[AccountantApi], object]) -> None:
+    assert says in str(_refused(lambda _: answer, act))
 
 
 def test_no_answer() -> None:
     def refuse(request: httpx2.Request) -> httpx2.Response:
         raise httpx2.ConnectError("Connection refused", request=request)
 
-    with _client(refuse) as client, pytest.raises(AccountantUnavailable) as told:
-        client.post_decisions([_decision(1)])
-    assert str(told.value) == "http://accountant:8080: Connection refused"
+    assert str(_refused(refuse, _posts)) == "http://accountant:8080: Connection refused"
 
 
 @pytest.mark.parametrize("url", ["accountant:8080", "ftp://accountant", "http://", "http://[::"])
@@ -174,14 +182,10 @@ def test_no_address(url: str) -> None:
 
 
 def test_a_token_that_cannot_be_read_says_so_and_never_itself(tmp_path: Path) -> None:
-    absent = _client(lambda _: httpx2.Response(200), tmp_path / "none")
-    with absent as client, pytest.raises(AccountantUnavailable, match="No such file"):
-        client.window(WindowSpec(), "allocated", 0, 0.98)
     odd = tmp_path / "odd"
     odd.write_bytes("geheim-ü".encode())
-    with _client(lambda _: httpx2.Response(200), odd) as client, pytest.raises(AccountantUnavailable) as told:
-        client.window(WindowSpec(), "allocated", 0, 0.98)
-    assert str(told.value) == f"token file {odd}: not text"
+    assert "No such file" in str(_refused(lambda _: httpx2.Response(200), _asks, tmp_path / "none"))
+    assert str(_refused(lambda _: httpx2.Response(200), _asks, odd)) == f"token file {odd}: not text"
 
 
 def test_decisions_are_read_page_by_page_none_twice_and_none_lost() -> None:
@@ -214,15 +218,13 @@ def test_usage_is_read_to_its_last_page() -> None:
 
 
 def test_waits_and_budgets_of_another_release_are_unavailable() -> None:
-    with _client(lambda _: httpx2.Response(200, json=[{"key": "a", "queued": {"median": 90.5}}])) as client:
+    waits = [{"key": "a", "queued": {"median": 90.5}}]
+    with _client(lambda _: httpx2.Response(200, json=waits)) as client:
         assert client.median_waits_s(0, 1) == {"a": 90.5}
-        with pytest.raises(AccountantUnavailable, match="not the answer of an accountant of this release"):
-            client.budgets()
-    with (
-        _client(lambda _: httpx2.Response(200, json=[{"key": "a"}])) as client,
-        pytest.raises(AccountantUnavailable, match="/v1/waits"),
-    ):
-        client.median_waits_s(0, 1)
+    told = _refused(lambda _: httpx2.Response(200, json=waits), lambda client: client.budgets())
+    assert "not the answer of an accountant of this release" in str(told)
+    told = _refused(lambda _: httpx2.Response(200, json=[{"key": "a"}]), lambda client: client.median_waits_s(0, 1))
+    assert "/v1/waits" in str(told)
 
 
 def test_only_an_accountant_the_ca_file_vouches_for_is_believed(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from accountant.wire.policy_models import UsageWindow
 from fairshare.controller import cycle_report
-from fairshare.controller.control_loop import Controller
 from fairshare.core.queues_and_weights import Standing
 from fairshare.core.scheduler_queue_objects import instant
 from fairshare.explain.plan_tables import lost_words
@@ -262,13 +261,13 @@ def _aged_node(name: str, gpus: int = 8, *, age_ms: int = 30 * SETTLED_MS, ready
 
 
 @pytest.fixture
-def cycles(accountant: Accountant, clock: VirtualClock) -> Make:
+def cycles(accountant: Accountant, clock: VirtualClock, controller_of: Make) -> Make:
     """The hold of each of so many cycles over these nodes, a minute apart."""
 
     def run(nodes: list[Object], count: int = 1) -> list[str | None]:
         cluster = MemoryCluster([QUEUE, SHARD, NODE, CONFIG_MAP], [*map(queue_object, "abc"), *nodes])
         accountant.spend(a=0.6, b=0.3, c=0.1)
-        controller = Controller(policy_of(), accountant, cluster, clock)
+        controller = controller_of(policy_of(), cluster)
         held = []
         for _ in range(count):
             hold = controller.cycle().hold

@@ -6,61 +6,36 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 from urllib.request import urlopen
 
 import pytest
 import yaml
 
 import fairshare
-from accountant.wire.policy_models import Policy
 from fairshare.__main__ import main
+from fairshare.controller.policy_file import load
 from tests.fairshare.conftest import Capsys, Make
-from tests.fakes.http_server import Handler, listening
+from tests.fairshare.loopback import serving, window_of
 
 SAMPLES = Path(fairshare.__file__).parent / "samples"
 POLICY, CLUSTER = SAMPLES / "policy.yaml", SAMPLES / "cluster.yaml"
-CAPACITY = 64 * 3_600_000_000
+
+
+VERSION = load(POLICY)[0].version()
 
 
 @contextmanager
 def _accountant(usage: dict[str, float], coverage: float = 1.0) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """A loopback accountant; yields its address and what was asked of it."""
+    """A loopback accountant that counts by the sample policy; yields its address and what was asked of it."""
     asked: list[tuple[str, str]] = []
-    versions: list[str] = []
-
-    class Ledger(Handler):
-        def do_GET(self) -> None:
-            url = urlsplit(self.path)
-            at = int(parse_qs(url.query)["at"][0])
-            self._send(
-                {
-                    "kind": "sliding", "start_ms": at - 3_600_000, "end_ms": at, "half_life_s": None,
-                    "measure": "allocated", "unit": "gpu_us", "by": "queue",
-                    "usage": {q: round(p * CAPACITY) for q, p in usage.items()},
-                    "unassigned": 0, "capacity": CAPACITY, "watermark_ms": at, "coverage": coverage,
-                    "policy_version": versions[-1] if versions else None,
-                }
-            )  # fmt: skip
-
-        def do_PUT(self) -> None:
-            body = json.loads(self.content())
-            versions.append(Policy.model_validate(body).version())
-            self._send({"version": versions[-1], "effective_ms": 0, "policy": body})
-
-        def do_POST(self) -> None:
-            self.content()
-            self._send({"recorded": 0, "known": 0})
-
-        def _send(self, answer: Any) -> None:
-            asked.append((self.command, urlsplit(self.path).path))
-            self.say(200, json.dumps(answer).encode())
-
-    with listening(Ledger) as url:
+    window = window_of(usage, 64 * 3_600_000_000, VERSION)
+    known = {"version": VERSION, "effective_ms": 0, "policy": {"queues": [{"name": "x"}]}}
+    taking = {"/v1/policy": lambda _: known, "/v1/decisions": lambda _: {"recorded": 0, "known": 0}}
+    with serving({"/v1/windows": lambda query: window(query) | {"coverage": coverage}}, taking, asked) as url:
         yield url, asked
 
 
@@ -130,10 +105,8 @@ def test_check_warns_of_what_the_other_mode_of_kai_would_do_and_of_budgets_that_
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        (
-            "queues:\n  - name: a\n    parent: b\n  - name: b\n    parent: a\n",
-            ":3: queues.0.parent: the queue tree has a cycle: a -> b -> a",
-        ),
+        ("queues:\n  - name: a\n    parent: b\n  - name: b\n    parent: a\n",
+         ":3: queues.0.parent: the queue tree has a cycle: a -> b -> a"),
         ("queues:\n  - name: a\n    weight: -1\n", ":3: queues.0.weight: Input should be greater than or equal to 0"),
         ("queues:\n  - name: a\n    wieght: 1\n", ":3: queues.0.wieght: unknown key"),
         ("queues:\n  - name: a\n  - name: a\n", ":3: queues.1.name: queue 'a' is defined twice"),
@@ -163,11 +136,8 @@ USED = {"research": 0.7, "vision": 0.6, "language": 0.1, "robotics": 0.05, "serv
 
 
 def test_plan_prints_every_weight_with_its_reason_and_sends_nothing(capsys: Capsys) -> None:
-    with _accountant(USED) as (url, asked):
-        code = main(["plan", "--policy", str(POLICY), "--cluster", str(CLUSTER), "--accountant", url])
+    assert _plan() == 0
     out = capsys.readouterr().out
-    assert code == 0
-    assert asked == [("GET", "/v1/windows")]
     assert out.startswith("allocated over 1 h (sliding), 100.0% metered; policy ")
     assert "kai, dry-run, 64 GPUs" in out
     numbers = [line[:97].rstrip() for line in out.splitlines()[3:] if line[:12].strip(" ─")]
@@ -184,24 +154,30 @@ def test_plan_prints_every_weight_with_its_reason_and_sends_nothing(capsys: Caps
     assert "at the lower bound, 0.2 x configured; on the way to 0.4, at most 50% a cycle" in " ".join(out.split())
 
 
+def _plan(cluster: Path = CLUSTER, **accountant: Any) -> int:
+    with _accountant(USED, **accountant) as (url, asked):
+        code = main(["plan", "--policy", str(POLICY), "--cluster", str(cluster), "--accountant", url])
+    assert asked == [("GET", "/v1/windows")], "nothing is sent"
+    return code
+
+
 def test_plan_says_why_it_holds(capsys: Capsys) -> None:
-    with _accountant(USED, coverage=0.5) as (url, _):
-        code = main(["plan", "--policy", str(POLICY), "--cluster", str(CLUSTER), "--accountant", url])
-    assert code == 1
+    assert _plan(coverage=0.5) == 1
     assert "HOLD LowCoverage: 50.00% of the window is metered, needed are 98%" in capsys.readouterr().out
 
 
-def test_plan_shows_a_conflict_before_it_happens(tmp_path: Path, capsys: Capsys) -> None:
+def _changed(path: Path, name: str, change: Callable[[Any], None]) -> Path:
+    """The sample's objects with one of them changed."""
     objects = yaml.safe_load(CLUSTER.read_text())
-    fields = {"f:spec": {"f:resources": {"f:gpu": {"f:overQuotaWeight": {}}}}}
-    for obj in objects:
-        if obj["metadata"]["name"] == "vision":
-            obj["metadata"]["managedFields"] = [{"manager": "argocd", "operation": "Apply", "fieldsV1": fields}]
-    path = tmp_path / "cluster.yaml"
+    change(next(obj for obj in objects if obj["metadata"]["name"] == name))
     path.write_text(yaml.safe_dump({"kind": "List", "items": objects}))
-    with _accountant(USED) as (url, _):
-        code = main(["plan", "--policy", str(POLICY), "--cluster", str(path), "--accountant", url])
-    assert code == 1
+    return path
+
+
+def test_plan_shows_a_conflict_before_it_happens(tmp_path: Path, capsys: Capsys) -> None:
+    fields = {"f:spec": {"f:resources": {"f:gpu": {"f:overQuotaWeight": {}}}}}
+    theirs = {"managedFields": [{"manager": "argocd", "operation": "Apply", "fieldsV1": fields}]}
+    assert _plan(_changed(tmp_path / "cluster.yaml", "vision", lambda obj: obj["metadata"].update(theirs))) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert 'conflict with "argocd": .spec.resources.gpu.overQuotaWeight' in out
 
@@ -221,14 +197,13 @@ def test_objects_that_cannot_be_loaded(file: Make, capsys: Capsys) -> None:
 def test_release_shows_what_it_gives_back(tmp_path: Path, capsys: Capsys) -> None:
     assert main(["release", "--policy", str(POLICY), "--cluster", str(CLUSTER)]) == 0
     assert capsys.readouterr().out == "nothing to release: no queue has a weight of the controller\n"
-    objects = yaml.safe_load(CLUSTER.read_text())
-    touched = {"gputally.dev/base-over-quota-weight": "2", "gputally.dev/published-over-quota-weight": "1"}
-    for obj in objects:
-        if obj["metadata"]["name"] == "vision":
-            obj["metadata"]["annotations"] = touched
-            obj["spec"]["resources"]["gpu"]["overQuotaWeight"] = 1
-    path = tmp_path / "cluster.yaml"
-    path.write_text(yaml.safe_dump(objects))
+
+    def publish(obj: Any) -> None:
+        noted = {"gputally.dev/base-over-quota-weight": "2", "gputally.dev/published-over-quota-weight": "1"}
+        obj["metadata"]["annotations"] = noted
+        obj["spec"]["resources"]["gpu"]["overQuotaWeight"] = 1
+
+    path = _changed(tmp_path / "cluster.yaml", "vision", publish)
     assert main(["release", "--policy", str(POLICY), "--cluster", str(path), "--dry-run"]) == 0
     row = capsys.readouterr().out.splitlines()[3].split()
     assert row[:6] == ["kai", "vision", "vision", "1", "2", "would-apply"]

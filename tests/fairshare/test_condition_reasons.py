@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from fairshare.controller.control_loop import Controller
 from fairshare.controller.kube_scheduler_extender import Extender
 from fairshare.core import scheduler_queue_objects
 from fairshare.targets import KINDS
@@ -22,9 +21,10 @@ from fairshare.targets.runai import effective as runai_effective
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import NotFound, Refused, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import Cluster, Object
-from tests.fairshare.builders import Failing, conditions_of, node_object, object_of, policy_of, shard_object
+from gputally.kubernetes.objects import Object
+from tests.fairshare.builders import Failing, node_object, object_of, policy_of, shard_object
 from tests.fairshare.conftest import Accountant, Make
+from tests.fairshare.observations import conditions_of
 from tests.fairshare.scheduler_objects import (
     ARGUMENTS,
     DATABASE,
@@ -201,33 +201,31 @@ CASES = [
 @pytest.mark.parametrize("mended", [False, True], ids=["wrong", "right"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(case.reason).strip())
 def test_the_objects_of_a_scheduler_bring_a_reason_about_and_make_it_go(
-    either_of: Make, accountant: Accountant, clock: VirtualClock, case: Case, mended: bool
+    either_of: Make, case: Case, mended: bool, controller_of: Make
 ) -> None:
     _, kind, status, reason = case.reason
     target = case.ref.partition(":")[0]
     policy = policy_of([{"name": "a", "refs": [case.ref], **case.queue}], targets={target: case.target})
     cluster = either_of(case.right if mended else case.wrong)
-    found = conditions_of(Controller(policy, accountant, cluster, clock).cycle())[f"{target}.{kind}"]
+    found = conditions_of(controller_of(policy, cluster).cycle())[f"{target}.{kind}"]
     assert (found == (status, reason)) is not mended, found
 
 
-def _pool(**history: object) -> Object:
-    return {"metadata": {"name": "default"}, "spec": {"timeBasedFairShare": history}}
+@pytest.mark.parametrize(
+    ("enabled", "wanted"), [(True, ("False", "HistoryCountedTwice")), (False, ("Unknown", "SettingNotSeen"))]
+)
+def test_run_ai_tells_of_its_own_history_and_not_of_its_setting(enabled: bool, wanted: tuple[str, str]) -> None:
+    pool = {"metadata": {"name": "default"}, "spec": {"timeBasedFairShare": {"enabled": enabled}}}
+    told = runai_effective([pool], {"default"})
+    assert (told.status, told.reason) == wanted
 
 
-def test_run_ai_tells_of_its_own_history_and_not_of_its_setting() -> None:
-    twice = runai_effective([_pool(enabled=True)], {"default"})
-    assert (twice.status, twice.reason) == ("False", "HistoryCountedTwice")
-    unseen = runai_effective([_pool(enabled=False)], {"default"})
-    assert (unseen.status, unseen.reason) == ("Unknown", "SettingNotSeen")
-
-
-def test_the_kube_scheduler_is_heard_by_the_extender_alone(accountant: Accountant, clock: VirtualClock) -> None:
+def test_the_kube_scheduler_is_heard_by_the_extender_alone(clock: VirtualClock, controller_of: Make) -> None:
     policy = policy_of([{"name": "a", "refs": ["policy:a"]}], targets={"kube_scheduler": {"mode": "extender"}})
     cluster = MemoryCluster(KINDS)
 
     def effective(**options: Any) -> tuple[str, str]:
-        report = Controller(policy, accountant, cluster, clock, **options).cycle()
+        report = controller_of(policy, cluster, **options).cycle()
         return conditions_of(report)["kube-scheduler.Effective"]
 
     assert effective() == ("Unknown", "AsksTheExtender")
@@ -240,17 +238,16 @@ def test_the_kube_scheduler_is_heard_by_the_extender_alone(accountant: Accountan
 KAI = [KAI_QUEUE, {**KAI_QUEUE, "metadata": {"name": "b"}}, WELL, node_object("n1", gpus=8)]
 
 
-def _available(
-    policy: Any, accountant: Accountant, clock: VirtualClock, cluster: Cluster, kind: str = "Available"
-) -> tuple[str, str]:
+AB = policy_of([{"name": name, "refs": [f"kai:{name}"]} for name in "ab"])
+
+
+@pytest.fixture
+def found(accountant: Accountant, controller_of: Make) -> Make:
+    """Status and reason of a condition of KAI after a cycle."""
     accountant.spend(a=1.0)
-    return conditions_of(Controller(policy, accountant, cluster, clock).cycle())[f"kai.{kind}"]
-
-
-def _contested(cluster: MemoryCluster) -> None:
-    taken = cluster.get(QUEUE, "a")
-    taken["spec"] = {"resources": {"gpu": {"quota": 8, "overQuotaWeight": 3, "limit": -1}}}
-    cluster.put(taken, field_manager="argocd")
+    return lambda cluster, policy=AB, kind="Available": conditions_of(controller_of(policy, cluster).cycle())[
+        f"kai.{kind}"
+    ]
 
 
 @pytest.mark.parametrize(("what", "error", "reason"), [
@@ -262,36 +259,39 @@ def _contested(cluster: MemoryCluster) -> None:
     ("apply Queue", Unavailable("PATCH: 504: timeout"), "Unavailable"),
 ])  # fmt: skip
 def test_what_the_api_server_answers_is_the_reason_until_it_answers_well(
-    accountant: Accountant, clock: VirtualClock, what: str, error: Exception, reason: str
+    found: Make, what: str, error: Exception, reason: str
 ) -> None:
     cluster = Failing(KINDS, KAI)
     cluster.failing, cluster.error = frozenset({what}), error
-    policy = policy_of([{"name": name, "refs": [f"kai:{name}"]} for name in "ab"])
-    assert _available(policy, accountant, clock, cluster) == ("False", reason)
+    assert found(cluster) == ("False", reason)
     cluster.failing = frozenset()
-    assert _available(policy, accountant, clock, cluster) == ("True", "Writable")
+    assert found(cluster) == ("True", "Writable")
 
 
-def test_a_contested_field_makes_the_weight_not_ours(accountant: Accountant, clock: VirtualClock) -> None:
-    policy = policy_of([{"name": name, "refs": [f"kai:{name}"]} for name in "ab"])
+@pytest.mark.parametrize(
+    ("contested", "available", "effective"),
+    [
+        (True, ("False", "Contested"), ("False", "FieldNotOurs")),
+        (False, ("True", "Writable"), ("True", "WeightsOnly")),
+    ],
+)
+def test_a_contested_field_makes_the_weight_not_ours(
+    found: Make, contested: bool, available: Any, effective: Any
+) -> None:
     cluster = MemoryCluster(KINDS, KAI)
-    _contested(cluster)
-    assert _available(policy, accountant, clock, cluster) == ("False", "Contested")
-    assert _available(policy, accountant, clock, cluster, "Effective") == ("False", "FieldNotOurs")
-    free = MemoryCluster(KINDS, KAI)
-    assert _available(policy, accountant, clock, free) == ("True", "Writable")
-    assert _available(policy, accountant, clock, free, "Effective") == ("True", "WeightsOnly")
+    if contested:
+        spec = {"resources": {"gpu": {"quota": 8, "overQuotaWeight": 3, "limit": -1}}}
+        cluster.put({**cluster.get(QUEUE, "a"), "spec": spec}, field_manager="argocd")
+    assert (found(cluster), found(cluster, kind="Effective")) == (available, effective)
 
 
-def test_a_target_that_is_off_or_has_no_gpu_to_divide(accountant: Accountant, clock: VirtualClock) -> None:
+def test_a_target_that_is_off_or_has_no_gpu_to_divide(found: Make) -> None:
     queues = [{"name": "a", "refs": ["kai:a"]}]
     off = policy_of(queues, targets={"kai": {"mode": "off"}})
-    assert _available(off, accountant, clock, MemoryCluster(KINDS, KAI)) == ("Unknown", "Off")
-    shut = node_object("n1", gpus=8)
-    shut["metadata"]["labels"] = {"kai.scheduler/node-pool": "other"}
-    none = MemoryCluster(KINDS, [KAI_QUEUE, WELL, shut])
-    assert _available(policy_of(queues), accountant, clock, none) == ("False", "NoCapacity")
-    assert _available(policy_of(queues), accountant, clock, MemoryCluster(KINDS, KAI)) == ("True", "Writable")
+    assert found(MemoryCluster(KINDS, KAI), off) == ("Unknown", "Off")
+    shut = node_object("n1", gpus=8, labels={"kai.scheduler/node-pool": "other"})
+    assert found(MemoryCluster(KINDS, [KAI_QUEUE, WELL, shut]), policy_of(queues)) == ("False", "NoCapacity")
+    assert found(MemoryCluster(KINDS, KAI), policy_of(queues)) == ("True", "Writable")
 
 
 def test_every_reason_that_a_schedulers_objects_decide_has_a_case() -> None:

@@ -33,17 +33,14 @@ from tests.fairshare.builders import (
     Failing,
     budget_state,
     cluster_of,
-    conditions_of,
-    hold_of,
     node_object,
     object_of,
     policy_of,
     queue_object,
-    results_of,
     shard_object,
-    weights_in,
 )
 from tests.fairshare.conftest import NOW_MS, Accountant, Make
+from tests.fairshare.observations import conditions_of, hold_of, results_of, weights_in
 
 HERE = StatusObject("gputally", "gputally-fairshare")
 
@@ -98,12 +95,7 @@ def test_off_leaves_the_target_alone(queues: Cluster, accountant: Any, controlle
     ],
 )
 def test_unusable_usage_changes_no_weight_and_is_said_once(
-    three: MemoryCluster,
-    accountant: Any,
-    controller_of: Make,
-    clock: VirtualClock,
-    trouble: dict[str, Any],
-    reason: str,
+    three: MemoryCluster, accountant: Any, controller_of: Make, trouble: dict[str, Any], reason: str
 ) -> None:
     accountant.spend(a=0.5, b=0.3, c=0.2)
     controller = controller_of(policy_of(), three, status_object=HERE)
@@ -111,8 +103,7 @@ def test_unusable_usage_changes_no_weight_and_is_said_once(
     good, usual = weights_in(three), dict(vars(accountant))
     accountant.spend(a=0.0, b=0.0, c=1.0)
     vars(accountant).update(trouble)
-    clock.advance(60_000)
-    held = controller.cycle()
+    held = controller.later()
     assert hold_of(held)[0] == reason
     assert weights_in(three) == good
     assert conditions_of(held)["UsageFresh"] == ("False", reason)
@@ -121,12 +112,10 @@ def test_unusable_usage_changes_no_weight_and_is_said_once(
     assert (event.reason, event.name) == (reason, HERE.name)
     (decision,) = held.decisions
     assert (decision.kind, decision.reason.split(":")[0]) == ("hold", reason)
-    clock.advance(60_000)
-    again = controller.cycle()
+    again = controller.later()
     assert (again.decisions, again.events) == ((), ())
     vars(accountant).update({key: usual[key] for key in trouble})
-    clock.advance(60_000)
-    resumed = controller.cycle()
+    resumed = controller.later()
     assert resumed.hold is None
     assert weights_in(three) != good
     assert [event.reason for event in resumed.events] == ["WeightChanged"] * 3 + ["Fresh"]
@@ -182,9 +171,7 @@ def test_every_weight_is_computed_again_from_its_record(queues: Cluster, account
         replay_weights(policy, next(d for d in recorded if d.subject == "a"))
 
 
-def test_decisions_wait_for_an_accountant(
-    queues: Cluster, accountant: Any, controller_of: Make, clock: VirtualClock
-) -> None:
+def test_decisions_wait_for_an_accountant(queues: Cluster, accountant: Any, controller_of: Make) -> None:
     accountant.spend(a=1.0)
     controller = controller_of(policy_of(), queues)
     accountant.takes_decisions = False
@@ -192,8 +179,7 @@ def test_decisions_wait_for_an_accountant(
     assert report.decisions
     assert accountant.decisions == []
     accountant.takes_decisions = True
-    clock.advance(60_000)
-    controller.cycle()
+    controller.later()
     assert {d.id for d in report.decisions} <= {d.id for d in accountant.decisions}
 
 
@@ -230,7 +216,7 @@ def test_gpus_come_from_ready_nodes_or_the_window(three: MemoryCluster, accounta
     assert controller.cycle().targets[0].gpus == 8.0
 
 
-def test_run_cycles_until_told_with_each_new_policy(three: MemoryCluster, accountant: Any, clock: VirtualClock) -> None:
+def test_run_cycles_until_told_with_each_new_policy(three: MemoryCluster, accountant: Any, controller_of: Make) -> None:
     stop = threading.Event()
     reports: list[CycleReport] = []
     old, new = policy_of(k=1.0), policy_of(k=3.0)
@@ -241,9 +227,7 @@ def test_run_cycles_until_told_with_each_new_policy(three: MemoryCluster, accoun
         if len(reports) == 3:
             stop.set()
 
-    controller = Controller(
-        old, accountant, three, clock, interval_s=30, reload=lambda: policies.pop(0), observe=observe
-    )
+    controller = controller_of(old, three, interval_s=30, reload=lambda: policies.pop(0), observe=observe)
     controller.run(stop)
     assert [report.policy_version for report in reports] == [each.version() for each in (old, new, new)]
     assert [report.at_ms - reports[0].at_ms for report in reports] == [0, 30_000, 60_000]
@@ -258,20 +242,16 @@ def test_a_silent_controller_sends_nothing(three: MemoryCluster, accountant: Any
     assert (accountant.policies, accountant.decisions, three.events) == ([], [], ())
 
 
-def test_usage_counted_by_another_policy_moves_nothing(
-    queues: Cluster, accountant: Any, controller_of: Make, clock: VirtualClock
-) -> None:
+def test_usage_counted_by_another_policy_moves_nothing(queues: Cluster, accountant: Any, controller_of: Make) -> None:
     """And ours is announced again."""
     accountant.spend(a=1.0)
     controller = controller_of(policy_of(), queues)
     controller.cycle()
     good = weights_in(queues)
     accountant.policies.append(policy_of(k=0.25))  # of another controller
-    clock.advance(60_000)
-    assert hold_of(controller.cycle())[0] == "PolicyNotInForce"
+    assert hold_of(controller.later())[0] == "PolicyNotInForce"
     assert weights_in(queues) == good
-    clock.advance(60_000)
-    assert controller.cycle().hold is None
+    assert controller.later().hold is None
     assert accountant.policies[-1] == policy_of()
 
 
@@ -339,18 +319,18 @@ def _ours(cluster: MemoryCluster) -> dict[str, str]:
 
 
 @pytest.fixture
-def kai(accountant: Accountant, clock: VirtualClock) -> Make:
+def kai(accountant: Accountant, controller_of: Make) -> Make:
     """A controller of three KAI queues, and its cluster."""
 
     def make(**options: Any) -> tuple[Failing, Controller]:
         cluster = Failing([QUEUE, SHARD, NODE, CONFIG_MAP], [queue_object(name) for name in "abc"])
         accountant.spend(a=0.6, b=0.3, c=0.1)
-        return cluster, Controller(policy_of(**options), accountant, cluster, clock, status_object=HERE)
+        return cluster, controller_of(policy_of(**options), cluster, status_object=HERE)
 
     return make
 
 
-def test_remembered_state_is_waited_for_not_overwritten(kai: Make, accountant: Accountant, clock: VirtualClock) -> None:
+def test_remembered_state_is_waited_for_not_overwritten(kai: Make, clock: VirtualClock, controller_of: Make) -> None:
     """Who gave way within the hour counts against the limits: a leader that does not know would go beyond them."""
     cluster, first = kai(law="deficit")
     for _ in range(3):
@@ -362,7 +342,7 @@ def test_remembered_state_is_waited_for_not_overwritten(kai: Make, accountant: A
     ours = object_of(CONFIG_MAP, HERE.name, namespace=HERE.namespace)
     cluster.apply({**ours, **noted_too}, field_manager="gputally-fairshare")
     weights = [obj["spec"] for obj in cluster.list(QUEUE)]
-    second = Controller(policy_of(law="deficit"), accountant, cluster, clock, status_object=HERE)
+    second = controller_of(policy_of(law="deficit"), cluster, status_object=HERE)
     cluster.failing = frozenset({"get ConfigMap"})
     assert hold_of(second.cycle())[0] == "StateUnread"
     assert [obj["spec"] for obj in cluster.list(QUEUE)] == weights
@@ -387,14 +367,13 @@ def test_an_event_that_is_refused_keeps_nothing_else_back(kai: Make) -> None:
     assert "Contested" in {event.reason for event in cluster.events}
 
 
-def test_what_cannot_be_told_is_said_while_it_lasts(kai: Make, accountant: Accountant, clock: VirtualClock) -> None:
+def test_what_cannot_be_told_is_said_while_it_lasts(kai: Make, accountant: Accountant) -> None:
     cluster, controller = kai()
     accountant.takes_decisions = False
     cluster.admit_config_maps = False
     controller.cycle()
     for _ in range(2):
-        clock.advance(60_000)
-        found = {condition.type: condition for condition in controller.cycle().conditions}
+        found = {condition.type: condition for condition in controller.later().conditions}
         assert found["Remembered"].reason == "StatusNotWritten"
         assert "quota" in found["Remembered"].message
         assert found["Recorded"].reason == "DecisionsWait"
@@ -415,12 +394,14 @@ def test_nodes_that_cannot_be_listed_leave_the_weights_alone(kai: Make) -> None:
     assert controller.cycle().targets[0].outcomes
 
 
-def test_pods_not_listed_recently_decide_nothing(accountant: Accountant, clock: VirtualClock) -> None:
+def test_pods_not_listed_recently_decide_nothing(
+    accountant: Accountant, clock: VirtualClock, controller_of: Make
+) -> None:
     cluster = Failing([QUEUE, SHARD, NODE, POD, CONFIG_MAP], [queue_object(name) for name in "abc"])
     accountant.spend(a=0.6, b=0.3, c=0.1)
     pods: Any = Reflector(cluster.api(), POD.path(), dict, read_pod, now_ms=clock.monotonic_ms)
     held = lambda: tuple(pods.values().values())  # noqa: E731
-    controller = Controller(policy_of(), accountant, cluster, clock, pods=held, unseen=pods.behind)
+    controller = controller_of(policy_of(), cluster, pods=held, unseen=pods.behind)
     cluster.failing, cluster.error = frozenset({"list Pod"}), Refused("GET: 403: pods is forbidden")
     pods.prime()
     unread = "pods have not been read yet: GET: 403: pods is forbidden"
@@ -436,7 +417,7 @@ def test_pods_not_listed_recently_decide_nothing(accountant: Accountant, clock: 
     assert controller.cycle().hold is None
 
 
-def test_a_refused_policy_is_said_until_it_is_mended(kai: Make, accountant: Accountant, clock: VirtualClock) -> None:
+def test_a_refused_policy_is_said_until_it_is_mended(kai: Make, clock: VirtualClock, controller_of: Make) -> None:
     cluster, _ = kai()
     stop, metrics, seen = threading.Event(), Metrics(clock), []
     good, new = policy_of(), policy_of(k=0.5)
@@ -456,14 +437,14 @@ def test_a_refused_policy_is_said_until_it_is_mended(kai: Make, accountant: Acco
         if not answers:
             stop.set()
 
-    Controller(good, accountant, cluster, clock, status_object=HERE, reload=reload, observe=observe).run(stop)
+    controller_of(good, cluster, status_object=HERE, reload=reload, observe=observe).run(stop)
     refused, clean = (good.version(), {"PolicyRefused"}, True), (good.version(), set(), False)
     assert seen == [clean, refused, refused, (new.version(), set(), False)]
     (event,) = [event for event in cluster.events if event.reason == "PolicyRefused"]
     assert event.message.endswith("policy.yaml:3: no such queue: 'x'")
 
 
-def test_a_decision_that_is_refused_keeps_no_other_back(kai: Make, accountant: Accountant, clock: VirtualClock) -> None:
+def test_a_decision_that_is_refused_keeps_no_other_back(kai: Make, accountant: Accountant) -> None:
     _, controller = kai()
     plain = accountant.post_decisions
 
@@ -475,8 +456,7 @@ def test_a_decision_that_is_refused_keeps_no_other_back(kai: Make, accountant: A
     accountant.post_decisions = post
     controller.cycle()
     assert [decision.subject for decision in accountant.decisions] == ["*", "a", "c"]
-    clock.advance(60_000)
-    found = {condition.reason: condition.message for condition in controller.cycle().conditions}
+    found = {condition.reason: condition.message for condition in controller.later().conditions}
     assert "/kai/b: http://accountant:8080/v1/decisions: 413 Too large" in found["DecisionsRefused"]
 
 
@@ -499,22 +479,24 @@ def test_what_waits_to_be_recorded_is_bounded_by_whole_cycles(accountant: Accoun
     assert len(kept) == 3 * MOST_CYCLES
 
 
-def test_conditions_of_many_strangers_fit_into_a_config_map(accountant: Accountant, clock: VirtualClock) -> None:
+def test_conditions_of_many_strangers_fit_into_a_config_map(controller_of: Make) -> None:
     queues = [{"name": f"team-{n}-with-a-long-name", "refs": [f"kai:missing-{n}"]} for n in range(1_000)]
     cluster = MemoryCluster([QUEUE, SHARD, NODE, CONFIG_MAP], [queue_object("a")])
     policy = policy_of([*queues, {"name": "a", "refs": ["kai:a"]}])
-    Controller(policy, accountant, cluster, clock, status_object=HERE).cycle()
+    controller_of(policy, cluster, status_object=HERE).cycle()
     mapped = json.loads(_ours(cluster)["kai.Mapped"])
     assert mapped["message"].endswith("; and 992 more")
     assert len(json.dumps(_ours(cluster))) < 8_000
 
 
-def test_the_log_says_what_turned_and_not_what_stays(kai: Make, accountant: Accountant, clock: VirtualClock) -> None:
+def test_the_log_says_what_turned_and_not_what_stays(
+    kai: Make, accountant: Accountant, clock: VirtualClock, controller_of: Make
+) -> None:
     """A week of minutes in which a dry run plans the same and a field stays another manager's."""
     cluster, _ = kai()
     taken = {**cluster.get(QUEUE, "b"), "spec": {"resources": {"gpu": {"overQuotaWeight": 3, "quota": 0, "limit": -1}}}}
     cluster.put(taken, field_manager="argocd")
-    controller = Controller(policy_of(apply="dry-run"), accountant, cluster, clock)
+    controller = controller_of(policy_of(apply="dry-run"), cluster)
     structlog.reset_defaults()  # a program that ran in this process may have silenced what is no error
     with capture_logs() as lines:
         told = CycleLog(get_logger("fairshare"))

@@ -122,14 +122,6 @@ def test_an_impossible_tree_is_refused(claims: tuple[Claim, ...], message: str) 
     assert str(refused.value) == message
 
 
-def test_ten_thousand_queues_divide_to_the_last_unit_in_any_order() -> None:
-    wide = range(10_000)
-    claims = tuple(Claim(f"q{i:05d}", i % 64, i % 8, weight=1 + i % 9, usage=i / 5e7, creation=i) for i in wide)
-    division = divide(DivisionProblem("wide", 160_000.0, 1.0, claims))
-    assert sum(division.shares.values()) + division.remaining == pytest.approx(160_000.0)
-    assert divide(DivisionProblem("wide", 160_000.0, 1.0, claims[::-1])).shares == division.shares
-
-
 def test_names_deep_in_a_tree_are_still_to_be_read() -> None:
     claims = [Claim(f"q{depth:02}", 10, parent=f"q{depth - 1:02}" if depth else None) for depth in range(50)]
     case = DivisionProblem("deep", 10, 0.0, tuple(claims))

@@ -10,22 +10,14 @@ import pytest
 
 from fairshare.controller.control_loop import Controller
 from fairshare.core.queues_and_weights import Gang, Pod
-from fairshare.preemption import unfinished_preemptions
+from fairshare.preemption import unfinished_preemptions as unfinished
 from fairshare.preemption.eviction import OPT_OUT, EvictionCheck, EvictionResult, EvictionVeto, stop_victim
 from fairshare.preemption.preemption_types import Victim
-from fairshare.preemption.unfinished_preemptions import (
-    MOST_ATTEMPTS,
-    PREEMPTION,
-    REASON,
-    REISSUE_MS,
-    PreemptionIntent,
-    finish_all,
-)
+from fairshare.preemption.unfinished_preemptions import MOST_ATTEMPTS, PREEMPTION, REASON, REISSUE_MS, PreemptionIntent
 from fairshare.targets import KINDS
 from fairshare.targets.kueue import CLUSTER_QUEUES, WORKLOADS
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.volcano import COMMAND, JOB
-from gputally.base.clock import VirtualClock
 from gputally.base.errors import NotFound, Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import POD, Cluster, Kind, Object
@@ -141,12 +133,12 @@ def test_a_workload_is_switched_off_and_on_again_after_its_quota_is_back(either_
     assert stop_victim(cluster, victim, "d1", NOW_MS).result == "stopped"
     off = cluster.get(WORKLOAD, "x", "ns")
     assert off["spec"]["active"] is False
-    assert unfinished_preemptions.read_intent(off) == unfinished_preemptions.PreemptionIntent("d1", NOW_MS)
+    assert unfinished.read_intent(off) == PreemptionIntent("d1", NOW_MS)
     assert _kept(EvictionCheck(cluster), victim) == "it is switched off already"
-    assert list(unfinished_preemptions.resume(cluster, WORKLOAD, [off], (), NOW_MS)) == []
+    assert list(unfinished.resume(cluster, WORKLOAD, [off], (), NOW_MS)) == []
     gone = {**off, "status": {"conditions": [_reserved("False")]}}
     others_of(cluster).put(gone, field_manager="kueue", subresource="status")
-    (done,) = unfinished_preemptions.resume(cluster, WORKLOAD, cluster.list(WORKLOAD), (), NOW_MS)
+    (done,) = unfinished.resume(cluster, WORKLOAD, cluster.list(WORKLOAD), (), NOW_MS)
     on = cluster.get(WORKLOAD, "x", "ns")
     assert done.action == "switched on again"
     assert on["spec"]["active"] is True
@@ -156,7 +148,7 @@ def test_a_workload_is_switched_off_and_on_again_after_its_quota_is_back(either_
 
 def test_a_workload_switched_off_by_another_client_stays_off(either_of: Make) -> None:
     cluster = either_of([_workload(reserved=False, active=False)])
-    assert list(unfinished_preemptions.resume(cluster, WORKLOAD, cluster.list(WORKLOAD), (), NOW_MS)) == []
+    assert list(unfinished.resume(cluster, WORKLOAD, cluster.list(WORKLOAD), (), NOW_MS)) == []
 
 
 def test_a_lost_command_is_issued_again_a_few_times(either_of: Make, others_of: Make) -> None:
@@ -169,7 +161,7 @@ def test_a_lost_command_is_issued_again_a_few_times(either_of: Make, others_of: 
     assert (order["action"], order["target"]["uid"]) == ("RestartJob", _uid(cluster, JOB))
 
     def go_on(after_ms: int) -> list[str]:
-        found = unfinished_preemptions.resume(cluster, JOB, cluster.list(JOB), cluster.list(COMMAND), NOW_MS + after_ms)
+        found = unfinished.resume(cluster, JOB, cluster.list(JOB), cluster.list(COMMAND), NOW_MS + after_ms)
         return [each.action for each in found]
 
     assert go_on(10 * REISSUE_MS) == []  # the Command is still there
@@ -183,12 +175,10 @@ def test_a_lost_command_is_issued_again_a_few_times(either_of: Make, others_of: 
 
 
 def test_a_job_that_restarted_is_done(either_of: Make) -> None:
-    intent = unfinished_preemptions.PreemptionIntent("d1", NOW_MS).text()
+    intent = PreemptionIntent("d1", NOW_MS).text()
     job = object_of(JOB, "x", {}, {"state": {"phase": "Restarting"}}, uid="uid-x", annotations={PREEMPTION: intent})
     cluster = either_of([job])
-    assert [each.action for each in unfinished_preemptions.resume(cluster, JOB, cluster.list(JOB), (), NOW_MS)] == [
-        "restarted"
-    ]
+    assert [each.action for each in unfinished.resume(cluster, JOB, cluster.list(JOB), (), NOW_MS)] == ["restarted"]
 
 
 HERE = StatusObject("gputally", "gputally-fairshare")
@@ -205,20 +195,17 @@ def _switched_off(version: Kind = WORKLOAD) -> Object:
 
 
 @pytest.fixture
-def kueue(accountant: Accountant, clock: VirtualClock) -> Callable[..., tuple[Failing, Controller]]:
+def kueue(controller_of: Make) -> Callable[..., tuple[Failing, Controller]]:
     """A controller of Kueue and the Workload that an earlier one has switched off."""
 
-    def make(
-        *, target: dict[str, str] | None = None, version: Kind = WORKLOAD, **options: Any
-    ) -> tuple[Failing, Controller]:
+    def make(*, target: Any = None, version: Kind = WORKLOAD, **options: Any) -> tuple[Failing, Controller]:
         rules = options.pop("preemption", {"mode": "enforce"})
         kinds = [kind for kind in KINDS if kind.kind != "Workload" or kind == version]
-        cluster = Failing(
-            kinds, [*(object_of(CLUSTER_QUEUES[0], name, {"cohortName": "m"}) for name in "ab"), _switched_off(version)]
-        )
+        objects = [object_of(CLUSTER_QUEUES[0], name, {"cohortName": "m"}) for name in "ab"]
+        cluster = Failing(kinds, [*objects, _switched_off(version)])
         queues = [{"name": name, "refs": [f"kueue:{name}"]} for name in "ab"]
         policy = policy_of(queues, targets={"kueue": target or {"apply": "enforce"}}, preemption=rules)
-        return cluster, Controller(policy, accountant, cluster, clock, status_object=HERE, **options)
+        return cluster, controller_of(policy, cluster, status_object=HERE, **options)
 
     return make
 
@@ -227,17 +214,17 @@ def _active(cluster: MemoryCluster, version: Kind = WORKLOAD) -> bool:
     return bool(cluster.get(version, "x", "ns")["spec"]["active"])
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param({}, id="as ever"),
-        pytest.param({"preemption": {"mode": "dry-run"}}, id="preemption is only tried by now"),
-        pytest.param({"preemption": {"mode": "off"}}, id="preemption is off by now"),
-        pytest.param({"target": {"mode": "off"}}, id="the target is off by now"),
-        pytest.param({"target": {"apply": "dry-run"}}, id="weights are only tried"),
-        pytest.param({"version": WORKLOADS[1]}, id="an older Kueue"),
-    ],
-)
+CHANGED: dict[str, dict[str, Any]] = {
+    "as ever": {},
+    "preemption is only tried by now": {"preemption": {"mode": "dry-run"}},
+    "preemption is off by now": {"preemption": {"mode": "off"}},
+    "the target is off by now": {"target": {"mode": "off"}},
+    "weights are only tried": {"target": {"apply": "dry-run"}},
+    "an older Kueue": {"version": WORKLOADS[1]},
+}
+
+
+@pytest.mark.parametrize("case", CHANGED.values(), ids=CHANGED)
 @pytest.mark.parametrize("trouble", [{}, {"down": True}, {"age_ms": None}])
 def test_who_was_switched_off_is_switched_on(
     kueue: Make, accountant: Accountant, case: dict[str, Any], trouble: dict[str, Any]
@@ -280,13 +267,13 @@ def test_victims_are_not_searched_again_where_none_can_be_stopped(kueue: Make) -
     assert cluster.listed.count(WORKLOAD) == 5 + 2
 
 
-def test_a_job_that_does_not_restart_is_given_up_and_told(accountant: Accountant, clock: VirtualClock) -> None:
+def test_a_job_that_does_not_restart_is_given_up_and_told(controller_of: Make) -> None:
     state = {"phase": "Running", "lastTransitionTime": "2026-09-30T00:00:00Z"}
     intent = PreemptionIntent("d1", NOW_MS - 3_600_000, 3).text()
     job = object_of(JOB, "x", {}, {"state": state}, annotations={PREEMPTION: intent})
     cluster = MemoryCluster(KINDS, [job])
     policy = policy_of([{"name": "a", "refs": ["volcano:a"]}], preemption={"mode": "off"})
-    Controller(policy, accountant, cluster, clock, status_object=HERE).cycle()
+    controller_of(policy, cluster, status_object=HERE).cycle()
     (told,) = [event for event in cluster.events if event.kind == JOB]
     assert (told.type, told.reason, told.name) == ("Warning", "NotRestarted", "x")
     assert PREEMPTION not in cluster.get(JOB, "x", "ns")["metadata"]["annotations"]
@@ -297,7 +284,7 @@ def test_release_lets_run_again_who_gave_way(kueue: Make) -> None:
     holds = {**_switched_off(), "metadata": {**_switched_off()["metadata"], "name": "y"}}
     reserved = {"type": "QuotaReserved", "status": "True", "lastTransitionTime": SINCE}
     cluster.load([{**holds, "status": {"conditions": [reserved]}}])
-    ended = finish_all(cluster, NOW_MS)
+    ended = unfinished.finish_all(cluster, NOW_MS)
     assert (ended.resumed, ended.left) == (("ns/x",), ("ns/y",))
     assert ended.lines()[1] == "ns/y is still giving way: release again in a minute"
     assert _active(cluster)

@@ -111,26 +111,14 @@ def test_a_pod_beyond_its_share_waits_for_what_its_history_costs(scene: Scene, e
     assert "a gang of 4 GPUs in 'vision', beside the 8 that it holds, " in cures
 
 
-def test_a_pod_within_its_guarantee_may_have_it_taken_back(scene: Scene, explain: Make) -> None:
-    _full(scene, 4, held=0)
-    words = "within its guaranteed quota: the scheduler may take 4 GPUs back"
-    assert any(words in text for text in explain("train")["sentences"])
-
-
-def test_a_limit_and_a_gang_that_never_fits_are_named(scene: Scene, explain: Make) -> None:
-    _full(scene, 6)
+@pytest.mark.parametrize(("gpus", "limit", "short"), [(6, 12, 2), (12, -1, 4)])
+def test_what_has_to_come_free_is_named(scene: Scene, explain: Make, gpus: int, limit: int, short: int) -> None:
+    scene.policy["queues"] = [{**queue, "limit": limit} if queue["name"] == "vision" else queue for queue in QUEUES]
+    _full(scene, gpus)
     answer = explain("train")
-    assert any("'vision' may hold 12 GPUs (limit) and holds 8: 6 more are too many" in s for s in answer["sentences"])
-    assert answer["would_change_it"] == ["2 GPUs of 'vision' have to come free"]
-    scene.objects = scene.objects[:3]
-    scene.policy["queues"] = [{**queue, "limit": -1} for queue in QUEUES]
-    _full(scene, 12)
-    answer = explain("train")
-    assert any("12 GPUs more would be 20 for 'vision'; there are 16 in all" in text for text in answer["sentences"])
-    assert answer["would_change_it"] == ["4 GPUs of 'vision' have to come free"]
-    scene.objects = scene.objects[:3]
-    _full(scene, 20)
-    assert any("there are 16 in all: it can never start" in s for s in explain("train")["sentences"])
+    assert answer["would_change_it"] == [f"{short} GPUs of 'vision' have to come free"]
+    more = any("12 GPUs more would be 20 for 'vision'; there are 16 in all" in text for text in answer["sentences"])
+    assert more == (limit == -1)
 
 
 def test_the_narrowest_queue_speaks_and_a_spent_budget_before_any_history(scene: Scene, explain: Make) -> None:
@@ -148,14 +136,18 @@ def test_the_narrowest_queue_speaks_and_a_spent_budget_before_any_history(scene:
     ]
 
 
-def test_a_queue_with_no_unmet_demand_is_explained_so(scene: Scene, explain: Make) -> None:
-    scene.objects += [_queue("dept", 2, 2), _queue("vision", 2, 2, "dept"), _queue("ops", 0, 0)]
-    scene.objects += [_pod("runs", 2, node="n1"), _group("runs", "vision", 2, 2)]
-    for queue, words in (
+@pytest.mark.parametrize(
+    ("subject", "words"),
+    [
         ("vision", "due 2 GPUs now, holds 2, asks for 2: it has all that it asks for"),
         ("ops", "due 0 GPUs now, holds 0, asks for 0: it asks for nothing"),
-    ):
-        assert explain(queue)["sentences"] == [words]
+        ("runs", "it has 2 GPUs on n1"),
+    ],
+)
+def test_what_has_no_unmet_demand_is_explained_so(scene: Scene, explain: Make, subject: str, words: str) -> None:
+    scene.objects += [_queue("dept", 2, 2), _queue("vision", 2, 2, "dept"), _queue("ops", 0, 0)]
+    scene.objects += [_pod("runs", 2, node="n1"), _group("runs", "vision", 2, 2)]
+    assert explain(subject)["sentences"] == [words]
 
 
 def test_what_others_hold_is_not_free_and_who_leaves_does_not_wait(scene: Scene, explain: Make) -> None:
@@ -181,13 +173,25 @@ def test_fragmented_free_gpus_are_reported(scene: Scene, explain: Make) -> None:
     assert "8 GPUs are free, but no more than 4 on one node" in explain("train")["sentences"]
 
 
-def test_a_pod_of_no_queue_and_a_running_one(scene: Scene, explain: Make) -> None:
+@pytest.mark.parametrize(
+    ("gpus", "held", "words"),
+    [
+        (4, 0, "within its guaranteed quota: the scheduler may take 4 GPUs back"),
+        (6, 8, "'vision' may hold 12 GPUs (limit) and holds 8: 6 more are too many"),
+        (20, 8, "there are 16 in all: it can never start"),
+    ],
+)
+def test_why_a_pod_waits(scene: Scene, explain: Make, gpus: int, held: int, words: str) -> None:
+    _full(scene, gpus, held)
+    assert any(words in text for text in explain("train")["sentences"])
+
+
+def test_a_pod_of_no_queue(scene: Scene, explain: Make) -> None:
     _full(scene, 4)
     scene.objects.append(_pod("lost", 1, queue="nobody"))
     answer = explain("lost")
     assert "no queue of the policy has that ref" in answer["sentences"][0]
     assert answer["queue"] is None
-    assert explain("runs")["sentences"] == ["it has 8 GPUs on n1"]
 
 
 def test_a_preempted_pod_that_is_gone_is_explained_by_its_decision(scene: Scene, explain: Make) -> None:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-import ssl
 import struct
 import subprocess
 import sys
 import threading
-import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 import structlog
-import trustme
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -25,7 +21,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fairshare.composition import run_beside
-from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics, families
 from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.controller.policy_file import PolicyFile, in_dry_run
@@ -42,11 +37,9 @@ from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import POD
-from gputally.server.https_server import Identity, Tls
 from gputally.server.https_server import serve as serve_app
-from gputally.server.rate_and_connection_limits import ConnectionLimits
 from gputally.server.request_handling import read_body
-from tests.deadlines import patience_s
+from tests.deadlines import patience_s, until
 from tests.fairshare.builders import cluster_of, policy_of, queue_object
 from tests.fairshare.conftest import Capsys, Make
 from tests.fairshare.preemption_cases import HOUR_MS, NOW_MS, gang
@@ -214,7 +207,7 @@ def test_a_policy_file_that_cannot_be_read_is_tried_again(tmp_path: Path) -> Non
     assert file.changed() is None
 
 
-def test_a_mounted_policy_is_read_again_once_swapped(tmp_path: Path, accountant: Any, clock: VirtualClock) -> None:
+def test_a_mounted_policy_is_read_again_once_swapped(tmp_path: Path, accountant: Any, controller_of: Make) -> None:
     """As the kubelet renews a mounted ConfigMap: a symlink to another folder, in one step. Next cycle, new policy."""
     text = "k: {k}\ntargets: {{kai: {{apply: enforce}}}}\nqueues: [{{name: a, weight: {w}, refs: [kai:a]}}]\n"
     for name, weight in (("old", 1), ("new", 3)):
@@ -237,7 +230,7 @@ def test_a_mounted_policy_is_read_again_once_swapped(tmp_path: Path, accountant:
         if len(seen) == 8:
             stop.set()
 
-    Controller(file.policy, accountant, cluster, clock, reload=file.changed, observe=observe).run(stop)
+    controller_of(file.policy, cluster, reload=file.changed, observe=observe).run(stop)
     versions = [policy.version() for policy in accountant.policies]
     assert [version for version, _ in seen] == [versions[0], *[versions[1]] * 7]
     assert (seen[0][1], seen[-1][1]) == (1, 3)
@@ -438,93 +431,24 @@ def test_a_signal_inside_the_event_that_it_sets_is_not_lost() -> None:
     assert done.stdout == "ended\n"
 
 
-SOON = ConnectionLimits(connections=40, connections_by_address=10, header_seconds=0.3)
+def test_a_body_that_trickles_is_not_waited_for() -> None:
+    async def echo(request: Request) -> Response:
+        return Response(await read_body(request, 100_000, 0.3))
 
+    app = Starlette(routes=[Route("/", echo, methods=["POST"])])
+    with serve_app(app, "127.0.0.1", 0) as url:
+        found = httpx2.URL(url)
+        with socket.create_connection((found.host, found.port or 0)) as one:
+            one.sendall(b"POST / HTTP/1.1\r\nContent-Length: 100000\r\n\r\n")
+            one.settimeout(0.05)
 
-async def echo(request: Request) -> Response:
-    return Response(await read_body(request, 100_000, 0.3) if request.method == "POST" else b"ok")
-
-
-APP = Starlette(routes=[Route("/", echo, methods=["GET", "POST"])])
-
-
-def dial(url: str, source: str = "127.0.0.1") -> socket.socket:
-    found = httpx2.URL(url)
-    return socket.create_connection((found.host, found.port or 0), source_address=(source, 0))
-
-
-def ends(connection: socket.socket, trickle: bytes = b"") -> bool:
-    """Whether the server closes it within five seconds, whatever trickles."""
-    connection.settimeout(0.05)
-    limit = time.monotonic() + 5
-    while time.monotonic() < limit:
-        try:
-            if trickle:
-                connection.sendall(trickle)
-            if not connection.recv(100):
-                return True
-        except TimeoutError:
-            continue
-        except ConnectionError:
-            return True
-    return False
-
-
-@pytest.mark.parametrize(
-    ("said", "trickle"),
-    [
-        (b"", b""),
-        (b"GET", b"G"),
-        (b"GET / HTTP/1.1\r\nHost: ", b"x"),
-        (b"POST / HTTP/1.1\r\nContent-Length: 100000\r\n\r\n", b"x"),
-        (b"GET / HTTP/1.1\r\n\r\nGET /", b"x"),
-    ],
-    ids=["silence", "request line", "headers", "body", "second request"],
-)
-def test_what_trickles_is_not_waited_for(said: bytes, trickle: bytes) -> None:
-    with serve_app(APP, "127.0.0.1", 0, None, SOON) as url, dial(url) as one:
-        one.sendall(said)
-        assert ends(one, trickle)
-
-
-def test_a_connection_between_two_requests_stays_open() -> None:
-    with serve_app(APP, "127.0.0.1", 0, None, SOON) as url, dial(url) as one:
-        one.settimeout(2 * SOON.header_seconds)
-        for _ in range(2):
-            one.sendall(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\nhi")
-            said = b""
-            while not said.endswith(b"hi"):
-                said += one.recv(1000)
-            with pytest.raises(TimeoutError):
-                one.recv(1)
-
-
-def test_one_address_cannot_take_all_connections_and_they_are_given_back() -> None:
-    with serve_app(APP, "127.0.0.1", 0, None, SOON) as url, ExitStack() as open_:
-        half_open = [open_.enter_context(dial(url, "127.0.0.2")) for _ in range(30)]
-        assert httpx2.get(url).status_code == 200
-        assert all(ends(one) for one in half_open)
-        limit = time.monotonic() + 5
-        while time.monotonic() < limit:
-            with dial(url, "127.0.0.2") as one:
-                one.settimeout(1)
+            def ended() -> bool:
                 try:
-                    one.sendall(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
-                    if one.recv(100).startswith(b"HTTP/1.1 200"):
-                        return
+                    one.sendall(b"x")
+                    return not one.recv(100)
+                except TimeoutError:
+                    return False
                 except ConnectionError:
-                    continue
-        pytest.fail("no place was given back")
+                    return True
 
-
-def test_unfinished_tls_handshakes_do_not_delay_other_requests(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    mine, files = authority.issue_cert("127.0.0.1"), (tmp_path / "tls.crt", tmp_path / "tls.key")
-    mine.cert_chain_pems[0].write_to_path(files[0])
-    mine.private_key_pem.write_to_path(files[1])
-    trusted = ssl.create_default_context()
-    authority.configure_trust(trusted)
-    with serve_app(APP, "127.0.0.1", 0, Tls(Identity(*files)), SOON) as url, ExitStack() as open_:
-        half_open = [open_.enter_context(dial(url, "127.0.0.2")) for _ in range(30)]
-        assert httpx2.get(url, verify=trusted).status_code == 200
-        assert all(ends(one) for one in half_open)
+            until(ended, "the server waits for it", 5)

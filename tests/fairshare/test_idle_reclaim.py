@@ -28,8 +28,9 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable, Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, POD
-from tests.fairshare.builders import Failing, node_object, object_of, pods_of, policy_of, reasons_of
+from tests.fairshare.builders import Failing, node_object, object_of, policy_of
 from tests.fairshare.conftest import Accountant, Make
+from tests.fairshare.observations import pods_of, reasons_of
 from tests.fairshare.preemption_cases import NOW_MS, gang, policy, situation
 from tests.hypothesis_examples import examples
 

@@ -35,17 +35,16 @@ from gputally.base.units import MS_PER_HOUR
 from gputally.kubernetes.objects import NODE, PRIORITY_CLASS, Object, quantity
 from tests.fairshare.builders import (
     cluster_of,
-    condition,
     node_object,
     object_of,
     pod_group,
     pod_object,
     policy_of,
     queue_object,
-    reasons_of,
     shard_object,
 )
 from tests.fairshare.conftest import Make
+from tests.fairshare.observations import condition, reasons_of
 
 
 @pytest.mark.parametrize(

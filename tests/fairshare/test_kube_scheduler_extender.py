@@ -1,4 +1,6 @@
-"""The JSON of the extender as the kube-scheduler writes and reads it, its limits, and its view of the cluster."""
+"""The JSON of the extender as the kube-scheduler writes and reads it, its limits, and its view of the cluster.
+
+Field names are Go's, capitalised: k8s.io/kube-scheduler/extender/v1 has no JSON tags."""
 
 from __future__ import annotations
 
@@ -17,7 +19,6 @@ import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.kube_scheduler_extender import (
     ASSUME_MS,
@@ -39,6 +40,7 @@ from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, POD
 from gputally.server.https_server import BadCertificate, Identity, Tls
 from tests.fairshare.builders import cluster_with, node_object, pod_object, policy_of
+from tests.fairshare.conftest import Make
 
 NODES = {"n1": 8.0, "n2": 8.0, "n3": 8.0}
 
@@ -346,7 +348,7 @@ def _pods(cluster: MemoryCluster) -> Sequence[Pod]:
 
 
 @pytest.fixture
-def seen(accountant: Any, clock: VirtualClock) -> tuple[MemoryCluster, ExtenderViews]:
+def seen(clock: VirtualClock, controller_of: Make) -> tuple[MemoryCluster, ExtenderViews]:
     """a holds all 8 GPUs with a quota of 4; b asked for nothing when the last cycle looked."""
     cluster = cluster_with(node_object("n0", 8), pod_object("a0"), pod_object("a1"))
     policy = policy_of(QUEUES)
@@ -355,7 +357,7 @@ def seen(accountant: Any, clock: VirtualClock) -> tuple[MemoryCluster, ExtenderV
     def observe(report: CycleReport) -> None:
         view.observe(report, policy)
 
-    Controller(policy, accountant, cluster, clock, pods=lambda: _pods(cluster), observe=observe).cycle()
+    controller_of(policy, cluster, pods=lambda: _pods(cluster), observe=observe).cycle()
     return cluster, view
 
 
@@ -384,11 +386,11 @@ def test_what_is_above_its_share_stays_refused(seen: tuple[MemoryCluster, Extend
 
 
 def test_whether_the_scheduler_asks_is_heard(
-    accountant: Any, clock: VirtualClock, seen: tuple[MemoryCluster, ExtenderViews]
+    clock: VirtualClock, seen: tuple[MemoryCluster, ExtenderViews], controller_of: Make
 ) -> None:
     cluster, view = seen
     extender = Extender(view.view, clock)
-    loop = Controller(policy_of(QUEUES), accountant, cluster, clock, acts={"kube-scheduler": extender.acts})
+    loop = controller_of(policy_of(QUEUES), cluster, acts={"kube-scheduler": extender.acts})
 
     def said() -> tuple[str, str]:
         conditions = loop.cycle().targets[0].conditions

@@ -34,17 +34,9 @@ from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Object
 from gputally.server.https_server import serve
 from tests import empty_ledger
-from tests.fairshare.builders import (
-    cluster_of,
-    conditions_of,
-    hold_of,
-    node_object,
-    policy_of,
-    queue_object,
-    shard_object,
-    weights_in,
-)
+from tests.fairshare.builders import cluster_of, node_object, policy_of, queue_object, shard_object
 from tests.fairshare.conftest import NOW_MS, Accountant, Capsys, Make
+from tests.fairshare.observations import conditions_of, hold_of, weights_in
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 MINUTE_MS, MINUTES, GPUS = 60_000, 70, 4
@@ -85,6 +77,20 @@ def kai_cluster(*more: Object) -> MemoryCluster:
     return cluster_of([*map(queue_object, "abc"), shard_object(kValue=0), *more])
 
 
+@pytest.fixture
+def fleet(accountant: Accountant, controller_of: Make) -> Make:
+    """Policy, the accountant of `west`, the cluster `prod`, and its controller, where a was used there and b here."""
+
+    def make(**options: Any) -> tuple[Policy, Elsewhere, MemoryCluster, Controller]:
+        policy, cluster = policy_of(usage=BOTH, **options), kai_cluster()
+        west = Elsewhere(policy)
+        accountant.spend(b=0.5)
+        others = OtherClusters("prod", {"west": west})
+        return policy, west, cluster, controller_of(policy, cluster, others=others)
+
+    return make
+
+
 @pytest.mark.parametrize(("fault", "reason", "words"), [
     ({"down": True}, "AccountantUnavailable", "connection refused"),
     ({"coverage": 0.9}, "LowCoverage", "90.00% of the window is metered"),
@@ -100,12 +106,9 @@ def kai_cluster(*more: Object) -> MemoryCluster:
     ({"policy_counting": "f" * 16}, "PolicyNotInForce", "give both the same queues"),
 ])  # fmt: skip
 def test_one_cluster_that_cannot_be_added_holds_the_weights_until_it_can(
-    accountant: Accountant, clock: VirtualClock, fault: dict[str, Any], reason: str, words: str
+    fleet: Make, accountant: Accountant, clock: VirtualClock, fault: dict[str, Any], reason: str, words: str
 ) -> None:
-    policy = policy_of(usage=BOTH)
-    west, cluster = Elsewhere(policy), kai_cluster()
-    controller = Controller(policy, accountant, cluster, clock, others=OtherClusters("prod", {"west": west}))
-    accountant.spend(b=0.5)
+    _, west, cluster, controller = fleet()
     assert controller.cycle().hold is None
     before = weights_in(cluster)
     assert before["c"] > before["a"] == before["b"], "a was used there, b here"
@@ -132,60 +135,54 @@ def test_one_cluster_that_cannot_be_added_holds_the_weights_until_it_can(
     assert weights_in(cluster)["c"] < before["c"]
 
 
-def test_a_cluster_without_accountant_holds_after_its_own_faults(accountant: Accountant, clock: VirtualClock) -> None:
+def test_a_cluster_without_accountant_holds_after_its_own_faults(accountant: Accountant, controller_of: Make) -> None:
     policy = policy_of(usage=BOTH)
-    reason, message = hold_of(Controller(policy, accountant, kai_cluster(), clock).cycle())
+    reason, message = hold_of(controller_of(policy, kai_cluster()).cycle())
     assert (reason, "'prod'" in message) == ("ClusterUnknown", True)
     accountant.coverage = 0.5
-    reason, message = hold_of(Controller(policy, accountant, kai_cluster(), clock).cycle())
+    reason, message = hold_of(controller_of(policy, kai_cluster()).cycle())
     assert (reason, message[:6]) == ("LowCoverage", "50.00%")
 
 
-def test_the_policy_is_announced_to_the_own_accountant_alone(accountant: Accountant, clock: VirtualClock) -> None:
-    policy = policy_of(usage=BOTH)
-    west = Elsewhere(policy)
-    Controller(policy, accountant, kai_cluster(), clock, others=OtherClusters("prod", {"west": west})).cycle()
+def test_the_policy_is_announced_to_the_own_accountant_alone(fleet: Make, accountant: Accountant) -> None:
+    policy, west, _, controller = fleet()
+    controller.cycle()
     assert (accountant.policies, west.policies) == ([policy], [])
     assert (len(accountant.decisions) > 0, west.decisions) == (True, [])
 
 
-def test_a_list_with_the_own_cluster_alone_changes_nothing(accountant: Accountant, clock: VirtualClock) -> None:
+def test_a_list_with_the_own_cluster_alone_changes_nothing(accountant: Accountant, controller_of: Make) -> None:
     accountant.spend(a=0.5)
     here = OtherClusters("prod", {})
     one, same = kai_cluster(), kai_cluster()
-    Controller(policy_of(), accountant, one, clock).cycle()
-    found = Controller(policy_of(usage={"clusters": ["prod"]}), accountant, same, clock, others=here).cycle()
+    controller_of(policy_of(), one).cycle()
+    found = controller_of(policy_of(usage={"clusters": ["prod"]}), same, others=here).cycle()
     assert not isinstance(found.window, FleetWindow)
     assert weights_in(one) == weights_in(same)
 
 
-def _cycle(accountant: Accountant, clock: VirtualClock, **options: Any) -> tuple[Policy, Elsewhere, CycleReport]:
-    policy = policy_of(usage=BOTH, **options)
-    west = Elsewhere(policy)
-    others = OtherClusters("prod", {"west": west})
-    accountant.spend(b=0.5)
-    return policy, west, Controller(policy, accountant, kai_cluster(), clock, others=others).cycle()
-
-
-def test_the_own_cluster_alone_says_what_there_is_to_divide(accountant: Accountant, clock: VirtualClock) -> None:
-    _, west, found = _cycle(accountant, clock)
+def test_the_own_cluster_alone_says_what_there_is_to_divide(fleet: Make, accountant: Accountant) -> None:
+    _, west, _, controller = fleet()
+    found = controller.cycle()
     assert isinstance(found.window, FleetWindow)
     assert found.window.capacity == accountant.capacity + west.capacity
     assert found.window.own.usage == accountant.usage
     assert found.targets[0].gpus == 16, "the GPUs of both would be 32"
 
 
-def test_a_decision_on_several_clusters_replays_bit_for_bit(accountant: Accountant, clock: VirtualClock) -> None:
-    policy, _, found = _cycle(accountant, clock, k=2.0)
+def test_a_decision_on_several_clusters_replays_bit_for_bit(fleet: Make, accountant: Accountant) -> None:
+    policy, _, _, controller = fleet(k=2.0)
+    found = controller.cycle()
     (inputs,) = (each for each in accountant.decisions if each.subject == "*")
     assert inputs.inputs["window"]["clusters"] == ["prod", "west"]  # type: ignore[index, call-overload]
     again = replay_weights(policy, inputs.model_validate_json(inputs.model_dump_json()))
     assert again.weights == found.targets[0].weights
 
 
-def test_clusters_that_are_alike_repay_a_debt_once_together(accountant: Accountant, clock: VirtualClock) -> None:
+def test_clusters_that_are_alike_repay_a_debt_once_together(fleet: Make) -> None:
     """Each of two equal clusters decides as it would alone: were each to repay all of it, it would be repaid twice."""
-    policy, _, found = _cycle(accountant, clock, law="deficit")
+    policy, _, _, controller = fleet(law="deficit")
+    found = controller.cycle()
     assert isinstance(found.window, FleetWindow)
     own = found.window.own
     twice = sum_of_windows("prod", own, {"west": own})
@@ -203,11 +200,9 @@ def test_room_is_not_made_by_hand_while_a_cluster_is_away(accountant: Accountant
     west = Elsewhere(policy)
     west.down = True
     call = PreemptionCall("", "ns/job", "asked for by hand", 0.0, "by hand")
+    given = (policy, accountant, kai_cluster(), clock, ADAPTERS, (), call, "dry-run")
     with pytest.raises(NotPossible, match="AccountantUnavailable: cluster west: "):
-        by_hand(
-            policy, accountant, kai_cluster(), clock, ADAPTERS, (), call, "dry-run",
-            others=OtherClusters("prod", {"west": west}),
-        )  # fmt: skip
+        by_hand(*given, others=OtherClusters("prod", {"west": west}))
 
 
 POLICY_TEXT = """schema: 1
@@ -249,9 +244,7 @@ def test_lists_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match=r"cluster 'west' is listed twice in usage\.clusters"):
         policy_of(usage={"clusters": ["west", "west"]})
     with pytest.raises(ValueError, match="reads the history of one accountant in mode usage"):
-        Policy.model_validate({
-            "usage": BOTH, "targets": {"kai": {"mode": "usage"}}, "queues": [{"name": "a", "refs": ["kai:a"]}],
-        })  # fmt: skip
+        policy_of(usage=BOTH, targets={"kai": {"mode": "usage"}})
 
 
 def test_policies_without_clusters_keep_their_version() -> None:
@@ -360,15 +353,13 @@ def client_of(service: Service) -> Iterator[Make]:
     with TestClient(service.app, base_url="http://127.0.0.1") as inside:
 
         def answer(request: httpx2.Request) -> httpx2.Response:
-            found = inside.request(
-                request.method, str(request.url), content=request.content, headers=dict(request.headers)
-            )
+            sent = {"content": request.content, "headers": dict(request.headers)}
+            found = inside.request(request.method, str(request.url), **sent)
             kept = {"Content-Type": found.headers.get("Content-Type", "")}
             return httpx2.Response(found.status_code, content=found.content, headers=kept)
 
-        yield lambda cluster="": AccountantApi(
-            "http://127.0.0.1", cluster=cluster, transport=httpx2.MockTransport(answer)
-        )
+        transport = httpx2.MockTransport(answer)
+        yield lambda cluster="": AccountantApi("http://127.0.0.1", cluster=cluster, transport=transport)
 
 
 @pytest.fixture
@@ -384,7 +375,7 @@ def controller(client_of: Make, clock: VirtualClock) -> Make:
 
 @pytest.fixture
 def cycle(controller: Make) -> Make:
-    """A cycle of a empty_ledger controller, and the weights then."""
+    """A cycle of a new controller, and the weights then."""
 
     def run(policy: Any, cluster: str) -> tuple[CycleReport, dict[str, float]]:
         mine, there = controller(policy, cluster)

@@ -48,11 +48,11 @@ from tests.fairshare.builders import (
     object_of,
     pod_group,
     pod_object,
-    pods_of,
     policy_of,
     queue_object,
 )
 from tests.fairshare.conftest import Accountant, Capsys, Make
+from tests.fairshare.observations import pods_of
 from tests.shared_files import shared
 
 
@@ -81,7 +81,7 @@ def _borrowing() -> Answering:
     return cluster_with(node_object("n0", 8), pod_object("a0"), pod_object("a1"), pod_object("b0", "b", node=""))
 
 
-def test_a_cycle_reclaims_records_and_remembers(controller: Make, accountant: Accountant, clock: VirtualClock) -> None:
+def test_a_cycle_reclaims_records_and_remembers(controller: Make, accountant: Accountant) -> None:
     cluster = _borrowing()
     loop = controller(cluster)
     report = loop.cycle()
@@ -93,8 +93,7 @@ def test_a_cycle_reclaims_records_and_remembers(controller: Make, accountant: Ac
     assert set(made) == {"*", "Pod/ns/b0", "Pod/ns/a0"}
     assert made["Pod/ns/a0"].inputs["result"] == "stopped"
     assert replay_verdicts(loop.policy, made["*"]) == target.preemption.verdicts
-    clock.advance(60_000)
-    assert loop.cycle().targets[0].preemption.verdicts[0].outcome == "room"
+    assert loop.later().targets[0].preemption.verdicts[0].outcome == "room"
     again = controller(cluster)
     again.cycle()
     assert len(json.loads(cluster.get(CONFIG_MAP, "gputally-fairshare", "gputally")["data"]["preempted"])) == 1
@@ -275,8 +274,7 @@ def test_limits_count_what_was_done_by_hand(ask: Make, controller_of: Make, cloc
     second = ask(rules, cluster, "enforce")
     words = "1 workloads of the cluster were stopped within the hour, and no more may be"
     assert {each.reason for each in second.verdicts[0].spared if each.limit} == {words}
-    clock.advance(60_000)
-    (target,) = controller.cycle().targets
+    (target,) = controller.later().targets
     assert [past.key for past in target.preemption.situation.past] == ["Pod/ns/a0"]
     clock.advance(24 * 3_600_000)
     assert controller.cycle().targets[0].preemption.situation.past == ()
@@ -304,8 +302,7 @@ def test_the_controller_makes_room_for_a_latency(rules: Policy, controller_of: M
     controller = controller_of(rules, cluster, pods=lambda: pods_of(cluster), calls=alarms, observe=metrics.observe)
     controller.cycle()
     assert len(cluster.list(POD)) == 3
-    clock.advance(60_000)
-    controller.cycle()
+    controller.later()
     assert len(cluster.list(POD)) == 2
     shown = metrics.render().decode()
     labels = 'ground="above share",queue="a",result="stopped",target="kube-scheduler"'
@@ -521,22 +518,20 @@ def kai_cluster(either_of: Make) -> Cluster:
     return either_of([*(queue_object(name, requested="16", allocated="8") for name in "ab"), *groups])
 
 
-def test_a_schedulers_reclaim_costs_weight(kai_cluster: Cluster, accountant: Accountant, clock: VirtualClock) -> None:
+def test_a_schedulers_reclaim_costs_weight(kai_cluster: Cluster, accountant: Accountant, controller_of: Make) -> None:
     """From the Event through the standing, in the record, to the price of the law."""
     accountant.spend(a=0.5, b=0.5)
-    loop = Controller(_policy(), accountant, kai_cluster, clock)
+    loop = controller_of(_policy(), kai_cluster)
     loop.cycle()
     told = _event("e1", "Evict", RECLAIMED.format(pod="a-0", by="pg-b"), "pg-a")
     told["metadata"].pop("uid")  # the server's to give
     rest = {"eventTime": "2026-10-01T00:00:00.000001Z", "reportingController": "kai", "reportingInstance": "kai-0"}
     kai_cluster.create({**told, "type": "Normal", "action": "Evict", **rest}, field_manager="kai")
-    clock.advance(60_000)
-    kai = next(target for target in loop.cycle().targets if target.target == "kai")
+    kai = next(target for target in loop.later().targets if target.target == "kai")
     assert {name: each.reclaims for name, each in kai.standings.items()} == {"a": 0.0, "b": 1.0}
     prices = {weight.queue: weight.explanation.trace["price"] for weight in kai.weights}
     assert prices["b"] > prices["a"] == 0.0
-    clock.advance(60_000)
-    kai = next(target for target in loop.cycle().targets if target.target == "kai")
+    kai = next(target for target in loop.later().targets if target.target == "kai")
     assert {each.reclaims for each in kai.standings.values()} == {0.0}
 
 

@@ -16,17 +16,10 @@ from accountant.wire.usage_cost_and_job_models import Accounts
 from fairshare.__main__ import main
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.kubernetes.objects import POD
-from tests.fairshare.builders import (
-    cluster_of,
-    cluster_with,
-    node_object,
-    pod_object,
-    pods_of,
-    policy_of,
-    queue_object,
-)
+from tests.fairshare.builders import cluster_of, cluster_with, node_object, pod_object, policy_of, queue_object
 from tests.fairshare.conftest import Accountant, Capsys, Make
 from tests.fairshare.loopback import Answer, serving
+from tests.fairshare.observations import pods_of
 
 HOUR_US, HOUR_MS = 3_600_000_000, 3_600_000
 

@@ -25,8 +25,9 @@ from fairshare.targets.weight_plan import Apply, look_at, write_order
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD, Cluster, Kind
-from tests.fairshare.builders import condition, node_object, object_of, policy_of
+from tests.fairshare.builders import node_object, object_of, policy_of
 from tests.fairshare.conftest import Make
+from tests.fairshare.observations import condition
 from tests.fairshare.scheduler_objects import ALIASES, volcano
 
 LATER_MS, BEFORE = 1_893_456_000_000, "2029-12-31T12:00:00Z"
@@ -52,18 +53,18 @@ def _policy(mode: str, **options: Any) -> Any:
 
 
 @pytest.fixture
-def cycle(either_of: Make, accountant: Any, clock: Any) -> Make:
+def cycle(either_of: Make, accountant: Any, controller_of: Make) -> Make:
     """A cluster with these objects after a cycle, and its report."""
 
     def run(policy: Any, objects: list[dict[str, Any]]) -> tuple[Cluster, Any]:
         cluster = either_of(objects)
         accountant.spend(eng=0.5)
-        return cluster, Controller(policy, accountant, cluster, clock).cycle()
+        return cluster, controller_of(policy, cluster).cycle()
 
     return run
 
 
-def test_weights_are_parts_of_the_whole_cluster_in_integers(cycle: Make, accountant: Any, clock: Any) -> None:
+def test_weights_are_parts_of_the_whole_cluster_in_integers(cycle: Make, controller_of: Make) -> None:
     """Quota 4 of 16, the other 12 as 1 : 3 -> 7 and 9 of 16."""
     policy = _policy("weight")
     queues = [_queue(name, weight=1) for name in ("eng", "sci", "default")]
@@ -76,7 +77,7 @@ def test_weights_are_parts_of_the_whole_cluster_in_integers(cycle: Make, account
     noted = cluster.get(QUEUE, "eng")["metadata"]["annotations"]
     keys = (scheduler_queue_objects.BASE, scheduler_queue_objects.PUBLISHED, scheduler_queue_objects.WEIGHT)
     assert [noted[key] for key in keys] == ["1", "4375", "1"]
-    again = Controller(policy, accountant, cluster, clock).cycle()
+    again = controller_of(policy, cluster).cycle()
     assert again.targets[0].outcomes == ()
     assert again.targets[0].standings["eng"].weight == 1.0
     release_weights(policy, cluster)
@@ -187,7 +188,7 @@ def _sums_checked(cluster: MemoryCluster) -> Callable[[Any], str | None]:
     return admit
 
 
-def test_a_tree_is_written_so_that_every_step_keeps_children_within_their_parent(accountant: Any, clock: Any) -> None:
+def test_a_tree_is_written_so_that_every_step_keeps_children_within_their_parent(controller_of: Make) -> None:
     """x grows and y shrinks by 6 GPUs, and within x its second child at the first one's cost."""
     tree = {"x": ("", 4), "x1": ("x", 3), "x2": ("x", 1), "y": ("", 12), "y1": ("y", 9), "y2": ("y", 3)}
     objects = [_queue(name, parent=above or "root", deserved={GPU: str(n)}) for name, (above, n) in tree.items()]
@@ -201,7 +202,7 @@ def test_a_tree_is_written_so_that_every_step_keeps_children_within_their_parent
     admitted: list[Callable[[Any], str | None]] = []
     cluster = MemoryCluster(KINDS, objects, admit=lambda obj: admitted[0](obj) if admitted else None)
     admitted.append(_sums_checked(cluster))
-    (target,) = Controller(policy, accountant, cluster, clock).cycle().targets
+    (target,) = controller_of(policy, cluster).cycle().targets
     applied = {o.apply.name: (o.result, o.detail) for o in target.outcomes}
     assert applied == dict.fromkeys({*tree} - {"y2"}, ("applied", ""))
     deserved = {obj["metadata"]["name"]: obj["spec"]["deserved"][GPU] for obj in cluster.list(QUEUE)}
@@ -221,7 +222,7 @@ def test_what_is_deferred_is_what_others_do_not_build_on() -> None:
     assert results[1] == "deferred" != results[0]
 
 
-def test_a_weight_that_the_crd_filled_in_is_said_to_be_so_and_adopted(cycle: Make, accountant: Any, clock: Any) -> None:
+def test_a_weight_that_the_crd_filled_in_is_said_to_be_so_and_adopted(cycle: Make, controller_of: Make) -> None:
     """`kubectl create` of a Queue without a weight: the API server fills in 1 and books it to the creator."""
     theirs = {"manager": "kubectl-create", "operation": "Update", "fieldsV1": {"f:spec": {"f:weight": {}}}}
     objects = [_queue("eng", weight=1), _queue("sci", weight=1), volcano("proportion"), node_object("n", 16)]
@@ -237,7 +238,7 @@ def test_a_weight_that_the_crd_filled_in_is_said_to_be_so_and_adopted(cycle: Mak
     taken = adopt(policy, cluster, ADAPTERS)
     assert [each.result for each in taken] == ["applied", "applied"]
     assert "has the CRD's default" in advice(taken[0])[0]
-    again = Controller(policy, accountant, cluster, clock).cycle()
+    again = controller_of(policy, cluster).cycle()
     assert [outcome.result for outcome in again.targets[0].outcomes] == ["applied", "applied"]
 
 

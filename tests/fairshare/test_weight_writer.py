@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from fairshare.__main__ import main
-from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.weight_writer import available, release_weights, write_weights
 from fairshare.core import scheduler_queue_objects
@@ -23,20 +22,9 @@ from fairshare.targets.weight_plan import FIELD_MANAGER, Apply
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Kind, Object
-from tests.fairshare.builders import (
-    cluster_of,
-    condition,
-    conditions_of,
-    object_of,
-    pod_group,
-    policy_of,
-    queue_object,
-    reasons_of,
-    results_of,
-    shard_object,
-    weights_in,
-)
+from tests.fairshare.builders import cluster_of, object_of, pod_group, policy_of, queue_object, shard_object
 from tests.fairshare.conftest import Accountant, Capsys, Make
+from tests.fairshare.observations import condition, conditions_of, reasons_of, results_of, weights_in
 
 
 def _apply(name: str, previous: float | None, value: float) -> Apply:
@@ -100,19 +88,18 @@ def test_when_kai_reads_usage_our_weights_are_given_back(either_of: Make, accoun
     assert controller_of(usage, cluster).cycle().targets[0].outcomes == ()
 
 
-def test_a_law_goes_on_with_the_last_leaders_momentum(
-    either_of: Make, accountant: Any, controller_of: Make, clock: VirtualClock
-) -> None:
+def test_a_law_goes_on_with_the_last_leaders_momentum(either_of: Make, accountant: Any, controller_of: Make) -> None:
     cluster = either_of([*(queue_object(name) for name in "abc"), INSTALLED])
     accountant.spend(a=0.7, b=0.2, c=0.1)
     first, second = (controller_of(policy_of(law="deficit"), cluster, status_object=WHERE) for _ in range(2))
     first.cycle()
-    clock.advance(60_000)
-    assert second.cycle().targets[0].memory == first.cycle().targets[0].memory
+    assert second.later().targets[0].memory == first.cycle().targets[0].memory
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_new_policy_takes_the_momentum_along(restarted: bool, accountant: Any, clock: VirtualClock) -> None:
+def test_a_new_policy_takes_the_momentum_along(
+    restarted: bool, accountant: Any, clock: VirtualClock, controller_of: Make
+) -> None:
     cluster = cluster_of([*(queue_object(name) for name in "abc"), INSTALLED])
     accountant.spend(a=0.7, b=0.2, c=0.1)
     before, after = policy_of(law="deficit"), policy_of(law="deficit", min_coverage=0.9)
@@ -124,14 +111,12 @@ def test_a_new_policy_takes_the_momentum_along(restarted: bool, accountant: Any,
             stop.set()
 
     if restarted:
-        observe(Controller(before, accountant, cluster, clock, status_object=WHERE).cycle())
+        observe(controller_of(before, cluster, status_object=WHERE).cycle())
         clock.advance(60_000)
-        observe(Controller(after, accountant, cluster, clock, status_object=WHERE).cycle())
+        observe(controller_of(after, cluster, status_object=WHERE).cycle())
     else:
         policies = iter([None, after])
-        Controller(
-            before, accountant, cluster, clock, status_object=WHERE, observe=observe, reload=lambda: next(policies)
-        ).run(stop)
+        controller_of(before, cluster, status_object=WHERE, observe=observe, reload=lambda: next(policies)).run(stop)
     first, second = told
     assert second.policy_version == after.version()
     assert not first.targets[0].memory
@@ -139,7 +124,9 @@ def test_a_new_policy_takes_the_momentum_along(restarted: bool, accountant: Any,
     assert all(kept["at_ms"] == first.at_ms for kept in second.targets[0].memory.values())
 
 
-def test_a_turn_goes_on_over_a_restart(either_of: Make, accountant: Any, clock: VirtualClock) -> None:
+def test_a_turn_goes_on_over_a_restart(
+    either_of: Make, accountant: Any, clock: VirtualClock, controller_of: Make
+) -> None:
     """16 GPUs held by one gang of 16, another waits in every queue: a turn, cut in the middle by a new process."""
 
     def gang(queue: str, name: str, held: int) -> dict[str, Any]:
@@ -152,7 +139,7 @@ def test_a_turn_goes_on_over_a_restart(either_of: Make, accountant: Any, clock: 
     policy = policy_of([{"name": n, "refs": [f"kai:{n}"]} for n in "ab"], law="deficit", turns={"min_turn": "1h"})
 
     def cycle() -> dict[str, Any]:
-        (target,) = Controller(policy, accountant, cluster, clock, status_object=WHERE).cycle().targets
+        (target,) = controller_of(policy, cluster, status_object=WHERE).cycle().targets
         return {weight.queue: weight for weight in target.weights}
 
     begun = cycle()
@@ -191,32 +178,26 @@ def test_a_contested_field_keeps_no_queue_back(three: MemoryCluster, accountant:
     assert recorded.inputs["result"] == "contested"
 
 
-def test_a_reset_is_published_over(
-    three: MemoryCluster, accountant: Any, controller_of: Make, clock: VirtualClock
-) -> None:
+def test_a_reset_is_published_over(three: MemoryCluster, accountant: Any, controller_of: Make) -> None:
     """And the base stays."""
     accountant.spend(a=1.0)
     controller = controller_of(policy_of(bounds={"max_step": 100}), three)
     controller.cycle()
     assert weights_in(three)["a"] == 0.1
     _set_unowned(three, "a", 1)
-    clock.advance(60_000)
-    report = controller.cycle()
+    report = controller.later()
     assert weights_in(three)["a"] == 0.1
     assert "WeightReset" in [event.reason for event in report.events]
     noted = scheduler_queue_objects.read(three.get(QUEUE, "a")["metadata"]["annotations"])
     assert noted.base == 1.0
 
 
-def test_an_operators_change_is_the_base(
-    three: MemoryCluster, accountant: Any, controller_of: Make, clock: VirtualClock
-) -> None:
+def test_an_operators_change_is_the_base(three: MemoryCluster, accountant: Any, controller_of: Make) -> None:
     accountant.spend(a=1.0)
     controller = controller_of(policy_of(), three)
     controller.cycle()
     _set_unowned(three, "a", 7)
-    clock.advance(60_000)
-    report = controller.cycle()
+    report = controller.later()
     assert "BaseWeightChanged" in [event.reason for event in report.events]
     release_weights(policy_of(), three)
     assert weights_in(three) == {"a": 7, "b": 1, "c": 1, "stranger": 5}
@@ -274,18 +255,15 @@ def carries_annotations(obj: Object) -> bool:
     return scheduler_queue_objects.PUBLISHED in (obj["metadata"].get("annotations") or {})
 
 
-def test_a_queue_let_go_is_said_and_given_back(either_of: Make, accountant: Accountant, clock: VirtualClock) -> None:
+def test_a_queue_let_go_is_said_and_given_back(either_of: Make, accountant: Accountant, controller_of: Make) -> None:
     cluster: Cluster = either_of([queue_object(name) for name in "abc"])
     accountant.spend(a=0.8, b=0.1, c=0.1)
     policies = [policy_of()]
-    controller = Controller(
-        policies[0], accountant, cluster, clock, reload=lambda: policies[-1], status_object=StatusObject()
-    )
+    controller = controller_of(policies[0], cluster, reload=lambda: policies[-1], status_object=StatusObject())
     controller.cycle()
     policies.append(policy_of([{"name": name, "refs": (f"kai:{name}",)} for name in "bc"]))
     controller._reload_policy()
-    clock.advance(60_000)
-    report = controller.cycle()
+    report = controller.later()
     mapped = condition(report.targets[0], "Mapped")
     assert (mapped.status, mapped.reason, mapped.message) == ("False", "WeightsLeftBehind", SAYS)
     assert [event.message for event in report.events if event.reason == "WeightsLeftBehind"] == [f"kai: {SAYS}"]
@@ -295,8 +273,7 @@ def test_a_queue_let_go_is_said_and_given_back(either_of: Make, accountant: Acco
     assert weights_in(cluster) == {**before, "a": 1}
     assert not carries_annotations(cluster.get(QUEUE, "a"))
     assert release_weights(policies[-1], cluster, left_behind=True) == ()
-    clock.advance(60_000)
-    assert condition(controller.cycle().targets[0], "Mapped").status == "True"
+    assert condition(controller.later().targets[0], "Mapped").status == "True"
 
 
 @pytest.mark.parametrize(
@@ -306,27 +283,25 @@ def test_a_queue_let_go_is_said_and_given_back(either_of: Make, accountant: Acco
         (VOLCANO_QUEUE, "volcano", {"weight": 5000}),
     ],
 )
-def test_every_target_knows_what_it_left_behind(
-    kind: Any, ref: str, spec: dict[str, Any], accountant: Accountant, clock: VirtualClock
-) -> None:
+def test_every_target_knows_what_it_left_behind(kind: Any, ref: str, spec: dict[str, Any], controller_of: Make) -> None:
     published = 0.5 if ref == "kueue" else 5000.0
     noted = scheduler_queue_objects.WeightAnnotations(1.0, published, None, 0, "f" * 16).annotations()
     others = [object_of(kind, name, spec) for name in ("b", "stranger")]
     cluster = MemoryCluster(KINDS, [object_of(kind, "a", spec, annotations=noted), *others])
     policy = policy_of([{"name": "b", "refs": (f"{ref}:b",)}])
-    (target,) = Controller(policy, accountant, cluster, clock).cycle().targets
+    (target,) = controller_of(policy, cluster).cycle().targets
     assert condition(target, "Mapped").reason == "WeightsLeftBehind"
     (outcome,) = release_weights(policy, cluster, left_behind=True)
     assert (outcome.apply.name, outcome.apply.value, outcome.result) == ("a", 1.0, "applied")
 
 
-def test_weights_of_another_named_policy_stay(either_of: Make, accountant: Accountant, clock: VirtualClock) -> None:
+def test_weights_of_another_named_policy_stay(either_of: Make, accountant: Accountant, controller_of: Make) -> None:
     """Two policies publish to one cluster; the first lets go of a queue."""
     cluster: Cluster = either_of([queue_object(name) for name in "abxy"])
     accountant.spend(a=0.8, x=0.2)
     first, second = (policy_of([{"name": n, "refs": (f"kai:{n}",)} for n in names]) for names in ("ab", "xy"))
     for policy in (first, second):
-        Controller(policy, accountant, cluster, clock).cycle()
+        controller_of(policy, cluster).cycle()
     smaller = policy_of([{"name": "b", "refs": ("kai:b",)}])
 
     def carrying() -> list[str]:

@@ -258,6 +258,7 @@ def _digest(record: Record) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_replay_gives_what_it_always_gave(name: str, workload: Workload) -> None:
+    """The tables of docs/evaluation.md rest on it. GPUTALLY_UPDATE=1 writes the digests anew."""
     record = run(name, workload, Setup(GPUS, (0.5, 0.3, 0.2)), 2 * DAY)
     kept = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     if os.environ.get("GPUTALLY_UPDATE"):
@@ -268,6 +269,7 @@ def test_a_replay_gives_what_it_always_gave(name: str, workload: Workload) -> No
 
 @pytest.mark.parametrize("half_life_s", HALF_LIVES_S)
 def test_every_burst_gets_in_and_no_guarantee_is_broken(half_life_s: int | None) -> None:
+    """Of 100 GPUs: a team bursts from 20 guaranteed to 60, two teams fill the rest."""
     study = play(half_life_s)
     assert len(study.waits_s) == 9
     assert max(study.waits_s) <= HOUR

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import adopt, advice
 from fairshare.core import scheduler_queue_objects
 from fairshare.targets import ADAPTERS, KINDS
 from fairshare.targets.kai import QUEUE
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import FIELD_MANAGER
-from gputally.base.clock import VirtualClock
 from gputally.base.errors import Blocked, ClusterError, Conflict, NotFound, Refused, VersionGone
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.list_watch import Reflector
@@ -23,6 +21,7 @@ from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, EVENT, POD, Cluster, Event
 from tests.deadlines import until
 from tests.fairshare.builders import object_of, policy_of, shard_object
+from tests.fairshare.conftest import Make
 from tests.fairshare.real.conftest import Request
 from tests.fairshare.real.installing import add_queues
 from tests.real.controlplane import PLAIN_TOKEN, ApiServer, controller_manager
@@ -54,23 +53,20 @@ def test_a_user_without_rights_is_refused_in_the_servers_words(server: ApiServer
         plain.list(QUEUE)
 
 
-def test_a_cycle_publishes_weights_on_the_real_server(server: ApiServer, accountant: Any, clock: VirtualClock) -> None:
+def test_a_cycle_publishes_weights_on_the_real_server(server: ApiServer, accountant: Any, controller_of: Make) -> None:
     """History in, `overQuotaWeight` out, by server-side apply; a field of another manager is left alone."""
     cluster = KubernetesCluster.connect(KINDS, server.kubeconfig)
     add_queues(cluster, *"abc", weight=1)
     cluster.apply(shard_object(kValue=0), field_manager="gitops")
     accountant.spend(a=0.7, b=0.2, c=0.1)
-    controller = Controller(
-        policy_of(k=1.0), accountant, cluster, clock, status_object=StatusObject("default", "gputally-fairshare")
-    )
+    controller = controller_of(policy_of(k=1.0), cluster, status_object=StatusObject("default", "gputally-fairshare"))
     blocked = controller.cycle()
     assert {o.result for t in blocked.targets for o in t.outcomes} == {"contested"}
     assert {_gpu(cluster.get(QUEUE, queue))["overQuotaWeight"] for queue in "abc"} == {1}
 
     add_queues(cluster, *"abc")  # the operator hands the field over
     for _ in range(6):
-        clock.advance(60_000)
-        controller.cycle()
+        controller.later()
     objects = {queue: cluster.get(QUEUE, queue) for queue in "abc"}
     weights = {queue: _gpu(obj)["overQuotaWeight"] for queue, obj in objects.items()}
     assert weights["a"] < weights["b"] < weights["c"]

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from fairshare.controller import policy_file as policies
-from fairshare.controller.control_loop import Controller
 from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import Gang
 from fairshare.preemption.eviction import EvictionCheck, stop_victim
@@ -34,8 +33,10 @@ from gputally.kubernetes.leader_election import Election, LeaseTimes
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD
 from tests.deadlines import until
-from tests.fairshare.builders import object_of, policy_of, results_of
+from tests.fairshare.builders import object_of, policy_of
+from tests.fairshare.conftest import Make
 from tests.fairshare.loopback import serving, window_of
+from tests.fairshare.observations import results_of
 from tests.fairshare.real.conftest import Request
 from tests.fairshare.real.installing import add_queues, weights_of
 from tests.real.controlplane import ApiServer, frozen, killed
@@ -65,7 +66,7 @@ def running(policy: Path, accountant: str, kubeconfig: Path, identity: str, *opt
 
 
 def test_the_charts_rights_suffice(
-    installed: Path, real: KubernetesCluster, accountant: Any, clock: VirtualClock
+    installed: Path, real: KubernetesCluster, accountant: Any, controller_of: Make
 ) -> None:
     """Every target is read and written with exactly the role of the chart; nothing else is."""
     mine = KubernetesCluster.connect(KINDS, installed)
@@ -84,7 +85,7 @@ def test_the_charts_rights_suffice(
     accountant.spend(a=0.5, c=0.3)
     pods: list[Any] = []
     mine.scan(POD, pods.append)
-    report = Controller(policy, accountant, mine, clock, status_object=STATUS, pods=tuple).cycle()
+    report = controller_of(policy, mine, status_object=STATUS, pods=tuple).cycle()
     assert results_of(report) == dict.fromkeys("abcd", "applied")
     assert {target.target: dict(target.degraded) for target in report.targets} == {
         "kai": {}, "kueue": {}, "volcano": {}, "kube-scheduler": {},
@@ -121,7 +122,7 @@ def test_pods_are_evicted_with_the_charts_rights_alone(
 
 
 def test_an_admission_policy_refuses_one(
-    real: KubernetesCluster, ask: Request, accountant: Any, clock: VirtualClock
+    real: KubernetesCluster, ask: Request, accountant: Any, controller_of: Make
 ) -> None:
     """A real rule in CEL: its own words reach the condition, and an event lies on the queue."""
     add_queues(real, "vap-a", "vap-b", "vap-c")
@@ -149,7 +150,7 @@ def test_an_admission_policy_refuses_one(
         until(denied, "the policy is not in force")
         policy = policy_of([{"name": f"vap-{x}", "refs": [f"kai:vap-{x}"]} for x in "abc"])
         accountant.spend(**{"vap-a": 0.5})
-        report = Controller(policy, accountant, real, clock, status_object=StatusObject("default", "vap")).cycle()
+        report = controller_of(policy, real, status_object=StatusObject("default", "vap")).cycle()
         assert results_of(report) == {"vap-a": "refused", "vap-b": "applied", "vap-c": "applied"}
         available = {c.type: c for c in report.targets[0].conditions}["Available"]
         assert (available.status, available.reason) == ("False", "Refused")
@@ -163,7 +164,7 @@ def test_an_admission_policy_refuses_one(
 
 
 def test_an_api_server_that_is_killed(
-    server: ApiServer, real: KubernetesCluster, accountant: Any, clock: VirtualClock
+    server: ApiServer, real: KubernetesCluster, accountant: Any, clock: VirtualClock, controller_of: Make
 ) -> None:
     """Killed and started anew on the same etcd: every cycle meanwhile says so and decides nothing, the ones after
     it go on by themselves, the watch of pods as well. The thirty seconds pass on the controller's own clock alone;
@@ -173,7 +174,7 @@ def test_an_api_server_that_is_killed(
     accountant.spend(**{"fz-a": 0.9, "fz-b": 0.1})
     used = KubernetesCluster.connect(KINDS, server.kubeconfig, timeout_s=5.0)
     where = StatusObject("default", "fz")
-    controller = Controller(policy, accountant, used, clock, status_object=where)
+    controller = controller_of(policy, used, status_object=where)
     pods: Reflector[dict[str, Any], str] = Reflector(
         used.api(), POD.path(), dict, lambda pod: str(pod["metadata"]["name"]), now_ms=clock.monotonic_ms
     )
@@ -190,8 +191,7 @@ def test_an_api_server_that_is_killed(
             pods.follow()
     assert weights_of(real, "fz-a", "fz-b") == before
     accountant.spend(**{"fz-a": 0.5, "fz-b": 0.5})
-    clock.advance(60_000)
-    back = controller.cycle()
+    back = controller.later()
     assert back.targets[0].degraded == {}
     assert set(results_of(back).values()) == {"applied"}
     assert weights_of(real, "fz-a", "fz-b") != before
@@ -323,23 +323,22 @@ def test_who_cannot_renew_does_not_lead(server: ApiServer, replicas: Callable[[s
 
 
 def test_a_standby_goes_on_where_the_leader_ended(
-    real: KubernetesCluster, accountant: Any, clock: VirtualClock
+    real: KubernetesCluster, accountant: Any, controller_of: Make
 ) -> None:
     add_queues(real, "sb-a", "sb-b")
     policy = policy_of([{"name": f"sb-{x}", "refs": [f"kai:sb-{x}"]} for x in "ab"])
     accountant.spend(**{"sb-a": 0.9, "sb-b": 0.1})
     where = StatusObject("default", "standby")
     acting = {"first": True}
-    first = Controller(policy, accountant, real, clock, status_object=where, leading=lambda: acting["first"])
-    second = Controller(policy, accountant, real, clock, status_object=where, leading=lambda: not acting["first"])
+    first = controller_of(policy, real, status_object=where, leading=lambda: acting["first"])
+    second = controller_of(policy, real, status_object=where, leading=lambda: not acting["first"])
     looking = second.cycle()  # announces no policy: usage is still counted under no policy
     assert (looking.leading, results_of(looking), weights_of(real, "sb-a")) == (False, {}, [0])
     first.cycle()
     published = weights_of(real, "sb-a", "sb-b")
     assert published[0] < published[1]
     acting["first"] = False
-    clock.advance(60_000)
-    assert results_of(first.cycle()) == {}
+    assert results_of(first.later()) == {}
     taken_over = second.cycle()
     assert taken_over.leading
     assert not [event for event in taken_over.events if event.name == where.name]  # said already

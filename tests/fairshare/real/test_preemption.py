@@ -24,8 +24,8 @@ from gputally.base.clock import SystemClock, VirtualClock
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import BUDGET, GPU, NODE, POD, Object
 from tests.deadlines import until
-from tests.fairshare.builders import pods_of
 from tests.fairshare.conftest import Accountant
+from tests.fairshare.observations import pods_of
 from tests.fairshare.realserver import MERGE
 from tests.real.controlplane import ApiServer, controller_manager, scheduler
 from tests.real.prometheus import backfill, prometheus

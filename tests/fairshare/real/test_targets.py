@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import adopt, release_weights
 from fairshare.core import scheduler_queue_objects
 from fairshare.targets import ADAPTERS, KINDS, kueue, volcano
 from fairshare.targets.weight_plan import FIELD_MANAGER
-from gputally.base.clock import VirtualClock
 from gputally.base.errors import NotFound, Unavailable
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, Cluster
 from tests.deadlines import until
-from tests.fairshare.builders import object_of, policy_of, reasons_of, results_of
+from tests.fairshare.builders import object_of, policy_of
+from tests.fairshare.conftest import Make
+from tests.fairshare.observations import reasons_of, results_of
 from tests.fairshare.realserver import MERGE, definitions
 from tests.real.controlplane import api_server
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.real
 CQ, COHORT, LQ, WORKLOAD = (k[0] for k in (kueue.CLUSTER_QUEUES, kueue.COHORTS, kueue.LOCAL_QUEUES, kueue.WORKLOADS))
 
 
-def test_kueue_from_the_operators_750m_to_ours_and_back(cluster: Cluster, accountant: Any, clock: VirtualClock) -> None:
+def test_kueue_from_the_operators_750m_to_ours_and_back(cluster: Cluster, accountant: Any, controller_of: Make) -> None:
     flavors = [{"name": "h200", "resources": [{"name": GPU, "nominalQuota": "8"}]}]
     for name in ("kq-a", "kq-b"):
         groups = [{"coveredResources": [GPU], "flavors": flavors}]
@@ -51,7 +51,7 @@ def test_kueue_from_the_operators_750m_to_ours_and_back(cluster: Cluster, accoun
         targets={"kueue": {"apply": "enforce"}},
     )
     accountant.spend(a=0.9, b=0.1, dept=1.0)
-    controller = Controller(policy, accountant, cluster, clock)
+    controller = controller_of(policy, cluster)
     report = controller.cycle()
     assert results_of(report) == {"a": "contested", "b": "contested"}
     (target,) = report.targets
@@ -61,15 +61,13 @@ def test_kueue_from_the_operators_750m_to_ours_and_back(cluster: Cluster, accoun
     assert {(each.kind, each.name, each.result) for each in taken} == {
         ("Cohort", "kq", "applied"), ("ClusterQueue", "kq-a", "applied"), ("ClusterQueue", "kq-b", "applied"),
     }  # fmt: skip
-    clock.advance(60_000)
-    assert results_of(controller.cycle()) == {"a": "applied", "b": "applied"}
+    assert results_of(controller.later()) == {"a": "applied", "b": "applied"}
     ours = cluster.get(CQ, "kq-a")
     assert ours["spec"]["fairSharing"]["weight"] == "0.375"
     assert ours["spec"]["resourceGroups"][0]["flavors"] == flavors
     assert ours["metadata"]["annotations"][scheduler_queue_objects.BASE] == "0.75"
     for _ in range(10):
-        clock.advance(60_000)
-        last = results_of(controller.cycle())
+        last = results_of(controller.later())
     assert last == {}  # settled: what the server gives back is compared as a number
     assert {outcome.result for outcome in release_weights(policy, cluster)} == {"applied"}
     released = cluster.get(CQ, "kq-a")
@@ -79,7 +77,7 @@ def test_kueue_from_the_operators_750m_to_ours_and_back(cluster: Cluster, accoun
 
 @pytest.mark.parametrize(("mode", "field"), [("weight", "weight"), ("deserved", "deserved")])
 def test_volcano_takes_either_field(
-    cluster: Cluster, accountant: Any, clock: VirtualClock, mode: str, field: str
+    cluster: Cluster, accountant: Any, mode: str, field: str, controller_of: Make
 ) -> None:
     names = [f"vq-{mode}-{letter}" for letter in "ab"]
     for name in names:
@@ -89,7 +87,7 @@ def test_volcano_takes_either_field(
         targets={"volcano": {"mode": mode, "apply": "enforce"}},
     )
     accountant.spend(**{names[0]: 0.75, names[1]: 0.25})
-    results = results_of(Controller(policy, accountant, cluster, clock).cycle())
+    results = results_of(controller_of(policy, cluster).cycle())
     assert results == dict.fromkeys(names, "applied")
     first, second = (cluster.get(volcano.QUEUE, name)["spec"][field] for name in names)
     if mode == "weight":
@@ -106,7 +104,7 @@ def test_volcano_takes_either_field(
 
 
 def test_a_volcano_weight_is_contested_until_it_is_adopted(
-    cluster: Cluster, accountant: Any, clock: VirtualClock
+    cluster: Cluster, accountant: Any, controller_of: Make
 ) -> None:
     names = ["vo-a", "vo-b"]
     for name, weight in zip(names, (3, 1), strict=True):
@@ -116,22 +114,21 @@ def test_a_volcano_weight_is_contested_until_it_is_adopted(
         targets={"volcano": {"mode": "weight", "apply": "enforce"}},
     )
     accountant.spend(**{"vo-a": 0.75, "vo-b": 0.25})
-    controller = Controller(policy, accountant, cluster, clock)
+    controller = controller_of(policy, cluster)
     report = controller.cycle()
     assert results_of(report) == dict.fromkeys(names, "contested")
     assert reasons_of(report.targets[0])["Effective"][1] == "FieldNotOurs"
     assert [cluster.get(volcano.QUEUE, name)["spec"]["weight"] for name in names] == [3, 1]
     taken = {(each.name, each.owners, each.result) for each in adopt(policy, cluster, ADAPTERS)}
     assert taken == {(name, ("gitops",), "applied") for name in names}
-    clock.advance(60_000)
-    assert results_of(controller.cycle()) == dict.fromkeys(names, "applied")
+    assert results_of(controller.later()) == dict.fromkeys(names, "applied")
     first, second = (cluster.get(volcano.QUEUE, name)["spec"]["weight"] for name in names)
     assert (first < second, first + second) == (True, 10_000)
     release_weights(policy, cluster)
     assert [cluster.get(volcano.QUEUE, name)["spec"]["weight"] for name in names] == [3, 1]
 
 
-def test_a_kueue_that_serves_v1beta1_alone(accountant: Any, clock: VirtualClock, tmp_path: Path) -> None:
+def test_a_kueue_that_serves_v1beta1_alone(accountant: Any, tmp_path: Path, controller_of: Make) -> None:
     """Before 0.15: its objects' older fields are read, and weights are written in its own version."""
     old = {kinds[1].kind: kinds[1] for kinds in (kueue.CLUSTER_QUEUES, kueue.LOCAL_QUEUES, kueue.WORKLOADS)}
     with api_server(tmp_path) as running:
@@ -168,7 +165,7 @@ def test_a_kueue_that_serves_v1beta1_alone(accountant: Any, clock: VirtualClock,
         queues = [{"name": name, "deserved": 8, "refs": [f"kueue:{name}"]} for name in "ab"]
         policy = policy_of(queues, targets={"kueue": {"apply": "enforce"}})
         accountant.spend(a=0.9, b=0.1)
-        (target,) = Controller(policy, accountant, cluster, clock).cycle().targets
+        (target,) = controller_of(policy, cluster).cycle().targets
         assert target.gpus == 16.0
         assert target.standings["a"].requested == 8.0
         assert {outcome.result for outcome in target.outcomes} == {"applied"}

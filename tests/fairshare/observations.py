@@ -1,0 +1,46 @@
+"""What cycles did and adapters found: weights in a cluster, conditions, results, pods."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from fairshare.controller.cycle_report import CycleReport
+from fairshare.core.gpu_demand import read_pod
+from fairshare.core.queues_and_weights import Condition, Pod
+from fairshare.targets.kai import QUEUE
+from gputally.kubernetes.objects import POD, Cluster
+
+
+def weights_in(cluster: Cluster) -> dict[str, Any]:
+    return {
+        obj["metadata"]["name"]: obj["spec"]["resources"]["gpu"].get("overQuotaWeight") for obj in cluster.list(QUEUE)
+    }
+
+
+def conditions_of(report: CycleReport) -> dict[str, tuple[str, str]]:
+    return {f"{scope}.{c.type}".lstrip("."): (c.status, c.reason) for scope, c in report.scoped_conditions()}
+
+
+def results_of(report: CycleReport) -> dict[str, str]:
+    return {o.apply.queue: o.result for target in report.targets for o in target.outcomes}
+
+
+def hold_of(report: CycleReport) -> tuple[str, str]:
+    """Why a cycle held the weights: reason and message, empty where it did not."""
+    return ("", "") if report.hold is None else (report.hold.reason, report.hold.message)
+
+
+def condition(found: Any, kind: str) -> Condition:
+    """The one condition of this type, of an observation or of a target's report."""
+    (one,) = [each for each in found.conditions if each.type == kind]
+    return cast(Condition, one)
+
+
+def reasons_of(found: Any) -> dict[str, tuple[str, str]]:
+    """Status and reason by type, of an observation or of a target's report."""
+    return {each.type: (each.status, each.reason) for each in found.conditions}
+
+
+def pods_of(cluster: Cluster) -> tuple[Pod, ...]:
+    """Pods with GPUs, as the controller's watch has them."""
+    return tuple(pod for obj in cluster.list(POD) if (pod := read_pod(obj)) is not None)
