@@ -101,6 +101,10 @@ class Rig:
         self.wait(milliseconds)
         return self.look()
 
+    def ticks(self, count: int, milliseconds: int = 1_000) -> None:
+        for _ in range(count):
+            self.tick(milliseconds)
+
     def run(self, seconds: int, fault: str = "", during: range = range(20, 30)) -> None:
         """A reading a second, to the end. fault: of the first GPU, from some of these seconds to others."""
         self.look()

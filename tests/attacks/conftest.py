@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,8 +87,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def _serving(process: subprocess.Popen[bytes], said: IO[bytes]) -> str:
-    import threading
-
     assert process.stdout is not None
     for line in process.stdout:
         said.write(line)

@@ -235,8 +235,7 @@ def test_beside_a_stranger_a_refusal_leaves_the_holder_unknown(new_rig: NewRig, 
 def test_a_method_that_a_gpu_lacks_is_named(new_rig: NewRig, caplog: pytest.LogCaptureFixture) -> None:
     node = new_rig(setup=["fail nvmlDeviceGetProcessUtilization 3", "fail nvmlDeviceGetSamples 3"])
     node.start(1, 0, 300_000)
-    for _ in range(3):
-        node.tick()
+    node.ticks(3)
     node.close()
     lacking = [record for record in caplog.records if record.levelname == "WARNING"]
     assert {record.getMessage().split(";")[0] for record in lacking} == {

@@ -119,11 +119,9 @@ def test_a_stall_of_the_agent_is_a_gap_and_nothing_is_made_up(new_rig: NewRig) -
     rig = new_rig()
     rig.start(1, 0, 500_000)
     rig.look()
-    for _ in range(10):
-        rig.tick()
+    rig.ticks(10)
     rig.tick(25_000)
-    for _ in range(25):
-        rig.tick()
+    rig.ticks(25)
     rig.close()
     (row,) = rig.rows()
     assert [(gap.start_ms - row.start_ms, gap.end_ms - row.start_ms, gap.reason) for gap in row.gaps] == [
@@ -153,16 +151,13 @@ def test_a_process_is_not_charged_for_samples_of_one_that_ended_before_it(new_ri
     for pod, load in ((1, 1_000_000), (2, 0), (3, 0)):
         rig.start(pod, 0, load, of=4)
     rig.look()
-    for _ in range(3):
-        rig.tick()
+    rig.ticks(3)
     rig.wait(600)
     rig.fake.tell("on 0", "exit 1002", "exit 1001")
     rig.tick(400)
-    for _ in range(3):
-        rig.tick()
+    rig.ticks(3)
     rig.fake.tell("on 0", "load 1002 0", "load 1003 500000")
-    for _ in range(3):
-        rig.tick()
+    rig.ticks(3)
     rig.close()
     assert [rig.metered_us(pod) for pod in (1, 2, 3)] == [3_600_000, 0, 1_500_000]
 
@@ -175,8 +170,7 @@ def test_the_last_use_of_a_process_is_its_own(new_rig: NewRig, ended: int) -> No
         rig.start(pod, 0, 800_000 // ended, of=4)
     rig.start(7, 0, 0, of=4)
     rig.look()
-    for _ in range(10):
-        rig.tick(2_000)
+    rig.ticks(10, 2_000)
     rig.wait(1_600)
     for pod in range(ended):
         rig.kill(pod)

@@ -49,10 +49,12 @@ def half() -> float:
 
 
 @pytest.fixture
-def followed(api: ApiServer, api_server: FakeApiServer, clock: VirtualClock) -> Iterator[tuple[Seen, Following]]:
+def seen(api: ApiServer, api_server: FakeApiServer, clock: VirtualClock) -> Iterator[Seen]:
+    """What is followed on this node."""
     seen = Seen(clock)
     following = Following(Reflector(api, PODS, "spec.nodeName=node-1", seen, clock, half))
-    yield seen, following
+    yield seen
+    assert following.reflector.failure == ""
     api.close()
     api_server.cut()
     following.end()
@@ -75,19 +77,16 @@ def pod(name: str, **more: Any) -> dict[str, Any]:
     return pod_object(name=name, uid=more.pop("uid", name), **more)
 
 
-def test_what_happens_on_this_node_is_followed(api_server: FakeApiServer, followed: tuple[Seen, Following]) -> None:
-    seen, following = followed
+def test_what_happens_on_this_node_is_followed(api_server: FakeApiServer, seen: Seen) -> None:
     api_server.put(pod("a"))
     api_server.put(elsewhere("x"))
     seen.until(lambda: seen.names() == {"a"})
     api_server.put(pod("b"))
     api_server.delete("Pod", "vision", "a")
     seen.until(lambda: seen.names() == {"b"})
-    assert following.reflector.failure == ""
 
 
-def test_a_break_is_gone_on_from_where_it_was(api_server: FakeApiServer, followed: tuple[Seen, Following]) -> None:
-    seen, _ = followed
+def test_a_break_is_gone_on_from_where_it_was(api_server: FakeApiServer, seen: Seen) -> None:
     api_server.put(pod("a"))
     seen.until(lambda: seen.names() == {"a"})
     for name in ("b", "c"):
@@ -97,8 +96,7 @@ def test_a_break_is_gone_on_from_where_it_was(api_server: FakeApiServer, followe
     assert sum("watch=true" not in request for request in api_server.requests) == 1
 
 
-def test_a_version_that_is_too_old_is_listed_anew(api_server: FakeApiServer, followed: tuple[Seen, Following]) -> None:
-    seen, _ = followed
+def test_a_version_that_is_too_old_is_listed_anew(api_server: FakeApiServer, seen: Seen) -> None:
     api_server.put(pod("a"))
     seen.until(lambda: seen.names() == {"a"})
     with seen.changed:  # nothing is taken in while the history is lost
