@@ -1,1 +1,1 @@
-"""Defines the values, settings, files and errors that all packages of the accountant use."""
+"""Defines the time arithmetic, settings and errors that all packages of the accountant use."""

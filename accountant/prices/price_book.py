@@ -37,15 +37,15 @@ the node's price); AWS split cost allocation data (weights GPU 9 : vCPU 0.9 : GB
 
 `Amortised` derives a GPU-hour price from a purchase:
 
-price = (capex - residual + life_months × (colocation + operations + licences)) / (gpus × hours × utilisation)
+price = (capex - residual + lifetime_months × (colocation + operations + licences)) / (gpus × hours × utilisation)
           + kW × PUE × price of a kWh / (gpus × utilisation)
 
     capex = gpus × gpu_price × (1 + overhead);   residual = capex × residual share
 
-`hours` is the real number of hours from the day in service to the same day `life_months` months later, not 730 a month.
-Power is paid by the hour, so its part does not depend on the length of the life. With `utilisation` 1 the cost is
-divided by all hours. Idle hours then cost as much as used ones and appear as a cost of their own, which comparisons of
-queues need. Below 1, the price of used hours includes the expected idle time."""
+`hours` is the real number of hours from the day in service to the same day `lifetime_months` months later, not 730 a
+month. Power is paid by the hour, so its part does not depend on the length of the life. With `utilisation` 1 the cost
+is divided by all hours. Idle hours then cost as much as used ones and appear as a cost of their own, which comparisons
+of queues need. Below 1, the price of used hours includes the expected idle time."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ class Database:
             crash_recovery.prepare_log(path)
             crash_recovery.restore_blocks(path)
             # DuckDB's automatic checkpoint is only a fallback. The ledger's own checkpoints run between transactions
-            # and update the marks `checkpointed` (accountant.storage.transactions).
+            # and record how far each outbox is checkpointed (`transactions`).
             settings: dict[str, Any] = {"checkpoint_threshold": "1GB", "memory_limit": memory_limit}
             if threads is not None:
                 settings["threads"] = threads

@@ -90,7 +90,7 @@ class Transactions:
         """Pods with new facts since the last archive part; None: unknown."""
 
     def checkpoint(self) -> None:
-        """Roll up finished hours, write the log into the file, and update the `checkpointed` marks."""
+        """Roll up finished hours, write the log into the file, and update the marks `_checkpointed`."""
         with self._writing:
             if self._database.wal_bytes() == 0:
                 return

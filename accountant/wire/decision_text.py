@@ -203,7 +203,7 @@ def _weight(decision: Decision, record: Decision | None) -> DecisionText:
     parts = mapping(inputs.get("explanation"))
     dry = decision.mode == "dry-run"
     if decision.value is None:
-        first = f"The weight of {subject} was left to its own."
+        first = f"The weight of {subject} is no longer computed."
     elif decision.previous is None:
         first = f"The weight of {subject} {'would be' if dry else 'was'} set to {four_digits(decision.value)}."
     else:

@@ -1,7 +1,7 @@
 -- The start of the pods of holders with idle time between $low and $high. $low is one quarter-hour before the span. The
--- node's times take precedence, because the node runs the containers; the API server's times fill the gaps. Whole hours, from $first to $last, are read from sums, everything else from rows; hours that are not
--- folded lie in $raw_low to $raw_high. $part of $parts selects a part of the workloads; the pods of one workload, and
--- so a gang, stay together.
+-- node's times take precedence, because the node runs the containers. The API server's times fill the gaps. Whole hours,
+-- from $first to $last, are read from sums, and everything else from rows. Hours that are not folded lie in $raw_low to
+-- $raw_high. $part of $parts selects a part of the workloads. The pods of one workload, and so a gang, stay together.
 SELECT id, cluster, namespace, workload, coalesce(CAST(node[1] AS BIGINT), CAST(seen[1] AS BIGINT)),
        coalesce(CAST(node[2] AS BIGINT), CAST(seen[2] AS BIGINT)),
        coalesce(CAST(node[3] AS BIGINT), CAST(seen[3] AS BIGINT)), observed_ms

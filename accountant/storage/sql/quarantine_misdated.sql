@@ -1,4 +1,5 @@
--- Moves records that end after $limit into quarantine. The tenures of their GPUs end at $now.
+-- Moves records that end after $limit into quarantine. Removes tenures that begin after $limit, and ends at $now those
+-- that end after it.
 INSERT INTO quarantine
 SELECT stream, seq, digest, $now, 'future-dated', 'ends ' || (end_ms - $now) || ' ms after it was found', CAST(to_json(r) AS VARCHAR)
 FROM received r WHERE end_ms > $limit;

@@ -6,9 +6,9 @@ resolved against the sets that it overlaps (`settle`). The result is computed fr
 span, so the ledger does not depend on the order in which sets arrive.
 
 In a small commit each SQL statement costs more than its rows. Nothing is therefore written that can be derived from the
-rows. Sums are computed later (`rollups.py`). A tenure (the span in which a node has a GPU) is written when it begins,
-not each time that a new interval extends it. The caches of readers receive the added rows (`BookedChanges.added`), so
-they need not read them."""
+rows. Sums are computed later (`rollups`). A tenure (the span in which a node has a GPU) is written when it begins, not
+each time that a new interval extends it. The caches of readers receive the added rows (`BookedChanges.added`), so they
+need not read them."""
 
 from __future__ import annotations
 
